@@ -1,0 +1,43 @@
+# Each target is enough on a fresh machine with make and Python >= 3.10: it creates .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow test-gpu lint format clean
+
+demo: $(VENV)/.installed  ## Train Vittt-nano on handwritten digits; everything lands in runs/demo
+	$(BIN)/vision-ttt demo
+
+test: $(VENV)/.installed-dev  ## The default test suite
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed-dev  ## The tests that take over a minute
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(VENV)/.installed-dev  ## The tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "vision-ttt needs Python >= 3.10, but $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps make a second call a no-op; a changed pyproject.toml installs anew.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@ $(VENV)/.installed

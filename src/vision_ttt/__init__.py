@@ -1,0 +1,1 @@
+"""Vision backbones by Test-Time Training."""

@@ -1,0 +1,132 @@
+"""The public op: what it computes, its checks, and the way to a backend."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from vision_ttt.ops._backend import resolve_backend
+from vision_ttt.ops.ttt_linear.autograd import autocast_views, ttt_linear_op
+from vision_ttt.ops.ttt_linear.checks import check_inputs
+from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
+
+State = tuple[Tensor, Tensor]
+
+
+@overload
+def ttt_linear(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w0: Tensor,
+    b0: Tensor,
+    ln_weight: Tensor | None = ...,
+    ln_bias: Tensor | None = ...,
+    *,
+    mini_batch_size: int = ...,
+    position_scale: Tensor | None = ...,
+    reverse_heads: int = ...,
+    eps: float = ...,
+    return_state: Literal[False] = ...,
+    backend: str | None = ...,
+) -> Tensor: ...
+@overload
+def ttt_linear(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w0: Tensor,
+    b0: Tensor,
+    ln_weight: Tensor | None = ...,
+    ln_bias: Tensor | None = ...,
+    *,
+    mini_batch_size: int = ...,
+    position_scale: Tensor | None = ...,
+    reverse_heads: int = ...,
+    eps: float = ...,
+    return_state: Literal[True],
+    backend: str | None = ...,
+) -> tuple[Tensor, State]: ...
+def ttt_linear(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w0: Tensor,
+    b0: Tensor,
+    ln_weight: Tensor | None = None,
+    ln_bias: Tensor | None = None,
+    *,
+    mini_batch_size: int = 16,
+    position_scale: Tensor | None = None,
+    reverse_heads: int = 0,
+    eps: float = 1e-6,
+    return_state: bool = False,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, State]:
+    """Mini-batch gradient descent on a linear inner model, along the tokens of each head.
+
+    The tokens of a head are a dataset: k_t the input (training view), v_t the target (label view),
+    q_t the input of the trained model (test view). With W', b' the state before the current
+    mini-batch and s ≤ t its tokens so far (TTT, Eq. 4-8; Vision-TTT, Eq. 1-7; row vectors)::
+
+        z_s = k_s W' + b'
+        g_s = ∂/∂z_s ½‖f(k_s) − v_s‖²
+        W_t = W' − p_t Σ_{s≤t} η_s k_sᵀ g_s,    b_t = b' − p_t Σ_{s≤t} η_s g_s
+        o_t = f(q_t; W_t, b_t)
+
+    where f(x) = x + LN(x W + b) with an inner norm and f(x) = x W + b without. The papers' loss has
+    no ½: their η is ``eta / 2``.
+
+    Args:
+        q, k, v: test, training and label views [B, T, H, d], all float32, bfloat16, float16 or
+            float64; any strides with a contiguous last axis.
+        eta: inner learning rate of each token's gradient [B, T, H], ≥ 0.
+        w0: initial weights [H, d, d], or the state to continue from [B, H, d, d].
+        b0: initial bias [H, d] or [B, H, d].
+        ln_weight, ln_bias: inner LayerNorm [H, d], or both None for no norm and no residual.
+        mini_batch_size: tokens per gradient step, b ≥ 1. The last mini-batch may be short;
+            b ≥ T is batch gradient descent, b = 1 online.
+        position_scale: p_j [b], or [H, b] per head, multiplies the summed update that the j-th
+            token of a mini-batch sees; None for all ones. A short mini-batch of n tokens uses
+            p_1 … p_n.
+        reverse_heads: the last this-many heads scan the tokens from T to 1.
+        eps: added to the inner norm's variance.
+        return_state: return ``(o, (W, b))`` with the state after the last token.
+        backend: "reference" (primal form, differentiated by autograd) or "dual" (matrix products,
+            analytic backward); None takes the fastest that serves the call. See
+            :func:`vision_ttt.ops.use_backend` for an override.
+
+    Returns:
+        o [B, T, H, d] in q's dtype; with ``return_state`` also W [B, H, d, d] and b [B, H, d],
+        in float32 (float64 where q is). Differentiable in every tensor argument.
+
+    Raises:
+        TypeError: a dtype or type is not among those above.
+        ValueError: a shape does not fit, or the backend asked for is unknown or cannot serve.
+    """
+    check_inputs(
+        *(q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale),
+        mini_batch_size=mini_batch_size,
+        reverse_heads=reverse_heads,
+    )
+    backend = resolve_backend(
+        "ttt_linear", backend, {"dual": lambda: None, "reference": lambda: None}
+    )
+    tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
+    if backend == "reference":
+        if torch.is_autocast_enabled(q.device.type):
+            tensors = (*autocast_views(q, k, v), *tensors[3:])
+        with torch.autocast(q.device.type, enabled=False):
+            o, w, b = ttt_linear_reference(*tensors, mini_batch_size, reverse_heads, eps)
+    else:
+        needs_grad = any(x is not None and x.requires_grad for x in tensors)
+        save_states = torch.is_grad_enabled() and needs_grad
+        o, w, b, _, _ = ttt_linear_op(
+            *tensors, mini_batch_size, reverse_heads, eps, save_states, backend
+        )
+    return (o, (w, b)) if return_state else o

@@ -1,0 +1,76 @@
+"""What the inner learner experiences: the loss and the gradient of every token, for explanation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vision_ttt.ops.ttt_linear.checks import check_inputs
+from vision_ttt.ops.ttt_linear.dual import ttt_linear_dual
+from vision_ttt.ops.ttt_linear.inner_model import InnerNorm, inner_gradient, inner_output
+from vision_ttt.ops.ttt_linear.scan_order import mini_batches, put, take
+
+
+class InnerTrace(NamedTuple):
+    """Per-token record of one ttt_linear call, each [B, T, H] in token order.
+
+    ``loss`` is ½‖f(k_t; W') − v_t‖² with W' the state before token t's mini-batch, ``initial_loss``
+    the same with the initial state, and ``gradient_norm`` the Frobenius norm of
+    G_t = ∂loss/∂W' = k_tᵀ g_t (Vision-TTT, Eq. 6), which is ‖k_t‖ ‖g_t‖.
+    """
+
+    loss: Tensor
+    initial_loss: Tensor
+    gradient_norm: Tensor
+
+
+@torch.no_grad()
+def ttt_linear_trace(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w0: Tensor,
+    b0: Tensor,
+    ln_weight: Tensor | None = None,
+    ln_bias: Tensor | None = None,
+    *,
+    mini_batch_size: int = 16,
+    position_scale: Tensor | None = None,
+    reverse_heads: int = 0,
+    eps: float = 1e-6,
+) -> InnerTrace:
+    """Trace the inner learner on the arguments of :func:`ttt_linear`, without gradients.
+
+    Raises:
+        TypeError, ValueError: as :func:`ttt_linear`.
+    """
+    tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
+    check_inputs(*tensors, mini_batch_size=mini_batch_size, reverse_heads=reverse_heads)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    trace = InnerTrace(*(q.new_empty(q.shape[:3], dtype=dtype) for _ in range(3)))
+    norm = InnerNorm.of(ln_weight, ln_bias, eps, dtype)
+    w_first, b_first = w0.to(dtype), b0.to(dtype).unsqueeze(-2)
+    w, b = w0, b0
+    with torch.autocast(q.device.type, enabled=False):
+        for start, stop in mini_batches(q.shape[1], mini_batch_size):
+            q_t, k_t, v_t, eta_t = (take(x, start, stop, reverse_heads) for x in (q, k, v, eta))
+            k_f, v_f = k_t.to(dtype), v_t.to(dtype)  # [B, H, n, d]
+            z = k_f @ w.to(dtype) + b.to(dtype).unsqueeze(-2)
+            z_first = k_f @ w_first + b_first
+            g = inner_gradient(z, k_f, v_f, norm)
+            pieces = InnerTrace(
+                loss=0.5 * (inner_output(k_f, z, norm) - v_f).square().sum(-1),
+                initial_loss=0.5 * (inner_output(k_f, z_first, norm) - v_f).square().sum(-1),
+                gradient_norm=k_f.norm(dim=-1) * g.norm(dim=-1),
+            )
+            for record, piece in zip(trace, pieces, strict=True):
+                put(record, piece, start, stop, reverse_heads)
+            # The state moves on by the op itself, one mini-batch in scan order at a time.
+            views = (x.transpose(1, 2) for x in (q_t, k_t, v_t, eta_t))
+            scale = None if position_scale is None else position_scale[..., : stop - start]
+            options = (stop - start, 0, eps, False)
+            _, w, b, _, _ = ttt_linear_dual(*views, w, b, ln_weight, ln_bias, scale, *options)
+    return trace
