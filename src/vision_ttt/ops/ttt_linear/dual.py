@@ -119,7 +119,7 @@ def ttt_linear_dual_backward(
     reverse_heads: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Pull gradients of o, W and b back to q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale.
+    """Pull gradients of o, W and b back to the nine tensors from q to position_scale.
 
     Gradients come in the dtypes and shapes of what they belong to; those of absent inputs are
     empty tensors.

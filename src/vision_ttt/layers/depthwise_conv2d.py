@@ -1,0 +1,53 @@
+"""Depth-wise convolution of image tokens on their grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class DepthwiseConv2d(nn.Conv2d):
+    """Depth-wise 3×3 convolution, without bias, of tokens [B, T, C] laid out as a grid (h, w).
+
+    Tokens that are not of the grid (class tokens, registers), named by their positions in the
+    sequence, take no part: their output is zero.
+    """
+
+    def __init__(self, channels: int, kernel_size: int = 3) -> None:
+        super().__init__(
+            channels, channels, kernel_size, padding=kernel_size // 2, groups=channels, bias=False
+        )
+
+    def forward(self, x: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
+        """Convolve.
+
+        Args:
+            x: tokens [B, T, C] with T = h · w + len(extra).
+            grid: (h, w), rows and columns of tokens.
+            extra: positions in the sequence of the tokens outside the grid.
+
+        Raises:
+            ValueError: T does not fit the grid.
+        """
+        height, width = grid
+        length = x.shape[1]
+        if length != height * width + len(extra):
+            raise ValueError(
+                f"{length} tokens do not fill a grid of {height} × {width}"
+                + (f" and {len(extra)} extra tokens" if extra else "")
+            )
+        if not extra:
+            return self._convolve(x, grid)
+        positions = [t for t in range(length) if t not in extra]
+        index = torch.tensor(positions, device=x.device)
+        convolved = self._convolve(x.index_select(1, index), grid)
+        return convolved.new_zeros(x.shape).index_copy(1, index, convolved)
+
+    def _convolve(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        # Tokens are the channels-last memory format already: no copy on the way in or out.
+        image = x.unflatten(1, grid).permute(0, 3, 1, 2)  # [B, C, h, w]
+        image = F.conv2d(image, self.weight, padding=self.padding, groups=self.groups)
+        return image.permute(0, 2, 3, 1).flatten(1, 2)  # [B, T, C]

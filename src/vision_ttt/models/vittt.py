@@ -1,0 +1,434 @@
+"""Vittt: Vision Test-Time Training (Vision-TTT, Sec. 4), a plain backbone of linear cost.
+
+Shape letters: B images, C channels, T tokens on a grid (h, w), D width, N = T + class tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates, resample_abs_pos_embed
+from timm.models import (
+    build_model_with_cfg,
+    checkpoint,
+    generate_default_cfgs,
+    register_model,
+)
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from vision_ttt.layers import ExtraTokens, LinearLearner, TTTLinear, VitttBlock, VitttMixer
+
+DESIGN_ROUTE: dict[str, dict[str, bool]] = {
+    "ttt_layer": {"share_qk": False, "gate": False, "conv1d": False, "dual": False},
+    "shared_qk": {"share_qk": True, "gate": False, "conv1d": False, "dual": False},
+    "gating": {"share_qk": True, "gate": True, "conv1d": False, "dual": False},
+    "conv1d": {"share_qk": True, "gate": True, "conv1d": True, "dual": False},
+    "dual": {"share_qk": True, "gate": True, "conv1d": True, "dual": True},
+    "conv2d": {"share_qk": True, "gate": True, "conv1d": True, "dual": True},
+}
+"""Table 3's route from the bare TTT layer to Vittt; its last step is the published model."""
+
+POOLS = ("avg", "max_norm", "head", "middle", "double", "")
+"""Table 4's features: mean, the token of largest L2 norm, a class token; "" for all tokens."""
+
+
+def _choose(name: str, value: str, accepted: Any) -> str:
+    if value not in accepted:
+        raise ValueError(f"{name} must be one of {list(accepted)}, got {value!r}")
+    return value
+
+
+def _mixer(
+    dim: int,
+    num_heads: int,
+    *,
+    design: str,
+    mini_batch_size: int,
+    learnable_states: int | None,
+    drop_path: nn.Module,
+) -> VitttMixer:
+    """The mixer of one step of the design route."""
+    step = DESIGN_ROUTE[design]
+    ttt = TTTLinear(
+        dim,
+        num_heads,
+        mini_batch_size=mini_batch_size,
+        bidirectional=step["dual"],
+        share_qk=step["share_qk"],
+        conv_kernel_size=4 if step["conv1d"] else 0,
+        gate=step["gate"],
+        learnable_states=learnable_states,
+    )
+    return VitttMixer(dim, num_heads, ttt=ttt, conv2d=design == "conv2d", drop_path=drop_path)
+
+
+class Vittt(nn.Module):
+    """Vision-TTT backbone and classifier: images [B, C, H, W] → logits [B, num_classes].
+
+    A patch embedding with learned positions (Eq. 8), ``depth`` blocks (Eq. 9), LayerNorm, a pooled
+    feature and a linear head (Eq. 10). Cost and memory are linear in the number of tokens.
+
+    Args:
+        img_size: image height and width in pixels, one number for both.
+        patch_size: patch side in pixels.
+        in_chans: image channels.
+        num_classes: logits; 0 for the pooled feature itself.
+        global_pool: "avg" (published), "max_norm", or a class token: "head", "middle", "double"
+            (the mean of both); "" returns the tokens.
+        embed_dim: D.
+        depth: number of blocks.
+        num_heads: heads per direction.
+        mlp_ratio: SwiGLU hidden width over D.
+        design: a step of Table 3's route, see ``DESIGN_ROUTE``; "conv2d" is the published model.
+        mini_batch_size: tokens per inner gradient step, b.
+        learnable_states: how many initial inner states each block learns, 0 to 2 (Fig. 7b); by
+            default one per direction.
+        dynamic_img_size: accept any image size; the position embedding is interpolated to it.
+        dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
+        drop_rate: dropout before the head.
+        drop_path_rate: stochastic depth of the last block, rising linearly from 0.
+
+    Initialisation: projections, embeddings and tokens normal with standard deviation 0.02,
+    convolutions PyTorch's default, norms the identity, head zero bias; the inner models as in
+    :class:`vision_ttt.layers.LinearLearner`. The first loss is close to ln(num_classes).
+
+    Raises:
+        ValueError: an argument is out of its range; in forward, an image does not fit.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 192,
+        depth: int = 12,
+        num_heads: int = 3,
+        mlp_ratio: float = 8 / 3,
+        design: str = "conv2d",
+        mini_batch_size: int = 16,
+        learnable_states: int | None = None,
+        dynamic_img_size: bool = False,
+        dynamic_img_pad: bool = False,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        _choose("design", design, DESIGN_ROUTE)
+        self.global_pool = _choose("global_pool", global_pool, POOLS)
+        self.num_classes = num_classes
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
+        self.in_chans = in_chans
+        self.dynamic_img_size = dynamic_img_size
+        self.dynamic_img_pad = dynamic_img_pad
+        self.grad_checkpointing = False
+
+        self.patch_embed = PatchEmbed(
+            img_size,
+            patch_size,
+            in_chans,
+            embed_dim,
+            strict_img_size=False,  # _check_image says it more clearly, and as a ValueError
+            dynamic_img_pad=dynamic_img_pad,
+            output_fmt="NHWC",
+            flatten=False,
+        )
+        self.pos_embed = nn.Parameter(torch.empty(1, self.patch_embed.num_patches, embed_dim))
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        with_tokens = global_pool in ("head", "middle", "double")
+        self.class_tokens = ExtraTokens(embed_dim, global_pool) if with_tokens else None
+
+        self.blocks = nn.ModuleList()
+        for rate in calculate_drop_path_rates(drop_path_rate, depth):
+            mixer = _mixer(
+                embed_dim,
+                num_heads,
+                design=design,
+                mini_batch_size=mini_batch_size,
+                learnable_states=learnable_states,
+                drop_path=DropPath(rate),
+            )
+            hidden = round(mlp_ratio * embed_dim)
+            self.blocks.append(VitttBlock(mixer, embed_dim, hidden, drop_path=DropPath(rate)))
+        self.feature_info = [
+            {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": patch_size}
+            for i in range(depth)
+        ]
+        self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
+        if num_classes:
+            nn.init.trunc_normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
+
+    # timm's contract
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Positions, class tokens and all of the inner models (norms and biases go anyway)."""
+        names = {"pos_embed", "class_tokens.tokens"}
+        for module_name, module in self.named_modules():
+            if isinstance(module, LinearLearner):
+                names |= {f"{module_name}.{name}" for name, _ in module.named_parameters()}
+        return names
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layer groups for layer decay: stem, each block, the final norm."""
+        return {
+            "stem": r"^pos_embed|^class_tokens|^patch_embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade compute for memory: keep only each block's input for the backward pass."""
+        self.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the head by a fresh one, and where given the pooling (its tokens must exist)."""
+        if global_pool is not None:
+            tokens = () if self.class_tokens is None else (self.class_tokens.placement,)
+            self.global_pool = _choose("global_pool", global_pool, ("avg", "max_norm", "", *tokens))
+        self.num_classes = num_classes
+        if not num_classes:
+            self.head = nn.Identity()
+            return
+        weight = self.pos_embed
+        self.head = nn.Linear(self.embed_dim, num_classes, device=weight.device, dtype=weight.dtype)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+
+    # forward
+
+    def _check_image(self, x: Tensor) -> None:
+        if x.ndim != 4 or x.shape[1] != self.in_chans:
+            raise ValueError(f"images must be [B, {self.in_chans}, H, W], got {list(x.shape)}")
+        size = tuple(x.shape[-2:])
+        patch = self.patch_embed.patch_size
+        if not self.dynamic_img_size and size != tuple(self.patch_embed.img_size):
+            if self.dynamic_img_pad and self.patch_embed.dynamic_feat_size(size) == tuple(
+                self.patch_embed.grid_size
+            ):
+                return
+            raise ValueError(
+                f"images are {size[0]} × {size[1]} pixels, the model was made for "
+                f"{self.patch_embed.img_size[0]} × {self.patch_embed.img_size[1]}; make it with "
+                f"img_size={size}, or with dynamic_img_size=True for changing sizes"
+            )
+        if not self.dynamic_img_pad and (size[0] % patch[0] or size[1] % patch[1]):
+            raise ValueError(
+                f"images of {size[0]} × {size[1]} pixels are not whole patches of {patch[0]} × "
+                f"{patch[1]}; make the model with dynamic_img_pad=True to pad them"
+            )
+
+    def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int], tuple[int, ...]]:
+        """Tokens [B, N, D], their grid, and the positions of class tokens among them."""
+        self._check_image(x)
+        x = self.patch_embed(x)  # [B, h, w, D]
+        grid = (x.shape[1], x.shape[2])
+        positions = self.pos_embed
+        if grid != tuple(self.patch_embed.grid_size):
+            positions = resample_abs_pos_embed(
+                positions, list(grid), list(self.patch_embed.grid_size), num_prefix_tokens=0
+            )
+        x = x.flatten(1, 2) + positions  # [B, T, D]
+        if self.class_tokens is None:
+            return x, grid, ()
+        extra = self.class_tokens.positions(x.shape[1])
+        return self.class_tokens.insert(x), grid, extra
+
+    def _run(
+        self, block: nn.Module, x: Tensor, grid: tuple[int, int], extra: tuple[int, ...]
+    ) -> Tensor:
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            return checkpoint(block, x, grid, extra)
+        return block(x, grid, extra)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Normalised tokens [B, N, D] of images [B, C, H, W]."""
+        x, grid, extra = self._embed(x)
+        for block in self.blocks:
+            x = self._run(block, x, grid, extra)
+        return self.norm(x)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """The classification feature [B, D] of tokens [B, N, D] (Table 4)."""
+        if self.global_pool == "":
+            return x
+        extra = None
+        if self.class_tokens is not None:
+            x, extra = self.class_tokens.extract(x)
+        if self.global_pool == "avg":
+            return x.mean(1)
+        if self.global_pool == "max_norm":
+            strongest = x.float().norm(dim=-1).argmax(1)  # [B]
+            return x[torch.arange(x.shape[0], device=x.device), strongest]
+        return extra.mean(1)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of tokens [B, N, D], or with ``pre_logits`` the feature the head would see."""
+        x = self.head_drop(self.pool(x))
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Any] | tuple[Tensor, list[Any]]:
+        """Features after chosen blocks, and the final tokens.
+
+        Args:
+            x: images [B, C, H, W].
+            indices: which blocks, or how many of the last ones; all by default.
+            return_prefix_tokens: pair each feature with the class tokens [B, n, D] of that depth.
+            norm: apply the final norm to each feature.
+            stop_early: run no block after the last chosen one.
+            output_fmt: "NCHW" for maps [B, D, h, w] or "NLC" for tokens [B, T, D].
+            intermediates_only: return only the list.
+
+        Raises:
+            ValueError: an unknown output_fmt, or class tokens asked of a model without.
+        """
+        _choose("output_fmt", output_fmt, ("NCHW", "NLC"))
+        if return_prefix_tokens and self.class_tokens is None:
+            raise ValueError("return_prefix_tokens: this model has no class tokens")
+        taken, last = feature_take_indices(len(self.blocks), indices)
+        x, grid, extra = self._embed(x)
+        features: list[Any] = []
+        for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = self._run(block, x, grid, extra)
+            if index not in taken:
+                continue
+            y = self.norm(x) if norm else x
+            tokens = None
+            if self.class_tokens is not None:
+                y, tokens = self.class_tokens.extract(y)
+            if output_fmt == "NCHW":
+                y = y.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
+            features.append((y, tokens) if return_prefix_tokens else y)
+        return features if intermediates_only else (self.norm(x), features)
+
+    def prune_intermediate_layers(
+        self,
+        indices: int | list[int] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> list[int]:
+        """Drop what :meth:`forward_intermediates` with these indices does not need."""
+        taken, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0)
+        return taken
+
+
+def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: Vittt) -> dict[str, Tensor]:
+    """Fit weights to a model of another image size by interpolating the position embedding."""
+    state_dict = dict(state_dict)
+    positions = state_dict.get("pos_embed")
+    if positions is not None and positions.shape[1] != model.pos_embed.shape[1]:
+        side = round(positions.shape[1] ** 0.5)
+        if side * side != positions.shape[1]:
+            raise ValueError(
+                f"pos_embed has {positions.shape[1]} tokens, not a square grid: load it into a "
+                "model of its own img_size, then change that"
+            )
+        state_dict["pos_embed"] = resample_abs_pos_embed(
+            positions, list(model.patch_embed.grid_size), [side, side], num_prefix_tokens=0
+        )
+    return state_dict
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "nano": {"embed_dim": 96, "depth": 4, "num_heads": 3, "patch_size": 4, "img_size": 32},
+    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
+    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
+    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+}
+
+
+def pretrained_cfg(size: str) -> dict[str, Any]:
+    """timm's description of a model's input and weights. No weights are published yet."""
+    image_size = SIZES[size].get("img_size", 224)
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, image_size, image_size),
+        "pool_size": None,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+        "license": "apache-2.0",
+    }
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "vittt_nano_patch4_32": pretrained_cfg("nano"),
+        "vittt_tiny_patch16_224": pretrained_cfg("tiny"),
+        "vittt_small_patch16_224": pretrained_cfg("small"),
+        "vittt_base_patch16_224": pretrained_cfg("base"),
+    }
+)
+
+
+def create_vittt(variant: str, size: str, pretrained: bool = False, **kwargs: Any) -> Vittt:
+    """Build a Vittt of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
+    arguments = {**SIZES[size], **kwargs}
+    return build_model_with_cfg(
+        Vittt,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        **arguments,
+    )
+
+
+@register_model
+def vittt_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> Vittt:
+    """Vittt for 32 × 32 images and a laptop: 64 tokens, four mini-batches."""
+    return create_vittt("vittt_nano_patch4_32", "nano", pretrained, **kwargs)
+
+
+@register_model
+def vittt_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vittt:
+    """Vittt-T of Vision-TTT: 6.98M parameters, 1.44G MACs, 77.7 % on ImageNet-1K."""
+    return create_vittt("vittt_tiny_patch16_224", "tiny", pretrained, **kwargs)
+
+
+@register_model
+def vittt_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vittt:
+    """Vittt-S of Vision-TTT: 26M parameters, 5.3G MACs, 81.8 % on ImageNet-1K."""
+    return create_vittt("vittt_small_patch16_224", "small", pretrained, **kwargs)
+
+
+@register_model
+def vittt_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vittt:
+    """Vittt-B of Vision-TTT: 102M parameters, 20.3G MACs, 82.7 % on ImageNet-1K."""
+    return create_vittt("vittt_base_patch16_224", "base", pretrained, **kwargs)

@@ -1,0 +1,66 @@
+"""Every ablation of Vision-TTT's Tables 3 and 4 and Fig. 7 as a registered name: keywords of Vittt.
+
+The keywords work on every size, e.g. ``timm.create_model("vittt_nano_patch4_32", design="dual")``;
+the names below are the paper's, on Vittt-T.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from timm.models import generate_default_cfgs, register_model
+
+from vision_ttt.models.vittt import Vittt, create_vittt, pretrained_cfg
+
+
+class Ablation(NamedTuple):
+    """One row of the paper: where it stands, what it changes, and what the paper reports."""
+
+    source: str
+    keywords: dict[str, Any]
+    parameters: str | None = None
+    macs: str | None = None
+    accuracy: float | None = None
+
+
+ABLATIONS: dict[str, Ablation] = {
+    "ttt_layer": Ablation("Table 3", {"design": "ttt_layer"}, "5.87M", "1.14G", 74.2),
+    "shared_qk": Ablation("Table 3", {"design": "shared_qk"}, "5.43M", "1.07G", 74.0),
+    "gating": Ablation("Table 3", {"design": "gating"}, "5.89M", "1.15G", 75.2),
+    "conv1d": Ablation("Table 3", {"design": "conv1d"}, "5.90M", "1.16G", 75.6),
+    "dual": Ablation("Table 3", {"design": "dual"}, "6.96M", "1.42G", 77.5),
+    "head_token": Ablation("Table 4", {"global_pool": "head"}, "6.98M", "1.44G", 76.6),
+    "middle_token": Ablation("Table 4", {"global_pool": "middle"}, "6.98M", "1.44G", 76.8),
+    "double_token": Ablation("Table 4", {"global_pool": "double"}, "6.98M", "1.45G", 75.4),
+    "max_pool": Ablation("Table 4", {"global_pool": "max_norm"}, "6.98M", "1.44G", 77.2),
+    **{
+        f"b{size}": Ablation("Fig. 7a", {"mini_batch_size": size})
+        for size in (4, 8, 32, 64, 128, 196)
+    },
+    **{f"w{states}": Ablation("Fig. 7b", {"learnable_states": states}) for states in (0, 1)},
+}
+"""The rows that differ from Vittt-T: the last of Table 3, mean pool, b = 16, two states."""
+
+
+def model_name(ablation: str) -> str:
+    """The timm name of an ablation of Vittt-T."""
+    return f"vittt_tiny_{ablation}_patch16_224"
+
+
+def _entrypoint(name: str, keywords: dict[str, Any]) -> Callable[..., Vittt]:
+    def create(pretrained: bool = False, **kwargs: Any) -> Vittt:
+        return create_vittt(name, "tiny", pretrained, **{**keywords, **kwargs})
+
+    create.__name__ = create.__qualname__ = name
+    create.__doc__ = f"Vittt-T with {', '.join(f'{k}={v!r}' for k, v in keywords.items())}."
+    return create
+
+
+default_cfgs = generate_default_cfgs({model_name(row): pretrained_cfg("tiny") for row in ABLATIONS})
+
+for _ablation, _row in ABLATIONS.items():
+    _name = model_name(_ablation)
+    # timm's registry looks an entrypoint up in the module that defines it.
+    setattr(sys.modules[__name__], _name, register_model(_entrypoint(_name, _row.keywords)))
