@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from vision_ttt.ops.ttt_linear.dual import (
+    checkpoint_interval,
     num_checkpoints,
     ttt_linear_dual,
     ttt_linear_dual_backward,
@@ -140,23 +141,26 @@ def _register_autocast(device_type: str) -> torch.library.Library:
 _AUTOCAST_RULES = [_register_autocast(device_type) for device_type in ("cpu", "cuda")]
 
 
-def _flops_per_head(length: int, dim: int, mini_batch_size: int, wide: int, narrow: int) -> int:
-    """FLOPs of ``wide`` products n·d·d and ``narrow`` products n·n·d in every mini-batch of n."""
-    sizes = (stop - start for start, stop in mini_batches(length, mini_batch_size))
-    return sum(2 * n * dim * (wide * dim + narrow * n) for n in sizes)
+def _flops(tokens: int, dim: int, wide: int, narrow: int = 0) -> int:
+    """FLOPs of ``wide`` products n·d·d and ``narrow`` ones n·n·d in a mini-batch of n tokens."""
+    return 2 * tokens * dim * (wide * dim + narrow * tokens)
 
 
 @register_flop_formula(torch.ops.vision_ttt.ttt_linear)
 def ttt_linear_flops(q_shape: Sequence[int], *args: Any, **_: Any) -> int:
     """Vision-TTT's Eq. 13, the op's share: 3 T d² + 2 b T d multiply-adds per head."""
     batch, length, heads, dim = q_shape
-    mini_batch_size = args[8]
-    return batch * heads * _flops_per_head(length, dim, mini_batch_size, wide=3, narrow=2)
+    sizes = [stop - start for start, stop in mini_batches(length, args[8])]
+    return batch * heads * sum(_flops(n, dim, wide=3, narrow=2) for n in sizes)
 
 
 @register_flop_formula(torch.ops.vision_ttt.ttt_linear_backward)
 def ttt_linear_backward_flops(grad_o_shape: Sequence[int], *args: Any, **_: Any) -> int:
-    """The forward products again (two of them twice, to replay states) and their derivatives."""
+    """Every mini-batch's products again with their derivatives, and the replay of its state."""
     batch, length, heads, dim = grad_o_shape
     mini_batch_size = args[13]
-    return batch * heads * _flops_per_head(length, dim, mini_batch_size, wide=11, narrow=6)
+    sizes = [stop - start for start, stop in mini_batches(length, mini_batch_size)]
+    interval = checkpoint_interval(dim, mini_batch_size)
+    replayed = [n for i, n in enumerate(sizes[:-1]) if (i + 1) % interval]
+    total = sum(_flops(n, dim, wide=8, narrow=6) for n in sizes)
+    return batch * heads * (total + sum(_flops(n, dim, wide=2) for n in replayed))

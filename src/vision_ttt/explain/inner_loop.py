@@ -1,0 +1,80 @@
+"""What the inner learners of a model do on given images: their losses and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.layers import TTTLinear
+from vision_ttt.ops.ttt_linear import InnerTrace, ttt_linear_trace
+
+
+@contextmanager
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block, every module's own mode restored after."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@torch.no_grad()
+def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
+    """Trace every :class:`vision_ttt.layers.TTTLinear` of ``model`` while it sees ``images``.
+
+    Args:
+        model: any model that holds TTT layers; it is left as it was.
+        images: what the model takes, e.g. [B, C, H, W].
+
+    Returns:
+        For each TTT layer's module name its :class:`InnerTrace`, in the order of the modules;
+        empty for a model without TTT layers.
+    """
+    traces: dict[str, InnerTrace] = {}
+    handles = []
+    for name, layer in model.named_modules():
+        if not isinstance(layer, TTTLinear):
+            continue
+
+        def record(layer: TTTLinear, inputs: tuple[Tensor, ...], name: str = name) -> None:
+            traces[name] = ttt_linear_trace(**layer.inner_problem(*inputs))
+
+        handles.append(layer.register_forward_pre_hook(record))
+    try:
+        with _evaluation(model):
+            model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return traces
+
+
+def inner_losses(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """Mean inner-loop loss of each successive mini-batch (Vision-TTT, Fig. 11).
+
+    Both directions count in their own scan order, so entry i is what the learners lose on their
+    i-th mini-batch, before they have learnt from it.
+
+    Args:
+        model: any model; only its TTT layers are reported.
+        images: what the model takes.
+
+    Returns:
+        For each TTT layer's module name the losses [ceil(T / b)], float32 on the CPU.
+    """
+    losses = {}
+    for name, trace in trace_layers(model, images).items():
+        learner = model.get_submodule(name).learner
+        forward_heads = learner.num_heads
+        loss = torch.cat(
+            [trace.loss[:, :, :forward_heads], trace.loss[:, :, forward_heads:].flip(1)], dim=2
+        )  # [B, T, heads] in scan order
+        batches = loss.float().split(learner.mini_batch_size, dim=1)
+        losses[name] = torch.stack([batch.mean() for batch in batches]).cpu()
+    return losses
