@@ -38,8 +38,8 @@ def test_batch_gradient_descent_is_linear_attention(backend):
 def test_online_gradient_descent_is_the_delta_rule(backend):
     """Theorem 2 of Vision-TTT: b = 1 gives W_t = W_{t-1} - k_tᵀ(k_t W_{t-1} - v_t)."""
     q, k, v = views()
-    # A last key and query entry of ½ and the constant 1 absorb the bias into W: the recursion below
-    # runs on [k, 1], of which the op's (W, b) are the two parts.
+    # A constant 1 appended to keys and queries absorbs the bias into W: the recursion below runs on
+    # [k, 1], and the op's W and b are the two parts of its state.
     w0, b0 = zero_state(q)
     eta = q.new_ones(q.shape[:3])
     o, (w, b) = ttt_linear(
@@ -120,14 +120,10 @@ def test_output_does_not_depend_on_padding(backend, norm):
     problem = {n: x.detach() for n, x in make_problem(1, 19, norm=norm).items()}
     o = ttt_linear(**problem, mini_batch_size=4, backend=backend)
     for padding in (1, 5, 13):
-        padded = {
-            name: torch.cat(
-                [x, torch.full_like(x[:, :1].expand(-1, padding, *x.shape[2:]), 7.0)], 1
-            )
-            if name in ("q", "k", "v", "eta")
-            else x
-            for name, x in problem.items()
-        }
+        padded = dict(problem)
+        for name in ("q", "k", "v", "eta"):
+            x = problem[name]
+            padded[name] = torch.cat([x, x.new_full((1, padding, *x.shape[2:]), 7.0)], dim=1)
         longer = ttt_linear(**padded, mini_batch_size=4, backend=backend)
         assert_close(longer[:, :19], o, 1e-12)
 

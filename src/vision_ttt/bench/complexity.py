@@ -1,0 +1,53 @@
+"""Multiply-adds and parameters: counted from what a model runs, and from the paper's formula."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from vision_ttt.models import Vittt
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Learnable numbers of the model."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
+    """Multiply-adds of one forward pass on an input [1, *input_size].
+
+    Counts every matrix product, convolution and attention that runs, and the TTT ops by their
+    registered formulas; elementwise work, norms and activations are not multiply-adds of Eq. 13
+    and are left out, for every model alike.
+
+    Args:
+        model: may live on the meta device: nothing is computed there.
+        input_size: the input's shape without the batch axis, e.g. (3, 224, 224).
+    """
+    parameter = next(model.parameters())
+    image = torch.zeros(1, *input_size, device=parameter.device, dtype=parameter.dtype)
+    training = model.training
+    model.eval()
+    with FlopCounterMode(display=False) as counter:
+        model(image)
+    model.train(training)
+    return counter.get_total_flops() // 2
+
+
+def equation_13_macs(model: Vittt, input_size: tuple[int, ...]) -> int:
+    """Multiply-adds of a Vittt by Vision-TTT's Eq. 13, with the patch embedding, MLPs and head.
+
+    6 T D² + 6 T D d + 4 b T D per block and 3 T D · hidden for its SwiGLU. The formula leaves out
+    the depth-wise convolutions, 25 T D per block, and the learning rates, 2 T D H.
+    """
+    channels, height, width = input_size
+    patch_height, patch_width = model.patch_embed.patch_size
+    tokens = (height // patch_height) * (width // patch_width)
+    total = tokens * channels * patch_height * patch_width * model.embed_dim
+    for block in model.blocks:
+        ttt = block.mixer.ttt
+        mixer = 6 * model.embed_dim + 6 * ttt.head_dim + 4 * ttt.learner.mini_batch_size
+        total += tokens * model.embed_dim * (mixer + 3 * block.mlp.fc2.in_features)
+    return total + model.embed_dim * model.num_classes
