@@ -39,15 +39,22 @@ def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
 def equation_13_macs(model: Vittt, input_size: tuple[int, ...]) -> int:
     """Multiply-adds of a Vittt by Vision-TTT's Eq. 13, with the patch embedding, MLPs and head.
 
-    6 T D² + 6 T D d + 4 b T D per block and 3 T D · hidden for its SwiGLU. The formula leaves out
-    the depth-wise convolutions, 25 T D per block, and the learning rates, 2 T D H.
+    6 T D² + 6 T D d + 4 b T D per block and 3 T D · hidden for its SwiGLU; for the one-directional
+    rows of Table 3 the terms that the row has. The formula leaves out the depth-wise convolutions,
+    25 T D per block, and the learning rates, 2 T D H.
     """
     channels, height, width = input_size
     patch_height, patch_width = model.patch_embed.patch_size
+    dim = model.embed_dim
     tokens = (height // patch_height) * (width // patch_width)
-    total = tokens * channels * patch_height * patch_width * model.embed_dim
+    total = tokens * channels * patch_height * patch_width * dim
+    if model.class_tokens is not None:
+        tokens += model.class_tokens.tokens.shape[1]
     for block in model.blocks:
         ttt = block.mixer.ttt
-        mixer = 6 * model.embed_dim + 6 * ttt.head_dim + 4 * ttt.learner.mini_batch_size
-        total += tokens * model.embed_dim * (mixer + 3 * block.mlp.fc2.in_features)
-    return total + model.embed_dim * model.num_classes
+        directions = ttt.learner.directions
+        projections = dim + sum(width for name, width in ttt.widths.items() if name != "eta")
+        mini_batch = min(ttt.learner.mini_batch_size, tokens)
+        scans = directions * (3 * ttt.head_dim + 2 * mini_batch)
+        total += tokens * dim * (projections + scans + 3 * block.mlp.fc2.in_features)
+    return total + dim * model.num_classes

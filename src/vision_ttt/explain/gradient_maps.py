@@ -9,16 +9,22 @@ from vision_ttt.explain.inner_loop import trace_layers
 from vision_ttt.models import Vittt
 
 
-def gradient_magnitude_maps(model: Vittt, images: Tensor, block: int = -1) -> Tensor:
+def gradient_magnitude_maps(
+    model: Vittt, images: Tensor, block: int = -1, *, state: str = "current"
+) -> Tensor:
     """‖G_t‖ of every image token (Vision-TTT, Eq. 6 and Fig. 9), averaged over heads.
 
     G_t is the gradient of the inner loss of token t with respect to the inner weights; its
-    Frobenius norm says how much the learner has to learn from that token.
+    Frobenius norm says how much the learner has to learn from that token. The weights are those of
+    the moment, so that the first mini-batch of each direction, which meets a learner that knows
+    nothing, stands out; where there are few mini-batches it outshines the rest, and the initial
+    state, the same for all tokens, gives the clearer map.
 
     Args:
         model: a Vittt.
         images: [B, C, H, W], normalised as for the model.
         block: index of the block whose learners are asked; the last by default.
+        state: "current" (the paper's: before the token's mini-batch) or "initial".
 
     Returns:
         Maps [B, h, w] on the token grid, float32, ≥ 0, in the units of the gradient.
@@ -26,12 +32,16 @@ def gradient_magnitude_maps(model: Vittt, images: Tensor, block: int = -1) -> Te
     Raises:
         TypeError: the model is not a Vittt.
         IndexError: there is no such block.
+        ValueError: an unknown state.
     """
+    if state not in ("current", "initial"):
+        raise ValueError(f"state must be 'current' or 'initial', got {state!r}")
     if not isinstance(model, Vittt):
         raise TypeError(f"gradient magnitude maps are of a Vittt, got {type(model).__name__}")
     index = range(len(model.blocks))[block]
     trace = trace_layers(model, images)[f"blocks.{index}.mixer.ttt"]
-    norms = trace.gradient_norm.float().mean(-1, keepdim=True)  # [B, N, 1]
+    norms = trace.gradient_norm if state == "current" else trace.initial_gradient_norm
+    norms = norms.float().mean(-1, keepdim=True)  # [B, N, 1]
     if model.class_tokens is not None:
         norms, _ = model.class_tokens.extract(norms)
     grid = model.patch_embed.dynamic_feat_size(images.shape[-2:])

@@ -16,14 +16,16 @@ from vision_ttt.ops.ttt_linear.scan_order import mini_batches, put, take
 class InnerTrace(NamedTuple):
     """Per-token record of one ttt_linear call, each [B, T, H] in token order.
 
-    ``loss`` is ½‖f(k_t; W') − v_t‖² with W' the state before token t's mini-batch, ``initial_loss``
-    the same with the initial state, and ``gradient_norm`` the Frobenius norm of
-    G_t = ∂loss/∂W' = k_tᵀ g_t (Vision-TTT, Eq. 6), which is ‖k_t‖ ‖g_t‖.
+    ``loss`` is ½‖f(k_t; W') − v_t‖² with W' the state before token t's mini-batch, and
+    ``gradient_norm`` the Frobenius norm of G_t = ∂loss/∂W' = k_tᵀ g_t (Vision-TTT, Eq. 6), which is
+    ‖k_t‖ ‖g_t‖. ``initial_loss`` and ``initial_gradient_norm`` are the same at the initial state,
+    where every token meets a learner that has learnt nothing of the image yet.
     """
 
     loss: Tensor
-    initial_loss: Tensor
     gradient_norm: Tensor
+    initial_loss: Tensor
+    initial_gradient_norm: Tensor
 
 
 @torch.no_grad()
@@ -50,7 +52,7 @@ def ttt_linear_trace(
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     check_inputs(*tensors, mini_batch_size=mini_batch_size, reverse_heads=reverse_heads)
     dtype = torch.promote_types(q.dtype, torch.float32)
-    trace = InnerTrace(*(q.new_empty(q.shape[:3], dtype=dtype) for _ in range(3)))
+    trace = InnerTrace(*(q.new_empty(q.shape[:3], dtype=dtype) for _ in InnerTrace._fields))
     norm = InnerNorm.of(ln_weight, ln_bias, eps, dtype)
     w_first, b_first = w0.to(dtype), b0.to(dtype).unsqueeze(-2)
     w, b = w0, b0
@@ -58,14 +60,13 @@ def ttt_linear_trace(
         for start, stop in mini_batches(q.shape[1], mini_batch_size):
             q_t, k_t, v_t, eta_t = (take(x, start, stop, reverse_heads) for x in (q, k, v, eta))
             k_f, v_f = k_t.to(dtype), v_t.to(dtype)  # [B, H, n, d]
-            z = k_f @ w.to(dtype) + b.to(dtype).unsqueeze(-2)
-            z_first = k_f @ w_first + b_first
-            g = inner_gradient(z, k_f, v_f, norm)
-            pieces = InnerTrace(
-                loss=0.5 * (inner_output(k_f, z, norm) - v_f).square().sum(-1),
-                initial_loss=0.5 * (inner_output(k_f, z_first, norm) - v_f).square().sum(-1),
-                gradient_norm=k_f.norm(dim=-1) * g.norm(dim=-1),
-            )
+            records = []
+            for state in ((w.to(dtype), b.to(dtype).unsqueeze(-2)), (w_first, b_first)):
+                z = k_f @ state[0] + state[1]
+                g = inner_gradient(z, k_f, v_f, norm)
+                records.append(0.5 * (inner_output(k_f, z, norm) - v_f).square().sum(-1))
+                records.append(k_f.norm(dim=-1) * g.norm(dim=-1))
+            pieces = InnerTrace(*records)
             for record, piece in zip(trace, pieces, strict=True):
                 put(record, piece, start, stop, reverse_heads)
             # The state moves on by the op itself, one mini-batch in scan order at a time.

@@ -1,0 +1,112 @@
+"""`vision-ttt models`: every model with its parameters and multiply-adds beside the paper's."""
+
+import fnmatch
+import json
+from typing import NamedTuple
+
+import jsonargparse
+import timm
+import torch
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+import vision_ttt
+from vision_ttt.bench import count_macs, count_parameters, equation_13_macs
+from vision_ttt.cli.main import CommandParser
+from vision_ttt.errors import UserError, nearest
+from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
+
+
+class Published(NamedTuple):
+    """What Vision-TTT reports of a model: where, and the figures as printed."""
+
+    source: str
+    parameters: str | None
+    macs: str | None
+    accuracy: float | None
+
+
+PUBLISHED = {
+    "vittt_tiny_patch16_224": Published("Table 1", "6.98M", "1.44G", 77.7),
+    "vittt_small_patch16_224": Published("Table 1", "26M", "5.3G", 81.8),
+    "vittt_base_patch16_224": Published("Table 1", "102M", "20.3G", 82.7),
+    **{
+        model_name(name): Published(row.source, row.parameters, row.macs, row.accuracy)
+        for name, row in ABLATIONS.items()
+    },
+}
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare the filter and the form of the output."""
+    parser.add_argument(
+        "pattern",
+        type=str,
+        nargs="?",
+        default="*",
+        help="names to list, with * and ? as wildcards, e.g. 'vittt_tiny*'",
+    )
+    parser.add_argument("--json", type=bool, default=False, help="print JSON instead of a table")
+
+
+def describe(name: str) -> dict[str, object]:
+    """A model's name, input size, parameters and MACs, counted and published."""
+    with torch.device("meta"):  # counts need shapes only
+        model = timm.create_model(name)
+    size = tuple(model.pretrained_cfg["input_size"])
+    published = PUBLISHED.get(name, Published("", None, None, None))
+    return {
+        "name": name,
+        "input_size": list(size),
+        "parameters": count_parameters(model),
+        "macs": count_macs(model, size),
+        "macs_equation_13": equation_13_macs(model, size),
+        "paper": published._asdict(),
+    }
+
+
+def run(arguments: jsonargparse.Namespace) -> int:
+    """List the models whose names match."""
+    ours = [name for name in timm.list_models() if _is_ours(name)]
+    chosen = fnmatch.filter(ours, arguments.pattern)
+    if not chosen:
+        raise UserError(
+            f"no model matches {arguments.pattern!r}; nearest: {nearest(arguments.pattern, ours)}"
+        )
+    rows = [describe(name) for name in chosen]
+    if arguments.json:
+        Console().print_json(json.dumps(rows), highlight=False)
+        return 0
+    table = Table(
+        title="Models, at batch 1; the papers' figures in italics",
+        caption="MACs counted from what runs, beside Eq. 13 of Vision-TTT, which leaves out the "
+        "depth-wise convolutions. Accuracies are the paper's, not measured here.",
+    )
+    table.add_column("model")
+    for heading in ("pixels", "parameters", "paper's", "MACs", "Eq. 13", "paper's", "top-1 %"):
+        style = "italic" if heading in ("paper's", "top-1 %") else ""
+        table.add_column(heading, justify="right", style=style)
+    table.add_column("in the paper")
+    for row in rows:
+        paper = row["paper"]
+        table.add_row(
+            row["name"],
+            f"{row['input_size'][1]}²",
+            f"{row['parameters']:,}",
+            paper["parameters"] or "",
+            f"{row['macs'] / 1e9:.3f}G",
+            f"{row['macs_equation_13'] / 1e9:.3f}G",
+            paper["macs"] or "",
+            "" if paper["accuracy"] is None else f"{paper['accuracy']:.1f}",
+            paper["source"],
+        )
+    console = Console()
+    # Names are for copying: a narrow terminal may wrap lines, but nothing is cut off.
+    whole = Measurement.get(console, console.options.update(width=10_000), table).maximum
+    Console(width=max(console.width, whole)).print(table)
+    return 0
+
+
+def _is_ours(name: str) -> bool:
+    return timm.model_entrypoint(name).__module__.startswith(f"{vision_ttt.__name__}.")

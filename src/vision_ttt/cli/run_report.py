@@ -1,0 +1,106 @@
+"""Figures and the one-page report of a training run, written into its directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vision_ttt.engine.files import write_bytes, write_text
+from vision_ttt.engine.train import TrainResult
+from vision_ttt.explain import gradient_magnitude_maps
+from vision_ttt.explain.figures import (
+    confusion_matrix,
+    gradient_map_sheet,
+    inner_loss_curves,
+    training_curves,
+)
+from vision_ttt.explain.report import Section, png_bytes, render_report
+from vision_ttt.models import Vittt
+
+SHEET_IMAGES = 20
+
+
+def write_run_report(result: TrainResult) -> Path:
+    """Write curves.png, confusion.png, inner_loss.png, gradient_maps.png and report.html.
+
+    The figures of the inner loop are of a Vittt only; other models get the rest.
+
+    Returns:
+        The report's path, in the run directory.
+    """
+    history, evaluation = result.metrics["epochs"], result.evaluation
+    sections = {
+        "curves": Section(
+            "Training",
+            "Loss, accuracy and inner loss after each epoch.",
+            training_curves(history),
+        ),
+        "confusion": Section(
+            "Confusion matrix",
+            "Counts of test images: the true class by row, the predicted one by column.",
+            confusion_matrix(evaluation.confusion, result.classes),
+        ),
+    }
+    inner = inner_loss_curves(history)
+    if inner is not None:
+        sections["inner_loss"] = Section(
+            "What the inner learners lose along the image",
+            "Mean inner loss of each layer on successive mini-batches of tokens, before learning "
+            "from them; both scan directions, each in its own order.",
+            inner,
+        )
+    if isinstance(result.model, Vittt):
+        sections["gradient_maps"] = Section(
+            "Gradient magnitude maps",
+            "Test images (true → predicted), how much the inner learners of the middle block "
+            "would learn from each token before they have seen any (norm of the gradient at the "
+            "initial state), and the 30 % of tokens where that is most.",
+            _gradient_maps(result),
+        )
+    for name, section in sections.items():
+        write_bytes(result.run_dir / f"{name}.png", png_bytes(section.figure))
+    report = result.run_dir / "report.html"
+    configuration = (result.run_dir / "config.yaml").read_text(encoding="utf-8")
+    title = f"{result.metrics['model']} on {result.metrics['dataset']}"
+    page = render_report(title, _summary(result), list(sections.values()), configuration)
+    write_text(report, page)
+    return report
+
+
+def _summary(result: TrainResult) -> dict[str, str]:
+    metrics = result.metrics
+    return {
+        "test accuracy": f"{metrics['test_accuracy']:.2%}",
+        "test loss": f"{metrics['test_loss']:.4f} nats per image",
+        "model": f"{metrics['model']}, {metrics['parameters']:,} parameters",
+        "images": f"{metrics['train_images']:,} for training, {metrics['test_images']:,} for test",
+        "epochs": str(len(metrics["epochs"])),
+        "training time": f"{metrics['seconds']:.0f} s",
+        "seed": str(metrics["seed"]),
+        "versions": ", ".join(f"{name} {version}" for name, version in metrics["versions"].items()),
+    }
+
+
+def _gradient_maps(result: TrainResult) -> Figure:
+    evaluation = result.evaluation
+    chosen = _spread(evaluation.targets, SHEET_IMAGES)
+    images = torch.stack([result.test_images[index][0] for index in chosen])
+    device = next(result.model.parameters()).device
+    middle = len(result.model.blocks) // 2
+    maps = gradient_magnitude_maps(result.model, images.to(device), middle, state="initial")
+    mean, std = (torch.tensor(result.input[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    names = result.classes
+    titles = [
+        f"{names[evaluation.targets[i]]} → {names[evaluation.predictions[i]]}" for i in chosen
+    ]
+    return gradient_map_sheet(images * std + mean, maps, titles)
+
+
+def _spread(targets: Tensor, count: int) -> list[int]:
+    """Indices of up to ``count`` images, the classes taking turns."""
+    by_class = [torch.nonzero(targets == label).flatten().tolist() for label in targets.unique()]
+    turns = [group[i] for i in range(count) for group in by_class if i < len(group)]
+    return turns[:count]

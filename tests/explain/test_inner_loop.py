@@ -1,0 +1,96 @@
+"""Explanation tools: they report what the inner learners do and leave the model as it was."""
+
+import pytest
+import timm
+import torch
+
+from tolerances import assert_close
+from vision_ttt.explain import (
+    gradient_magnitude_maps,
+    inner_losses,
+    top_fraction,
+    trace_layers,
+)
+
+
+def nano(**options):
+    torch.manual_seed(0)
+    return timm.create_model("vittt_nano_patch4_32", num_classes=10, depth=2, **options)
+
+
+@pytest.fixture
+def images():
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def test_trace_names_every_layer_and_leaves_the_model_alone(images):
+    model = nano(drop_path_rate=0.5).train()
+    model.blocks[0].eval()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    traces = trace_layers(model, images)
+    assert list(traces) == ["blocks.0.mixer.ttt", "blocks.1.mixer.ttt"]
+    assert traces["blocks.1.mixer.ttt"].loss.shape == (3, 64, 6)
+    assert model.training
+    assert not model.blocks[0].training
+    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
+    again = trace_layers(model, images)  # evaluation mode: nothing is dropped at random
+    assert torch.equal(again["blocks.1.mixer.ttt"].loss, traces["blocks.1.mixer.ttt"].loss)
+
+
+def test_the_model_is_released_when_it_fails():
+    model = nano()
+    with pytest.raises(ValueError, match="images must be"):
+        trace_layers(model, torch.zeros(1, 1, 32, 32))
+    assert model.training
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("design", ["conv2d", "conv1d"])
+def test_inner_losses_are_in_scan_order_of_each_direction(images, design):
+    model = nano(design=design)
+    losses = inner_losses(model, images)["blocks.0.mixer.ttt"]
+    loss = trace_layers(model, images)["blocks.0.mixer.ttt"].loss
+    assert losses.shape == (4,)
+    first = [loss[:, :16, :3]] + ([loss[:, 48:, 3:]] if design == "conv2d" else [])
+    assert_close(losses[0], torch.stack(first).mean(), 1e-6)
+    assert losses[1] < losses[0]  # something is learnt even from random weights
+
+
+def test_models_without_ttt_layers_have_no_inner_losses():
+    deit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1)
+    assert inner_losses(deit, torch.zeros(1, 3, 32, 32)) == {}
+
+
+@pytest.mark.parametrize("pool", ["avg", "double"])
+@pytest.mark.parametrize("state", ["current", "initial"])
+def test_gradient_maps_lie_on_the_token_grid(images, pool, state):
+    model = nano(global_pool=pool)
+    maps = gradient_magnitude_maps(model, images, 0, state=state)
+    trace = trace_layers(model, images)["blocks.0.mixer.ttt"]
+    norms = trace.gradient_norm if state == "current" else trace.initial_gradient_norm
+    norms = norms.mean(-1)
+    norms = norms[:, 1:-1] if pool == "double" else norms
+    assert_close(maps, norms.reshape(3, 8, 8), 1e-6)
+
+
+def test_gradient_maps_of_other_sizes():
+    maps = gradient_magnitude_maps(nano(dynamic_img_size=True), torch.zeros(1, 3, 16, 48))
+    assert maps.shape == (1, 4, 12)
+
+
+def test_gradient_maps_refuse(images):
+    with pytest.raises(TypeError, match="of a Vittt, got Linear"):
+        gradient_magnitude_maps(torch.nn.Linear(1, 1), images)
+    with pytest.raises(IndexError):
+        gradient_magnitude_maps(nano(), images, 2)
+    with pytest.raises(ValueError, match="state must be 'current' or 'initial', got 'last'"):
+        gradient_magnitude_maps(nano(), images, state="last")
+
+
+def test_top_fraction_marks_the_largest():
+    maps = torch.arange(10.0).view(1, 2, 5)
+    assert torch.equal(top_fraction(maps, 0.3).flatten().nonzero().flatten(), torch.arange(7, 10))
+    assert top_fraction(maps, 0.01).sum() == 1
+    with pytest.raises(ValueError, match=r"fraction must be in \(0, 1\], got 0"):
+        top_fraction(maps, 0)

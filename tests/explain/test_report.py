@@ -1,0 +1,85 @@
+"""Figures and the report page."""
+
+import base64
+import re
+
+import pytest
+import torch
+
+from vision_ttt.explain.figures import (
+    confusion_matrix,
+    gradient_map_sheet,
+    inner_loss_curves,
+    training_curves,
+)
+from vision_ttt.explain.report import Section, png_bytes, render_report
+
+HISTORY = [
+    {
+        "epoch": epoch,
+        "train_loss": 2.0 / epoch,
+        "test_loss": 2.1 / epoch,
+        "test_accuracy": 1 - 0.5 / epoch,
+        "inner_loss": 10.0 + epoch,
+        "inner_losses": {f"blocks.{i}.mixer.ttt": [5.0, 3.0 - i] for i in range(5)},
+    }
+    for epoch in (1, 2, 3)
+]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_curves_show_the_history():
+    figure = training_curves(HISTORY)
+    assert png_bytes(figure).startswith(PNG)
+    train, test = figure.axes[0].lines
+    assert list(train.get_ydata()) == [row["train_loss"] for row in HISTORY]
+    assert list(test.get_ydata()) == [row["test_loss"] for row in HISTORY]
+    assert list(figure.axes[1].lines[0].get_ydata()) == [50, 75, pytest.approx(250 / 3)]
+    assert len(figure.axes) == 3
+
+
+def test_curves_of_a_model_without_inner_loops():
+    history = [{**row, "inner_loss": None, "inner_losses": {}} for row in HISTORY]
+    assert len(training_curves(history).axes) == 2
+    assert inner_loss_curves(history) is None
+
+
+def test_inner_loss_curves_show_first_middle_and_last_epoch():
+    figure = inner_loss_curves(HISTORY)
+    lines = figure.axes[3].lines
+    assert [line.get_label() for line in lines] == ["epoch 1", "epoch 2", "epoch 3"]
+    assert list(lines[0].get_ydata()) == [5.0, 0.0]
+    assert png_bytes(figure).startswith(PNG)
+
+
+@pytest.mark.parametrize("classes", [3, 100])
+def test_confusion_matrix_labels_what_is_readable(classes):
+    confusion = torch.eye(classes, dtype=torch.int64) * 7
+    figure = confusion_matrix(confusion, [f"class {i}" for i in range(classes)])
+    numbers = [text.get_text() for text in figure.axes[0].texts]
+    assert numbers == (["7"] * 3 if classes == 3 else [])
+    assert png_bytes(figure).startswith(PNG)
+
+
+def test_gradient_map_sheet_has_three_pictures_per_image():
+    figure = gradient_map_sheet(
+        torch.rand(5, 3, 32, 32), torch.rand(5, 8, 8), list("abcde"), per_row=3
+    )
+    pictures = [axis for axis in figure.axes if axis.images]
+    assert len(pictures) == 15
+    assert sorted(t for a in figure.axes if (t := a.get_title())) == list("abcde")
+    assert png_bytes(figure).startswith(PNG)
+    with pytest.raises(ValueError, match="as many, got 5, 4, 5"):
+        gradient_map_sheet(torch.rand(5, 3, 32, 32), torch.rand(4, 8, 8), list("abcde"))
+
+
+def test_report_is_self_contained_and_escapes():
+    figure = training_curves(HISTORY)
+    page = render_report(
+        "Run <1>", {"accuracy": "99 %"}, [Section("Curves", "Read me", figure)], "seed: 0\na: <b>"
+    )
+    assert "Run &lt;1&gt;" in page
+    assert "a: &lt;b&gt;" in page
+    (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
+    assert base64.b64decode(picture).startswith(PNG)
+    assert not re.search(r'(src|href)="(?!data:)', page)

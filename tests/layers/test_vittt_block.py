@@ -1,0 +1,156 @@
+"""The Vittt block against a plain transcription of the paper, and as a layer to be lifted out."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tolerances import assert_close
+from vision_ttt import TTTLinear, VitttBlock, VitttMixer
+from vision_ttt.ops import ttt_linear
+
+
+def transcription(block: VitttBlock, y, grid, dim, heads):
+    """Algorithm 1 and Eq. 9 written down plainly: two directions one after the other, the back one
+    on a flipped sequence, the primal op; weights read from the block."""
+    mixer, ttt = block.mixer, block.mixer.ttt
+    d = dim // heads
+    batch, length = y.shape[:2]
+    image = y.transpose(1, 2).reshape(batch, dim, *grid)
+    y = y + F.conv2d(image, mixer.conv2d.weight, padding=1, groups=dim).flatten(2).transpose(1, 2)
+    x = F.layer_norm(y, (dim,), mixer.norm.weight, mixer.norm.bias, 1e-6)
+    w_k, w_v, w_gate, w_eta = ttt.in_proj.weight.split([2 * dim, 2 * dim, dim, 2 * heads])
+    learner = ttt.learner
+    z = 0
+    for direction in range(2):
+        channels = slice(direction * dim, (direction + 1) * dim)
+        own = slice(direction * heads, (direction + 1) * heads)
+        s = x.flip(1) if direction else x
+
+        def conv(t, module, channels=channels):
+            padded = F.pad(t.transpose(1, 2), (3, 0))
+            weight, bias = module.weight[channels], module.bias[channels]
+            return F.conv1d(padded, weight, bias, groups=dim).transpose(1, 2).contiguous()
+
+        kq = s @ w_k[channels].T
+        k, q = conv(kq, ttt.conv_k), conv(kq, ttt.conv_q)
+        v = s @ w_v[channels].T
+        eta = torch.sigmoid(s @ w_eta[own].T + ttt.eta_bias[own]) / d
+        offset = learner.position_offset[direction]
+        scale = (1 / torch.arange(1, 17, dtype=y.dtype) + offset).clamp(min=0)
+        out = ttt_linear(
+            *(t.reshape(batch, length, heads, d) for t in (q, k, v)),
+            eta,
+            learner.w0[own],
+            learner.b0[own],
+            learner.norm_weight[own],
+            learner.norm_bias[own],
+            position_scale=scale,
+            backend="reference",
+        ).reshape(batch, length, dim)
+        norm = ttt.post_norms[direction]
+        out = F.layer_norm(out, (dim,), norm.weight, norm.bias, 1e-6)
+        z = z + (out.flip(1) if direction else out)
+    y = y + (F.gelu(x @ w_gate.T) * z) @ ttt.out_proj.weight.T
+    x = F.layer_norm(y, (dim,), block.norm.weight, block.norm.bias, 1e-6)
+    gate, value = (x @ block.mlp.fc1.weight.T).chunk(2, dim=-1)
+    return y + (F.silu(gate) * value) @ block.mlp.fc2.weight.T
+
+
+@pytest.fixture
+def block():
+    torch.manual_seed(0)
+    block = VitttBlock(VitttMixer(16, 2), 16, 24).double()
+    with torch.no_grad():  # no parameter at a value that hides it
+        for parameter in block.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return block
+
+
+def test_block_is_the_papers(block):
+    y = torch.randn(2, 35, 16, dtype=torch.float64)
+    assert_close(block(y, (5, 7)), transcription(block, y, (5, 7), 16, 2), 1e-12)
+
+
+def test_every_parameter_of_the_block_is_used(block):
+    block(torch.randn(2, 35, 16, dtype=torch.float64), (5, 7)).square().sum().backward()
+    for name, parameter in block.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("share_qk", [False, True])
+@pytest.mark.parametrize("extras", [{}, {"conv_kernel_size": 4, "gate": True}])
+def test_ttt_linear_layer_in_every_design(bidirectional, share_qk, extras):
+    layer = TTTLinear(12, 3, bidirectional=bidirectional, share_qk=share_qk, **extras).double()
+    x = torch.randn(2, 21, 12, dtype=torch.float64, requires_grad=True)
+    y = layer(x)
+    assert y.shape == x.shape
+    (gradient,) = torch.autograd.grad(y[0, 10].sum(), x)
+    later, earlier = gradient[0, 11:].abs().sum(), gradient[0, :10].abs().sum()
+    assert earlier > 0
+    assert (later > 0) == bidirectional
+    assert gradient[1].abs().sum() == 0
+
+
+def test_ttt_linear_layer_lifted_into_another_model():
+    """As in the README: somebody's encoder layer with its attention replaced."""
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(32)
+            self.mixer = TTTLinear(32, 4, bidirectional=True)
+
+        def forward(self, x):
+            return x + self.mixer(self.norm(x))
+
+    model = Encoder()
+    x = torch.randn(2, 50, 32)
+    compiled = torch.compile(model, fullgraph=True)
+    loss, compiled_loss = model(x).square().mean(), compiled(x).square().mean()
+    assert_close(compiled_loss, loss, 1e-5)
+    wanted = torch.autograd.grad(loss, list(model.parameters()))
+    got = torch.autograd.grad(compiled_loss, list(model.parameters()))
+    for name, a, b in zip(dict(model.named_parameters()), got, wanted, strict=True):
+        assert_close(a, b, 1e-4, name)
+
+
+def test_vittt_mixer_lifted_out():
+    mixer = VitttMixer(32, 2)
+    x = torch.randn(2, 6 * 9, 32)
+    assert mixer(x, (6, 9)).shape == x.shape
+    with pytest.raises(ValueError, match="54 tokens do not fill a grid of 6 × 8"):
+        mixer(x, (6, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_stays_close_to_float32_and_finite(dtype):
+    torch.manual_seed(0)
+    mixer = VitttMixer(64, 2)
+    x = torch.randn(2, 200, 64)
+    wanted = mixer(x, (10, 20))
+    with torch.autocast("cpu", dtype=dtype):
+        got = mixer(x, (10, 20))
+    assert_close(got, wanted, 2e-2)
+    got.float().square().mean().backward()
+    assert all(torch.isfinite(p.grad).all() for p in mixer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_whole_module_in_half_precision(dtype):
+    mixer = VitttMixer(32, 2).to(dtype)
+    y = mixer(torch.randn(1, 40, 32, dtype=dtype), (5, 8))
+    assert y.dtype == dtype
+    assert torch.isfinite(y).all()
+
+
+def test_dimension_must_divide_into_heads():
+    with pytest.raises(ValueError, match="dim must be a multiple of num_heads, got 10 and 3"):
+        TTTLinear(10, 3)
+
+
+def test_misspelt_options_are_refused():
+    with pytest.raises(TypeError, match="minibatch"):
+        TTTLinear(12, 3, minibatch=4)
