@@ -1,0 +1,7 @@
+"""`python -m vision_ttt` is the command `vision-ttt`."""
+
+import sys
+
+from vision_ttt.cli.main import main
+
+sys.exit(main())

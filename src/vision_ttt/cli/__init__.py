@@ -1,0 +1,1 @@
+"""Thin commands over the library; `vision_ttt.cli.main` dispatches."""

@@ -1,0 +1,140 @@
+"""`vision-ttt eval CHECKPOINT [--dataset …]`."""
+
+import dataclasses
+import json
+from typing import Any, Literal
+
+import jsonargparse
+from accelerate import Accelerator
+from rich.console import Console
+from rich.table import Table
+
+from vision_ttt.cli.main import CommandParser
+from vision_ttt.data import (
+    DatasetError,
+    DatasetSpec,
+    evaluation_transform,
+    make_loader,
+    open_dataset,
+    with_transform,
+)
+from vision_ttt.engine import Evaluation, ModelMetadata, evaluate, load_model
+from vision_ttt.engine.evaluate import BadImages
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare the checkpoint, the dataset and how to go through it."""
+    parser.add_argument("checkpoint", type=str, help="path of a last.safetensors")
+    parser.add_argument(
+        "--dataset",
+        type=str | None,
+        default=None,
+        help="'digits', an image folder or a name timm reads; null: the one it was trained on",
+    )
+    parser.add_argument(
+        "--dataset_root", type=str | None, default=None, help="folder given to timm beside a name"
+    )
+    parser.add_argument(
+        "--split",
+        type=Literal["test", "train", "all"],
+        default="test",
+        help="part of the dataset, as training would divide it",
+    )
+    parser.add_argument("--batch_size", type=int, default=64, help="images per forward pass")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that decode images")
+    parser.add_argument(
+        "--precision", type=Literal["float32", "bfloat16"], default="float32", help="arithmetic"
+    )
+    parser.add_argument(
+        "--skip-bad",
+        type=bool,
+        default=False,
+        help="go on where an image does not decode, and name and count it; otherwise stop",
+    )
+    parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
+
+
+def run(arguments: jsonargparse.Namespace) -> int:
+    """Evaluate and print loss, accuracy and the accuracy of each class."""
+    if arguments.batch_size < 1 or arguments.num_workers < 0:
+        raise DatasetError(
+            f"batch_size is {arguments.batch_size} and num_workers {arguments.num_workers};"
+            " they must be at least 1 and 0"
+        )
+    model, metadata = load_model(arguments.checkpoint)
+    data = open_dataset(_spec(arguments, metadata))
+    if data.classes != metadata.classes:
+        differing = sorted(set(data.classes) ^ set(metadata.classes)) or ["their order"]
+        raise DatasetError(
+            f"{arguments.checkpoint} has {len(metadata.classes)} classes and the dataset"
+            f" {len(data.classes)}; they differ in {', '.join(differing[:10])}"
+        )
+    images = with_transform(
+        data.part(arguments.split), evaluation_transform(metadata.input), 0, arguments.num_workers
+    )
+    loader = make_loader(images, arguments.batch_size, num_workers=arguments.num_workers)
+    accelerator = Accelerator()
+    model, loader = accelerator.prepare(model, loader)
+    bad_images = BadImages(arguments.skip_bad)
+    evaluation = evaluate(
+        model, loader, accelerator, bad_images=bad_images, precision=arguments.precision
+    )
+    report = _report(evaluation, metadata, bad_images)
+    console = Console()
+    if arguments.json:
+        console.print_json(json.dumps(report), highlight=False)
+    else:
+        _show(console, report)
+    return 0
+
+
+def _spec(arguments: jsonargparse.Namespace, metadata: ModelMetadata) -> DatasetSpec:
+    if arguments.dataset is not None:
+        return DatasetSpec(
+            arguments.dataset,
+            dataset_root=arguments.dataset_root,
+            num_classes=len(metadata.classes),
+        )
+    try:
+        spec = DatasetSpec(**metadata.dataset)
+    except TypeError as error:
+        raise DatasetError("the checkpoint does not tell its dataset; give --dataset") from error
+    if arguments.dataset_root is not None:
+        spec = dataclasses.replace(spec, dataset_root=arguments.dataset_root)
+    return spec
+
+
+def _report(
+    evaluation: Evaluation, metadata: ModelMetadata, bad_images: BadImages
+) -> dict[str, Any]:
+    counts = evaluation.confusion.sum(dim=1).tolist()
+    correct = evaluation.confusion.diagonal().tolist()
+    return {
+        "model": metadata.model,
+        "images": len(evaluation.targets),
+        "loss": evaluation.loss,
+        "accuracy": evaluation.accuracy,
+        "top5_accuracy": evaluation.top5_accuracy,
+        "classes": [
+            {"class": name, "images": count, "accuracy": right / count if count else None}
+            for name, count, right in zip(metadata.classes, counts, correct, strict=True)
+        ],
+        "skipped": bad_images.names,
+    }
+
+
+def _show(console: Console, report: dict[str, Any]) -> None:
+    table = Table("class", title=report["model"])
+    table.add_column("images", justify="right")
+    table.add_column("accuracy", justify="right")
+    for row in report["classes"]:
+        accuracy = "-" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
+        table.add_row(row["class"], str(row["images"]), accuracy)
+    table.add_section()
+    table.add_row("all", str(report["images"]), f"{report['accuracy']:.2%}")
+    console.print(table)
+    console.print(
+        f"loss {report['loss']:.4f}, top-5 accuracy {report['top5_accuracy']:.2%}", highlight=False
+    )
+    if report["skipped"]:
+        console.print(f"{len(report['skipped'])} images skipped", highlight=False)

@@ -1,0 +1,214 @@
+"""From a dataset's name to its images: the digits, a folder, or whatever timm reads."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import timm.data
+from PIL import Image
+from sklearn.model_selection import train_test_split
+from timm.data.dataset import ImageDataset, IterableImageDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+from torchvision.datasets import ImageFolder
+
+from vision_ttt.data.digits import Digits
+from vision_ttt.data.images import ImageError, open_image
+from vision_ttt.errors import UserError
+
+_LOGGER = logging.getLogger(__name__)
+_TEST_FOLDERS = ("val", "validation", "test")
+ACCEPTED = "'digits', an image folder, or a name timm.data.create_dataset reads such as hfds/NAME"
+
+
+class DatasetError(UserError, ValueError):
+    """A dataset that cannot be used; names it and what is wrong."""
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """What identifies a dataset and its split; a checkpoint carries it, so that `eval` finds it.
+
+    Fields as in `TrainConfig`.
+    """
+
+    dataset: str
+    dataset_root: str | None = None
+    train_split: str = "train"
+    test_split: str = "validation"
+    test_fraction: float = 0.2
+    num_classes: int | None = None
+
+
+@dataclass(frozen=True)
+class ImageSplits:
+    """A dataset's two parts, whose items are (RGB PIL image, class index), and its class names."""
+
+    train: Dataset
+    test: Dataset
+    classes: tuple[str, ...]
+
+    def part(self, name: str) -> Dataset:
+        """Return the part "train", "test" or "all"."""
+        if name == "all":
+            if isinstance(self.train, IterableDataset):
+                raise DatasetError("a streamed dataset has no part 'all'; take 'train' or 'test'")
+            return ConcatDataset([self.train, self.test])
+        if name not in ("train", "test"):
+            raise ValueError(f"part is {name!r}; it must be train, test or all")
+        return self.train if name == "train" else self.test
+
+
+def open_dataset(spec: DatasetSpec) -> ImageSplits:
+    """Open the dataset that `spec` names.
+
+    Raises:
+        DatasetError: an empty class folder, class folders that differ between the splits, no test
+            split, no class names, or a name that timm cannot read.
+        FileNotFoundError: a folder that is not there.
+    """
+    if spec.dataset == "digits":
+        return ImageSplits(Digits("train"), Digits("test"), Digits.classes)
+    folder = Path(spec.dataset).expanduser()
+    if folder.is_dir():
+        return _open_folder(folder, spec.test_fraction)
+    prefix, slash, _ = spec.dataset.partition("/")
+    if slash and prefix.lower() in ("hfds", "hfids", "tfds", "wds", "torch"):
+        return _open_timm(spec)
+    raise FileNotFoundError(2, f"No such dataset; accepted are {ACCEPTED}", spec.dataset)
+
+
+class FolderImages(ImageFolder):
+    """One folder per class; items are (RGB PIL image, class index), classes in sorted order.
+
+    Raises:
+        DatasetError: no class folder, or one without images (it is named).
+    """
+
+    def __init__(self, root: Path) -> None:
+        try:
+            super().__init__(str(root), loader=open_image)
+        except FileNotFoundError as error:
+            raise DatasetError(f"image folder {root}: {error}") from error
+
+    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+        """Find the class folders; hidden ones (such as .git) are none."""
+        names = sorted(
+            entry.name
+            for entry in Path(directory).iterdir()
+            if entry.is_dir() and not entry.name.startswith(".")
+        )
+        if not names:
+            raise DatasetError(
+                f"image folder {directory} has no class folders (one per class needed)"
+            )
+        return names, {name: index for index, name in enumerate(names)}
+
+
+def _open_folder(root: Path, test_fraction: float) -> ImageSplits:
+    test_root = next((root / name for name in _TEST_FOLDERS if (root / name).is_dir()), None)
+    if (root / "train").is_dir():
+        if test_root is None:
+            raise DatasetError(
+                f"image folder {root} has train/ but none of {', '.join(_TEST_FOLDERS)} beside it"
+            )
+        train, test = FolderImages(root / "train"), FolderImages(test_root)
+        if train.classes != test.classes:
+            alone = sorted(set(train.classes) ^ set(test.classes))
+            raise DatasetError(
+                f"the class folders of {root / 'train'} and {test_root} differ: {', '.join(alone)}"
+                " are in only one of them"
+            )
+        return ImageSplits(train, test, tuple(train.classes))
+    images = FolderImages(root)
+    rarest, count = min(Counter(images.targets).items(), key=lambda item: item[1])
+    if count < 2:
+        raise DatasetError(
+            f"class folder {root / images.classes[rarest]} has {count} image; at least 2 are needed"
+            " to split the folder into training and test images"
+        )
+    try:
+        # The split must not follow the seed: `eval` has to find the same test images.
+        train_indices, test_indices = train_test_split(
+            np.arange(len(images)), test_size=test_fraction, stratify=images.targets, random_state=0
+        )
+    except ValueError as error:
+        raise DatasetError(f"image folder {root} cannot be split for test: {error}") from error
+    return ImageSplits(
+        Subset(images, np.sort(train_indices).tolist()),
+        Subset(images, np.sort(test_indices).tolist()),
+        tuple(images.classes),
+    )
+
+
+class TimmImages(Dataset[tuple[Image.Image, int]]):
+    """A random-access dataset of timm's, its images opened by us: timm itself would put another
+    image in a damaged one's place.
+    """
+
+    def __init__(self, dataset: ImageDataset, name: str) -> None:
+        self.dataset = dataset
+        self.name = name
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        file, target, *_ = self.dataset.reader[index]
+        return open_image(file, f"{index} of {self.name}"), int(target)
+
+
+class TorchvisionImages(Dataset[tuple[Image.Image, int]]):
+    """A dataset of torchvision's, with errors that name the image."""
+
+    def __init__(self, dataset: Dataset, name: str) -> None:
+        self.dataset = dataset
+        self.name = name
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        try:
+            image, target = self.dataset[index]
+        except OSError as error:
+            raise ImageError(f"{index} of {self.name}", str(error)) from error
+        return image.convert("RGB"), int(target)
+
+
+def _open_timm(spec: DatasetSpec) -> ImageSplits:
+    train = _timm_part(spec, spec.train_split, is_training=True)
+    test = _timm_part(spec, spec.test_split, is_training=False)
+    return ImageSplits(train, test, _timm_classes(train, spec))
+
+
+def _timm_part(spec: DatasetSpec, split: str, *, is_training: bool) -> Dataset:
+    try:
+        dataset = timm.data.create_dataset(
+            spec.dataset, root=spec.dataset_root, split=split, is_training=is_training
+        )
+    # timm asserts where a name is unknown or a reader's package is missing, and its readers raise
+    # anything: whatever it is, the user has to hear which dataset it was about.
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise DatasetError(f"timm cannot open {spec.dataset} (split {split}): {reason}") from error
+    if isinstance(dataset, ImageDataset):
+        return TimmImages(dataset, spec.dataset)
+    if isinstance(dataset, IterableImageDataset):
+        return dataset
+    return TorchvisionImages(dataset, spec.dataset)
+
+
+def _timm_classes(dataset: Dataset, spec: DatasetSpec) -> tuple[str, ...]:
+    inner = getattr(dataset, "dataset", dataset)
+    known: Sequence[str] | None = getattr(inner, "classes", None)
+    mapping = getattr(getattr(inner, "reader", None), "class_to_idx", None)
+    if known is None and mapping:
+        known = sorted(mapping, key=mapping.__getitem__)
+    if known is None and spec.num_classes:
+        known = [str(index) for index in range(spec.num_classes)]
+    if known is None:
+        raise DatasetError(f"dataset {spec.dataset} does not tell its classes; give num_classes")
+    return tuple(str(name) for name in known)

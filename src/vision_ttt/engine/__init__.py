@@ -1,0 +1,20 @@
+"""Training and evaluating classifiers: the config, the one loop, checkpoints."""
+
+from vision_ttt.engine.checkpoint import CheckpointError, ModelMetadata, load_model
+from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.evaluate import Evaluation, evaluate
+from vision_ttt.engine.faults import NonFiniteError
+from vision_ttt.engine.train import TrainResult, train
+
+__all__ = [
+    "TrainConfig",
+    "train",
+    "TrainResult",
+    "evaluate",
+    "Evaluation",
+    "load_model",
+    "ModelMetadata",
+    "ConfigError",
+    "CheckpointError",
+    "NonFiniteError",
+]

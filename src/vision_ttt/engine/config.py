@@ -1,0 +1,217 @@
+"""What a training run is: one flat, frozen dataclass. Recipes are YAML files of its fields."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vision_ttt.errors import UserError
+
+
+class ConfigError(UserError, ValueError):
+    """A field, recipe key or model option that cannot be; names what came and what is accepted."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run, whole: model, data, augmentation, optimisation, machine and output.
+
+    Raises:
+        ConfigError: a value is out of its range (a `ValueError`).
+        TypeError: a number was expected and something else came.
+    """
+
+    # The model
+    model: str = "vittt_nano_patch4_32"
+    """Model name in timm's registry (`vision-ttt models` lists ours)."""
+    model_args: dict[str, Any] = field(default_factory=dict)
+    """Further constructor arguments of the model, e.g. --model_args.depth 2."""
+    image_size: int | None = None
+    """Height and width of the model's input in pixels; null: the model's own."""
+    drop_path: float | None = None
+    """Stochastic depth: the probability that the last block is skipped (0 to <1), growing linearly
+    from 0 at the first; null: the model's own."""
+    initial_weights: str | None = None
+    """Path of a .safetensors file to start from; its classifier is taken only where its shape fits.
+    null: random initialisation."""
+
+    # The data
+    dataset: str = "digits"
+    """"digits" (scikit-learn's), an image folder (with train/ and val/ or test/, or one folder per
+    class), or a name that timm.data.create_dataset reads, such as hfds/NAME or wds/NAME."""
+    dataset_root: str | None = None
+    """Folder given to timm.data.create_dataset beside the name; digits and folders have none."""
+    train_split: str = "train"
+    """Name of the training split, for datasets read by timm."""
+    test_split: str = "validation"
+    """Name of the test split, for datasets read by timm."""
+    test_fraction: float = 0.2
+    """Fraction of images held out for test (0 to 1, exclusive) where a folder has no split of its
+    own; the choice is stratified and fixed, whatever the seed."""
+    num_classes: int | None = None
+    """Number of classes, for datasets that do not tell; null: ask the dataset."""
+    skip_bad: bool = False
+    """Go on where an image does not decode, and name and count it; otherwise stop."""
+    num_workers: int = 0
+    """Processes that decode and augment images; 0: the main process does."""
+
+    # Augmentation (of training images)
+    crop_scale: float = 0.08
+    """Least area of the random resized crop, as a fraction of the image (>0 to 1)."""
+    crop_ratio: float = 1.3333
+    """Largest aspect ratio of the random resized crop, its inverse being the smallest (>= 1)."""
+    crop_fraction: float | None = None
+    """Side of the centre crop at test, as a fraction of the resized image's (>0 to 1); null: the
+    model's own."""
+    horizontal_flip: float = 0.5
+    """Probability of a left-right flip (0 to 1)."""
+    color_jitter: float = 0.0
+    """Strength of brightness, contrast and saturation jitter (>= 0)."""
+    auto_augment: str | None = None
+    """RandAugment or AutoAugment policy in timm's words, e.g. rand-m9-mstd0.5-inc1; null: none."""
+    random_erasing: float = 0.0
+    """Probability that a random rectangle is overwritten with noise (0 to 1)."""
+    mixup: float = 0.0
+    """Alpha of mixup's Beta distribution (>= 0); 0: no mixup."""
+    cutmix: float = 0.0
+    """Alpha of CutMix's Beta distribution (>= 0); 0: no CutMix. With both, a coin is tossed."""
+    label_smoothing: float = 0.1
+    """Probability mass spread evenly over all classes (0 to <1)."""
+
+    # Optimisation, by AdamW
+    epochs: int = 300
+    """Passes over the training images."""
+    batch_size: int = 1024
+    """Images per optimiser update, over all processes and accumulation steps together."""
+    accumulation_steps: int = 1
+    """Parts that a batch is cut into to save memory; their gradients are summed."""
+    learning_rate: float = 1e-3
+    """Largest learning rate, reached after warm-up. Not scaled by the batch size."""
+    minimum_learning_rate: float = 1e-6
+    """Learning rate that the cosine ends at."""
+    warmup_learning_rate: float = 1e-6
+    """Learning rate that the linear warm-up begins at."""
+    warmup_epochs: float = 20
+    """Length of the warm-up in epochs, counted within `epochs`."""
+    weight_decay: float = 0.05
+    """Decoupled weight decay; not on biases, norms and what the model's no_weight_decay names."""
+    beta1: float = 0.9
+    """Decay of Adam's running mean of gradients (0 to <1)."""
+    beta2: float = 0.999
+    """Decay of Adam's running mean of squared gradients (0 to <1)."""
+    layer_decay: float | None = None
+    """Factor on the learning rate per layer from the head down to the input (>0 to 1); null: 1."""
+    clip_norm: float = 5.0
+    """Largest L2 norm of the gradient, above which it is scaled down; 0: no clipping."""
+    ema_decay: float = 0.0
+    """Decay of the weights' exponential moving average, per update, warmed up from 0 (0 to <1); the
+    average is what is evaluated and saved. 0: no average."""
+
+    # The machine
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of forward and backward; bfloat16 is by autocast, weights stay float32."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+
+    # The run
+    seed: int = 0
+    """Seed of everything random: weights, order, augmentation, drop path (>= 0)."""
+    output: str = "runs/train"
+    """Run directory, for config, metrics, logs and checkpoints."""
+
+    def __post_init__(self) -> None:
+        for name, (low, high, meaning) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name} is {value!r}; a number is needed ({meaning})")
+            if name in _WHOLE and not isinstance(value, int):
+                raise TypeError(f"{name} is {value!r}; a whole number is needed ({meaning})")
+            if not math.isfinite(value) or not low <= value <= high:
+                raise ConfigError(f"{name} is {value}; it must be {meaning}")
+        if self.precision not in ("float32", "bfloat16"):
+            raise ConfigError(f"precision is {self.precision!r}; it must be float32 or bfloat16")
+        for name in ("model", "dataset", "output"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; it must be a non-empty string"
+                )
+        if self.warmup_epochs > self.epochs:
+            raise ConfigError(
+                f"warmup_epochs is {self.warmup_epochs}; it must be at most epochs ({self.epochs})"
+            )
+        if self.batch_size % self.accumulation_steps:
+            raise ConfigError(
+                f"batch_size is {self.batch_size}; it must be a multiple of accumulation_steps"
+                f" ({self.accumulation_steps})"
+            )
+        if self.mixes_images and self.micro_batch_size % 2:
+            raise ConfigError(
+                f"batch_size / accumulation_steps is {self.micro_batch_size}; it must be even, as"
+                " mixup and CutMix mix images in pairs"
+            )
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Images per forward pass, over all processes."""
+        return self.batch_size // self.accumulation_steps
+
+    @property
+    def mixes_images(self) -> bool:
+        """Whether mixup or CutMix is on."""
+        return self.mixup > 0 or self.cutmix > 0
+
+
+_BELOW_ONE = math.nextafter(1.0, 0.0)
+_ABOVE_ZERO = math.nextafter(0.0, 1.0)
+_PROBABILITY = (0.0, 1.0, "from 0 to 1")
+_SHARE = (0.0, _BELOW_ONE, "from 0 to below 1")
+_FRACTION = (_ABOVE_ZERO, 1.0, "above 0 and at most 1")
+_NOT_NEGATIVE = (0.0, math.inf, "at least 0")
+_POSITIVE = (_ABOVE_ZERO, math.inf, "above 0")
+_COUNT = (1, math.inf, "at least 1")
+
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "image_size": _COUNT,
+    "drop_path": _SHARE,
+    "test_fraction": (_ABOVE_ZERO, _BELOW_ONE, "above 0 and below 1"),
+    "num_classes": (2, math.inf, "at least 2"),
+    "num_workers": _NOT_NEGATIVE,
+    "crop_scale": _FRACTION,
+    "crop_ratio": (1.0, math.inf, "at least 1"),
+    "crop_fraction": _FRACTION,
+    "horizontal_flip": _PROBABILITY,
+    "color_jitter": _NOT_NEGATIVE,
+    "random_erasing": _PROBABILITY,
+    "mixup": _NOT_NEGATIVE,
+    "cutmix": _NOT_NEGATIVE,
+    "label_smoothing": _SHARE,
+    "epochs": _COUNT,
+    "batch_size": _COUNT,
+    "accumulation_steps": _COUNT,
+    "learning_rate": _POSITIVE,
+    "minimum_learning_rate": _NOT_NEGATIVE,
+    "warmup_learning_rate": _NOT_NEGATIVE,
+    "warmup_epochs": _NOT_NEGATIVE,
+    "weight_decay": _NOT_NEGATIVE,
+    "beta1": _SHARE,
+    "beta2": _SHARE,
+    "layer_decay": _FRACTION,
+    "clip_norm": _NOT_NEGATIVE,
+    "ema_decay": _SHARE,
+    "seed": (0, 2**32 - 1, "from 0 to 2^32 - 1"),
+}
+_OPTIONAL = {"image_size", "drop_path", "num_classes", "crop_fraction", "layer_decay"}
+_WHOLE = {
+    "image_size",
+    "num_classes",
+    "num_workers",
+    "epochs",
+    "batch_size",
+    "accumulation_steps",
+    "seed",
+}
+FIELDS = tuple(each.name for each in dataclasses.fields(TrainConfig))

@@ -1,0 +1,111 @@
+"""What happens in the middle of training: numbers that are not finite, a request to stop."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.errors import UserError
+
+
+class NonFiniteError(UserError, ArithmeticError):
+    """Training met NaN or infinity. `update` counts from 0; `where` names the place."""
+
+    def __init__(self, update: int, epoch: int, where: str, checkpoint: str) -> None:
+        super().__init__(
+            f"training stopped at update {update} (epoch {epoch}): {where} is not finite;"
+            f" {checkpoint}"
+        )
+        self.update = update
+        self.epoch = epoch
+        self.where = where
+
+
+def find_non_finite(model: nn.Module, forward: Callable[[], Any], images: Tensor) -> str:
+    """Say where NaN or infinity first appears: the images, a module's output, or a gradient.
+
+    Args:
+        model: the model after the backward pass of the offending batch.
+        forward: runs `model` on that batch again.
+        images: the batch, [B, 3, H, W].
+    """
+    if not torch.isfinite(images).all():
+        return "the batch of input images"
+    # By the weights first: where an update made them so, the next module's output is a symptom.
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            return f"parameter {name!r}"
+    found = _first_output(model, forward)
+    if found is not None:
+        return f"the output of module {found!r}"
+    # Gradients flow from the loss to the input, so the last parameter's appeared first.
+    for name, weight in reversed(list(model.named_parameters())):
+        if weight.grad is not None and not torch.isfinite(weight.grad).all():
+            return f"the gradient of parameter {name!r}"
+    return "the loss or the gradient's norm"
+
+
+def _first_output(model: nn.Module, forward: Callable[[], Any]) -> str | None:
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if not found and not _is_finite(output):
+                found.append(name)
+
+        return hook
+
+    # A module's hook runs after its children's: the innermost module is named.
+    handles = [
+        module.register_forward_hook(watch(name or type(model).__name__))
+        for name, module in model.named_modules()
+    ]
+    try:
+        with torch.no_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None
+
+
+def _is_finite(output: Any) -> bool:
+    if isinstance(output, Tensor):
+        return not output.is_floating_point() or bool(torch.isfinite(output).all())
+    if isinstance(output, dict):
+        return all(_is_finite(value) for value in output.values())
+    if isinstance(output, list | tuple):
+        return all(_is_finite(value) for value in output)
+    return True
+
+
+class StopRequest:
+    """Whether Ctrl-C was pressed; the loop asks between updates."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[StopRequest]:
+    """Turn the first Ctrl-C into a `StopRequest`; the second one interrupts at once."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request  # signals go to the main thread, which is somebody else's
+        return
+    former = signal.getsignal(signal.SIGINT)
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        request.made = True
+        signal.signal(signal.SIGINT, former)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield request
+    finally:
+        signal.signal(signal.SIGINT, former)

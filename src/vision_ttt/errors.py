@@ -1,0 +1,22 @@
+"""The errors a user can cause and mend: the command line shows only their message."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """What was asked for cannot be done; the message names what came and what is accepted.
+
+    The subclasses beside their owners also derive from the built-in error they refine
+    (`ValueError` for the most part), so that library users need not know this class.
+    """
+
+
+class Interrupted(Exception):
+    """Training was asked to stop and left a complete checkpoint; the message says how to resume."""
+
+
+def nearest(received: str, accepted: Iterable[str]) -> str:
+    """Return "a, b, c": the up to three of `accepted` that look most like `received`, or all."""
+    accepted = sorted(accepted)
+    return ", ".join(difflib.get_close_matches(received, accepted, n=3, cutoff=0.5) or accepted)

@@ -1,0 +1,145 @@
+"""train, eval and predict, from the command line's end."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vision_ttt.cli.main import main
+from vision_ttt.engine import TrainConfig, train
+from vision_ttt.engine.config import FIELDS
+
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def recipe(tiny_fields: Callable[..., dict], tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(tiny_fields(epochs=1)))
+    return path
+
+
+@pytest.fixture
+def checkpoint(tiny_fields: Callable[..., dict]) -> str:
+    config = TrainConfig(**tiny_fields(epochs=8, horizontal_flip=0.0, crop_scale=0.5))
+    return str(train(config).run_dir / "last.safetensors")
+
+
+def test_train_help_explains_every_field(capsys: Said) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert all(f"--{name}" in said for name in FIELDS)
+    assert "imagenet-vittt-tiny" in said
+    assert "default: 0.05" in said
+
+
+def test_train_overrides_the_recipe_wherever_the_flag_stands(recipe: Path, tmp_path: Path) -> None:
+    for number, argv in enumerate(([str(recipe), "--seed", "5"], ["--seed", "5", str(recipe)])):
+        output = str(tmp_path / f"out{number}")
+        assert main(["train", *argv, "--output", output]) == 0
+        config = (Path(output) / "config.yaml").read_text()
+        assert "seed: 5\n" in config
+        assert "epochs: 1\n" in config
+
+
+def test_train_twice_resume_overwrite(recipe: Path, capsys: Said) -> None:
+    assert main(["train", str(recipe)]) == 0
+    said = capsys.readouterr()
+    assert "test accuracy" in said.out
+    assert "epoch 1/1" in said.err
+    assert main(["train", str(recipe)]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert main(["train", str(recipe), "--resume"]) == 0
+    assert main(["train", str(recipe), "--overwrite", "--model-args.depth", "2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["digtis"], "packaged are digits"),
+        (["digits", "--epohcs", "1"], "nearest: --epochs"),
+        (["digits", "--epochs", "0"], "epochs is 0; it must be at least 1"),
+        (["digits", "--dataset", "no/such"], "no/such"),
+        (["none.yaml"], "none.yaml"),
+        ([], "recipe"),
+    ],
+)
+def test_train_with_wrong_arguments(argv: list[str], told: str, capsys: Said) -> None:
+    assert main(["train", *argv]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert len(said.splitlines()) == 1
+
+
+def test_eval(checkpoint: str, image_folder: Path, capsys: Said) -> None:
+    assert main(["eval", checkpoint, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["images"], report["accuracy"]) == (8, 1.0)
+    assert [row["images"] for row in report["classes"]] == [4, 4]
+    assert main(["eval", checkpoint, "--split", "all"]) == 0
+    said = capsys.readouterr().out
+    assert "dark" in said
+    assert "24" in said
+    assert main(["eval", checkpoint, "--dataset", str(image_folder / "val"), "--split=all"]) == 0
+    assert main(["eval", checkpoint, "--dataset", "digits"]) == 2
+    assert "2 classes and the dataset 10" in capsys.readouterr().err
+
+
+def test_eval_skips_bad_images_only_when_told(
+    checkpoint: str, image_folder: Path, capsys: Said
+) -> None:
+    (image_folder / "val" / "dark" / "2.png").write_bytes(b"\x89PNG")
+    assert main(["eval", checkpoint]) == 2
+    assert "dark/2.png" in capsys.readouterr().err
+    assert main(["eval", checkpoint, "--skip-bad", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["images"] == 7
+    assert [Path(name).name for name in report["skipped"]] == ["2.png"]
+
+
+def test_predict_tables_and_json(checkpoint: str, image_folder: Path, capsys: Said) -> None:
+    image = str(image_folder / "val" / "dark" / "0.png")
+    assert main(["predict", image, "--checkpoint", checkpoint]) == 0
+    assert "dark" in capsys.readouterr().out
+    assert main(["predict", str(image_folder / "val"), "--checkpoint", checkpoint, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert len(answer["predictions"]) == 8
+    for prediction in answer["predictions"]:
+        assert prediction["top"][0]["class"] == Path(prediction["image"]).parent.name
+        assert sum(entry["probability"] for entry in prediction["top"]) == pytest.approx(1)
+    assert main(["predict", image, "--checkpoint", checkpoint, "--json", "--topk", "1"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["predictions"][0]["top"]) == 1
+
+
+def test_predict_bad_images(checkpoint: str, image_folder: Path, capsys: Said) -> None:
+    bad = image_folder / "val" / "dark" / "1.png"
+    bad.write_text("nothing")
+    folder = str(bad.parent)
+    assert main(["predict", folder, "--checkpoint", checkpoint, "--json"]) == 2
+    said = capsys.readouterr()
+    assert "dark/1.png" in said.err
+    assert not said.out
+    assert main(["predict", folder, "--checkpoint", checkpoint, "--json", "--skip-bad"]) == 0
+    said = capsys.readouterr()
+    answer = json.loads(said.out)
+    assert len(answer["predictions"]) == 3
+    assert answer["skipped"] == [str(bad)]
+    assert "dark/1.png" in said.err
+    assert "1 of 4 images skipped" in said.err
+    assert main(["predict", str(bad), "--checkpoint", checkpoint, "--skip-bad"]) == 2
+    assert "none of the 1 images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["eval", "predict"])
+def test_bad_checkpoints_are_one_line(command: str, tmp_path: Path, capsys: Said) -> None:
+    missing, damaged = tmp_path / "missing.safetensors", tmp_path / "damaged.safetensors"
+    damaged.write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    for path in (missing, damaged):
+        argv = [str(path)] if command == "eval" else ["x.png", "--checkpoint", str(path)]
+        assert main([command, *argv]) == 2
+        said = capsys.readouterr().err
+        assert path.name in said
+        assert len(said.splitlines()) == 1

@@ -1,0 +1,47 @@
+"""Fixtures for the tests of data, engine and command line: a small image folder and a tiny run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def _write_images(folder: Path, count: int, level: int, seed: int) -> None:
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(seed)
+    for index in range(count):
+        pixels = np.clip(generator.normal(level, 40, (24, 24, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Path:
+    """A folder with train/ (2 × 8 images) and val/ (2 × 4): class "dark" and class "light"."""
+    root = tmp_path / "images"
+    for seed, (split, count) in enumerate({"train": 8, "val": 4}.items()):
+        _write_images(root / split / "dark", count, 60, 2 * seed)
+        _write_images(root / split / "light", count, 190, 2 * seed + 1)
+    return root
+
+
+@pytest.fixture
+def tiny_fields(image_folder: Path, tmp_path: Path) -> Callable[..., dict]:
+    """Fields of a run of two epochs of four updates on `image_folder`, overridden at will."""
+
+    def fields(**overrides: object) -> dict:
+        return {
+            "model": "vittt_nano_patch4_32",
+            "model_args": {"depth": 1, "embed_dim": 32, "num_heads": 1},
+            "dataset": str(image_folder),
+            "drop_path": 0.1,
+            "epochs": 2,
+            "batch_size": 4,
+            "learning_rate": 1e-3,
+            "warmup_epochs": 1,
+            "output": str(tmp_path / "run"),
+            **overrides,
+        }
+
+    return fields

@@ -1,0 +1,125 @@
+"""Folders and timm's datasets become two parts and class names, or say what is wrong."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from timm.data.dataset import ImageDataset, IterableImageDataset
+
+from vision_ttt.data import DatasetError, DatasetSpec, ImageError, open_dataset, sources
+
+
+def test_digits() -> None:
+    data = open_dataset(DatasetSpec("digits"))
+    assert (len(data.train), len(data.test), data.classes[3]) == (1297, 500, "3")
+    assert len(data.part("all")) == 1797
+    with pytest.raises(ValueError, match="validation"):
+        data.part("validation")
+
+
+@pytest.mark.parametrize("name", ["val", "validation", "test"])
+def test_folder_with_splits(image_folder: Path, name: str) -> None:
+    (image_folder / "val").rename(image_folder / name)
+    (image_folder / "train" / ".cache").mkdir()
+    data = open_dataset(DatasetSpec(str(image_folder)))
+    assert (len(data.train), len(data.test)) == (16, 8)
+    assert data.classes == ("dark", "light")
+    image, target = data.test[7]
+    assert (image.mode, target) == ("RGB", 1)
+
+
+def test_folder_of_classes_is_split_the_same_way_every_time(image_folder: Path) -> None:
+    spec = DatasetSpec(str(image_folder / "train"), test_fraction=0.25)
+    data = open_dataset(spec)
+    test = [data.test.dataset.samples[index] for index in data.test.indices]
+    train = [data.train.dataset.samples[index] for index in data.train.indices]
+    assert Counter(target for _, target in test) == {0: 2, 1: 2}
+    assert len(train) == 12
+    assert not set(test) & set(train)
+    assert open_dataset(spec).test.indices == data.test.indices
+
+
+def test_empty_class_folder_is_named(image_folder: Path) -> None:
+    (image_folder / "train" / "vacant").mkdir()
+    (image_folder / "val" / "vacant").mkdir()
+    with pytest.raises(DatasetError, match="vacant"):
+        open_dataset(DatasetSpec(str(image_folder)))
+
+
+def test_class_with_one_image_cannot_be_split(image_folder: Path) -> None:
+    lone = image_folder / "train" / "lone"
+    lone.mkdir()
+    Image.new("RGB", (8, 8)).save(lone / "1.png")
+    with pytest.raises(DatasetError, match="lone"):
+        open_dataset(DatasetSpec(str(image_folder / "train")))
+
+
+def test_too_small_a_test_fraction(image_folder: Path) -> None:
+    with pytest.raises(DatasetError, match="cannot be split"):
+        open_dataset(DatasetSpec(str(image_folder / "train"), test_fraction=0.01))
+
+
+def test_classes_that_differ_between_splits_are_named(image_folder: Path) -> None:
+    (image_folder / "val" / "light").rename(image_folder / "val" / "bright")
+    with pytest.raises(DatasetError, match="bright, light"):
+        open_dataset(DatasetSpec(str(image_folder)))
+
+
+def test_missing_test_split_and_missing_classes(image_folder: Path, tmp_path: Path) -> None:
+    shutil.rmtree(image_folder / "val")
+    with pytest.raises(DatasetError, match="none of val"):
+        open_dataset(DatasetSpec(str(image_folder)))
+    (tmp_path / "hollow").mkdir()
+    with pytest.raises(DatasetError, match="no class folders"):
+        open_dataset(DatasetSpec(str(tmp_path / "hollow")))
+
+
+def test_missing_folder_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match=r"image folder.*no/such/place"):
+        open_dataset(DatasetSpec("no/such/place"))
+
+
+def test_name_that_timm_cannot_read() -> None:
+    with pytest.raises(DatasetError, match="torch/nonsense"):
+        open_dataset(DatasetSpec("torch/nonsense"))
+
+
+def test_torchvision_dataset_by_name(image_folder: Path) -> None:
+    data = open_dataset(DatasetSpec("torch/image_folder", dataset_root=str(image_folder)))
+    assert (len(data.train), len(data.test), data.classes) == (16, 8, ("dark", "light"))
+    (image_folder / "train" / "dark" / "0.png").write_bytes(b"")
+    with pytest.raises(ImageError, match="0 of torch/image_folder"):
+        data.train[0]
+
+
+def test_timm_reader_is_not_allowed_to_skip(
+    image_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(_name: str, *, root: str, split: str, is_training: bool) -> ImageDataset:
+        assert is_training == (split == "train")
+        return ImageDataset(str(Path(root) / {"train": "train", "validation": "val"}[split]))
+
+    monkeypatch.setattr(sources.timm.data, "create_dataset", create)
+    data = open_dataset(DatasetSpec("hfds/some/name", dataset_root=str(image_folder)))
+    assert (len(data.train), data.classes) == (16, ("dark", "light"))
+    assert data.train[15][1] == 1
+    (image_folder / "train" / "light" / "7.png").write_bytes(b"nothing")
+    with pytest.raises(ImageError, match="15 of hfds/some/name"):
+        data.train[15]
+
+
+def test_streamed_dataset_needs_the_number_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = [(Image.new("RGB", (8, 8)), 1)] * 3
+
+    def create(*_: object, **__: object) -> IterableImageDataset:
+        return IterableImageDataset("", reader=reader)
+
+    monkeypatch.setattr(sources.timm.data, "create_dataset", create)
+    with pytest.raises(DatasetError, match="num_classes"):
+        open_dataset(DatasetSpec("wds/stream"))
+    data = open_dataset(DatasetSpec("wds/stream", num_classes=2))
+    assert (data.classes, len(data.train)) == (("0", "1"), 3)
+    with pytest.raises(DatasetError, match="streamed"):
+        data.part("all")

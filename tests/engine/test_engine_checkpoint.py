@@ -1,0 +1,171 @@
+"""Checkpoints load into the very model, or are refused by name; nothing is ever unpickled."""
+
+import dataclasses
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from vision_ttt.engine import CheckpointError, ConfigError, load_model
+from vision_ttt.engine.building import build_model, data_config, load_weights, model_arguments
+from vision_ttt.engine.checkpoint import (
+    ModelMetadata,
+    TrainState,
+    read_state,
+    read_weights,
+    save_state,
+    save_weights,
+)
+
+MODEL = "vittt_nano_patch4_32"
+ARGUMENTS = {"depth": 1, "embed_dim": 32, "num_heads": 1}
+
+
+def _model(**more: object) -> tuple[nn.Module, ModelMetadata]:
+    arguments = model_arguments(MODEL, num_classes=3, image_size=16, extra={**ARGUMENTS, **more})
+    model = build_model(MODEL, arguments)
+    classes = ("a", "b", "ç")
+    return model, ModelMetadata(MODEL, arguments, classes, data_config(model, 16))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "last.safetensors"
+    model, metadata = _model()
+    save_weights(path, model.state_dict(), metadata)
+    return path
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    model, metadata = _model()
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), metadata)
+    loaded, read = load_model(tmp_path / "w.safetensors")
+    assert read.classes == metadata.classes
+    assert tuple(read.input["input_size"]) == (3, 16, 16)
+    images = torch.randn(2, 3, 16, 16)
+    assert not loaded.training
+    assert torch.equal(loaded(images), model.eval()(images))
+
+
+def test_missing_file() -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.safetensors"):
+        load_model("none.safetensors")
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, -1])
+def test_truncated_file_is_named(checkpoint: Path, size: int) -> None:
+    checkpoint.write_bytes(checkpoint.read_bytes()[:size])
+    with pytest.raises(CheckpointError, match=r"last\.safetensors is truncated"):
+        load_model(checkpoint)
+
+
+class _Trap:
+    """Unpickling it would make a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return os.mkdir, (str(self.folder),)
+
+
+def _pickle(content: object, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content, protocol=2))  # torch.load warns of later ones
+
+
+@pytest.mark.parametrize("write", [torch.save, _pickle])
+@pytest.mark.parametrize("read", [load_model, read_weights, read_state])
+def test_pickle_is_never_unpickled(tmp_path: Path, write: Callable, read: Callable) -> None:
+    path = tmp_path / "evil.safetensors"
+    write({"format": 1, "state": _Trap(tmp_path / "sprung")}, path)
+    with pytest.raises(CheckpointError, match=r"evil.*pickle"):
+        read(path)
+    assert not (tmp_path / "sprung").exists()
+
+
+def _rewrite(path: Path, change: Callable[[dict], object]) -> None:
+    weights, text = read_weights(path)
+    values = json.loads(text)
+    change(values)
+    safetensors.torch.save_file(weights, path, {"vision_ttt": json.dumps(values)})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda m: m["model_args"].update(depth=2), r"missing blocks\.1\.\S+.* more"),
+        (lambda m: m["model_args"].update(embed_dim=64), r"of another shape \S+ \[.*\] for \["),
+        (
+            lambda m: m.update(model="resnet18", model_args={"num_classes": 3}),
+            "unexpected blocks",
+        ),
+        (lambda m: m.update(model="hf-hub:some/model"), "unknown model"),
+        (lambda m: m["model_args"].update(checkpoint_path="x.pth"), "checkpoint_path"),
+        (lambda m: m["model_args"].update(pretrained_cfg_overlay={"file": "x"}), "pretrained_cfg"),
+        (lambda m: m["model_args"].update(nonsense=1), "nonsense"),
+        (lambda m: m.pop("classes"), "damaged"),
+        (lambda m: m.update(classes=["a"]), "damaged"),
+        (lambda m: m.update(format=99), "format 99"),
+    ],
+)
+def test_metadata_of_another_model_is_refused(
+    checkpoint: Path, change: Callable[[dict], object], told: str
+) -> None:
+    _rewrite(checkpoint, change)
+    with pytest.raises(CheckpointError, match=told) as caught:
+        load_model(checkpoint)
+    assert "last.safetensors" in str(caught.value)
+
+
+def test_weights_without_our_metadata(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match="no vision-ttt metadata"):
+        load_model(tmp_path / "other.safetensors")
+
+
+def test_fine_tuning_leaves_out_a_head_of_another_size_and_nothing_else() -> None:
+    source, _ = _model()
+    target = build_model(MODEL, {**ARGUMENTS, "num_classes": 5, "img_size": 16})
+    head = target.head.weight.clone()
+    load_weights(target, source.state_dict(), "source", skip="head")
+    assert torch.equal(target.head.weight, head)
+    for name, weight in source.state_dict().items():
+        assert name.startswith("head.") or torch.equal(target.state_dict()[name], weight)
+    deeper = build_model(MODEL, {**ARGUMENTS, "depth": 2, "num_classes": 5, "img_size": 16})
+    with pytest.raises(ConfigError, match="missing blocks"):
+        load_weights(deeper, source.state_dict(), "source", skip="head")
+
+
+def test_state_round_trip_and_damage(tmp_path: Path) -> None:
+    path = tmp_path / "last.state.pt"
+    model, _ = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 3, 16, 16)).sum().backward()
+    optimizer.step()
+    state = TrainState(config={"seed": 0}, epoch=2, history=[{"epoch": 1, "inner_losses": {}}])
+    save_state(path, state, model, optimizer, None)
+    content = read_state(path)
+    assert dataclasses.asdict(content["state"]) == dataclasses.asdict(state)
+    assert all(torch.equal(content["model"][k], v) for k, v in model.state_dict().items())
+    whole = path.read_bytes()
+    for size in (0, 10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match=r"last\.state\.pt"):
+            read_state(path)
+    with pytest.raises(FileNotFoundError, match="Nothing to resume"):
+        read_state(tmp_path / "none.pt")
+
+
+def test_unknown_model_and_reserved_arguments() -> None:
+    with pytest.raises(ConfigError, match=r"nearest: vittt_nano_patch4_32"):
+        build_model("vittt_nano_patch4_23", {})
+    with pytest.raises(ConfigError, match="nonsense"):
+        build_model(MODEL, {"nonsense": 1})
+    with pytest.raises(ConfigError, match="set image_size"):
+        model_arguments(MODEL, num_classes=3, extra={"img_size": 64})

@@ -1,0 +1,375 @@
+"""The loop: what it leaves, that it repeats itself, and that a resumed run is the same run."""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.data.dataset import IterableImageDataset
+from torch import nn
+
+from vision_ttt import recipes
+from vision_ttt.data import ImageError
+from vision_ttt.engine import ConfigError, TrainConfig, TrainResult, load_model, train
+from vision_ttt.engine.checkpoint import read_state
+from vision_ttt.engine.optimisation import make_optimizer, make_scheduler
+from vision_ttt.errors import Interrupted
+
+Fields = Callable[..., dict]
+TIMES = ("seconds", "images_per_second")
+
+
+def _same_weights(first: nn.Module, second: nn.Module) -> bool:
+    others = second.state_dict()
+    return all(torch.equal(weight, others[name]) for name, weight in first.state_dict().items())
+
+
+def _untimed(metrics: dict) -> dict:
+    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in metrics["epochs"]]
+    return {**{k: v for k, v in metrics.items() if k not in TIMES}, "epochs": rows}
+
+
+def _interrupt_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
+    """Press Ctrl-C in the course of an update, counted from 0."""
+    from timm.scheduler.scheduler import Scheduler
+
+    original, pressed = Scheduler.step_update, []
+
+    def step_update(self: Scheduler, num_updates: int, metric: float | None = None) -> None:
+        if num_updates == update and not pressed:
+            pressed.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+        original(self, num_updates, metric)
+
+    monkeypatch.setattr(Scheduler, "step_update", step_update)
+
+
+def test_run_directory(tiny_fields: Fields) -> None:
+    config = TrainConfig(**tiny_fields())
+    result = train(config)
+    run = result.run_dir
+    assert {path.name for path in run.iterdir()} == {
+        "config.yaml",
+        "environment.json",
+        "metrics.csv",
+        "metrics.json",
+        "tensorboard",
+        "last.safetensors",
+        "last.state.pt",
+    }
+    assert recipes.load(str(run / "config.yaml")) == config
+    assert "torch" in json.loads((run / "environment.json").read_text())["versions"]
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics == result.metrics
+    assert [row["epoch"] for row in metrics["epochs"]] == [1, 2]
+    assert len(metrics["epochs"][0]["inner_losses"]["blocks.0.mixer.ttt"]) == 4
+    assert metrics["test_accuracy"] == result.evaluation.accuracy
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["test_loss"]) for row in rows] == [
+        row["test_loss"] for row in metrics["epochs"]
+    ]
+    model, metadata = load_model(run / "last.safetensors")
+    assert _same_weights(model, result.model)
+    assert (metadata.classes, metadata.epoch, metadata.update) == (("dark", "light"), 2, 8)
+
+
+def test_it_learns(tiny_fields: Fields) -> None:
+    result = train(TrainConfig(**tiny_fields(epochs=8, horizontal_flip=0.0, crop_scale=0.5)))
+    assert result.evaluation.accuracy == 1.0
+    assert result.evaluation.confusion.tolist() == [[4, 0], [0, 4]]
+    assert result.metrics["epochs"][-1]["train_loss"] < result.metrics["epochs"][0]["train_loss"]
+
+
+EVERYTHING = {
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "ema_decay": 0.9,
+    "auto_augment": "rand-m9-mstd0.5-inc1",
+    "random_erasing": 0.25,
+    "accumulation_steps": 2,
+    "batch_size": 4,
+    "layer_decay": 0.7,
+    "gradient_checkpointing": True,
+}
+
+
+def _run(tiny_fields: Fields, **overrides: object) -> TrainResult:
+    return train(TrainConfig(**tiny_fields(**overrides)))
+
+
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+def test_same_seed_same_run(tiny_fields: Fields, tmp_path: Path, options: dict) -> None:
+    first = _run(tiny_fields, **options, output=str(tmp_path / "1"))
+    second = _run(tiny_fields, **options, output=str(tmp_path / "2"), num_workers=1)
+    other = _run(tiny_fields, **options, output=str(tmp_path / "3"), seed=1)
+    assert _untimed(first.metrics) == _untimed(second.metrics)
+    assert _same_weights(first.model, second.model)
+    assert not _same_weights(first.model, other.model)
+
+
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize("update", [1, 3, 4], ids=["mid-epoch", "epoch's last", "epoch's first"])
+def test_interrupted_and_resumed_is_the_same_run(
+    tiny_fields: Fields,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict,
+    update: int,
+) -> None:
+    whole = _run(tiny_fields, **options, output=str(tmp_path / "whole"))
+    config = TrainConfig(**tiny_fields(**options, output=str(tmp_path / "parts")))
+    with monkeypatch.context() as patch:
+        _interrupt_at(patch, update)
+        with pytest.raises(Interrupted, match=rf"update {update + 1} .*config\.yaml --resume"):
+            train(config)
+    _, metadata = load_model(tmp_path / "parts" / "last.safetensors")
+    assert metadata.update == update + 1
+    resumed = train(config, resume=True)
+    assert _same_weights(whole.model, resumed.model)
+    assert _untimed(whole.metrics) == _untimed(resumed.metrics)
+    assert torch.equal(whole.evaluation.probabilities, resumed.evaluation.probabilities)
+
+
+def test_resuming_from_an_epochs_end(tiny_fields: Fields, tmp_path: Path) -> None:
+    whole = _run(tiny_fields, output=str(tmp_path / "whole"))
+    config = TrainConfig(**tiny_fields(output=str(tmp_path / "parts")))
+
+    class Killed(Exception):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Just after the checkpoint. (The module hides behind its function of the same name.)
+        patch.setattr(sys.modules["vision_ttt.engine.train"], "epoch_line", killed)
+        with pytest.raises(Killed):
+            train(config)
+    resumed = train(config, resume=True)
+    assert _same_weights(whole.model, resumed.model)
+    assert _untimed(whole.metrics) == _untimed(resumed.metrics)
+    # A finished run resumes to itself.
+    again = train(config, resume=True)
+    assert again.metrics == resumed.metrics
+    assert again.evaluation.accuracy == whole.evaluation.accuracy
+
+
+def test_ctrl_c_from_outside_exits_130_with_a_checkpoint(
+    tiny_fields: Fields, tmp_path: Path
+) -> None:
+    fields = tiny_fields(epochs=10_000, num_workers=1)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(fields))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vision_ttt", "train", str(recipe)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    run = Path(fields["output"])
+    try:
+        for line in process.stderr:
+            if "epoch 1/" in line:
+                break
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to workers, too
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    load_model(run / "last.safetensors")
+
+
+def test_a_run_is_not_overwritten_by_accident(tiny_fields: Fields) -> None:
+    config = TrainConfig(**tiny_fields(epochs=1))
+    first = train(config)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(config)
+    with pytest.raises(ConfigError, match="exclude"):
+        train(config, resume=True, overwrite=True)
+    changed = dataclasses.replace(config, learning_rate=2e-3)
+    with pytest.raises(ConfigError, match=r"learning_rate 0.001 -> 0.002"):
+        train(changed, resume=True)
+    second = train(changed, overwrite=True)
+    assert not _same_weights(first.model, second.model)
+    assert len(list((second.run_dir / "tensorboard").iterdir())) == 1
+
+
+def test_nothing_to_resume(tiny_fields: Fields) -> None:
+    config = TrainConfig(**tiny_fields())
+    with pytest.raises(FileNotFoundError, match="Nothing to resume"):
+        train(config, resume=True)
+    assert not Path(config.output).exists()
+
+
+def test_what_does_not_fit_leaves_no_run_directory(tiny_fields: Fields) -> None:
+    for overrides, told in (
+        ({"batch_size": 64}, "batch_size is 64, but .* 16 training images"),
+        ({"model": "vittt_nano"}, "nearest: vittt_nano_patch4_32"),
+        ({"model_args": {"dept": 1}}, "dept"),
+        ({"auto_augment": "nonsense"}, "auto_augment"),
+    ):
+        config = TrainConfig(**tiny_fields(**overrides))
+        with pytest.raises(ConfigError, match=told):
+            train(config)
+        assert not Path(config.output).exists()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_bad_images_stop_or_are_counted(
+    tiny_fields: Fields, image_folder: Path, num_workers: int
+) -> None:
+    bad = [image_folder / "train" / "dark" / "3.png", image_folder / "val" / "light" / "0.png"]
+    for path in bad:
+        path.write_bytes(path.read_bytes()[:50])
+    fields = tiny_fields(epochs=1, num_workers=num_workers, mixup=0.5)
+    with pytest.raises(ImageError, match=r"dark/3\.png"):
+        train(TrainConfig(**fields))
+    result = train(TrainConfig(**fields, skip_bad=True), overwrite=True)
+    assert sorted(result.metrics["bad_images"]) == [str(path) for path in bad]
+    assert len(result.evaluation.targets) == 7
+
+
+def test_accumulation_sums_to_the_same_step(tiny_fields: Fields, tmp_path: Path) -> None:
+    common = {"epochs": 1, "drop_path": 0.0, "warmup_epochs": 0, "clip_norm": 0.0}
+    once = _run(tiny_fields, **common, output=str(tmp_path / "1"))
+    twice = _run(tiny_fields, **common, output=str(tmp_path / "2"), accumulation_steps=2)
+    for name, weight in once.model.state_dict().items():
+        torch.testing.assert_close(twice.model.state_dict()[name], weight, rtol=0, atol=2e-5)
+
+
+def test_bfloat16_stays_close(tiny_fields: Fields, tmp_path: Path) -> None:
+    full = _run(tiny_fields, epochs=1, output=str(tmp_path / "1"))
+    half = _run(tiny_fields, epochs=1, output=str(tmp_path / "2"), precision="bfloat16")
+    assert next(half.model.parameters()).dtype == torch.float32
+    losses = [r.metrics["epochs"][0]["train_loss"] for r in (full, half)]
+    assert losses[0] != losses[1]
+    assert math.isclose(*losses, rel_tol=0.02)
+
+
+def test_starting_from_weights(tiny_fields: Fields, tmp_path: Path) -> None:
+    source = _run(tiny_fields, epochs=1, output=str(tmp_path / "source"))
+    fields = tiny_fields(
+        epochs=1,
+        output=str(tmp_path / "fine"),
+        initial_weights=str(tmp_path / "source" / "last.safetensors"),
+        learning_rate=1e-12,
+        warmup_learning_rate=0.0,
+        minimum_learning_rate=0.0,
+    )
+    tuned = train(TrainConfig(**fields))
+    for name, weight in source.model.state_dict().items():
+        torch.testing.assert_close(tuned.model.state_dict()[name], weight, rtol=0, atol=1e-9)
+
+
+def test_a_model_of_timms_trains_too(tiny_fields: Fields) -> None:
+    result = _run(tiny_fields, model="resnet18", model_args={}, image_size=32, epochs=1)
+    assert result.metrics["epochs"][0]["inner_losses"] == {}
+    assert result.metrics["epochs"][0]["inner_loss"] is None
+    load_model(result.run_dir / "last.safetensors")
+
+
+def test_decay_groups_and_layer_decay() -> None:
+    model = timm.create_model("vittt_nano_patch4_32", num_classes=2, depth=2)
+    config = TrainConfig(weight_decay=0.05, learning_rate=1e-3)
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    groups = make_optimizer(model, config).param_groups
+    decayed = {names[id(p)] for g in groups if g["weight_decay"] > 0 for p in g["params"]}
+    free = set(names.values()) - decayed
+    assert "patch_embed.proj.weight" in decayed
+    assert "head.weight" in decayed
+    assert set(model.no_weight_decay()) & set(names.values()) <= free
+    assert any(model.get_parameter(name).ndim > 1 for name in free)
+    assert all(model.get_parameter(name).ndim > 1 for name in decayed)
+
+    layered = make_optimizer(model, dataclasses.replace(config, layer_decay=0.5)).param_groups
+    make_scheduler(torch.optim.AdamW(layered), config, 10)
+    scale = {names[id(p)]: g["lr_scale"] for g in layered for p in g["params"]}
+    assert scale["head.weight"] == 1.0
+    assert scale["patch_embed.proj.weight"] < scale["blocks.0.mixer.ttt.in_proj.weight"] < 1.0
+
+
+def test_schedule_warms_up_and_follows_the_cosine() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    config = TrainConfig(
+        epochs=10,
+        warmup_epochs=2,
+        learning_rate=1.0,
+        warmup_learning_rate=0.0,
+        minimum_learning_rate=0.1,
+    )
+    optimizer = torch.optim.AdamW([weight], lr=config.learning_rate)
+    scheduler = make_scheduler(optimizer, config, updates_per_epoch=10)
+    rates = []
+    for update in range(100):
+        scheduler.step_update(update)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == 0.0
+    assert rates[10] == pytest.approx(0.5)
+    for update in (20, 50, 99):
+        expected = 0.1 + 0.9 * (1 + math.cos(math.pi * update / 100)) / 2
+        assert rates[update] == pytest.approx(expected)
+
+
+class _Stream:
+    """What timm's streaming readers look like: eight images of two classes, in order."""
+
+    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+        for index in range(8):
+            yield Image.new("RGB", (24, 24), (30 * index,) * 3), index % 2
+
+    def __len__(self) -> int:
+        return 8
+
+
+def test_streamed_dataset_trains_and_resumes_mid_epoch(
+    tiny_fields: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(*_: object, **__: object) -> IterableImageDataset:
+        return IterableImageDataset("", reader=_Stream())
+
+    monkeypatch.setattr(timm.data, "create_dataset", create)
+    stream = {"dataset": "wds/stream", "num_classes": 2, "horizontal_flip": 0.0, "crop_scale": 1.0}
+    stream["crop_ratio"] = 1.0  # the augmentation of a stream is not seeded by place
+    whole = _run(tiny_fields, **stream, output=str(tmp_path / "whole"))
+    assert [row["update"] for row in whole.metrics["epochs"]] == [2, 4]
+    config = TrainConfig(**tiny_fields(**stream, output=str(tmp_path / "parts")))
+    with monkeypatch.context() as patch:
+        _interrupt_at(patch, 2)
+        with pytest.raises(Interrupted):
+            train(config)
+    assert _same_weights(train(config, resume=True).model, whole.model)
+
+
+def test_average_warms_up_and_is_what_is_saved(tiny_fields: Fields) -> None:
+    config = TrainConfig(**tiny_fields(ema_decay=0.9999, learning_rate=1e-2))
+    result = train(config)
+    saved = read_state(result.run_dir / "last.state.pt")
+    loaded, metadata = load_model(result.run_dir / "last.safetensors")
+    assert metadata.averaged
+    average, raw = saved["average"]["head.weight"], saved["model"]["head.weight"]
+    assert torch.equal(loaded.head.weight, average)
+    # Without warm-up, eight updates of 1e-4 each would leave the average at its start, zero or
+    # next to it; with it, the average lags the weights by a few updates.
+    assert not torch.equal(average, raw)
+    torch.testing.assert_close(average, raw, rtol=0, atol=2e-2)
+    assert (average - raw).norm() < 0.5 * raw.norm()
+
+
+@pytest.mark.slow
+def test_digits_recipe_reaches_its_accuracy(tmp_path: Path) -> None:
+    result = train(recipes.load("digits", {"output": str(tmp_path / "digits")}))
+    assert result.evaluation.accuracy >= 0.98
+    assert result.metrics["seconds"] < 210

@@ -1,0 +1,52 @@
+"""The code that the documentation shows runs, and the links it has lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES += sorted(ROOT.glob("src/**/README.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_blocks_run_one_after_the_other(page):
+    names = {
+        "model": timm.create_model("vittt_nano_patch4_32", num_classes=10, depth=2),
+        "images": torch.zeros(1, 3, 32, 32),
+    }
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        if "images" in block:  # of the model's size, whichever the page has made so far
+            size = names["model"].pretrained_cfg["input_size"]
+            names["images"] = torch.zeros(1, *size)
+        exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_the_documents_name_existing_code():
+    """Paths and names in `code quotes` of the block's description."""
+    import vision_ttt.layers
+    import vision_ttt.models.vittt
+
+    text = (ROOT / "docs/how-a-vittt-block-works.md").read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:layers|ops|models|tests)/[\w/]+\.py)`", text):
+        assert (ROOT / path).exists() or (ROOT / "src/vision_ttt" / path).exists(), path
+    for owner, member in re.findall(
+        r"`(VitttMixer|VitttBlock|TTTLinear|LinearLearner)\.(\w+)`", text
+    ):
+        layer = getattr(vision_ttt.layers, owner)
+        has = hasattr(layer, member) or f"self.{member} =" in Path(
+            vision_ttt.layers.vittt.__file__
+        ).read_text(encoding="utf-8")
+        assert has, f"{owner}.{member}"
+    for design in vision_ttt.models.vittt.DESIGN_ROUTE:
+        assert f"`{design}`" in text
