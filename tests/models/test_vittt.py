@@ -13,6 +13,7 @@ from timm.optim import create_optimizer_v2, param_groups_layer_decay
 
 from tolerances import assert_close
 from vision_ttt.bench import count_macs, count_parameters, equation_13_macs
+from vision_ttt.models.image_size import checkpoint_filter_fn
 from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
 
 PARAMETERS = {
@@ -291,6 +292,22 @@ def test_pretrained_file_with_another_head_channels_and_size(tmp_path):
     block = "blocks.1.mixer.ttt.in_proj.weight"
     assert torch.equal(other.state_dict()[block], source.state_dict()[block])
     assert other.pos_embed.shape == (1, 144, 96)
+
+
+def test_set_input_size():
+    model = nano().eval()
+    model.set_input_size((48, 24))
+    assert model.pos_embed.shape == (1, 72, 96)
+    assert isinstance(model.pos_embed, torch.nn.Parameter)
+    assert model(images(1, 3, 48, 24)).shape == (1, 10)
+    with pytest.raises(ValueError, match="the model was made for 48 × 24"):
+        model(images())
+
+
+def test_weights_of_a_non_square_grid_are_refused_for_another():
+    source = nano(img_size=(16, 48)).state_dict()
+    with pytest.raises(ValueError, match="48 tokens, which is not a square grid"):
+        checkpoint_filter_fn(source, nano())
 
 
 def test_compiles_as_one_graph_with_gradients():

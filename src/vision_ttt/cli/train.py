@@ -1,13 +1,13 @@
 """`vision-ttt train RECIPE [--field value …]`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import jsonargparse
 from rich.console import Console
 
 from vision_ttt import recipes
 from vision_ttt.cli.main import CommandParser
+from vision_ttt.cli.run_report import write_run_report
 from vision_ttt.engine import TrainConfig, train
 from vision_ttt.engine.config import FIELDS
 
@@ -48,9 +48,10 @@ def run(arguments: jsonargparse.Namespace) -> int:
         overwrite=given.get("overwrite", False),
         progress=True,
     )
+    report = write_run_report(result)
     Console().print(
         f"test accuracy {result.evaluation.accuracy:.2%} after {config.epochs} epochs"
-        f" ({result.metrics['seconds']:.0f} s); everything is in {Path(result.run_dir)}",
+        f" ({result.metrics['seconds']:.0f} s); the report is {report}",
         highlight=False,
         soft_wrap=True,
     )

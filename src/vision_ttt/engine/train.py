@@ -53,6 +53,8 @@ from vision_ttt.engine.optimisation import make_optimizer, make_scheduler
 from vision_ttt.engine.seeds import seed_pass
 from vision_ttt.errors import Interrupted
 from vision_ttt.explain import inner_losses
+from vision_ttt.models import Vittt
+from vision_ttt.models.image_size import checkpoint_filter_fn
 
 _LOGGER = logging.getLogger(__name__)
 _INNER_LOSS_IMAGES = 32
@@ -125,6 +127,8 @@ def train(
     model = build_model(config.model, {**arguments, **regularisation})
     if config.initial_weights and not saved:
         weights, _ = read_weights(config.initial_weights)
+        if isinstance(model, Vittt):
+            weights = checkpoint_filter_fn(weights, model)  # they may be of another image size
         head = model.pretrained_cfg.get("classifier")
         load_weights(model, weights, config.initial_weights, skip=head)
     if config.gradient_checkpointing:

@@ -5,11 +5,10 @@ Shape letters: B images, C channels, T tokens on a grid (h, w), D width, N = T +
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates, resample_abs_pos_embed
+from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates
 from timm.models import (
     build_model_with_cfg,
     checkpoint,
@@ -20,16 +19,10 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens, LinearLearner, TTTLinear, VitttBlock, VitttMixer
+from vision_ttt.models.image_size import check_image_size, checkpoint_filter_fn, positions_for
 
-DESIGN_ROUTE: dict[str, dict[str, bool]] = {
-    "ttt_layer": {"share_qk": False, "gate": False, "conv1d": False, "dual": False},
-    "shared_qk": {"share_qk": True, "gate": False, "conv1d": False, "dual": False},
-    "gating": {"share_qk": True, "gate": True, "conv1d": False, "dual": False},
-    "conv1d": {"share_qk": True, "gate": True, "conv1d": True, "dual": False},
-    "dual": {"share_qk": True, "gate": True, "conv1d": True, "dual": True},
-    "conv2d": {"share_qk": True, "gate": True, "conv1d": True, "dual": True},
-}
-"""Table 3's route from the bare TTT layer to Vittt; its last step is the published model."""
+DESIGN_ROUTE = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
+"""Table 3's route: each step adds its part to the one before; the last is the published model."""
 
 POOLS = ("avg", "max_norm", "head", "middle", "double", "")
 """Table 4's features: mean, the token of largest L2 norm, a class token; "" for all tokens."""
@@ -51,18 +44,18 @@ def _mixer(
     drop_path: nn.Module,
 ) -> VitttMixer:
     """The mixer of one step of the design route."""
-    step = DESIGN_ROUTE[design]
+    has = DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]
     ttt = TTTLinear(
         dim,
         num_heads,
         mini_batch_size=mini_batch_size,
-        bidirectional=step["dual"],
-        share_qk=step["share_qk"],
-        conv_kernel_size=4 if step["conv1d"] else 0,
-        gate=step["gate"],
+        bidirectional="dual" in has,
+        share_qk="shared_qk" in has,
+        conv_kernel_size=4 if "conv1d" in has else 0,
+        gate="gating" in has,
         learnable_states=learnable_states,
     )
-    return VitttMixer(dim, num_heads, ttt=ttt, conv2d=design == "conv2d", drop_path=drop_path)
+    return VitttMixer(dim, num_heads, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path)
 
 
 class Vittt(nn.Module):
@@ -133,7 +126,7 @@ class Vittt(nn.Module):
             patch_size,
             in_chans,
             embed_dim,
-            strict_img_size=False,  # _check_image says it more clearly, and as a ValueError
+            strict_img_size=False,  # check_image_size says it more clearly, and as a ValueError
             dynamic_img_pad=dynamic_img_pad,
             output_fmt="NHWC",
             flatten=False,
@@ -171,7 +164,7 @@ class Vittt(nn.Module):
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Positions, class tokens and all of the inner models (norms and biases go anyway)."""
-        names = {"pos_embed", "class_tokens.tokens"}
+        names = {"pos_embed"} if self.class_tokens is None else {"pos_embed", "class_tokens.tokens"}
         for module_name, module in self.named_modules():
             if isinstance(module, LinearLearner):
                 names |= {f"{module_name}.{name}" for name, _ in module.named_parameters()}
@@ -209,39 +202,30 @@ class Vittt(nn.Module):
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
 
-    # forward
+    @torch.jit.ignore
+    def set_input_size(
+        self,
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+    ) -> None:
+        """Make the model one of another image or patch size, its weights interpolated."""
+        former = tuple(self.patch_embed.grid_size)
+        self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
+        grid = tuple(self.patch_embed.grid_size)
+        with torch.no_grad():
+            self.pos_embed = nn.Parameter(positions_for(grid, self.pos_embed, former))
+        for info in self.feature_info:
+            info["reduction"] = self.patch_embed.patch_size[0]
 
-    def _check_image(self, x: Tensor) -> None:
-        if x.ndim != 4 or x.shape[1] != self.in_chans:
-            raise ValueError(f"images must be [B, {self.in_chans}, H, W], got {list(x.shape)}")
-        size = tuple(x.shape[-2:])
-        patch = self.patch_embed.patch_size
-        if not self.dynamic_img_size and size != tuple(self.patch_embed.img_size):
-            if self.dynamic_img_pad and self.patch_embed.dynamic_feat_size(size) == tuple(
-                self.patch_embed.grid_size
-            ):
-                return
-            raise ValueError(
-                f"images are {size[0]} × {size[1]} pixels, the model was made for "
-                f"{self.patch_embed.img_size[0]} × {self.patch_embed.img_size[1]}; make it with "
-                f"img_size={size}, or with dynamic_img_size=True for changing sizes"
-            )
-        if not self.dynamic_img_pad and (size[0] % patch[0] or size[1] % patch[1]):
-            raise ValueError(
-                f"images of {size[0]} × {size[1]} pixels are not whole patches of {patch[0]} × "
-                f"{patch[1]}; make the model with dynamic_img_pad=True to pad them"
-            )
+    # forward
 
     def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int], tuple[int, ...]]:
         """Tokens [B, N, D], their grid, and the positions of class tokens among them."""
-        self._check_image(x)
+        dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
+        check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
         x = self.patch_embed(x)  # [B, h, w, D]
         grid = (x.shape[1], x.shape[2])
-        positions = self.pos_embed
-        if grid != tuple(self.patch_embed.grid_size):
-            positions = resample_abs_pos_embed(
-                positions, list(grid), list(self.patch_embed.grid_size), num_prefix_tokens=0
-            )
+        positions = positions_for(grid, self.pos_embed, self.patch_embed.grid_size)
         x = x.flatten(1, 2) + positions  # [B, T, D]
         if self.class_tokens is None:
             return x, grid, ()
@@ -341,23 +325,6 @@ class Vittt(nn.Module):
         if prune_head:
             self.reset_classifier(0)
         return taken
-
-
-def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: Vittt) -> dict[str, Tensor]:
-    """Fit weights to a model of another image size by interpolating the position embedding."""
-    state_dict = dict(state_dict)
-    positions = state_dict.get("pos_embed")
-    if positions is not None and positions.shape[1] != model.pos_embed.shape[1]:
-        side = round(positions.shape[1] ** 0.5)
-        if side * side != positions.shape[1]:
-            raise ValueError(
-                f"pos_embed has {positions.shape[1]} tokens, not a square grid: load it into a "
-                "model of its own img_size, then change that"
-            )
-        state_dict["pos_embed"] = resample_abs_pos_embed(
-            positions, list(model.patch_embed.grid_size), [side, side], num_prefix_tokens=0
-        )
-    return state_dict
 
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -1,0 +1,71 @@
+"""Image sizes of plain backbones: which fit a model, and position embeddings for other grids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from timm.layers import PatchEmbed, resample_abs_pos_embed
+from torch import Tensor, nn
+
+
+def check_image_size(
+    x: Tensor, patch_embed: PatchEmbed, in_chans: int, *, dynamic: bool, pad: bool
+) -> None:
+    """Refuse images that a plain backbone cannot take.
+
+    Args:
+        x: images [B, C, H, W].
+        patch_embed: the model's.
+        in_chans: C.
+        dynamic: the model takes any size, not only its own.
+        pad: the model pads sizes that are not whole patches.
+
+    Raises:
+        ValueError: the shape is not that of images, the size is not the model's own, or not whole
+            patches; the message says what would make it fit.
+    """
+    if x.ndim != 4 or x.shape[1] != in_chans:
+        raise ValueError(f"images must be [B, {in_chans}, H, W], got {list(x.shape)}")
+    size = tuple(x.shape[-2:])
+    own, patch = tuple(patch_embed.img_size), patch_embed.patch_size
+    if not dynamic and size != own:
+        grid = tuple(patch_embed.grid_size)
+        if pad and tuple(patch_embed.dynamic_feat_size(size)) == grid:
+            return
+        raise ValueError(
+            f"images are {size[0]} × {size[1]} pixels, the model was made for {own[0]} × {own[1]}; "
+            f"make it with img_size={size}, or with dynamic_img_size=True for changing sizes"
+        )
+    if not pad and (size[0] % patch[0] or size[1] % patch[1]):
+        raise ValueError(
+            f"images of {size[0]} × {size[1]} pixels are not whole patches of {patch[0]} × "
+            f"{patch[1]}; make the model with dynamic_img_pad=True to pad them"
+        )
+
+
+def positions_for(grid: tuple[int, int], positions: Tensor, own_grid: tuple[int, int]) -> Tensor:
+    """Interpolate a position embedding [1, h · w, D] of ``own_grid`` to another grid (h, w)."""
+    if grid == tuple(own_grid):
+        return positions
+    return resample_abs_pos_embed(positions, list(grid), list(own_grid), num_prefix_tokens=0)
+
+
+def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Fit weights to a model of another image size by interpolating ``pos_embed``.
+
+    Raises:
+        ValueError: the weights' token grid is neither the model's nor square, so that its sides
+            are unknown.
+    """
+    state_dict = dict(state_dict)
+    positions = state_dict.get("pos_embed")
+    if positions is not None and positions.shape[1] != model.pos_embed.shape[1]:
+        side = round(positions.shape[1] ** 0.5)
+        if side * side != positions.shape[1]:
+            raise ValueError(
+                f"pos_embed has {positions.shape[1]} tokens, which is not a square grid; load it "
+                "into a model of its own img_size and call set_input_size for another"
+            )
+        grid = tuple(model.patch_embed.grid_size)
+        state_dict["pos_embed"] = positions_for(grid, positions, (side, side))
+    return state_dict
