@@ -33,11 +33,13 @@ $(BIN)/python:
 		{ echo "vision-ttt needs Python >= 3.10, but $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps make a second call a no-op; a changed pyproject.toml installs anew.
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
+# The stamps make a second call a no-op; changed metadata or kernels install anew.
+SOURCES := pyproject.toml setup.py $(wildcard csrc/*.h csrc/*/*)
+
+$(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@ $(VENV)/.installed

@@ -4,15 +4,23 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import ttt_linear
+from vision_ttt.ops.ttt_linear import autograd
 
 Problem = dict[str, Tensor]
+KERNELS = sorted(autograd.KERNELS)
+BACKENDS = [*KERNELS, "reference"]
+
+
+def exact_dtype(backend: str) -> torch.dtype:
+    """The widest dtype that a backend takes."""
+    return torch.float32 if backend == "cpu" else torch.float64
 
 
 def make_problem(
     batch: int = 2,
     length: int = 37,
     heads: int = 3,
-    dim: int = 8,
+    dim: int = 16,
     mini_batch_size: int = 4,
     *,
     norm: bool = True,
@@ -56,6 +64,7 @@ def solve(problem: Problem, *, seed: int = 1, function=ttt_linear, **options) ->
     loss = 0
     for output in (o, w, b):
         weights = torch.randn(output.shape, dtype=torch.float64, generator=generator)
+        weights = weights.bfloat16().double()  # the incoming gradient is exact in every dtype
         loss = loss + (output.double() * weights.to(output.device)).sum()
     gradients = torch.autograd.grad(loss, list(problem.values()))
     named = {f"grad {name}": g for name, g in zip(problem, gradients, strict=True)}

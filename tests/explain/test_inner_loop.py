@@ -5,6 +5,7 @@ import timm
 import torch
 
 from tolerances import assert_close
+from vision_ttt import TTTLinear
 from vision_ttt.explain import (
     gradient_magnitude_maps,
     inner_losses,
@@ -38,6 +39,18 @@ def test_trace_names_every_layer_and_leaves_the_model_alone(images):
     assert torch.equal(again["blocks.1.mixer.ttt"].loss, traces["blocks.1.mixer.ttt"].loss)
 
 
+def test_layers_called_by_keyword():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = TTTLinear(8, 2)
+
+        def forward(self, x):
+            return self.layer(x=x)
+
+    assert list(trace_layers(Model(), torch.randn(1, 5, 8))) == ["layer"]
+
+
 def test_the_model_is_released_when_it_fails():
     model = nano()
     with pytest.raises(ValueError, match="images must be"):
@@ -66,8 +79,8 @@ def test_models_without_ttt_layers_have_no_inner_losses():
 @pytest.mark.parametrize("state", ["current", "initial"])
 def test_gradient_maps_lie_on_the_token_grid(images, pool, state):
     model = nano(global_pool=pool)
-    maps = gradient_magnitude_maps(model, images, 0, state=state)
-    trace = trace_layers(model, images)["blocks.0.mixer.ttt"]
+    maps = gradient_magnitude_maps(model, images, 1, state=state)
+    trace = trace_layers(model, images)["blocks.1.mixer.ttt"]
     norms = trace.gradient_norm if state == "current" else trace.initial_gradient_norm
     norms = norms.mean(-1)
     norms = norms[:, 1:-1] if pool == "double" else norms

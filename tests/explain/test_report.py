@@ -55,9 +55,13 @@ def test_inner_loss_curves_show_first_middle_and_last_epoch():
 @pytest.mark.parametrize("classes", [3, 100])
 def test_confusion_matrix_labels_what_is_readable(classes):
     confusion = torch.eye(classes, dtype=torch.int64) * 7
+    confusion[0, 2] = 3  # of true class 0, taken for class 2
     figure = confusion_matrix(confusion, [f"class {i}" for i in range(classes)])
+    shown = figure.axes[0].images[0].get_array()
+    assert shown[0, 2] == pytest.approx(0.3)
+    assert shown[2, 0] == 0
     numbers = [text.get_text() for text in figure.axes[0].texts]
-    assert numbers == (["7"] * 3 if classes == 3 else [])
+    assert numbers == (["7", "3", "7", "7"] if classes == 3 else [])
     assert png_bytes(figure).startswith(PNG)
 
 
@@ -69,8 +73,22 @@ def test_gradient_map_sheet_has_three_pictures_per_image():
     assert len(pictures) == 15
     assert sorted(t for a in figure.axes if (t := a.get_title())) == list("abcde")
     assert png_bytes(figure).startswith(PNG)
+    for maps in (torch.rand(0, 8, 8), torch.rand(5, 40, 8)):
+        with pytest.raises(ValueError, match="none smaller than its map"):
+            gradient_map_sheet(torch.rand(len(maps), 3, 32, 32), maps, ["a"] * len(maps))
     with pytest.raises(ValueError, match="as many, got 5, 4, 5"):
         gradient_map_sheet(torch.rand(5, 3, 32, 32), torch.rand(4, 8, 8), list("abcde"))
+
+
+def test_gradient_map_sheet_marks_the_tokens_of_largest_gradient_on_padded_images():
+    maps = torch.zeros(1, 2, 2)
+    maps[0, 1, 0] = 1.0
+    figure = gradient_map_sheet(torch.ones(1, 3, 7, 5), maps, ["a"])  # patches of 4 × 3
+    image, _, marked = (axis.images[0].get_array() for axis in figure.axes if axis.images)
+    assert image.shape == marked.shape == (8, 6, 3)
+    assert (image[7] == 0).all()
+    assert (marked[4:7, :3] == 1).all()
+    assert (marked[:4] <= 0.25).all()
 
 
 def test_report_is_self_contained_and_escapes():

@@ -78,6 +78,11 @@ def test_extra_tokens_go_in_and_come_out(placement, positions):
         assert torch.equal(longer[0, position], tokens.tokens[0, index])
 
 
+def test_depthwise_conv2d_refuses_an_even_kernel():
+    with pytest.raises(ValueError, match="kernel_size must be odd, got 4"):
+        DepthwiseConv2d(4, 4)
+
+
 def test_extra_tokens_refuse_an_unknown_place():
     with pytest.raises(ValueError, match=r"one of \['double', 'head', 'middle'\], got 'tail'"):
         ExtraTokens(4, "tail")
@@ -98,14 +103,14 @@ def test_learnable_states(states, learnt):
 
 
 def test_shared_state_learns_from_both_directions():
-    learner = LinearLearner(1, 4, directions=2, learnable_states=1)
-    q, k, v = torch.randn(3, 1, 5, 2, 4)
-    z = learner(q, k, v, torch.rand(1, 5, 2))
+    learner = LinearLearner(1, 4, directions=2, learnable_states=1).double()
+    q, k, v = torch.randn(3, 1, 5, 2, 4, dtype=torch.float64)
+    z = learner(q, k, v, torch.rand(1, 5, 2, dtype=torch.float64))
     gradients = [torch.autograd.grad(z[:, :, h].sum(), learner.w0, retain_graph=True)[0]
                  for h in range(2)]  # fmt: skip
     (both,) = torch.autograd.grad(z.sum(), learner.w0)
     assert all(g.abs().sum() > 0 for g in gradients)
-    assert_close(both, gradients[0] + gradients[1], 1e-5)
+    assert_close(both, gradients[0] + gradients[1], 1e-12)
 
 
 def test_position_scale_is_one_over_j_plus_offset_and_never_negative():

@@ -94,6 +94,47 @@ def test_ttt_linear_layer_in_every_design(bidirectional, share_qk, extras):
     assert gradient[1].abs().sum() == 0
 
 
+@pytest.mark.parametrize("share_qk", [False, True])
+def test_causal_layer_is_its_description(share_qk):
+    """The bare layer of Table 3: projections, rates, op, post norm, output; options in use."""
+    torch.manual_seed(0)
+    layer = TTTLinear(12, 3, share_qk=share_qk, mini_batch_size=5, base_learning_rate=3.0).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    x = torch.randn(2, 13, 12, dtype=torch.float64)
+    widths = [12] * (2 if share_qk else 3) + [3]
+    k, *q, v, eta = (x @ w.T for w in layer.in_proj.weight.split(widths))
+    q = q[0] if q else k
+    learner = layer.learner
+    z = ttt_linear(
+        *(t.unflatten(-1, (3, 4)) for t in (q, k, v)),
+        3.0 * torch.sigmoid(eta + layer.eta_bias) / 4,
+        *(learner.w0, learner.b0, learner.norm_weight, learner.norm_bias),
+        mini_batch_size=5,
+        position_scale=(1 / torch.arange(1, 6).double() + learner.position_offset[0]).clamp(min=0),
+        backend="reference",
+    ).flatten(2)
+    norm = layer.post_norms[0]
+    z = F.layer_norm(z, (12,), norm.weight, norm.bias, 1e-6)
+    assert_close(layer(x), z @ layer.out_proj.weight.T, 1e-12)
+
+
+def test_rates_and_position_scale_are_float32_in_low_precision():
+    layer = TTTLinear(32, 2).bfloat16()
+    problem = layer.inner_problem(torch.randn(1, 20, 32, dtype=torch.bfloat16))
+    assert problem["q"].dtype == torch.bfloat16
+    assert problem["eta"].dtype == problem["position_scale"].dtype == torch.float32
+
+
+def test_mixer_takes_heads_or_a_layer_of_its_own():
+    own = TTTLinear(32, 4, bidirectional=True)
+    assert VitttMixer(32, ttt=own).ttt is own
+    for arguments in ({}, {"num_heads": 4, "ttt": own}):
+        with pytest.raises(ValueError, match="give num_heads or ttt, one of them"):
+            VitttMixer(32, **arguments)
+
+
 def test_ttt_linear_layer_lifted_into_another_model():
     """As in the README: somebody's encoder layer with its attention replaced."""
 

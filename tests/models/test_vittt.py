@@ -15,6 +15,7 @@ from tolerances import assert_close
 from vision_ttt.bench import count_macs, count_parameters, equation_13_macs
 from vision_ttt.models.image_size import checkpoint_filter_fn
 from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
+from vision_ttt.ops import use_backend
 
 PARAMETERS = {
     "vittt_tiny_patch16_224": 6_980_080,
@@ -68,6 +69,29 @@ def test_macs_of_the_ablations_are_close_to_the_papers(name):
     with torch.device("meta"):
         counted = count_macs(timm.create_model(model_name(name)), (3, 224, 224)) / 1e9
     assert abs(counted / float(ABLATIONS[name].macs.removesuffix("G")) - 1) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [({"dynamic_img_size": True, "dynamic_img_pad": True}, (3, 30, 45)),
+     ({"global_pool": "double"}, (3, 32, 32)), ({"global_pool": ""}, (3, 32, 32)),
+     ({"design": "conv1d"}, (3, 32, 32))],
+)  # fmt: skip
+def test_equation_13_follows_the_configuration(options, size):
+    model = nano(**options)
+    assert equation_13_macs(model, size) == pytest.approx(count_macs(model, size), rel=0.03)
+
+
+def test_counting_disturbs_nothing_and_depends_on_no_override():
+    model = nano().train()
+    model.blocks[0].eval()
+    wanted = count_macs(model, (3, 32, 32))
+    with use_backend("reference"):
+        assert count_macs(model, (3, 32, 32)) == wanted
+    with pytest.raises(ValueError, match="images must be"):
+        count_macs(model, (1, 32, 32))
+    assert model.training
+    assert not model.blocks[0].training
 
 
 def test_every_vittt_is_registered_and_described():
@@ -302,6 +326,12 @@ def test_set_input_size():
     assert model(images(1, 3, 48, 24)).shape == (1, 10)
     with pytest.raises(ValueError, match="the model was made for 48 × 24"):
         model(images())
+    positions = model.pos_embed.requires_grad_(False)
+    model.set_input_size((48, 24))
+    assert model.pos_embed is positions
+    model.set_input_size((24, 24), (8, 4))
+    assert not model.pos_embed.requires_grad
+    assert model.feature_info[0]["reduction"] == 8
 
 
 def test_weights_of_a_non_square_grid_are_refused_for_another():

@@ -7,6 +7,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vision_ttt.models import Vittt
+from vision_ttt.models.evaluation_mode import evaluation_mode
+from vision_ttt.ops import use_backend
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -28,11 +30,10 @@ def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
     """
     parameter = next(model.parameters())
     image = torch.zeros(1, *input_size, device=parameter.device, dtype=parameter.dtype)
-    training = model.training
-    model.eval()
-    with FlopCounterMode(display=False) as counter:
+    # The TTT ops have formulas behind the custom op only, which the reference is not.
+    counter = FlopCounterMode(display=False)
+    with evaluation_mode(model), use_backend(None), counter:
         model(image)
-    model.train(training)
     return counter.get_total_flops() // 2
 
 
@@ -43,11 +44,10 @@ def equation_13_macs(model: Vittt, input_size: tuple[int, ...]) -> int:
     rows of Table 3 the terms that the row has. The formula leaves out the depth-wise convolutions,
     25 T D per block, and the learning rates, 2 T D H.
     """
-    channels, height, width = input_size
-    patch_height, patch_width = model.patch_embed.patch_size
     dim = model.embed_dim
-    tokens = (height // patch_height) * (width // patch_width)
-    total = tokens * channels * patch_height * patch_width * dim
+    height, width = model.patch_embed.dynamic_feat_size(input_size[1:])
+    tokens = height * width
+    total = tokens * model.patch_embed.proj.weight.numel()
     if model.class_tokens is not None:
         tokens += model.class_tokens.tokens.shape[1]
     for block in model.blocks:
@@ -57,4 +57,4 @@ def equation_13_macs(model: Vittt, input_size: tuple[int, ...]) -> int:
         mini_batch = min(ttt.learner.mini_batch_size, tokens)
         scans = directions * (3 * ttt.head_dim + 2 * mini_batch)
         total += tokens * dim * (projections + scans + 3 * block.mlp.fc2.in_features)
-    return total + dim * model.num_classes
+    return total + dim * model.num_classes * (1 if model.global_pool else tokens)

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
+from torch.nn import functional as F
 
 from vision_ttt.explain.gradient_maps import top_fraction
 
@@ -126,16 +127,23 @@ def gradient_map_sheet(
         per_row: images side by side.
 
     Raises:
-        ValueError: the three differ in number.
+        ValueError: the three differ in number, there are none, or a map is finer than its image.
     """
+    if not titles or maps.shape[1] > images.shape[2] or maps.shape[2] > images.shape[3]:
+        raise ValueError(
+            "there must be images, none smaller than its map; got images "
+            f"{list(images.shape)} and maps {list(maps.shape)}"
+        )
     if not len(images) == len(maps) == len(titles):
         raise ValueError(
             f"images, maps and titles must be as many, got {len(images)}, {len(maps)}, "
             f"{len(titles)}"
         )
-    pictures = images.clamp(0, 1).permute(0, 2, 3, 1).cpu().numpy()
-    height, width = pictures.shape[1:3]
-    patch = height // maps.shape[1], width // maps.shape[2]
+    # Where the model padded the image to whole patches, so is the picture.
+    patch = [-(-images.shape[2 + axis] // maps.shape[1 + axis]) for axis in range(2)]
+    height, width = patch[0] * maps.shape[1], patch[1] * maps.shape[2]
+    rim = (0, width - images.shape[3], 0, height - images.shape[2])
+    pictures = F.pad(images.clamp(0, 1), rim).permute(0, 2, 3, 1).cpu().numpy()
     marks = top_fraction(maps).cpu().numpy().repeat(patch[0], 1).repeat(patch[1], 2)
     extent = (0, width, height, 0)
     columns = min(per_row, len(images))
@@ -148,9 +156,8 @@ def gradient_map_sheet(
     for index, title in enumerate(titles):
         group, column = divmod(index, columns)
         image_axis, map_axis, mark_axis = axes[3 * group : 3 * group + 3, column]
-        # Whole patches only: an image that the model padded loses nothing but its rim here.
-        picture = pictures[index, : marks.shape[1], : marks.shape[2]]
-        image_axis.imshow(pictures[index], extent=extent)
+        picture = pictures[index]
+        image_axis.imshow(picture, extent=extent)
         image_axis.set_title(title, fontsize=8)
         map_axis.imshow(
             maps[index].cpu().numpy(), cmap="magma", extent=extent, interpolation="bicubic"

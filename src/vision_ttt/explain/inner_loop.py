@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
 from vision_ttt.layers import TTTLinear
+from vision_ttt.models.evaluation_mode import evaluation_mode
 from vision_ttt.ops.ttt_linear import InnerTrace, ttt_linear_trace
-
-
-@contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block, every module's own mode restored after."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @torch.no_grad()
@@ -33,8 +19,8 @@ def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
         images: what the model takes, e.g. [B, C, H, W].
 
     Returns:
-        For each TTT layer's module name its :class:`InnerTrace`, in the order of the modules;
-        empty for a model without TTT layers.
+        For each TTT layer's module name its :class:`InnerTrace` (its last, where the model runs
+        the layer several times), in the order of the modules; empty for a model without.
     """
     traces: dict[str, InnerTrace] = {}
     handles = []
@@ -42,12 +28,12 @@ def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
         if not isinstance(layer, TTTLinear):
             continue
 
-        def record(layer: TTTLinear, inputs: tuple[Tensor, ...], name: str = name) -> None:
-            traces[name] = ttt_linear_trace(**layer.inner_problem(*inputs))
+        def record(layer: TTTLinear, inputs: tuple, keywords: dict, name: str = name) -> None:
+            traces[name] = ttt_linear_trace(**layer.inner_problem(*inputs, **keywords))
 
-        handles.append(layer.register_forward_pre_hook(record))
+        handles.append(layer.register_forward_pre_hook(record, with_kwargs=True))
     try:
-        with _evaluation(model):
+        with evaluation_mode(model):
             model(images)
     finally:
         for handle in handles:

@@ -8,15 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vision_ttt.layers.extra_tokens import merge_extra, split_extra
+
 
 class DepthwiseConv2d(nn.Conv2d):
     """Depth-wise 3×3 convolution, without bias, of tokens [B, T, C] laid out as a grid (h, w).
 
     Tokens that are not of the grid (class tokens, registers), named by their positions in the
     sequence, take no part: their output is zero.
+
+    Raises:
+        ValueError: an even kernel size, which has no centre.
     """
 
     def __init__(self, channels: int, kernel_size: int = 3) -> None:
+        if kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd, got {kernel_size}")
         super().__init__(
             channels, channels, kernel_size, padding=kernel_size // 2, groups=channels, bias=False
         )
@@ -27,7 +34,7 @@ class DepthwiseConv2d(nn.Conv2d):
         Args:
             x: tokens [B, T, C] with T = h · w + len(extra).
             grid: (h, w), rows and columns of tokens.
-            extra: positions in the sequence of the tokens outside the grid.
+            extra: positions in the sequence of the tokens outside the grid, ascending from 0.
 
         Raises:
             ValueError: T does not fit the grid.
@@ -41,10 +48,8 @@ class DepthwiseConv2d(nn.Conv2d):
             )
         if not extra:
             return self._convolve(x, grid)
-        positions = [t for t in range(length) if t not in extra]
-        index = torch.tensor(positions, device=x.device)
-        convolved = self._convolve(x.index_select(1, index), grid)
-        return convolved.new_zeros(x.shape).index_copy(1, index, convolved)
+        image, others = split_extra(x, extra)
+        return merge_extra(self._convolve(image, grid), torch.zeros_like(others), extra)
 
     def _convolve(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         # Tokens are the channels-last memory format already: no copy on the way in or out.

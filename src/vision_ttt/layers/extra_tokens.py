@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,28 @@ PLACEMENTS: dict[str, Callable[[int], tuple[int, ...]]] = {
     "double": lambda length: (0, length + 1),
 }
 """For T image tokens, where the extra ones stand in the longer sequence (Vision-TTT, Table 4)."""
+
+
+def split_extra(x: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Part x [B, T + n, D] into the tokens elsewhere [B, T, D] and those at n positions [B, n, D].
+
+    Slices, not an index: they cost next to nothing and leave T free under torch.compile.
+    """
+    pieces, taken = [], 0
+    for position in positions:
+        pieces.append(x[:, taken:position])
+        taken = position + 1
+    rest = torch.cat([*pieces, x[:, taken:]], dim=1)
+    return rest, torch.cat([x[:, position : position + 1] for position in positions], dim=1)
+
+
+def merge_extra(x: Tensor, extra: Tensor, positions: Sequence[int]) -> Tensor:
+    """Undo :func:`split_extra`: extra [B, n, D] at ``positions``, ascending, among x [B, T, D]."""
+    pieces, taken = [], 0
+    for index, position in enumerate(positions):
+        pieces += [x[:, taken : position - index], extra[:, index : index + 1]]
+        taken = position - index
+    return torch.cat([*pieces, x[:, taken:]], dim=1)
 
 
 class ExtraTokens(nn.Module):
@@ -42,19 +64,9 @@ class ExtraTokens(nn.Module):
 
     def insert(self, x: Tensor) -> Tensor:
         """x [B, T, D] → [B, T + n, D]."""
-        pieces, taken = [], 0
-        tokens = self.tokens.expand(x.shape[0], -1, -1).unbind(1)
-        for index, (position, token) in enumerate(
-            zip(self.positions(x.shape[1]), tokens, strict=True)
-        ):
-            pieces += [x[:, taken : position - index], token.unsqueeze(1)]
-            taken = position - index
-        return torch.cat([*pieces, x[:, taken:]], dim=1)
+        tokens = self.tokens.expand(x.shape[0], -1, -1)
+        return merge_extra(x, tokens, self.positions(x.shape[1]))
 
     def extract(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [B, T + n, D] → the image tokens [B, T, D] and the extra ones [B, n, D]."""
-        total = x.shape[1]
-        positions = self.positions(total - self.tokens.shape[1])
-        image = [t for t in range(total) if t not in positions]
-        pick = [torch.tensor(index, device=x.device) for index in (image, positions)]
-        return x.index_select(1, pick[0]), x.index_select(1, pick[1])
+        return split_extra(x, self.positions(x.shape[1] - self.tokens.shape[1]))

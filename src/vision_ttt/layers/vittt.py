@@ -23,24 +23,28 @@ class VitttMixer(nn.Module):
 
     Args:
         dim: D.
-        num_heads: H per direction.
-        ttt: the sequence layer [B, T, D] → [B, T, D]; by default the published one
-            (:meth:`published_ttt`).
+        num_heads: H per direction of the published sequence layer, :meth:`published_ttt`.
+        ttt: another sequence layer [B, T, D] → [B, T, D] in its place; num_heads is its own then.
         conv2d: convolve the tokens on their grid first; False gives the rows of Table 3 above the
             last.
         drop_path: applied to the TTT branch, e.g. ``timm.layers.DropPath``.
+
+    Raises:
+        ValueError: not exactly one of num_heads and ttt is given.
     """
 
     def __init__(
         self,
         dim: int,
-        num_heads: int,
+        num_heads: int | None = None,
         *,
         ttt: nn.Module | None = None,
         conv2d: bool = True,
         drop_path: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        if (num_heads is None) == (ttt is None):
+            raise ValueError(f"give num_heads or ttt, one of them; got num_heads={num_heads}")
         self.conv2d = DepthwiseConv2d(dim) if conv2d else None
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.ttt = self.published_ttt(dim, num_heads) if ttt is None else ttt

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates
 from timm.models import (
     build_model_with_cfg,
@@ -55,7 +56,7 @@ def _mixer(
         gate="gating" in has,
         learnable_states=learnable_states,
     )
-    return VitttMixer(dim, num_heads, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path)
+    return VitttMixer(dim, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path)
 
 
 class Vittt(nn.Module):
@@ -113,6 +114,11 @@ class Vittt(nn.Module):
     ) -> None:
         super().__init__()
         _choose("design", design, DESIGN_ROUTE)
+        if global_pool == "head" and "dual" not in DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]:
+            raise ValueError(
+                f"global_pool='head' needs a design that scans both ways ('dual' or 'conv2d'): the "
+                f"head token comes before the image, which {design!r} never shows it"
+            )
         self.global_pool = _choose("global_pool", global_pool, POOLS)
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
@@ -148,8 +154,9 @@ class Vittt(nn.Module):
             )
             hidden = round(mlp_ratio * embed_dim)
             self.blocks.append(VitttBlock(mixer, embed_dim, hidden, drop_path=DropPath(rate)))
+        reduction = self.patch_embed.feat_ratio()
         self.feature_info = [
-            {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": patch_size}
+            {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": reduction}
             for i in range(depth)
         ]
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
@@ -212,10 +219,11 @@ class Vittt(nn.Module):
         former = tuple(self.patch_embed.grid_size)
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
         grid = tuple(self.patch_embed.grid_size)
-        with torch.no_grad():
-            self.pos_embed = nn.Parameter(positions_for(grid, self.pos_embed, former))
+        if grid != former:
+            resized = positions_for(grid, self.pos_embed.detach(), former)
+            self.pos_embed = nn.Parameter(resized, requires_grad=self.pos_embed.requires_grad)
         for info in self.feature_info:
-            info["reduction"] = self.patch_embed.patch_size[0]
+            info["reduction"] = self.patch_embed.feat_ratio()
 
     # forward
 
@@ -223,7 +231,12 @@ class Vittt(nn.Module):
         """Tokens [B, N, D], their grid, and the positions of class tokens among them."""
         dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
         check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
-        x = self.patch_embed(x)  # [B, h, w, D]
+        if pad:
+            height, width = x.shape[-2:]
+            patch_height, patch_width = self.patch_embed.patch_size
+            x = F.pad(x, (0, -width % patch_width, 0, -height % patch_height))
+        # Not patch_embed itself, whose own checks would fix the size under torch.compile.
+        x = self.patch_embed.proj(x).permute(0, 2, 3, 1)  # [B, h, w, D]
         grid = (x.shape[1], x.shape[2])
         positions = positions_for(grid, self.pos_embed, self.patch_embed.grid_size)
         x = x.flatten(1, 2) + positions  # [B, T, D]
@@ -235,7 +248,7 @@ class Vittt(nn.Module):
     def _run(
         self, block: nn.Module, x: Tensor, grid: tuple[int, int], extra: tuple[int, ...]
     ) -> Tensor:
-        if self.grad_checkpointing and not torch.jit.is_scripting():
+        if self.grad_checkpointing:
             return checkpoint(block, x, grid, extra)
         return block(x, grid, extra)
 

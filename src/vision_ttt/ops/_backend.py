@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 ENVIRONMENT_VARIABLE = "VISION_TTT_BACKEND"
+AUTO = "auto"
+"""No backend asked for: the op takes the fastest when it runs."""
 
 # Plain module state and not a ContextVar: torch.compile guards on it, so that code compiled under
 # one override is compiled again, and not reused, under another.
 _override: str | None = os.environ.get(ENVIRONMENT_VARIABLE) or None
 _override_source = f"the environment variable {ENVIRONMENT_VARIABLE}"
+_outside = _override, _override_source
+_blocks: list[list[str | None]] = []  # [name] of each use_backend block that is open, oldest first
 
 Refusal = Callable[[], str | None]
 """Says in a few words why a backend cannot serve a call, or None if it can."""
@@ -27,45 +31,66 @@ def use_backend(name: str | None) -> Iterator[None]:
     """Run every op inside the block with the backend ``name``.
 
     None lifts any override, the environment variable's too, so that each op picks for itself.
-    The override holds for all threads of the process.
+    The override holds for all threads of the process; of blocks that overlap in several threads,
+    the one entered last among those still open wins.
 
     Example:
         >>> with use_backend("reference"):
         ...     logits = model(images)
     """
-    global _override, _override_source
-    before = _override, _override_source
-    _override, _override_source = name, "use_backend()"
+    block = [name]  # an object of its own, so that equal names are told apart
+    _blocks.append(block)
+    _apply_innermost()
     try:
         yield
     finally:
-        _override, _override_source = before
+        _blocks[:] = [other for other in _blocks if other is not block]
+        _apply_innermost()
 
 
-def resolve_backend(op: str, requested: str | None, refusals: Mapping[str, Refusal]) -> str:
-    """Name the backend that serves one call of ``op``.
+def _apply_innermost() -> None:
+    global _override, _override_source
+    _override, _override_source = (_blocks[-1][0], "use_backend()") if _blocks else _outside
+
+
+def requested_backend(op: str, requested: str | None, refusals: Mapping[str, Refusal]) -> str:
+    """Name the backend asked for by a call of ``op`` or by an override, or AUTO if none is.
 
     Args:
         op: the op's public name, for error messages.
         requested: the call's ``backend`` argument.
-        refusals: for each backend of the op, fastest first, a function that returns None if the
-            backend can serve this call and otherwise the reason why not.
+        refusals: for each backend of the op a function that returns None if the backend can serve
+            this call and otherwise the reason why not.
 
     Raises:
         ValueError: the backend asked for is unknown or cannot serve this call.
     """
     name, source = (requested, "backend=") if requested else (_override, _override_source)
-    if name is not None:
-        if name not in refusals:
-            raise ValueError(
-                f"{op}: unknown backend {name!r} (from {source}); available: {sorted(refusals)}"
-            )
-        reason = refusals[name]()
-        if reason is not None:
-            raise ValueError(f"{op}: backend {name!r} (from {source}) cannot serve: {reason}")
-        return name
-    for candidate, refusal in refusals.items():
-        if refusal() is None:
-            return candidate
-    reasons = {candidate: refusal() for candidate, refusal in refusals.items()}
+    if name is None:
+        return AUTO
+    if name not in refusals:
+        raise ValueError(
+            f"{op}: unknown backend {name!r} (from {source}); available: {sorted(refusals)}"
+        )
+    reason = refusals[name]()
+    if reason is not None:
+        raise ValueError(f"{op}: backend {name!r} (from {source}) cannot serve: {reason}")
+    return name
+
+
+def fastest_backend(op: str, refusals: Mapping[str, Refusal]) -> str:
+    """Name the first of ``refusals``, fastest first, that can serve.
+
+    Called when the op runs and not when it is traced, so that an exported program picks a backend
+    on the machine where it runs.
+
+    Raises:
+        ValueError: none can.
+    """
+    reasons = {}
+    for name, refusal in refusals.items():
+        reason = refusal()
+        if reason is None:
+            return name
+        reasons[name] = reason
     raise ValueError(f"{op}: no backend can serve this call: {reasons}")

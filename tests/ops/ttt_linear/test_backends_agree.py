@@ -4,11 +4,16 @@ import pytest
 import torch
 
 from tolerances import FORWARD, GRADIENT, assert_close
-from ttt_linear_problems import as_float64, make_problem, solve
+from ttt_linear_problems import (
+    BACKENDS,
+    KERNELS,
+    as_float64,
+    exact_dtype,
+    make_problem,
+    solve,
+)
 from vision_ttt.ops import ttt_linear
-from vision_ttt.ops.ttt_linear.autograd import FORWARD as KERNELS
 
-KERNEL_BACKENDS = sorted(KERNELS)
 SHAPES = [  # B, T, H, d, b
     (1, 1, 1, 4, 16),
     (2, 15, 2, 8, 16),
@@ -28,66 +33,78 @@ def check(problem, backend, dtype, **options):
         assert_close(got[name], value, table[dtype], name)
 
 
-@pytest.mark.parametrize("backend", KERNEL_BACKENDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("scale", [None, "per head"])
-def test_float64_to_ten_digits(backend, shape, norm, scale):
+def test_dual_is_the_reference_to_ten_digits(shape, norm, scale):
     heads = shape[2]
     for reverse_heads in {0, heads // 2, heads}:
         problem = make_problem(*shape, norm=norm, scale=scale)
         options = {"mini_batch_size": shape[-1], "reverse_heads": reverse_heads}
-        check(problem, backend, torch.float64, **options)
+        check(problem, "dual", torch.float64, **options)
 
 
-@pytest.mark.parametrize("backend", KERNEL_BACKENDS)
+@pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("scale", [None, "shared"])
 def test_state_per_image_and_shared_position_scale(backend, scale):
-    problem = make_problem(state_per_image=True, scale=scale)
-    check(problem, backend, torch.float64, mini_batch_size=4, reverse_heads=1)
+    dtype = exact_dtype(backend)
+    problem = make_problem(state_per_image=True, scale=scale, dtype=dtype)
+    check(problem, backend, dtype, mini_batch_size=4, reverse_heads=1)
 
 
-@pytest.mark.parametrize("backend", KERNEL_BACKENDS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_eps_is_used(backend):
+    dtype = exact_dtype(backend)
+    check(make_problem(dtype=dtype), backend, dtype, mini_batch_size=4, eps=0.1)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("norm", [True, False])
 def test_lower_precisions(backend, dtype, norm):
+    if backend == "cpu" and dtype == torch.float16:
+        with pytest.raises(ValueError, match=r"dtype torch.float16 is not one of"):
+            solve(make_problem(dtype=dtype), backend=backend, mini_batch_size=4)
+        return
     problem = make_problem(2, 83, 2, 32, 16, norm=norm, dtype=dtype)
     check(problem, backend, dtype, mini_batch_size=16, reverse_heads=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("backend", [*KERNEL_BACKENDS, "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_dtypes_of_results(backend, dtype):
+    if backend == "cpu" and dtype == torch.float16:
+        pytest.skip("not served")
     results = solve(make_problem(dtype=dtype), backend=backend, mini_batch_size=4)
     assert results["o"].dtype == results["grad q"].dtype == dtype
     assert results["w"].dtype == results["b"].dtype == results["grad w0"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("backend", [*KERNEL_BACKENDS, "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_strided_views_of_one_projection(backend):
     """Slices of a fused projection come in as they are, and nothing is written to."""
-    problem = make_problem(2, 21, 3, 8, 4)
-    heads, dim = 3, 8
+    heads, dim = 3, 16
+    problem = make_problem(2, 21, heads, dim, 4, dtype=exact_dtype(backend))
     fused = torch.cat([problem[name].detach().flatten(2) for name in "qkv"], dim=-1)
     before = fused.clone()
     views = [x.unflatten(-1, (heads, dim)) for x in fused.split(heads * dim, dim=-1)]
     assert not any(view.is_contiguous() for view in views)
     strided = problem | dict(zip("qkv", views, strict=True))
     options = {"mini_batch_size": 4, "reverse_heads": 1, "backend": backend}
-    assert_close(ttt_linear(**strided, **options), ttt_linear(**problem, **options), 1e-12)
+    assert_close(ttt_linear(**strided, **options), ttt_linear(**problem, **options), 1e-6)
     assert torch.equal(fused, before)
 
 
-@pytest.mark.parametrize("backend", [*KERNEL_BACKENDS, "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_inputs_are_not_mutated_and_runs_are_equal_to_the_bit(backend):
-    problem = make_problem()
+    problem = make_problem(dtype=exact_dtype(backend))
     before = {name: x.detach().clone() for name, x in problem.items()}
     first, second = (solve(problem, backend=backend, mini_batch_size=4) for _ in range(2))
     assert all(torch.equal(problem[name], x) for name, x in before.items())
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("backend", KERNEL_BACKENDS)
+@pytest.mark.parametrize("backend", KERNELS)
 def test_memory_kept_for_backward_is_of_the_order_of_the_inputs(backend):
     """O(B T H d): a hundred mini-batches do not keep a hundred weight matrices."""
     batch, length, heads, dim = 1, 1600, 2, 32
@@ -104,20 +121,21 @@ def test_memory_kept_for_backward_is_of_the_order_of_the_inputs(backend):
     assert sum(kept.values()) <= inputs + 1.1 * batch * length * heads * dim
 
 
-@pytest.mark.parametrize("backend", KERNEL_BACKENDS)
+@pytest.mark.parametrize("backend", KERNELS)
 def test_frozen_inputs_get_no_gradient(backend):
-    problem = make_problem()
+    problem = make_problem(dtype=exact_dtype(backend))
     problem["w0"].requires_grad_(False)
     ttt_linear(**problem, mini_batch_size=4, backend=backend).sum().backward()
     assert problem["w0"].grad is None
     assert problem["k"].grad is not None
 
 
-@pytest.mark.parametrize("backend", [*KERNEL_BACKENDS, "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("norm", [True, False])
 def test_state_continues_where_it_stopped(backend, norm):
     """Two calls that hand the state on equal one, where the cut falls between mini-batches."""
-    problem = make_problem(length=20, norm=norm)
+    problem = make_problem(length=20, norm=norm, dtype=exact_dtype(backend))
+    tolerance = FORWARD[exact_dtype(backend)]
     whole = solve(problem, backend=backend, mini_batch_size=4)
     o, state = [], (problem["w0"], problem["b0"])
     for start, stop in ((0, 8), (8, 20)):
@@ -128,15 +146,16 @@ def test_state_continues_where_it_stopped(backend, norm):
         part["w0"], part["b0"] = state
         piece, state = ttt_linear(**part, mini_batch_size=4, backend=backend, return_state=True)
         o.append(piece)
-    assert_close(torch.cat(o, dim=1), whole["o"], 1e-11)
-    assert_close(state[0], whole["w"], 1e-11)
-    assert_close(state[1], whole["b"], 1e-11)
+    assert_close(torch.cat(o, dim=1), whole["o"], tolerance)
+    assert_close(state[0], whole["w"], tolerance)
+    assert_close(state[1], whole["b"], tolerance)
 
 
-@pytest.mark.parametrize("backend", [*KERNEL_BACKENDS, "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_nan_passes_through_from_where_it_is(backend):
     """A NaN token says nothing to the mini-batches before its own, and all to the tokens after."""
-    problem = {name: x.detach() for name, x in make_problem(1, 12, 2, 8, 4).items()}
+    problem = make_problem(1, 12, 2, 16, 4, dtype=exact_dtype(backend))
+    problem = {name: x.detach() for name, x in problem.items()}
     problem["v"][0, 5, 0] = float("nan")
     o = ttt_linear(**problem, mini_batch_size=4, backend=backend)
     assert torch.isfinite(o[0, :4]).all()
@@ -144,9 +163,11 @@ def test_nan_passes_through_from_where_it_is(backend):
     assert torch.isnan(o[0, 5:, 0]).all()
 
 
-@pytest.mark.parametrize("backend", KERNEL_BACKENDS)
+@pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_large_activations_do_not_overflow(backend, dtype):
+    if backend == "cpu" and dtype == torch.float16:
+        pytest.skip("not served")
     """Keys of norm ~1000 make products beyond float16's range; with the norm the output is not."""
     problem = make_problem(1, 64, 2, 32, 16, dtype=dtype)
     large = {n: (x * 100 if n in "qkv" else x).detach() for n, x in problem.items()}

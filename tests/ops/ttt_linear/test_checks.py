@@ -1,5 +1,6 @@
 """Bad input to ttt_linear: an error that names what came and what is accepted."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +29,9 @@ def test_the_unchanged_problem_is_accepted():
         ({"ln_weight": torch.zeros(8)}, r"ln_weight must have shape \[3, 8\]"),
         ({"ln_bias": None}, "both ln_weight and ln_bias"),
         ({"position_scale": torch.zeros(5)}, r"position_scale must have shape \[4\] or \[3, 4\]"),
+        ({"position_scale": torch.zeros(4, 3)}, r"position_scale must have .* got \[4, 3\]"),
+        ({"k": torch.zeros(2, 6, 3, 8, device="meta")}, "k is on meta, q on cpu"),
+        ({"w0": torch.zeros(3, 8, 8, device="meta")}, "w0 is on meta, q on cpu"),
         ({"q": torch.zeros(2, 6, 8, 3).transpose(2, 3)}, "last axis must be contiguous"),
     ],
 )
@@ -49,6 +53,7 @@ def test_empty_sequence():
         ({"k": torch.zeros(2, 6, 3, 8, dtype=torch.bfloat16)}, "must share a dtype, got"),
         ({"eta": torch.ones(2, 6, 3, dtype=torch.int32)}, "eta must be floating point"),
         ({"w0": torch.zeros(3, 8, 8, dtype=torch.float64)}, "w0 is float64, q is not"),
+        ({"q": np.zeros((2, 6, 3, 8))}, "q must be a tensor, got ndarray"),
     ],
 )
 def test_dtypes(change, message):
@@ -62,11 +67,23 @@ def test_dtypes(change, message):
         ({"mini_batch_size": 0}, "mini_batch_size must be at least 1, got 0"),
         ({"reverse_heads": 4}, r"reverse_heads must be in 0 … 3, got 4"),
         ({"reverse_heads": -1}, r"reverse_heads must be in 0 … 3, got -1"),
-        ({"backend": "magic"}, r"unknown backend 'magic' \(from backend=\); available: \['dual'"),
+        ({"eps": -1e-6}, "eps must be at least 0, got -1e-06"),
+        (
+            {"backend": "magic"},
+            r"unknown backend 'magic' \(from backend=\); available: \['cpu",
+        ),
+        ({"backend": "cpu"}, r"backend 'cpu' .* cannot serve: head dimension 8 is not one of"),
     ],
 )
 def test_options(options, message):
     with pytest.raises(ValueError, match=message):
+        call(**options)
+
+
+@pytest.mark.parametrize("options", [{"mini_batch_size": 4.0}, {"reverse_heads": True}])
+def test_counts_must_be_integers(options):
+    ((name, value),) = options.items()
+    with pytest.raises(TypeError, match=f"{name} must be an int, got {value}"):
         call(**options)
 
 

@@ -5,12 +5,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tolerances import assert_close
-from ttt_linear_problems import make_problem, solve
+from ttt_linear_problems import BACKENDS, KERNELS, make_problem, solve
 from vision_ttt.ops import ttt_linear, use_backend
 from vision_ttt.ops.ttt_linear import autograd
 from vision_ttt.ops.ttt_linear.autograd import ttt_linear_op
 
-BACKENDS = [*sorted(autograd.FORWARD), "reference"]
 NAMES = ("q", "k", "v", "eta", "w0", "b0", "ln_weight", "ln_bias", "position_scale")
 
 
@@ -19,15 +18,35 @@ def op_arguments(problem, backend, mini_batch_size=4, reverse_heads=1):
     return (*tensors, mini_batch_size, reverse_heads, 1e-6, True, backend)
 
 
-@pytest.mark.parametrize("backend", sorted(autograd.FORWARD))
+@pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("norm", [True, False])
-def test_opcheck(backend, norm):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck(backend, norm, dtype):
     scale = "per head" if norm else None
-    problem = make_problem(2, 19, 3, 8, 4, norm=norm, scale=scale, dtype=torch.float32)
+    # 33 tokens: two states kept; a transposed state must not pass its strides on
+    problem = make_problem(2, 33, 3, 16, 4, norm=norm, scale=scale, dtype=dtype)
+    problem["w0"] = problem["w0"].detach().transpose(-1, -2).requires_grad_()
     torch.library.opcheck(ttt_linear_op, op_arguments(problem, backend))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_compiles_with_a_state_and_gradient_of_other_strides(backend):
+    def function(problem):
+        w0 = problem["w0"].transpose(-1, -2)
+        _, (w, _) = ttt_linear(
+            **problem | {"w0": w0}, mini_batch_size=4, return_state=True, backend=backend
+        )
+        return torch.einsum("bhij,bthj->bthi", w, problem["q"]).square().sum()
+
+    problem = make_problem(2, 9, 2, 16, 4, state_per_image=True, dtype=torch.float32)
+    wanted = torch.autograd.grad(function(problem), list(problem.values()))
+    compiled = torch.compile(function, fullgraph=True)
+    got = torch.autograd.grad(compiled(problem), list(problem.values()))
+    for name, a, b in zip(problem, got, wanted, strict=True):
+        assert_close(a, b, 1e-5, name)
+
+
+@pytest.mark.parametrize("backend", ["dual", "reference"])
 @pytest.mark.parametrize("norm", [True, False])
 def test_gradcheck(backend, norm):
     problem = make_problem(1, 7, 2, 4, 3, norm=norm)
@@ -41,12 +60,12 @@ def test_gradcheck(backend, norm):
     assert torch.autograd.gradcheck(function, tuple(problem.values()))
 
 
-@pytest.mark.parametrize("backend", sorted(autograd.FORWARD))
+@pytest.mark.parametrize("backend", KERNELS)
 def test_compiles_as_one_graph_and_for_any_length(backend):
     options = {"mini_batch_size": 4, "reverse_heads": 1, "backend": backend}
     compiled = torch.compile(ttt_linear, fullgraph=True, dynamic=True)
     for length in (19, 8, 33):
-        problem = make_problem(2, length, dtype=torch.float32)
+        problem = make_problem(2, length, dim=16, dtype=torch.float32)
         wanted = solve(problem, **options)
         got = solve(problem, function=compiled, **options)
         for name, value in wanted.items():
@@ -63,8 +82,9 @@ def test_reference_compiles_as_one_graph():
 
 def test_compiled_code_obeys_a_later_override(monkeypatch):
     runs = []
-    dual = autograd.FORWARD["dual"]
-    monkeypatch.setitem(autograd.FORWARD, "dual", lambda *a: (runs.append(1), dual(*a))[1])
+    dual = autograd.KERNELS["dual"]
+    counted = dual._replace(forward=lambda *a: (runs.append(1), dual.forward(*a))[1])
+    monkeypatch.setattr(autograd, "KERNELS", {"dual": counted})
     problem = {n: x.detach() for n, x in make_problem(1, 6, 2, 4, 3, dtype=torch.float32).items()}
     compiled = torch.compile(lambda: ttt_linear(**problem, mini_batch_size=3), fullgraph=True)
     compiled()
@@ -96,7 +116,7 @@ def test_exports_with_dynamic_length():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_autocast_casts_views_and_keeps_state_and_norm(backend):
-    problem = make_problem(2, 37, dtype=torch.float32)
+    problem = make_problem(2, 37, dim=16, dtype=torch.float32)
     rounded = {
         name: (x.detach().bfloat16() if name in "qkv" else x.detach()).requires_grad_()
         for name, x in problem.items()
@@ -150,10 +170,39 @@ def test_flops_of_the_backward_pass_are_those_it_does():
     formula = counter.get_flop_counts()["Global"][torch.ops.vision_ttt.ttt_linear_backward]
     inputs = [problem.get(name) for name in NAMES]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        o, w, b, *kept = autograd.FORWARD["dual"](*inputs, size, 0, 1e-6, True)
+        o, w, b, *kept = autograd.KERNELS["dual"].forward(*inputs, size, 0, 1e-6, True)
         forward = counter.get_total_flops()
-        autograd.BACKWARD["dual"](o, w, b, *inputs, *kept, size, 0, 1e-6)
+        autograd.KERNELS["dual"].backward(o, w, b, *inputs, *kept, size, 0, 1e-6)
     assert formula == counter.get_total_flops() - forward
+
+
+def test_forward_derivatives_and_transforms_go_through_the_reference():
+    problem = make_problem(1, 6, 2, 4, 3)
+    tangent = torch.randn_like(problem["k"])
+
+    def function(k, **options):
+        return ttt_linear(**problem | {"k": k}, mini_batch_size=3, **options)
+
+    _, derivative = torch.func.jvp(function, (problem["k"],), (tangent,))
+    step = 1e-6
+    ahead, behind = (function(problem["k"] + s * tangent) for s in (step, -step))
+    assert_close(derivative, (ahead - behind) / (2 * step), 1e-7)
+    gradient = torch.func.grad(lambda k: function(k).sum())(problem["k"])
+    (wanted,) = torch.autograd.grad(function(problem["k"]).sum(), problem["k"])
+    assert_close(gradient, wanted, 1e-10)
+    with pytest.raises(ValueError, match=r"torch\.func transforms .* need the backend 'reference'"):
+        torch.func.jvp(lambda k: function(k, backend="dual"), (problem["k"],), (tangent,))
+
+
+def test_exported_programs_pick_their_backend_where_they_run():
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v, eta, w0, b0):
+            return ttt_linear(q, k, v, eta, w0, b0)
+
+    problem = make_problem(1, 20, 2, 16, norm=False, scale=None, dtype=torch.float32)
+    arguments = tuple(x.detach() for x in problem.values())
+    program = torch.export.export(Layer(), arguments)
+    assert "'auto'" in program.graph_module.code
 
 
 def test_second_derivatives_are_refused():

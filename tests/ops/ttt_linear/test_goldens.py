@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tolerances import assert_close
+from ttt_linear_problems import BACKENDS
 from vision_ttt.ops import ttt_linear
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -23,7 +24,7 @@ def test_the_goldens_are_there():
     assert len(TTT_LM) == 4
 
 
-@pytest.mark.parametrize("backend", ["reference", "dual"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", TTT_LM)
 def test_ttt_lm_release(name, backend):
     """Released layout [B, H, T, d] and bias [H, 1, d]; its lr is eta, its token_idx the scale."""
@@ -65,7 +66,7 @@ def test_ttt_lm_release(name, backend):
         assert_close(leaf.grad, tensors[key], tolerance["gradients"], key)
 
 
-@pytest.mark.parametrize("backend", ["reference", "dual"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_flash_linear_attention(backend):
     """Its learning rate belongs to the query row: a position scale that changes per mini-batch,
     with eta = 1. Its residual is the pre-norm output z: o = z + LN(z), where ours is q + LN(z), so

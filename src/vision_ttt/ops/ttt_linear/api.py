@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from vision_ttt.ops._backend import resolve_backend
-from vision_ttt.ops.ttt_linear.autograd import autocast_views, ttt_linear_op
+from vision_ttt.ops._backend import AUTO, requested_backend
+from vision_ttt.ops.ttt_linear.autograd import KERNELS, Kernel, autocast_views, ttt_linear_op
 from vision_ttt.ops.ttt_linear.checks import check_inputs
 from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
 
 State = tuple[Tensor, Tensor]
+
+
+def _is_transformed() -> bool:
+    """Whether forward-mode derivatives or a torch.func transform (grad, vmap, …) are at work.
+
+    They look inside a function, where the kernels have nothing to see: a forward derivative through
+    them would be zero, silently.
+    """
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def _refusal(kernel: Kernel, q: Tensor, mini_batch_size: int) -> str | None:
+    if _is_transformed():
+        return "torch.func transforms and forward-mode derivatives need the backend 'reference'"
+    return kernel.refusal(q, mini_batch_size)
 
 
 @overload
@@ -97,9 +114,10 @@ def ttt_linear(
         reverse_heads: the last this-many heads scan the tokens from T to 1.
         eps: added to the inner norm's variance.
         return_state: return ``(o, (W, b))`` with the state after the last token.
-        backend: "reference" (primal form, differentiated by autograd) or "dual" (matrix products,
-            analytic backward); None takes the fastest that serves the call. See
-            :func:`vision_ttt.ops.use_backend` for an override.
+        backend: "cpu" (compiled kernels), "dual" (PyTorch's matrix products, any device) or
+            "reference" (primal form, differentiated by autograd); None takes the fastest that
+            serves the call, under torch.func transforms and forward-mode derivatives the
+            reference. See :func:`vision_ttt.ops.use_backend` for an override.
 
     Returns:
         o [B, T, H, d] in q's dtype; with ``return_state`` also W [B, H, d, d] and b [B, H, d],
@@ -113,15 +131,20 @@ def ttt_linear(
         *(q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale),
         mini_batch_size=mini_batch_size,
         reverse_heads=reverse_heads,
+        eps=eps,
     )
-    backend = resolve_backend(
-        "ttt_linear", backend, {"dual": lambda: None, "reference": lambda: None}
-    )
+    refusals = {
+        name: partial(_refusal, kernel, q, mini_batch_size) for name, kernel in KERNELS.items()
+    }
+    backend = requested_backend("ttt_linear", backend, refusals | {"reference": lambda: None})
+    if backend == AUTO and _is_transformed():
+        backend = "reference"
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     if backend == "reference":
-        if torch.is_autocast_enabled(q.device.type):
+        device_type = "cpu" if q.device.type == "meta" else q.device.type
+        if torch.is_autocast_enabled(device_type):
             tensors = (*autocast_views(q, k, v), *tensors[3:])
-        with torch.autocast(q.device.type, enabled=False):
+        with torch.autocast(device_type, enabled=False):
             o, w, b = ttt_linear_reference(*tensors, mini_batch_size, reverse_heads, eps)
     else:
         needs_grad = any(x is not None and x.requires_grad for x in tensors)

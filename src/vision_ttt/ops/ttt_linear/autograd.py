@@ -2,18 +2,22 @@
 
 It makes the kernels opaque to torch.compile and torch.export and gives them one analytic backward
 (itself an op, so that compiled backward graphs hold it), an autocast rule and a FLOP formula.
-A new backend is one more entry in FORWARD and BACKWARD.
+A new backend is one more entry in KERNELS.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from vision_ttt.ops._backend import AUTO, fastest_backend
+from vision_ttt.ops._native import warn_if_missing
+from vision_ttt.ops.ttt_linear import cpu
 from vision_ttt.ops.ttt_linear.dual import (
     checkpoint_interval,
     num_checkpoints,
@@ -22,8 +26,33 @@ from vision_ttt.ops.ttt_linear.dual import (
 )
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches
 
-FORWARD: dict[str, Callable[..., tuple[Tensor, ...]]] = {"dual": ttt_linear_dual}
-BACKWARD: dict[str, Callable[..., tuple[Tensor, ...]]] = {"dual": ttt_linear_dual_backward}
+
+class Kernel(NamedTuple):
+    """A backend: both passes, and why it cannot serve q with mini-batches of b (None if it can)."""
+
+    forward: Callable[..., tuple[Tensor, ...]]
+    backward: Callable[..., tuple[Tensor, ...]]
+    refusal: Callable[[Tensor, int], str | None]
+
+
+KERNELS: dict[str, Kernel] = {  # fastest first
+    "cpu": Kernel(cpu.ttt_linear_cpu, cpu.ttt_linear_cpu_backward, cpu.refusal),
+    "dual": Kernel(ttt_linear_dual, ttt_linear_dual_backward, lambda q, mini_batch_size: None),
+}
+
+
+def _kernel(backend: str, q: Tensor, mini_batch_size: int) -> Kernel:
+    refusals = {
+        name: functools.partial(kernel.refusal, q, mini_batch_size)
+        for name, kernel in KERNELS.items()
+    }
+    if backend != AUTO:  # asked for, and checked again: autocast may have changed q's dtype since
+        refusals = {backend: refusals[backend]}
+    backend = fastest_backend("ttt_linear", refusals)
+    if backend == "dual" and q.device.type == "cpu":
+        warn_if_missing()
+    return KERNELS[backend]
+
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor eta, Tensor w0, Tensor b0, "
@@ -43,7 +72,7 @@ def ttt_linear_op(q: Tensor, *args: Any) -> tuple[Tensor, ...]:
     *args, backend = args
     # Kernels choose their own precision; a surrounding autocast must not change their products.
     with torch.autocast(q.device.type, enabled=False):
-        return FORWARD[backend](q, *args)
+        return _kernel(backend, q, args[8]).forward(q, *args)
 
 
 @torch.library.custom_op(
@@ -57,7 +86,7 @@ def ttt_linear_backward_op(grad_o: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """Run a backend's backward; arguments and results as :func:`ttt_linear_dual_backward`'s."""
     *args, backend = args
     with torch.autocast(grad_o.device.type, enabled=False):
-        return BACKWARD[backend](grad_o, *args)
+        return _kernel(backend, args[2], args[13]).backward(grad_o, *args)
 
 
 @ttt_linear_op.register_fake
@@ -138,7 +167,7 @@ def _register_autocast(device_type: str) -> torch.library.Library:
 
 
 # A rule lives as long as its library object.
-_AUTOCAST_RULES = [_register_autocast(device_type) for device_type in ("cpu", "cuda")]
+_AUTOCAST_RULES = [_register_autocast(device_type) for device_type in ("cpu", "cuda", "mps", "xpu")]
 
 
 def _flops(tokens: int, dim: int, wide: int, narrow: int = 0) -> int:

@@ -14,7 +14,15 @@ def _check_shape(name: str, x: Tensor, *accepted: tuple[int, ...]) -> None:
         raise ValueError(f"ttt_linear: {name} must have shape {choices}, got {list(x.shape)}")
 
 
+def _check_int(name: str, value: object) -> None:
+    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
+        raise TypeError(f"ttt_linear: {name} must be an int, got {value!r}")
+
+
 def _check_views(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"ttt_linear: {name} must be a tensor, got {type(x).__name__}")
     if q.ndim != 4:
         raise ValueError(f"ttt_linear: q must have shape [B, T, H, d], got {list(q.shape)}")
     for name, x in (("k", k), ("v", v)):
@@ -22,6 +30,8 @@ def _check_views(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(
                 f"ttt_linear: {name} must have q's shape {list(q.shape)}, got {list(x.shape)}"
             )
+        if x.device != q.device:
+            raise ValueError(f"ttt_linear: {name} is on {x.device}, q on {q.device}")
     if 0 in q.shape[1:]:
         raise ValueError(f"ttt_linear: T, H and d must be at least 1, got q {list(q.shape)}")
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -50,10 +60,15 @@ def check_inputs(
     *,
     mini_batch_size: int,
     reverse_heads: int,
+    eps: float,
 ) -> None:
     """Raise TypeError or ValueError unless the arguments are those of :func:`ttt_linear`."""
     _check_views(q, k, v)
     batch, length, heads, dim = q.shape
+    _check_int("mini_batch_size", mini_batch_size)
+    _check_int("reverse_heads", reverse_heads)
+    if eps < 0:
+        raise ValueError(f"ttt_linear: eps must be at least 0, got {eps}")
     if mini_batch_size < 1:
         raise ValueError(f"ttt_linear: mini_batch_size must be at least 1, got {mini_batch_size}")
     if not 0 <= reverse_heads <= heads:

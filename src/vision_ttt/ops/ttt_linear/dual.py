@@ -97,7 +97,8 @@ def ttt_linear_dual(
         p_last = p_t[:, -1:]  # [H, 1, 1]
         w = w - p_last * (k_t.transpose(-1, -2) @ step)
         b = b - p_last * step.sum(2, keepdim=True)
-    return o, w, b.squeeze(2), kept_w, kept_b
+    # The strides of w0 live on in elementwise results; what the op promises is contiguous.
+    return o, w.contiguous(), b.squeeze(2).contiguous(), kept_w, kept_b
 
 
 def ttt_linear_dual_backward(
@@ -208,7 +209,7 @@ def ttt_linear_dual_backward(
     def of(grad: Tensor, like: Tensor | None) -> Tensor:
         if like is None:
             return q.new_empty(0)
-        return grad.sum_to_size(like.shape).to(like.dtype)
+        return grad.sum_to_size(like.shape).to(like.dtype).contiguous()
 
     return (
         dq,

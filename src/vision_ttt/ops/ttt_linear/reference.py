@@ -47,15 +47,16 @@ def ttt_linear_reference(
 
     w = w0.to(dtype).expand(batch, heads, dim, dim)
     b = b0.to(dtype).expand(batch, heads, dim)
-    if position_scale is None:
-        position_scale = w.new_ones(mini_batch_size)
 
     outputs = []
     for start, stop in mini_batches(length, mini_batch_size):
         q_t, k_t, v_t, eta_t = (
             take(x, start, stop, reverse_heads).to(dtype) for x in (q, k, v, eta)
         )  # [B, H, n, d], eta [B, H, n]
-        p_t = position_scale[..., : stop - start].to(dtype)  # [n] or [H, n]
+        if position_scale is None:
+            p_t = w.new_ones(stop - start)
+        else:
+            p_t = position_scale[..., : stop - start].to(dtype)  # [n] or [H, n]
 
         def loss(z: Tensor, k_t: Tensor = k_t, v_t: Tensor = v_t) -> Tensor:
             return 0.5 * (f(k_t, z) - v_t).square().sum()

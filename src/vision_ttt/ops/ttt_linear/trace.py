@@ -50,7 +50,7 @@ def ttt_linear_trace(
         TypeError, ValueError: as :func:`ttt_linear`.
     """
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
-    check_inputs(*tensors, mini_batch_size=mini_batch_size, reverse_heads=reverse_heads)
+    check_inputs(*tensors, mini_batch_size=mini_batch_size, reverse_heads=reverse_heads, eps=eps)
     dtype = torch.promote_types(q.dtype, torch.float32)
     trace = InnerTrace(*(q.new_empty(q.shape[:3], dtype=dtype) for _ in InnerTrace._fields))
     norm = InnerNorm.of(ln_weight, ln_bias, eps, dtype)

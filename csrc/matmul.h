@@ -1,0 +1,86 @@
+// Small matrix products in registers, for operands that stay in the first two cache levels.
+#pragma once
+
+#include "vector.h"
+
+namespace {
+
+// One product C [rows, cols] (+)= A [rows, depth] B [depth, cols]. B and C are row-major; A may have
+// any strides, so that a transposed A costs nothing. cols is a multiple of kLanes.
+struct Operands {
+  long depth;
+  const float* a;
+  long a_row, a_depth;
+  const float* b;
+  long b_row;
+  float* c;
+  long c_row;
+};
+
+// R rows times V vectors of C stay in registers over the whole depth.
+template <int R, int V, bool kAccumulate>
+VISION_TTT_INLINE void product_block(const Operands& o, long i, long j) {
+  const float* a = o.a + i * o.a_row;
+  const float* b = o.b + j;
+  float* c = o.c + i * o.c_row + j;
+  Vector acc[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v)
+      acc[r][v] = kAccumulate ? load(c + r * o.c_row + v * kLanes) : Vector{};
+  for (long k = 0; k < o.depth; ++k) {
+    Vector row[V];
+    for (int v = 0; v < V; ++v) row[v] = load(b + k * o.b_row + v * kLanes);
+    for (int r = 0; r < R; ++r) {
+      Vector x = splat(a[r * o.a_row + k * o.a_depth]);
+      for (int v = 0; v < V; ++v) acc[r][v] += x * row[v];
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(c + r * o.c_row + v * kLanes, acc[r][v]);
+}
+
+// All rows of one column block: blocks of R rows, then a smaller one for the rest.
+template <int R, int V, bool kAccumulate>
+VISION_TTT_INLINE void product_rows(const Operands& o, long i, long rows, long j) {
+  for (; i + R <= rows; i += R) product_block<R, V, kAccumulate>(o, i, j);
+  if constexpr (R > 1) product_rows<R / 2, V, kAccumulate>(o, i, rows, j);
+}
+
+// Rows held beside 4, 2 and 1 vectors of columns. Powers of two, because mini-batches and heads are;
+// 8 accumulators or more hide the latency of a multiply-add.
+#if VISION_TTT_REGISTERS == 32
+constexpr int kRowsOf4 = 4, kRowsOf2 = 8, kRowsOf1 = 8;
+#else
+constexpr int kRowsOf4 = 0, kRowsOf2 = 4, kRowsOf1 = 8;
+#endif
+
+template <bool kAccumulate>
+__attribute__((noinline)) void product(long rows, long cols, const Operands& o) {
+  long j = 0;
+  if constexpr (kRowsOf4 > 0)
+    for (; j + 4 * kLanes <= cols; j += 4 * kLanes)
+      product_rows<kRowsOf4, 4, kAccumulate>(o, 0, rows, j);
+  for (; j + 2 * kLanes <= cols; j += 2 * kLanes)
+    product_rows<kRowsOf2, 2, kAccumulate>(o, 0, rows, j);
+  for (; j < cols; j += kLanes) product_rows<kRowsOf1, 1, kAccumulate>(o, 0, rows, j);
+}
+
+// C = A B, A row-major with rows of a_row floats.
+VISION_TTT_INLINE void multiply(long rows, long depth, long cols, const float* a, long a_row,
+                                const float* b, float* c) {
+  product<false>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols});
+}
+
+// C += A B.
+VISION_TTT_INLINE void multiply_add(long rows, long depth, long cols, const float* a, long a_row,
+                                    const float* b, float* c) {
+  product<true>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols});
+}
+
+// C += Aᵀ B, A [depth, rows] row-major with rows of a_row floats.
+VISION_TTT_INLINE void multiply_add_transposed(long rows, long depth, long cols, const float* a,
+                                               long a_row, const float* b, float* c) {
+  product<true>(rows, cols, {depth, a, 1, a_row, b, cols, c, cols});
+}
+
+}  // namespace

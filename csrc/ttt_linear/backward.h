@@ -1,0 +1,199 @@
+// Backward pass of ttt_linear over one head of one image, derived in the op's README.
+#pragma once
+
+#include "head.h"
+
+namespace {
+
+template <int D>
+size_t backward_floats(const Problem& p) {
+  const int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
+  const size_t states = checkpoint_interval(p) * (D * D + round_up(D, 16));
+  const size_t rows = 10 * padded * D + D * padded + padded * padded;
+  return MiniBatch<D>::floats(b) + states + 2 * D * D + 3 * D + round_up(b, 16) + rows + 32 * 16;
+}
+
+// Pull the gradient a of g back through g(z, k, v): see inner_gradient_backward in inner_model.py.
+template <int D>
+struct ThroughGradient {
+  Row<D> z, error;  // ∂z; ∂e, which is ∂k and -∂v
+  Row<D> weight;    // share of ∂γ; that of ∂β is ∂e
+};
+
+template <int D>
+VISION_TTT_INLINE ThroughGradient<D> gradient_backward(const Row<D>& a, const Row<D>& z,
+                                                       const Row<D>& k, const Row<D>& v,
+                                                       const Norm& norm) {
+  auto [x_hat, inverse_std] = standardise(z, norm.eps);
+  Row<D> weight = Row<D>::of(norm.weight);
+  Row<D> error = k + x_hat * weight + Row<D>::of(norm.bias) - v;
+  Row<D> u = error * weight;
+  const float u_x = u.dot(x_hat) * (1.0f / D), a_x = a.dot(x_hat) * (1.0f / D);
+  Row<D> g = (u - u.mean() - x_hat * u_x) * inverse_std;
+  Row<D> grad_u = (a - a.mean() - x_hat * a_x) * inverse_std;
+  Row<D> grad_error = grad_u * weight;
+  Row<D> grad_x = grad_error * weight - (a * u_x + u * a_x) * inverse_std;
+  Row<D> through_std = x_hat * (a.dot(g) * (1.0f / D));
+  Row<D> grad_z = (remove_norm_directions(grad_x, x_hat) - through_std) * inverse_std;
+  return {grad_z, grad_error, grad_u * error + grad_error * x_hat};
+}
+
+template <int D>
+void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
+  const Problem& p = head.p;
+  const Norm norm = head.norm();
+  const int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
+  const int64_t interval = checkpoint_interval(p);
+  const int64_t count = (p.length + b - 1) / b;  // mini-batches
+
+  float* states_w = scratch.take(interval * D * D);
+  float* states_b = scratch.take(interval * round_up(D, 16));
+  float* dw = scratch.take(D * D);
+  float* transposed = scratch.take(D * D);
+  float* db = scratch.take(D);
+  float* dweight = scratch.take(D);
+  float* dbias = scratch.take(D);
+  float* dscale = scratch.take(b);
+  MiniBatch<D> batch;
+  batch.allocate(scratch, b);
+  float* dz = scratch.take(2 * padded * D);  // [∂Z_q; ∂Z_k] once both are known
+  float* through_w = scratch.take(2 * padded * D);
+  float* update = scratch.take(padded * D);   // U = A G
+  float* dupdate = scratch.take(padded * D);  // ∂U
+  float* step_t = scratch.take(D * padded);   // Gᵀ
+  float* dattention = scratch.take(padded * padded);
+  float* dq = scratch.take(padded * D);
+  float* dk = scratch.take(padded * D);
+  float* dv = scratch.take(padded * D);
+  float* dstep = scratch.take(padded * D);
+
+  std::memcpy(dw, grad.w + head.index * D * D, D * D * sizeof(float));
+  std::memcpy(db, grad.b + head.index * D, D * sizeof(float));
+  std::memset(dweight, 0, D * sizeof(float));
+  std::memset(dbias, 0, D * sizeof(float));
+  std::memset(dscale, 0, b * sizeof(float));
+
+  auto size = [&](int64_t number) {
+    int64_t rest = p.length - number * b;
+    return rest < b ? rest : b;
+  };
+  auto accumulate = [](float* total, const Row<D>& share) { (Row<D>::of(total) + share).to(total); };
+
+  for (int64_t segment = (count - 1) / interval * interval; segment >= 0; segment -= interval) {
+    // Replay the segment's states from the kept one.
+    const int64_t kept = (segment / interval - 1) * p.batch * p.heads + head.index;
+    std::memcpy(states_w, segment ? grad.kept_w + kept * D * D : head.w0(), D * D * sizeof(float));
+    std::memcpy(states_b, segment ? grad.kept_b + kept * D : head.b0(), D * sizeof(float));
+    const int64_t members = count - segment < interval ? count - segment : interval;
+    for (int64_t m = 0; m + 1 < members; ++m) {
+      const int64_t number = segment + m;
+      batch.begin(head, number * b, size(number));
+      batch.learn(states_w + m * D * D, states_b + m * D, norm, batch.n);
+      std::memcpy(states_w + (m + 1) * D * D, states_w + m * D * D, D * D * sizeof(float));
+      std::memcpy(states_b + (m + 1) * D, states_b + m * D, D * sizeof(float));
+      batch.update(head.scale(batch.n - 1), states_w + (m + 1) * D * D, states_b + (m + 1) * D);
+    }
+
+    for (int64_t m = members - 1; m >= 0; --m) {
+      const int64_t number = segment + m, start = number * b, n = size(number);
+      const float* w = states_w + m * D * D;
+      const float p_last = head.scale(n - 1);
+
+      // The forward pass, again.
+      batch.begin(head, start, n);
+      batch.load_queries(head, start);
+      batch.learn(w, states_b + m * D, norm, 2 * n);
+      batch.attend();
+      const int64_t cols = batch.cols;
+      multiply(n, n, D, batch.attention, cols, batch.step, update);
+
+      // o = f(q), Z_q = Q W + b - p U
+      load_rows<D>(grad.o, p.is_bfloat16, head.scan, start, n, dq);
+      for (int64_t t = 0; t < n; ++t) {
+        const float p_t = head.scale(t);
+        Row<D> gradient = Row<D>::of(dq + t * D), dz_q = gradient;
+        Row<D> u = Row<D>::of(update + t * D);
+        if (norm.weight) {
+          Row<D> z_q = Row<D>::of(batch.z_q + t * D) - u * p_t;
+          auto [x_hat, inverse_std] = standardise(z_q, norm.eps);
+          accumulate(dweight, gradient * x_hat);
+          accumulate(dbias, gradient);
+          dz_q = remove_norm_directions(gradient * Row<D>::of(norm.weight), x_hat) * inverse_std;
+        } else {
+          std::memset(dq + t * D, 0, D * sizeof(float));
+        }
+        dz_q.to(dz + t * D);
+        (dz_q * -p_t).to(dupdate + t * D);
+        dscale[t] -= dz_q.dot(u);
+      }
+      batch.transpose_rows(batch.step, step_t);
+      multiply(n, D, cols, dupdate, D, step_t, dattention);
+      for (int64_t t = 0; t < n; ++t)
+        for (int64_t s = t + 1; s < cols; ++s) dattention[t * cols + s] = 0.0f;
+      multiply_add(n, n, D, dattention, cols, batch.k, dq);
+      std::memset(dk, 0, n * D * sizeof(float));
+      multiply_add_transposed(n, n, D, dattention, cols, batch.q, dk);
+
+      // W ← W - p_n Kᵀ G, b ← b - p_n Σ G: dstep starts as -p_n (K ∂W + ∂b)
+      for (int64_t t = 0; t < n; ++t) std::memcpy(dstep + t * D, db, D * sizeof(float));
+      multiply_add(n, D, D, batch.k, D, dw, dstep);
+      transpose(dw, D, D, transposed);
+      multiply(n, D, D, batch.step, D, transposed, through_w);
+      float dscale_last = 0.0f;
+      for (int64_t t = 0; t < n; ++t) {
+        Row<D> k_dw = Row<D>::of(dstep + t * D);
+        dscale_last += k_dw.dot(Row<D>::of(batch.step + t * D));
+        (k_dw * -p_last).to(dstep + t * D);
+        (Row<D>::of(dk + t * D) - Row<D>::of(through_w + t * D) * p_last).to(dk + t * D);
+      }
+      dscale[n - 1] -= dscale_last;
+      multiply_add_transposed(n, n, D, batch.attention, cols, dupdate, dstep);
+
+      // G = η g(z_k, k, v), z_k = K W + b
+      float* dz_k = dz + n * D;
+      for (int64_t t = 0; t < n; ++t) {
+        Row<D> z = Row<D>::of(batch.z_k + t * D);
+        Row<D> k = Row<D>::of(batch.k + t * D), v = Row<D>::of(batch.v + t * D);
+        Row<D> ds = Row<D>::of(dstep + t * D);
+        Row<D> g = inner_gradient(z, k, v, norm);
+        grad.deta[head.token_index(start + t)] = ds.dot(g);
+        Row<D> a = ds * batch.eta[t];
+        if (norm.weight) {
+          auto through = gradient_backward(a, z, k, v, norm);
+          through.z.to(dz_k + t * D);
+          (Row<D>::of(dk + t * D) + through.error).to(dk + t * D);
+          (through.error * -1.0f).to(dv + t * D);
+          accumulate(dweight, through.weight);
+          accumulate(dbias, through.error);
+        } else {
+          a.to(dz_k + t * D);
+          (a * -1.0f).to(dv + t * D);
+        }
+      }
+
+      // Q W, K W
+      transpose(w, D, D, transposed);
+      multiply(2 * n, D, D, dz, D, transposed, through_w);
+      for (int64_t t = 0; t < n; ++t) {
+        (Row<D>::of(dq + t * D) + Row<D>::of(through_w + t * D)).to(dq + t * D);
+        (Row<D>::of(dk + t * D) + Row<D>::of(through_w + (n + t) * D)).to(dk + t * D);
+        accumulate(db, Row<D>::of(dz + t * D) + Row<D>::of(dz_k + t * D));
+      }
+      multiply_add_transposed(D, n, D, batch.q, D, dz, dw);
+      multiply_add_transposed(D, n, D, batch.k, D, dz_k, dw);
+
+      store_rows<D>(grad.dq, p.is_bfloat16, head.scan, start, n, dq);
+      store_rows<D>(grad.dk, p.is_bfloat16, head.scan, start, n, dk);
+      store_rows<D>(grad.dv, p.is_bfloat16, head.scan, start, n, dv);
+    }
+  }
+  std::memcpy(grad.dw0 + head.index * D * D, dw, D * D * sizeof(float));
+  std::memcpy(grad.db0 + head.index * D, db, D * sizeof(float));
+  if (grad.dln_weight) {
+    std::memcpy(grad.dln_weight + head.index * D, dweight, D * sizeof(float));
+    std::memcpy(grad.dln_bias + head.index * D, dbias, D * sizeof(float));
+  }
+  if (grad.dscale) std::memcpy(grad.dscale + head.index * b, dscale, b * sizeof(float));
+}
+
+}  // namespace

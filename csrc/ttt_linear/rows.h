@@ -1,0 +1,156 @@
+// Row-wise work of ttt_linear: tokens in and out, the inner norm and the inner gradient.
+//
+// The formulas are those of src/vision_ttt/ops/ttt_linear/inner_model.py, one token at a time.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "../vector.h"
+#include "problem.h"
+
+namespace {
+
+VISION_TTT_INLINE float from_bfloat16(uint16_t x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Round to nearest, ties to even; a NaN stays one.
+VISION_TTT_INLINE uint16_t to_bfloat16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return x != x ? uint16_t((bits >> 16) | 0x40) : uint16_t(rounded);
+}
+
+// Where the tokens of one head of one image lie, in the head's scan order.
+struct Scan {
+  int64_t batch, head, length;
+  bool reverse;
+
+  int64_t token(int64_t step) const { return reverse ? length - 1 - step : step; }
+};
+
+template <int D>
+VISION_TTT_INLINE void load_rows(const Tokens& x, bool is_bfloat16, const Scan& scan, int64_t start,
+                                 int64_t n, float* rows) {
+  for (int64_t t = 0; t < n; ++t) {
+    int64_t offset = scan.batch * x.batch + scan.token(start + t) * x.token + scan.head * x.head;
+    float* row = rows + t * D;
+    if (is_bfloat16) {
+      const uint16_t* from = static_cast<const uint16_t*>(x.data) + offset;
+      for (int j = 0; j < D; ++j) row[j] = from_bfloat16(from[j]);
+    } else {
+      std::memcpy(row, static_cast<const float*>(x.data) + offset, D * sizeof(float));
+    }
+  }
+}
+
+template <int D>
+VISION_TTT_INLINE void store_rows(const Tokens& x, bool is_bfloat16, const Scan& scan, int64_t start,
+                                  int64_t n, const float* rows) {
+  for (int64_t t = 0; t < n; ++t) {
+    int64_t offset = scan.batch * x.batch + scan.token(start + t) * x.token + scan.head * x.head;
+    const float* row = rows + t * D;
+    if (is_bfloat16) {
+      uint16_t* to = static_cast<uint16_t*>(x.data) + offset;
+      for (int j = 0; j < D; ++j) to[j] = to_bfloat16(row[j]);
+    } else {
+      std::memcpy(static_cast<float*>(x.data) + offset, row, D * sizeof(float));
+    }
+  }
+}
+
+// The inner norm's parameters of one head; weight is null where there is none.
+struct Norm {
+  const float* weight;
+  const float* bias;
+  float eps;
+};
+
+// A token's row of D floats, in registers.
+template <int D>
+struct Row {
+  static constexpr int kVectors = D / kLanes;
+  Vector v[kVectors];
+
+  VISION_TTT_INLINE static Row of(const float* p) {
+    Row row;
+    for (int i = 0; i < kVectors; ++i) row.v[i] = load(p + i * kLanes);
+    return row;
+  }
+  VISION_TTT_INLINE void to(float* p) const {
+    for (int i = 0; i < kVectors; ++i) store(p + i * kLanes, v[i]);
+  }
+  VISION_TTT_INLINE float mean() const {
+    Vector total = v[0];
+    for (int i = 1; i < kVectors; ++i) total += v[i];
+    return sum(total) * (1.0f / D);
+  }
+  VISION_TTT_INLINE float dot(const Row& other) const {
+    Vector total = v[0] * other.v[0];
+    for (int i = 1; i < kVectors; ++i) total += v[i] * other.v[i];
+    return sum(total);
+  }
+};
+
+#define VISION_TTT_ROW_OPERATOR(OP)                                          \
+  template <int D>                                                           \
+  VISION_TTT_INLINE Row<D> operator OP(const Row<D>& a, const Row<D>& b) {   \
+    Row<D> out;                                                              \
+    for (int i = 0; i < Row<D>::kVectors; ++i) out.v[i] = a.v[i] OP b.v[i];  \
+    return out;                                                              \
+  }                                                                          \
+  template <int D>                                                           \
+  VISION_TTT_INLINE Row<D> operator OP(const Row<D>& a, float b) {           \
+    Row<D> out;                                                              \
+    for (int i = 0; i < Row<D>::kVectors; ++i) out.v[i] = a.v[i] OP b;       \
+    return out;                                                              \
+  }
+VISION_TTT_ROW_OPERATOR(+)
+VISION_TTT_ROW_OPERATOR(-)
+VISION_TTT_ROW_OPERATOR(*)
+#undef VISION_TTT_ROW_OPERATOR
+
+template <int D>
+struct Standardised {
+  Row<D> x;           // mean 0, variance 1
+  float inverse_std;
+};
+
+template <int D>
+VISION_TTT_INLINE Standardised<D> standardise(const Row<D>& z, float eps) {
+  Row<D> centred = z - z.mean();
+  float inverse_std = 1.0f / std::sqrt(centred.dot(centred) * (1.0f / D) + eps);
+  return {centred * inverse_std, inverse_std};
+}
+
+// P g = g - mean(g) - x̂ mean(g x̂).
+template <int D>
+VISION_TTT_INLINE Row<D> remove_norm_directions(const Row<D>& g, const Row<D>& x_hat) {
+  return g - g.mean() - x_hat * (g.dot(x_hat) * (1.0f / D));
+}
+
+// f(x), given z = x W + b.
+template <int D>
+VISION_TTT_INLINE Row<D> inner_output(const Row<D>& x, const Row<D>& z, const Norm& norm) {
+  if (!norm.weight) return z;
+  Row<D> x_hat = standardise(z, norm.eps).x;
+  return x + x_hat * Row<D>::of(norm.weight) + Row<D>::of(norm.bias);
+}
+
+// g = ∂/∂z ½‖f(k) - v‖², given z = k W + b.
+template <int D>
+VISION_TTT_INLINE Row<D> inner_gradient(const Row<D>& z, const Row<D>& k, const Row<D>& v,
+                                        const Norm& norm) {
+  if (!norm.weight) return z - v;
+  auto [x_hat, inverse_std] = standardise(z, norm.eps);
+  Row<D> weight = Row<D>::of(norm.weight);
+  Row<D> error = k + x_hat * weight + Row<D>::of(norm.bias) - v;
+  return remove_norm_directions(error * weight, x_hat) * inverse_std;
+}
+
+}  // namespace

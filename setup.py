@@ -1,0 +1,107 @@
+"""Build the CPU kernels in csrc/ into one shared library beside the package.
+
+Everything else of the package is in pyproject.toml. The library has a plain C interface and is
+loaded with ctypes, so that one build serves every Python and PyTorch. Each kernel file is compiled
+once per instruction set; the library picks at run time. Where there is no compiler, or it fails,
+the package installs without the library and says so.
+"""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = Path("csrc/ttt_linear")
+COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+X86 = {
+    "baseline": [],
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": [
+        *("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mavx2", "-mfma"),
+        "-mprefer-vector-width=512",
+    ],
+}
+PROBE = "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"
+
+
+class BuildKernels(build_ext):
+    """Compile per instruction set and link once; a failure leaves the package without kernels."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except Exception as error:
+            self.give_up(error)
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            self.build_kernels(ext)
+        except Exception as error:
+            self.give_up(error)
+
+    def give_up(self, error: Exception) -> None:
+        self.warn(f"the CPU kernels were not built, PyTorch's operations will serve: {error}")
+        self.extensions = []  # nothing to copy in an editable install
+
+    def build_kernels(self, ext: Extension) -> None:
+        extra = os.environ.get("VISION_TTT_CXXFLAGS", "").split()
+        openmp = self.openmp_flags()
+        x86 = platform.machine().lower() in ("x86_64", "amd64")
+        variants = X86 if x86 else {"baseline": []}
+        common = [*COMMON, *openmp, *extra, *(["-DVISION_TTT_X86"] if x86 else [])]
+
+        def compile_source(name: str, folder: str, flags: list[str]) -> list[str]:
+            return self.compiler.compile(
+                [str(SOURCES / name)],
+                output_dir=str(Path(self.build_temp) / folder),
+                extra_postargs=[*common, *flags],
+                depends=ext.depends,
+            )
+
+        objects = compile_source("dispatch.cpp", "dispatch", [])
+        for isa, flags in variants.items():
+            objects += compile_source("kernels.cpp", isa, [f"-DVISION_TTT_ISA={isa}", *flags])
+        self.compiler.link_shared_object(
+            objects,
+            self.get_ext_fullpath(ext.name),
+            extra_postargs=[*openmp, *extra],
+            target_lang="c++",
+            build_temp=self.build_temp,
+        )
+
+    def openmp_flags(self) -> list[str]:
+        """["-fopenmp"] where the compiler has OpenMP; without it the kernels run on one thread."""
+        if sys.platform == "darwin":  # Apple's clang has none
+            return []
+        folder = Path(self.build_temp)
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / "openmp_probe.cpp"
+        probe.write_text(PROBE)
+        try:
+            objects = self.compiler.compile([str(probe)], extra_postargs=["-fopenmp"])
+            self.compiler.link_executable(
+                objects,
+                str(folder / "openmp_probe"),
+                extra_postargs=["-fopenmp"],
+                target_lang="c++",
+            )
+        except Exception as error:
+            self.warn(f"no OpenMP, the kernels will run on one thread: {error}")
+            return []
+        return ["-fopenmp"]
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "vision_ttt._kernels",
+            sources=[str(SOURCES / "dispatch.cpp"), str(SOURCES / "kernels.cpp")],
+            depends=[str(path) for path in sorted(Path("csrc").rglob("*.h"))],
+            language="c++",
+        )
+    ],
+    cmdclass={"build_ext": BuildKernels},
+)
