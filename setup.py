@@ -14,7 +14,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-SOURCES = Path("csrc/ttt_linear")
+SOURCES = Path("csrc")
+KERNELS = ("ttt_linear/kernels.cpp", "fused/kernels.cpp")
 COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 X86 = {
     "baseline": [],
@@ -63,7 +64,8 @@ class BuildKernels(build_ext):
 
         objects = compile_source("dispatch.cpp", "dispatch", [])
         for isa, flags in variants.items():
-            objects += compile_source("kernels.cpp", isa, [f"-DVISION_TTT_ISA={isa}", *flags])
+            for source in KERNELS:
+                objects += compile_source(source, isa, [f"-DVISION_TTT_ISA={isa}", *flags])
         self.compiler.link_shared_object(
             objects,
             self.get_ext_fullpath(ext.name),
@@ -98,7 +100,7 @@ setup(
     ext_modules=[
         Extension(
             "vision_ttt._kernels",
-            sources=[str(SOURCES / "dispatch.cpp"), str(SOURCES / "kernels.cpp")],
+            sources=[str(SOURCES / name) for name in ("dispatch.cpp", *KERNELS)],
             depends=[str(path) for path in sorted(Path("csrc").rglob("*.h"))],
             language="c++",
         )

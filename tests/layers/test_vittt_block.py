@@ -19,7 +19,7 @@ def transcription(block: VitttBlock, y, grid, dim, heads):
     image = y.transpose(1, 2).reshape(batch, dim, *grid)
     y = y + F.conv2d(image, mixer.conv2d.weight, padding=1, groups=dim).flatten(2).transpose(1, 2)
     x = F.layer_norm(y, (dim,), mixer.norm.weight, mixer.norm.bias, 1e-6)
-    w_k, w_v, w_gate, w_eta = ttt.in_proj.weight.split([2 * dim, 2 * dim, dim, 2 * heads])
+    w_k, w_v, w_gate = ttt.in_proj.weight.split([2 * dim, 2 * dim, dim])
     learner = ttt.learner
     z = 0
     for direction in range(2):
@@ -35,7 +35,7 @@ def transcription(block: VitttBlock, y, grid, dim, heads):
         kq = s @ w_k[channels].T
         k, q = conv(kq, ttt.conv_k), conv(kq, ttt.conv_q)
         v = s @ w_v[channels].T
-        eta = torch.sigmoid(s @ w_eta[own].T + ttt.eta_bias[own]) / d
+        eta = torch.sigmoid(s @ ttt.rate_proj.weight[own].T + ttt.rate_proj.bias[own]) / d
         offset = learner.position_offset[direction]
         scale = (1 / torch.arange(1, 17, dtype=y.dtype) + offset).clamp(min=0)
         out = ttt_linear(
@@ -48,8 +48,8 @@ def transcription(block: VitttBlock, y, grid, dim, heads):
             position_scale=scale,
             backend="reference",
         ).reshape(batch, length, dim)
-        norm = ttt.post_norms[direction]
-        out = F.layer_norm(out, (dim,), norm.weight, norm.bias, 1e-6)
+        norm = ttt.merge
+        out = F.layer_norm(out, (dim,), norm.weight[direction], norm.bias[direction], 1e-6)
         z = z + (out.flip(1) if direction else out)
     y = y + (F.gelu(x @ w_gate.T) * z) @ ttt.out_proj.weight.T
     x = F.layer_norm(y, (dim,), block.norm.weight, block.norm.bias, 1e-6)
@@ -103,20 +103,19 @@ def test_causal_layer_is_its_description(share_qk):
         for parameter in layer.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     x = torch.randn(2, 13, 12, dtype=torch.float64)
-    widths = [12] * (2 if share_qk else 3) + [3]
-    k, *q, v, eta = (x @ w.T for w in layer.in_proj.weight.split(widths))
+    k, *q, v = (x @ w.T for w in layer.in_proj.weight.split(12))
     q = q[0] if q else k
+    eta = x @ layer.rate_proj.weight.T + layer.rate_proj.bias
     learner = layer.learner
     z = ttt_linear(
         *(t.unflatten(-1, (3, 4)) for t in (q, k, v)),
-        3.0 * torch.sigmoid(eta + layer.eta_bias) / 4,
+        3.0 * torch.sigmoid(eta) / 4,
         *(learner.w0, learner.b0, learner.norm_weight, learner.norm_bias),
         mini_batch_size=5,
         position_scale=(1 / torch.arange(1, 6).double() + learner.position_offset[0]).clamp(min=0),
         backend="reference",
     ).flatten(2)
-    norm = layer.post_norms[0]
-    z = F.layer_norm(z, (12,), norm.weight, norm.bias, 1e-6)
+    z = F.layer_norm(z, (12,), layer.merge.weight[0], layer.merge.bias[0], 1e-6)
     assert_close(layer(x), z @ layer.out_proj.weight.T, 1e-12)
 
 

@@ -223,6 +223,7 @@ def test_weight_decay_spares_norms_biases_positions_and_inner_models():
             "norm" in name
             or "bias" in name
             or "learner" in name
+            or "merge" in name
             or name in ("pos_embed", "class_tokens.tokens")
         )
         assert (name not in decayed) == spared, name

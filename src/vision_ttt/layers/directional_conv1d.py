@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from vision_ttt.ops import directional_conv1d
 
 
 class DirectionalConv1d(nn.Conv1d):
@@ -22,17 +22,4 @@ class DirectionalConv1d(nn.Conv1d):
         self.reverse_channels = reverse_channels
 
     def forward(self, x: Tensor) -> Tensor:
-        past = self.kernel_size[0] - 1
-        split = self.out_channels - self.reverse_channels
-        x = x.transpose(1, 2)  # [B, C, T]
-
-        def convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> Tensor:
-            return F.conv1d(F.pad(x, padding), weight, bias, groups=len(bias))
-
-        parts = []
-        if split:
-            parts.append(convolve(x[:, :split], self.weight[:split], self.bias[:split], (past, 0)))
-        if self.reverse_channels:
-            mirrored = self.weight[split:].flip(-1)
-            parts.append(convolve(x[:, split:], mirrored, self.bias[split:], (0, past)))
-        return torch.cat([part.transpose(1, 2) for part in parts], dim=-1)
+        return directional_conv1d(x, self.weight, self.bias, self.reverse_channels)

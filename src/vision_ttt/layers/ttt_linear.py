@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
+from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.linear_learner import LinearLearner
 
 
@@ -60,16 +60,16 @@ class TTTLinear(nn.Module):
         self.head_dim = dim // num_heads
         self.base_learning_rate = base_learning_rate
         inner = directions * dim
-        # One matrix product serves every projection of x; only the learning rate has a bias.
+        # One matrix product serves every wide projection of x. The rates stay out of it: their few
+        # columns would break its alignment, which costs more than a product of their own.
         self.widths = {
             "k": inner,
             "q": 0 if share_qk else inner,
             "v": inner,
             "gate": dim if gate else 0,
-            "eta": self.heads,
         }
         self.in_proj = nn.Linear(dim, sum(self.widths.values()), bias=False)
-        self.eta_bias = nn.Parameter(torch.zeros(self.heads))
+        self.rate_proj = nn.Linear(dim, self.heads)
         if conv_kernel_size:
             self.conv_q, self.conv_k = (
                 DirectionalConv1d(inner, conv_kernel_size, reverse_channels=inner - dim)
@@ -84,22 +84,23 @@ class TTTLinear(nn.Module):
             directions=directions,
             learnable_states=learnable_states,
         )
-        self.post_norms = nn.ModuleList(nn.LayerNorm(dim, eps=1e-6) for _ in range(directions))
+        self.merge = GatedNorm(dim, directions)
         self.out_proj = nn.Linear(dim, dim, bias=False)
-        for projection in (self.in_proj, self.out_proj):
+        for projection in (self.in_proj, self.rate_proj, self.out_proj):
             nn.init.trunc_normal_(projection.weight, std=0.02)
+        nn.init.zeros_(self.rate_proj.bias)
 
     def views(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v [B, T, heads, d], eta [B, T, heads] and the gate's logits [B, T, D] or None."""
-        parts = self.in_proj(x).split(list(self.widths.values()), dim=-1)
-        k, q, v, gate, eta = parts
+        k, q, v, gate = self.in_proj(x).split(list(self.widths.values()), dim=-1)
         if not self.widths["q"]:
             q = k
         q, k = self.conv_q(q), self.conv_k(k)
         q, k, v = (view.unflatten(-1, (self.heads, self.head_dim)) for view in (q, k, v))
         # Rates are at least float32: they multiply sums of gradients whatever the views' precision.
-        eta = eta.to(torch.promote_types(eta.dtype, torch.float32)) + self.eta_bias
-        eta = torch.sigmoid(eta) * (self.base_learning_rate / self.head_dim)
+        logits = self.rate_proj(x)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        eta = torch.sigmoid(logits) * (self.base_learning_rate / self.head_dim)
         return q, k, v, eta, gate if self.widths["gate"] else None
 
     def inner_problem(self, x: Tensor) -> dict[str, Tensor | int]:
@@ -110,8 +111,4 @@ class TTTLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v, eta, gate = self.views(x)
         z = self.learner(q, k, v, eta).flatten(2)  # [B, T, directions · D]
-        per_direction = z.chunk(len(self.post_norms), dim=-1)
-        z = sum(norm(z_d) for norm, z_d in zip(self.post_norms, per_direction, strict=True))
-        if gate is not None:
-            z = F.gelu(gate) * z
-        return self.out_proj(z)
+        return self.out_proj(self.merge(z, gate))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from timm.layers import SwiGLUPacked
 from torch import Tensor, nn
 
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
+from vision_ttt.layers.swiglu import SwiGLU
 from vision_ttt.layers.ttt_linear import TTTLinear
 
 
@@ -84,10 +84,7 @@ class VitttBlock(nn.Module):
         super().__init__()
         self.mixer = mixer
         self.norm = nn.LayerNorm(dim, eps=1e-6)
-        # Packed: gate and value come from one product of twice the hidden width.
-        self.mlp = SwiGLUPacked(dim, 2 * mlp_hidden, bias=False)
-        for projection in (self.mlp.fc1, self.mlp.fc2):
-            nn.init.trunc_normal_(projection.weight, std=0.02)
+        self.mlp = SwiGLU(dim, mlp_hidden)
         self.drop_path = nn.Identity() if drop_path is None else drop_path
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:

@@ -19,7 +19,14 @@ from timm.models import (
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from vision_ttt.layers import ExtraTokens, LinearLearner, TTTLinear, VitttBlock, VitttMixer
+from vision_ttt.layers import (
+    ExtraTokens,
+    GatedNorm,
+    LinearLearner,
+    TTTLinear,
+    VitttBlock,
+    VitttMixer,
+)
 from vision_ttt.models.image_size import check_image_size, checkpoint_filter_fn, positions_for
 
 DESIGN_ROUTE = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
@@ -170,10 +177,10 @@ class Vittt(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Positions, class tokens and all of the inner models (norms and biases go anyway)."""
+        """Positions, class tokens, post norms and all of the inner models (vectors go anyway)."""
         names = {"pos_embed"} if self.class_tokens is None else {"pos_embed", "class_tokens.tokens"}
         for module_name, module in self.named_modules():
-            if isinstance(module, LinearLearner):
+            if isinstance(module, (LinearLearner, GatedNorm)):
                 names |= {f"{module_name}.{name}" for name, _ in module.named_parameters()}
         return names
 

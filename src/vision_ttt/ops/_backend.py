@@ -11,6 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
+from torch.autograd import forward_ad
+
 ENVIRONMENT_VARIABLE = "VISION_TTT_BACKEND"
 AUTO = "auto"
 """No backend asked for: the op takes the fastest when it runs."""
@@ -51,6 +54,15 @@ def use_backend(name: str | None) -> Iterator[None]:
 def _apply_innermost() -> None:
     global _override, _override_source
     _override, _override_source = (_blocks[-1][0], "use_backend()") if _blocks else _outside
+
+
+def is_transformed() -> bool:
+    """Whether forward-mode derivatives or a torch.func transform (grad, vmap, …) are at work.
+
+    They look inside a function, where the kernels have nothing to see: a forward derivative through
+    them would be zero, silently.
+    """
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def requested_backend(op: str, requested: str | None, refusals: Mapping[str, Refusal]) -> str:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import ctypes
 import functools
 import warnings
+from ctypes import c_int64, c_void_p
 from pathlib import Path
 
-import torch  # noqa: F401  (loads its OpenMP runtime first: the kernels then share its thread pool)
+import torch  # its OpenMP runtime is loaded first, so that the kernels share its thread pool
+from torch import Tensor
+
+from vision_ttt.ops import _backend
 
 MISSING = (
     "vision-ttt's compiled CPU kernels are not there, so the slower PyTorch backend 'dual' serves. "
     "To get them, install a C++17 compiler (GCC >= 12 or Clang; on Debian: apt install g++) and "
     "install vision-ttt again: pip install --force-reinstall --no-deps vision-ttt"
 )
+LANES = 16
+"""Floats of the widest vector; what is a multiple of it suits every instruction set."""
 
 
 def _load() -> ctypes.CDLL | None:
@@ -22,6 +28,7 @@ def _load() -> ctypes.CDLL | None:
         return None
     library = ctypes.CDLL(str(paths[0]))
     library.vision_ttt_instruction_set.restype = ctypes.c_char_p
+    library.vision_ttt_chunk_tokens.restype = c_int64
     return library
 
 
@@ -39,3 +46,40 @@ def warn_if_missing() -> None:
 def instruction_set() -> str | None:
     """The instruction set that the kernels use on this machine, e.g. "avx512", or None."""
     return None if LIBRARY is None else LIBRARY.vision_ttt_instruction_set().decode()
+
+
+def kernels_serve(*tensors: Tensor) -> bool:
+    """Whether the kernels around ttt_linear take these tensors: float32, on the CPU, not empty.
+
+    Autocast keeps them out, and so does an override of the backend by another than "cpu": it leaves
+    PyTorch's own operations only.
+    """
+    return (
+        LIBRARY is not None
+        and _backend._override in (None, "cpu")
+        and all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
+        and all(x.numel() > 0 for x in tensors)
+        and not torch.is_autocast_enabled("cpu")
+        and not _backend.is_transformed()
+    )
+
+
+class SequencePointer(ctypes.Structure):
+    """csrc/fused/fused.h's Sequence."""
+
+    _fields_ = (("data", c_void_p), ("batch", c_int64), ("token", c_int64))
+
+    @classmethod
+    def of(cls, x: Tensor | None) -> SequencePointer:
+        """Describe x [B, T, C]."""
+        return cls(None, 0, 0) if x is None else cls(x.data_ptr(), *x.stride()[:2])
+
+
+def contiguous_last(x: Tensor) -> Tensor:
+    """x itself where its last axis is contiguous, else a copy."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def call_kernel(name: str, *structures: ctypes.Structure) -> int:
+    """Run a kernel on its structures and return its status; Python's lock is released meanwhile."""
+    return getattr(LIBRARY, name)(*map(ctypes.byref, structures))

@@ -7,9 +7,8 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from vision_ttt.ops._backend import AUTO, requested_backend
+from vision_ttt.ops._backend import AUTO, is_transformed, requested_backend
 from vision_ttt.ops.ttt_linear.autograd import KERNELS, Kernel, autocast_views, ttt_linear_op
 from vision_ttt.ops.ttt_linear.checks import check_inputs
 from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
@@ -17,17 +16,8 @@ from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
 State = tuple[Tensor, Tensor]
 
 
-def _is_transformed() -> bool:
-    """Whether forward-mode derivatives or a torch.func transform (grad, vmap, …) are at work.
-
-    They look inside a function, where the kernels have nothing to see: a forward derivative through
-    them would be zero, silently.
-    """
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
 def _refusal(kernel: Kernel, q: Tensor, mini_batch_size: int) -> str | None:
-    if _is_transformed():
+    if is_transformed():
         return "torch.func transforms and forward-mode derivatives need the backend 'reference'"
     return kernel.refusal(q, mini_batch_size)
 
@@ -137,7 +127,7 @@ def ttt_linear(
         name: partial(_refusal, kernel, q, mini_batch_size) for name, kernel in KERNELS.items()
     }
     backend = requested_backend("ttt_linear", backend, refusals | {"reference": lambda: None})
-    if backend == AUTO and _is_transformed():
+    if backend == AUTO and is_transformed():
         backend = "reference"
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     if backend == "reference":

@@ -11,7 +11,7 @@ from ctypes import c_float, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._native import LIBRARY
+from vision_ttt.ops._native import LIBRARY, call_kernel, contiguous_last
 from vision_ttt.ops.ttt_linear.dual import num_checkpoints
 
 DIMENSIONS = (16, 32, 64, 128)
@@ -84,7 +84,7 @@ class _Call:
         eps: float,
     ) -> None:
         q, k, v, *others = tensors
-        self.views = [_contiguous_last(x) for x in (q, k, v)]
+        self.views = [contiguous_last(x) for x in (q, k, v)]
         self.others = [None if x is None else x.float().contiguous() for x in others]
         eta, w0, b0, ln_weight, ln_bias, scale = self.others
         batch, length, heads, dim = q.shape
@@ -103,18 +103,13 @@ class _Call:
         )
 
     def run(self, function: str, results: ctypes.Structure) -> None:
-        """Call a kernel; Python's lock is released meanwhile."""
-        status = getattr(LIBRARY, function)(ctypes.byref(self.problem), ctypes.byref(results))
-        if status:
+        """Call a kernel, which fails only for want of memory."""
+        if call_kernel(function, self.problem, results):
             raise MemoryError(f"{function}: no memory for the scratch of a thread")
 
 
 def _pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
-
-
-def _contiguous_last(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def ttt_linear_cpu(
@@ -172,7 +167,7 @@ def ttt_linear_cpu_backward(
     inputs = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     call = _Call(inputs, mini_batch_size, reverse_heads, eps)
     batch, _, heads, dim = q.shape
-    incoming = [_contiguous_last(grad_o.to(q.dtype)), grad_w.float().contiguous()]
+    incoming = [contiguous_last(grad_o.to(q.dtype)), grad_w.float().contiguous()]
     incoming += [x.contiguous() for x in (grad_b.float(), kept_w, kept_b)]
     dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype) for _ in range(3))
 

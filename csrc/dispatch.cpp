@@ -1,0 +1,83 @@
+// The entry points: hand a call to the kernels of the best instruction set that this machine has.
+#include <cstdlib>
+#include <cstring>
+
+#include "fused/fused.h"
+#include "ttt_linear/problem.h"
+
+#define VISION_TTT_DECLARE(isa)                                              \
+  int ttt_linear_forward_##isa(const Problem&, const Outputs&);              \
+  int ttt_linear_backward_##isa(const Problem&, const Gradients&);           \
+  void conv1d_##isa(const Conv1d&);                                          \
+  void conv1d_weights_##isa(const Conv1d&, const Conv1dWeights&);            \
+  void gated_norm_##isa(const GatedNorm&);                                   \
+  void gated_norm_backward_##isa(const GatedNorm&, const GatedNormGradients&); \
+  void swiglu_##isa(const SwiGlu&);                                          \
+  void swiglu_backward_##isa(const SwiGlu&);
+
+#define VISION_TTT_KERNELS(isa)                                              \
+  {#isa,                     ttt_linear_forward_##isa,  ttt_linear_backward_##isa, \
+   conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
+   gated_norm_backward_##isa, swiglu_##isa,             swiglu_backward_##isa}
+
+VISION_TTT_DECLARE(baseline)
+#ifdef VISION_TTT_X86
+VISION_TTT_DECLARE(avx2)
+VISION_TTT_DECLARE(avx512)
+#endif
+
+namespace {
+
+struct Kernels {
+  const char* name;
+  int (*ttt_linear_forward)(const Problem&, const Outputs&);
+  int (*ttt_linear_backward)(const Problem&, const Gradients&);
+  void (*conv1d)(const Conv1d&);
+  void (*conv1d_weights)(const Conv1d&, const Conv1dWeights&);
+  void (*gated_norm)(const GatedNorm&);
+  void (*gated_norm_backward)(const GatedNorm&, const GatedNormGradients&);
+  void (*swiglu)(const SwiGlu&);
+  void (*swiglu_backward)(const SwiGlu&);
+};
+
+Kernels choose() {
+#ifdef VISION_TTT_X86
+  // VISION_TTT_CPU_ISA=avx2 or baseline asks for less than the machine has, to test or compare.
+  const char* asked = std::getenv("VISION_TTT_CPU_ISA");
+  auto allowed = [&](const char* isa) { return !asked || !std::strcmp(asked, isa); };
+  __builtin_cpu_init();
+  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  if (avx512 && avx2 && allowed("avx512")) return VISION_TTT_KERNELS(avx512);
+  if (avx2 && (allowed("avx2") || allowed("avx512"))) return VISION_TTT_KERNELS(avx2);
+#endif
+  return VISION_TTT_KERNELS(baseline);
+}
+
+const Kernels& kernels() {
+  static const Kernels chosen = choose();
+  return chosen;
+}
+
+}  // namespace
+
+int vision_ttt_ttt_linear_forward(const Problem* p, const Outputs* o) {
+  return kernels().ttt_linear_forward(*p, *o);
+}
+int vision_ttt_ttt_linear_backward(const Problem* p, const Gradients* g) {
+  return kernels().ttt_linear_backward(*p, *g);
+}
+int64_t vision_ttt_chunk_tokens() { return VISION_TTT_CHUNK_TOKENS; }
+void vision_ttt_conv1d(const Conv1d* p) { kernels().conv1d(*p); }
+void vision_ttt_conv1d_weights(const Conv1d* p, const Conv1dWeights* g) {
+  kernels().conv1d_weights(*p, *g);
+}
+void vision_ttt_gated_norm(const GatedNorm* p) { kernels().gated_norm(*p); }
+void vision_ttt_gated_norm_backward(const GatedNorm* p, const GatedNormGradients* g) {
+  kernels().gated_norm_backward(*p, *g);
+}
+void vision_ttt_swiglu(const SwiGlu* p) { kernels().swiglu(*p); }
+void vision_ttt_swiglu_backward(const SwiGlu* p) { kernels().swiglu_backward(*p); }
+
+const char* vision_ttt_instruction_set() { return kernels().name; }

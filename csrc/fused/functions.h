@@ -1,0 +1,59 @@
+// exp, erf and what is made of them, for whole vectors.
+#pragma once
+
+#include "../vector.h"
+
+namespace {
+
+typedef int32_t IntVector __attribute__((vector_size(4 * VISION_TTT_LANES)));
+
+VISION_TTT_INLINE Vector select(IntVector condition, Vector yes, Vector no) {
+  return reinterpret_cast<Vector>((condition & reinterpret_cast<IntVector>(yes)) |
+                                  (~condition & reinterpret_cast<IntVector>(no)));
+}
+
+// e^x to a relative 2e-7: 2^n e^r with |r| ≤ ln 2 / 2, the latter by a polynomial (Cephes'
+// coefficients). Saturates below e^-87 and above e^88; NaN stays NaN.
+VISION_TTT_INLINE Vector exp(Vector x) {
+  const Vector original = x;
+  x = select(x < -87.0f, splat(-87.0f), x);
+  x = select(x > 88.0f, splat(88.0f), x);
+  const Vector magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
+  const Vector n = (x * 1.44269504088896341f + magic) - magic;
+  const Vector r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Vector p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  // A NaN has no integer, and is its own result.
+  const IntVector number = original == original;
+  const Vector whole = select(number, n, Vector{});
+  const IntVector bits = (__builtin_convertvector(whole, IntVector) + 127) << 23;
+  return select(number, p * reinterpret_cast<Vector>(bits), original);
+}
+
+VISION_TTT_INLINE Vector sigmoid(Vector x) { return 1.0f / (1.0f + exp(-x)); }
+
+struct Gelu {
+  Vector value, derivative;
+};
+
+// x Φ(x) and its derivative Φ(x) + x φ(x), Φ to an absolute 1e-7 (Abramowitz & Stegun 7.1.26).
+VISION_TTT_INLINE Gelu gelu(Vector x) {
+  const Vector magnitude = select(x < 0.0f, -x, x) * 0.70710678118654752f;
+  const Vector t = 1.0f / (1.0f + 0.3275911f * magnitude);
+  const Vector density = exp(-magnitude * magnitude);
+  Vector p = splat(1.061405429f);
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const Vector tail = 0.5f * p * t * density;  // Φ(-|x|)
+  const Vector phi = select(x < 0.0f, tail, 1.0f - tail);
+  return {x * phi, phi + x * density * 0.39894228040143268f};
+}
+
+}  // namespace

@@ -1,0 +1,32 @@
+"""Post norms of the scan directions and the gate that merges them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.ops import gated_norm
+
+
+class GatedNorm(nn.Module):
+    """GELU(gate) ⊙ Σ_r LN_r(z_r): one LayerNorm per scan direction r (Vision-TTT, Eq. 12).
+
+    Args:
+        dim: D, channels of each direction.
+        directions: R.
+        eps: added to the variances.
+    """
+
+    def __init__(self, dim: int, directions: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(directions, dim))
+        self.bias = nn.Parameter(torch.zeros(directions, dim))
+        self.eps = eps
+
+    def forward(self, z: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Merge z [B, T, R · D] under the gate's logits [B, T, D] into [B, T, D]."""
+        return gated_norm(z, gate, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        directions, dim = self.weight.shape
+        return f"dim={dim}, directions={directions}, eps={self.eps}"

@@ -1,0 +1,32 @@
+"""The public op: what it computes, its definition in PyTorch, and the way to the CPU kernel."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from vision_ttt.ops._native import kernels_serve
+from vision_ttt.ops.gated_norm.cpu import fits, gated_norm_op
+
+
+def gated_norm(
+    z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float = 1e-6
+) -> Tensor:
+    """Merge scan directions (Vision-TTT, Eq. 12): GELU(gate) ⊙ Σ_r LN_r(z_r).
+
+    Args:
+        z: the R directions' outputs side by side [B, T, R · D].
+        gate: logits [B, T, D], or None for no gate.
+        weight, bias: of the R norms [R, D].
+        eps: added to the norms' variances.
+
+    Returns:
+        [B, T, D], differentiable in every tensor argument.
+    """
+    tensors = (z, weight, bias) if gate is None else (z, weight, bias, gate)
+    if kernels_serve(*tensors) and fits(weight):
+        return gated_norm_op(z, gate, weight, bias, eps)
+    parts, dim = weight.shape
+    z = F.layer_norm(z.unflatten(-1, (parts, dim)), (dim,), eps=eps)  # [B, T, R, D]
+    total = (z * weight + bias).sum(-2)
+    return total if gate is None else F.gelu(gate) * total

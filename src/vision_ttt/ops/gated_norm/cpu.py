@@ -1,0 +1,125 @@
+"""The custom op ``vision_ttt::gated_norm`` on csrc/fused's CPU kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vision_ttt.ops._native import LANES, LIBRARY, SequencePointer, call_kernel, contiguous_last
+
+
+class _GatedNorm(ctypes.Structure):
+    _fields_ = (
+        *((name, SequencePointer) for name in ("z", "gate", "out")),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        *((name, c_int64) for name in ("batch", "length", "dim", "parts", "threads")),
+        ("eps", c_float),
+    )
+
+
+class _GatedNormGradients(ctypes.Structure):
+    _fields_ = (
+        ("z", SequencePointer),
+        ("gate", SequencePointer),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether the kernel takes norms [R, D] of this shape."""
+    parts, dim = weight.shape
+    return parts <= 2 and dim % LANES == 0
+
+
+def _problem(
+    z: Tensor, gate: Tensor | None, out: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> _GatedNorm:
+    parts, dim = weight.shape
+    return _GatedNorm(
+        *(SequencePointer.of(x) for x in (z, gate, out)),
+        *(weight.data_ptr(), bias.data_ptr()),
+        *(*z.shape[:2], dim, parts, torch.get_num_threads()),
+        eps,
+    )
+
+
+def _prepared(
+    z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    gate = None if gate is None else contiguous_last(gate)
+    return contiguous_last(z), gate, weight.contiguous(), bias.contiguous()
+
+
+@torch.library.custom_op(
+    "vision_ttt::gated_norm",
+    mutates_args=(),
+    schema="(Tensor z, Tensor? gate, Tensor weight, Tensor bias, float eps) -> Tensor",
+)
+def gated_norm_op(
+    z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> Tensor:
+    """See :func:`vision_ttt.ops.gated_norm.gated_norm`."""
+    z, gate, weight, bias = _prepared(z, gate, weight, bias)
+    out = torch.empty(*z.shape[:2], weight.shape[1], dtype=z.dtype)
+    call_kernel("vision_ttt_gated_norm", _problem(z, gate, out, weight, bias, eps))
+    return out
+
+
+@torch.library.custom_op(
+    "vision_ttt::gated_norm_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor z, Tensor? gate, Tensor weight, Tensor bias, float eps) "
+    "-> (Tensor dz, Tensor dgate, Tensor dweight, Tensor dbias)",
+)
+def _backward_op(
+    grad: Tensor, z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    z, gate, weight, bias = _prepared(z, gate, weight, bias)
+    grad = contiguous_last(grad)
+    dz = torch.empty(z.shape, dtype=z.dtype)
+    dgate = torch.empty(0 if gate is None else gate.shape, dtype=z.dtype)
+    # Each chunk of tokens writes a share of its own: the sum is the same whatever the threads.
+    chunks = z.shape[0] * -(-z.shape[1] // LIBRARY.vision_ttt_chunk_tokens())
+    shares = torch.empty(2, chunks, *weight.shape, dtype=z.dtype)
+    gradients = _GatedNormGradients(
+        SequencePointer.of(dz),
+        SequencePointer.of(None if gate is None else dgate),
+        *(shares[0].data_ptr(), shares[1].data_ptr()),
+    )
+    problem = _problem(z, gate, grad, weight, bias, eps)
+    call_kernel("vision_ttt_gated_norm_backward", problem, gradients)
+    dweight, dbias = shares.sum(1).unbind()
+    return dz, dgate, dweight.clone(), dbias.clone()
+
+
+@gated_norm_op.register_fake
+def _(z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return z.new_empty(*z.shape[:2], weight.shape[1])
+
+
+@_backward_op.register_fake
+def _(
+    grad: Tensor, z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dgate = z.new_empty(0 if gate is None else gate.shape)
+    return z.new_empty(z.shape), dgate, weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    dz, dgate, dweight, dbias = _backward_op(grad, *saved, ctx.eps)
+    return dz, None if saved[1] is None else dgate, dweight, dbias, None
+
+
+gated_norm_op.register_autograd(_backward, setup_context=_setup_context)

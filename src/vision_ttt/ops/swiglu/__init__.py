@@ -1,0 +1,5 @@
+"""The activation of a SwiGLU MLP in one pass over memory."""
+
+from vision_ttt.ops.swiglu.api import swiglu
+
+__all__ = ["swiglu"]

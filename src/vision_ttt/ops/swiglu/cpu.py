@@ -1,0 +1,69 @@
+"""The custom op ``vision_ttt::swiglu`` on csrc/fused's CPU kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vision_ttt.ops._native import LANES, call_kernel
+
+
+class _SwiGlu(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "out", "dx")),
+        *((name, c_int64) for name in ("rows", "hidden", "x_row", "threads")),
+    )
+
+
+def fits(x: Tensor) -> bool:
+    """Whether both halves are whole vectors."""
+    return x.shape[-1] % (2 * LANES) == 0
+
+
+def _problem(x: Tensor, out: Tensor, dx: Tensor | None) -> _SwiGlu:
+    pointers = (x.data_ptr(), out.data_ptr(), None if dx is None else dx.data_ptr())
+    width = x.shape[-1]
+    rows = x.numel() // width
+    return _SwiGlu(*pointers, rows, width // 2, width, torch.get_num_threads())
+
+
+@torch.library.custom_op("vision_ttt::swiglu", mutates_args=())
+def swiglu_op(x: torch.Tensor) -> torch.Tensor:
+    """See :func:`vision_ttt.ops.swiglu.swiglu`."""
+    x = x.contiguous()
+    out = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype)
+    call_kernel("vision_ttt_swiglu", _problem(x, out, None))
+    return out
+
+
+@torch.library.custom_op("vision_ttt::swiglu_backward", mutates_args=())
+def _backward_op(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    x, grad = x.contiguous(), grad.contiguous()
+    dx = torch.empty_like(x)
+    call_kernel("vision_ttt_swiglu_backward", _problem(x, grad, dx))
+    return dx
+
+
+@swiglu_op.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
+@_backward_op.register_fake
+def _(grad: Tensor, x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Tensor:
+    return _backward_op(grad, *ctx.saved_tensors)
+
+
+swiglu_op.register_autograd(_backward, setup_context=_setup_context)
