@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-gpu lint format clean
+.PHONY: demo test test-slow test-gpu sanitize lint format clean
 
 demo: $(VENV)/.installed  ## Train Vittt-nano on handwritten digits; everything lands in runs/demo
 	$(BIN)/vision-ttt demo
@@ -16,6 +16,9 @@ test-slow: $(VENV)/.installed-dev  ## The tests that take over a minute
 
 test-gpu: $(VENV)/.installed-dev  ## The tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+sanitize:  ## The C++ kernels under AddressSanitizer, UBSan and valgrind; needs g++ and valgrind
+	$(MAKE) -C csrc
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

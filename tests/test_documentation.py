@@ -7,6 +7,9 @@ import pytest
 import timm
 import torch
 
+from vision_ttt import VitttBlock, VitttMixer
+from vision_ttt.models.vittt import DESIGN_ROUTE
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 PAGES += sorted(ROOT.glob("src/**/README.md"))
@@ -34,19 +37,15 @@ def test_links_lead_to_files(page):
 
 def test_the_documents_name_existing_code():
     """Paths and names in `code quotes` of the block's description."""
-    import vision_ttt.layers
-    import vision_ttt.models.vittt
-
     text = (ROOT / "docs/how-a-vittt-block-works.md").read_text(encoding="utf-8")
     for path in re.findall(r"`((?:layers|ops|models|tests)/[\w/]+\.py)`", text):
         assert (ROOT / path).exists() or (ROOT / "src/vision_ttt" / path).exists(), path
-    for owner, member in re.findall(
-        r"`(VitttMixer|VitttBlock|TTTLinear|LinearLearner)\.(\w+)`", text
-    ):
-        layer = getattr(vision_ttt.layers, owner)
-        has = hasattr(layer, member) or f"self.{member} =" in Path(
-            vision_ttt.layers.vittt.__file__
-        ).read_text(encoding="utf-8")
-        assert has, f"{owner}.{member}"
-    for design in vision_ttt.models.vittt.DESIGN_ROUTE:
+    mixer = VitttMixer(32, 2)
+    layers = (VitttBlock(mixer, 32, 64), mixer, mixer.ttt, mixer.ttt.learner)
+    by_name = {type(layer).__name__: layer for layer in layers}
+    mentions = re.findall(rf"`({'|'.join(by_name)})\.(\w+)`", text)
+    assert mentions
+    for owner, member in mentions:
+        assert hasattr(by_name[owner], member), f"{owner}.{member}"
+    for design in DESIGN_ROUTE:
         assert f"`{design}`" in text

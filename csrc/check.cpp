@@ -1,0 +1,116 @@
+// Run every kernel on small problems in buffers of exactly their size, for valgrind and the sanitizers
+// (make sanitize). What they compute is compared in tests/ops; here only finiteness is.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "fused/fused.h"
+#include "ttt_linear/problem.h"
+
+namespace {
+
+uint32_t state = 1;
+
+float random_number() {  // in [-1, 1), of a linear congruential generator
+  state = state * 1664525u + 1013904223u;
+  return float(state >> 8) / float(1 << 23) - 1.0f;
+}
+
+// Exactly n numbers on the heap, so that one read too far is noticed.
+struct Buffer {
+  std::unique_ptr<float[]> data;
+  size_t size;
+
+  explicit Buffer(size_t n, bool fill = true) : data(new float[n]), size(n) {
+    for (size_t i = 0; fill && i < n; ++i) data[i] = random_number();
+  }
+  operator float*() { return data.get(); }
+  bool finite() const {
+    for (size_t i = 0; i < size; ++i)
+      if (!std::isfinite(data[i])) return false;
+    return true;
+  }
+};
+
+int failures = 0;
+
+void expect(bool condition, const char* what) {
+  if (condition) return;
+  std::printf("FAILED: %s\n", what);
+  ++failures;
+}
+
+void check_ttt_linear(int64_t B, int64_t T, int64_t H, int64_t d, int64_t b, bool norm) {
+  const size_t tokens = B * T * H * d, states = B * H * d * d, biases = B * H * d;
+  const int64_t interval = (d + b - 1) / b, kept = (T - 1) / (b * interval);
+  Buffer q(tokens), k(tokens), v(tokens), eta(B * T * H), w0(H * d * d), b0(H * d);
+  Buffer weight(H * d), bias(H * d), scale(H * b);
+  for (size_t i = 0; i < eta.size; ++i) eta[i] = std::fabs(eta[i]) / float(d);
+  for (size_t i = 0; i < w0.size; ++i) w0[i] *= 0.1f;
+  auto view = [&](float* data) { return Tokens{data, T * H * d, H * d, d}; };
+  Problem p{view(q), view(k), view(v), eta, w0, b0, norm ? (float*)weight : nullptr,
+            norm ? (float*)bias : nullptr, scale, B, T, H, d, b, H / 2, 0, 0, 2, 1e-6f};
+  Buffer o(tokens, false), w(states, false), bb(biases, false);
+  Buffer kept_w(kept * states, false), kept_b(kept * biases, false);
+  Outputs out{view(o), w, bb, kept ? (float*)kept_w : nullptr, kept ? (float*)kept_b : nullptr};
+  expect(vision_ttt_ttt_linear_forward(&p, &out) == 0, "forward status");
+  expect(o.finite() && w.finite() && bb.finite() && kept_w.finite(), "forward is finite");
+
+  Buffer grad_o(tokens), grad_w(states), grad_b(biases);
+  Buffer dq(tokens, false), dk(tokens, false), dv(tokens, false), deta(B * T * H, false);
+  Buffer dw(states, false), db(biases, false), dweight(biases, false), dbias(biases, false);
+  Buffer dscale(B * H * b, false);
+  Gradients g{view(grad_o), grad_w, grad_b, kept_w, kept_b, view(dq), view(dk), view(dv), deta, dw,
+              db, norm ? (float*)dweight : nullptr, norm ? (float*)dbias : nullptr, dscale};
+  expect(vision_ttt_ttt_linear_backward(&p, &g) == 0, "backward status");
+  expect(dq.finite() && dk.finite() && dv.finite() && deta.finite() && dw.finite() && db.finite() &&
+             dscale.finite() && (!norm || (dweight.finite() && dbias.finite())),
+         "backward is finite");
+}
+
+void check_fused(int64_t B, int64_t T, int64_t D) {
+  const size_t tokens = B * T * D;
+  Buffer x(tokens), y(tokens, false), weight(4 * D), bias(2 * D);
+  Conv1d conv{{x, T * D, D}, {y, T * D, D}, weight, bias, B, T, D, 4, D / 2, 2};
+  vision_ttt_conv1d(&conv);
+  Buffer dweight(4 * D, false), dbias(D, false);
+  Conv1dWeights shares{dweight, dbias};
+  vision_ttt_conv1d_weights(&conv, &shares);
+  expect(y.finite() && dweight.finite() && dbias.finite(), "conv1d is finite");
+
+  const size_t chunks = B * ((T + vision_ttt_chunk_tokens() - 1) / vision_ttt_chunk_tokens());
+  Buffer z(2 * tokens), dz(2 * tokens, false), dgate(tokens, false);
+  Buffer norm_weight(2 * D), shares_w(chunks * 2 * D, false), shares_b(chunks * 2 * D, false);
+  GatedNorm norm{{z, 2 * T * D, 2 * D}, {x, T * D, D}, {y, T * D, D}, norm_weight, bias,
+                 B, T, D, 2, 2, 1e-6f};
+  vision_ttt_gated_norm(&norm);
+  expect(y.finite(), "gated norm is finite");
+  GatedNormGradients gradients{{dz, 2 * T * D, 2 * D}, {dgate, T * D, D}, shares_w, shares_b};
+  vision_ttt_gated_norm_backward(&norm, &gradients);
+  expect(dz.finite() && dgate.finite() && shares_w.finite() && shares_b.finite(),
+         "gated norm's backward is finite");
+
+  SwiGlu glu{z, y, dz, B * T, D, 2 * D, 2};
+  vision_ttt_swiglu(&glu);
+  vision_ttt_swiglu_backward(&glu);
+  expect(y.finite() && dz.finite(), "swiglu is finite");
+}
+
+}  // namespace
+
+int main() {
+  for (bool norm : {true, false}) {
+    check_ttt_linear(1, 1, 1, 16, 16, norm);
+    check_ttt_linear(2, 37, 3, 32, 16, norm);
+    check_ttt_linear(1, 100, 2, 64, 16, norm);
+    check_ttt_linear(1, 23, 2, 16, 3, norm);
+    check_ttt_linear(1, 70, 1, 128, 64, norm);
+    check_ttt_linear(1, 9, 2, 32, 1, norm);
+  }
+  check_fused(1, 1, 32);
+  check_fused(2, 131, 64);
+  std::printf("%s: %s\n", vision_ttt_instruction_set(), failures ? "FAILED" : "ok");
+  return failures != 0;
+}
