@@ -1,4 +1,8 @@
-"""Measuring: what a model costs."""
+"""Measuring: what a model and an op cost, in multiply-adds, time and memory.
+
+The counts are exported here; what measures time is imported by name, e.g.
+:mod:`vision_ttt.bench.models`, because it brings plotting and logging along.
+"""
 
 from vision_ttt.bench.complexity import count_macs, count_parameters, equation_13_macs
 

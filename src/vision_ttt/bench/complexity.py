@@ -53,7 +53,7 @@ def equation_13_macs(model: Vittt, input_size: tuple[int, ...]) -> int:
     for block in model.blocks:
         ttt = block.mixer.ttt
         directions = ttt.learner.directions
-        projections = dim + sum(width for name, width in ttt.widths.items() if name != "eta")
+        projections = dim + sum(ttt.widths.values())
         mini_batch = min(ttt.learner.mini_batch_size, tokens)
         scans = directions * (3 * ttt.head_dim + 2 * mini_batch)
         total += tokens * dim * (projections + scans + 3 * block.mlp.fc2.in_features)

@@ -1,0 +1,45 @@
+"""The newest measurements as Markdown, and its place in a README."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from vision_ttt.bench.rows import Row, Run, newest
+from vision_ttt.bench.tables import describe, tabulate
+from vision_ttt.engine.files import write_text
+from vision_ttt.errors import UserError
+
+
+def markdown(rows: Sequence[Row], baseline: str | None = None) -> str:
+    """Tables in GitHub's Markdown of the newest rows, one per command that measured them."""
+    shown: dict[Run, list[Row]] = {}
+    for row in newest(rows):
+        shown.setdefault(row.run, []).append(row)
+    parts = []
+    for run, own in shown.items():
+        # The baseline may have been measured again since, and its row be no longer the newest.
+        beside = [row for row in rows if row.run == run]
+        headings, lines = tabulate(own, baseline, among=beside)
+        rule = ["---", *("---:" for _ in headings[1:])]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *lines))
+        commit = f"; commit {run.commit}" if run.commit else ""
+        parts.append(f"`{run.command}`: {describe(beside, baseline)}{commit}\n\n{table}")
+    return "\n\n".join(parts)
+
+
+def replace_in(page: Path, name: str, text: str) -> None:
+    """Put `text` between `<!-- bench:name -->` and the next `<!-- /bench -->` of a page.
+
+    Raises:
+        UserError: the page lacks the markers.
+        OSError: it cannot be read or written.
+    """
+    start, end = f"<!-- bench:{name} -->", "<!-- /bench -->"
+    content = page.read_text(encoding="utf-8")
+    pattern = re.compile(f"({re.escape(start)}\n).*?({re.escape(end)})", re.DOTALL)
+    if not pattern.search(content):
+        raise UserError(f"{page} has no place for the table; put the lines {start} and {end} there")
+    replaced = pattern.sub(lambda match: f"{match[1]}{text}\n{match[2]}", content, count=1)
+    write_text(page, replaced)

@@ -1,0 +1,189 @@
+"""One measurement as a row of a CSV file, with all that is needed to judge and repeat it."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from vision_ttt.engine.files import write_text
+from vision_ttt.errors import UserError
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the rows measured by one command have in common."""
+
+    started: str
+    """UTC, ISO 8601."""
+    command: str
+    commit: str
+    """Of the source tree, with "-dirty" where it was changed; empty outside a checkout."""
+    processor: str
+    cores: int
+    instruction_set: str
+    """That of the compiled CPU kernels; empty where they are missing."""
+    threads: int
+    device_name: str
+    python: str
+    torch: str
+    timm: str
+    vision_ttt: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender at one size. What a measurement does not have is None."""
+
+    what: str
+    """ops, models or train."""
+    contender: str
+    measured: str
+    """inference, training step, forward, or forward + backward."""
+    resolution: int | None
+    """Pixels along a side; for models."""
+    tokens: int | None
+    heads: int | None
+    dim: int | None
+    mini_batch_size: int | None
+    """This and the three before: for ops."""
+    batch_size: int
+    device: str
+    dtype: str
+    compiled: bool
+    seconds: float
+    """Of one call: median over the repeats."""
+    seconds_spread: float
+    """Interquartile range over the repeats."""
+    repeats: int
+    macs: int
+    """Multiply-adds: of a model's forward pass on one image, of an op's whole call."""
+    peak_bytes: int | None
+    """Memory of a call above weights and inputs."""
+    matmul_macs_per_second: float | None
+    """The machine's float32 rate in the same interleaving; for ops."""
+    run: Run
+
+    @property
+    def size(self) -> int:
+        """What cost grows with: tokens, or pixels, which are proportional to them."""
+        return self.tokens if self.resolution is None else self.resolution**2
+
+    @property
+    def per_second(self) -> float:
+        """Images per second of a model, tokens per second and batch of an op."""
+        return self.batch_size * (1 if self.tokens is None else self.tokens) / self.seconds
+
+    @property
+    def matmul_share(self) -> float | None:
+        """The op's rate of multiply-adds over that of the machine's matrix product."""
+        if self.matmul_macs_per_second is None:
+            return None
+        return self.macs / self.seconds / self.matmul_macs_per_second
+
+    @property
+    def circumstances(self) -> tuple[Any, ...]:
+        """What must be the same for rows to stand in one picture."""
+        run = self.run
+        return (
+            *(self.what, self.heads, self.dim, self.mini_batch_size, self.batch_size),
+            *(self.device, self.dtype, self.compiled),
+            *(run.processor, run.cores, run.threads, run.device_name),
+        )
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What was measured and where: a newer row with the same settings replaces an older."""
+        own = (self.contender, self.measured, self.resolution, self.tokens)
+        return *own, *self.circumstances
+
+    def cells(self) -> dict[str, Any]:
+        """The row flat, column name → value: its own fields, then those of its run."""
+        cells = dataclasses.asdict(self)
+        return cells | cells.pop("run")
+
+
+_RUN_TYPES = get_type_hints(Run)
+_ROW_TYPES = {name: kind for name, kind in get_type_hints(Row).items() if name != "run"}
+COLUMNS = (*_ROW_TYPES, *_RUN_TYPES)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a file that :func:`append_rows` wrote.
+
+    Raises:
+        UserError: the columns are others, or a cell is not a value of its column.
+        OSError: the file cannot be read.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise UserError(
+                f"{path} is no file of measurements by this version: its columns are"
+                f" {reader.fieldnames}, and must be {list(COLUMNS)}"
+            )
+        rows = []
+        for cells in reader:
+            if None in cells or None in cells.values():  # DictReader's sign of too many or too few
+                raise UserError(f"{path}, line {reader.line_num}: not {len(COLUMNS)} cells")
+            try:
+                run = Run(**{name: _parse(cells[name], kind) for name, kind in _RUN_TYPES.items()})
+                own = {name: _parse(cells[name], kind) for name, kind in _ROW_TYPES.items()}
+            except ValueError as error:
+                raise UserError(f"{path}, line {reader.line_num}: {error}") from error
+            rows.append(Row(**own, run=run))
+    return rows
+
+
+def append_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Add rows to a CSV file, whole or not at all; folder and file are made where missing.
+
+    The file is written anew and put in place of the old one, so that being killed at any moment
+    loses no row. Two processes must not append to the same file at once.
+
+    Raises:
+        UserError: the file is there and is no file of measurements.
+        OSError: it cannot be written; its former content is kept.
+    """
+    former = read_rows(path) if path.exists() else []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row.cells() for row in [*former, *rows])
+    write_text(path, table.getvalue())
+
+
+def newest(rows: Iterable[Row]) -> list[Row]:
+    """The last row of each settings, in the order of the rows."""
+    last = {row.settings: row for row in rows}
+    return [row for row in rows if last[row.settings] is row]
+
+
+def comparable(rows: Sequence[Row]) -> list[Row]:
+    """The rows measured in the last row's circumstances."""
+    return [row for row in rows if row.circumstances == rows[-1].circumstances]
+
+
+def find_baseline(row: Row, name: str, rows: Iterable[Row]) -> Row | None:
+    """The row of the contender `name` that `row` may be compared with: same command, pass, size.
+
+    Times of different commands do not compare, for their contenders took no turns.
+    """
+    beside = (row.run, row.measured, row.size)
+    own = (other for other in rows if (other.run, other.measured, other.size) == beside)
+    return next((other for other in own if other.contender == name), None)
+
+
+def _parse(text: str, kind: Any) -> Any:
+    if type(None) in get_args(kind):
+        return None if text == "" else _parse(text, get_args(kind)[0])
+    if kind is bool:
+        if text not in ("True", "False"):
+            raise ValueError(f"{text!r} is neither True nor False")
+        return text == "True"
+    return kind(text)

@@ -1,0 +1,105 @@
+"""One session of `vision-ttt bench`: measure behind a progress bar, keep the rows, show them."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import jsonargparse
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from vision_ttt.bench.figures import cost_figure
+from vision_ttt.bench.machine import describe_run
+from vision_ttt.bench.memory import can_measure
+from vision_ttt.bench.protocol import Advance, Settings
+from vision_ttt.bench.rows import Row, Run, append_rows
+from vision_ttt.bench.tables import describe, exponents, tabulate
+from vision_ttt.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+
+def measure_and_show(
+    arguments: jsonargparse.Namespace,
+    settings: Settings,
+    steps: int,
+    measure: Callable[[Run, Advance], Iterable[list[Row]]],
+) -> None:
+    """Measure behind a progress bar, keep every row as soon as it is there, and show all."""
+    path = Path(arguments.output or f"benchmarks/results/{arguments.what}-{arguments.device}.csv")
+    append_rows(path, [])  # what cannot be written is told before anything is measured
+    if not can_measure(settings.device):
+        _log.info("memory is not measured: on a CPU it takes Linux")
+    rows: list[Row] = []
+    with _progress(steps) as advance:
+        for measured in measure(describe_run(arguments.command, settings.device), advance):
+            append_rows(path, measured)
+            rows += measured
+    if arguments.figure is not None:
+        draw(rows, Path(arguments.figure))
+    fits = exponents(rows) if arguments.exponent else {}
+    console = Console()
+    if arguments.json:
+        answer = {"rows": [row.cells() for row in rows], "exponents": fits}
+        console.print_json(json.dumps(answer), highlight=False)
+        return
+    _show(console, rows, arguments.baseline)
+    for label, exponent in fits.items():
+        console.print(f"{label}: time ~ tokens^{exponent:.3f}", markup=False, highlight=False)
+
+
+def _show(console: Console, rows: Sequence[Row], baseline: str | None) -> None:
+    headings, lines = tabulate(rows, baseline)
+    table = Table(title=f"vision-ttt bench {rows[0].what}", caption=describe(rows, baseline))
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Write the picture of cost against size, in the format of the path's suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cost_figure(rows).savefig(path, dpi=150)
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Advance]:
+    bar = Progress(
+        TextColumn("measuring"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed}/{task.total} {task.description}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        refresh_per_second=2,  # rarely: the processor is being measured
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        task = bar.add_task("", total=steps)
+        yield lambda name: bar.update(task, advance=1, description=name)
+
+
+@contextmanager
+def using_threads(count: int | None) -> Iterator[None]:
+    """Let torch compute with so many threads inside the block; None leaves it alone."""
+    former = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
+
+
+def check_picture(path: str | None) -> None:
+    """Raise UserError where matplotlib does not know the picture's format."""
+    known = Figure().canvas.get_supported_filetypes()
+    if path is not None and Path(path).suffix.removeprefix(".").lower() not in known:
+        raise UserError(f"figure is {path!r}; its suffix must be one of {', '.join(sorted(known))}")

@@ -1,0 +1,96 @@
+"""Measuring the op: its inputs and arithmetic, and the check that comes first."""
+
+import pytest
+import torch
+
+from vision_ttt.bench.correctness import find_error
+from vision_ttt.bench.machine import describe_run
+from vision_ttt.bench.ops import measure_ops, steps_of_ops
+from vision_ttt.bench.problems import Problem, refusal
+from vision_ttt.bench.protocol import Settings
+from vision_ttt.ops import _native
+from vision_ttt.ops.ttt_linear import autograd
+
+CPU = torch.device("cpu")
+PROBLEM = Problem(batch=1, tokens=50, heads=4, dim=16, mini_batch_size=8)
+
+BACKENDS = [
+    "dual",
+    pytest.param("cpu", marks=pytest.mark.skipif(_native.LIBRARY is None, reason="not compiled")),
+    "reference",
+]
+
+
+def test_multiply_adds_are_the_formula():
+    # Vision-TTT, Eq. 13: 3 d² + 2 b d per token and head.
+    full = PROBLEM._replace(tokens=48)
+    assert full.macs(backward=False) == 48 * 4 * (3 * 16 * 16 + 2 * 8 * 16)
+    assert full.macs(backward=True) > 3 * full.macs(backward=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_right_backends_pass_the_check(backend: str, dtype: torch.dtype):
+    assert find_error(backend, PROBLEM, dtype, CPU) is None
+
+
+def _changed(kernel, field: str, index: int):
+    """A kernel that gets one result wrong by a thousandth."""
+    function = getattr(kernel, field)
+
+    def wrong(*args):
+        results = list(function(*args))
+        results[index] = results[index] * 1.001
+        return tuple(results)
+
+    return kernel._replace(**{field: wrong})
+
+
+@pytest.mark.parametrize(
+    ("field", "index", "told"),
+    [
+        ("forward", 0, "output o"),
+        ("forward", 1, "final state W"),
+        ("backward", 3, "gradient of eta"),
+        ("backward", 8, "gradient of position_scale"),
+    ],
+)
+def test_a_wrong_result_is_named(field: str, index: int, told: str, monkeypatch):
+    wrong = _changed(autograd.KERNELS["dual"], field, index)
+    monkeypatch.setitem(autograd.KERNELS, "wrong", wrong)
+    assert told in find_error("wrong", PROBLEM, torch.float32, CPU)
+
+
+def test_not_a_number_is_an_error(monkeypatch):
+    dual = autograd.KERNELS["dual"]
+    nan = dual._replace(forward=lambda *args: tuple(x * float("nan") for x in dual.forward(*args)))
+    monkeypatch.setitem(autograd.KERNELS, "nan", nan)
+    assert "off by inf" in find_error("nan", PROBLEM, torch.float32, CPU)
+
+
+def test_rows_of_ops():
+    advanced = []
+    settings = Settings(CPU, repeats=1)
+    problems = [PROBLEM, PROBLEM._replace(tokens=100)]
+    run = describe_run(["vision-ttt", "bench"], CPU)
+    measured = list(
+        measure_ops(["dual", "reference"], problems, settings, run, advance=advanced.append)
+    )
+    assert len(advanced) == steps_of_ops(2, 2, repeats=1)
+    for problem, rows in zip(problems, measured, strict=True):
+        assert [(row.contender, row.measured) for row in rows] == [
+            ("dual", "forward"),
+            ("dual", "forward + backward"),
+            ("reference", "forward"),
+            ("reference", "forward + backward"),
+        ]
+        for row in rows:
+            assert (row.tokens, row.dim, row.mini_batch_size) == (problem.tokens, 16, 8)
+            assert row.macs == problem.macs(backward="backward" in row.measured)
+            assert row.matmul_share > 0
+
+
+def test_refusals():
+    assert refusal("dual", PROBLEM, torch.float16, CPU) is None
+    assert "float16" in refusal("cpu", PROBLEM, torch.float16, CPU)
+    assert refusal("reference", PROBLEM, torch.float16, CPU) is None

@@ -1,0 +1,138 @@
+"""`vision-ttt bench`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vision_ttt.bench.rows import append_rows, read_rows
+from vision_ttt.cli import bench_session
+from vision_ttt.cli.main import main
+from vision_ttt.ops.ttt_linear import autograd
+
+SHAPE = ["--shape", "1", "40", "2", "16", "--mini-batch-size", "8", "--repeats", "1"]
+NANO = ["--models", "vittt_nano_patch4_32", "--repeats", "1"]
+
+
+def test_models_to_csv_table_figure_and_readme(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    table, figure, page = (tmp_path / name for name in ("models.csv", "models.png", "README.md"))
+    threads = torch.get_num_threads()
+    argv = ["bench", "models", *NANO, "--resolutions", "32", "64", "--exponent", "--threads", "1"]
+    argv += ["--output", str(table), "--figure", str(figure)]
+    assert main(argv) == 0
+    assert torch.get_num_threads() == threads
+    said = capsys.readouterr().out
+    assert "vittt_nano_patch4_32" in said
+    assert "time ~ tokens^" in said
+    assert figure.stat().st_size > 10_000
+    rows = read_rows(table)
+    assert [row.resolution for row in rows] == [32, 64]
+    assert rows[0].run.threads == 1
+    assert rows[0].run.command.startswith("vision-ttt bench models --models vittt_nano_patch4_32")
+
+    page.write_text("<!-- bench:models -->\n<!-- /bench -->\n")
+    assert main(["bench", "table", str(table)]) == 0
+    assert "| vittt_nano_patch4_32 | 64² |" in capsys.readouterr().out
+    redrawn = tmp_path / "again.svg"
+    argv = ["bench", "table", str(table), "--readme", str(page), "--figure", str(redrawn)]
+    assert main(argv) == 0
+    assert "| vittt_nano_patch4_32 | 64² |" in page.read_text()
+    assert redrawn.exists()
+
+
+def test_train_prints_json(tmp_path: Path, capsys):
+    output = tmp_path / "train.csv"
+    argv = ["bench", "train", *NANO, "--resolutions", "32", "--output", str(output), "--json"]
+    assert main(argv) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["measured"] == "training step"
+    assert row["seconds"] == read_rows(output)[0].seconds
+
+
+def test_default_output_is_named_after_command_and_device(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "ops", *SHAPE, "--backends", "dual"]) == 0
+    rows = read_rows(tmp_path / "benchmarks" / "results" / "ops-cpu.csv")
+    assert {row.contender for row in rows} == {"dual"}
+
+
+def test_a_wrong_kernel_is_not_timed(tmp_path: Path, capsys, monkeypatch):
+    dual = autograd.KERNELS["dual"]
+
+    def wrong_forward(*args):
+        o, *others = dual.forward(*args)
+        return o + 0.01, *others
+
+    monkeypatch.setitem(autograd.KERNELS, "hasty", dual._replace(forward=wrong_forward))
+    output = tmp_path / "ops.csv"
+    argv = ["bench", "ops", *SHAPE, "--output", str(output), "--backends", "hasty", "dual"]
+    assert main(argv) == 1
+    assert "'hasty' gives wrong results and is not timed: output o" in capsys.readouterr().err
+    assert {row.contender for row in read_rows(output)} == {"dual"}
+
+
+def test_what_was_measured_before_a_crash_is_kept(tmp_path: Path, monkeypatch):
+    output = tmp_path / "models.csv"
+    kept = []
+
+    def append_then_stop(path, rows):
+        append_rows(path, rows)
+        kept.extend(rows)
+        if kept:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_session, "append_rows", append_then_stop)
+    argv = ["bench", "models", *NANO, "--resolutions", "32", "64", "--output", str(output)]
+    assert main(argv) == 130
+    assert [row.resolution for row in read_rows(output)] == [32]
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["speed"], "speed"),
+        (["models", "--models", "vittt_tinny_patch16_224"], "nearest: vittt_tiny_patch16_224"),
+        (["models", "--dtype", "float16"], "accepted on cpu: float32, bfloat16"),
+        (["models", "--resolutions", "0"], "at least 1"),
+        (["models", "--exponent"], "--resolutions"),
+        (["models", "--figure", "a.xyz"], "suffix must be one of"),
+        (["models", *NANO, "--baseline", "deit"], "accepted: vittt_nano_patch4_32"),
+        (["models", "--shape", "1"], "unknown flag --shape"),
+        (["train", "--repeats", "0"], "repeats is 0"),
+        (["ops", "--backends", "fast"], "unknown backend 'fast'"),
+        (["ops", "--backends", "cpu", "--shape", "1", "9", "2", "17"], "'cpu' cannot serve"),
+        (["ops", "--backends", "cpu", "--dtype", "float16"], "'cpu' cannot serve: dtype"),
+        (["ops", "--shape", "1", "0", "2", "16"], "tokens is 0"),
+        (["table", "absent.csv"], "absent.csv"),
+    ],
+)
+def test_unsupported_choices_are_one_line(argv, told, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *argv]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert len(said.splitlines()) == 1
+    assert not list(tmp_path.iterdir())  # refused before anything is written
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(capsys):
+    assert main(["bench", "models", "--device", "cuda"]) == 2
+    assert "accepted: cpu" in capsys.readouterr().err
+
+
+def test_help_of_each(capsys):
+    for what, flag in {"ops": "--shape", "train": "--resolutions", "table": "--readme"}.items():
+        with pytest.raises(SystemExit) as ended:
+            main(["bench", what, "--help"])
+        assert ended.value.code == 0
+        assert flag in capsys.readouterr().out
+
+
+def test_the_library_does_not_import_the_benchmark():
+    code = "import sys, vision_ttt; sys.exit('vision_ttt.bench' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
