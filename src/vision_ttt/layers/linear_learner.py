@@ -84,7 +84,7 @@ class LinearLearner(nn.Module):
         dtype = torch.promote_types(offset.dtype, torch.float32)
         steps = torch.arange(1, self.mini_batch_size + 1, dtype=dtype, device=offset.device)
         scale = (1 / steps + offset).clamp(min=0)  # [directions, b]
-        return scale.repeat_interleave(self.num_heads, dim=0)
+        return scale.unsqueeze(1).expand(-1, self.num_heads, -1).flatten(0, 1)
 
     def problem(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> dict[str, Tensor | int]:
         """The arguments of :func:`vision_ttt.ops.ttt_linear` for these views."""
