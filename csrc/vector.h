@@ -40,6 +40,20 @@ VISION_TTT_INLINE void store(float* p, Vector v) { *reinterpret_cast<UnalignedVe
 // x - 0 is x, -0 included, which x + 0 is not: the compiler sees a plain broadcast.
 VISION_TTT_INLINE Vector splat(float x) { return x - Vector{}; }
 
+typedef int32_t IntVector __attribute__((vector_size(4 * VISION_TTT_LANES)));
+
+VISION_TTT_INLINE Vector select(IntVector condition, Vector yes, Vector no) {
+  return reinterpret_cast<Vector>((condition & reinterpret_cast<IntVector>(yes)) |
+                                  (~condition & reinterpret_cast<IntVector>(no)));
+}
+
+// The first n lanes of v, zero in the others; n may be below 0 or above kLanes.
+VISION_TTT_INLINE Vector keep_first(Vector v, int64_t n) {
+  IntVector lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return select(lane < int32_t(n), v, Vector{});
+}
+
 // Sum of all lanes, always in the same order.
 VISION_TTT_INLINE float sum(Vector v) {
 #if VISION_TTT_LANES == 16

@@ -5,13 +5,6 @@
 
 namespace {
 
-typedef int32_t IntVector __attribute__((vector_size(4 * VISION_TTT_LANES)));
-
-VISION_TTT_INLINE Vector select(IntVector condition, Vector yes, Vector no) {
-  return reinterpret_cast<Vector>((condition & reinterpret_cast<IntVector>(yes)) |
-                                  (~condition & reinterpret_cast<IntVector>(no)));
-}
-
 // e^x to a relative 2e-7: 2^n e^r with |r| ≤ ln 2 / 2, the latter by a polynomial (Cephes'
 // coefficients). Saturates below e^-87 and above e^88; NaN stays NaN.
 VISION_TTT_INLINE Vector exp(Vector x) {

@@ -88,7 +88,7 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
     for (int64_t m = 0; m + 1 < members; ++m) {
       const int64_t number = segment + m;
       batch.begin(head, number * b, size(number));
-      batch.learn(states_w + m * D * D, states_b + m * D, norm, batch.n);
+      batch.learn(head, states_w + m * D * D, states_b + m * D, norm, batch.n, (number + 1) * b);
       std::memcpy(states_w + (m + 1) * D * D, states_w + m * D * D, D * D * sizeof(float));
       std::memcpy(states_b + (m + 1) * D, states_b + m * D, D * sizeof(float));
       batch.update(head.scale(batch.n - 1), states_w + (m + 1) * D * D, states_b + (m + 1) * D);
@@ -102,7 +102,7 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
       // The forward pass, again.
       batch.begin(head, start, n);
       batch.load_queries(head, start);
-      batch.learn(w, states_b + m * D, norm, 2 * n);
+      batch.learn(head, w, states_b + m * D, norm, 2 * n, start - b);
       batch.attend();
       const int64_t cols = batch.cols;
       multiply(n, n, D, batch.attention, cols, batch.step, update);
@@ -110,6 +110,8 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
       // o = f(q), Z_q = Q W + b - p U
       load_rows<D>(grad.o, p.is_bfloat16, head.scan, start, n, dq);
       for (int64_t t = 0; t < n; ++t) {
+        prefetch_row<D>(p.q, p.is_bfloat16, head.scan, start - b + t);
+        prefetch_row<D>(grad.o, p.is_bfloat16, head.scan, start - b + t);
         const float p_t = head.scale(t);
         Row<D> gradient = Row<D>::of(dq + t * D), dz_q = gradient;
         Row<D> u = Row<D>::of(update + t * D);
@@ -129,7 +131,10 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
       batch.transpose_rows(batch.step, step_t);
       multiply(n, D, cols, dupdate, D, step_t, dattention);
       for (int64_t t = 0; t < n; ++t)
-        for (int64_t s = t + 1; s < cols; ++s) dattention[t * cols + s] = 0.0f;
+        for (int64_t s = 0; s < cols; s += kLanes) {
+          float* row = dattention + t * cols + s;
+          store(row, keep_first(load(row), t - s + 1));
+        }
       multiply_add(n, n, D, dattention, cols, batch.k, dq);
       std::memset(dk, 0, n * D * sizeof(float));
       multiply_add_transposed(n, n, D, dattention, cols, batch.q, dk);
@@ -141,6 +146,7 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
       multiply(n, D, D, batch.step, D, transposed, through_w);
       float dscale_last = 0.0f;
       for (int64_t t = 0; t < n; ++t) {
+        prefetch_row<D, true>(grad.dq, p.is_bfloat16, head.scan, start + t);
         Row<D> k_dw = Row<D>::of(dstep + t * D);
         dscale_last += k_dw.dot(Row<D>::of(batch.step + t * D));
         (k_dw * -p_last).to(dstep + t * D);
@@ -152,6 +158,8 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
       // G = η g(z_k, k, v), z_k = K W + b
       float* dz_k = dz + n * D;
       for (int64_t t = 0; t < n; ++t) {
+        prefetch_row<D, true>(grad.dk, p.is_bfloat16, head.scan, start + t);
+        prefetch_row<D, true>(grad.dv, p.is_bfloat16, head.scan, start + t);
         Row<D> z = Row<D>::of(batch.z_k + t * D);
         Row<D> k = Row<D>::of(batch.k + t * D), v = Row<D>::of(batch.v + t * D);
         Row<D> ds = Row<D>::of(dstep + t * D);

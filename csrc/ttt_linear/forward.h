@@ -31,17 +31,20 @@ void forward_head(const Head& head, const Outputs& out, Scratch& scratch) {
     const int64_t n = p.length - start < p.mini_batch_size ? p.length - start : p.mini_batch_size;
     batch.begin(head, start, n);
     batch.load_queries(head, start);
-    batch.learn(w, b, norm, 2 * n);
+    batch.learn(head, w, b, norm, 2 * n, start + n);
     batch.attend();
     for (int64_t t = 0; t < n; ++t) {
       float* row = batch.attention + t * batch.cols;
       const float minus_p = -head.scale(t);
-      for (int64_t s = 0; s <= t; ++s) row[s] *= minus_p;
+      for (int64_t s = 0; s < batch.cols; s += kLanes) store(row + s, load(row + s) * minus_p);
     }
     multiply_add(n, n, D, batch.attention, batch.cols, batch.step, batch.z_q);
-    for (int64_t t = 0; t < n; ++t)
+    for (int64_t t = 0; t < n; ++t) {
+      prefetch_row<D>(p.q, p.is_bfloat16, head.scan, start + n + t);
+      prefetch_row<D, true>(out.o, p.is_bfloat16, head.scan, start + n + t);
       inner_output(Row<D>::of(batch.q + t * D), Row<D>::of(batch.z_q + t * D), norm)
           .to(batch.z_q + t * D);
+    }
     store_rows<D>(out.o, p.is_bfloat16, head.scan, start, n, batch.z_q);
     batch.update(head.scale(n - 1), w, b);
   }

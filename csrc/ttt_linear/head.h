@@ -119,11 +119,14 @@ struct MiniBatch {
     load_rows<D>(head.p.q, head.p.is_bfloat16, head.scan, start, n, q);
   }
 
-  // z for the first `rows` of [k; q], and the steps.
-  void learn(const float* w, const float* b, const Norm& norm, int64_t rows) {
+  // z for the first `rows` of [k; q], and the steps. Meanwhile the tokens from `next` are fetched.
+  void learn(const Head& head, const float* w, const float* b, const Norm& norm, int64_t rows,
+             int64_t next) {
     for (int64_t t = 0; t < rows; ++t) std::memcpy(z_k + t * D, b, D * sizeof(float));
     multiply_add(rows, D, D, k, D, w, z_k);
     for (int64_t t = 0; t < n; ++t) {
+      prefetch_row<D>(head.p.k, head.p.is_bfloat16, head.scan, next + t);
+      prefetch_row<D>(head.p.v, head.p.is_bfloat16, head.scan, next + t);
       Row<D> g = inner_gradient(Row<D>::of(z_k + t * D), Row<D>::of(k + t * D),
                                 Row<D>::of(v + t * D), norm);
       (g * eta[t]).to(step + t * D);
@@ -134,10 +137,11 @@ struct MiniBatch {
   void attend() {
     transpose_rows(k, k_t);
     multiply(n, D, cols, q, D, k_t, attention);
-    for (int64_t t = 0; t < n; ++t) {
-      float* row = attention + t * cols;
-      for (int64_t s = 0; s < cols; ++s) row[s] = s <= t ? row[s] + 1.0f : 0.0f;
-    }
+    for (int64_t t = 0; t < n; ++t)
+      for (int64_t s = 0; s < cols; s += kLanes) {
+        float* row = attention + t * cols + s;
+        store(row, keep_first(load(row) + 1.0f, t - s + 1));
+      }
   }
 
   // [n, D] → [D, cols]; the columns past n are zero.
