@@ -20,6 +20,7 @@ from vision_ttt.bench.memory import can_measure
 from vision_ttt.bench.protocol import Advance, Settings
 from vision_ttt.bench.rows import Row, Run, append_rows
 from vision_ttt.bench.tables import describe, exponents, tabulate
+from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -49,19 +50,19 @@ def measure_and_show(
         answer = {"rows": [row.cells() for row in rows], "exponents": fits}
         console.print_json(json.dumps(answer), highlight=False)
         return
-    _show(console, rows, arguments.baseline)
+    _show(rows, arguments.baseline)
     for label, exponent in fits.items():
         console.print(f"{label}: time ~ tokens^{exponent:.3f}", markup=False, highlight=False)
 
 
-def _show(console: Console, rows: Sequence[Row], baseline: str | None) -> None:
+def _show(rows: Sequence[Row], baseline: str | None) -> None:
     headings, lines = tabulate(rows, baseline)
     table = Table(title=f"vision-ttt bench {rows[0].what}", caption=describe(rows, baseline))
     for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", overflow="fold")
+        table.add_column(heading, justify="right" if place else "left")
     for line in lines:
         table.add_row(*line)
-    console.print(table)
+    print_whole(table)
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

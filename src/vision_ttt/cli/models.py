@@ -8,12 +8,12 @@ import jsonargparse
 import timm
 import torch
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 import vision_ttt
 from vision_ttt.bench import count_macs, count_parameters, equation_13_macs
 from vision_ttt.cli.main import CommandParser
+from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
 
@@ -101,10 +101,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
             "" if paper["accuracy"] is None else f"{paper['accuracy']:.1f}",
             paper["source"],
         )
-    console = Console()
-    # Names are for copying: a narrow terminal may wrap lines, but nothing is cut off.
-    whole = Measurement.get(console, console.options.update(width=10_000), table).maximum
-    Console(width=max(console.width, whole)).print(table)
+    print_whole(table)
     return 0
 
 
