@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch.nn.functional as F
 from timm.layers import PatchEmbed, resample_abs_pos_embed
 from torch import Tensor, nn
 
@@ -41,6 +42,18 @@ def check_image_size(
             f"images of {size[0]} × {size[1]} pixels are not whole patches of {patch[0]} × "
             f"{patch[1]}; make the model with dynamic_img_pad=True to pad them"
         )
+
+
+def embed_patches(x: Tensor, patch_embed: PatchEmbed, *, pad: bool) -> Tensor:
+    """Tokens [B, h, w, D] of images [B, C, H, W], with ``pad`` filled up right and bottom.
+
+    Not by calling ``patch_embed``, whose own checks would fix the size under torch.compile.
+    """
+    if pad:
+        height, width = x.shape[-2:]
+        patch_height, patch_width = patch_embed.patch_size
+        x = F.pad(x, (0, -width % patch_width, 0, -height % patch_height))
+    return patch_embed.proj(x).permute(0, 2, 3, 1)
 
 
 def positions_for(grid: tuple[int, int], positions: Tensor, own_grid: tuple[int, int]) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates
 from timm.models import (
     build_model_with_cfg,
@@ -27,13 +26,16 @@ from vision_ttt.layers import (
     VitttBlock,
     VitttMixer,
 )
-from vision_ttt.models.image_size import check_image_size, checkpoint_filter_fn, positions_for
+from vision_ttt.layers.pooling import POOLS, pool_tokens
+from vision_ttt.models.image_size import (
+    check_image_size,
+    checkpoint_filter_fn,
+    embed_patches,
+    positions_for,
+)
 
 DESIGN_ROUTE = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
 """Table 3's route: each step adds its part to the one before; the last is the published model."""
-
-POOLS = ("avg", "max_norm", "head", "middle", "double", "")
-"""Table 4's features: mean, the token of largest L2 norm, a class token; "" for all tokens."""
 
 
 def _choose(name: str, value: str, accepted: Any) -> str:
@@ -238,12 +240,7 @@ class Vittt(nn.Module):
         """Tokens [B, N, D], their grid, and the positions of class tokens among them."""
         dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
         check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
-        if pad:
-            height, width = x.shape[-2:]
-            patch_height, patch_width = self.patch_embed.patch_size
-            x = F.pad(x, (0, -width % patch_width, 0, -height % patch_height))
-        # Not patch_embed itself, whose own checks would fix the size under torch.compile.
-        x = self.patch_embed.proj(x).permute(0, 2, 3, 1)  # [B, h, w, D]
+        x = embed_patches(x, self.patch_embed, pad=pad)  # [B, h, w, D]
         grid = (x.shape[1], x.shape[2])
         positions = positions_for(grid, self.pos_embed, self.patch_embed.grid_size)
         x = x.flatten(1, 2) + positions  # [B, T, D]
@@ -267,18 +264,8 @@ class Vittt(nn.Module):
         return self.norm(x)
 
     def pool(self, x: Tensor) -> Tensor:
-        """The classification feature [B, D] of tokens [B, N, D] (Table 4)."""
-        if self.global_pool == "":
-            return x
-        extra = None
-        if self.class_tokens is not None:
-            x, extra = self.class_tokens.extract(x)
-        if self.global_pool == "avg":
-            return x.mean(1)
-        if self.global_pool == "max_norm":
-            strongest = x.float().norm(dim=-1).argmax(1)  # [B]
-            return x[torch.arange(x.shape[0], device=x.device), strongest]
-        return extra.mean(1)
+        """The classification feature [B, D] of tokens [B, N, D]."""
+        return pool_tokens(x, self.global_pool, self.class_tokens)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits of tokens [B, N, D], or with ``pre_logits`` the feature the head would see."""
