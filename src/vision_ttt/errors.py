@@ -17,6 +17,12 @@ class Interrupted(Exception):
 
 
 def nearest(received: str, accepted: Iterable[str]) -> str:
-    """Return "a, b, c": the up to three of `accepted` that look most like `received`, or all."""
+    """Return "a, b, c": the up to three of `accepted` that look most like `received`.
+
+    Where none does, all are named, or the first dozen of them.
+    """
     accepted = sorted(accepted)
-    return ", ".join(difflib.get_close_matches(received, accepted, n=3, cutoff=0.5) or accepted)
+    close = difflib.get_close_matches(received, accepted, n=3, cutoff=0.5)
+    if close:
+        return ", ".join(close)
+    return ", ".join(accepted[:12]) + (", …" if len(accepted) > 12 else "")

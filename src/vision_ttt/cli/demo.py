@@ -16,7 +16,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--output",
         type=str,
         default="runs/demo",
-        help="folder of the run; a former one is replaced",
+        help="folder of the run; a former one moves to former/ in it",
     )
     parser.add_argument(
         "--epochs", type=int, default=None, help="passes over the 1,297 training images"

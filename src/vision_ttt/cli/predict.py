@@ -56,6 +56,10 @@ def run(arguments: jsonargparse.Namespace) -> int:
             continue
         with torch.inference_mode():
             probabilities = model(image[None].to(device)).float().softmax(dim=-1)[0]
+        if not torch.isfinite(probabilities).all():
+            raise UserError(
+                f"{arguments.checkpoint} predicts NaN for {path}: its weights are damaged"
+            )
         best = [
             {"class": metadata.classes[index], "probability": probability}
             for probability, index in zip(

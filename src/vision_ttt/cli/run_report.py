@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
+from vision_ttt.data.loading import BadImage
 from vision_ttt.engine.files import write_bytes, write_text
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import gradient_magnitude_maps
@@ -52,7 +55,7 @@ def write_run_report(result: TrainResult) -> Path:
             "from them; both scan directions, each in its own order.",
             inner,
         )
-    if isinstance(result.model, Vittt):
+    if isinstance(result.model, Vittt) and not isinstance(result.test_images, IterableDataset):
         sections["gradient_maps"] = Section(
             "Gradient magnitude maps",
             "Test images (true → predicted), how much the inner learners of the middle block "
@@ -87,7 +90,8 @@ def _summary(result: TrainResult) -> dict[str, str]:
 def _gradient_maps(result: TrainResult) -> Figure:
     evaluation = result.evaluation
     chosen = _spread(evaluation.targets, SHEET_IMAGES)
-    images = torch.stack([result.test_images[index][0] for index in chosen])
+    places = _decodable(result)
+    images = torch.stack([result.test_images[places[index]][0] for index in chosen])
     device = next(result.model.parameters()).device
     middle = len(result.model.blocks) // 2
     maps = gradient_magnitude_maps(result.model, images.to(device), middle, state="initial")
@@ -97,6 +101,14 @@ def _gradient_maps(result: TrainResult) -> Figure:
         f"{names[evaluation.targets[i]]} → {names[evaluation.predictions[i]]}" for i in chosen
     ]
     return gradient_map_sheet(images * std + mean, maps, titles)
+
+
+def _decodable(result: TrainResult) -> Sequence[int]:
+    """Where in the test set the evaluation's rows are: it leaves bad images out."""
+    every = range(len(result.test_images))
+    if len(every) == len(result.evaluation.targets):
+        return every
+    return [index for index in every if not isinstance(result.test_images[index], BadImage)]
 
 
 def _spread(targets: Tensor, count: int) -> list[int]:

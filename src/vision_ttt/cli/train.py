@@ -26,7 +26,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--overwrite",
         type=bool,
         default=False,
-        help="start anew though the output directory holds a run",
+        help="start anew though the output directory holds a run, which moves to former/ in it",
     )
     parser.add_class_arguments(TrainConfig)
 

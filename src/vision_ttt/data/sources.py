@@ -104,6 +104,10 @@ class FolderImages(ImageFolder):
             raise DatasetError(
                 f"image folder {directory} has no class folders (one per class needed)"
             )
+        if len(names) == 1:
+            raise DatasetError(
+                f"image folder {directory} has one class folder, {names[0]}; at least 2 are needed"
+            )
         return names, {name: index for index, name in enumerate(names)}
 
 

@@ -31,7 +31,7 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
         ConfigError: unknown model (with the nearest known), or arguments it does not take.
     """
     if not timm.is_model(name):
-        raise ConfigError(f"unknown model {name!r}; nearest: {nearest(name, timm.list_models())}")
+        raise ConfigError(f"unknown model {name!r}; nearest: {_nearest_models(name)}")
     reserved = sorted(_RESERVED & set(model_args))
     if reserved:
         raise ConfigError(
@@ -127,3 +127,9 @@ def _some(names: list[str]) -> str:
         return "none"
     shown = ", ".join(names[:6])
     return f"{shown} and {len(names) - 6} more" if len(names) > 6 else shown
+
+
+def _nearest_models(name: str) -> str:
+    """Models that look like `name`, among those that begin as it does if there are any."""
+    every = timm.list_models()
+    return nearest(name, [other for other in every if other.startswith(name[:5])] or every)

@@ -7,6 +7,7 @@ its parts always belong together. Neither is ever unpickled.
 
 import io
 import json
+import math
 import pickle
 import zipfile
 from dataclasses import asdict, dataclass, field
@@ -27,6 +28,7 @@ from vision_ttt.errors import UserError
 WEIGHTS_FILE = "last.safetensors"
 STATE_FILE = "last.state.pt"
 _METADATA_KEY = "vision_ttt"
+_LARGEST_SIDE = 16_384  # pixels; beyond it metadata is damaged rather than ambitious
 _FORMAT = 1
 
 
@@ -181,16 +183,23 @@ def read_state(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(2, "Nothing to resume: no such state file", str(path))
     try:
-        with path.open("rb") as file:
-            content = torch.load(file, map_location="cpu", weights_only=True)
+        buffer = io.BytesIO(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        content = torch.load(buffer, map_location="cpu", weights_only=True)
         if content["format"] != _FORMAT:
             raise CheckpointError(f"{path} has format {content['format']}; {_FORMAT} is read")
         content["state"] = TrainState(**content["state"])
+        for key in ("model", "optimizer", "average"):
+            content[key]  # a KeyError where it is missing
     except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} is corrupt, or holds code and was not unpickled ({_first_line(error)})"
-        ) from error
-    except (RuntimeError, EOFError, zipfile.BadZipFile, KeyError, TypeError, UnicodeError) as error:
+        # Without torch's message, which advises to unpickle all the same.
+        raise CheckpointError(f"{path} is corrupt, or holds code and was not unpickled") from error
+    except (
+        *(RuntimeError, EOFError, OSError, zipfile.BadZipFile),
+        *(KeyError, TypeError, ValueError),
+    ) as error:
         raise CheckpointError(f"{path} is truncated or corrupt: {_first_line(error)}") from error
     return content
 
@@ -214,14 +223,28 @@ def _parse_metadata(text: str, path: Path) -> ModelMetadata:
         metadata = ModelMetadata(**{**values, "classes": tuple(values["classes"])})
         if not isinstance(metadata.model, str) or not isinstance(metadata.model_args, dict):
             raise TypeError("model must be a name and model_args a mapping")
-        size = metadata.input["input_size"]
-        if len(size) != 3 or metadata.model_args["num_classes"] != len(metadata.classes):
-            raise ValueError("input_size or the number of classes does not fit")
+        if metadata.model_args["num_classes"] != len(metadata.classes):
+            raise ValueError("the number of classes does not fit")
+        _check_input(metadata.input)
     except CheckpointError:
         raise
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} has damaged vision-ttt metadata: {error}") from error
     return metadata
+
+
+def _check_input(values: dict[str, Any]) -> None:
+    """Raise ValueError, TypeError or KeyError unless these describe an image input."""
+    size = values["input_size"]
+    if len(size) != 3 or not all(isinstance(n, int) and 1 <= n <= _LARGEST_SIDE for n in size):
+        raise ValueError(f"input_size {size} is not three numbers from 1 to {_LARGEST_SIDE}")
+    for name in ("mean", "std"):
+        if not all(math.isfinite(float(number)) for number in values[name]):
+            raise ValueError(f"{name} {values[name]} is not finite")
+    if not isinstance(values["interpolation"], str):
+        raise TypeError("interpolation is not a name")
+    if not 0 < float(values["crop_pct"]) <= 1:
+        raise ValueError(f"crop_pct {values['crop_pct']} is not in (0, 1]")
 
 
 def _first_line(error: Exception) -> str:

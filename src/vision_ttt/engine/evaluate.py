@@ -52,7 +52,6 @@ class BadImages:
 
         Raises:
             ImageError: there is one, and it is not to be skipped.
-            DatasetError: the batch has no good one.
         """
         for name, reason in batch["bad"]:
             if not self.skip:
@@ -60,9 +59,6 @@ class BadImages:
             if name not in self.names:
                 self.names.append(name)
                 _LOGGER.warning("skipped image %s: %s", name, reason)
-        if batch["bad"] and not len(batch["targets"]):
-            names = ", ".join(name for name, _ in batch["bad"])
-            raise DatasetError(f"not one image of a batch decodes: {names}")
 
 
 def evaluate(
@@ -85,6 +81,8 @@ def evaluate(
     with torch.inference_mode():
         for batch in loader:
             bad_images.check(batch)
+            if not len(batch["targets"]):  # all of them bad
+                continue
             with autocast(accelerator.device, precision):
                 logits = model(batch["images"])
             logits, targets = accelerator.gather_for_metrics((logits.float(), batch["targets"]))

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import math
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.data import Dataset, IterableDataset
 
 from vision_ttt.data import (
+    DatasetError,
     EpochOrder,
     ImageSplits,
     make_loader,
@@ -58,6 +60,8 @@ from vision_ttt.models.image_size import checkpoint_filter_fn
 
 _LOGGER = logging.getLogger(__name__)
 _INNER_LOSS_IMAGES = 32
+FORMER = "former"
+"""Sub-folder of a run directory for what an overwritten run left."""
 # What a resumed run may change without becoming another run.
 _FREE_FIELDS = {"output", "num_workers", "skip_bad"}
 
@@ -91,7 +95,8 @@ def train(
 
     Args:
         resume: go on with the run in that directory, exactly as if it had not been interrupted.
-        overwrite: start anew though the directory holds a run.
+        overwrite: start anew though the directory holds a run, which moves to its sub-folder
+            former.
         progress: show a progress bar on stderr.
 
     Raises:
@@ -175,7 +180,7 @@ def train(
     # 4. The run directory, only now that everything above is known to fit
     run_dir.mkdir(parents=True, exist_ok=True)
     if overwrite:
-        _remove_run(run_dir)
+        _set_aside(run_dir)
     _write_description(run_dir, config, accelerator.device)
 
     def checkpoint() -> None:
@@ -222,14 +227,19 @@ def train(
                 images, targets = batch["images"], batch["targets"]
                 if mix is not None:
                     even = len(images) // 2 * 2  # a bad image may have left an odd number
-                    images, targets = mix(images[:even], targets[:even])
+                    images, targets = images[:even], targets[:even]
+                    if even:
+                        images, targets = mix(images, targets)
                 scheduler.step_update(state.update)
                 with accelerator.accumulate(prepared):
-                    with autocast(accelerator.device, config.precision):
-                        logits = forward(images)
-                    loss = F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
-                    accelerator.backward(loss)
-                    finite = math.isfinite(loss_value := loss.item())
+                    loss_value = 0.0
+                    if len(images):  # bad images may have left none
+                        with autocast(accelerator.device, config.precision):
+                            logits = forward(images)
+                        loss = F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
+                        accelerator.backward(loss)
+                        loss_value = loss.item()
+                    finite = math.isfinite(loss_value)
                     if accelerator.sync_gradients and finite:
                         gradients = [p.grad for p in model.parameters() if p.grad is not None]
                         norm = get_total_norm(gradients)
@@ -265,6 +275,8 @@ def train(
                     checkpoint()
                     raise Interrupted(_how_to_resume(run_dir, state))
 
+            if not state.images:
+                raise DatasetError("not one image of the training set decodes")
             evaluation = evaluate(
                 evaluated,
                 test_loader,
@@ -321,12 +333,19 @@ def _read_run(
     return None
 
 
-def _remove_run(run_dir: Path) -> None:
-    """Remove what a former run left, so that none of it passes for this one's."""
-    for name in (WEIGHTS_FILE, STATE_FILE, "metrics.csv", "metrics.json"):
-        (run_dir / name).unlink(missing_ok=True)
-    for events in (run_dir / "tensorboard").glob("events.out.tfevents.*"):
-        events.unlink()
+def _set_aside(run_dir: Path) -> None:
+    """Move what a former run left into the sub-folder former: none of it is lost should this one
+    fail, nor passes for this one's. What lay in former before goes.
+    """
+    left = [entry for entry in run_dir.iterdir() if entry.name != FORMER]
+    if not left:
+        return
+    former = run_dir / FORMER
+    if former.exists():
+        shutil.rmtree(former)
+    former.mkdir()
+    for entry in left:
+        entry.rename(former / entry.name)
 
 
 def _write_description(run_dir: Path, config: TrainConfig, device: torch.device) -> None:

@@ -1,0 +1,150 @@
+"""What damage must not do: crash a report, lose a former run, or pass for a result."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from vision_ttt.cli.main import main
+from vision_ttt.cli.run_report import _decodable, write_run_report
+from vision_ttt.data import DatasetError, ImageError
+from vision_ttt.engine import TrainConfig, train
+from vision_ttt.engine.checkpoint import CheckpointError, load_model, read_state
+from vision_ttt.errors import nearest
+
+Fields = Callable[..., dict]
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:50])
+
+
+@pytest.mark.parametrize("mixup", [0.0, 0.5])
+def test_batches_of_bad_images_are_passed_over(
+    tiny_fields: Fields, image_folder: Path, mixup: float
+) -> None:
+    """Whole batches in training and in test, and one that mixup finds a single image in."""
+    for index in range(5):
+        _truncate(image_folder / "train" / "dark" / f"{index}.png")
+    for index in range(3):
+        _truncate(image_folder / "val" / "dark" / f"{index}.png")
+    fields = tiny_fields(batch_size=2, mixup=mixup, skip_bad=True)
+    result = train(TrainConfig(**fields))
+    assert len(result.evaluation.targets) == 5
+    assert result.metrics["epochs"][-1]["update"] == 16  # 8 updates an epoch, as without damage
+    assert all(row["train_loss"] > 0 for row in result.metrics["epochs"])
+
+
+def test_a_training_set_without_a_good_image(tiny_fields: Fields, image_folder: Path) -> None:
+    for path in (image_folder / "train").rglob("*.png"):
+        _truncate(path)
+    with pytest.raises(DatasetError, match="not one image of the training set decodes"):
+        train(TrainConfig(**tiny_fields(skip_bad=True)))
+
+
+def test_the_report_shows_each_image_under_its_own_title(
+    tiny_fields: Fields, image_folder: Path
+) -> None:
+    _truncate(image_folder / "val" / "dark" / "0.png")
+    result = train(TrainConfig(**tiny_fields(epochs=1, skip_bad=True)))
+    places = _decodable(result)
+    assert list(places) == [1, 2, 3, 4, 5, 6, 7]
+    targets = [result.test_images[place][1] for place in places]
+    assert targets == result.evaluation.targets.tolist()
+    assert write_run_report(result).exists()
+
+
+def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path) -> None:
+    config = TrainConfig(**tiny_fields(epochs=1))
+    result = train(config)
+    write_run_report(result)
+    run_dir = result.run_dir
+    weights = (run_dir / "last.safetensors").read_bytes()
+    path = image_folder / "train" / "dark" / "0.png"
+    whole = path.read_bytes()
+    _truncate(path)
+    with pytest.raises(ImageError):
+        train(config, overwrite=True)
+    assert (run_dir / "former" / "last.safetensors").read_bytes() == weights
+    assert (run_dir / "former" / "report.html").exists()
+    assert not (run_dir / "report.html").exists()
+    assert not (run_dir / "last.safetensors").exists()
+    path.write_bytes(whole)
+    train(dataclasses.replace(config, seed=1), overwrite=True)
+    assert (run_dir / "last.safetensors").read_bytes() != weights
+
+
+@pytest.mark.parametrize("kept", [0, 100, 5000])
+def test_a_truncated_state(tiny_fields: Fields, kept: int) -> None:
+    config = TrainConfig(**tiny_fields(epochs=1))
+    path = train(config).run_dir / "last.state.pt"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=r"last\.state\.pt"):
+        train(config, resume=True)
+
+
+def test_a_state_without_a_part(tiny_fields: Fields) -> None:
+    path = train(TrainConfig(**tiny_fields(epochs=1))).run_dir / "last.state.pt"
+    content = torch.load(path, weights_only=True)
+    del content["optimizer"]
+    torch.save(content, path)
+    with pytest.raises(CheckpointError, match="optimizer"):
+        read_state(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mean": "abc"},
+        {"std": [float("nan")] * 3},
+        {"interpolation": None},
+        {"input_size": [3, "a", None]},
+        {"input_size": [3, 10**7, 10**7]},
+        {"crop_pct": 0},
+    ],
+    ids=str,
+)
+def test_damaged_input_metadata(tiny_fields: Fields, change: dict) -> None:
+    path = train(TrainConfig(**tiny_fields(epochs=1))).run_dir / "last.safetensors"
+    with safe_open(path, "pt") as file:
+        ((key, text),) = file.metadata().items()
+    metadata = json.loads(text)
+    metadata["input"] |= change
+    save_file(load_file(path), path, {key: json.dumps(metadata)})
+    with pytest.raises(CheckpointError, match="damaged vision-ttt metadata"):
+        load_model(path)
+
+
+def test_weights_that_are_not_finite_predict_nothing(
+    tiny_fields: Fields, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = train(TrainConfig(**tiny_fields(epochs=1))).run_dir / "last.safetensors"
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    weights = load_file(path)
+    weights["head.bias"][0] = float("nan")
+    save_file(weights, path, metadata)
+    image = image_folder / "val" / "dark" / "0.png"
+    assert main(["predict", str(image), "--checkpoint", str(path), "--json"]) == 2
+    said = capsys.readouterr()
+    assert "predicts NaN" in said.err
+    assert not said.out
+
+
+def test_a_folder_of_one_class(tiny_fields: Fields, image_folder: Path) -> None:
+    single = image_folder / "train"
+    shutil.rmtree(single / "light")
+    with pytest.raises(DatasetError, match=r"one class folder, dark; at least 2"):
+        train(TrainConfig(**tiny_fields(dataset=str(single))))
+
+
+def test_nearest_is_short_and_looks_among_names_that_begin_alike() -> None:
+    assert nearest("zzz", [f"name{i:02}" for i in range(50)]).endswith("name11, …")
+    with pytest.raises(ValueError, match="nearest: vittt_"):
+        train(TrainConfig(model="vittt_tni"))
