@@ -7,6 +7,7 @@ from vision_ttt.bench.contenders import Contender, default_baseline, find_conten
 from vision_ttt.bench.models import measure_models, steps_of_models
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.errors import UserError
+from vision_ttt.ops import _native, use_backend
 
 DEIT, NANO = "deit_tiny_patch16_224", "vittt_nano_patch4_32"
 CPU = torch.device("cpu")
@@ -20,9 +21,10 @@ def test_attention_is_a_contender_of_each_kind():
         f"{DEIT} (plain attention)",
     ]
     assert find_contenders([found[2].label]) == [found[2]]
-    assert default_baseline(contender.label for contender in found) == found[1].label
-    assert default_baseline(["a", "b"]) == "a"
-    assert default_baseline(["cpu", "dual"]) == "dual"
+    assert [contender.fused for contender in found] == [False, True, False]
+    assert default_baseline(NANO, (contender.label for contender in found)) == found[1].label
+    assert default_baseline("b", ["a", "b"]) == "a"
+    assert default_baseline("cpu", ["cpu", "dual"]) == "dual"
 
 
 @pytest.mark.parametrize(("kind", "fused"), [("fused attention", 12), ("plain attention", 0)])
@@ -70,7 +72,7 @@ def run_():
 @pytest.mark.parametrize("train", [False, True])
 def test_rows_of_models(train: bool, run_):
     contenders = find_contenders([NANO])
-    settings = Settings(CPU, dtype=torch.bfloat16, batch_size=2, repeats=1)
+    settings = Settings(CPU, dtype=torch.bfloat16, batch_size=2, repeats=1, shortest_repeat=0)
     advanced = []
     measured = list(
         measure_models(contenders, [32, 64], settings, run_, train=train, advance=advanced.append)
@@ -95,15 +97,89 @@ def test_training_computes_every_gradient_anew(monkeypatch, run_):
         return model
 
     monkeypatch.setattr(Contender, "build", remember)
-    settings = Settings(CPU, repeats=1)
+    settings = Settings(CPU, repeats=1, shortest_repeat=0)
     list(measure_models([Contender(NANO)], [32], settings, run_, train=True))
     assert built[0].training
     gradients = [parameter.grad for parameter in built[0].parameters()]
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "ours"),
+    [
+        (torch.float32, "directional_conv1d, gated_norm, swiglu, ttt_linear by cpu"),
+        (torch.bfloat16, "ttt_linear by cpu"),  # the others are for float32
+    ],
+    ids=str,
+)
+@pytest.mark.skipif(_native.LIBRARY is None, reason="not compiled")
+def test_rows_tell_which_kernels_ran(dtype: torch.dtype, ours: str, run_):
+    contenders = find_contenders([NANO, DEIT])
+    settings = Settings(CPU, dtype=dtype, repeats=1, shortest_repeat=0)
+    (rows,) = measure_models(contenders, [32], settings, run_, train=False)
+    assert [row.kernels for row in rows] == [ours, "attention by flash_attention_for_cpu", ""]
+    assert {row.autocast for row in rows} == {False}
+    with use_backend("dual"):
+        (rows,) = measure_models(contenders[:1], [32], settings, run_, train=True)
+    assert rows[0].kernels == "ttt_linear by dual"
+    assert rows[0].autocast == (dtype != torch.float32)
+
+
+def test_fused_attention_must_be(monkeypatch, run_):
+    import timm.layers.attention as timm_attention
+
+    def composed(q, k, v, **options):
+        return (q @ k.mT).softmax(-1) @ v
+
+    monkeypatch.setattr(timm_attention.F, "scaled_dot_product_attention", composed)
+    contenders = find_contenders([DEIT])
+    (rows,) = measure_models(
+        contenders, [32], Settings(CPU, repeats=1, shortest_repeat=0), run_, train=False
+    )
+    assert [row.failure for row in rows] == ["no fused attention kernel serves it", ""]
+    assert [row.seconds is None for row in rows] == [True, False]
+
+
+def test_who_fails_is_a_row_and_not_tried_at_larger_sizes(monkeypatch, run_, caplog):
+    sizes = []
+    build = Contender.build
+
+    def greedy(self, resolution):
+        model = build(self, resolution)
+        if self.name == DEIT and torch.get_default_device().type == "cpu":
+            sizes.append(resolution)
+            if resolution >= 48:
+                monkeypatch.setattr(model, "forward", _no_memory)
+        return model
+
+    monkeypatch.setattr(Contender, "build", greedy)
+    contenders = find_contenders([f"{DEIT} (plain attention)", NANO])
+    settings = Settings(CPU, repeats=1, shortest_repeat=0)
+    measured = measure_models(contenders, [32, 64, 48, 96], settings, run_, train=False)
+    failures = [[row.failure for row in rows] for rows in measured]
+    assert failures == [
+        ["", ""],
+        ["out of memory", ""],
+        ["out of memory", ""],
+        ["out of memory at 48²", ""],
+    ]
+    assert sizes == [32, 64, 48]
+    assert "(plain attention) at 64² is not timed: out of memory" in caplog.text
+
+
+def _no_memory(images):
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_who_takes_too_long_is_a_row(run_):
+    settings = Settings(CPU, repeats=1, shortest_repeat=0, longest_call=1e-9)
+    (rows,) = measure_models([Contender(NANO)], [32], settings, run_, train=False)
+    assert rows[0].failure == "a call takes over 1e-09 s"
+    assert rows[0].macs > 0
+
+
 @pytest.mark.slow
 def test_compiled(run_):
-    settings = Settings(CPU, compiled=True, repeats=1)
+    settings = Settings(CPU, compiled=True, repeats=1, shortest_repeat=0)
     (rows,) = measure_models([Contender(NANO)], [32], settings, run_, train=False)
     assert rows[0].compiled

@@ -5,8 +5,9 @@ import torch
 
 from vision_ttt.bench.correctness import find_error
 from vision_ttt.bench.machine import describe_run
+from vision_ttt.bench.op_contenders import op_contenders, refusal
 from vision_ttt.bench.ops import measure_ops, steps_of_ops
-from vision_ttt.bench.problems import Problem, refusal
+from vision_ttt.bench.problems import Problem
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.ops import _native
 from vision_ttt.ops.ttt_linear import autograd
@@ -68,9 +69,19 @@ def test_not_a_number_is_an_error(monkeypatch):
     assert "off by inf" in find_error("nan", PROBLEM, torch.float32, CPU)
 
 
+def test_an_error_of_our_own_is_not_hidden(monkeypatch):
+    def broken(*args):
+        raise RuntimeError("a bug of ours")
+
+    kernel = autograd.KERNELS["dual"]._replace(forward=broken)
+    monkeypatch.setitem(autograd.KERNELS, "broken", kernel)
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        find_error("broken", PROBLEM, torch.float32, CPU)
+
+
 def test_rows_of_ops():
     advanced = []
-    settings = Settings(CPU, repeats=1)
+    settings = Settings(CPU, repeats=1, shortest_repeat=0)
     problems = [PROBLEM, PROBLEM._replace(tokens=100)]
     run = describe_run(["vision-ttt", "bench"], CPU)
     measured = list(
@@ -88,6 +99,48 @@ def test_rows_of_ops():
             assert (row.tokens, row.dim, row.mini_batch_size) == (problem.tokens, 16, 8)
             assert row.macs == problem.macs(backward="backward" in row.measured)
             assert row.matmul_share > 0
+
+
+def test_the_shared_case_is_marked_and_representable():
+    shared = PROBLEM._replace(shared=True)
+    settings = Settings(CPU, dtype=torch.bfloat16, repeats=1, shortest_repeat=0)
+    run = describe_run(["vision-ttt", "bench"], CPU)
+    (rows,) = measure_ops(["dual"], [shared], settings, run)
+    assert {row.case for row in rows} == {"all heads forwards, one learning rate"}
+    assert PROBLEM.case == ""
+    assert (PROBLEM.options("dual")["reverse_heads"], shared.options("dual")["reverse_heads"]) == (
+        2,
+        0,
+    )
+    inputs = shared.inputs(torch.bfloat16, CPU, requires_grad=False)
+    assert inputs["eta"].unique().numel() == 1
+    for name in ("eta", "ln_weight", "ln_bias", "position_scale"):
+        assert inputs[name].dtype == torch.float32
+        assert torch.equal(inputs[name], inputs[name].bfloat16().float()), name
+
+
+def test_an_op_without_memory_is_a_row(monkeypatch):
+    dual = autograd.KERNELS["dual"]
+
+    def greedy(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setitem(autograd.KERNELS, "greedy", dual._replace(backward=greedy))
+    settings = Settings(CPU, repeats=1, shortest_repeat=0)
+    run = describe_run(["vision-ttt", "bench"], CPU)
+    problems = [PROBLEM, PROBLEM._replace(tokens=60)]
+    rows, longer = measure_ops(["greedy", "dual"], problems, settings, run)
+    assert [row.failure for row in rows] == ["", "out of memory", "", ""]
+    assert [row.failure for row in longer] == ["", "out of memory at 50 tokens", "", ""]
+    assert [row.seconds is None for row in rows] == [False, True, False, False]
+    assert rows[1].peak_bytes is rows[1].matmul_share is None
+
+
+def test_who_takes_part_unless_named():
+    peer = "flash-linear-attention"
+    assert op_contenders(CPU) == [*autograd.KERNELS]
+    assert op_contenders(torch.device("cuda")) == [*autograd.KERNELS, peer]
+    assert "for cuda, not cpu" in refusal(peer, PROBLEM, torch.float32, CPU)
 
 
 def test_refusals():

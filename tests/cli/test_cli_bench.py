@@ -1,6 +1,7 @@
 """`vision-ttt bench`."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from vision_ttt.bench import flash_linear_attention as peer
+from vision_ttt.bench.op_contenders import op_contenders
 from vision_ttt.bench.rows import append_rows, read_rows
-from vision_ttt.cli import bench_session
+from vision_ttt.cli import bench, bench_session
 from vision_ttt.cli.main import main
 from vision_ttt.ops.ttt_linear import autograd
 
@@ -21,18 +24,18 @@ def test_models_to_csv_table_figure_and_readme(tmp_path: Path, capsys, monkeypat
     monkeypatch.setenv("COLUMNS", "160")
     table, figure, page = (tmp_path / name for name in ("models.csv", "models.png", "README.md"))
     threads = torch.get_num_threads()
-    argv = ["bench", "models", *NANO, "--resolutions", "32", "64", "--exponent", "--threads", "1"]
-    argv += ["--output", str(table), "--figure", str(figure)]
+    argv = ["bench", "models", *NANO, "--resolutions", "32", "64", "--threads", "1"]
+    argv += ["--exponent", "32", "64", "--output", str(table), "--figure", str(figure)]
     assert main(argv) == 0
     assert torch.get_num_threads() == threads
     said = capsys.readouterr().out
     assert "vittt_nano_patch4_32" in said
-    assert "time ~ tokens^" in said
+    assert re.search(r"vittt_nano_patch4_32: time ~ tokens\^\S+ between 32 and 64", said)
     assert figure.stat().st_size > 10_000
     rows = read_rows(table)
     assert [row.resolution for row in rows] == [32, 64]
     assert rows[0].run.threads == 1
-    assert rows[0].run.command.startswith("vision-ttt bench models --models vittt_nano_patch4_32")
+    assert "vision-ttt bench models --models vittt_nano_patch4_32" in rows[0].run.command
 
     page.write_text("<!-- bench:models -->\n<!-- /bench -->\n")
     assert main(["bench", "table", str(table)]) == 0
@@ -41,6 +44,9 @@ def test_models_to_csv_table_figure_and_readme(tmp_path: Path, capsys, monkeypat
     argv = ["bench", "table", str(table), "--readme", str(page), "--figure", str(redrawn)]
     assert main(argv) == 0
     assert "| vittt_nano_patch4_32 | 64² |" in page.read_text()
+    assert "tokens^" not in page.read_text()
+    assert main([*argv, "--exponent", "32", "64"]) == 0
+    assert "- vittt_nano_patch4_32: time ~ tokens^" in page.read_text()
     assert redrawn.exists()
 
 
@@ -91,6 +97,46 @@ def test_what_was_measured_before_a_crash_is_kept(tmp_path: Path, monkeypatch):
     assert [row.resolution for row in read_rows(output)] == [32]
 
 
+def test_who_takes_too_long_is_left_out_and_shown(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    output = tmp_path / "models.csv"
+    argv = ["bench", "models", *NANO, "--resolutions", "32", "64", "32", "--output", str(output)]
+    assert main([*argv, "--max-seconds", "1e-9"]) == 0
+    said = capsys.readouterr()
+    assert "a call takes over 1e-09 s at 32²" in said.out
+    assert "at 32² is not timed" in said.err
+    assert [(row.resolution, row.seconds) for row in read_rows(output)] == [(32, None), (64, None)]
+    assert main(["bench", "table", str(output)]) == 0
+    assert "| a call takes over 1e-09 s |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, monkeypatch):
+    by_default = op_contenders(torch.device("cuda"))
+    monkeypatch.setattr(bench, "op_contenders", lambda device: by_default)
+    monkeypatch.setattr(peer, "refusal", lambda *_: None if installed else "it is not installed")
+
+    def fused_chunk(problem):
+        return lambda **tensors: peer.by_ttt_linear(**tensors, chunk_size=8)[0]
+
+    monkeypatch.setattr(peer, "fused_chunk", fused_chunk)
+    output = tmp_path / "ops.csv"
+    assert main(["bench", "ops", *SHAPE, "--output", str(output)]) == 0
+    told = capsys.readouterr().err
+    rows = read_rows(output)
+    measured = {row.contender for row in rows}
+    cases = {row.case for row in rows}
+    assert "dual" in measured
+    if installed:
+        assert peer.NAME in measured
+        assert cases == {"all heads forwards, one learning rate"}
+        assert "because of flash-linear-attention: all heads forwards" in told
+    else:
+        assert peer.NAME not in measured
+        assert cases == {""}
+        assert "'flash-linear-attention' is left out: it is not installed" in told
+
+
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
@@ -98,7 +144,13 @@ def test_what_was_measured_before_a_crash_is_kept(tmp_path: Path, monkeypatch):
         (["models", "--models", "vittt_tinny_patch16_224"], "nearest: vittt_tiny_patch16_224"),
         (["models", "--dtype", "float16"], "accepted on cpu: float32, bfloat16"),
         (["models", "--resolutions", "0"], "at least 1"),
-        (["models", "--exponent"], "--resolutions"),
+        (["models", *NANO, "--resolutions", "32", "33"], "does not take images of 33² pixels"),
+        (["models", *NANO, "--resolutions", "3"], "3²"),
+        (["models", "--exponent", "224", "1280"], "--resolutions"),
+        (["ops", "--exponent", "9", "9"], "the first must be the smaller"),
+        (["ops", "--lengths", "8", "64", "--exponent", "9", "99"], "--lengths"),
+        (["train", "--max-seconds", "0"], "max-seconds is 0"),
+        (["ops", "--backends", "flash-linear-attention"], "for cuda, not cpu"),
         (["models", "--figure", "a.xyz"], "suffix must be one of"),
         (["models", *NANO, "--baseline", "deit"], "accepted: vittt_nano_patch4_32"),
         (["models", "--shape", "1"], "unknown flag --shape"),
@@ -107,6 +159,8 @@ def test_what_was_measured_before_a_crash_is_kept(tmp_path: Path, monkeypatch):
         (["ops", "--backends", "cpu", "--shape", "1", "9", "2", "17"], "'cpu' cannot serve"),
         (["ops", "--backends", "cpu", "--dtype", "float16"], "'cpu' cannot serve: dtype"),
         (["ops", "--shape", "1", "0", "2", "16"], "tokens is 0"),
+        (["ops", "--shape", "1", "9", "2", "0"], "dim is 0"),
+        (["ops", "--lengths", "9", "-1"], "tokens is -1"),
         (["table", "absent.csv"], "absent.csv"),
     ],
 )

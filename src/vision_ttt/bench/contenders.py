@@ -24,6 +24,8 @@ TINY = (
 )
 """The default contenders; of these, the registered ones."""
 
+SIZES = frozenset(("nano", "tiny", "small", "base", "large", "huge"))
+
 ATTENTION = {"fused attention": True, "plain attention": False}
 
 
@@ -40,6 +42,11 @@ class Contender:
     def label(self) -> str:
         """The name in rows, tables and figures, e.g. "deit_tiny_patch16_224 (plain attention)"."""
         return self.name if self.attention is None else f"{self.name} ({self.attention})"
+
+    @property
+    def fused(self) -> bool:
+        """Whether its label promises a fused attention kernel."""
+        return self.attention is not None and ATTENTION[self.attention]
 
     def build(self, resolution: int) -> nn.Module:
         """Build the model for images of `resolution` pixels along a side, with random weights.
@@ -86,11 +93,21 @@ def registered(names: Iterable[str]) -> tuple[list[str], list[str]]:
     return known, [name for name in names if name not in known]
 
 
-def default_baseline(labels: Iterable[str]) -> str:
-    """What others are compared with unless named: `dual`, else fused attention, else the first."""
+def default_baseline(label: str, labels: Iterable[str]) -> str:
+    """What a contender is compared with among others unless it is named.
+
+    `dual` for backends; for models the first with fused attention of the same size (DeiT-S for
+    Vittt-S), else the first with fused attention of any, else the first.
+    """
     labels = list(labels)
-    fused = next((label for label in labels if "fused attention" in label), labels[0])
-    return "dual" if "dual" in labels else fused
+    fused = [other for other in labels if "fused attention" in other]
+    of_its_size = [other for other in fused if _size(other) == _size(label)]
+    return "dual" if "dual" in labels else (of_its_size or fused or labels)[0]
+
+
+def _size(label: str) -> set[str]:
+    """The words for the size in a model's name."""
+    return SIZES.intersection(re.split(r"\W|_", label))
 
 
 def _attentions(model: nn.Module) -> list[nn.Module]:

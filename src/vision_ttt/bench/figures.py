@@ -30,19 +30,19 @@ def cost_figure(rows: Sequence[Row]) -> Figure:
     axes[1].set(title="Throughput", ylabel="tokens per second" if of_ops else "images per second")
     if has_memory:
         axes[2].set(title=f"Memory above the {'inputs' if of_ops else 'weights'}", ylabel="MiB")
-    sizes = sorted({_size(row) for row in rows})
+    sizes = sorted({row.extent for row in rows})
     for number, (label, own) in enumerate(by_line(rows).items()):
-        own = sorted(own, key=_size)
+        own = sorted(own, key=lambda row: row.extent)
         values = [
             [row.macs / 1e9 for row in own],
-            [row.per_second for row in own],
+            [row.per_second or float("nan") for row in own],  # not measured
             # A call that took no page has no place on a log axis.
             [row.peak_bytes / 2**20 if row.peak_bytes else float("nan") for row in own],
         ]
         for axis, heights in zip(axes, values, strict=False):
             # Two kinds of attention have the same multiply-adds: both lines must show.
             style = "--" if number % 2 else "-"
-            axis.plot([_size(row) for row in own], heights, style, marker=".", label=label)
+            axis.plot([row.extent for row in own], heights, style, marker=".", label=label)
     for axis in axes:
         axis.set(xscale="log", yscale="log", xlabel="tokens" if of_ops else "pixels along a side")
         axis.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
@@ -57,7 +57,3 @@ def cost_figure(rows: Sequence[Row]) -> Figure:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return figure
-
-
-def _size(row: Row) -> int:
-    return row.tokens if row.resolution is None else row.resolution

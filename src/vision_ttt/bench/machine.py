@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -16,25 +17,52 @@ from vision_ttt.bench.rows import Run
 from vision_ttt.engine.logs import versions
 from vision_ttt.ops._native import instruction_set
 
+# What a measurement depends on; results and pages that a former one wrote do not make it dirty.
+_SOURCES = (":/src", ":/csrc", ":/setup.py", ":/pyproject.toml")
+
+# What changes a measurement without being seen in the command: names, or how they begin.
+_ENVIRONMENT = (
+    *("VISION_TTT_BACKEND", "OMP_", "GOMP_", "KMP_", "MKL_NUM", "LD_PRELOAD", "MALLOC_"),
+    *("THP_MEM_ALLOC_ENABLE", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTORCH_ALLOC_CONF"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "TORCH_ALLOW_TF32", "NVIDIA_TF32_OVERRIDE", "TIMM_FUSED_ATTN"),
+    "TRITON_INTERPRET",
+)
+
 
 def describe_run(argv: Sequence[str], device: torch.device) -> Run:
-    """Record the machine, the versions and the command `argv` (its program's name included)."""
+    """Record the machine, the versions and the command `argv` (its program's name included).
+
+    Before the command stand the environment's variables that change what is measured.
+    """
     version = versions()
     processor = processor_name()
+    on_cuda = device.type == "cuda"
+    driver, clocks = graphics_driver(device) if on_cuda else ("", "")
     return Run(
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        command=shlex.join(argv),
+        command=" ".join([*_environment(), shlex.join(argv)]),
         commit=commit(),
         processor=processor,
         cores=os.cpu_count() or 1,
         instruction_set=instruction_set() or "",
         threads=torch.get_num_threads(),
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
+        device_name=torch.cuda.get_device_name(device) if on_cuda else processor,
         python=platform.python_version(),
         torch=version["torch"],
         timm=version["timm"],
         vision_ttt=version["vision-ttt"],
+        cuda=torch.version.cuda or "" if on_cuda else "",
+        driver=driver,
+        clocks=clocks,
+        triton=installed("triton") if on_cuda else "",
+        flash_linear_attention=installed("flash-linear-attention") if on_cuda else "",
     )
+
+
+def _environment() -> list[str]:
+    """NAME=value of the variables that change a measurement, as one writes them in a shell."""
+    told = {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)}
+    return [f"{name}={shlex.quote(value)}" for name, value in sorted(told.items())]
 
 
 def processor_name() -> str:
@@ -47,25 +75,52 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def graphics_driver(device: torch.device) -> tuple[str, str]:
+    """The driver's version, and the GPU's clocks and power limit; empty where nvidia-smi is silent.
+
+    The clocks are those of a moment before the measurement, beside the highest.
+    """
+    fields = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
+    answer = _answer(
+        "nvidia-smi",
+        f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}",
+        f"--query-gpu={fields}",
+        "--format=csv,noheader",
+    )
+    if answer is None:
+        return "", ""
+    driver, clock, highest, memory, power = (cell.strip() for cell in answer.split(","))
+    return driver, f"{clock} of {highest}, memory {memory}, at most {power}"
+
+
+def installed(package: str) -> str:
+    """The version of an optional package, or ""."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def commit() -> str:
-    """The commit that this source is of, with "-dirty" where tracked files differ, or "".
+    """The commit that this source is of, with "-dirty" where sources differ or are new, or "".
 
     An installed package may lie inside somebody else's repository: only one that tracks this very
     file is asked.
     """
-    tracked = _git("ls-files", "--error-unmatch", Path(__file__).name)
-    return "" if tracked is None else _git("describe", "--always", "--dirty", "--abbrev=40") or ""
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return ""
+    head = _git("rev-parse", "HEAD") or ""
+    return head + ("-dirty" if _git("status", "--porcelain", "--", *_SOURCES) else "")
 
 
 def _git(*arguments: str) -> str | None:
+    return _answer("git", *arguments, folder=Path(__file__).parent)
+
+
+def _answer(*command: str, folder: Path | None = None) -> str | None:
+    """What a program prints, or None where it is missing or fails."""
     try:
-        answer = subprocess.run(
-            ["git", *arguments],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except FileNotFoundError:  # git is not installed
+        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:  # it is not installed
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from vision_ttt.bench.protocol import Prepare
+from vision_ttt.bench.protocol import Prepare, Timing, unless_out_of_memory
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -51,6 +51,19 @@ def peak_memory(prepare: Prepare, device: torch.device) -> int | None:
     _CLEAR_REFS.write_text(_RESET_PEAK)
     call()
     return max(0, _resident("VmHWM") - before)
+
+
+def measure_memory(
+    prepare: Prepare, device: torch.device, timing: Timing
+) -> tuple[Timing, int | None]:
+    """Return the timing of a call and its :func:`peak_memory`.
+
+    A call that could not be timed is not run again; one that gets no memory now has failed too.
+    """
+    if timing.failure:
+        return timing, None
+    peak, failure = unless_out_of_memory(lambda: peak_memory(prepare, device))
+    return (Timing(None, None, failure) if failure else timing), peak
 
 
 def _resident(field: str) -> int:

@@ -1,4 +1,4 @@
-"""The op `ttt_linear`: its backends against each other, and against the machine's matmul rate."""
+"""The op `ttt_linear`: its contenders against each other, and the machine's matmul rate."""
 
 from __future__ import annotations
 
@@ -8,63 +8,79 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vision_ttt.bench.memory import peak_memory
+from vision_ttt.bench.memory import measure_memory
+from vision_ttt.bench.op_contenders import op_contender
 from vision_ttt.bench.problems import Problem
-from vision_ttt.bench.protocol import Advance, Prepare, Settings, interleave
+from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, Timing, interleave
 from vision_ttt.bench.rows import Row, Run
-from vision_ttt.ops import ttt_linear
 
 PASSES = {"forward": False, "forward + backward": True}
-MATMUL_SIDE = 1024
-_MATMUL = f"matmul {MATMUL_SIDE}³ float32"
+_MATMUL = "matmul"
 
 
-def steps_of_ops(backends: int, problems: int, repeats: int) -> int:
-    """How often :func:`measure_ops` advances: warm-up, repeats and memory of each."""
-    calls = backends * len(PASSES)
+def steps_of_ops(contenders: int, problems: int, repeats: int) -> int:
+    """How often :func:`measure_ops` advances at most: warm-up, repeats and memory of each."""
+    calls = contenders * len(PASSES)
     return problems * (calls * (repeats + 2) + repeats + 1)
 
 
 def measure_ops(
-    backends: Sequence[str],
+    names: Sequence[str],
     problems: Sequence[Problem],
     settings: Settings,
     run: Run,
     *,
     advance: Advance = lambda _name: None,
 ) -> Iterator[list[Row]]:
-    """Measure the backends against each other, one problem after the other.
+    """Measure contenders against each other, one problem after the other.
 
     Forward is a call in inference mode; forward + backward computes the gradients of all tensor
-    arguments. The matrix product of two 1024 × 1024 float32 matrices takes its turns among them.
+    arguments. A matrix product takes its turns among them: of 1024 × 1024 float32 matrices on a
+    CPU, of 8192 × 8192 matrices of the views' dtype on a GPU.
     `settings.batch_size` is not used: a problem has its own.
 
+    What gets no memory or takes too long is not tried again with as many tokens or more; its row
+    says why.
+
     Yields:
-        The rows of one problem, one per backend and pass.
+        The rows of one problem, one per contender and pass.
     """
+    dropouts = Dropouts()
+    side = 8192 if settings.device.type == "cuda" else 1024
     for problem in problems:
         torch.compiler.reset()  # see measure_models
         prepared = {
-            (backend, measured): _prepare(problem, backend, backward, settings)
-            for backend in backends
+            (name, measured): _prepare(problem, name, backward, settings)
+            for name in names
             for measured, backward in PASSES.items()
         }
-        named = {
-            f"{backend} {measured}": prepared[backend, measured] for backend, measured in prepared
+        labels = {key: " ".join(key) for key in prepared}
+        timings = {
+            label: Timing(None, None, dropouts.reason(label, problem.tokens))
+            for label in labels.values()
         }
-        timings = interleave(
-            {_MATMUL: _prepare_matmul(settings.device), **named},
+        ready = {
+            label: prepared[key] for key, label in labels.items() if not timings[label].failure
+        }
+        timings |= interleave(
+            {_MATMUL: _prepare_matmul(side, settings), **ready},
             repeats=settings.repeats,
             device=settings.device,
+            shortest_repeat=settings.shortest_repeat,
+            longest_call=settings.longest_call,
             advance=advance,
         )
+        matmul = timings[_MATMUL].seconds
         rows = []
-        for (backend, measured), prepare in prepared.items():
-            timing = timings[f"{backend} {measured}"]
+        for (name, measured), prepare in prepared.items():
+            label = labels[name, measured]
+            timing, peak = measure_memory(prepare, settings.device, timings[label])
+            if timing.failure:
+                dropouts.add(label, problem.tokens, f"{problem.tokens:,} tokens", timing.failure)
             rows.append(
                 Row(
                     what="ops",
-                    contender=backend,
+                    contender=name,
                     measured=measured,
                     resolution=None,
                     tokens=problem.tokens,
@@ -79,22 +95,25 @@ def measure_ops(
                     seconds_spread=timing.spread,
                     repeats=settings.repeats,
                     macs=problem.macs(backward=PASSES[measured]),
-                    peak_bytes=peak_memory(prepare, settings.device),
-                    matmul_macs_per_second=MATMUL_SIDE**3 / timings[_MATMUL].seconds,
+                    peak_bytes=peak,
+                    matmul_macs_per_second=None if matmul is None else side**3 / matmul,
                     run=run,
+                    case=problem.case,
+                    failure=timing.failure,
                 )
             )
-            advance(f"{backend} {measured}")
+            advance(label)
         yield rows
 
 
-def _prepare(problem: Problem, backend: str, backward: bool, settings: Settings) -> Prepare:
-    function = partial(ttt_linear, **problem.options(backend))
+def _prepare(problem: Problem, name: str, backward: bool, settings: Settings) -> Prepare:
+    contender = op_contender(name, problem)
+    function = contender.timed
     if settings.compiled:
         function = torch.compile(function, dynamic=False)
 
     def prepare() -> Callable[[], object]:
-        inputs = problem.inputs(settings.dtype, settings.device, requires_grad=backward)
+        inputs = contender.inputs(problem, settings.dtype, settings.device, requires_grad=backward)
         if not backward:
             return partial(_forward, function, inputs)
         shape = inputs["q"].shape
@@ -104,9 +123,11 @@ def _prepare(problem: Problem, backend: str, backward: bool, settings: Settings)
     return prepare
 
 
-def _prepare_matmul(device: torch.device) -> Prepare:
+def _prepare_matmul(side: int, settings: Settings) -> Prepare:
+    dtype = settings.dtype if settings.device.type == "cuda" else torch.float32
+
     def prepare() -> Callable[[], object]:
-        left, right = torch.randn(2, MATMUL_SIDE, MATMUL_SIDE, device=device)
+        left, right = torch.randn(2, side, side, device=settings.device, dtype=dtype)
         return partial(torch.matmul, left, right)
 
     return prepare

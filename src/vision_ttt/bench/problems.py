@@ -1,4 +1,4 @@
-"""Calls of `ttt_linear` to be measured: their inputs, their arithmetic, and who can serve them."""
+"""Calls of `ttt_linear` to be measured: their inputs and their arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from vision_ttt.ops import ttt_linear
-from vision_ttt.ops.ttt_linear.autograd import KERNELS
 
 
 class Problem(NamedTuple):
@@ -20,6 +19,14 @@ class Problem(NamedTuple):
     heads: int
     dim: int
     mini_batch_size: int
+    shared: bool = False
+    """The case that flash-linear-attention computes too: all heads scan forwards, one learning rate
+    for all tokens. Otherwise a Vittt block's: half the heads scan backwards, one rate per token."""
+
+    @property
+    def case(self) -> str:
+        """What a row says of it."""
+        return "all heads forwards, one learning rate" if self.shared else ""
 
     def inputs(
         self, dtype: torch.dtype, device: torch.device | str, *, requires_grad: bool
@@ -27,11 +34,12 @@ class Problem(NamedTuple):
         """Fresh random tensor arguments of the op, with inner norm and position scale.
 
         The views q, k, v [B, T, H, d] have the given dtype, the others float32 (float64 where the
-        views do). η is uniform in [0, 1/d], as a Vittt block's.
+        views do). η is uniform in [0, 1/d], as a Vittt block's; in the shared case it is 1/(2d),
+        and all but the state has values that the views' dtype has.
         """
         full = torch.promote_types(dtype, torch.float32)
         place = {"dtype": full, "device": device}
-        batch, tokens, heads, dim, mini_batch_size = self
+        batch, tokens, heads, dim, mini_batch_size, shared = self
         positions = torch.arange(1, mini_batch_size + 1, **place)
         tensors = {
             **{name: torch.randn(batch, tokens, heads, dim, **place).to(dtype) for name in "qkv"},
@@ -42,13 +50,17 @@ class Problem(NamedTuple):
             "ln_bias": 0.1 * torch.randn(heads, dim, **place),
             "position_scale": 1 / positions,
         }
+        if shared:
+            tensors["eta"] = torch.full((batch, tokens, heads), 0.5 / dim, **place)
+            for name in ("eta", "ln_weight", "ln_bias", "position_scale"):
+                tensors[name] = tensors[name].to(dtype).to(full)
         return {name: x.requires_grad_(requires_grad) for name, x in tensors.items()}
 
     def options(self, backend: str | None) -> dict[str, int | str | None]:
-        """The op's other arguments; half the heads scan backwards, as a Vittt block's do."""
+        """The op's other arguments."""
         return {
             "mini_batch_size": self.mini_batch_size,
-            "reverse_heads": self.heads // 2,
+            "reverse_heads": 0 if self.shared else self.heads // 2,
             "backend": backend,
         }
 
@@ -60,16 +72,3 @@ class Problem(NamedTuple):
             if backward:
                 o.sum().backward()
         return counter.get_total_flops() // 2
-
-
-def backends() -> list[str]:
-    """Every backend that can be timed."""
-    return [*KERNELS, "reference"]
-
-
-def refusal(backend: str, problem: Problem, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a backend cannot serve the problem there, in a few words, or None if it can."""
-    if backend == "reference":
-        return None
-    view = torch.empty(1, 1, 1, problem.dim, dtype=dtype, device=device)
-    return KERNELS[backend].refusal(view, problem.mini_batch_size)

@@ -7,13 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vision_ttt.bench.rows import Row, Run, newest
-from vision_ttt.bench.tables import describe, tabulate
+from vision_ttt.bench.tables import describe, exponents, tabulate
 from vision_ttt.engine.files import write_text
 from vision_ttt.errors import UserError
 
 
-def markdown(rows: Sequence[Row], baseline: str | None = None) -> str:
-    """Tables in GitHub's Markdown of the newest rows, one per command that measured them."""
+def markdown(
+    rows: Sequence[Row],
+    baseline: str | None = None,
+    *,
+    between: tuple[int, int] | None = None,
+) -> str:
+    """Tables in GitHub's Markdown of the newest rows, one per command that measured them.
+
+    With `between` the exponents of time that :func:`exponents` fits stand below each table.
+    """
     shown: dict[Run, list[Row]] = {}
     for row in newest(rows):
         shown.setdefault(row.run, []).append(row)
@@ -26,6 +34,9 @@ def markdown(rows: Sequence[Row], baseline: str | None = None) -> str:
         table = "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *lines))
         commit = f"; commit {run.commit}" if run.commit else ""
         parts.append(f"`{run.command}`: {describe(beside, baseline)}{commit}\n\n{table}")
+        fits = exponents(beside, between) if between else {}
+        if fits:
+            parts.append("\n".join(f"- {fit.sentence(label)}" for label, fit in fits.items()))
     return "\n\n".join(parts)
 
 

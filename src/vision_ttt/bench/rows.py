@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -33,6 +33,14 @@ class Run:
     torch: str
     timm: str
     vision_ttt: str
+    cuda: str = ""
+    """torch's; this and those below for rows on a GPU, else empty."""
+    driver: str = ""
+    clocks: str = ""
+    """Of the GPU before the run, and its power limit."""
+    triton: str = ""
+    flash_linear_attention: str = ""
+    """Empty, too, where it is not installed."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +63,9 @@ class Row:
     device: str
     dtype: str
     compiled: bool
-    seconds: float
-    """Of one call: median over the repeats."""
-    seconds_spread: float
+    seconds: float | None
+    """Of one call: median over the repeats; None where there is a failure."""
+    seconds_spread: float | None
     """Interquartile range over the repeats."""
     repeats: int
     macs: int
@@ -65,8 +73,16 @@ class Row:
     peak_bytes: int | None
     """Memory of a call above weights and inputs."""
     matmul_macs_per_second: float | None
-    """The machine's float32 rate in the same interleaving; for ops."""
+    """The machine's rate of a matrix product in the same interleaving; for ops."""
     run: Run
+    case: str = ""
+    """What is special about an op's inputs; empty for those of a Vittt block."""
+    autocast: bool = False
+    """Weights are float32 and autocast to the dtype; otherwise they are of the dtype."""
+    kernels: str = ""
+    """Of a model: the fused kernels that ran, separated by commas."""
+    failure: str = ""
+    """Why nothing was measured."""
 
     @property
     def size(self) -> int:
@@ -74,14 +90,21 @@ class Row:
         return self.tokens if self.resolution is None else self.resolution**2
 
     @property
-    def per_second(self) -> float:
+    def extent(self) -> int:
+        """The size as one names it: tokens, or pixels along a side."""
+        return self.tokens if self.resolution is None else self.resolution
+
+    @property
+    def per_second(self) -> float | None:
         """Images per second of a model, tokens per second and batch of an op."""
+        if self.seconds is None:
+            return None
         return self.batch_size * (1 if self.tokens is None else self.tokens) / self.seconds
 
     @property
     def matmul_share(self) -> float | None:
         """The op's rate of multiply-adds over that of the machine's matrix product."""
-        if self.matmul_macs_per_second is None:
+        if self.matmul_macs_per_second is None or self.seconds is None:
             return None
         return self.macs / self.seconds / self.matmul_macs_per_second
 
@@ -91,7 +114,7 @@ class Row:
         run = self.run
         return (
             *(self.what, self.heads, self.dim, self.mini_batch_size, self.batch_size),
-            *(self.device, self.dtype, self.compiled),
+            *(self.device, self.dtype, self.compiled, self.case, self.autocast),
             *(run.processor, run.cores, run.threads, run.device_name),
         )
 
@@ -111,6 +134,13 @@ _RUN_TYPES = get_type_hints(Run)
 _ROW_TYPES = {name: kind for name, kind in get_type_hints(Row).items() if name != "run"}
 COLUMNS = (*_ROW_TYPES, *_RUN_TYPES)
 
+# Columns that files of former versions lack; what they would say of those rows is the default.
+_ADDED = {
+    field.name
+    for field in (*dataclasses.fields(Row), *dataclasses.fields(Run))
+    if field.default is not dataclasses.MISSING
+}
+
 
 def read_rows(path: Path) -> list[Row]:
     """Read a file that :func:`append_rows` wrote.
@@ -121,21 +151,21 @@ def read_rows(path: Path) -> list[Row]:
     """
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
+        columns = reader.fieldnames or ()
+        if not set(COLUMNS) - _ADDED <= set(columns) <= set(COLUMNS):
             raise UserError(
                 f"{path} is no file of measurements by this version: its columns are"
-                f" {reader.fieldnames}, and must be {list(COLUMNS)}"
+                f" {list(columns)}, and must be {list(COLUMNS)}"
             )
         rows = []
         for cells in reader:
             if None in cells or None in cells.values():  # DictReader's sign of too many or too few
-                raise UserError(f"{path}, line {reader.line_num}: not {len(COLUMNS)} cells")
+                raise UserError(f"{path}, line {reader.line_num}: not {len(columns)} cells")
             try:
-                run = Run(**{name: _parse(cells[name], kind) for name, kind in _RUN_TYPES.items()})
-                own = {name: _parse(cells[name], kind) for name, kind in _ROW_TYPES.items()}
+                run = Run(**_parse_all(cells, _RUN_TYPES))
+                rows.append(Row(**_parse_all(cells, _ROW_TYPES), run=run))
             except ValueError as error:
                 raise UserError(f"{path}, line {reader.line_num}: {error}") from error
-            rows.append(Row(**own, run=run))
     return rows
 
 
@@ -177,6 +207,10 @@ def find_baseline(row: Row, name: str, rows: Iterable[Row]) -> Row | None:
     beside = (row.run, row.measured, row.size)
     own = (other for other in rows if (other.run, other.measured, other.size) == beside)
     return next((other for other in own if other.contender == name), None)
+
+
+def _parse_all(cells: Mapping[str, str], types: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _parse(cells[name], kind) for name, kind in types.items() if name in cells}
 
 
 def _parse(text: str, kind: Any) -> Any:

@@ -1,6 +1,8 @@
 """`vision-ttt bench ops|models|train|table`."""
 
+import itertools
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,9 +12,11 @@ from rich.console import Console
 
 from vision_ttt.bench.contenders import TINY, find_contenders, registered
 from vision_ttt.bench.correctness import find_error
-from vision_ttt.bench.models import measure_models, steps_of_models
+from vision_ttt.bench.flash_linear_attention import NAME as PEER
+from vision_ttt.bench.models import measure_models, multiply_adds, steps_of_models
+from vision_ttt.bench.op_contenders import known_contenders, op_contenders, refusal
 from vision_ttt.bench.ops import measure_ops, steps_of_ops
-from vision_ttt.bench.problems import Problem, backends, refusal
+from vision_ttt.bench.problems import Problem
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.bench.readme import markdown, replace_in
 from vision_ttt.bench.rows import comparable, newest, read_rows
@@ -27,13 +31,13 @@ from vision_ttt.cli.main import CommandParser
 from vision_ttt.errors import UserError, nearest
 
 KINDS = {
-    "ops": "time the backends of ttt_linear against each other and the machine's matmul rate",
+    "ops": "time the backends of ttt_linear and their peers, beside the machine's matmul rate",
     "models": "time inference of models against the resolution",
     "train": "time training steps (forward and backward) of models against the resolution",
     "table": "print the newest rows of a CSV file as Markdown, or put them into a README",
 }
 
-WRONG_RESULT = 1  # exit code: a backend failed its check and was not timed
+WRONG_RESULT = 1  # exit code: a contender failed its check and was not timed
 
 _log = logging.getLogger(__name__)
 
@@ -80,18 +84,27 @@ def run(arguments: jsonargparse.Namespace) -> int:
 def _ops(arguments: jsonargparse.Namespace) -> int:
     settings = _settings(arguments, batch_size=arguments.shape[0])
     batch, tokens, heads, dim = arguments.shape
-    problems = [
-        Problem(batch, length, heads, dim, arguments.mini_batch_size)
-        for length in arguments.lengths or [tokens]
-    ]
-    for problem in problems:
-        _check_at_least_one(problem._asdict())
+    sizes = {
+        "batch": batch,
+        "heads": heads,
+        "dim": dim,
+        "mini-batch-size": arguments.mini_batch_size,
+    }
+    _check_at_least_one(sizes)
+    lengths = list(dict.fromkeys(arguments.lengths or [tokens]))
+    for length in lengths:
+        _check_at_least_one({"tokens": length})
+    problems = [Problem(batch, length, heads, dim, arguments.mini_batch_size) for length in lengths]
+    serving = list(_serving(arguments.backends, problems[0], settings))
+    if PEER in serving:
+        problems = [problem._replace(shared=True) for problem in problems]
+        _log.info("because of %s: %s", PEER, problems[0].case)
     right, wrong = [], []
-    for backend in _serving(arguments.backends, problems[0], settings):
-        error = find_error(backend, problems[0], settings.dtype, settings.device)
-        (right if error is None else wrong).append(backend)
+    for name in serving:
+        error = find_error(name, problems[0], settings.dtype, settings.device)
+        (right if error is None else wrong).append(name)
         if error is not None:
-            _log.error("backend %r gives wrong results and is not timed: %s", backend, error)
+            _log.error("%r gives wrong results and is not timed: %s", name, error)
     if right:
         _check_baseline(arguments.baseline, right)
         measure_and_show(
@@ -105,7 +118,8 @@ def _ops(arguments: jsonargparse.Namespace) -> int:
 
 def _models(arguments: jsonargparse.Namespace) -> int:
     _check_at_least_one({"batch-size": arguments.batch_size})
-    for resolution in arguments.resolutions:
+    resolutions = list(dict.fromkeys(arguments.resolutions))
+    for resolution in resolutions:
         _check_at_least_one({"resolutions": resolution})
     settings = _settings(arguments, batch_size=arguments.batch_size)
     if settings.dtype == torch.float16 and settings.device.type == "cpu":
@@ -117,13 +131,15 @@ def _models(arguments: jsonargparse.Namespace) -> int:
             _log.info("not among the models yet, and left out: %s", ", ".join(missing))
     contenders = find_contenders(names)
     _check_baseline(arguments.baseline, [contender.label for contender in contenders])
+    for contender, resolution in itertools.product(contenders, resolutions):
+        multiply_adds(contender, resolution)  # raises where the images do not fit
     measure_and_show(
         arguments,
         settings,
-        steps_of_models(len(contenders), len(arguments.resolutions), settings.repeats),
+        steps_of_models(len(contenders), len(resolutions), settings.repeats),
         lambda run, advance: measure_models(
             contenders,
-            arguments.resolutions,
+            resolutions,
             settings,
             run,
             train=arguments.what == "train",
@@ -141,7 +157,8 @@ def _table(arguments: jsonargparse.Namespace) -> int:
     _check_baseline(arguments.baseline, [row.contender for row in rows])
     if arguments.figure is not None:
         draw(comparable(newest(rows)), Path(arguments.figure))
-    text = markdown(rows, arguments.baseline)
+    _check_order(arguments.exponent)
+    text = markdown(rows, arguments.baseline, between=arguments.exponent)
     if arguments.readme is None:
         Console().print(text, markup=False, highlight=False, soft_wrap=True)
     else:
@@ -156,13 +173,14 @@ def _settings(arguments: jsonargparse.Namespace, batch_size: int) -> Settings:
         batch_size=batch_size,
         compiled=arguments.compile,
         repeats=arguments.repeats,
+        longest_call=math.inf if arguments.max_seconds is None else arguments.max_seconds,
     )
 
 
 def _serving(names: Sequence[str] | None, problem: Problem, settings: Settings) -> Iterator[str]:
-    """The backends asked for, which must all serve, or those of the op's kernels that do."""
-    known = backends()
-    for name in known[:-1] if names is None else dict.fromkeys(names):
+    """The contenders asked for, which must all serve, or those of the default that do."""
+    known = known_contenders()
+    for name in op_contenders(settings.device) if names is None else dict.fromkeys(names):
         if name not in known:
             raise UserError(f"unknown backend {name!r}; nearest: {nearest(name, known)}")
         reason = refusal(name, problem, settings.dtype, settings.device)
@@ -179,10 +197,22 @@ def _check_measuring(arguments: jsonargparse.Namespace) -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device is cuda, but torch finds no GPU here; accepted: cpu")
     _check_at_least_one({"repeats": arguments.repeats, "threads": arguments.threads or 1})
-    sizes = arguments.lengths if arguments.what == "ops" else arguments.resolutions
-    if arguments.exponent and len(set(sizes or [])) < 2:
-        flag = "--lengths" if arguments.what == "ops" else "--resolutions"
-        raise UserError(f"--exponent needs two sizes or more; name them by {flag}")
+    if arguments.max_seconds is not None and not arguments.max_seconds > 0:
+        raise UserError(f"max-seconds is {arguments.max_seconds:g}; it must be above 0")
+    if arguments.exponent is not None:
+        _check_order(arguments.exponent)
+        smallest, largest = arguments.exponent
+        flag = "lengths" if arguments.what == "ops" else "resolutions"
+        if len({size for size in arguments[flag] or [] if smallest <= size <= largest}) < 2:
+            raise UserError(
+                f"--exponent {smallest} {largest} needs two sizes or more between them; name them"
+                f" by --{flag}"
+            )
+
+
+def _check_order(exponent: Sequence[int] | None) -> None:
+    if exponent is not None and exponent[0] >= exponent[1]:
+        raise UserError(f"--exponent is {exponent[0]} {exponent[1]}; the first must be the smaller")
 
 
 def _check_at_least_one(values: dict[str, int]) -> None:

@@ -1,6 +1,7 @@
 """The flags of `vision-ttt bench`."""
 
 from vision_ttt.bench.contenders import TINY
+from vision_ttt.bench.flash_linear_attention import NAME as PEER
 from vision_ttt.cli.main import CommandParser
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -9,7 +10,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 def add_op_arguments(parser: CommandParser) -> None:
     """Declare the backends and shapes of `bench ops`."""
     parser.add_argument(
-        "--backends", type=str, nargs="+", default=None, help="default: all that serve the shape"
+        "--backends",
+        type=str,
+        nargs="+",
+        default=None,
+        help=f"default: all that serve the shape; on cuda {PEER} too. Where it takes part all heads"
+        " scan forwards and all tokens share one learning rate, which is what it can compute",
     )
     parser.add_argument(
         "--shape",
@@ -48,12 +54,18 @@ def add_measuring_arguments(parser: CommandParser, what: str) -> None:
         "--dtype",
         choices=DTYPES,
         default="float32",
-        help="of weights and inputs; when training, of autocast",
+        help="of weights and inputs; when training, of autocast over float32 weights",
     )
     parser.add_argument(
         "--compile", type=bool, default=False, help="run every contender by torch.compile"
     )
     parser.add_argument("--repeats", type=int, default=5, help="timed turns of each contender")
+    parser.add_argument(
+        "--max-seconds",
+        type=float,
+        default=None,
+        help="a contender whose call takes longer is not timed, at that size and larger ones",
+    )
     parser.add_argument(
         "--threads", type=int, default=None, help="of the CPU; default: torch's own choice"
     )
@@ -69,10 +81,20 @@ def add_measuring_arguments(parser: CommandParser, what: str) -> None:
     parser.add_argument(
         "--figure", type=str, default=None, help="picture of cost against size to write"
     )
-    parser.add_argument(
-        "--exponent", type=bool, default=False, help="fit time ~ tokens^s and print s"
-    )
+    add_exponent_argument(parser)
     parser.add_argument("--json", type=bool, default=False, help="print JSON, not a table")
+
+
+def add_exponent_argument(parser: CommandParser) -> None:
+    """Declare between which sizes the exponent of time is fitted."""
+    parser.add_argument(
+        "--exponent",
+        type=int,
+        nargs=2,
+        default=None,
+        metavar=("FROM", "TO"),
+        help="fit time ~ tokens^s between these sizes (pixels along a side; ops: tokens), tell s",
+    )
 
 
 def add_table_arguments(parser: CommandParser) -> None:
@@ -81,6 +103,7 @@ def add_table_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--baseline", type=str, default=None, help="the contender that ratios refer to"
     )
+    add_exponent_argument(parser)
     parser.add_argument(
         "--readme",
         type=str,

@@ -44,15 +44,18 @@ def measure_and_show(
             rows += measured
     if arguments.figure is not None:
         draw(rows, Path(arguments.figure))
-    fits = exponents(rows) if arguments.exponent else {}
+    fits = exponents(rows, arguments.exponent) if arguments.exponent else {}
     console = Console()
     if arguments.json:
-        answer = {"rows": [row.cells() for row in rows], "exponents": fits}
+        answer = {
+            "rows": [row.cells() for row in rows],
+            "exponents": {label: fit._asdict() for label, fit in fits.items()},
+        }
         console.print_json(json.dumps(answer), highlight=False)
         return
     _show(rows, arguments.baseline)
-    for label, exponent in fits.items():
-        console.print(f"{label}: time ~ tokens^{exponent:.3f}", markup=False, highlight=False)
+    for label, fit in fits.items():
+        console.print(fit.sentence(label), markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(rows: Sequence[Row], baseline: str | None) -> None:

@@ -1,0 +1,67 @@
+"""Which fused kernels a model really runs: labels promise them, this looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vision_ttt.ops._backend import AUTO
+from vision_ttt.ops.ttt_linear.autograd import KERNELS
+
+ATTENTION = "attention by "
+"""How the names of attention kernels begin."""
+
+_ATTENTION = "aten::_scaled_dot_product_"
+_OURS = "vision_ttt::"
+_BACKEND_PLACE = -1  # of ttt_linear's arguments
+_MINI_BATCH_PLACE = 9
+
+
+class _Recorder(TorchDispatchMode):
+    """Remembers the fused operations that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.name()
+        if name.startswith(_ATTENTION):
+            self.seen.add(ATTENTION + name.removeprefix(_ATTENTION))
+        elif name == _OURS + "ttt_linear":
+            self.seen.add(f"ttt_linear by {_serving(args)}")
+        elif name.startswith(_OURS):
+            self.seen.add(name.removeprefix(_OURS))
+        return func(*args, **(kwargs or {}))
+
+
+def kernels_run(call: Callable[[], object]) -> list[str]:
+    """Name the fused kernels that a call runs, each once, sorted.
+
+    Attention with torch's name of the kernel, e.g. "attention by flash_attention" on a GPU,
+    "attention by flash_attention_for_cpu"; attention that is composed of matrix products and a
+    softmax has none. ttt_linear with its backend, e.g. "ttt_linear by cpu"; of the other ops of
+    this library those that run by a kernel.
+
+    Args:
+        call: not in inference mode, where composed operations hide what they consist of, and not
+            compiled.
+    """
+    with _Recorder() as recorder:
+        call()
+    return sorted(recorder.seen)
+
+
+def _serving(args: tuple[Any, ...]) -> str:
+    """The backend of a call of the custom op ttt_linear."""
+    q, mini_batch_size, backend = args[0], args[_MINI_BATCH_PLACE], args[_BACKEND_PLACE]
+    if backend != AUTO:
+        return backend
+    # As fastest_backend does it when the op runs.
+    return next(
+        name for name, kernel in KERNELS.items() if kernel.refusal(q, mini_batch_size) is None
+    )

@@ -1,0 +1,113 @@
+"""Who computes `ttt_linear`: the backends of the op, and other projects' where they coincide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vision_ttt.bench import flash_linear_attention
+from vision_ttt.bench.problems import Problem
+from vision_ttt.ops import ttt_linear
+from vision_ttt.ops.ttt_linear.autograd import KERNELS
+
+Inputs = dict[str, Tensor]
+Outputs = dict[str, Tensor]
+
+# max|got − wanted| / max|wanted| of outputs and of gradients. Inputs are rounded before, so that
+# only the arithmetic is judged.
+TOLERANCES = {
+    torch.float32: (1e-5, 5e-5),
+    torch.bfloat16: (1e-2, 2e-2),
+    torch.float16: (2e-3, 4e-3),
+}
+# A peer need not be as exact as we are to be timed; it must compute the same function. Of float32
+# products it takes some in TF32.
+PEER_TOLERANCES = {
+    torch.float32: (1e-2, 5e-2),
+    torch.bfloat16: (5e-2, 1e-1),
+    torch.float16: (1e-2, 5e-2),
+}
+
+
+class OpContender(NamedTuple):
+    """One implementation of the op for one problem.
+
+    `timed` and `checked` are called with `inputs` as keyword arguments. The check compares
+    `checked` with `exact`, called with the same inputs in float64, and all gradients of both.
+    """
+
+    inputs: Callable[..., Inputs]
+    """(problem, dtype, device, *, requires_grad) → fresh tensors."""
+    timed: Callable[..., Tensor]
+    checked: Callable[..., Outputs]
+    exact: Callable[..., Outputs]
+    tolerances: dict[torch.dtype, tuple[float, float]]
+
+
+def backends() -> list[str]:
+    """The op's own backends that can be timed."""
+    return [*KERNELS, "reference"]
+
+
+def op_contenders(device: torch.device) -> list[str]:
+    """Those that take part unless named: all but the reference, which is for reading."""
+    peers = [flash_linear_attention.NAME] if device.type == "cuda" else []
+    return [*KERNELS, *peers]
+
+
+def known_contenders() -> list[str]:
+    """Everyone that can be named."""
+    return [*backends(), flash_linear_attention.NAME]
+
+
+def refusal(name: str, problem: Problem, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why a contender cannot serve the problem there, in a few words, or None if it can."""
+    if name == flash_linear_attention.NAME:
+        return flash_linear_attention.refusal(problem, dtype, device)
+    if name == "reference":
+        return None
+    view = torch.empty(1, 1, 1, problem.dim, dtype=dtype, device=device)
+    return KERNELS[name].refusal(view, problem.mini_batch_size)
+
+
+def op_contender(name: str, problem: Problem) -> OpContender:
+    """The contender called `name`; a peer's problem must be of the shared case."""
+    if name == flash_linear_attention.NAME:
+        return _flash_linear_attention(problem)
+    options = problem.options(name)
+    return OpContender(
+        inputs=Problem.inputs,
+        timed=partial(ttt_linear, **options),
+        checked=partial(_with_state, **options),
+        exact=partial(_with_state, **problem.options("dual")),
+        tolerances=TOLERANCES,
+    )
+
+
+def _with_state(**arguments: object) -> Outputs:
+    o, (w, b) = ttt_linear(**arguments, return_state=True)
+    return {"output o": o, "final state W": w, "final state b": b}
+
+
+def _flash_linear_attention(problem: Problem) -> OpContender:
+    function = flash_linear_attention.fused_chunk(problem)
+    definition = partial(flash_linear_attention.by_ttt_linear, chunk_size=problem.mini_batch_size)
+
+    def inputs(
+        problem: Problem, dtype: torch.dtype, device: torch.device, *, requires_grad: bool
+    ) -> Inputs:
+        ours = problem.inputs(dtype, device, requires_grad=requires_grad)
+        return flash_linear_attention.arguments(ours, problem.mini_batch_size)
+
+    return OpContender(
+        inputs=inputs,
+        timed=function,
+        # Its final bias takes in the padding of a short mini-batch, so that states do not compare.
+        checked=lambda **tensors: {"output o": function(**tensors)},
+        exact=lambda **tensors: {"output o": definition(**tensors)[0]},
+        tolerances=PEER_TOLERANCES,
+    )
