@@ -15,7 +15,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("csrc")
-KERNELS = ("ttt_linear/kernels.cpp", "fused/kernels.cpp")
+KERNELS = ("ttt_linear/kernels.cpp", "fused/kernels.cpp", "conv2d/kernels.cpp")
 COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 X86 = {
     "baseline": [],

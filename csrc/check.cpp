@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "conv2d/conv2d.h"
 #include "fused/fused.h"
 #include "ttt_linear/problem.h"
 
@@ -42,16 +43,20 @@ void expect(bool condition, const char* what) {
   ++failures;
 }
 
-void check_ttt_linear(int64_t B, int64_t T, int64_t H, int64_t d, int64_t b, bool norm) {
+void check_ttt_linear(int64_t B, int64_t T, int64_t H, int64_t d, int64_t b, bool norm,
+                      int64_t taps = 0) {
   const size_t tokens = B * T * H * d, states = B * H * d * d, biases = B * H * d;
-  const int64_t interval = (d + b - 1) / b, kept = (T - 1) / (b * interval);
+  const int64_t interval = 2, kept = (T - 1) / (b * interval);
   Buffer q(tokens), k(tokens), v(tokens), eta(B * T * H), w0(H * d * d), b0(H * d);
   Buffer weight(H * d), bias(H * d), scale(H * b);
   for (size_t i = 0; i < eta.size; ++i) eta[i] = std::fabs(eta[i]) / float(d);
   for (size_t i = 0; i < w0.size; ++i) w0[i] *= 0.1f;
   auto view = [&](float* data) { return Tokens{data, T * H * d, H * d, d}; };
-  Problem p{view(q), view(k), view(v), eta, w0, b0, norm ? (float*)weight : nullptr,
-            norm ? (float*)bias : nullptr, scale, B, T, H, d, b, H / 2, 0, 0, 2, 1e-6f};
+  Buffer conv_weight(H * d * taps), conv_bias(taps ? H * d : 0);
+  Convolution conv{taps ? (float*)conv_weight : nullptr, conv_bias};
+  Problem p{view(q), view(k), view(v), conv, conv, eta, w0, b0, norm ? (float*)weight : nullptr,
+            norm ? (float*)bias : nullptr, scale, B, T, H, d, b, H / 2, interval, taps, 1, 0, 0, 2, 1e-6f,
+            taps ? 0.5f : -1.0f};
   Buffer o(tokens, false), w(states, false), bb(biases, false);
   Buffer kept_w(kept * states, false), kept_b(kept * biases, false);
   Outputs out{view(o), w, bb, kept ? (float*)kept_w : nullptr, kept ? (float*)kept_b : nullptr};
@@ -92,10 +97,19 @@ void check_fused(int64_t B, int64_t T, int64_t D) {
   expect(dz.finite() && dgate.finite() && shares_w.finite() && shares_b.finite(),
          "gated norm's backward is finite");
 
-  SwiGlu glu{z, y, dz, B * T, D, 2 * D, 2};
+  SwiGlu glu{z, y, dz, B * T, D, 2 * D, D, 2};
   vision_ttt_swiglu(&glu);
   vision_ttt_swiglu_backward(&glu);
   expect(y.finite() && dz.finite(), "swiglu is finite");
+}
+
+void check_conv2d(int64_t B, int64_t h, int64_t w, int64_t C, int64_t K) {
+  const int64_t T = h * w;
+  Buffer x(B * T * C), y(B * T * C, false), weight(K * K * C), dweight(K * K * C, false);
+  Conv2d conv{{x, T * C, C}, {y, T * C, C}, weight, B, h, w, C, K, 2};
+  vision_ttt_conv2d(&conv);
+  vision_ttt_conv2d_weight(&conv, dweight);
+  expect(y.finite() && dweight.finite(), "conv2d is finite");
 }
 
 }  // namespace
@@ -108,9 +122,14 @@ int main() {
     check_ttt_linear(1, 23, 2, 16, 3, norm);
     check_ttt_linear(1, 70, 1, 128, 64, norm);
     check_ttt_linear(1, 9, 2, 32, 1, norm);
+    check_ttt_linear(2, 37, 2, 32, 16, norm, 4);
+    check_ttt_linear(1, 2, 2, 16, 1, norm, 5);
   }
   check_fused(1, 1, 32);
   check_fused(2, 131, 64);
+  check_conv2d(1, 1, 1, 16, 3);
+  check_conv2d(2, 4, 5, 48, 3);
+  check_conv2d(1, 3, 2, 32, 5);
   std::printf("%s: %s\n", vision_ttt_instruction_set(), failures ? "FAILED" : "ok");
   return failures != 0;
 }

@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "conv2d/conv2d.h"
 #include "fused/fused.h"
 #include "ttt_linear/problem.h"
 
@@ -12,13 +13,16 @@
   void conv1d_weights_##isa(const Conv1d&, const Conv1dWeights&);            \
   void gated_norm_##isa(const GatedNorm&);                                   \
   void gated_norm_backward_##isa(const GatedNorm&, const GatedNormGradients&); \
+  void conv2d_##isa(const Conv2d&);                                          \
+  void conv2d_weight_##isa(const Conv2d&, float*);                           \
   void swiglu_##isa(const SwiGlu&);                                          \
   void swiglu_backward_##isa(const SwiGlu&);
 
 #define VISION_TTT_KERNELS(isa)                                              \
   {#isa,                     ttt_linear_forward_##isa,  ttt_linear_backward_##isa, \
    conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
-   gated_norm_backward_##isa, swiglu_##isa,             swiglu_backward_##isa}
+   gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
+   swiglu_##isa,             swiglu_backward_##isa}
 
 VISION_TTT_DECLARE(baseline)
 #ifdef VISION_TTT_X86
@@ -36,6 +40,8 @@ struct Kernels {
   void (*conv1d_weights)(const Conv1d&, const Conv1dWeights&);
   void (*gated_norm)(const GatedNorm&);
   void (*gated_norm_backward)(const GatedNorm&, const GatedNormGradients&);
+  void (*conv2d)(const Conv2d&);
+  void (*conv2d_weight)(const Conv2d&, float*);
   void (*swiglu)(const SwiGlu&);
   void (*swiglu_backward)(const SwiGlu&);
 };
@@ -77,6 +83,8 @@ void vision_ttt_gated_norm(const GatedNorm* p) { kernels().gated_norm(*p); }
 void vision_ttt_gated_norm_backward(const GatedNorm* p, const GatedNormGradients* g) {
   kernels().gated_norm_backward(*p, *g);
 }
+void vision_ttt_conv2d(const Conv2d* p) { kernels().conv2d(*p); }
+void vision_ttt_conv2d_weight(const Conv2d* p, float* g) { kernels().conv2d_weight(*p, g); }
 void vision_ttt_swiglu(const SwiGlu* p) { kernels().swiglu(*p); }
 void vision_ttt_swiglu_backward(const SwiGlu* p) { kernels().swiglu_backward(*p); }
 

@@ -37,7 +37,7 @@ struct Conv1dWeights {
 struct GatedNorm {
   Sequence z;           // [B, T, R D]
   Sequence gate;        // [B, T, D], data null: no gate
-  Sequence out;         // [B, T, D]; in the backward pass the incoming gradient
+  Sequence out;         // [B, T, D], may be z's own; in the backward pass the incoming gradient
   const float* weight;  // [R, D]
   const float* bias;    // [R, D]
   int64_t batch, length, dim, parts, threads;
@@ -53,9 +53,9 @@ struct GatedNormGradients {
 // out = SiLU(a) b with a, b the halves of x's rows.
 struct SwiGlu {
   const float* x;    // [N, 2 H], rows x_row floats apart
-  float* out;        // [N, H]; in the backward pass the incoming gradient
+  float* out;        // [N, H], rows out_row apart, may be x's own; backward: incoming gradient
   float* dx;         // [N, 2 H]; backward pass only
-  int64_t rows, hidden, x_row, threads;
+  int64_t rows, hidden, x_row, out_row, threads;
 };
 
 VISION_TTT_EXPORT int64_t vision_ttt_chunk_tokens();

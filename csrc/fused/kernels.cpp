@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "fused.h"
-#include "functions.h"
+#include "../functions.h"
 
 #define VISION_TTT_JOIN_(a, b) a##_##b
 #define VISION_TTT_JOIN(a, b) VISION_TTT_JOIN_(a, b)
@@ -200,7 +200,7 @@ void VISION_TTT_KERNEL(swiglu)(const SwiGlu& p) {
   for (int64_t task = 0; task < tasks; ++task)
     for (int64_t t = task * kChunk; t < least((task + 1) * kChunk, p.rows); ++t) {
       const float *a = p.x + t * p.x_row, *b = a + p.hidden;
-      float* out = p.out + t * p.hidden;
+      float* out = p.out + t * p.out_row;
       for (int64_t i = 0; i < p.hidden; i += kLanes) {
         const Vector x = load(a + i);
         store(out + i, x * sigmoid(x) * load(b + i));
@@ -213,7 +213,7 @@ void VISION_TTT_KERNEL(swiglu_backward)(const SwiGlu& p) {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t task = 0; task < tasks; ++task)
     for (int64_t t = task * kChunk; t < least((task + 1) * kChunk, p.rows); ++t) {
-      const float *a = p.x + t * p.x_row, *b = a + p.hidden, *dout = p.out + t * p.hidden;
+      const float *a = p.x + t * p.x_row, *b = a + p.hidden, *dout = p.out + t * p.out_row;
       float *da = p.dx + t * 2 * p.hidden, *db = da + p.hidden;
       for (int64_t i = 0; i < p.hidden; i += kLanes) {
         const Vector x = load(a + i), incoming = load(dout + i), s = sigmoid(x);

@@ -8,9 +8,9 @@ namespace {
 template <int D>
 size_t backward_floats(const Problem& p) {
   const int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
-  const size_t states = checkpoint_interval(p) * (D * D + round_up(D, 16));
+  const size_t states = p.interval * (D * D + round_up(D, 16));
   const size_t rows = 10 * padded * D + D * padded + padded * padded;
-  return MiniBatch<D>::floats(b) + states + 2 * D * D + 3 * D + round_up(b, 16) + rows + 32 * 16;
+  return MiniBatch<D>::floats(p) + states + 2 * D * D + 3 * D + round_up(b, 16) + rows + 32 * 16;
 }
 
 // Pull the gradient a of g back through g(z, k, v): see inner_gradient_backward in inner_model.py.
@@ -43,7 +43,7 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
   const Problem& p = head.p;
   const Norm norm = head.norm();
   const int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
-  const int64_t interval = checkpoint_interval(p);
+  const int64_t interval = p.interval;
   const int64_t count = (p.length + b - 1) / b;  // mini-batches
 
   float* states_w = scratch.take(interval * D * D);
@@ -55,7 +55,7 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
   float* dbias = scratch.take(D);
   float* dscale = scratch.take(b);
   MiniBatch<D> batch;
-  batch.allocate(scratch, b);
+  batch.allocate(scratch, head);
   float* dz = scratch.take(2 * padded * D);  // [∂Z_q; ∂Z_k] once both are known
   float* through_w = scratch.take(2 * padded * D);
   float* update = scratch.take(padded * D);   // U = A G

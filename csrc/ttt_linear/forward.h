@@ -7,7 +7,7 @@ namespace {
 
 template <int D>
 size_t forward_floats(const Problem& p) {
-  return MiniBatch<D>::floats(p.mini_batch_size) + D * D + D + 32;
+  return MiniBatch<D>::floats(p) + D * D + D + 32;
 }
 
 template <int D>
@@ -17,14 +17,13 @@ void forward_head(const Head& head, const Outputs& out, Scratch& scratch) {
   float* w = scratch.take(D * D);
   float* b = scratch.take(D);
   MiniBatch<D> batch;
-  batch.allocate(scratch, p.mini_batch_size);
+  batch.allocate(scratch, head);
   std::memcpy(w, head.w0(), D * D * sizeof(float));
   std::memcpy(b, head.b0(), D * sizeof(float));
 
-  const int64_t interval = checkpoint_interval(p);
   for (int64_t start = 0, number = 0; start < p.length; start += p.mini_batch_size, ++number) {
-    if (out.kept_w && number && number % interval == 0) {
-      int64_t place = (number / interval - 1) * p.batch * p.heads + head.index;
+    if (out.kept_w && number && number % p.interval == 0) {
+      int64_t place = (number / p.interval - 1) * p.batch * p.heads + head.index;
       std::memcpy(out.kept_w + place * D * D, w, D * D * sizeof(float));
       std::memcpy(out.kept_b + place * D, b, D * sizeof(float));
     }
@@ -48,6 +47,7 @@ void forward_head(const Head& head, const Outputs& out, Scratch& scratch) {
     store_rows<D>(out.o, p.is_bfloat16, head.scan, start, n, batch.z_q);
     batch.update(head.scale(n - 1), w, b);
   }
+  if (!out.w) return;
   std::memcpy(out.w + head.index * D * D, w, D * D * sizeof(float));
   std::memcpy(out.b + head.index * D, b, D * sizeof(float));
 }

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "../functions.h"
 #include "../matmul.h"
 #include "rows.h"
 
@@ -61,18 +62,13 @@ struct Head {
   }
   // p_j of the j-th token of a mini-batch, j from 0.
   float scale(int64_t j) const {
-    return p.scale ? p.scale[scan.head * p.mini_batch_size + j] : 1.0f;
+    return p.scale ? p.scale[scan.head / p.scale_heads * p.mini_batch_size + j] : 1.0f;
   }
   // Index into [B, T, H] of the token at a step of the scan.
   int64_t token_index(int64_t step) const {
     return (scan.batch * p.length + scan.token(step)) * p.heads + scan.head;
   }
 };
-
-// Mini-batches between two kept states, as dual.checkpoint_interval.
-VISION_TTT_INLINE int64_t checkpoint_interval(const Problem& p) {
-  return (p.dim + p.mini_batch_size - 1) / p.mini_batch_size;
-}
 
 // The tokens of one mini-batch and what the forward pass makes of them at the state (W, b) before.
 // q and k are neighbours, so that one product serves both.
@@ -86,13 +82,18 @@ struct MiniBatch {
   float* k_t;         // Kᵀ [D, cols], columns past n zero
   float* attention;   // A [n, cols], zero above the diagonal
   float* eta;         // [n]
+  float *taps_q, *taps_k;  // [K + 1, D], null where the view is not convolved
+  float* raw;              // [K - 1 + n, D]: the tokens that a convolution sees
 
-  static size_t floats(int64_t b) {
-    int64_t cols = round_up(b, kLanes), rows = round_up(b, kLanes);
-    return 6 * rows * D + D * cols + rows * cols + round_up(b, 16) + 9 * 16;
+  static size_t floats(const Problem& p) {
+    int64_t b = p.mini_batch_size, cols = round_up(b, kLanes), rows = round_up(b, kLanes);
+    size_t convolutions = p.taps ? (2 * (p.taps + 1) + p.taps - 1 + b) * D : 0;
+    return 6 * rows * D + D * cols + rows * cols + round_up(b, 16) + convolutions + 12 * 16;
   }
   // Rows are padded to whole vectors, too, so that a square can be transposed.
-  void allocate(Scratch& scratch, int64_t b) {
+  void allocate(Scratch& scratch, const Head& head) {
+    const Problem& p = head.p;
+    int64_t b = p.mini_batch_size;
     int64_t cols = round_up(b, kLanes), rows = round_up(b, kLanes);
     k = scratch.take(2 * rows * D);
     q = k;  // set per mini-batch: right behind its k
@@ -102,7 +103,17 @@ struct MiniBatch {
     step = scratch.take(rows * D);
     k_t = scratch.take(D * cols);
     attention = scratch.take(rows * cols);
-    eta = scratch.take(b);
+    eta = scratch.take(cols);
+    taps_q = allocate_taps(scratch, head, p.conv_q);
+    taps_k = allocate_taps(scratch, head, p.conv_k);
+    raw = p.taps ? scratch.take((p.taps - 1 + b) * D) : nullptr;
+  }
+
+  static float* allocate_taps(Scratch& scratch, const Head& head, const Convolution& conv) {
+    if (!conv.weight) return nullptr;
+    float* taps = scratch.take((head.p.taps + 1) * D);
+    load_taps<D>(conv, head.scan.head, head.p.taps, taps);
+    return taps;
   }
 
   void begin(const Head& head, int64_t start, int64_t count) {
@@ -111,12 +122,24 @@ struct MiniBatch {
     q = k + n * D;
     z_q = z_k + n * D;
     for (int64_t t = 0; t < n; ++t) eta[t] = head.p.eta[head.token_index(start + t)];
-    load_rows<D>(head.p.k, head.p.is_bfloat16, head.scan, start, n, k);
+    if (head.p.rate >= 0.0f) {
+      for (int64_t t = n; t < cols; ++t) eta[t] = 0.0f;
+      for (int64_t t = 0; t < cols; t += kLanes) store(eta + t, head.p.rate * sigmoid(load(eta + t)));
+    }
+    load_view(head, head.p.k, taps_k, start, k);
     load_rows<D>(head.p.v, head.p.is_bfloat16, head.scan, start, n, v);
   }
 
   void load_queries(const Head& head, int64_t start) {
-    load_rows<D>(head.p.q, head.p.is_bfloat16, head.scan, start, n, q);
+    load_view(head, head.p.q, taps_q, start, q);
+  }
+
+  void load_view(const Head& head, const Tokens& x, const float* taps, int64_t start, float* rows) {
+    const Problem& p = head.p;
+    if (taps)
+      load_convolved_rows<D>(x, p.is_bfloat16, head.scan, start, n, taps, p.taps, raw, rows);
+    else
+      load_rows<D>(x, p.is_bfloat16, head.scan, start, n, rows);
   }
 
   // z for the first `rows` of [k; q], and the steps. Meanwhile the tokens from `next` are fetched.

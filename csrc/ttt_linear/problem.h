@@ -17,25 +17,37 @@ struct Tokens {
   int64_t batch, token, head;
 };
 
+// Taps of a depth-wise convolution that a view goes through on its way in: in scan order
+// y_t = bias + Σ_j weight_j x_{t - (K-1) + j}, x zero before the first token.
+struct Convolution {
+  const float* weight;  // [H d, K], or null: the view is taken as it is
+  const float* bias;    // [H d]
+};
+
 struct Problem {
   Tokens q, k, v;
-  const float* eta;       // [B, T, H]
+  Convolution conv_q, conv_k;
+  const float* eta;       // [B, T, H]: rates, or logits where rate >= 0
   const float* w0;        // [H, d, d], or [B, H, d, d] with state_batch = 1
   const float* b0;        // [H, d] or [B, H, d]
   const float* ln_weight; // [H, d], or null: no inner norm
   const float* ln_bias;   // [H, d], or null
-  const float* scale;     // [H, b], or null: all ones
+  const float* scale;     // [H / scale_heads, b], or null: all ones
   int64_t batch, length, heads, dim, mini_batch_size, reverse_heads;
+  int64_t interval;       // mini-batches between two kept states
+  int64_t taps;           // K of both convolutions
+  int64_t scale_heads;    // so many neighbouring heads share a row of scale
   int64_t state_batch;    // 1: the initial state has a batch axis
   int64_t is_bfloat16;    // of q, k, v, o and their gradients
   int64_t threads;
   float eps;
+  float rate;             // >= 0: the rates are rate · σ(eta); below: they are eta
 };
 
 struct Outputs {
   Tokens o;
-  float* w;       // [B, H, d, d]
-  float* b;       // [B, H, d]
+  float* w;       // [B, H, d, d], or null: the last state is not asked for
+  float* b;       // [B, H, d], or null
   float* kept_w;  // [N, B, H, d, d], or null: keep no states
   float* kept_b;  // [N, B, H, d]
 };
@@ -47,7 +59,7 @@ struct Gradients {
   const float* kept_w;  // [N, B, H, d, d]
   const float* kept_b;
   Tokens dq, dk, dv;
-  float* deta;       // [B, T, H]
+  float* deta;       // [B, T, H]: of the rates, also where eta holds logits
   float* dw0;        // [B, H, d, d]: the sum over B is the caller's where the state has no batch
   float* db0;        // [B, H, d]
   float* dln_weight; // [B, H, d], or null

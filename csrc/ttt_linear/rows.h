@@ -62,6 +62,42 @@ VISION_TTT_INLINE void load_rows(const Tokens& x, bool is_bfloat16, const Scan& 
   }
 }
 
+// One head's share of a Convolution, as [K + 1, D]: the taps, then the bias.
+template <int D>
+VISION_TTT_INLINE void load_taps(const Convolution& conv, int64_t head, int64_t taps, float* out) {
+  for (int64_t j = 0; j < taps; ++j)
+    for (int64_t i = 0; i < D; ++i) out[j * D + i] = conv.weight[(head * D + i) * taps + j];
+  std::memcpy(out + taps * D, conv.bias + head * D, D * sizeof(float));
+}
+
+// K = 0 takes any number of taps; the published one is unrolled.
+template <int D, int K>
+VISION_TTT_INLINE void convolve_rows(const float* raw, const float* weight, int64_t taps, int64_t n,
+                                     float* rows) {
+  const int64_t count = K ? K : taps;
+  for (int64_t i = 0; i < D; i += kLanes)
+    for (int64_t t = 0; t < n; ++t) {
+      Vector total = load(weight + count * D + i);
+      for (int64_t j = 0; j < count; ++j)
+        total += load(weight + j * D + i) * load(raw + (t + j) * D + i);
+      store(rows + t * D + i, total);
+    }
+}
+
+// Rows of the convolved view; raw [K - 1 + n, D] is scratch.
+template <int D>
+VISION_TTT_INLINE void load_convolved_rows(const Tokens& x, bool is_bfloat16, const Scan& scan,
+                                           int64_t start, int64_t n, const float* weight,
+                                           int64_t taps, float* raw, float* rows) {
+  const int64_t past = taps - 1, missing = start < past ? past - start : 0;
+  std::memset(raw, 0, missing * D * sizeof(float));
+  load_rows<D>(x, is_bfloat16, scan, start - past + missing, n + past - missing, raw + missing * D);
+  if (taps == 4)
+    convolve_rows<D, 4>(raw, weight, taps, n, rows);
+  else
+    convolve_rows<D, 0>(raw, weight, taps, n, rows);
+}
+
 template <int D>
 VISION_TTT_INLINE void store_rows(const Tokens& x, bool is_bfloat16, const Scan& scan, int64_t start,
                                   int64_t n, const float* rows) {

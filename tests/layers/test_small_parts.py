@@ -119,9 +119,11 @@ def test_position_scale_is_one_over_j_plus_offset_and_never_negative():
     with torch.no_grad():
         learner.position_offset[1] = torch.tensor([-2.0, 0.5, 0, 0])
     scale = learner.position_scale()
-    assert scale.shape == (4, 4)
-    assert torch.equal(scale[2], torch.tensor([0, 1, 1 / 3, 1 / 4]))
-    assert torch.equal(scale[0], scale[1])
+    assert scale.shape == (2, 4)
+    assert torch.equal(scale[1], torch.tensor([0, 1, 1 / 3, 1 / 4]))
+    q = torch.randn(1, 3, 4, 4)
+    of_heads = learner.problem(q, q, q, q[..., 0])["position_scale"]
+    assert torch.equal(of_heads, scale[[0, 0, 1, 1]])
 
 
 @pytest.mark.parametrize(

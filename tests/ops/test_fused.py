@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from tolerances import assert_close
-from vision_ttt.ops import directional_conv1d, gated_norm, swiglu, use_backend
+from vision_ttt.ops import depthwise_conv2d, directional_conv1d, gated_norm, swiglu, use_backend
+from vision_ttt.ops.depthwise_conv2d.cpu import depthwise_conv2d_op
 from vision_ttt.ops.directional_conv1d.cpu import directional_conv1d_op
 from vision_ttt.ops.gated_norm.cpu import gated_norm_op
-from vision_ttt.ops.swiglu.cpu import swiglu_op
+from vision_ttt.ops.swiglu import swiglu_
+from vision_ttt.ops.swiglu.cpu import swiglu_in_place_op, swiglu_op
 
 LENGTHS = [1, 3, 127, 128, 129, 300]
 
@@ -55,6 +57,14 @@ def test_gated_norm(length, parts, gated):
         both(lambda z, w, b: gated_norm(z, None, w, b), z, weight, bias)
 
 
+@pytest.mark.parametrize("grid", [(1, 1), (1, 9), (9, 1), (2, 2), (5, 7), (14, 14)])
+@pytest.mark.parametrize("kernel", [3, 5, 1])
+def test_depthwise_conv2d(grid, kernel):
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, grid[0] * grid[1], 48), torch.randn(48, 1, kernel, kernel)
+    both(lambda x, w: depthwise_conv2d(x, w, grid), x, weight)
+
+
 def test_gated_norm_uses_eps():
     z, weight, bias = torch.randn(1, 5, 32) * 0.1, torch.ones(1, 32), torch.zeros(1, 32)
     wanted = F.layer_norm(z, (32,), eps=0.1)
@@ -65,6 +75,16 @@ def test_gated_norm_uses_eps():
 def test_swiglu(shape):
     torch.manual_seed(0)
     both(swiglu, 3 * torch.randn(shape))
+
+
+@pytest.mark.parametrize("width", [64, 24])  # whole vectors, and PyTorch's operations
+def test_swiglu_in_place(width):
+    x = torch.randn(2, 130, width)
+    wanted, rest = swiglu(x), x[..., width // 2 :].clone()
+    got = swiglu_(x)
+    assert_close(got, wanted, 1e-6)
+    assert got.data_ptr() == x.data_ptr()
+    assert torch.equal(x[..., width // 2 :], rest)
 
 
 def test_activations_far_out_and_not_finite():
@@ -94,6 +114,10 @@ def test_slices_of_a_fused_projection_come_in_as_they_are():
     assert torch.equal(swiglu(x.transpose(0, 1)), swiglu(x).transpose(0, 1))
     flipped = x.transpose(1, 2).contiguous().transpose(1, 2)  # last axis not contiguous
     assert torch.equal(directional_conv1d(flipped, weight, bias, 16), conv)
+    taps = torch.randn(32, 1, 3, 3)
+    image = depthwise_conv2d(x, taps, (8, 5))
+    assert torch.equal(image, depthwise_conv2d(x.contiguous(), taps, (8, 5)))
+    assert torch.equal(image, depthwise_conv2d(flipped, taps, (8, 5)))
     assert torch.equal(fused, before)
 
 
@@ -107,9 +131,11 @@ def random(*shape):
         (directional_conv1d_op, (random(2, 9, 32), random(32, 1, 4), random(32), 16)),
         (gated_norm_op, (random(2, 9, 64), random(2, 9, 32), random(2, 32), random(2, 32), 1e-6)),
         (gated_norm_op, (random(2, 9, 32), None, random(1, 32), random(1, 32), 1e-6)),
+        (depthwise_conv2d_op, (random(2, 6, 32), random(32, 1, 3, 3), 2, 3)),
         (swiglu_op, (random(2, 9, 64),)),
+        (swiglu_in_place_op, (torch.randn(2, 9, 64),)),
     ],
-    ids=["conv1d", "gated norm", "norm", "swiglu"],
+    ids=["conv1d", "gated norm", "norm", "conv2d", "swiglu", "swiglu in place"],
 )
 def test_opcheck(op, arguments):
     torch.library.opcheck(op, arguments)
@@ -164,10 +190,13 @@ for length in t.LENGTHS:
     t.test_directional_conv1d(length, 16, 4)
     t.test_gated_norm(length, 2, True)
 t.test_swiglu((300, 64))
+t.test_swiglu_in_place(64)
+t.test_depthwise_conv2d((5, 7), 3)
+t.test_depthwise_conv2d((2, 2), 5)
 t.test_activations_far_out_and_not_finite()
 """
     folder = os.path.dirname(__file__)
-    path = os.pathsep.join([folder, os.path.dirname(folder)])
+    path = os.pathsep.join([folder, os.path.dirname(folder), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"VISION_TTT_CPU_ISA": isa, "PYTHONPATH": path}
     run = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
+from vision_ttt.ops import depthwise_conv2d
 
 
 class DepthwiseConv2d(nn.Conv2d):
@@ -47,12 +47,8 @@ class DepthwiseConv2d(nn.Conv2d):
                 + (f" and {len(extra)} extra tokens" if extra else "")
             )
         if not extra:
-            return self._convolve(x, grid)
+            return depthwise_conv2d(x, self.weight, grid)
         image, others = split_extra(x, extra)
-        return merge_extra(self._convolve(image, grid), torch.zeros_like(others), extra)
-
-    def _convolve(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        # Tokens are the channels-last memory format already: no copy on the way in or out.
-        image = x.unflatten(1, grid).permute(0, 3, 1, 2)  # [B, C, h, w]
-        image = F.conv2d(image, self.weight, padding=self.padding, groups=self.groups)
-        return image.permute(0, 2, 3, 1).flatten(1, 2)  # [B, T, C]
+        return merge_extra(
+            depthwise_conv2d(image, self.weight, grid), torch.zeros_like(others), extra
+        )

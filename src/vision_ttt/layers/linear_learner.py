@@ -22,6 +22,7 @@ class LinearLearner(nn.Module):
         learnable_states: how many initial states W₀, b₀ are learnt (Vision-TTT, Fig. 7b): one per
             direction (the default), 1 shared by both directions, or 0 for random ones that stay as
             they were drawn.
+        eps: added to the inner norm's variance.
 
     Initialisation: W₀ normal with standard deviation 0.02, b₀ zero, inner norm the identity,
     position scale 1/j for the j-th token of a mini-batch.
@@ -38,8 +39,10 @@ class LinearLearner(nn.Module):
         mini_batch_size: int = 16,
         directions: int = 1,
         learnable_states: int | None = None,
+        eps: float = 1e-6,
     ) -> None:
         super().__init__()
+        self.eps = eps
         if learnable_states is None:
             learnable_states = directions
         if directions not in (1, 2):
@@ -79,29 +82,42 @@ class LinearLearner(nn.Module):
         self.position_offset.zero_()
 
     def position_scale(self) -> Tensor:
-        """p_j = max(0, 1/j + learned offset) for every head: [directions · H, b]."""
+        """p_j = max(0, 1/j + learned offset) of each direction's heads: [directions, b]."""
         offset = self.position_offset
         dtype = torch.promote_types(offset.dtype, torch.float32)
         steps = torch.arange(1, self.mini_batch_size + 1, dtype=dtype, device=offset.device)
-        scale = (1 / steps + offset).clamp(min=0)  # [directions, b]
-        return scale.unsqueeze(1).expand(-1, self.num_heads, -1).flatten(0, 1)
+        return (1 / steps + offset).clamp(min=0)
 
-    def problem(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> dict[str, Tensor | int]:
+    def state(self) -> tuple[Tensor, Tensor]:
+        """W₀ [heads, d, d] and b₀ [heads, d] of every head of both directions."""
+        copies = self.directions * self.num_heads // self.w0.shape[0]
+        if copies == 1:
+            return self.w0, self.b0
+        return self.w0.repeat(copies, 1, 1), self.b0.repeat(copies, 1)  # directions share one
+
+    @property
+    def reverse_heads(self) -> int:
+        """The last this-many heads scan from T to 1."""
+        return (self.directions - 1) * self.num_heads
+
+    def problem(
+        self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor
+    ) -> dict[str, Tensor | int | float]:
         """The arguments of :func:`vision_ttt.ops.ttt_linear` for these views."""
-        heads = self.directions * self.num_heads
-        copies = heads // self.w0.shape[0]  # 2 where both directions share one state
+        w0, b0 = self.state()
         return {
             "q": q,
             "k": k,
             "v": v,
             "eta": eta,
-            "w0": self.w0.repeat(copies, 1, 1) if copies > 1 else self.w0,
-            "b0": self.b0.repeat(copies, 1) if copies > 1 else self.b0,
+            "w0": w0,
+            "b0": b0,
             "ln_weight": self.norm_weight,
             "ln_bias": self.norm_bias,
             "mini_batch_size": self.mini_batch_size,
-            "position_scale": self.position_scale(),
-            "reverse_heads": (self.directions - 1) * self.num_heads,
+            "position_scale": self.position_scale().repeat_interleave(self.num_heads, dim=0),
+            "reverse_heads": self.reverse_heads,
+            "eps": self.eps,
         }
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> Tensor:

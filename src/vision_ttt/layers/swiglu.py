@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from vision_ttt.ops import swiglu
+from vision_ttt.layers.overwriting import may_overwrite
+from vision_ttt.ops._backend import is_transformed
+from vision_ttt.ops.swiglu import swiglu, swiglu_
 
 
 class SwiGLU(nn.Module):
     """W₂ (SiLU(W_g x) ⊙ W_v x), without biases; gate and value come from one matrix product.
+
+    The activation's output is not kept for the backward pass but computed again: that is cheap, and
+    it is half as large as the pre-activations, the largest of a Vittt block's tensors.
 
     Args:
         dim: D.
@@ -16,6 +23,9 @@ class SwiGLU(nn.Module):
 
     Initialisation: normal with standard deviation 0.02.
     """
+
+    TOKENS_AT_ONCE = 4096
+    """Inference on a CPU takes so many at a time."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -25,4 +35,27 @@ class SwiGLU(nn.Module):
             nn.init.trunc_normal_(projection.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(swiglu(self.fc1(x)))
+        if may_overwrite(self.fc1, self.fc2):
+            return self._infer(x)
+        hidden = self.fc1(x)  # [..., 2 · hidden]
+        # torch.compile decides for itself what to compute again; torch.func has no way to.
+        if hidden.requires_grad and not torch.compiler.is_compiling() and not is_transformed():
+            # It stops at fc2's input: the product itself is not repeated.
+            return checkpoint(self._down, hidden, use_reentrant=False, preserve_rng_state=False)
+        return self._down(hidden)
+
+    def _infer(self, x: Tensor) -> Tensor:
+        tokens = x.numel() // x.shape[-1]
+        if x.device.type != "cpu" or tokens <= self.TOKENS_AT_ONCE:
+            return self.fc2(swiglu_(self.fc1(x)))
+        # A part's pre-activations stay near the cores, and in memory that the next part reuses:
+        # the C library hands large blocks back to the system, page by page.
+        out = x.new_empty(x.shape)
+        parts = -(-tokens // self.TOKENS_AT_ONCE)
+        rows = zip(x.flatten(0, -2).chunk(parts), out.flatten(0, -2).chunk(parts), strict=True)
+        for part, result in rows:
+            result.copy_(self.fc2(swiglu_(self.fc1(part))))
+        return out
+
+    def _down(self, hidden: Tensor) -> Tensor:
+        return self.fc2(swiglu(hidden))

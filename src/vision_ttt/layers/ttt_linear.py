@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.linear_learner import LinearLearner
+from vision_ttt.layers.overwriting import may_overwrite
+from vision_ttt.ops import fused_ttt_linear
+from vision_ttt.ops._native import kernels_serve
 
 
 class TTTLinear(nn.Module):
@@ -84,6 +87,10 @@ class TTTLinear(nn.Module):
             directions=directions,
             learnable_states=learnable_states,
         )
+        # Whether one op can stand for the convolutions, the learner and the merge.
+        self._fits = conv_kernel_size > 0 and fused_ttt_linear.fits(
+            self.head_dim, dim, mini_batch_size
+        )
         self.merge = GatedNorm(dim, directions)
         self.out_proj = nn.Linear(dim, dim, bias=False)
         for projection in (self.in_proj, self.rate_proj, self.out_proj):
@@ -92,14 +99,18 @@ class TTTLinear(nn.Module):
 
     def views(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v [B, T, heads, d], eta [B, T, heads] and the gate's logits [B, T, D] or None."""
-        k, q, v, gate = self.in_proj(x).split(list(self.widths.values()), dim=-1)
+        return self._views(self.in_proj(x), self.rate_proj(x))
+
+    def _views(
+        self, projected: Tensor, rate_logits: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        k, q, v, gate = projected.split(list(self.widths.values()), dim=-1)
         if not self.widths["q"]:
             q = k
         q, k = self.conv_q(q), self.conv_k(k)
         q, k, v = (view.unflatten(-1, (self.heads, self.head_dim)) for view in (q, k, v))
         # Rates are at least float32: they multiply sums of gradients whatever the views' precision.
-        logits = self.rate_proj(x)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = rate_logits.to(torch.promote_types(rate_logits.dtype, torch.float32))
         eta = torch.sigmoid(logits) * (self.base_learning_rate / self.head_dim)
         return q, k, v, eta, gate if self.widths["gate"] else None
 
@@ -109,6 +120,30 @@ class TTTLinear(nn.Module):
         return self.learner.problem(q, k, v, eta)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v, eta, gate = self.views(x)
+        projected, rate_logits = self.in_proj(x), self.rate_proj(x)
+        if self._fits and kernels_serve(projected):
+            return self.out_proj(self._fused(projected, rate_logits))
+        q, k, v, eta, gate = self._views(projected, rate_logits)
         z = self.learner(q, k, v, eta).flatten(2)  # [B, T, directions · D]
         return self.out_proj(self.merge(z, gate))
+
+    def _fused(self, projected: Tensor, rate_logits: Tensor) -> Tensor:
+        """What stands between the projections, in one op: the composition in :meth:`forward`."""
+        learner, merge = self.learner, self.merge
+        return fused_ttt_linear.fused_ttt_linear(
+            projected,
+            rate_logits,
+            (self.conv_q.weight, self.conv_q.bias),
+            (self.conv_k.weight, self.conv_k.bias),
+            learner.state(),
+            (learner.norm_weight, learner.norm_bias),
+            learner.position_scale(),
+            (merge.weight, merge.bias),
+            widths=list(self.widths.values()),
+            mini_batch_size=learner.mini_batch_size,
+            reverse_heads=learner.reverse_heads,
+            base_learning_rate=self.base_learning_rate,
+            inner_eps=learner.eps,
+            post_eps=merge.eps,
+            in_place=may_overwrite(self.in_proj),
+        )

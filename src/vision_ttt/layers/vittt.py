@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
+from vision_ttt.layers.overwriting import add_residual
 from vision_ttt.layers.swiglu import SwiGLU
 from vision_ttt.layers.ttt_linear import TTTLinear
 
@@ -64,7 +65,7 @@ class VitttMixer(nn.Module):
             ValueError: T is not h · w + len(extra).
         """
         if self.conv2d is not None:
-            y = y + self.conv2d(y, grid, extra)
+            y = add_residual(self.conv2d(y, grid, extra), y, self.conv2d)
         return y + self.drop_path(self.ttt(self.norm(y)))
 
 
@@ -89,4 +90,5 @@ class VitttBlock(nn.Module):
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         y = self.mixer(y, grid, extra)  # [B, T, D]
-        return y + self.drop_path(self.mlp(self.norm(y)))
+        branch = self.drop_path(self.mlp(self.norm(y)))
+        return add_residual(branch, y, self.mlp, self.drop_path)

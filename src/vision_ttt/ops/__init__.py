@@ -1,9 +1,17 @@
 """Stateless sequence ops, one folder per op."""
 
 from vision_ttt.ops._backend import use_backend
+from vision_ttt.ops.depthwise_conv2d import depthwise_conv2d
 from vision_ttt.ops.directional_conv1d import directional_conv1d
 from vision_ttt.ops.gated_norm import gated_norm
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.ttt_linear import ttt_linear
 
-__all__ = ["directional_conv1d", "gated_norm", "swiglu", "ttt_linear", "use_backend"]
+__all__ = [
+    "depthwise_conv2d",
+    "directional_conv1d",
+    "gated_norm",
+    "swiglu",
+    "ttt_linear",
+    "use_backend",
+]

@@ -54,11 +54,12 @@ def kernels_serve(*tensors: Tensor) -> bool:
     Autocast keeps them out, and so does an override of the backend by another than "cpu": it leaves
     PyTorch's own operations only.
     """
+    for x in tensors:
+        if not x.is_cpu or x.dtype != torch.float32 or x.numel() == 0:
+            return False
     return (
         LIBRARY is not None
         and _backend._override in (None, "cpu")
-        and all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
-        and all(x.numel() > 0 for x in tensors)
         and not torch.is_autocast_enabled("cpu")
         and not _backend.is_transformed()
     )

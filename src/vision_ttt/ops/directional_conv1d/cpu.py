@@ -47,6 +47,30 @@ def _problem(
     )
 
 
+def directional_conv1d_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, reverse_channels: int, dx: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of weight and bias; that of x is written to dx [B, T, C]."""
+    x, grad = contiguous_last(x), contiguous_last(grad)
+    taps = weight.squeeze(1).t().contiguous()  # [K, C]
+    channels = taps.shape[1]
+    # The derivative looks ahead where the convolution looks back. The kernel has the reverse
+    # channels last, so each direction is a call of its own.
+    forward = channels - reverse_channels
+    for part, reverse in ((slice(0, forward), True), (slice(forward, None), False)):
+        own = taps[:, part].contiguous()
+        if own.numel():
+            problem = _problem(
+                grad[..., part], dx[..., part], own, None, own.shape[1] if reverse else 0
+            )
+            call_kernel("vision_ttt_conv1d", problem)
+    dtaps, dbias = torch.empty_like(taps), torch.empty(channels, dtype=x.dtype)
+    shares = _Conv1dWeights(dtaps.data_ptr(), dbias.data_ptr())
+    problem = _problem(x, grad, taps, None, reverse_channels)
+    call_kernel("vision_ttt_conv1d_weights", problem, shares)
+    return dtaps.t().contiguous().unsqueeze(1), dbias
+
+
 @torch.library.custom_op("vision_ttt::directional_conv1d", mutates_args=())
 def directional_conv1d_op(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, reverse_channels: int
@@ -63,25 +87,8 @@ def directional_conv1d_op(
 def _backward_op(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, reverse_channels: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    x, grad = contiguous_last(x), contiguous_last(grad)
-    taps = weight.squeeze(1).t().contiguous()  # [K, C]
-    channels = taps.shape[1]
     dx = torch.empty(x.shape, dtype=x.dtype)
-    # The derivative looks ahead where the convolution looks back. The kernel has the reverse
-    # channels last, so each direction is a call of its own.
-    forward = channels - reverse_channels
-    for part, reverse in ((slice(0, forward), True), (slice(forward, None), False)):
-        own = taps[:, part].contiguous()
-        if own.numel():
-            problem = _problem(
-                grad[..., part], dx[..., part], own, None, own.shape[1] if reverse else 0
-            )
-            call_kernel("vision_ttt_conv1d", problem)
-    dtaps, dbias = torch.empty_like(taps), torch.empty(channels, dtype=x.dtype)
-    shares = _Conv1dWeights(dtaps.data_ptr(), dbias.data_ptr())
-    problem = _problem(x, grad, taps, None, reverse_channels)
-    call_kernel("vision_ttt_conv1d_weights", problem, shares)
-    return dx, dtaps.t().contiguous().unsqueeze(1), dbias
+    return dx, *directional_conv1d_backward(grad, x, weight, reverse_channels, dx)
 
 
 @directional_conv1d_op.register_fake

@@ -56,6 +56,46 @@ def _prepared(
     return contiguous_last(z), gate, weight.contiguous(), bias.contiguous()
 
 
+def gated_norm_forward(
+    z: Tensor,
+    gate: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    """See :func:`vision_ttt.ops.gated_norm.gated_norm`; out [B, T, D] may be z's first columns."""
+    z, gate, weight, bias = _prepared(z, gate, weight, bias)
+    if out is None:
+        out = torch.empty(*z.shape[:2], weight.shape[1], dtype=z.dtype)
+    call_kernel("vision_ttt_gated_norm", _problem(z, gate, out, weight, bias, eps))
+    return out
+
+
+def gated_norm_backward(
+    grad: Tensor,
+    inputs: tuple[Tensor, Tensor | None, Tensor, Tensor],
+    eps: float,
+    dgate: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of z, weight and bias; that of the gate is written to dgate [B, T, D]."""
+    z, gate, weight, bias = _prepared(*inputs)
+    grad = contiguous_last(grad)
+    dz = torch.empty(z.shape, dtype=z.dtype)
+    # Each chunk of tokens writes a share of its own: the sum is the same whatever the threads.
+    chunks = z.shape[0] * -(-z.shape[1] // LIBRARY.vision_ttt_chunk_tokens())
+    shares = torch.empty(2, chunks, *weight.shape, dtype=z.dtype)
+    gradients = _GatedNormGradients(
+        SequencePointer.of(dz),
+        SequencePointer.of(dgate),
+        *(shares[0].data_ptr(), shares[1].data_ptr()),
+    )
+    problem = _problem(z, gate, grad, weight, bias, eps)
+    call_kernel("vision_ttt_gated_norm_backward", problem, gradients)
+    dweight, dbias = shares.sum(1).unbind()
+    return dz, dweight.clone(), dbias.clone()
+
+
 @torch.library.custom_op(
     "vision_ttt::gated_norm",
     mutates_args=(),
@@ -65,10 +105,7 @@ def gated_norm_op(
     z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> Tensor:
     """See :func:`vision_ttt.ops.gated_norm.gated_norm`."""
-    z, gate, weight, bias = _prepared(z, gate, weight, bias)
-    out = torch.empty(*z.shape[:2], weight.shape[1], dtype=z.dtype)
-    call_kernel("vision_ttt_gated_norm", _problem(z, gate, out, weight, bias, eps))
-    return out
+    return gated_norm_forward(z, gate, weight, bias, eps)
 
 
 @torch.library.custom_op(
@@ -80,22 +117,9 @@ def gated_norm_op(
 def _backward_op(
     grad: Tensor, z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    z, gate, weight, bias = _prepared(z, gate, weight, bias)
-    grad = contiguous_last(grad)
-    dz = torch.empty(z.shape, dtype=z.dtype)
-    dgate = torch.empty(0 if gate is None else gate.shape, dtype=z.dtype)
-    # Each chunk of tokens writes a share of its own: the sum is the same whatever the threads.
-    chunks = z.shape[0] * -(-z.shape[1] // LIBRARY.vision_ttt_chunk_tokens())
-    shares = torch.empty(2, chunks, *weight.shape, dtype=z.dtype)
-    gradients = _GatedNormGradients(
-        SequencePointer.of(dz),
-        SequencePointer.of(None if gate is None else dgate),
-        *(shares[0].data_ptr(), shares[1].data_ptr()),
-    )
-    problem = _problem(z, gate, grad, weight, bias, eps)
-    call_kernel("vision_ttt_gated_norm_backward", problem, gradients)
-    dweight, dbias = shares.sum(1).unbind()
-    return dz, dgate, dweight.clone(), dbias.clone()
+    dgate = None if gate is None else torch.empty(gate.shape, dtype=z.dtype)
+    dz, dweight, dbias = gated_norm_backward(grad, (z, gate, weight, bias), eps, dgate)
+    return dz, z.new_empty(0) if dgate is None else dgate, dweight, dbias
 
 
 @gated_norm_op.register_fake

@@ -15,7 +15,7 @@ from vision_ttt.ops._native import LANES, call_kernel
 class _SwiGlu(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "out", "dx")),
-        *((name, c_int64) for name in ("rows", "hidden", "x_row", "threads")),
+        *((name, c_int64) for name in ("rows", "hidden", "x_row", "out_row", "threads")),
     )
 
 
@@ -28,7 +28,7 @@ def _problem(x: Tensor, out: Tensor, dx: Tensor | None) -> _SwiGlu:
     pointers = (x.data_ptr(), out.data_ptr(), None if dx is None else dx.data_ptr())
     width = x.shape[-1]
     rows = x.numel() // width
-    return _SwiGlu(*pointers, rows, width // 2, width, torch.get_num_threads())
+    return _SwiGlu(*pointers, rows, width // 2, width, out.shape[-1], torch.get_num_threads())
 
 
 @torch.library.custom_op("vision_ttt::swiglu", mutates_args=())
@@ -38,6 +38,12 @@ def swiglu_op(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype)
     call_kernel("vision_ttt_swiglu", _problem(x, out, None))
     return out
+
+
+@torch.library.custom_op("vision_ttt::swiglu_", mutates_args=("x",))
+def swiglu_in_place_op(x: torch.Tensor) -> None:
+    """Write the result over the first half of x, contiguous."""
+    call_kernel("vision_ttt_swiglu", _problem(x, x, None))
 
 
 @torch.library.custom_op("vision_ttt::swiglu_backward", mutates_args=())
@@ -51,6 +57,11 @@ def _backward_op(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 @swiglu_op.register_fake
 def _(x: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
+@swiglu_in_place_op.register_fake
+def _(x: Tensor) -> None:
+    return None
 
 
 @_backward_op.register_fake

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._native import LIBRARY, call_kernel, contiguous_last
-from vision_ttt.ops.ttt_linear.dual import num_checkpoints
+from vision_ttt.ops.ttt_linear.dual import checkpoint_interval, num_checkpoints
 
 DIMENSIONS = (16, 32, 64, 128)
 LARGEST_MINI_BATCH = 64
@@ -33,14 +33,20 @@ class _Tokens(ctypes.Structure):
         return cls(x.data_ptr(), *x.stride()[:3])
 
 
+class _Convolution(ctypes.Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
 class _Problem(ctypes.Structure):
     _fields_ = (
         *((name, _Tokens) for name in ("q", "k", "v")),
+        *((name, _Convolution) for name in ("conv_q", "conv_k")),
         *((name, c_void_p) for name in ("eta", "w0", "b0", "ln_weight", "ln_bias", "scale")),
         *((name, c_int64) for name in ("batch", "length", "heads", "dim")),
-        *((name, c_int64) for name in ("mini_batch_size", "reverse_heads")),
-        *((name, c_int64) for name in ("state_batch", "is_bfloat16", "threads")),
-        ("eps", c_float),
+        *((name, c_int64) for name in ("mini_batch_size", "reverse_heads", "interval")),
+        *((name, c_int64) for name in ("taps", "scale_heads", "state_batch")),
+        *((name, c_int64) for name in ("is_bfloat16", "threads")),
+        *((name, c_float) for name in ("eps", "rate")),
     )
 
 
@@ -73,8 +79,15 @@ def refusal(q: Tensor, mini_batch_size: int) -> str | None:
     return None
 
 
-class _Call:
-    """One call's problem, with the float32 copies it points to kept alive."""
+class Call:
+    """One call's problem, with the float32 copies it points to kept alive.
+
+    Args:
+        tensors: q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale, as of the op.
+        rate: where given, eta holds logits and the rates are rate · σ(eta).
+        convolutions: for q and for k the weight [H · d, 1, K] and the bias [H · d] of a depth-wise
+            convolution to take them through on their way in, looking back in scan order.
+    """
 
     def __init__(
         self,
@@ -82,30 +95,98 @@ class _Call:
         mini_batch_size: int,
         reverse_heads: int,
         eps: float,
+        rate: float | None = None,
+        convolutions: tuple[tuple[Tensor, Tensor], ...] | None = None,
     ) -> None:
         q, k, v, *others = tensors
         self.views = [contiguous_last(x) for x in (q, k, v)]
-        self.others = [None if x is None else x.float().contiguous() for x in others]
+        self.others = [None if x is None else _plain(x) for x in others]
         eta, w0, b0, ln_weight, ln_bias, scale = self.others
         batch, length, heads, dim = q.shape
-        if scale is not None and scale.ndim == 1:
-            scale = self.others[5] = scale.repeat(heads, 1)
         if w0.ndim != b0.ndim + 1:  # one has a batch axis, the other not
             w0 = self.others[1] = w0.expand(batch, heads, dim, dim).contiguous()
             b0 = self.others[2] = b0.expand(batch, heads, dim).contiguous()
         pointers = [_pointer(x) for x in (eta, w0, b0, ln_weight, ln_bias, scale)]
+        self.taps = [(w.contiguous(), b.contiguous()) for w, b in convolutions or ()]
+        taps = [_Convolution(w.data_ptr(), b.data_ptr()) for w, b in self.taps]
         self.problem = _Problem(
             *(_Tokens.of(x) for x in self.views),
+            *(taps or (_Convolution(), _Convolution())),
             *pointers,
             *(batch, length, heads, dim, mini_batch_size, reverse_heads),
+            checkpoint_interval(dim, mini_batch_size),
+            self.taps[0][0].shape[-1] if taps else 0,
+            1 if scale is None else heads * mini_batch_size // scale.numel(),
             *(w0.ndim == 4, q.dtype == torch.bfloat16, torch.get_num_threads()),
-            eps,
+            *(eps, -1.0 if rate is None else rate),
         )
 
-    def run(self, function: str, results: ctypes.Structure) -> None:
+    def forward(
+        self, save_states: bool, *, last_state: bool = True, o: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """o, W, b (both empty unless ``last_state``) and the kept states.
+
+        An o [B, T, H, d] to write to may be v itself.
+        """
+        q, problem = self.views[0], self.problem
+        batch, length, heads, dim = q.shape
+        count = num_checkpoints(length, dim, problem.mini_batch_size) if save_states else 0
+        o = torch.empty(q.shape, dtype=q.dtype) if o is None else o
+        images = batch if last_state else 0
+        w = torch.empty(images, heads, dim, dim)
+        b = torch.empty(images, heads, dim)
+        kept_w = torch.empty(count, batch, heads, dim, dim)
+        kept_b = torch.empty(count, batch, heads, dim)
+        kept = (kept_w.data_ptr(), kept_b.data_ptr()) if count else (None, None)
+        last = (w.data_ptr(), b.data_ptr()) if last_state else (None, None)
+        outputs = _Outputs(_Tokens.of(o), *last, *kept)
+        self._run("vision_ttt_ttt_linear_forward", outputs)
+        return o, w, b, kept_w, kept_b
+
+    def backward(
+        self,
+        incoming: tuple[Tensor, ...],
+        kept: tuple[Tensor, Tensor],
+        views: tuple[Tensor, Tensor, Tensor],
+    ) -> list[Tensor | None]:
+        """Gradients of eta, the state, the norm and the scale, per head and image.
+
+        Args:
+            incoming: gradients of o, W and b.
+            kept: the states that the forward pass kept.
+            views: where to write the gradients of q, k and v [B, T, H, d].
+        """
+        batch, _, heads, dim = self.views[0].shape
+        dtype = self.views[0].dtype
+        o, *states = incoming
+        read = [contiguous_last(o.to(dtype)), *(x.float().contiguous() for x in (*states, *kept))]
+        shapes = (
+            self.others[0].shape,
+            (batch, heads, dim, dim),
+            *3 * [(batch, heads, dim)],
+            (batch, heads, self.problem.mini_batch_size),
+        )
+        shares = [
+            None if like is None else torch.empty(shape)
+            for like, shape in zip(self.others, shapes, strict=True)
+        ]
+        gradients = _Gradients(
+            _Tokens.of(read[0]),
+            *(x.data_ptr() for x in read[1:]),
+            *(_Tokens.of(x) for x in views),
+            *(_pointer(x) for x in shares),
+        )
+        self._run("vision_ttt_ttt_linear_backward", gradients)
+        return shares
+
+    def _run(self, function: str, results: ctypes.Structure) -> None:
         """Call a kernel, which fails only for want of memory."""
         if call_kernel(function, self.problem, results):
             raise MemoryError(f"{function}: no memory for the scratch of a thread")
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float32 and x.is_contiguous() else x.float().contiguous()
 
 
 def _pointer(x: Tensor | None) -> int | None:
@@ -129,19 +210,7 @@ def ttt_linear_cpu(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute what :func:`ttt_linear_dual` does."""
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
-    call = _Call(tensors, mini_batch_size, reverse_heads, eps)
-    batch, length, heads, dim = q.shape
-    count = num_checkpoints(length, dim, mini_batch_size) if save_states else 0
-    float32 = {"dtype": torch.float32, "device": q.device}
-    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    w = torch.empty(batch, heads, dim, dim, **float32)
-    b = torch.empty(batch, heads, dim, **float32)
-    kept_w = torch.empty(count, batch, heads, dim, dim, **float32)
-    kept_b = torch.empty(count, batch, heads, dim, **float32)
-    kept = (kept_w.data_ptr(), kept_b.data_ptr()) if count else (None, None)
-    outputs = _Outputs(_Tokens.of(o), w.data_ptr(), b.data_ptr(), *kept)
-    call.run("vision_ttt_ttt_linear_forward", outputs)
-    return o, w, b, kept_w, kept_b
+    return Call(tensors, mini_batch_size, reverse_heads, eps).forward(save_states)
 
 
 def ttt_linear_cpu_backward(
@@ -165,35 +234,15 @@ def ttt_linear_cpu_backward(
 ) -> tuple[Tensor, ...]:
     """Compute what :func:`ttt_linear_dual_backward` does."""
     inputs = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
-    call = _Call(inputs, mini_batch_size, reverse_heads, eps)
-    batch, _, heads, dim = q.shape
-    incoming = [contiguous_last(grad_o.to(q.dtype)), grad_w.float().contiguous()]
-    incoming += [x.contiguous() for x in (grad_b.float(), kept_w, kept_b)]
+    call = Call(inputs, mini_batch_size, reverse_heads, eps)
     dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype) for _ in range(3))
+    shares = call.backward((grad_o, grad_w, grad_b), (kept_w, kept_b), (dq, dk, dv))
+    return dq, dk, dv, *map(add_shares, shares, inputs[3:])
 
-    def result(*shape: int, like: Tensor | None) -> Tensor | None:
-        return None if like is None else torch.empty(*shape, dtype=torch.float32)
 
-    others = [
-        result(*eta.shape, like=eta),
-        result(batch, heads, dim, dim, like=w0),
-        result(batch, heads, dim, like=b0),
-        result(batch, heads, dim, like=ln_weight),
-        result(batch, heads, dim, like=ln_bias),
-        result(batch, heads, mini_batch_size, like=position_scale),
-    ]
-    gradients = _Gradients(
-        _Tokens.of(incoming[0]),
-        *(x.data_ptr() for x in incoming[1:]),
-        *(_Tokens.of(x) for x in (dq, dk, dv)),
-        *(_pointer(x) for x in others),
-    )
-    call.run("vision_ttt_ttt_linear_backward", gradients)
-
-    def summed(share: Tensor | None, like: Tensor | None) -> Tensor:
-        # Heads write their own shares; PyTorch adds them up in an order that does not change.
-        if share is None or like is None:
-            return q.new_empty(0)
-        return share.sum_to_size(like.shape).to(like.dtype).contiguous()
-
-    return dq, dk, dv, *map(summed, others, inputs[3:])
+def add_shares(share: Tensor | None, like: Tensor | None) -> Tensor:
+    """The gradient of ``like`` from its heads' and images' shares; empty where there is none."""
+    # Heads write their own shares; PyTorch adds them up in an order that does not change.
+    if share is None or like is None:
+        return torch.empty(0)
+    return share.sum_to_size(like.shape).to(like.dtype).contiguous()

@@ -27,8 +27,12 @@ from vision_ttt.ops.ttt_linear.scan_order import mini_batches, put, take
 
 
 def checkpoint_interval(dim: int, mini_batch_size: int) -> int:
-    """Mini-batches between two kept states: d² numbers kept per ≥ d tokens of d numbers each."""
-    return -(-dim // mini_batch_size)
+    """Mini-batches between two kept states: d² numbers kept per ≥ 4 d tokens of d numbers each.
+
+    So the kept states take at most a quarter of a view's memory. The backward pass holds the states
+    of one interval at a time.
+    """
+    return 4 * -(-dim // mini_batch_size)
 
 
 def num_checkpoints(length: int, dim: int, mini_batch_size: int) -> int:

@@ -1,7 +1,7 @@
 // exp, erf and what is made of them, for whole vectors.
 #pragma once
 
-#include "../vector.h"
+#include "vector.h"
 
 namespace {
 

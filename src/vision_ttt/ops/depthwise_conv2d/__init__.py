@@ -1,0 +1,5 @@
+"""Depth-wise convolution of image tokens on their grid."""
+
+from vision_ttt.ops.depthwise_conv2d.api import depthwise_conv2d
+
+__all__ = ["depthwise_conv2d"]

@@ -1,0 +1,29 @@
+"""The public op: what it computes, its definition in PyTorch, and the way to the CPU kernel."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from vision_ttt.ops._native import kernels_serve
+from vision_ttt.ops.depthwise_conv2d.cpu import depthwise_conv2d_op, fits
+
+
+def depthwise_conv2d(x: Tensor, weight: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Convolve each channel of image tokens with a K×K kernel of its own, zero beyond the edges.
+
+    Args:
+        x: [B, T, C], the tokens of a grid (h, w) row by row; the kernel wants a contiguous last
+            axis.
+        weight: [C, 1, K, K], as of a depth-wise ``nn.Conv2d``, K odd.
+        grid: (h, w) with T = h · w.
+
+    Returns:
+        [B, T, C], differentiable in x and weight.
+    """
+    if kernels_serve(x, weight) and fits(x):
+        return depthwise_conv2d_op(x, weight, *grid)
+    # Tokens are the channels-last memory format already: no copy on the way in or out.
+    image = x.unflatten(1, grid).permute(0, 3, 1, 2)  # [B, C, h, w]
+    image = F.conv2d(image, weight, padding=weight.shape[-1] // 2, groups=x.shape[-1])
+    return image.permute(0, 2, 3, 1).flatten(1, 2)  # [B, T, C]

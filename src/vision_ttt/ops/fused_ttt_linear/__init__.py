@@ -1,0 +1,5 @@
+"""TTT-Linear and what stands around it between a layer's projections, in one op."""
+
+from vision_ttt.ops.fused_ttt_linear.api import fits, fused_ttt_linear
+
+__all__ = ["fits", "fused_ttt_linear"]

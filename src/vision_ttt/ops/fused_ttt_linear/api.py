@@ -1,0 +1,76 @@
+"""The fused op: what it computes, and the shapes that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vision_ttt.ops._native import LANES
+from vision_ttt.ops.fused_ttt_linear.cpu import fused_ttt_linear_in_place_op, fused_ttt_linear_op
+from vision_ttt.ops.ttt_linear.cpu import DIMENSIONS, LARGEST_MINI_BATCH
+
+
+def fits(dim: int, channels: int, mini_batch_size: int) -> bool:
+    """Whether the kernels take heads of dimension ``dim``, ``channels`` of them per direction."""
+    return dim in DIMENSIONS and channels % LANES == 0 and mini_batch_size <= LARGEST_MINI_BATCH
+
+
+def fused_ttt_linear(
+    projected: Tensor,
+    rate_logits: Tensor,
+    conv_q: tuple[Tensor, Tensor],
+    conv_k: tuple[Tensor, Tensor],
+    state: tuple[Tensor, Tensor],
+    inner_norm: tuple[Tensor, Tensor],
+    position_scale: Tensor,
+    post_norm: tuple[Tensor, Tensor],
+    *,
+    widths: Sequence[int],
+    mini_batch_size: int,
+    reverse_heads: int,
+    base_learning_rate: float,
+    inner_eps: float,
+    post_eps: float,
+    in_place: bool = False,
+) -> Tensor:
+    """All of a TTT-Linear layer between its projections (Vision-TTT, Algorithm 1, lines 8-20).
+
+    The composition, in this order, of ``directional_conv1d`` on q and on k, the rates
+    η = η_base σ(logits) / d, :func:`vision_ttt.ops.ttt_linear` and ``gated_norm``. In one op the
+    convolved views are never written to memory, and the views' gradients land side by side in that
+    of the projection.
+
+    Args:
+        projected: [B, T, C], the columns of k, q, v and the gate side by side.
+        rate_logits: [B, T, H].
+        conv_q, conv_k: weight [H · d, 1, K] and bias [H · d] of the Conv1d of each.
+        state: W₀ [H, d, d] and b₀ [H, d].
+        inner_norm: weight and bias [H, d].
+        position_scale: p [S, b]; each of its S rows serves H / S neighbouring heads.
+        post_norm: weight and bias [R, D] of the post norm of each of R directions.
+        widths: columns of k, q, v and the gate in C: 0 for a q that k serves for, and for no gate.
+        mini_batch_size: b.
+        reverse_heads: the last this-many heads scan from T to 1.
+        base_learning_rate: η_base.
+        inner_eps, post_eps: added to the norms' variances.
+        in_place: write the result over the columns of v and return a view of ``projected``, for
+            inference: no gradient follows.
+
+    Returns:
+        [B, T, D] with D = H · d / R, differentiable in every tensor.
+    """
+    tensors = (projected, rate_logits, *conv_q, *conv_k, *state, *inner_norm, position_scale)
+    tensors = (*tensors, *post_norm)
+    options = list(widths), mini_batch_size, reverse_heads, base_learning_rate, inner_eps, post_eps
+    if in_place:
+        fused_ttt_linear_in_place_op(*tensors, *options)
+        start = widths[0] + widths[1]
+        return projected[..., start : start + post_norm[0].shape[1]]
+    out, *_ = fused_ttt_linear_op(
+        *tensors,
+        *options,
+        torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
+    )
+    return out

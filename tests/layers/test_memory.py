@@ -1,0 +1,100 @@
+"""What a block keeps for the backward pass, and what inference overwrites."""
+
+import pytest
+import torch
+
+from tolerances import assert_close
+from vision_ttt.layers import SwiGLU, VitttBlock, VitttMixer
+from vision_ttt.ops import use_backend
+
+
+def make_block(dim=64, hidden=176):
+    torch.manual_seed(0)
+    return VitttBlock(VitttMixer(dim, dim // 32), dim, hidden)
+
+
+def kept_per_token(block, x, grid):
+    """Numbers per token that autograd keeps of a block, its parameters apart, in units of D."""
+    parameters = {p.untyped_storage().data_ptr() for p in block.parameters()}
+    storages = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = block(x, grid)
+    assert out.requires_grad
+    return sum(storages.values()) / x.numel() / 4
+
+
+def test_training_keeps_each_stage_once():
+    block, grid = make_block(), (20, 30)
+    x = torch.randn(1, 600, 64, requires_grad=True)
+    # Inputs of Conv2d, both norms, their outputs, that of the merge: 6; projections: 5; both
+    # directions' outputs: 2; pre-activations: 2 · 176 / 64; states and rates: below 1.
+    wanted = 6 + 5 + 2 + 2 * 176 / 64
+    assert wanted <= kept_per_token(block, x, grid) < wanted + 1
+
+
+def test_training_gradients_survive_the_recomputation():
+    block, x = make_block(), torch.randn(2, 24, 64)
+    x.requires_grad_()
+    loss = block(x, (4, 6)).square().sum()
+    gradients = torch.autograd.grad(loss, [x, *block.parameters()])
+    exact = make_block().double()
+    exact.load_state_dict(block.state_dict())
+    y = x.detach().double().requires_grad_()
+    hidden = exact.mlp.fc1  # without the recomputation: every part by hand
+    z = exact.mixer(y, (4, 6))
+    gate, value = hidden(exact.norm(z)).chunk(2, dim=-1)
+    z = z + exact.mlp.fc2(torch.nn.functional.silu(gate) * value)
+    wanted = torch.autograd.grad(z.square().sum(), [y, *exact.parameters()])
+    for got, other in zip(gradients, wanted, strict=True):
+        assert_close(got, other, 5e-5)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "dual"])
+def test_inference_computes_what_training_does(backend):
+    block, x = make_block(), torch.randn(2, 24, 64)
+    before = x.clone()
+    with use_backend(backend):
+        wanted = block(x, (4, 6))
+        with torch.no_grad():
+            assert_close(block(x, (4, 6)), wanted, 1e-6)
+        with torch.inference_mode():
+            assert_close(block(x, (4, 6)), wanted, 1e-6)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("shape", [(10, 64), (2, 5, 64), (7, 64), (1, 64)])
+def test_swiglu_in_parts(shape, monkeypatch):
+    mlp, x = SwiGLU(64, 48), torch.randn(shape)
+    wanted = mlp(x)
+    monkeypatch.setattr(SwiGLU, "TOKENS_AT_ONCE", 3)
+    parts = []
+    fc1, fc1_forward = mlp.fc1, mlp.fc1.forward
+    monkeypatch.setattr(fc1, "forward", lambda x: parts.append(len(x)) or fc1_forward(x))
+    with torch.no_grad():
+        assert_close(mlp(x), wanted, 1e-6)
+        assert max(parts) <= 3 or shape[0] == 1
+        parts.clear()
+        mlp(x.transpose(0, -2))  # not contiguous
+    assert parts
+
+
+def test_hooks_see_what_the_modules_computed():
+    block, x = make_block(), torch.randn(1, 24, 64)
+    watched = (block.mixer.conv2d, block.mixer.ttt.in_proj, block.mlp.fc1, block.mlp)
+    seen = {}
+    with torch.no_grad():
+        for module in watched:
+            module.register_forward_hook(
+                lambda module, inputs, output: seen.update({module: (output, output.clone())})
+            )
+        block(x, (4, 6))
+    assert len(seen) == len(watched)
+    for output, at_the_time in seen.values():
+        assert torch.equal(output, at_the_time)

@@ -1,0 +1,234 @@
+"""The layer's fused op against the composition that it stands for: values, gradients, memory."""
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tolerances import FORWARD, GRADIENT, assert_close
+from vision_ttt.layers import TTTLinear
+from vision_ttt.ops import fused_ttt_linear as fused
+from vision_ttt.ops import use_backend
+from vision_ttt.ops.fused_ttt_linear.cpu import (
+    fused_ttt_linear_in_place_op,
+    fused_ttt_linear_op,
+)
+
+VITTT = {"bidirectional": True, "share_qk": True, "gate": True}
+LAYOUTS = {
+    "vittt": VITTT,
+    "one direction": {},
+    "own q": {"bidirectional": True, "gate": True},
+    "no gate": {"bidirectional": True, "share_qk": True},
+    "shared state": VITTT | {"learnable_states": 1},
+    "fixed state": VITTT | {"learnable_states": 0},
+    "large steps": VITTT | {"base_learning_rate": 4.0},
+    "no steps": VITTT | {"base_learning_rate": 0.0},
+    "long convolution": VITTT | {"conv_kernel_size": 6},
+    "pointwise": VITTT | {"conv_kernel_size": 1},
+    "small mini-batches": VITTT | {"mini_batch_size": 5},
+}
+
+
+def make_layer(dim=64, heads=2, **layout):
+    torch.manual_seed(0)
+    layer = TTTLinear(dim, heads, **({"conv_kernel_size": 4} | layout))
+    for parameter in layer.parameters():  # none at a value that hides a term
+        if parameter.ndim < 3:
+            torch.nn.init.normal_(parameter, 0.1 if parameter.ndim == 1 else 0, 0.2)
+    return layer
+
+
+def values_and_gradients(layer, x):
+    x = x.detach().requires_grad_()
+    out = layer(x)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    names = ["x", *(name for name, _ in layer.named_parameters())]
+    gradients = torch.autograd.grad((out * weights).sum(), [x, *layer.parameters()])
+    return out, dict(zip(names, gradients, strict=True))
+
+
+def assert_same(layer, x):
+    out, gradients = values_and_gradients(layer, x)
+    wanted, wanted_gradients = values_and_gradients(copy.deepcopy(layer).double(), x.double())
+    assert_close(out, wanted, FORWARD[torch.float32])
+    for name, gradient in gradients.items():
+        if wanted_gradients[name].abs().max() == 0:
+            assert gradient.abs().max() == 0, name
+        else:
+            assert_close(gradient, wanted_gradients[name], GRADIENT[torch.float32], name)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the layer runs as one op."""
+    count = []
+    original = fused.fused_ttt_linear
+    monkeypatch.setattr(
+        fused, "fused_ttt_linear", lambda *a, **k: count.append(1) or original(*a, **k)
+    )
+    return count
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_layouts(layout, calls):
+    assert_same(make_layer(**layout), torch.randn(2, 37, 64))
+    assert len(calls) == 1  # not in float64
+
+
+@pytest.mark.parametrize("length", [1, 3, 15, 16, 17, 130, 600])
+def test_lengths(length):
+    assert_same(make_layer(**VITTT), torch.randn(1, length, 64))
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(16, 1), (192, 3), (128, 1), (96, 6)])
+def test_dimensions(dim, heads):
+    assert_same(make_layer(dim, heads, **VITTT), torch.randn(2, 70, dim))
+
+
+def test_what_the_kernels_do_not_take_runs_op_by_op(calls):
+    x = torch.randn(2, 9, 64)
+    for layer in (
+        make_layer(conv_kernel_size=0),
+        make_layer(mini_batch_size=65),
+        make_layer(heads=8),  # head dimension 8
+        make_layer().bfloat16(),
+    ):
+        layer(x.to(layer.out_proj.weight.dtype))
+    with use_backend("dual"):
+        make_layer()(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        make_layer()(x)
+    assert not calls
+    make_layer()(x)
+    assert calls
+
+
+@pytest.mark.parametrize("layout", [VITTT, {"bidirectional": True}, {}], ids=["vittt", "q", "one"])
+def test_inference_in_place_gives_the_same_bits_and_leaves_its_input(layout):
+    layer, x = make_layer(**layout), torch.randn(2, 50, 64)
+    before = x.clone()
+    wanted = layer(x)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(layer(x), wanted)
+            assert torch.equal(layer(x.transpose(0, 1).contiguous().transpose(0, 1)), wanted)
+    assert torch.equal(x, before)
+
+
+def test_what_a_hook_has_seen_stays_as_it_was():
+    layer, x = make_layer(**VITTT), torch.randn(1, 20, 64)
+    seen = []
+    layer.in_proj.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.no_grad():
+        layer(x)
+        assert torch.equal(seen[0], torch.nn.functional.linear(x, layer.in_proj.weight))
+
+
+def op_arguments(layer, x):
+    """What the layer hands to the op."""
+    recorded = []
+
+    def record(*args, **options):
+        recorded.append((args, options))
+        return original(*args, **options)
+
+    original, fused.fused_ttt_linear = fused.fused_ttt_linear, record
+    try:
+        layer(x)
+    finally:
+        fused.fused_ttt_linear = original
+    (projected, logits, *pairs), options = recorded[0]
+    tensors = [projected, logits]
+    for part in pairs:
+        tensors += part if isinstance(part, tuple) else [part]
+    options.pop("in_place")
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    return leaves, list(options.values())
+
+
+@pytest.mark.parametrize("layout", [VITTT, {}], ids=["vittt", "one direction"])
+def test_opcheck(layout):
+    tensors, options = op_arguments(make_layer(32, 2, **layout), torch.randn(2, 70, 32))
+    torch.library.opcheck(fused_ttt_linear_op, (*tensors, *options, True))
+    plain = [x.detach() for x in tensors]
+    torch.library.opcheck(fused_ttt_linear_op, (*plain, *options, False))
+    torch.library.opcheck(fused_ttt_linear_in_place_op, (*plain, *options))
+
+
+def test_backward_needs_what_forward_kept():
+    tensors, options = op_arguments(make_layer(32, 2), torch.randn(1, 9, 32))
+    out, *_ = fused_ttt_linear_op(*tensors, *options, False)
+    with pytest.raises(RuntimeError, match="keep=False"):
+        out.sum().backward()
+
+
+def test_as_many_flops_as_op_by_op():
+    layer, x = make_layer(**VITTT), torch.randn(2, 70, 64)
+
+    def count(call):
+        with FlopCounterMode(display=False) as counter:
+            call()
+        return counter.get_total_flops()
+
+    def step():
+        layer(x).sum().backward()
+
+    in_one, in_one_step = count(lambda: layer(x)), count(step)
+    with torch.no_grad():
+        in_place = count(lambda: layer(x))
+    fits, layer._fits = layer._fits, False
+    assert count(lambda: layer(x)) == in_one == in_place
+    assert count(step) == in_one_step
+    assert fits
+
+
+def test_the_same_bits_whatever_the_threads():
+    layer, x = make_layer(**VITTT), torch.randn(2, 300, 64)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            tensors, options = op_arguments(layer, x)
+            out, *_ = fused_ttt_linear_op(*tensors, *options, True)
+            results.append((out, *torch.autograd.grad(out.square().sum(), tensors)))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        # The projection runs in PyTorch, whose sums may depend on the threads: op inputs are equal.
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_compiles_as_one_graph():
+    layer, x = make_layer(**VITTT), torch.randn(2, 40, 64)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (40, 23):
+        out, gradients = values_and_gradients(compiled, x[:, :length])
+        wanted, wanted_gradients = values_and_gradients(layer, x[:, :length])
+        assert_close(out, wanted, 1e-6)
+        for got, name in zip(gradients.values(), wanted_gradients, strict=True):
+            assert_close(got, wanted_gradients[name], 1e-5, name)
+        with torch.no_grad():
+            assert_close(compiled(x[:, :length]), wanted, 1e-6)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "baseline"])
+def test_lesser_instruction_sets_compute_the_same(isa):
+    code = """
+import torch
+import test_fused_ttt_linear as t
+for name in ("vittt", "own q", "long convolution", "small mini-batches"):
+    t.assert_same(t.make_layer(**t.LAYOUTS[name]), torch.randn(2, 37, 64))
+"""
+    folder = os.path.dirname(__file__)
+    path = os.pathsep.join([folder, os.path.dirname(folder), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"VISION_TTT_CPU_ISA": isa, "PYTHONPATH": path}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
