@@ -85,16 +85,24 @@ def test_swiglu_in_parts(shape, monkeypatch):
     assert parts
 
 
-def test_hooks_see_what_the_modules_computed():
+def test_autocast_keeps_the_residual_stream_in_float32(monkeypatch):
     block, x = make_block(), torch.randn(1, 24, 64)
-    watched = (block.mixer.conv2d, block.mixer.ttt.in_proj, block.mlp.fc1, block.mlp)
-    seen = {}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = block(x, (4, 6))
+        monkeypatch.setattr(SwiGLU, "TOKENS_AT_ONCE", 5)
+        with torch.no_grad():
+            got = block(x, (4, 6))
+    assert got.dtype == wanted.dtype == torch.float32
+    assert_close(got, wanted, 1e-3)
+
+
+@pytest.mark.parametrize("name", ["mixer.conv2d", "mixer.ttt.in_proj", "mlp.fc1", "mlp.fc2", "mlp"])
+def test_one_hook_alone_sees_what_its_module_computed(name):
+    block, x, seen = make_block(), torch.randn(1, 24, 64), []
     with torch.no_grad():
-        for module in watched:
-            module.register_forward_hook(
-                lambda module, inputs, output: seen.update({module: (output, output.clone())})
-            )
+        block.get_submodule(name).register_forward_hook(
+            lambda module, inputs, output: seen.append((output, output.clone()))
+        )
         block(x, (4, 6))
-    assert len(seen) == len(watched)
-    for output, at_the_time in seen.values():
-        assert torch.equal(output, at_the_time)
+    ((output, at_the_time),) = seen
+    assert torch.equal(output, at_the_time)

@@ -21,4 +21,7 @@ def may_overwrite(*producers: nn.Module) -> bool:
 
 def add_residual(branch: Tensor, x: Tensor, *producers: nn.Module) -> Tensor:
     """x + branch, in the memory of the branch that ``producers`` made where that is allowed."""
-    return branch.add_(x) if may_overwrite(*producers) else x + branch
+    # Under autocast the branch is of lower precision than the sum.
+    if branch.dtype == x.dtype and may_overwrite(*producers):
+        return branch.add_(x)
+    return x + branch

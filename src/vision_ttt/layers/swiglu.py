@@ -50,12 +50,8 @@ class SwiGLU(nn.Module):
             return self.fc2(swiglu_(self.fc1(x)))
         # A part's pre-activations stay near the cores, and in memory that the next part reuses:
         # the C library hands large blocks back to the system, page by page.
-        out = x.new_empty(x.shape)
-        parts = -(-tokens // self.TOKENS_AT_ONCE)
-        rows = zip(x.flatten(0, -2).chunk(parts), out.flatten(0, -2).chunk(parts), strict=True)
-        for part, result in rows:
-            result.copy_(self.fc2(swiglu_(self.fc1(part))))
-        return out
+        parts = x.flatten(0, -2).split(self.TOKENS_AT_ONCE)
+        return torch.cat([self.fc2(swiglu_(self.fc1(part))) for part in parts]).view(x.shape)
 
     def _down(self, hidden: Tensor) -> Tensor:
         return self.fc2(swiglu(hidden))

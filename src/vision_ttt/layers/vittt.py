@@ -91,4 +91,4 @@ class VitttBlock(nn.Module):
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         y = self.mixer(y, grid, extra)  # [B, T, D]
         branch = self.drop_path(self.mlp(self.norm(y)))
-        return add_residual(branch, y, self.mlp, self.drop_path)
+        return add_residual(branch, y, self.mlp, self.mlp.fc2, self.drop_path)
