@@ -5,9 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from vision_ttt.cli.main import main
-from vision_ttt.engine import TrainConfig, train
+from vision_ttt.engine import TrainConfig, load_model, train
 from vision_ttt.engine.config import FIELDS
 
 Said = pytest.CaptureFixture[str]
@@ -34,6 +35,7 @@ def test_train_help_explains_every_field(capsys: Said) -> None:
     assert all(f"--{name}" in said for name in FIELDS)
     assert "imagenet-vittt-tiny" in said
     assert "default: 0.05" in said
+    assert "Exit codes: 0 finished" in said
 
 
 def test_train_overrides_the_recipe_wherever_the_flag_stands(recipe: Path, tmp_path: Path) -> None:
@@ -53,7 +55,53 @@ def test_train_twice_resume_overwrite(recipe: Path, capsys: Said) -> None:
     assert main(["train", str(recipe)]) == 2
     assert "already holds a run" in capsys.readouterr().err
     assert main(["train", str(recipe), "--resume"]) == 0
+    assert main(["train", "--resume", str(recipe)]) == 0
     assert main(["train", str(recipe), "--overwrite", "--model-args.depth", "2"]) == 0
+
+
+def test_train_in_stages(tiny_fields: Callable[..., dict], tmp_path: Path, capsys: Said) -> None:
+    """Each stage starts from the weights of the one before, at its own size and rate."""
+    path, output = tmp_path / "staged.yaml", tmp_path / "staged"
+    stages = {"small": {"image_size": 24}, "large": {"image_size": 32, "learning_rate": 1e-9}}
+    fields = tiny_fields(epochs=1, warmup_epochs=0, output=str(output))
+    path.write_text(json.dumps({**fields, "stages": stages}))
+    assert main(["train", str(path)]) == 0
+    said = capsys.readouterr().err
+    assert "stage small (1 of 2)" in said
+    assert "stage large (2 of 2)" in said
+    small, large = (load_model(output / name / "last.safetensors")[0] for name in stages)
+    assert (small.pos_embed.shape[1], large.pos_embed.shape[1]) == (36, 64)
+    for name, weight in small.state_dict().items():
+        if name != "pos_embed":
+            torch.testing.assert_close(large.state_dict()[name], weight, rtol=0, atol=1e-5)
+    # What is finished is left as it is; what is not goes on.
+    for file in (output / "large" / "checkpoints").iterdir():
+        file.unlink()
+    (output / "large" / "metrics.json").unlink()
+    for resume in ("auto", "true"):
+        assert main(["train", str(path), "--resume", resume]) == 0
+        said = capsys.readouterr().err
+        assert "stage small is finished" in said
+        assert ("epoch 1/1" in said) == (resume == "auto")
+
+
+def test_exit_codes(
+    recipe: Path, image_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    assert main(["train", str(recipe), "--learning_rate", "1e30", "--clip_norm", "0"]) == 3
+    said = capsys.readouterr().err
+    assert "is not finite" in said
+    assert "non-finite/update-" in said
+    (image_folder / "train" / "dark" / "0.png").write_bytes(b"")
+    assert main(["train", str(recipe), "--overwrite"]) == 2
+    assert "dark/0.png" in capsys.readouterr().err
+
+
+def test_train_ends_with_a_summary(recipe: Path, capsys: Said) -> None:
+    assert main(["train", str(recipe)]) == 0
+    said = capsys.readouterr()
+    for row in ("best test accuracy", "inner loss", "images per second", "peak memory", "weights"):
+        assert row in said.out
 
 
 @pytest.mark.parametrize(

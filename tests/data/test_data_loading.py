@@ -5,9 +5,18 @@ import random
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from vision_ttt.data import Digits, EpochOrder, ImageError, TransformedImages, make_loader
-from vision_ttt.data.loading import isolated_seed, train_transform
+from vision_ttt.data import (
+    Digits,
+    EpochOrder,
+    EvenOrder,
+    ImageError,
+    Share,
+    TransformedImages,
+    make_loader,
+)
+from vision_ttt.data.loading import isolated_generators, seed_generators, train_transform
 
 DATA_CONFIG = {
     "input_size": (3, 32, 32),
@@ -37,7 +46,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone() -> None:
 
 
 def test_augmentation_does_not_depend_on_the_number_of_workers() -> None:
-    order = EpochOrder(500, 12, seed=0)
+    order = EpochOrder(500, 3, 4, seed=0)
     order.begin(epoch=1)
     alone, together = (
         torch.cat([b["images"] for b in make_loader(_augmented(), 4, num_workers=n, order=order)])
@@ -46,29 +55,90 @@ def test_augmentation_does_not_depend_on_the_number_of_workers() -> None:
     assert torch.equal(alone, together)
 
 
-def test_isolated_seed_restores_the_generators() -> None:
+def test_isolated_generators_are_restored() -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), np.random.rand(), torch.rand(1).item()
 
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
     expected = draw()
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
-    with isolated_seed(1, 2, 3):
+    with isolated_generators():
+        seed_generators(1, 2, 3)
         inside = draw()
     assert draw() == expected
     assert inside != expected
 
 
 def test_order_is_a_seeded_permutation_that_can_begin_anywhere() -> None:
-    order = EpochOrder(10, 8, seed=3)
+    order = EpochOrder(10, 4, 2, seed=3)
     order.begin(epoch=5)
     whole = list(order)
     assert (len(order), len(set(whole))) == (8, 8)
     assert set(whole) <= set(range(10))
-    order.begin(epoch=5, skipped=6)
+    order.begin(epoch=5, skipped=3)
     assert (len(order), list(order)) == (2, whole[6:])
     order.begin(epoch=6)
     assert list(order) != whole
+
+
+def test_processes_divide_each_batch_of_the_same_order() -> None:
+    alone = EpochOrder(40, 3, 12, seed=3)
+    parts = [EpochOrder(40, 3, 12, seed=3, share=Share(index, 3)) for index in range(3)]
+    for order in (alone, *parts):
+        order.begin(epoch=2, skipped=1)
+    batches = [list(alone)[first : first + 12] for first in (0, 12)]
+    for number, batch in enumerate(batches):
+        shares = [list(order)[4 * number : 4 * number + 4] for order in parts]
+        assert [number for share in shares for number in share] == batch
+    assert [len(order) for order in parts] == [8, 8, 8]
+    with pytest.raises(ValueError, match=r"batch of 10 .* 3 processes"):
+        EpochOrder(40, 3, 10, seed=3, share=Share(0, 3))
+
+
+@pytest.mark.parametrize(("length", "count"), [(7, 2), (8, 2), (2, 3), (5, 1)])
+def test_processes_evaluate_every_image_equally_often_asked(length: int, count: int) -> None:
+    orders = [EvenOrder(length, Share(index, count)) for index in range(count)]
+    assert len({len(order) for order in orders}) == 1
+    assert all(len(list(order)) == len(order) for order in orders)
+    seen = sorted(number for order in orders for number in order)
+    assert set(seen) == set(range(length))
+    assert len(seen) - length < count
+
+
+def test_repeated_augmentation_shows_an_image_several_times_and_differently() -> None:
+    order = EpochOrder(500, 3, 6, seed=0, repeats=3)
+    order.begin(epoch=0)
+    batch = list(order)[:6]
+    assert [number % 500 for number in batch] == [batch[0]] * 3 + [batch[3]] * 3
+    images = _augmented()
+    views = [images[number] for number in batch[:3]]
+    assert {index for _, _, index in views} == {batch[0]}
+    assert len({target for _, target, _ in views}) == 1
+    assert not torch.equal(views[0][0], views[1][0])
+    assert not torch.equal(views[1][0], views[2][0])
+
+
+def test_three_augment_greys_solarises_or_blurs() -> None:
+    """DeiT III's ThreeAugment, as timm's policy 3a: one of three changes, each a third of times."""
+    data_config = {**DATA_CONFIG, "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    transform = train_transform(
+        data_config, auto_augment="3a", crop_scale=1.0, crop_ratio=1.0, horizontal_flip=0.0
+    )
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    plain = torch.from_numpy(pixels).permute(2, 0, 1) / 255
+    changes = dict.fromkeys(("grey", "solarised", "blurred"), 0)
+    random.seed(0)
+    torch.manual_seed(0)
+    for _ in range(60):
+        image = transform(Image.fromarray(pixels))
+        if torch.equal(image[0], image[1]):
+            changes["grey"] += 1
+        elif torch.allclose(image.minimum(1 - image), plain.minimum(1 - plain), atol=1e-6):
+            changes["solarised"] += 1
+        else:
+            assert image.std() < plain.std()
+            changes["blurred"] += 1
+    assert all(10 <= count <= 30 for count in changes.values()), changes
 
 
 class _SomeBad(Digits):

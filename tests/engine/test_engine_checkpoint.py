@@ -14,14 +14,16 @@ from torch import nn
 
 from vision_ttt.engine import CheckpointError, ConfigError, load_model
 from vision_ttt.engine.building import build_model, data_config, load_weights, model_arguments
-from vision_ttt.engine.checkpoint import (
-    ModelMetadata,
+from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
+from vision_ttt.engine.state import (
+    SavedRun,
     TrainState,
+    optimizer_moments,
     read_state,
-    read_weights,
+    restore_moments,
     save_state,
-    save_weights,
 )
+from vision_ttt.engine.tensor_files import read_tensors, write_tensors
 
 MODEL = "vittt_nano_patch4_32"
 ARGUMENTS = {"depth": 1, "embed_dim": 32, "num_heads": 1}
@@ -80,7 +82,7 @@ def _pickle(content: object, path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [torch.save, _pickle])
-@pytest.mark.parametrize("read", [load_model, read_weights, read_state])
+@pytest.mark.parametrize("read", [load_model, read_tensors, read_state])
 def test_pickle_is_never_unpickled(tmp_path: Path, write: Callable, read: Callable) -> None:
     path = tmp_path / "evil.safetensors"
     write({"format": 1, "state": _Trap(tmp_path / "sprung")}, path)
@@ -90,7 +92,7 @@ def test_pickle_is_never_unpickled(tmp_path: Path, write: Callable, read: Callab
 
 
 def _rewrite(path: Path, change: Callable[[dict], object]) -> None:
-    weights, text = read_weights(path)
+    weights, text = read_tensors(path)
     values = json.loads(text)
     change(values)
     safetensors.torch.save_file(weights, path, {"vision_ttt": json.dumps(values)})
@@ -142,24 +144,53 @@ def test_fine_tuning_leaves_out_a_head_of_another_size_and_nothing_else() -> Non
         load_weights(deeper, source.state_dict(), "source", skip="head")
 
 
-def test_state_round_trip_and_damage(tmp_path: Path) -> None:
-    path = tmp_path / "last.state.pt"
+def test_state_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
     model, _ = _model()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(2, 3, 16, 16)).sum().backward()
     optimizer.step()
     state = TrainState(config={"seed": 0}, epoch=2, history=[{"epoch": 1, "inner_losses": {}}])
-    save_state(path, state, model, optimizer, None)
-    content = read_state(path)
-    assert dataclasses.asdict(content["state"]) == dataclasses.asdict(state)
-    assert all(torch.equal(content["model"][k], v) for k, v in model.state_dict().items())
+    moments = optimizer_moments(model, optimizer)
+    save_state(path, SavedRun(state, model.state_dict(), {}, moments))
+    read = read_state(path)
+    assert dataclasses.asdict(read.state) == dataclasses.asdict(state)
+    assert all(torch.equal(read.model[k], v) for k, v in model.state_dict().items())
+    # Whatever the order of the parameters in the optimiser's groups.
+    other, _ = _model()
+    fresh = torch.optim.AdamW(list(other.parameters())[::-1])
+    restore_moments(other, fresh, read.moments)
+    names = dict(other.named_parameters())
+    for name, weight in model.named_parameters():
+        for key, value in optimizer.state[weight].items():
+            assert torch.equal(fresh.state[names[name]][key], value)
+    with pytest.raises(FileNotFoundError, match="none"):
+        read_state(tmp_path / "none.safetensors")
+
+
+def test_no_byte_changes_unnoticed(tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    text = json.dumps({"quotes": '"sha256":"', "unicode": "ç"})
+    write_tensors(path, {"a": torch.arange(5.0), "b": torch.tensor(1)}, text)
     whole = path.read_bytes()
-    for size in (0, 10, len(whole) // 2, len(whole) - 1):
+    assert read_tensors(path)[1] == text
+    for place in range(len(whole)):
+        if b"sha256" in whole[max(place - 6, 0) : place + 7]:
+            continue  # without its key a digest is not known to be there, as in others' files
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"small\.safetensors"):
+            read_tensors(path)
+    for size in (0, 7, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match=r"last\.state\.pt"):
-            read_state(path)
-    with pytest.raises(FileNotFoundError, match="Nothing to resume"):
-        read_state(tmp_path / "none.pt")
+        with pytest.raises(CheckpointError, match=r"small\.safetensors"):
+            read_tensors(path)
+
+
+def test_a_state_that_is_none(checkpoint: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"last\.safetensors"):
+        read_state(checkpoint)
 
 
 def test_unknown_model_and_reserved_arguments() -> None:

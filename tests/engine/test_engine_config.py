@@ -4,11 +4,14 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import timm
+import torch
 import yaml
 
 from vision_ttt import recipes
 from vision_ttt.engine import ConfigError, TrainConfig
 from vision_ttt.engine.config import _RANGES, FIELDS
+from vision_ttt.models.vittt_ablations import ABLATIONS
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,7 @@ def test_every_number_has_a_range_and_every_field_its_help() -> None:
 
     numbers = {f.name for f in dataclasses.fields(TrainConfig) if "int" in str(f.type)}
     numbers |= {f.name for f in dataclasses.fields(TrainConfig) if "float" in str(f.type)}
-    numbers -= {"precision"}
+    numbers -= {"precision", "non_finite", "sharding"}
     assert numbers == set(_RANGES)
     documented = docstring_parser.parse_from_object(TrainConfig)
     assert {p.arg_name for p in documented.params if p.description} == set(FIELDS)
@@ -59,11 +62,39 @@ def test_every_number_has_a_range_and_every_field_its_help() -> None:
 
 @pytest.mark.parametrize("name", recipes.available())
 def test_packaged_recipe_loads(name: str) -> None:
-    import timm
+    stages = recipes.load_stages(name)
+    for stage, config in stages.items():
+        assert timm.is_model(config.model)
+        assert Path(config.output) == Path("runs", name, stage)
+    text = (Path(recipes.__file__).parent / f"{name}.yaml").read_text(encoding="utf-8")
+    header = text[: text.index("\nmodel:")]
+    assert f"train {name}" in header
+    assert "hardware:" in header
+    assert "result:" in header
+    assert ("hours:" in header and "ot yet run by us" in header) or name == "digits"
 
-    config = recipes.load(name)
-    assert timm.is_model(config.model)
-    assert config.output == f"runs/{name}"
+
+def test_stages_begin_where_the_one_before_ended() -> None:
+    first, second, third = recipes.load_stages("three-stage", {"seed": 7}).values()
+    assert [each.image_size for each in (first, second, third)] == [128, 224, 224]
+    assert [each.epochs for each in (first, second, third)] == [300, 100, 20]
+    assert first.initial_weights is None
+    for before, after in ((first, second), (second, third)):
+        assert after.initial_weights == f"{before.output}/last.safetensors"
+    assert {each.seed for each in (first, second, third)} == {7}
+    with pytest.raises(ConfigError, match=r"several stages: pretrain-128, train-224"):
+        recipes.load("three-stage")
+
+
+@pytest.mark.parametrize("base", ["digits", "imagenet-vittt-tiny"])
+@pytest.mark.parametrize("ablation", ABLATIONS)
+def test_every_ablation_of_a_recipe(base: str, ablation: str) -> None:
+    plain, config = recipes.load(base), recipes.load(f"{base}+{ablation}")
+    assert config.output == f"runs/{base}+{ablation}"
+    arguments = {**plain.model_args, **ABLATIONS[ablation].keywords}
+    assert config == dataclasses.replace(plain, model_args=arguments, output=config.output)
+    with torch.device("meta"):
+        timm.create_model(config.model, **config.model_args)
 
 
 def test_recipe_from_a_file_with_overrides(tmp_path: Path) -> None:
@@ -87,6 +118,14 @@ def test_bad_recipes_are_explained(tmp_path: Path) -> None:
         recipes.load(str(path))
     path.write_text("epochs: many\nwarmup_epochs: 0")
     with pytest.raises(ConfigError, match=r"epochs.*many"):
+        recipes.load(str(path))
+    with pytest.raises(ConfigError, match=r"unknown ablation 'duel'; known are .*dual"):
+        recipes.load("digits+duel")
+    path.write_text("stages: {one: {epohcs: 3}}")
+    with pytest.raises(ConfigError, match=r"stage one.*'epohcs'; nearest: epochs"):
+        recipes.load(str(path))
+    path.write_text("stages: []")
+    with pytest.raises(ConfigError, match="stages must map names to fields"):
         recipes.load(str(path))
     path.write_text("- epochs")
     with pytest.raises(ConfigError, match="must map"):

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -15,7 +14,8 @@ from vision_ttt.cli.main import main
 from vision_ttt.cli.run_report import _decodable, write_run_report
 from vision_ttt.data import DatasetError, ImageError
 from vision_ttt.engine import TrainConfig, train
-from vision_ttt.engine.checkpoint import CheckpointError, load_model, read_state
+from vision_ttt.engine.checkpoint import load_model
+from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.errors import nearest
 
 Fields = Callable[..., dict]
@@ -80,24 +80,6 @@ def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path
     assert (run_dir / "last.safetensors").read_bytes() != weights
 
 
-@pytest.mark.parametrize("kept", [0, 100, 5000])
-def test_a_truncated_state(tiny_fields: Fields, kept: int) -> None:
-    config = TrainConfig(**tiny_fields(epochs=1))
-    path = train(config).run_dir / "last.state.pt"
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(CheckpointError, match=r"last\.state\.pt"):
-        train(config, resume=True)
-
-
-def test_a_state_without_a_part(tiny_fields: Fields) -> None:
-    path = train(TrainConfig(**tiny_fields(epochs=1))).run_dir / "last.state.pt"
-    content = torch.load(path, weights_only=True)
-    del content["optimizer"]
-    torch.save(content, path)
-    with pytest.raises(CheckpointError, match="optimizer"):
-        read_state(path)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -113,10 +95,9 @@ def test_a_state_without_a_part(tiny_fields: Fields) -> None:
 def test_damaged_input_metadata(tiny_fields: Fields, change: dict) -> None:
     path = train(TrainConfig(**tiny_fields(epochs=1))).run_dir / "last.safetensors"
     with safe_open(path, "pt") as file:
-        ((key, text),) = file.metadata().items()
-    metadata = json.loads(text)
+        metadata = json.loads(file.metadata()["vision_ttt"])
     metadata["input"] |= change
-    save_file(load_file(path), path, {key: json.dumps(metadata)})
+    save_file(load_file(path), path, {"vision_ttt": json.dumps(metadata)})
     with pytest.raises(CheckpointError, match="damaged vision-ttt metadata"):
         load_model(path)
 
@@ -126,7 +107,7 @@ def test_weights_that_are_not_finite_predict_nothing(
 ) -> None:
     path = train(TrainConfig(**tiny_fields(epochs=1))).run_dir / "last.safetensors"
     with safe_open(path, "pt") as file:
-        metadata = file.metadata()
+        metadata = {"vision_ttt": file.metadata()["vision_ttt"]}
     weights = load_file(path)
     weights["head.bias"][0] = float("nan")
     save_file(weights, path, metadata)

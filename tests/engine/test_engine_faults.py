@@ -1,17 +1,35 @@
 """NaN, infinity and a full disk stop a run; the message names the place, the checkpoint stays."""
 
+import dataclasses
 import errno
+import itertools
+import json
+import multiprocessing
 import os
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import get_worker_info
 
+from vision_ttt.cli.main import main
+from vision_ttt.data import LoaderError, open_dataset
+from vision_ttt.data.sources import FolderImages
 from vision_ttt.engine import NonFiniteError, TrainConfig, load_model, train
-from vision_ttt.engine.faults import find_non_finite, stop_on_interrupt
+from vision_ttt.engine.building import data_config
+from vision_ttt.engine.faults import find_non_finite, stop_on_signals
+from vision_ttt.engine.inputs import dataset_spec, transformed
 from vision_ttt.engine.logs import RunLog
+from vision_ttt.engine.non_finite import replay
+from vision_ttt.engine.run_directory import checkpoints
+from vision_ttt.engine.state import TrainState, read_state
+from vision_ttt.engine.step import Outcome
+from vision_ttt.layers import TTTLinear
 
 Fields = Callable[..., dict]
 
@@ -64,22 +82,25 @@ def test_place_of_the_first_non_finite_number() -> None:
     assert "loss" in _where(_Net(""), images)
 
 
+def _poison(monkeypatch: pytest.MonkeyPatch, kind: str, passes: Container[int]) -> None:
+    """Make some training passes of a TTT layer NaN, counted from 0, and their repetitions."""
+    original, numbers, poisoned = TTTLinear.forward, itertools.count(), []
+
+    def forward(self: TTTLinear, *inputs: object, **more: object) -> Tensor:
+        output = original(self, *inputs, **more)
+        if self.training and torch.is_grad_enabled():
+            poisoned[:] = [next(numbers) in passes]
+        bad = self.training and poisoned[0]
+        return _Poison.apply(output, kind == "output") if bad else output
+
+    monkeypatch.setattr(TTTLinear, "forward", forward)
+
+
 @pytest.mark.parametrize("kind", ["output", "gradient"])
 def test_training_stops_at_the_step_and_keeps_the_checkpoint(
     tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    from vision_ttt.layers import TTTLinear
-
-    original, calls = TTTLinear.forward, []
-
-    def forward(self: TTTLinear, *inputs: object, **more: object) -> Tensor:
-        output = original(self, *inputs, **more)
-        calls.append(self.training)
-        # Six training passes: the second update of the second epoch.
-        poisoned = self.training and calls.count(True) >= 6
-        return _Poison.apply(output, kind == "output") if poisoned else output
-
-    monkeypatch.setattr(TTTLinear, "forward", forward)
+    _poison(monkeypatch, kind, {5})  # the second update of the second epoch
     config = TrainConfig(**tiny_fields())
     with pytest.raises(NonFiniteError, match=r"last\.safetensors") as caught:
         train(config)
@@ -92,11 +113,79 @@ def test_training_stops_at_the_step_and_keeps_the_checkpoint(
     assert len(train(config, resume=True).metrics["epochs"]) == 2
 
 
+def test_the_batch_is_saved_for_replay(
+    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(**tiny_fields(accumulation_steps=2))
+    with monkeypatch.context() as patch:
+        _poison(patch, "output", {11})  # the second half of update 5
+        with pytest.raises(NonFiniteError, match=r"update 5 .*saved as .*non-finite"):
+            train(config)
+    (path,) = (Path(config.output) / "non-finite").iterdir()
+    weights, passes, told = replay(path)
+    assert (told["update"], told["epoch"], told["config"]["seed"]) == (5, 1, 0)
+    assert "blocks.0.mixer.ttt" in told["where"]
+    # The images are those that the training set has there, augmented for that epoch.
+    ((images, targets, indices),) = (
+        (each["images"], each["targets"], each["indices"]) for each in passes
+    )
+    train_set, _ = transformed(
+        open_dataset(dataset_spec(config)), data_config(load_model(_last(config))[0]), config
+    )
+    train_set.epoch = told["epoch"]
+    for image, target, index in zip(images, targets, indices, strict=True):
+        expected, label, _ = train_set[int(index)]
+        assert torch.equal(image, expected)
+        assert target == label
+    # The weights are those the batch met: one update after the checkpoint.
+    checkpointed = read_state(checkpoints(Path(config.output))[0])
+    assert checkpointed.state.update == 4
+    assert weights.keys() == checkpointed.model.keys()
+    assert not torch.equal(weights["head.weight"], checkpointed.model["head.weight"])
+    model, _ = load_model(_last(config))
+    model.load_state_dict(weights)
+    assert torch.isfinite(model(images)).all()  # without the poison
+
+
+def test_updates_may_be_skipped_which_leaves_everything_as_it_was(
+    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = TrainConfig(**tiny_fields(non_finite="skip", ema_decay=0.9, checkpoint_every=1))
+    with monkeypatch.context() as patch:
+        _poison(patch, "gradient", {3, 5})
+        result = train(dataclasses.replace(config, keep_checkpoints=8))
+    assert result.metrics["skipped_updates"] == [3, 5]
+    assert "skipped update 5" in caplog.text
+    saved = [read_state(path) for path in reversed(checkpoints(result.run_dir))]
+    for update in range(1, 8):
+        before, after = saved[update - 1], saved[update]
+        same = torch.equal(before.model["head.weight"], after.model["head.weight"])
+        assert same == (update in (3, 5))
+        for part in ("model", "average", "moments"):
+            one, other = getattr(before, part), getattr(after, part)
+            assert all(torch.equal(one[name], other[name]) for name in one) == same
+    assert all(row["train_loss"] < 10 for row in result.metrics["epochs"])
+
+
+@pytest.mark.parametrize(("batch_size", "last"), [(4, 5), (1, 11)])
+def test_skipping_ends_after_ten_in_a_row_or_an_epochs_updates(
+    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch, batch_size: int, last: int
+) -> None:
+    _poison(monkeypatch, "output", range(2, 100))
+    config = TrainConfig(**tiny_fields(non_finite="skip", epochs=10, batch_size=batch_size))
+    with pytest.raises(NonFiniteError, match=f"update {last} "):
+        train(config)
+
+
+def _last(config: TrainConfig) -> Path:
+    return Path(config.output) / "last.safetensors"
+
+
 def test_nan_before_any_checkpoint(tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
     import vision_ttt.data.loading as loading
 
-    def poisoned(items: list) -> dict:
-        batch = original(items)
+    def poisoned(items: list, image_shape: tuple[int, ...]) -> dict:
+        batch = original(items, image_shape)
         batch["images"][0, 0, 0, 0] = float("nan")
         return batch
 
@@ -112,17 +201,15 @@ def test_full_disk_keeps_the_last_checkpoint(
     tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TrainConfig(**tiny_fields())
-    original, writes = os.fsync, []
+    original = os.fsync
 
     def full(descriptor: int) -> None:
-        writes.append(descriptor)
-        # Two descriptions, four files of the first epoch, then the second epoch's state.
-        if len(writes) > 6:
+        if (Path(config.output) / "metrics.json").exists():  # the last file of the first epoch
             raise OSError(errno.ENOSPC, "No space left on device")
         original(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left.*former content is kept.*last\.state\.pt"):
+    with pytest.raises(OSError, match=r"No space left.*former content is kept.*last\.safetensors"):
         train(config)
     monkeypatch.undo()
     run = Path(config.output)
@@ -131,13 +218,84 @@ def test_full_disk_keeps_the_last_checkpoint(
     assert len(train(config, resume=True).metrics["epochs"]) == 2
 
 
-def test_second_interrupt_is_immediate() -> None:
-    import signal
+_UNDER_A_LIMIT = """
+import resource, signal, sys
+from vision_ttt.cli.main import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then writing fails, as on a full disk
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.exit(main(["train", sys.argv[2], "--resume"]))
+"""
 
+
+def test_the_system_refuses_to_write_on(tiny_fields: Fields, tmp_path: Path) -> None:
+    """Half of a checkpoint is written when the system says no; the one before is whole."""
+    whole = train(TrainConfig(**tiny_fields(output=str(tmp_path / "whole"), epochs=3)))
+    config = TrainConfig(**tiny_fields(epochs=3))
+    with pytest.MonkeyPatch.context() as patch:
+        _poison(patch, "output", {6})
+        with pytest.raises(NonFiniteError):
+            train(config)
+    (checkpoint,) = checkpoints(Path(config.output))
+    limit = str(checkpoint.stat().st_size // 2)
+    recipe = str(Path(config.output) / "config.yaml")
+    process = subprocess.run(
+        [sys.executable, "-c", _UNDER_A_LIMIT, limit, recipe],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 2, process.stderr
+    assert "File too large (nothing was written)" in process.stderr
+    assert "checkpoints/update-000000008" in process.stderr
+    assert "Traceback" not in process.stderr
+    assert checkpoints(Path(config.output)) == [checkpoint]
+    assert not list(Path(config.output).rglob("*.part"))
+    resumed = train(config, resume=True)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name])
+
+
+def test_a_folder_that_cannot_be_written(
+    tiny_fields: Fields, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    recipe = tmp_path / "recipe.yaml"
+    for place in (tmp_path / "file" / "run", Path("/proc/run")):
+        recipe.write_text(json.dumps(tiny_fields(output=str(place))))
+        assert main(["train", str(recipe)]) == 2
+        (told,) = capsys.readouterr().err.splitlines()
+        assert str(place) in told
+
+
+def test_a_hanging_worker_times_out(
+    tiny_fields: Fields, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (image_folder / "train" / "dark" / "0.png").unlink()
+    os.mkfifo(image_folder / "train" / "dark" / "0.png")  # reading it never ends
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(tiny_fields(num_workers=1, loader_timeout=1.5)))
+    assert main(["train", str(recipe)]) == 4
+    assert "no worker process delivered a batch within 1.5 s" in capsys.readouterr().err
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_dies_is_told(tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(self: FolderImages, index: int) -> None:
+        if get_worker_info() is None:
+            return original(self, index)
+        return os.kill(os.getpid(), signal.SIGKILL)
+
+    original = FolderImages.__getitem__
+    monkeypatch.setattr(FolderImages, "__getitem__", killed)
+    with pytest.raises(LoaderError, match="worker process died"):
+        train(TrainConfig(**tiny_fields(num_workers=1)))
+
+
+def test_second_interrupt_is_immediate() -> None:
     former = signal.getsignal(signal.SIGINT)
-    with stop_on_interrupt() as request:
+    with stop_on_signals() as request:
         signal.raise_signal(signal.SIGINT)
-        assert request.made
+        assert request.signal == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is former
@@ -149,8 +307,9 @@ def test_full_disk_under_tensorboard_is_named(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    figures = dict.fromkeys(("loss", "learning_rate", "gradient_norm", "images_per_second"), 1.0)
-    with RunLog(tmp_path, first_update=0, show_progress=False) as log:
+    state = TrainState(update=1, images=1, epoch_seconds=1.0)
+    outcome = Outcome(loss_sum=1.0, images=1, gradient_norm=1.0, stop_votes=0.0, passes=())
+    with RunLog(tmp_path, TrainConfig(), torch.device("cpu"), state, 1, False) as log:
         monkeypatch.setattr(log.events, "add_scalar", full)
         with pytest.raises(OSError, match=r"No space left.*tensorboard"):
-            log.update(epoch=0, epochs=1, update=1, updates=1, **figures)
+            log.update(state, outcome, 1e-3)

@@ -17,16 +17,19 @@ import torch
 from PIL import Image
 from timm.data.dataset import IterableImageDataset
 from torch import nn
+from torch.utils.data import DataLoader
 
 from vision_ttt import recipes
 from vision_ttt.data import ImageError
-from vision_ttt.engine import ConfigError, TrainConfig, TrainResult, load_model, train
-from vision_ttt.engine.checkpoint import read_state
+from vision_ttt.data.loading import Batch
+from vision_ttt.engine import ConfigError, Preempted, TrainConfig, TrainResult, load_model, train
 from vision_ttt.engine.optimisation import make_optimizer, make_scheduler
+from vision_ttt.engine.run_directory import checkpoints
+from vision_ttt.engine.state import read_state
 from vision_ttt.errors import Interrupted
 
 Fields = Callable[..., dict]
-TIMES = ("seconds", "images_per_second")
+TIMES = ("seconds", "images_per_second", "data_share", "memory_bytes")
 
 
 def _same_weights(first: nn.Module, second: nn.Module) -> bool:
@@ -65,7 +68,8 @@ def test_run_directory(tiny_fields: Fields) -> None:
         "metrics.json",
         "tensorboard",
         "last.safetensors",
-        "last.state.pt",
+        "best.safetensors",
+        "checkpoints",
     }
     assert recipes.load(str(run / "config.yaml")) == config
     assert "torch" in json.loads((run / "environment.json").read_text())["versions"]
@@ -165,8 +169,9 @@ def test_resuming_from_an_epochs_end(tiny_fields: Fields, tmp_path: Path) -> Non
     assert again.evaluation.accuracy == whole.evaluation.accuracy
 
 
-def test_ctrl_c_from_outside_exits_130_with_a_checkpoint(
-    tiny_fields: Fields, tmp_path: Path
+@pytest.mark.parametrize(("asked", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_request_to_stop_from_outside_leaves_a_checkpoint(
+    tiny_fields: Fields, tmp_path: Path, asked: signal.Signals, code: int
 ) -> None:
     fields = tiny_fields(epochs=10_000, num_workers=1)
     recipe = tmp_path / "recipe.yaml"
@@ -182,14 +187,37 @@ def test_ctrl_c_from_outside_exits_130_with_a_checkpoint(
         for line in process.stderr:
             if "epoch 1/" in line:
                 break
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to workers, too
-        _, said = process.communicate(timeout=60)
+        os.killpg(process.pid, asked)  # as terminals and schedulers do: to workers, too
+        _, said = process.communicate(timeout=30)  # the grace time that schedulers give
     finally:
         process.kill()
-    assert process.returncode == 130, said
+    assert process.returncode == code, said
     assert "--resume" in said
     assert "Traceback" not in said
-    load_model(run / "last.safetensors")
+    _, metadata = load_model(run / "last.safetensors")
+    assert read_state(checkpoints(run)[0]).state.update == metadata.update
+
+
+def test_preempted_in_the_course_of_an_evaluation(
+    tiny_fields: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = sys.modules["vision_ttt.engine.evaluate"]  # hidden by its function of that name
+    whole = _run(tiny_fields, output=str(tmp_path / "whole"))
+    config = TrainConfig(**tiny_fields(output=str(tmp_path / "parts")))
+    original = evaluation.watched
+
+    def terminated(loader: DataLoader) -> Iterator[Batch]:
+        for batch in original(loader):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "watched", terminated)
+        with pytest.raises(Preempted, match="update 4 "):
+            train(config)
+    resumed = train(config, resume=True)
+    assert _same_weights(whole.model, resumed.model)
+    assert _untimed(whole.metrics) == _untimed(resumed.metrics)
 
 
 def test_a_run_is_not_overwritten_by_accident(tiny_fields: Fields) -> None:
@@ -369,10 +397,10 @@ def test_streamed_dataset_trains_and_resumes_mid_epoch(
 def test_average_warms_up_and_is_what_is_saved(tiny_fields: Fields) -> None:
     config = TrainConfig(**tiny_fields(ema_decay=0.9999, learning_rate=1e-2))
     result = train(config)
-    saved = read_state(result.run_dir / "last.state.pt")
+    saved = read_state(checkpoints(result.run_dir)[0])
     loaded, metadata = load_model(result.run_dir / "last.safetensors")
     assert metadata.averaged
-    average, raw = saved["average"]["head.weight"], saved["model"]["head.weight"]
+    average, raw = saved.average["head.weight"], saved.model["head.weight"]
     assert torch.equal(loaded.head.weight, average)
     # Without warm-up, eight updates of 1e-4 each would leave the average at its start, zero or
     # next to it; with it, the average lags the weights by a few updates.

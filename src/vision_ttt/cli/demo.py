@@ -2,12 +2,12 @@
 
 import jsonargparse
 from rich.console import Console
-from rich.table import Table
 
 from vision_ttt import recipes
 from vision_ttt.cli.main import CommandParser
-from vision_ttt.cli.run_report import write_run_report
+from vision_ttt.cli.run_report import show_summary, write_run_report
 from vision_ttt.engine import train
+from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -29,18 +29,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
     given = {"output": arguments.output, "epochs": arguments.epochs, "seed": arguments.seed}
     config = recipes.load("digits", {name: v for name, v in given.items() if v is not None})
     result = train(config, overwrite=True, progress=True)
-    report = write_run_report(result)
-
-    table = Table(title="vision-ttt demo: handwritten digits", show_header=False)
-    table.add_row("test accuracy", f"{result.evaluation.accuracy:.2%}")
-    table.add_row("parameters", f"{result.metrics['parameters']:,}")
-    table.add_row("training time", f"{result.metrics['seconds']:.0f} s")
-    table.add_row("report", str(report))
-    table.add_row("weights", str(result.run_dir / "last.safetensors"))
-    console = Console()
-    console.print(table)
-    console.print(
-        f"next: vision-ttt predict IMAGE --checkpoint {result.run_dir / 'last.safetensors'}",
+    show_summary(result, write_run_report(result), "vision-ttt demo: handwritten digits")
+    Console().print(
+        f"next: vision-ttt predict IMAGE --checkpoint {result.run_dir / WEIGHTS_FILE}",
         highlight=False,
         soft_wrap=True,
     )

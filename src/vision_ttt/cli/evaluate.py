@@ -5,7 +5,6 @@ import json
 from typing import Any, Literal
 
 import jsonargparse
-from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +12,7 @@ from vision_ttt.cli.main import CommandParser
 from vision_ttt.data import (
     DatasetError,
     DatasetSpec,
+    Share,
     evaluation_transform,
     make_loader,
     open_dataset,
@@ -20,6 +20,8 @@ from vision_ttt.data import (
 )
 from vision_ttt.engine import Evaluation, ModelMetadata, evaluate, load_model
 from vision_ttt.engine.evaluate import BadImages
+from vision_ttt.engine.inputs import even_order
+from vision_ttt.engine.parallel import all_names, make_accelerator
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -72,13 +74,22 @@ def run(arguments: jsonargparse.Namespace) -> int:
     images = with_transform(
         data.part(arguments.split), evaluation_transform(metadata.input), 0, arguments.num_workers
     )
-    loader = make_loader(images, arguments.batch_size, num_workers=arguments.num_workers)
-    accelerator = Accelerator()
-    model, loader = accelerator.prepare(model, loader)
+    accelerator = make_accelerator()
+    loader = make_loader(
+        images,
+        arguments.batch_size,
+        num_workers=arguments.num_workers,
+        order=even_order(images, Share(accelerator.process_index, accelerator.num_processes)),
+        image_shape=metadata.input["input_size"],
+    )
+    model.to(accelerator.device)
     bad_images = BadImages(arguments.skip_bad)
     evaluation = evaluate(
         model, loader, accelerator, bad_images=bad_images, precision=arguments.precision
     )
+    bad_images.names[:] = all_names(bad_images.names, accelerator)
+    if not accelerator.is_main_process:
+        return 0
     report = _report(evaluation, metadata, bad_images)
     console = Console()
     if arguments.json:

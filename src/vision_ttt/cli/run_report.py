@@ -7,10 +7,13 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from rich.table import Table
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.data.loading import BadImage
+from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.files import write_bytes, write_text
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import gradient_magnitude_maps
@@ -71,6 +74,30 @@ def write_run_report(result: TrainResult) -> Path:
     page = render_report(title, _summary(result), list(sections.values()), configuration)
     write_text(report, page)
     return report
+
+
+def show_summary(result: TrainResult, report: Path, title: str | None = None) -> None:
+    """Print a finished run's figures, and where its weights and its report are."""
+    metrics = result.metrics
+    last = metrics["epochs"][-1]
+    table = Table(title=title or f"{metrics['model']} on {metrics['dataset']}", show_header=False)
+    table.add_row("test accuracy", f"{metrics['test_accuracy']:.2%}")
+    table.add_row("best test accuracy", f"{metrics['best_test_accuracy']:.2%}")
+    table.add_row("test loss", f"{metrics['test_loss']:.4f}")
+    if last["inner_loss_reduction"] is not None:
+        table.add_row("inner loss, last against first", f"−{last['inner_loss_reduction']:.0%}")
+    table.add_row("parameters", f"{metrics['parameters']:,}")
+    table.add_row("epochs", str(len(metrics["epochs"])))
+    table.add_row("training time", f"{metrics['seconds']:.0f} s")
+    table.add_row("images per second", f"{last['images_per_second']:.0f}")
+    table.add_row("of it waiting for images", f"{last['data_share']:.1%}")
+    table.add_row("peak memory", f"{last['memory_bytes'] / 2**30:.1f} GiB")
+    for name, left in (("images", "bad_images"), ("updates", "skipped_updates")):
+        if metrics[left]:
+            table.add_row(f"{name} skipped", str(len(metrics[left])))
+    table.add_row("weights", str(result.run_dir / WEIGHTS_FILE))
+    table.add_row("report", str(report))
+    print_whole(table)
 
 
 def _summary(result: TrainResult) -> dict[str, str]:

@@ -1,26 +1,43 @@
 """`vision-ttt train RECIPE [--field value …]`."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 import jsonargparse
-from rich.console import Console
 
 from vision_ttt import recipes
 from vision_ttt.cli.main import CommandParser
-from vision_ttt.cli.run_report import write_run_report
-from vision_ttt.engine import TrainConfig, train
+from vision_ttt.cli.run_report import show_summary, write_run_report
+from vision_ttt.data import LoaderError
+from vision_ttt.engine import NonFiniteError, Preempted, TrainConfig, train
 from vision_ttt.engine.config import FIELDS
+from vision_ttt.engine.run_directory import Resume, is_finished
+
+_LOGGER = logging.getLogger(__name__)
+DIVERGED = 3
+MACHINE_FAILED = 4
+_EXIT_CODES = """Exit codes: 0 finished, or ended by SIGTERM with a checkpoint to go on from; 1 an
+error of vision-ttt itself; 2 something to mend in the command, the recipe, the data or the disk;
+3 the loss or a gradient was not finite; 4 the processes that load images hang or died; 130 Ctrl-C,
+with a checkpoint. After 0 by SIGTERM, 4 and 130 the same command with --resume auto goes on."""
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare the recipe, the two ways to treat an existing run, and one flag per field."""
+    parser.epilog = _EXIT_CODES
     parser.add_argument(
         "recipe",
         type=str,
-        help=f"a packaged recipe ({', '.join(recipes.available())}) or the path of a .yaml file",
+        help=f"a packaged recipe ({', '.join(recipes.available())}), one with an ablation, such as"
+        " digits+dual, or the path of a .yaml file",
     )
     parser.add_argument(
-        "--resume", type=bool, default=False, help="go on with the run in the output directory"
+        "--resume",
+        type=str,
+        choices=("false", "true", "auto"),
+        default="false",
+        help="go on with the run in the output directory, from its newest whole checkpoint; auto:"
+        " if there is one, else start",
     )
     parser.add_argument(
         "--overwrite",
@@ -32,27 +49,48 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
-    """Parse `argv`, leaving out what was not given: the recipe comes before the defaults."""
-    return parser.parse_command(argv, defaults=False)
+    """Parse `argv`, leaving out what was not given: the recipe comes before the defaults.
+
+    A bare --resume means --resume true.
+    """
+    spelt = []
+    for position, token in enumerate(argv):
+        spelt.append(token)
+        follower = argv[position + 1] if position + 1 < len(argv) else ""
+        if token == "--resume" and follower not in ("false", "true", "auto"):
+            spelt.append("true")
+    return parser.parse_command(spelt, defaults=False)
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
-    """Train, and say where the results are."""
+    """Train every stage of the recipe, and say where the results are."""
     given = arguments.as_dict()
-    config = recipes.load(
-        arguments.recipe, {name: value for name, value in given.items() if name in FIELDS}
-    )
-    result = train(
-        config,
-        resume=given.get("resume", False),
-        overwrite=given.get("overwrite", False),
-        progress=True,
-    )
-    report = write_run_report(result)
-    Console().print(
-        f"test accuracy {result.evaluation.accuracy:.2%} after {config.epochs} epochs"
-        f" ({result.metrics['seconds']:.0f} s); the report is {report}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    overrides = {name: value for name, value in given.items() if name in FIELDS}
+    resume = {"false": False, "true": True, "auto": "auto"}[given.get("resume", "false")]
+    overwrite = given.get("overwrite", False)
+    try:
+        _train_stages(recipes.load_stages(arguments.recipe, overrides), resume, overwrite)
+    except Preempted as preemption:
+        _LOGGER.info("%s", preemption)
+        return 0
+    except NonFiniteError as error:
+        _LOGGER.error("error: %s", str(error))
+        return DIVERGED
+    except LoaderError as error:
+        _LOGGER.error("error: %s", str(error))
+        return MACHINE_FAILED
     return 0
+
+
+def _train_stages(stages: Mapping[str, TrainConfig], resume: Resume, overwrite: bool) -> None:
+    for number, (name, config) in enumerate(stages.items()):
+        if len(stages) > 1:
+            if resume and is_finished(config):
+                _LOGGER.info("stage %s is finished: %s", name, config.output)
+                continue
+            _LOGGER.info("stage %s (%d of %d)", name, number + 1, len(stages))
+            # Where the first stage is resumed, a later one may not have begun.
+            resume = "auto" if resume and number else resume
+        result = train(config, resume=resume, overwrite=overwrite, progress=True)
+        if result.is_main:
+            show_summary(result, write_run_report(result))

@@ -4,14 +4,17 @@ from vision_ttt.data.digits import Digits
 from vision_ttt.data.images import ImageError, find_images, open_image
 from vision_ttt.data.loading import (
     BadImage,
-    EpochOrder,
+    LoaderError,
     StreamedImages,
     TransformedImages,
     evaluation_transform,
     make_loader,
     train_transform,
+    watched,
     with_transform,
 )
+from vision_ttt.data.order import EpochOrder, EvenOrder, Share
+from vision_ttt.data.shards import ShardImages
 from vision_ttt.data.sources import DatasetError, DatasetSpec, ImageSplits, open_dataset
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "ImageSplits",
     "DatasetError",
     "Digits",
+    "ShardImages",
     "open_image",
     "find_images",
     "ImageError",
@@ -28,7 +32,11 @@ __all__ = [
     "with_transform",
     "BadImage",
     "EpochOrder",
+    "EvenOrder",
+    "Share",
     "make_loader",
+    "watched",
+    "LoaderError",
     "train_transform",
     "evaluation_transform",
 ]

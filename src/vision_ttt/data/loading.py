@@ -1,10 +1,13 @@
-"""From images to batches: transforms, seeded augmentation, order, and the damaged images' names."""
+"""From images to batches: transforms, seeded augmentation, and the damaged images' names."""
 
+import multiprocessing
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -12,13 +15,15 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from vision_ttt.data.images import ImageError
+from vision_ttt.errors import UserError
 
 Transform = Callable[[Image.Image], Tensor]
 Batch = dict[str, Any]
-"""images [B, 3, H, W] float32, targets [B] int64, bad: the names and reasons of images left out."""
+"""images [B, 3, H, W] float32, targets and indices [B] int64 (the indices are the images' places in
+the dataset), bad: the names and reasons of images left out."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,16 @@ class BadImage:
     reason: str
 
 
-class TransformedImages(Dataset):
-    """Images as tensors [3, H, W] with class indices; one that does not decode is a `BadImage`.
+Item = tuple[Tensor, int, int] | BadImage
+"""An image [3, H, W], its class and its place in the dataset."""
 
-    The augmentation of an image depends on (seed, epoch, index) and nothing else: not on the number
-    of worker processes, not on the images before it. Set `epoch` before each epoch.
+
+class TransformedImages(Dataset):
+    """Images as tensors [3, H, W] with class and index; one that does not decode is a `BadImage`.
+
+    The augmentation of an image depends on (seed, epoch, number) and nothing else: not on the
+    number of processes, not on the images before it. Set `epoch` before each epoch. A number of
+    `index + k * length` is image `index`, augmented otherwise (see `EpochOrder`).
     """
 
     def __init__(self, images: Dataset, transform: Transform, seed: int = 0) -> None:
@@ -45,31 +55,60 @@ class TransformedImages(Dataset):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int] | BadImage:
+    def __getitem__(self, number: int) -> Item:
+        with isolated_generators():
+            return self._item(number)
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
+        """The items of a batch; DataLoader asks for them so, which spares isolating each."""
+        with isolated_generators():
+            return [self._item(number) for number in numbers]
+
+    def _item(self, number: int) -> Item:
+        index = number % len(self)
         try:
             image, target = self.images[index]
         except ImageError as error:
             return BadImage(error.name, error.reason)
-        with isolated_seed(self.seed, self.epoch, index):
-            return self.transform(image), target
+        seed_generators(self.seed, self.epoch, number)
+        return self.transform(image), target, index
 
 
 class StreamedImages(IterableDataset):
-    """The same for datasets that can only be read in order (timm's wds/, tfds/, hfids/)."""
+    """The same for datasets that can only be read in order (timm's wds/, tfds/, hfids/).
 
-    def __init__(self, images: IterableDataset, transform: Transform, num_workers: int) -> None:
+    Their order is timm's; the augmentation depends on (seed, epoch, index), an image's index being
+    its turn among the worker processes.
+    """
+
+    def __init__(
+        self, images: IterableDataset, transform: Transform, seed: int, num_workers: int
+    ) -> None:
         self.images = images
         self.transform = transform
+        self.seed = seed
         self.epoch = 0
         self.images.set_loader_cfg(num_workers=num_workers)
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+    def __iter__(self) -> Iterator[Item]:
         self.images.set_epoch(self.epoch)
-        for image, target in self.images:
-            yield self.transform(image), target
+        reader = self.images.reader
+        # timm's webdataset reader draws its order from a generator that it sets up with this; kept,
+        # it would make an epoch's order depend on the epochs before.
+        if hasattr(reader, "ds"):
+            reader.ds = None
+            reader.worker_seed = self.seed + self.epoch  # worker processes have their own
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        for turn, (image, target) in enumerate(self.images):
+            index = first + turn * step
+            with isolated_generators():
+                seed_generators(self.seed, self.epoch, index)
+                image = self.transform(image)
+            yield image, target, index
 
 
 def with_transform(
@@ -77,41 +116,19 @@ def with_transform(
 ) -> TransformedImages | StreamedImages:
     """Return `images` as tensors by `transform`, whether they are random-access or streamed."""
     if isinstance(images, IterableDataset):
-        return StreamedImages(images, transform, num_workers)
+        return StreamedImages(images, transform, seed, num_workers)
     return TransformedImages(images, transform, seed)
 
 
-class EpochOrder(Sampler[int]):
-    """A seeded random order of `length` indices per epoch, cut to `taken` and begun anywhere."""
-
-    def __init__(self, length: int, taken: int, seed: int) -> None:
-        self.length = length
-        self.taken = taken
-        self.seed = seed
-        self.epoch = 0
-        self.skipped = 0
-
-    # Not called set_epoch: accelerate would call that with a count of its own.
-    def begin(self, epoch: int, skipped: int = 0) -> None:
-        """Set the epoch that the next iteration orders, and how many of its indices to skip."""
-        self.epoch = epoch
-        self.skipped = skipped
-
-    def __len__(self) -> int:
-        return self.taken - self.skipped
-
-    def __iter__(self) -> Iterator[int]:
-        order = np.random.default_rng((self.seed, self.epoch)).permutation(self.length)
-        return iter(order[self.skipped : self.taken].tolist())
-
-
-def collate(items: Sequence[tuple[Tensor, int] | BadImage]) -> Batch:
-    """Stack the good images and list the bad ones."""
+def collate(items: Sequence[Item], image_shape: Sequence[int] = (3, 1, 1)) -> Batch:
+    """Stack the good images and list the bad ones; `image_shape` is for batches of bad ones."""
     bad = [item for item in items if isinstance(item, BadImage)]
     good = [item for item in items if not isinstance(item, BadImage)]
+    images = [image for image, _, _ in good]
     return {
-        "images": torch.stack([image for image, _ in good]) if good else torch.empty(0, 3, 1, 1),
-        "targets": torch.tensor([target for _, target in good], dtype=torch.int64),
+        "images": torch.stack(images) if good else torch.empty(0, *image_shape),
+        "targets": torch.tensor([target for _, target, _ in good], dtype=torch.int64),
+        "indices": torch.tensor([index for _, _, index in good], dtype=torch.int64),
         "bad": [(item.name, item.reason) for item in bad],
     }
 
@@ -121,21 +138,57 @@ def make_loader(
     batch_size: int,
     *,
     num_workers: int = 0,
-    order: EpochOrder | None = None,
+    order: Sampler[int] | None = None,
     seed: int = 0,
+    timeout: float = 0.0,
+    image_shape: Sequence[int] = (3, 1, 1),
 ) -> DataLoader:
-    """Return a loader of `Batch`es, in the dataset's own order where `order` is None."""
+    """Return a loader of `Batch`es, in the dataset's own order where `order` is None.
+
+    Args:
+        timeout: seconds to wait for a worker's batch, see `watched`; 0: for ever.
+        image_shape: shape of the empty tensor that stands for a batch of bad images.
+    """
     return DataLoader(
         dataset,
         batch_size=batch_size,
         sampler=order,
         num_workers=num_workers,
-        collate_fn=collate,
+        collate_fn=partial(collate, image_shape=tuple(image_shape)),
         # Without one, each new iterator would draw from the global generator.
         generator=torch.Generator().manual_seed(seed),
-        worker_init_fn=_ignore_interrupts if num_workers else None,
+        worker_init_fn=_ignore_stop_requests if num_workers else None,
+        timeout=timeout if num_workers else 0.0,
         pin_memory=torch.cuda.is_available(),
     )
+
+
+def watched(loader: DataLoader) -> Iterator[Batch]:
+    """Go through a loader's batches.
+
+    Raises:
+        LoaderError: a worker process was silent for longer than the loader's timeout, or died.
+    """
+    before = set(multiprocessing.active_children())
+    try:
+        yield from loader
+    except RuntimeError as error:
+        message = str(error)
+        if "timed out after" in message:
+            # The loader ends its workers by SIGTERM, of which they ignore the first.
+            for worker in set(multiprocessing.active_children()) - before:
+                worker.terminate()
+            raise LoaderError(
+                f"no worker process delivered a batch within {loader.timeout:g} s: the storage may"
+                " hang, or loader_timeout be too short"
+            ) from error
+        if "exited unexpectedly" in message or "is killed by signal" in message:
+            raise LoaderError(f"a worker process died: {message.splitlines()[0]}") from error
+        raise
+
+
+class LoaderError(UserError, RuntimeError):
+    """The processes that load images hang or died."""
 
 
 def train_transform(
@@ -180,13 +233,9 @@ def evaluation_transform(data_config: dict[str, Any]) -> Transform:
 
 
 @contextmanager
-def isolated_seed(*key: int) -> Iterator[None]:
-    """Seed Python's, NumPy's and torch's CPU generators by `key`, and restore them afterwards."""
+def isolated_generators() -> Iterator[None]:
+    """Restore Python's, NumPy's and torch's CPU generators afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    seed = int(np.random.SeedSequence(key).generate_state(1)[0])
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
@@ -195,6 +244,20 @@ def isolated_seed(*key: int) -> Iterator[None]:
         torch.set_rng_state(states[2])
 
 
-def _ignore_interrupts(_worker: int) -> None:
-    # Ctrl-C reaches the whole process group; the main process decides when to stop.
+def seed_generators(*key: int) -> None:
+    """Seed Python's, NumPy's and torch's CPU generators by a tuple of counters."""
+    seed = int(np.random.SeedSequence(key).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
+def _ignore_stop_requests(_worker: int) -> None:
+    # Ctrl-C reaches the whole process group, a scheduler's SIGTERM often, too; the main process
+    # decides when to stop. It ends its workers by SIGTERM: the second one counts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _ignore_once)
+
+
+def _ignore_once(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

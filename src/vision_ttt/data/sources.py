@@ -1,6 +1,7 @@
-"""From a dataset's name to its images: the digits, a folder, or whatever timm reads."""
+"""From a dataset's name to its images: the digits, a folder, shards, or whatever timm reads."""
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +17,14 @@ from torchvision.datasets import ImageFolder
 
 from vision_ttt.data.digits import Digits
 from vision_ttt.data.images import ImageError, open_image
-from vision_ttt.errors import UserError
+from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages
 
 _LOGGER = logging.getLogger(__name__)
 _TEST_FOLDERS = ("val", "validation", "test")
-ACCEPTED = "'digits', an image folder, or a name timm.data.create_dataset reads such as hfds/NAME"
-
-
-class DatasetError(UserError, ValueError):
-    """A dataset that cannot be used; names it and what is wrong."""
+ACCEPTED = (
+    "'digits', an image folder, a folder of *.tar shards, or a name timm.data.create_dataset reads"
+    " such as hfds/NAME"
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def open_dataset(spec: DatasetSpec) -> ImageSplits:
         return ImageSplits(Digits("train"), Digits("test"), Digits.classes)
     folder = Path(spec.dataset).expanduser()
     if folder.is_dir():
-        return _open_folder(folder, spec.test_fraction)
+        shards = sorted(folder.rglob("*.tar"))
+        return _open_shards(shards, spec) if shards else _open_folder(folder, spec.test_fraction)
     prefix, slash, _ = spec.dataset.partition("/")
     if slash and prefix.lower() in ("hfds", "hfids", "tfds", "wds", "torch"):
         return _open_timm(spec)
@@ -127,23 +128,66 @@ def _open_folder(root: Path, test_fraction: float) -> ImageSplits:
             )
         return ImageSplits(train, test, tuple(train.classes))
     images = FolderImages(root)
-    rarest, count = min(Counter(images.targets).items(), key=lambda item: item[1])
+    return _split(images, images.targets, tuple(images.classes), root, test_fraction)
+
+
+def _open_shards(shards: list[Path], spec: DatasetSpec) -> ImageSplits:
+    root = Path(spec.dataset).expanduser()
+    test = [path for path in shards if _is_for_test(path.relative_to(root))]
+    train = [path for path in shards if path not in test]
+    if not train:
+        raise DatasetError(f"all shards in {root} are for test, by their names")
+    images = ShardImages(train)
+    test_images = ShardImages(test) if test else None
+    labels = {*images.targets, *(test_images.targets if test_images else ())}
+    classes = _shard_classes(root, labels, spec.num_classes)
+    if test_images is None:
+        return _split(images, images.targets, classes, root, spec.test_fraction)
+    return ImageSplits(images, test_images, classes)
+
+
+def _is_for_test(path: Path) -> bool:
+    """Whether a folder or a word of the name says so: val/0.tar, imagenet-validation-00.tar."""
+    words = re.split(r"[^a-z]+", str(path.with_suffix("")).lower())
+    return any(name in words for name in _TEST_FOLDERS)
+
+
+def _shard_classes(root: Path, labels: set[int], num_classes: int | None) -> tuple[str, ...]:
+    path = root / CLASSES_FILE
+    if path.is_file():
+        names = path.read_text(encoding="utf-8").splitlines()
+    else:
+        names = [str(index) for index in range(num_classes or max(labels) + 1)]
+    if min(labels) < 0 or max(labels) >= len(names):
+        raise DatasetError(
+            f"the shards in {root} have class indices from {min(labels)} to {max(labels)}, but"
+            f" there are {len(names)} classes"
+        )
+    if len(names) < 2:
+        raise DatasetError(f"the shards in {root} have one class; at least 2 are needed")
+    return tuple(names)
+
+
+def _split(
+    images: Dataset, targets: Sequence[int], classes: tuple[str, ...], root: Path, fraction: float
+) -> ImageSplits:
+    rarest, count = min(Counter(targets).items(), key=lambda item: item[1])
     if count < 2:
         raise DatasetError(
-            f"class folder {root / images.classes[rarest]} has {count} image; at least 2 are needed"
-            " to split the folder into training and test images"
+            f"class {classes[rarest]} of {root} has {count} image; at least 2 are needed to split"
+            " the folder into training and test images"
         )
     try:
         # The split must not follow the seed: `eval` has to find the same test images.
         train_indices, test_indices = train_test_split(
-            np.arange(len(images)), test_size=test_fraction, stratify=images.targets, random_state=0
+            np.arange(len(images)), test_size=fraction, stratify=targets, random_state=0
         )
     except ValueError as error:
-        raise DatasetError(f"image folder {root} cannot be split for test: {error}") from error
+        raise DatasetError(f"{root} cannot be split for test: {error}") from error
     return ImageSplits(
         Subset(images, np.sort(train_indices).tolist()),
         Subset(images, np.sort(test_indices).tolist()),
-        tuple(images.classes),
+        classes,
     )
 
 

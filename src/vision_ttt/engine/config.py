@@ -34,11 +34,15 @@ class TrainConfig:
     initial_weights: str | None = None
     """Path of a .safetensors file to start from; its classifier is taken only where its shape fits.
     null: random initialisation."""
+    frozen_layers: int = 0
+    """Layers, counted from the input (first the patch embedding, then the blocks), that stay as
+    they are; the classifier always learns. As many as there are or more: it alone does."""
 
     # The data
     dataset: str = "digits"
     """"digits" (scikit-learn's), an image folder (with train/ and val/ or test/, or one folder per
-    class), or a name that timm.data.create_dataset reads, such as hfds/NAME or wds/NAME."""
+    class), a folder of webdataset shards (*.tar), or a name that timm.data.create_dataset reads,
+    such as hfds/NAME or wds/NAME."""
     dataset_root: str | None = None
     """Folder given to timm.data.create_dataset beside the name; digits and folders have none."""
     train_split: str = "train"
@@ -53,7 +57,9 @@ class TrainConfig:
     skip_bad: bool = False
     """Go on where an image does not decode, and name and count it; otherwise stop."""
     num_workers: int = 0
-    """Processes that decode and augment images; 0: the main process does."""
+    """Processes that decode and augment images, per training process; 0: that itself does."""
+    loader_timeout: float = 300.0
+    """Seconds to wait for a worker's batch before stopping; 0: for ever."""
 
     # Augmentation (of training images)
     crop_scale: float = 0.08
@@ -68,7 +74,11 @@ class TrainConfig:
     color_jitter: float = 0.0
     """Strength of brightness, contrast and saturation jitter (>= 0)."""
     auto_augment: str | None = None
-    """RandAugment or AutoAugment policy in timm's words, e.g. rand-m9-mstd0.5-inc1; null: none."""
+    """Policy in timm's words: RandAugment, e.g. rand-m9-mstd0.5-inc1, AutoAugment, e.g. v0, or
+    ThreeAugment, 3a; null: none."""
+    repeated_augmentation: int = 1
+    """Times that an image is seen, differently augmented, in the batches it is drawn into; an epoch
+    has as many images as ever, so that it sees fewer different ones."""
     random_erasing: float = 0.0
     """Probability that a random rectangle is overwritten with noise (0 to 1)."""
     mixup: float = 0.0
@@ -106,6 +116,9 @@ class TrainConfig:
     ema_decay: float = 0.0
     """Decay of the weights' exponential moving average, per update, warmed up from 0 (0 to <1); the
     average is what is evaluated and saved. 0: no average."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """Where the loss or a gradient is NaN or infinite: stop, or skip the update, which leaves
+    weights, moments and average as they are; ten in a row, or an epoch's, stop all the same."""
 
     # The machine
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -114,12 +127,22 @@ class TrainConfig:
     """Compile the model with torch.compile."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    sharding: Literal["replicated", "sharded"] = "replicated"
+    """How several processes (torchrun) hold the model: each the whole of it (DDP), or each a part
+    of every weight, gradient and moment (FSDP): less memory, more communication."""
 
     # The run
     seed: int = 0
     """Seed of everything random: weights, order, augmentation, drop path (>= 0)."""
     output: str = "runs/train"
     """Run directory, for config, metrics, logs and checkpoints."""
+    checkpoint_every: int | None = None
+    """Updates from one checkpoint to the next; null: at each epoch's end only, where there is one
+    in any case."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that are kept to resume from. One alone has none to fall back to."""
+    wandb_project: str | None = None
+    """Project at Weights & Biases to log to as well (needs the package wandb); null: none."""
 
     def __post_init__(self) -> None:
         for name, (low, high, meaning) in _RANGES.items():
@@ -132,8 +155,11 @@ class TrainConfig:
                 raise TypeError(f"{name} is {value!r}; a whole number is needed ({meaning})")
             if not math.isfinite(value) or not low <= value <= high:
                 raise ConfigError(f"{name} is {value}; it must be {meaning}")
-        if self.precision not in ("float32", "bfloat16"):
-            raise ConfigError(f"precision is {self.precision!r}; it must be float32 or bfloat16")
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; it must be {' or '.join(words)}"
+                )
         for name in ("model", "dataset", "output"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ConfigError(
@@ -179,13 +205,16 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "drop_path": _SHARE,
     "test_fraction": (_ABOVE_ZERO, _BELOW_ONE, "above 0 and below 1"),
     "num_classes": (2, math.inf, "at least 2"),
+    "frozen_layers": _NOT_NEGATIVE,
     "num_workers": _NOT_NEGATIVE,
+    "loader_timeout": _NOT_NEGATIVE,
     "crop_scale": _FRACTION,
     "crop_ratio": (1.0, math.inf, "at least 1"),
     "crop_fraction": _FRACTION,
     "horizontal_flip": _PROBABILITY,
     "color_jitter": _NOT_NEGATIVE,
     "random_erasing": _PROBABILITY,
+    "repeated_augmentation": _COUNT,
     "mixup": _NOT_NEGATIVE,
     "cutmix": _NOT_NEGATIVE,
     "label_smoothing": _SHARE,
@@ -203,15 +232,21 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "clip_norm": _NOT_NEGATIVE,
     "ema_decay": _SHARE,
     "seed": (0, 2**32 - 1, "from 0 to 2^32 - 1"),
+    "checkpoint_every": _COUNT,
+    "keep_checkpoints": _COUNT,
 }
-_OPTIONAL = {"image_size", "drop_path", "num_classes", "crop_fraction", "layer_decay"}
+_WORDS = {
+    "precision": ("float32", "bfloat16"),
+    "non_finite": ("stop", "skip"),
+    "sharding": ("replicated", "sharded"),
+}
+_OPTIONAL = {
+    *("image_size", "drop_path", "num_classes", "crop_fraction", "layer_decay"),
+    "checkpoint_every",
+}
 _WHOLE = {
-    "image_size",
-    "num_classes",
-    "num_workers",
-    "epochs",
-    "batch_size",
-    "accumulation_steps",
-    "seed",
+    *("image_size", "num_classes", "frozen_layers", "num_workers", "repeated_augmentation"),
+    *("epochs", "batch_size", "accumulation_steps", "seed"),
+    *("checkpoint_every", "keep_checkpoints"),
 }
 FIELDS = tuple(each.name for each in dataclasses.fields(TrainConfig))

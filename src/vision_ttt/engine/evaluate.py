@@ -1,6 +1,7 @@
 """Evaluation of a classifier: loss, accuracy, confusion matrix, and every prediction."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from vision_ttt.data import DatasetError, ImageError
+from vision_ttt.data import DatasetError, ImageError, watched
 from vision_ttt.data.loading import Batch
+from vision_ttt.engine.parallel import together
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -68,8 +70,12 @@ def evaluate(
     *,
     bad_images: BadImages,
     precision: str = "float32",
+    between: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Run `model` (in evaluation mode) over `loader`, which `accelerator` has prepared.
+    """Run `model` (in evaluation mode) over `loader`, which holds this process's images.
+
+    Every process gets the evaluation of all images, each of which counts once, in the dataset's
+    order. `between` is called before each batch; what it raises ends the evaluation.
 
     Raises:
         ImageError: an image does not decode and is not to be skipped.
@@ -77,21 +83,37 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    all_logits, all_targets = [], []
-    with torch.inference_mode():
-        for batch in loader:
-            bad_images.check(batch)
-            if not len(batch["targets"]):  # all of them bad
-                continue
-            with autocast(accelerator.device, precision):
-                logits = model(batch["images"])
-            logits, targets = accelerator.gather_for_metrics((logits.float(), batch["targets"]))
-            all_logits.append(logits.cpu())
-            all_targets.append(targets.cpu())
-    model.train(was_training)
-    if not all_targets:
+    rows: dict[str, list[Tensor]] = {"logits": [], "targets": [], "indices": []}
+    try:
+        with torch.inference_mode():
+            for batch in watched(loader):
+                between()
+                bad_images.check(batch)
+                images = batch["images"].to(accelerator.device, non_blocking=True)
+                # Without one, too: the parts of a sharded model are gathered by all at once.
+                seen = images if len(images) else images.new_zeros(1, *images.shape[1:])
+                with autocast(accelerator.device, precision):
+                    logits = model(seen)[: len(images)]
+                rows["logits"].append(logits.float().cpu())
+                rows["targets"].append(batch["targets"])
+                rows["indices"].append(batch["indices"])
+    finally:
+        model.train(was_training)
+    if not rows["indices"]:
         raise DatasetError("the test set has no images")
-    return summarise(torch.cat(all_logits).clone(), torch.cat(all_targets).clone())
+    every = together({name: torch.cat(parts) for name, parts in rows.items()}, accelerator)
+    indices, first = unique_rows(every["indices"])
+    if not len(indices):
+        raise DatasetError("the test set has no images")
+    return summarise(every["logits"][first].clone(), every["targets"][first].clone())
+
+
+def unique_rows(indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different indices [N] in order, and for each where it comes first."""
+    ordered, places = torch.sort(indices, stable=True)
+    fresh = torch.ones_like(ordered, dtype=torch.bool)
+    fresh[1:] = ordered[1:] != ordered[:-1]
+    return ordered[fresh], places[fresh]
 
 
 def summarise(logits: Tensor, targets: Tensor) -> Evaluation:

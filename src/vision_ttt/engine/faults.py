@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.errors import UserError
+from vision_ttt.errors import Interrupted, UserError
+
+# More than all processes' votes for SIGINT.
+_TERM_VOTE = 2.0**20
 
 
 class NonFiniteError(UserError, ArithmeticError):
     """Training met NaN or infinity. `update` counts from 0; `where` names the place."""
 
-    def __init__(self, update: int, epoch: int, where: str, checkpoint: str) -> None:
+    def __init__(self, update: int, epoch: int, where: str, kept: str) -> None:
         super().__init__(
-            f"training stopped at update {update} (epoch {epoch}): {where} is not finite;"
-            f" {checkpoint}"
+            f"training stopped at update {update} (epoch {epoch}): {where} is not finite; {kept}"
         )
         self.update = update
         self.epoch = epoch
@@ -84,28 +86,48 @@ def _is_finite(output: Any) -> bool:
     return True
 
 
+class Preempted(Interrupted):
+    """Training was asked by SIGTERM to make room, and left a complete checkpoint."""
+
+
 class StopRequest:
-    """Whether Ctrl-C was pressed; the loop asks between updates."""
+    """Whether somebody asked a process to stop; the loop asks between updates."""
 
     def __init__(self) -> None:
-        self.made = False
+        self.signal = 0
+        """The signal that asked, 0 for none."""
+
+    @property
+    def vote(self) -> float:
+        """What is summed over the processes, so that they stop together and for one reason."""
+        return {0: 0.0, signal.SIGINT: 1.0, signal.SIGTERM: _TERM_VOTE}[self.signal]
+
+    def error(self, votes: float, message: str) -> Interrupted:
+        """The exception to end the run with, by the processes' summed votes."""
+        return Preempted(message) if votes >= _TERM_VOTE else Interrupted(message)
 
 
 @contextmanager
-def stop_on_interrupt() -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C into a `StopRequest`; the second one interrupts at once."""
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turn the first Ctrl-C, and every SIGTERM, into a `StopRequest`.
+
+    The second Ctrl-C interrupts at once. Schedulers may send SIGTERM repeatedly before they kill.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request  # signals go to the main thread, which is somebody else's
         return
-    former = signal.getsignal(signal.SIGINT)
+    former = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
 
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        request.made = True
-        signal.signal(signal.SIGINT, former)
+    def handle(number: int, _frame: FrameType | None) -> None:
+        request.signal = number
+        if number == signal.SIGINT:
+            signal.signal(number, former[number])
 
-    signal.signal(signal.SIGINT, handle)
+    for each in former:
+        signal.signal(each, handle)
     try:
         yield request
     finally:
-        signal.signal(signal.SIGINT, former)
+        for each, handler in former.items():
+            signal.signal(each, handler)

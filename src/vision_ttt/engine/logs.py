@@ -5,13 +5,16 @@ import io
 import json
 import os
 import platform
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,7 +25,10 @@ from rich.progress import (
 from torch.utils.tensorboard import SummaryWriter
 
 from vision_ttt._version import __version__
+from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.files import write_text
+from vision_ttt.engine.state import TrainState
+from vision_ttt.engine.step import Outcome
 
 CSV_COLUMNS = (
     "epoch",
@@ -32,7 +38,9 @@ CSV_COLUMNS = (
     "test_loss",
     "test_accuracy",
     "inner_loss",
+    "inner_loss_reduction",
     "images_per_second",
+    "data_share",
     "seconds",
 )
 
@@ -65,13 +73,79 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+def memory_in_use(device: torch.device) -> int:
+    """Return the most bytes in use so far: the GPU's where it is one, else this process's.
+
+    0 where the system does not tell (Windows).
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if os.name != "posix":
+        return 0
+    import resource  # posix alone has it
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@contextmanager
+def open_log(
+    folder: Path,
+    config: TrainConfig,
+    accelerator: Accelerator,
+    state: TrainState,
+    updates: int,
+    show_progress: bool,
+) -> Iterator["RunLog | SilentLog"]:
+    """Open a run's logs; of several processes only the main one writes any.
+
+    Raises:
+        ConfigError: Weights & Biases is asked for and not installed.
+    """
+    if not accelerator.is_main_process:
+        yield SilentLog()
+        return
+    tracker = _open_wandb(folder, config)
+    with RunLog(folder, config, accelerator.device, state, updates, show_progress, tracker) as log:
+        yield log
+
+
+class SilentLog:
+    """Stands for the logs in the processes that write none."""
+
+    def inner_loss(self, reduction: float | None) -> None:
+        """Do nothing."""
+
+    def update(self, state: TrainState, outcome: Outcome, learning_rate: float) -> None:
+        """Do nothing."""
+
+    def epoch(self, history: list[dict[str, Any]], summary: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
 class RunLog:
     """The logs of one run, in its directory; a context manager that closes them."""
 
-    def __init__(self, folder: Path, *, first_update: int, show_progress: bool) -> None:
-        """Open the logs; those of a resumed run go on after `first_update` updates."""
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainConfig,
+        device: torch.device,
+        state: TrainState,
+        updates: int,
+        show_progress: bool,
+        tracker: Any = None,
+    ) -> None:
+        """Open the logs of a run of `updates`; those of a resumed run go on where `state` is.
+
+        `tracker` is a run of Weights & Biases, None for none.
+        """
         self.folder = folder
-        self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=first_update)
+        self.epochs = config.epochs
+        self.device = device
+        self.tracker = tracker
+        self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=state.update)
+        self.reduction: float | None = None
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
@@ -81,7 +155,7 @@ class RunLog:
             console=Console(stderr=True),
             disable=not show_progress,
         )
-        self.task = self.bar.add_task("training", figures="")
+        self.task = self.bar.add_task("training", total=updates, figures="")
 
     def __enter__(self) -> "RunLog":
         self.bar.start()
@@ -89,6 +163,8 @@ class RunLog:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.bar.stop()
+        if self.tracker is not None:
+            self.tracker.finish(exit_code=0 if kind is None else 1)
         try:
             with self._naming_events():
                 self.events.close()
@@ -96,44 +172,47 @@ class RunLog:
             if kind is None:  # otherwise the error on its way is the one to tell
                 raise
 
-    def update(
-        self,
-        *,
-        epoch: int,
-        epochs: int,
-        update: int,
-        updates: int,
-        loss: float,
-        learning_rate: float,
-        gradient_norm: float,
-        images_per_second: float,
-    ) -> None:
-        """Take note of one optimiser update; `update` of `updates` are done."""
-        with self._naming_events():
-            self.events.add_scalar("train/loss", loss, update)
-            self.events.add_scalar("train/learning_rate", learning_rate, update)
-            self.events.add_scalar("train/gradient_norm", gradient_norm, update)
+    def inner_loss(self, reduction: float | None) -> None:
+        """Take note of the inner loss's reduction along the image; see `inner_loss_reduction`."""
+        self.reduction = reduction
+
+    def update(self, state: TrainState, outcome: Outcome, learning_rate: float) -> None:
+        """Take note of the update that `state` counts last."""
+        rate = state.images / state.epoch_seconds
+        memory = memory_in_use(self.device)
+        self._write(
+            {
+                "train/loss": outcome.loss,
+                "train/learning_rate": learning_rate,
+                "train/gradient_norm": outcome.gradient_norm,
+                "speed/images_per_second": rate,
+                "speed/memory_bytes": memory,
+            },
+            state.update,
+        )
+        inner = "" if self.reduction is None else f"  inner loss −{self.reduction:.0%}"
         self.bar.update(
             self.task,
-            total=updates,
-            completed=update,
-            description=f"epoch {epoch + 1}/{epochs}",
-            figures=f"{images_per_second:.0f} images/s  loss {loss:.3f}  lr {learning_rate:.1e}",
+            completed=state.update,
+            description=f"epoch {state.epoch + 1}/{self.epochs}",
+            figures=f"{rate:.0f} images/s  loss {outcome.loss:.3f}{inner}"
+            f"  lr {learning_rate:.1e}  {memory / 2**30:.1f} GiB",
         )
 
     def epoch(self, history: list[dict[str, Any]], summary: Mapping[str, Any]) -> None:
-        """Write metrics.csv and metrics.json anew after a whole epoch, and its TensorBoard points.
+        """Write metrics.csv and metrics.json anew after a whole epoch, and its points elsewhere.
 
         Raises:
             OSError: the disk is full; names the file, whose former content is kept.
         """
         row = history[-1]
+        self.reduction = row["inner_loss_reduction"]
+        names = ("train_loss", "test_loss", "test_accuracy", "images_per_second", "data_share")
+        points = {f"epoch/{name}": row[name] for name in names}
+        for layer, losses in row["inner_losses"].items():
+            points[f"inner_loss/{layer}"] = sum(losses) / len(losses)
+        self._write(points, row["update"])
         with self._naming_events():
-            for name in ("train_loss", "test_loss", "test_accuracy", "images_per_second"):
-                self.events.add_scalar(f"epoch/{name}", row[name], row["update"])
-            for layer, losses in row["inner_losses"].items():
-                mean = sum(losses) / len(losses)
-                self.events.add_scalar(f"inner_loss/{layer}", mean, row["update"])
             self.events.flush()
         table = io.StringIO()
         writer = csv.DictWriter(table, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
@@ -141,6 +220,13 @@ class RunLog:
         writer.writerows(history)
         write_text(self.folder / "metrics.csv", table.getvalue())
         write_text(self.folder / "metrics.json", json.dumps(summary, indent=2) + "\n")
+
+    def _write(self, points: Mapping[str, float], update: int) -> None:
+        with self._naming_events():
+            for name, value in points.items():
+                self.events.add_scalar(name, value, update)
+        if self.tracker is not None:
+            self.tracker.log(dict(points), step=update)
 
     @contextmanager
     def _naming_events(self) -> Iterator[None]:
@@ -150,3 +236,22 @@ class RunLog:
         except OSError as error:
             path = str(self.folder / "tensorboard")
             raise OSError(error.errno, error.strerror or str(error), path) from error
+
+
+def _open_wandb(folder: Path, config: TrainConfig) -> Any:
+    if config.wandb_project is None:
+        return None
+    try:
+        import wandb
+    except ImportError as error:
+        raise ConfigError("wandb_project is set, but the package wandb is not installed") from error
+    # A resumed run goes on in the record that its directory's name identifies.
+    name = str(folder.resolve()).strip("/").replace("/", "-")
+    return wandb.init(
+        project=config.wandb_project,
+        id=name,
+        name=folder.name,
+        dir=str(folder),
+        config=asdict(config),
+        resume="allow",
+    )

@@ -1,15 +1,54 @@
 """A run's figures: one row per epoch, and the summary that metrics.json holds."""
 
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vision_ttt.data import ImageSplits
-from vision_ttt.engine.checkpoint import TrainState
 from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.evaluate import Evaluation
-from vision_ttt.engine.logs import versions
+from vision_ttt.engine.logs import memory_in_use, versions
+from vision_ttt.engine.state import TrainState
+
+_Item = TypeVar("_Item")
+
+
+def timed(items: Iterable[_Item], state: TrainState) -> Iterator[_Item]:
+    """Go through `items`, adding the time spent waiting for them to `state.data_seconds`."""
+    iterator = iter(items)
+    while True:
+        started = time.perf_counter()
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            state.data_seconds += time.perf_counter() - started
+        yield item
+
+
+def inner_loss_reduction(losses: dict[str, Tensor]) -> float | None:
+    """Return by how much the inner loss is less at the scan's end than at its start.
+
+    It is 1 - (loss on the last mini-batch) / (loss on the first), each the mean over layers; None
+    for a model without TTT layers. Negative where the inner learners get worse.
+    """
+    if not losses:
+        return None
+    first = sum(steps[0].item() for steps in losses.values())
+    last = sum(steps[-1].item() for steps in losses.values())
+    return 1 - last / first if first else 0.0
+
+
+def is_best(state: TrainState) -> bool:
+    """Whether `state` is at the end of the epoch with the highest test accuracy so far."""
+    if state.position or not state.history:
+        return False
+    *former, last = (row["test_accuracy"] for row in state.history)
+    return all(last > other for other in former)
 
 
 def end_epoch(
@@ -17,6 +56,7 @@ def end_epoch(
     evaluation: Evaluation,
     losses: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
+    device: torch.device,
 ) -> None:
     """Add the epoch's row to the history and set the counters to the next epoch's start."""
     by_layer = {layer: steps.tolist() for layer, steps in losses.items()}
@@ -26,17 +66,21 @@ def end_epoch(
         "epoch": state.epoch + 1,
         "update": state.update,
         "learning_rate": largest_rate(optimizer),
-        "train_loss": state.loss_sum / state.images,
+        "train_loss": state.loss_sum / state.loss_images,
         "test_loss": evaluation.loss,
         "test_accuracy": evaluation.accuracy,
         "inner_loss": sum(every) / len(every) if every else None,
+        "inner_loss_reduction": inner_loss_reduction(losses),
         "inner_losses": by_layer,
         "images_per_second": state.images / state.epoch_seconds,
+        "data_share": state.data_seconds / state.epoch_seconds,
+        "memory_bytes": memory_in_use(device),
         "seconds": state.epoch_seconds,
     }
     state.history.append(row)
     state.epoch += 1
-    state.position, state.loss_sum, state.images, state.epoch_seconds = 0, 0.0, 0, 0.0
+    state.position, state.loss_sum, state.loss_images, state.images = 0, 0.0, 0, 0
+    state.epoch_seconds = state.data_seconds = 0.0
 
 
 def summary(
@@ -52,9 +96,11 @@ def summary(
         "test_images": len(data.test),
         "test_accuracy": last["test_accuracy"],
         "test_loss": last["test_loss"],
+        "best_test_accuracy": max(row["test_accuracy"] for row in state.history),
         "seconds": state.seconds,
         "seed": config.seed,
         "bad_images": list(state.bad_images),
+        "skipped_updates": list(state.skipped_updates),
         "versions": versions(),
         "epochs": list(state.history),
     }

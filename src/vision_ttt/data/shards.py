@@ -1,0 +1,89 @@
+"""Folders of webdataset shards: tar files in which KEY.jpg lies beside KEY.cls, its class index.
+
+They are read at any place and not only in order. So they are shuffled whole, divided exactly among
+processes and resumed within an epoch as image folders are, but with few large files on the disk.
+"""
+
+import io
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from vision_ttt.data.images import open_image
+from vision_ttt.errors import UserError
+
+CLASSES_FILE = "classes.txt"
+"""Beside the shards: the classes' names, one per line, by index."""
+
+
+class DatasetError(UserError, ValueError):
+    """A dataset that cannot be used; names it and what is wrong."""
+
+
+class _Sample(NamedTuple):
+    shard: Path
+    name: str
+    offset: int
+    size: int
+
+
+class ShardImages(Dataset[tuple[Image.Image, int]]):
+    """The images of some shards, in the shards' order; items are (RGB PIL image, class index)."""
+
+    def __init__(self, shards: Iterable[Path]) -> None:
+        """List the shards' members, which reads their headers only.
+
+        Raises:
+            DatasetError: a shard is damaged or without images, an image has no class.
+        """
+        self.samples: list[_Sample] = []
+        self.targets: list[int] = []
+        for shard in shards:
+            samples, targets = _read_shard(shard)
+            self.samples += samples
+            self.targets += targets
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        sample = self.samples[index]
+        # Opened anew each time: an open file would be one place shared by all worker processes.
+        with sample.shard.open("rb") as file:
+            file.seek(sample.offset)
+            content = file.read(sample.size)
+        name = f"{sample.shard}/{sample.name}"
+        return open_image(io.BytesIO(content), name), self.targets[index]
+
+
+def _read_shard(shard: Path) -> tuple[list[_Sample], list[int]]:
+    images: dict[str, _Sample] = {}
+    classes: dict[str, int] = {}
+    try:
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                folder, _, base = member.name.rpartition("/")
+                key, dot, suffix = base.partition(".")
+                key = f"{folder}/{key}"
+                if not member.isfile() or not dot:
+                    continue
+                if f".{suffix}".lower() in IMG_EXTENSIONS:
+                    place = (member.offset_data, member.size)
+                    images[key] = _Sample(shard, member.name, *place)
+                elif suffix == "cls":
+                    classes[key] = int(tar.extractfile(member).read())
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DatasetError(f"shard {shard} is damaged: {error}") from error
+    except ValueError as error:
+        raise DatasetError(f"shard {shard}: {member.name} holds no class index: {error}") from error
+    if not images:
+        raise DatasetError(f"shard {shard} has no images (accepted: {', '.join(IMG_EXTENSIONS)})")
+    for key, sample in images.items():
+        if key not in classes:
+            raise DatasetError(f"shard {shard}: {sample.name} has no .cls file beside it")
+    return list(images.values()), [classes[key] for key in images]

@@ -1,0 +1,120 @@
+"""What is done about an update whose loss or gradient is NaN or infinite."""
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from vision_ttt.engine.assembly import Parts
+from vision_ttt.engine.checkpoint import WEIGHTS_FILE
+from vision_ttt.engine.config import TrainConfig
+from vision_ttt.engine.evaluate import autocast
+from vision_ttt.engine.faults import NonFiniteError, find_non_finite
+from vision_ttt.engine.parallel import whole_state
+from vision_ttt.engine.seeds import seed_pass
+from vision_ttt.engine.state import TrainState
+from vision_ttt.engine.step import Outcome, Pass
+from vision_ttt.engine.tensor_files import read_tensors, write_tensors
+
+_LOGGER = logging.getLogger(__name__)
+REPLAYS = "non-finite"
+"""Sub-folder of a run directory for the batches that gave NaN or infinity."""
+MOST_IN_A_ROW = 10
+"""Updates that may be skipped one after the other."""
+
+
+def refuse_or_skip(
+    outcome: Outcome,
+    parts: Parts,
+    config: TrainConfig,
+    state: TrainState,
+    accelerator: Accelerator,
+) -> None:
+    """Save what repeats the update, then stop or note it as skipped, as `config.non_finite` says.
+
+    Raises:
+        NonFiniteError: the run is to stop, or has skipped `MOST_IN_A_ROW` updates in a row or all
+            of an epoch's.
+    """
+    suspects = [each for each in outcome.passes if not math.isfinite(each.loss.item())]
+    suspect = (suspects or outcome.passes)[0]
+    where = "the loss or a gradient"
+    # Looking for the place needs whole weights, and takes another way in each process.
+    if config.sharding == "replicated":
+        where = find_non_finite(
+            parts.model, lambda: _again(parts.model, suspect, config), suspect.images
+        )
+    path = _save(suspects or outcome.passes, parts, state, where, accelerator)
+    state.skipped_updates.append(state.update)
+    hopeless = _all_of_the_last(state, min(MOST_IN_A_ROW, parts.loaders.updates_per_epoch))
+    if config.non_finite == "stop" or hopeless:
+        last = Path(config.output) / WEIGHTS_FILE
+        kept = f"the last checkpoint is {last}" if last.exists() else "there is no checkpoint yet"
+        raise NonFiniteError(state.update, state.epoch, where, f"{kept}; the batch is {path}")
+    _LOGGER.warning("skipped update %d: %s is not finite; %s", state.update, where, path)
+
+
+def replay(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Tensor]], dict]:
+    """Return what a saved batch holds: the weights it met, its passes, and where it went wrong.
+
+    Each pass has `images` [B, 3, H, W] as the model saw them, augmented and mixed, `targets` and
+    `indices` [B], the images' places in the training set. The last value tells update, epoch,
+    `where`, the config and each pass's `places`, its seed.
+
+    Raises:
+        FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
+    """
+    tensors, text = read_tensors(path)
+    told = json.loads(text or "{}")
+    weights = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
+    passes = [
+        {name: tensors[f"{number}/{name}"] for name in ("images", "targets", "indices")}
+        for number in range(len(told["places"]))
+    ]
+    return weights, passes, told
+
+
+def _all_of_the_last(state: TrainState, count: int) -> bool:
+    """Whether all of the last `count` updates were skipped."""
+    return state.skipped_updates[-count:] == list(range(state.update - count + 1, state.update + 1))
+
+
+def _again(model: nn.Module, suspect: Pass, config: TrainConfig) -> None:
+    seed_pass(suspect.place)
+    with autocast(suspect.images.device, config.precision), torch.no_grad():
+        model(suspect.images)
+
+
+def _save(
+    passes: Sequence[Pass],
+    parts: Parts,
+    state: TrainState,
+    where: str,
+    accelerator: Accelerator,
+) -> str:
+    weights = whole_state(parts.model)
+    tensors = {f"model/{name}": weight for name, weight in weights.items()}
+    for number, each in enumerate(passes):
+        tensors |= {
+            f"{number}/{name}": getattr(each, name) for name in ("images", "targets", "indices")
+        }
+    told = {
+        "update": state.update,
+        "epoch": state.epoch,
+        "where": where,
+        "places": [each.place for each in passes],
+        "config": state.config,
+    }
+    folder = Path(state.config["output"]) / REPLAYS
+    name = f"update-{state.update:09d}-process-{accelerator.process_index}.safetensors"
+    try:
+        folder.mkdir(exist_ok=True)
+        write_tensors(folder / name, tensors, json.dumps(told))
+    except OSError as error:  # the NaN is the one to tell, with this beside it
+        return f"not saved: {error}"
+    return f"saved as {folder / name}"

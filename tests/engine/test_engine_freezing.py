@@ -1,0 +1,69 @@
+"""Frozen layers stay as they are, bit for bit; the classifier always learns."""
+
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+
+from vision_ttt.engine import ConfigError, TrainConfig, load_model, train
+from vision_ttt.engine.freezing import freeze_layers, training_mode
+
+Fields = Callable[..., dict]
+SHAPE = {"depth": 3, "embed_dim": 32, "num_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("layers", "frozen"),
+    [
+        (0, ()),
+        (1, ("patch_embed", "pos_embed")),
+        (3, ("patch_embed", "pos_embed", "blocks.0", "blocks.1")),
+        (99, ("patch_embed", "pos_embed", "blocks", "norm")),
+    ],
+)
+def test_what_is_frozen_is_left_bit_for_bit(
+    tiny_fields: Fields, layers: int, frozen: tuple[str, ...]
+) -> None:
+    source = train(TrainConfig(**tiny_fields(epochs=1, model_args=SHAPE)))
+    start = {name: weight.clone() for name, weight in source.model.state_dict().items()}
+    fields = tiny_fields(
+        model_args=SHAPE,
+        epochs=1,
+        frozen_layers=layers,
+        layer_decay=0.8,
+        initial_weights=str(source.run_dir / "last.safetensors"),
+        warmup_epochs=0,
+    )
+    tuned = train(TrainConfig(**fields), overwrite=True)
+    assert (tuned.run_dir / "former").exists()
+    for name, weight in tuned.model.state_dict().items():
+        assert torch.equal(weight, start[name]) == name.startswith(frozen or ("none",)), name
+    loaded, _ = load_model(tuned.run_dir / "last.safetensors")
+    assert torch.equal(loaded.head.weight, tuned.model.head.weight)
+
+
+def test_frozen_parts_are_not_random_either() -> None:
+    model = timm.create_model("vittt_nano_patch4_32", num_classes=2, drop_path_rate=0.5, **SHAPE)
+    freeze_layers(model, 99)
+    training_mode(model)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model(images), model(images))
+    assert model.training
+    model = timm.create_model("resnet18", num_classes=2)
+    freeze_layers(model, 99)
+    training_mode(model)
+    before = model.bn1.running_mean.clone()
+    model(images)
+    assert torch.equal(model.bn1.running_mean, before)
+    assert [name for name, weight in model.named_parameters() if weight.requires_grad] == [
+        "fc.weight",
+        "fc.bias",
+    ]
+
+
+def test_a_model_without_classifier_or_layers() -> None:
+    with pytest.raises(ConfigError, match="no classifier"):
+        freeze_layers(timm.create_model("vittt_nano_patch4_32", num_classes=0), 1)
+    with pytest.raises(ConfigError, match="does not tell its layers"):
+        freeze_layers(torch.nn.Linear(2, 2), 1)

@@ -1,0 +1,163 @@
+"""kill -9 at any moment, also while a checkpoint is written: the resumed run is the same run."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from vision_ttt.cli.main import main
+from vision_ttt.engine import CheckpointError, TrainConfig, load_model, train
+from vision_ttt.engine.run_directory import checkpoints
+from vision_ttt.engine.state import SavedRun, read_state
+
+Fields = Callable[..., dict]
+TIMES = {"seconds", "images_per_second", "data_share", "memory_bytes"}
+DRIVER = Path(__file__).with_name("killed_run.py")
+
+
+def _untimed(saved: SavedRun) -> dict:
+    state = asdict(saved.state)
+    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in state["history"]]
+    for name in ("seconds", "epoch_seconds", "data_seconds", "config"):
+        del state[name]
+    return {**state, "history": rows}
+
+
+def _assert_same_run(first: Path, second: Path) -> None:
+    one, other = (read_state(checkpoints(run)[0]) for run in (first, second))
+    assert _untimed(one) == _untimed(other)
+    for part in ("model", "average", "moments"):
+        tensors, others = getattr(one, part), getattr(other, part)
+        assert tensors.keys() == others.keys()
+        assert tensors, part
+        assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items()), part
+    for name in ("last.safetensors", "best.safetensors"):
+        weights, others = (load_model(run / name)[0].state_dict() for run in (first, second))
+        assert all(torch.equal(weight, others[key]) for key, weight in weights.items()), name
+
+
+def _run_through(fields: dict, kills: list, tmp_path: Path) -> int:
+    """Train `fields` through kills, in a process of their own; return how many came true."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(fields))
+    process = subprocess.run(
+        [sys.executable, str(DRIVER), str(recipe), json.dumps(kills)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "is damaged" not in process.stderr  # a part of a file never got a checkpoint's name
+    return json.loads(process.stdout)
+
+
+EVERYTHING = {
+    "ema_decay": 0.9,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "auto_augment": "rand-m9-mstd0.5-inc1",
+    "random_erasing": 0.25,
+    "layer_decay": 0.7,
+    "accumulation_steps": 2,
+}
+
+
+def test_killed_while_writing(tiny_fields: Fields, tmp_path: Path) -> None:
+    options = {**EVERYTHING, "checkpoint_every": 1, "batch_size": 8, "epochs": 2}
+    train(TrainConfig(**tiny_fields(**options, output=str(tmp_path / "whole"))))
+    # Descriptions first (6 moments), then per update weights and state, 3 moments each: sync,
+    # rename, sync of the folder; best.safetensors at an epoch's end comes before them.
+    kills = [0, [0, "half"], 4, 6, [6, "half"], 7, 8, 9, [9, "half"], 10, 11, [12, "half"], 13, 15]
+    killed = tmp_path / "killed"
+    fields = tiny_fields(**options, output=str(killed))
+    assert _run_through(fields, kills, tmp_path) >= len(kills) - 2
+    _assert_same_run(tmp_path / "whole", killed)
+    assert not list(killed.rglob("*.part"))
+
+
+def test_killed_from_outside_at_some_time(tiny_fields: Fields, tmp_path: Path) -> None:
+    options = {**EVERYTHING, "checkpoint_every": 2, "epochs": 8, "num_workers": 1}
+    train(TrainConfig(**tiny_fields(**options, output=str(tmp_path / "whole"))))
+    fields = tiny_fields(**options, output=str(tmp_path / "killed"))
+    assert _run_through(fields, ["0.0", "0.05", "0.12", "0.2"], tmp_path) >= 3
+    _assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [_truncate, _flip_a_bit, _empty])
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    tiny_fields: Fields,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+) -> None:
+    options = {"ema_decay": 0.9, "checkpoint_every": 3}
+    config = TrainConfig(**tiny_fields(**options, output=str(tmp_path / "run")))
+    train(config)
+    whole = tmp_path / "whole"
+    (tmp_path / "run").rename(whole)
+    train(config)
+    newest, before = checkpoints(tmp_path / "run")
+    assert (newest.stem[-2:], before.stem[-2:]) == ("08", "06")
+    damage(newest)
+    recipe = tmp_path / "run" / "config.yaml"
+    assert main(["train", str(recipe), "--resume", "auto"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert newest.name in said
+    assert f"going on from {before.name}" in said
+    assert "epoch 2/2" in said
+    _assert_same_run(whole, tmp_path / "run")
+
+
+def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(
+    tiny_fields: Fields, tmp_path: Path
+) -> None:
+    config = TrainConfig(**tiny_fields(checkpoint_every=2))
+    train(config)
+    found = checkpoints(Path(config.output))
+    for path in found:
+        _truncate(path)
+    for resume in (True, "auto"):
+        with pytest.raises(CheckpointError, match=rf"{found[0].name}.*{found[1].name}"):
+            train(config, resume=resume)
+
+
+def test_auto_starts_where_there_is_nothing_and_goes_on_where_there_is(
+    tiny_fields: Fields, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(tiny_fields()))
+    for _ in range(2):
+        assert main(["train", str(recipe), "--resume", "auto"]) == 0
+        said = capsys.readouterr()
+        assert "test accuracy" in said.out
+    assert "epoch 1/2" not in said.err
+
+
+def test_the_newest_checkpoints_are_kept_and_the_best_weights(tiny_fields: Fields) -> None:
+    config = TrainConfig(**tiny_fields(epochs=4, checkpoint_every=1, keep_checkpoints=3))
+    result = train(config)
+    numbers = [int(path.stem.rpartition("-")[2]) for path in checkpoints(result.run_dir)]
+    assert numbers == [16, 15, 14]
+    _, best = load_model(result.run_dir / "best.safetensors")
+    accuracies = [row["test_accuracy"] for row in result.metrics["epochs"]]
+    assert best.test_accuracy == max(accuracies) == result.metrics["best_test_accuracy"]
+    assert best.epoch == accuracies.index(max(accuracies)) + 1

@@ -1,0 +1,105 @@
+"""Several processes train the model that one trains, and evaluate each image once."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from vision_ttt.engine import ConfigError, TrainConfig, load_model, train
+from vision_ttt.engine.parallel import check_processes, make_accelerator
+from vision_ttt.engine.run_directory import checkpoints
+from vision_ttt.engine.state import read_state
+
+Fields = Callable[..., dict]
+TWENTY_UPDATES = {
+    "epochs": 5,
+    "batch_size": 4,
+    "accumulation_steps": 2,
+    "drop_path": 0.0,  # the processes draw their own
+    "ema_decay": 0.9,
+    "learning_rate": 5e-4,
+}
+
+
+def _under_torchrun(command: list[str], tmp_path: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"),
+            *("--standalone", "-m", "vision_ttt", *command),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        cwd=tmp_path,
+    )
+
+
+@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
+def test_two_processes_train_what_one_does(
+    tiny_fields: Fields, image_folder: Path, tmp_path: Path, sharding: str
+) -> None:
+    (image_folder / "val" / "dark" / "0.png").unlink()  # seven test images for two processes
+    (image_folder / "train" / "dark" / "3.png").write_bytes(b"no image")
+    fields = tiny_fields(**TWENTY_UPDATES, skip_bad=True, output=str(tmp_path / "one"))
+    one = train(TrainConfig(**fields))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps({**fields, "output": str(tmp_path / "two")}))
+    process = _under_torchrun(["train", str(recipe), "--sharding", sharding], tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("best test accuracy") == 1  # one process speaks
+    first, second = (read_state(checkpoints(tmp_path / run)[0]) for run in ("one", "two"))
+    assert second.state.update == 20
+    for part in ("model", "average"):
+        tensors, others = getattr(first, part), getattr(second, part)
+        difference = max((others[name] - weight).abs().max() for name, weight in tensors.items())
+        assert difference <= 1e-6, part
+    assert first.moments.keys() == second.moments.keys()
+    metrics = json.loads((tmp_path / "two" / "metrics.json").read_text())
+    assert metrics["bad_images"] == one.metrics["bad_images"]
+    for row, other in zip(one.metrics["epochs"], metrics["epochs"], strict=True):
+        for name in ("train_loss", "test_loss", "test_accuracy"):
+            assert other[name] == pytest.approx(row[name], abs=1e-6)
+    confusion = one.evaluation.confusion
+    assert confusion.sum() == 7
+    # What was trained by two is gone on with by one.
+    config = TrainConfig(**{**fields, "output": str(tmp_path / "two")})
+    resumed = train(config, resume=True)
+    assert torch.equal(resumed.evaluation.confusion, confusion)
+    model, _ = load_model(tmp_path / "two" / "last.safetensors")
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, second.average[name])
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_each_image_once(
+    tiny_fields: Fields, image_folder: Path, tmp_path: Path
+) -> None:
+    (image_folder / "val" / "light" / "1.png").unlink()
+    config = TrainConfig(**tiny_fields(epochs=1))
+    evaluation = train(config).evaluation
+    weights = str(Path(config.output) / "last.safetensors")
+    process = _under_torchrun(["eval", weights, "--json", "--batch_size", "2"], tmp_path)
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout)
+    assert report["images"] == 7
+    assert report["accuracy"] == evaluation.accuracy
+    assert report["loss"] == pytest.approx(evaluation.loss, abs=1e-6)
+
+
+def test_what_cannot_be_divided() -> None:
+    accelerator = make_accelerator()
+    with pytest.raises(ConfigError, match="torchrun"):
+        check_processes(TrainConfig(sharding="sharded"), accelerator)
+
+    class Four:
+        num_processes = 4
+
+    with pytest.raises(ConfigError, match="multiple of the 4 processes"):
+        check_processes(TrainConfig(batch_size=66), Four())
+    with pytest.raises(ConfigError, match="even share"):
+        check_processes(TrainConfig(batch_size=24, accumulation_steps=2, mixup=0.8), Four())
+    check_processes(TrainConfig(batch_size=24, mixup=0.8), Four())
