@@ -4,16 +4,18 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import ttt_linear
-from vision_ttt.ops.ttt_linear import autograd
+from vision_ttt.ops.ttt_linear import autograd, triton_backend
 
 Problem = dict[str, Tensor]
-KERNELS = sorted(autograd.KERNELS)
+KERNELS = sorted(
+    name for name in autograd.KERNELS if name != "triton" or triton_backend.INTERPRETED
+)
 BACKENDS = [*KERNELS, "reference"]
 
 
 def exact_dtype(backend: str) -> torch.dtype:
     """The widest dtype that a backend takes."""
-    return torch.float32 if backend == "cpu" else torch.float64
+    return torch.float32 if backend in ("cpu", "triton") else torch.float64
 
 
 def make_problem(

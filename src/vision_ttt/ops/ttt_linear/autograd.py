@@ -17,7 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from vision_ttt.ops._backend import AUTO, fastest_backend
 from vision_ttt.ops._native import warn_if_missing
-from vision_ttt.ops.ttt_linear import cpu
+from vision_ttt.ops.ttt_linear import cpu, triton_backend
 from vision_ttt.ops.ttt_linear.dual import (
     checkpoint_interval,
     num_checkpoints,
@@ -37,6 +37,11 @@ class Kernel(NamedTuple):
 
 KERNELS: dict[str, Kernel] = {  # fastest first
     "cpu": Kernel(cpu.ttt_linear_cpu, cpu.ttt_linear_cpu_backward, cpu.refusal),
+    "triton": Kernel(
+        triton_backend.ttt_linear_triton,
+        triton_backend.ttt_linear_triton_backward,
+        triton_backend.refusal,
+    ),
     "dual": Kernel(ttt_linear_dual, ttt_linear_dual_backward, lambda q, mini_batch_size: None),
 }
 
@@ -48,6 +53,8 @@ def _kernel(backend: str, q: Tensor, mini_batch_size: int) -> Kernel:
     }
     if backend != AUTO:  # asked for, and checked again: autocast may have changed q's dtype since
         refusals = {backend: refusals[backend]}
+    elif q.device.type == "cpu":  # there Triton's kernels are interpreted, for tests: by name only
+        refusals.pop("triton", None)
     backend = fastest_backend("ttt_linear", refusals)
     if backend == "dual" and q.device.type == "cpu":
         warn_if_missing()

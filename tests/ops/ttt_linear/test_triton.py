@@ -1,0 +1,76 @@
+"""The Triton backend without a GPU: what it refuses, its import, its kernels interpreted."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ttt_linear_problems import make_problem
+from vision_ttt.ops import ttt_linear
+from vision_ttt.ops.ttt_linear import triton_backend
+
+GROUPS = {  # each a process of its own, so that pytest-xdist runs them side by side
+    "gradients": "gradients and not strided",
+    "the rest": "not gradients or strided",
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_interpreted(group):
+    pytest.importorskip("triton")
+    path = Path(__file__).with_name("triton_interpreted.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    run = subprocess.run(
+        [*command, str(path), "-k", GROUPS[group]],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+
+
+def test_on_a_cpu_it_says_why_not():
+    with pytest.raises(ValueError, match=r"'triton' .* cannot serve: tensors are on cpu, and TRI"):
+        ttt_linear(**make_problem(dtype=torch.float32), mini_batch_size=4, backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"device": "mps"}, "tensors are on mps"),
+        ({"dtype": torch.float64}, "dtype torch.float64 is not one of"),
+        ({"dim": 48}, "head dimension 48 is not one of"),
+        ({"mini_batch_size": 65}, "mini_batch_size 65 is over 64"),
+        ({"mini_batch_size": 1}, None),
+        ({"dim": 128, "mini_batch_size": 64}, None),
+        ({"dim": 128, "mini_batch_size": 33, "dtype": torch.float32}, "float32 tiles of 64"),
+    ],
+)
+def test_refusals(changes, reason):
+    class Views:
+        """Stands in for a tensor on a device that this machine has not."""
+
+        device = torch.device(changes.get("device", "cuda"))
+        dtype = changes.get("dtype", torch.bfloat16)
+        shape = (1, 20, 3, changes.get("dim", 64))
+
+    got = triton_backend.refusal(Views(), changes.get("mini_batch_size", 16))
+    assert got is None if reason is None else got.startswith(reason)
+
+
+def test_without_triton_it_says_so(monkeypatch):
+    monkeypatch.setattr(triton_backend, "FOUND", False)
+    message = "cannot serve: Triton is not installed"
+    with pytest.raises(ValueError, match=message):
+        ttt_linear(**make_problem(dtype=torch.float32), mini_batch_size=4, backend="triton")
+
+
+def test_the_kernels_are_not_imported_before_they_are_needed():
+    code = "import sys, vision_ttt\nprint([m for m in sys.modules if 'ttt_linear.triton_' in m])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "['vision_ttt.ops.ttt_linear.triton_backend']"

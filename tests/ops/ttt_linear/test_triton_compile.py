@@ -1,0 +1,116 @@
+"""The Triton kernels compiled for Hopper (sm_90) without a GPU: what ptxas says of them."""
+
+import re
+import subprocess
+from importlib import import_module
+from typing import NamedTuple
+
+import pytest
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402  (may be missing, see above)
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+PACKAGE = "vision_ttt.ops.ttt_linear"
+KERNELS = {
+    "forward": ("triton_forward", "forward_kernel"),
+    "segments": ("triton_backward", "segments_kernel"),
+    "scan": ("triton_backward", "scan_kernel"),
+}
+VIEWS = {"q", "k", "v", "o", "grad_o", "dq", "dk", "dv"}
+SHARES = {"dk_share", "dg_share", "dz_q_out", "dz_q_in", "x_out", "x_in"}
+DTYPES = {  # views, what the backward kernels hand over, products
+    "bfloat16": ("*bf16", "*bf16", tl.bfloat16, "tf32x3"),
+    "float16": ("*fp16", "*fp32", tl.float32, "tf32"),
+    "float32": ("*fp32", "*fp32", tl.float32, "tf32x3"),
+}
+SHARED_MEMORY = 227 * 1024
+
+
+class Usage(NamedTuple):
+    """What one program of a compiled kernel needs."""
+
+    registers: int
+    stack: int
+    shared: int
+    machine_code: str
+
+
+def usage(kernel: str, dtype: str, dim: int, tile: int, warps: int, directory) -> Usage:
+    """Compile a kernel for the arguments that its launcher passes it, all options in use."""
+    module, function = KERNELS[kernel]
+    jitted = getattr(import_module(f"{PACKAGE}.{module}"), function)
+    view, share, operand, precision = DTYPES[dtype]
+    constants = {"DIM": dim, "TILE": tile, "OPERAND": operand, "PRECISION": precision}
+    plain = {parameter.name for parameter in jitted.params if parameter.do_not_specialize}
+    signature, aligned = {}, {}
+    for index, name in enumerate(jitted.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in plain:
+            signature[name] = "i32"
+        elif name == "eps":
+            signature[name] = "fp32"
+        elif name.endswith("_strides"):
+            signature[name] = ("i32",) * 3
+            aligned |= {(index, axis): [["tt.divisibility", 16]] for axis in range(3)}
+        else:
+            signature[name] = view if name in VIEWS else share if name in SHARES else "*fp32"
+            aligned[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=jitted, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    path = directory / "kernel.cubin"
+    path.write_bytes(compiled.asm["cubin"])
+    report = _tool("cuobjdump", "-res-usage", path)
+    registers, stack = (int(re.search(rf"{x}:(\d+)", report)[1]) for x in ("REG", "STACK"))
+    return Usage(registers, stack, compiled.metadata.shared, _tool("nvdisasm", path))
+
+
+def _tool(name: str, *arguments: object) -> str:
+    path = getattr(triton.knobs.nvidia, name).path
+    command = [path, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _warps(dim: int, tile: int, dtype: str) -> tuple[int, ...]:
+    tuning = import_module(f"{PACKAGE}.triton_tuning")
+    return tuning.choices(dim, tile, DTYPES[dtype][2])
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_of_vittt_spill_nothing(kernel, warps, tmp_path, record_property):
+    """d = 64, b = 16 in bfloat16, as Vittt trains; every version that may be chosen."""
+    assert warps in _warps(64, 16, "bfloat16")
+    found = usage(kernel, "bfloat16", 64, 16, warps, tmp_path)
+    record_property("registers, stack, shared memory", found[:3])
+    assert found.stack == 0, f"{found.stack} bytes of a thread's registers are spilled"
+    assert not re.search(r"\b(LDL|STL)\b", found.machine_code)
+    assert found.shared <= SHARED_MEMORY
+    # Products on Hopper's own tensor core instruction, tokens fetched 16 bytes at a time.
+    assert "HGMMA" in found.machine_code
+    assert "LDG.E.128" in found.machine_code
+
+
+@pytest.mark.parametrize("dim", [16, 32, 128])
+def test_other_dimensions_compile(dim, tmp_path):
+    found = usage("scan", "bfloat16", dim, 16, _warps(dim, 16, "bfloat16")[0], tmp_path)
+    assert found.shared <= SHARED_MEMORY
+    assert re.search(r"\bHG?MMA\b", found.machine_code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", [16, 32, 64])
+@pytest.mark.parametrize("dim", [16, 32, 64, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_fits_the_chip(kernel, dtype, dim, tile, tmp_path, record_property):
+    if (dtype, dim, tile) == ("float32", 128, 64):
+        return  # refused
+    for warps in _warps(dim, tile, dtype):
+        found = usage(kernel, dtype, dim, tile, warps, tmp_path)
+        record_property(f"{warps} warps: registers, stack, shared memory", found[:3])
+        assert found.shared <= SHARED_MEMORY
+        assert re.search(r"\bHG?MMA\b", found.machine_code)
