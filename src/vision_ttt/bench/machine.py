@@ -27,6 +27,8 @@ _ENVIRONMENT = (
     *("PYTORCH_CUDA_ALLOC_CONF", "TORCH_ALLOW_TF32", "NVIDIA_TF32_OVERRIDE", "TIMM_FUSED_ATTN"),
     "TRITON_INTERPRET",
 )
+# scikit-learn sets these for every process that imports it.
+_NOT_THE_USERS = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
 
 
 def describe_run(argv: Sequence[str], device: torch.device) -> Run:
@@ -61,7 +63,11 @@ def describe_run(argv: Sequence[str], device: torch.device) -> Run:
 
 def _environment() -> list[str]:
     """NAME=value of the variables that change a measurement, as one writes them in a shell."""
-    told = {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)}
+    told = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_ENVIRONMENT) and _NOT_THE_USERS.get(name) != value
+    }
     return [f"{name}={shlex.quote(value)}" for name, value in sorted(told.items())]
 
 
