@@ -8,16 +8,19 @@ Importing this package registers its models with timm::
 
 from vision_ttt import models
 from vision_ttt._version import __version__
-from vision_ttt.layers import TTTLinear, VitttBlock, VitttMixer
+from vision_ttt.layers import TTTMLP, TTTLayer, TTTLinear, VitttBlock, VitttMixer
 from vision_ttt.models import Vittt
-from vision_ttt.ops import ttt_linear, use_backend
+from vision_ttt.ops import ttt_linear, ttt_mlp, use_backend
 
 __all__ = [
     "__version__",
     "models",
     "ttt_linear",
+    "ttt_mlp",
     "use_backend",
+    "TTTLayer",
     "TTTLinear",
+    "TTTMLP",
     "VitttBlock",
     "VitttMixer",
     "Vittt",

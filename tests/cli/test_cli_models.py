@@ -31,3 +31,11 @@ def test_json(capsys):
 def test_no_match_names_the_nearest(capsys):
     assert main(["models", "vitt_small"]) == 2
     assert "vittt_small_patch16_224" in capsys.readouterr().err
+
+
+def test_models_without_equation_13_are_listed_without_it(capsys):
+    assert main(["models", "vit3_tiny*", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["parameters"] == 6_149_416
+    assert row["macs"] > 1e9
+    assert row["macs_equation_13"] is None

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from vision_ttt.layers import TTTLinear
 from vision_ttt.models import Vittt
 from vision_ttt.models.evaluation_mode import evaluation_mode
 from vision_ttt.ops import use_backend
@@ -37,13 +38,20 @@ def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
     return counter.get_total_flops() // 2
 
 
-def equation_13_macs(model: Vittt, input_size: tuple[int, ...]) -> int:
+def equation_13_macs(model: nn.Module, input_size: tuple[int, ...]) -> int | None:
     """Multiply-adds of a Vittt by Vision-TTT's Eq. 13, with the patch embedding, MLPs and head.
 
     6 T D² + 6 T D d + 4 b T D per block and 3 T D · hidden for its SwiGLU; for the one-directional
     rows of Table 3 the terms that the row has. The formula leaves out the depth-wise convolutions,
     25 T D per block, and the learning rates, 2 T D H.
+
+    Returns:
+        None for a model that the formula does not describe.
     """
+    if not isinstance(model, Vittt) or not all(
+        isinstance(block.mixer.ttt, TTTLinear) for block in model.blocks
+    ):
+        return None
     dim = model.embed_dim
     height, width = model.patch_embed.dynamic_feat_size(input_size[1:])
     tokens = height * width

@@ -96,7 +96,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
             f"{row['parameters']:,}",
             paper["parameters"] or "",
             f"{row['macs'] / 1e9:.3f}G",
-            f"{row['macs_equation_13'] / 1e9:.3f}G",
+            "" if (formula := row["macs_equation_13"]) is None else f"{formula / 1e9:.3f}G",
             paper["macs"] or "",
             "" if paper["accuracy"] is None else f"{paper['accuracy']:.1f}",
             paper["source"],

@@ -1,5 +1,7 @@
 """`vision-ttt predict IMAGE… --checkpoint C`."""
 
+import csv
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,13 +9,29 @@ from typing import Any
 
 import jsonargparse
 import torch
+from PIL import Image
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from vision_ttt.cli.main import CommandParser
-from vision_ttt.data import ImageError, evaluation_transform, find_images, open_image
-from vision_ttt.engine import load_model
+from vision_ttt.data import (
+    ImageError,
+    TransformedImages,
+    evaluation_transform,
+    find_images,
+    make_loader,
+    open_image,
+    watched,
+)
+from vision_ttt.engine import ModelMetadata, load_model
+from vision_ttt.engine.files import write_text
 from vision_ttt.errors import UserError
+
+Prediction = dict[str, Any]
+"""image: its path; top: class and probability of the most probable classes, best first."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -23,7 +41,18 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--checkpoint", type=str, required=True, help="path of a last.safetensors")
     parser.add_argument("--topk", type=int, default=5, help="classes told per image")
+    parser.add_argument(
+        "--output", type=str | None, default=None, help="a .csv or .json file to write, not print"
+    )
     parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
+    parser.add_argument("--batch_size", type=int, default=64, help="images per forward pass")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that decode images")
+    parser.add_argument(
+        "--device",
+        type=str | None,
+        default=None,
+        help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
+    )
     parser.add_argument(
         "--skip-bad",
         type=bool,
@@ -33,51 +62,80 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
-    """Print the most probable classes of each image."""
-    if arguments.topk < 1:
-        raise UserError(f"topk is {arguments.topk}; it must be at least 1")
+    """Tell or write the most probable classes of each image."""
+    output = _check(arguments)
+    device = _device(arguments.device)
     model, metadata = load_model(arguments.checkpoint)
-    transform = evaluation_transform(metadata.input)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    files = list(_files(arguments.images))
     model.to(device)
-    topk = min(arguments.topk, len(metadata.classes))
     console, errors = Console(), Console(stderr=True)
 
-    predictions: list[dict[str, Any]] = []
+    predictions: list[Prediction] = []
     skipped: list[str] = []
-    for path in _files(arguments.images):
-        try:
-            image = transform(open_image(path))
-        except ImageError as error:
-            if not arguments.skip_bad:
-                raise
-            skipped.append(str(path))
-            errors.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
-            continue
-        with torch.inference_mode():
-            probabilities = model(image[None].to(device)).float().softmax(dim=-1)[0]
-        if not torch.isfinite(probabilities).all():
-            raise UserError(
-                f"{arguments.checkpoint} predicts NaN for {path}: its weights are damaged"
-            )
-        best = [
-            {"class": metadata.classes[index], "probability": probability}
-            for probability, index in zip(
-                *(values.tolist() for values in probabilities.topk(topk)), strict=True
-            )
-        ]
-        predictions.append({"image": str(path), "top": best})
-        if not arguments.json:
-            _show(console, predictions[-1])
-    if arguments.json:
-        answer = {"predictions": predictions, "skipped": skipped}
-        console.print_json(json.dumps(answer), highlight=False)
+    columns = TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=errors, transient=True) as progress:
+        bar = progress.add_task("", total=len(files))
+        for indices, probabilities, bad in _batches(model, metadata, files, arguments, device):
+            for name, reason in bad:
+                error = ImageError(name, reason)
+                if not arguments.skip_bad:
+                    raise error
+                skipped.append(name)
+                errors.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
+            for index, of_image in zip(indices.tolist(), probabilities, strict=True):
+                if not torch.isfinite(of_image).all():
+                    raise UserError(
+                        f"{arguments.checkpoint} predicts NaN for {files[index]}: its weights are"
+                        " damaged"
+                    )
+                predictions.append(_prediction(files[index], of_image, metadata, arguments.topk))
+            progress.advance(bar, len(indices) + len(bad))
     if skipped:
-        total = len(skipped) + len(predictions)
-        errors.print(f"{len(skipped)} of {total} images skipped", highlight=False)
+        errors.print(f"{len(skipped)} of {len(files)} images skipped", highlight=False)
     if not predictions:
         raise UserError(f"none of the {len(skipped)} images could be decoded")
+    answer = json.dumps({"predictions": predictions, "skipped": skipped}, indent=2)
+    if output is not None:
+        write_text(output, _csv(predictions) if output.suffix == ".csv" else answer + "\n")
+        console.print(f"{output}: {len(predictions)} images", highlight=False, soft_wrap=True)
+    elif arguments.json:
+        console.print_json(answer, highlight=False)
+    else:
+        for prediction in predictions:
+            _show(console, prediction)
     return 0
+
+
+def _check(arguments: jsonargparse.Namespace) -> Path | None:
+    """Refuse wrong arguments before the work begins, and return the file to write."""
+    if arguments.topk < 1:
+        raise UserError(f"topk is {arguments.topk}; it must be at least 1")
+    if arguments.batch_size < 1 or arguments.num_workers < 0:
+        raise UserError(
+            f"batch_size is {arguments.batch_size} and num_workers {arguments.num_workers};"
+            " they must be at least 1 and 0"
+        )
+    if arguments.output is None:
+        return None
+    output = Path(arguments.output)
+    if output.suffix not in (".csv", ".json"):
+        raise UserError(f"the output {output} must be a .csv or .json file")
+    if not output.parent.is_dir():
+        raise UserError(f"the folder {output.parent} does not exist")
+    return output
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device).cpu()  # "meta" is no device to compute on
+    # PyTorch without CUDA asserts.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"device {name!r} cannot be used: {reason}") from error
+    return device
 
 
 def _files(images: Sequence[str]) -> Iterator[Path]:
@@ -85,11 +143,74 @@ def _files(images: Sequence[str]) -> Iterator[Path]:
         path = Path(image)
         if path.is_dir():
             yield from find_images(path)
-        else:
+        elif path.exists():
             yield path
+        else:
+            raise FileNotFoundError(2, "No such image file or folder", str(path))
 
 
-def _show(console: Console, prediction: dict[str, Any]) -> None:
+class _ImageFiles(Dataset[tuple[Image.Image, int]]):
+    """The images of files; nobody knows their classes."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return open_image(self.files[index]), -1
+
+
+def _batches(
+    model: nn.Module,
+    metadata: ModelMetadata,
+    files: Sequence[Path],
+    arguments: jsonargparse.Namespace,
+    device: torch.device,
+) -> Iterator[tuple[Tensor, Tensor, list[tuple[str, str]]]]:
+    """Per batch the places of its images [B], their probabilities [B, C] and the bad ones."""
+    loader = make_loader(
+        TransformedImages(_ImageFiles(files), evaluation_transform(metadata.input)),
+        arguments.batch_size,
+        num_workers=arguments.num_workers,
+        image_shape=metadata.input["input_size"],
+    )
+    for batch in watched(loader):
+        images = batch["images"]
+        probabilities = torch.empty(0, len(metadata.classes))
+        if len(images):
+            with torch.inference_mode():
+                probabilities = model(images.to(device)).float().softmax(dim=-1).cpu()
+        yield batch["indices"], probabilities, batch["bad"]
+
+
+def _prediction(
+    path: Path, probabilities: Tensor, metadata: ModelMetadata, topk: int
+) -> Prediction:
+    best = probabilities.topk(min(topk, len(metadata.classes)))
+    return {
+        "image": str(path),
+        "top": [
+            {"class": metadata.classes[index], "probability": probability}
+            for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ],
+    }
+
+
+def _csv(predictions: Sequence[Prediction]) -> str:
+    """One row per image: image, class_1, probability_1, class_2, …"""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    ranks = range(1, len(predictions[0]["top"]) + 1)
+    writer.writerow(["image", *(f"{name}_{n}" for n in ranks for name in ("class", "probability"))])
+    for prediction in predictions:
+        cells = (cell for entry in prediction["top"] for cell in entry.values())
+        writer.writerow([prediction["image"], *cells])
+    return text.getvalue()
+
+
+def _show(console: Console, prediction: Prediction) -> None:
     table = Table(title=prediction["image"], title_justify="left")
     table.add_column("class")
     table.add_column("probability", justify="right")

@@ -3,20 +3,40 @@
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.extra_tokens import ExtraTokens
+from vision_ttt.layers.functional_learner import FunctionalLearner
 from vision_ttt.layers.gated_norm import GatedNorm
+from vision_ttt.layers.inner_learner import InnerLearner
 from vision_ttt.layers.linear_learner import LinearLearner
+from vision_ttt.layers.mlp import ConvMlp, Mlp
+from vision_ttt.layers.mlp_learner import MLPLearner
+from vision_ttt.layers.residual_conv2d import ResidualConv2d
 from vision_ttt.layers.swiglu import SwiGLU
+from vision_ttt.layers.ttt_layer import TTTLayer
 from vision_ttt.layers.ttt_linear import TTTLinear
+from vision_ttt.layers.ttt_mlp import TTTMLP, warm_up_inner_rates
+from vision_ttt.layers.vit3 import ViT3Block
+from vision_ttt.layers.vit3_ttt import ViT3TTT
 from vision_ttt.layers.vittt import VitttBlock, VitttMixer
 
 __all__ = [
+    "TTTLayer",
     "TTTLinear",
+    "TTTMLP",
     "VitttBlock",
     "VitttMixer",
+    "InnerLearner",
     "LinearLearner",
+    "MLPLearner",
+    "FunctionalLearner",
+    "warm_up_inner_rates",
     "DepthwiseConv2d",
     "DirectionalConv1d",
     "ExtraTokens",
     "GatedNorm",
     "SwiGLU",
+    "ViT3Block",
+    "ViT3TTT",
+    "ConvMlp",
+    "Mlp",
+    "ResidualConv2d",
 ]

@@ -1,6 +1,13 @@
 """Model families, one file each. Importing this package registers them with timm."""
 
 from vision_ttt.models import vittt_ablations
+from vision_ttt.models.h_vit3 import HViT3, hvit3_base, hvit3_small, hvit3_tiny
+from vision_ttt.models.vit3 import (
+    ViT3,
+    vit3_base_patch16_224,
+    vit3_small_patch16_224,
+    vit3_tiny_patch16_224,
+)
 from vision_ttt.models.vittt import (
     Vittt,
     vittt_base_patch16_224,
@@ -16,4 +23,12 @@ __all__ = [
     "vittt_small_patch16_224",
     "vittt_tiny_patch16_224",
     "vittt_ablations",
+    "ViT3",
+    "vit3_base_patch16_224",
+    "vit3_small_patch16_224",
+    "vit3_tiny_patch16_224",
+    "HViT3",
+    "hvit3_base",
+    "hvit3_small",
+    "hvit3_tiny",
 ]

@@ -19,9 +19,10 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from vision_ttt.layers import (
+    TTTMLP,
     ExtraTokens,
     GatedNorm,
-    LinearLearner,
+    InnerLearner,
     TTTLinear,
     VitttBlock,
     VitttMixer,
@@ -37,6 +38,9 @@ from vision_ttt.models.image_size import (
 DESIGN_ROUTE = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
 """Table 3's route: each step adds its part to the one before; the last is the published model."""
 
+INNER_MODELS = {"linear": TTTLinear, "mlp": TTTMLP}
+"""The published layer, and the one of the TTT paper whose inner model has two layers."""
+
 
 def _choose(name: str, value: str, accepted: Any) -> str:
     if value not in accepted:
@@ -49,13 +53,14 @@ def _mixer(
     num_heads: int,
     *,
     design: str,
+    inner_model: str,
     mini_batch_size: int,
     learnable_states: int | None,
     drop_path: nn.Module,
 ) -> VitttMixer:
     """The mixer of one step of the design route."""
     has = DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]
-    ttt = TTTLinear(
+    ttt = INNER_MODELS[inner_model](
         dim,
         num_heads,
         mini_batch_size=mini_batch_size,
@@ -86,6 +91,8 @@ class Vittt(nn.Module):
         num_heads: heads per direction.
         mlp_ratio: SwiGLU hidden width over D.
         design: a step of Table 3's route, see ``DESIGN_ROUTE``; "conv2d" is the published model.
+        inner_model: "linear" (published: TTT-Linear, base rate 1) or "mlp" (TTT-MLP, base rate 0.1;
+            :func:`vision_ttt.layers.warm_up_inner_rates` is its warm-up).
         mini_batch_size: tokens per inner gradient step, b.
         learnable_states: how many initial inner states each block learns, 0 to 2 (Fig. 7b); by
             default one per direction.
@@ -96,7 +103,7 @@ class Vittt(nn.Module):
 
     Initialisation: projections, embeddings and tokens normal with standard deviation 0.02,
     convolutions PyTorch's default, norms the identity, head zero bias; the inner models as in
-    :class:`vision_ttt.layers.LinearLearner`. The first loss is close to ln(num_classes).
+    :class:`vision_ttt.layers.InnerLearner`. The first loss is close to ln(num_classes).
 
     Raises:
         ValueError: an argument is out of its range; in forward, an image does not fit.
@@ -114,6 +121,7 @@ class Vittt(nn.Module):
         num_heads: int = 3,
         mlp_ratio: float = 8 / 3,
         design: str = "conv2d",
+        inner_model: str = "linear",
         mini_batch_size: int = 16,
         learnable_states: int | None = None,
         dynamic_img_size: bool = False,
@@ -123,6 +131,7 @@ class Vittt(nn.Module):
     ) -> None:
         super().__init__()
         _choose("design", design, DESIGN_ROUTE)
+        _choose("inner_model", inner_model, INNER_MODELS)
         if global_pool == "head" and "dual" not in DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]:
             raise ValueError(
                 f"global_pool='head' needs a design that scans both ways ('dual' or 'conv2d'): the "
@@ -157,6 +166,7 @@ class Vittt(nn.Module):
                 embed_dim,
                 num_heads,
                 design=design,
+                inner_model=inner_model,
                 mini_batch_size=mini_batch_size,
                 learnable_states=learnable_states,
                 drop_path=DropPath(rate),
@@ -182,7 +192,7 @@ class Vittt(nn.Module):
         """Positions, class tokens, post norms and all of the inner models (vectors go anyway)."""
         names = {"pos_embed"} if self.class_tokens is None else {"pos_embed", "class_tokens.tokens"}
         for module_name, module in self.named_modules():
-            if isinstance(module, (LinearLearner, GatedNorm)):
+            if isinstance(module, (InnerLearner, GatedNorm)):
                 names |= {f"{module_name}.{name}" for name, _ in module.named_parameters()}
         return names
 

@@ -6,6 +6,7 @@ from vision_ttt.ops.directional_conv1d import directional_conv1d
 from vision_ttt.ops.gated_norm import gated_norm
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.ttt_linear import ttt_linear
+from vision_ttt.ops.ttt_mlp import ttt_mlp
 
 __all__ = [
     "depthwise_conv2d",
@@ -13,5 +14,6 @@ __all__ = [
     "gated_norm",
     "swiglu",
     "ttt_linear",
+    "ttt_mlp",
     "use_backend",
 ]

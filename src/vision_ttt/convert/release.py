@@ -1,0 +1,58 @@
+"""Read the files that authors release weights in."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vision_ttt.convert.family import ConversionError
+from vision_ttt.engine.tensor_files import read_tensors
+
+_NESTED = "model"  # where training code keeps the weights beside the optimiser's state
+_WRAPPED = "module."  # what data-parallel training puts before each key
+
+
+def read_release(path: str | Path) -> dict[str, Tensor]:
+    """The state dict in a .safetensors file or in what ``torch.save`` wrote, on the CPU.
+
+    A pickle is read with ``weights_only=True``: it runs no code. Weights may stand under the key
+    "model", and every name may begin with "module.".
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConversionError: the file cannot be read, holds objects that are not tensors, or no weights.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(2, "No such file", str(path))
+    if path.suffix == ".safetensors":
+        content, _ = read_tensors(path)
+    else:
+        content = _unpickle(path)
+    if isinstance(content, dict) and isinstance(content.get(_NESTED), dict):
+        content = content[_NESTED]
+    weights = content if isinstance(content, dict) else {}
+    if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise ConversionError(
+            f'{path} holds no weights: a mapping of names to tensors, or one under "{_NESTED}", is '
+            "accepted"
+        )
+    if all(name.startswith(_WRAPPED) for name in weights):
+        return {name.removeprefix(_WRAPPED): value for name, value in weights.items()}
+    return dict(weights)
+
+
+def _unpickle(path: Path) -> object:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise ConversionError(
+            f"{path} is no file of torch.save, or holds objects that could run code, and these are "
+            f"not loaded ({reason}); save its state dict alone and convert that"
+        ) from error
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise ConversionError(f"{path} is truncated or no file of torch.save: {error}") from error

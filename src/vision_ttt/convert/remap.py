@@ -1,0 +1,86 @@
+"""Released weights → a state dict that one of our models loads strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from vision_ttt.convert.family import ConversionError, Family
+from vision_ttt.convert.vit3 import H_VIT3, VIT3
+
+FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3)
+"""Every family whose release is read."""
+
+_SHOWN = 12
+
+
+def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Released weights under the names and in the shapes of ``model``'s own state dict.
+
+    Tensors that the model computes for itself (tables of RoPE) are compared with what it computes
+    and left out; every other tensor of either side has its counterpart.
+
+    Args:
+        released: the release's state dict.
+        model: one of ours; only its class, names and shapes matter, it may be on the meta device.
+
+    Returns:
+        Tensors that share the release's memory, for ``model.load_state_dict`` with strict=True.
+
+    Raises:
+        ConversionError: a ValueError. The model is of no family in FAMILIES, the weights are
+            another family's, or tensors are missing, left over or of another shape; they are named
+            as in the release.
+    """
+    family = _family_of(model)
+    others = [other.name for other in FAMILIES if other is not family and other.made(released)]
+    if others and not family.made(released):
+        raise ConversionError(
+            f"these are weights of {others[0]}, and {type(model).__name__} takes those of "
+            f"{family.name}"
+        )
+    own = {key: (family.released_name(key), value) for key, value in model.state_dict().items()}
+    wanted = {name for name, _ in own.values()}
+    found = {
+        key: _fitted(released[name], to) for key, (name, to) in own.items() if name in released
+    }
+    missing = sorted(wanted - released.keys())
+    left_over = [
+        name
+        for name, value in released.items()
+        if name not in wanted and not family.is_derived(name, value)
+    ]
+    misshapen = [
+        f"{own[key][0]} {list(value.shape)} for {list(own[key][1].shape)}"
+        for key, value in found.items()
+        if value.shape != own[key][1].shape
+    ]
+    if missing or left_over or misshapen:
+        raise ConversionError(
+            f"the weights are not those of this {type(model).__name__}: missing {_listed(missing)};"
+            f" unexpected {_listed(left_over)}; of another shape {_listed(misshapen)}"
+        )
+    return found
+
+
+def _family_of(model: nn.Module) -> Family:
+    for family in FAMILIES:
+        if type(model) is family.model:
+            return family
+    accepted = ", ".join(family.model.__name__ for family in FAMILIES)
+    raise ConversionError(
+        f"no release is known for {type(model).__name__}; there are releases for {accepted}"
+    )
+
+
+def _fitted(value: Tensor, to: Tensor) -> Tensor:
+    """A release may keep a batch axis of one that our parameter does not have."""
+    return value[0] if value.shape == (1, *to.shape) else value
+
+
+def _listed(names: Sequence[str]) -> str:
+    if not names:
+        return "none"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,52 @@
+"""The releases of ViT³ and H-ViT³, whose names for the parts of a block are the same."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+from vision_ttt.convert.family import ConversionError, Family
+from vision_ttt.layers.rotary2d import rotary_table
+from vision_ttt.models.h_vit3 import HViT3
+from vision_ttt.models.vit3 import ViT3
+
+_DOWNSAMPLE = {
+    "expand": "conv.0.conv",
+    "spatial": "conv.1.conv",
+    "reduce": "conv.2.conv",
+    "norm": "conv.2.norm",
+}
+
+
+def _vit3_name(key: str) -> str:
+    return key.replace(".ttt.", ".attn.")
+
+
+def _h_vit3_name(key: str) -> str:
+    key = re.sub(r"^stem\.", "patch_embed.conv.", _vit3_name(key)).replace(
+        ".mlp.conv.", ".mlp.dwc."
+    )
+    downsample = re.fullmatch(r"stages\.(\d+)\.downsample\.(\w+)\.(\w+)", key)
+    if downsample is None:
+        return re.sub(r"^stages\.", "layers.", key)
+    stage, part, leaf = downsample.groups()  # theirs ends a stage, ours begins the next
+    return f"layers.{int(stage) - 1}.downsample.{_DOWNSAMPLE[part]}.{leaf}"
+
+
+def _is_rotation(key: str, value: Tensor) -> bool:
+    """Whether it is a table [h, w, D / 2, 2] of RoPE, which our model computes for any size."""
+    if not key.endswith(".rope.rotations") or value.ndim != 4:
+        return False
+    height, width, pairs, _ = value.shape
+    computed = rotary_table((height, width), 2 * pairs).view_as(value)
+    if not torch.allclose(value.float(), computed, atol=1e-3):
+        raise ConversionError(f"{key} is not the table of 2-D RoPE that H-ViT³ computes")
+    return True
+
+
+VIT3 = Family("ViT³", ViT3, frozenset({"patch_embed.proj.weight", "blocks.0.attn.w3"}), _vit3_name)
+H_VIT3 = Family(
+    "H-ViT³", HViT3, frozenset({"layers.0.blocks.0.attn.w3"}), _h_vit3_name, _is_rotation
+)

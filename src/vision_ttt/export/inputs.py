@@ -1,0 +1,122 @@
+"""Which batches of images an exported model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from vision_ttt.engine import ConfigError, ModelMetadata
+from vision_ttt.engine.building import build_model
+from vision_ttt.errors import UserError
+
+_USUAL_REDUCTION = 32  # pixels per cell of the last feature map, where a model does not tell
+
+
+class ExportError(UserError, ValueError):
+    """A model that cannot be exported as asked for, or whose export does not compute the same."""
+
+
+@dataclass(frozen=True)
+class InputShapes:
+    """The images [B, C, H, W] that an exported model takes: which sizes are fixed, which free."""
+
+    channels: int
+    """C."""
+    height: int
+    """H the model was made for, in pixels."""
+    width: int
+    """W the model was made for, in pixels."""
+    batch_size: int | None = None
+    """B; None for any."""
+    multiple: int | None = None
+    """Pixels of which any H and W may be multiples, from twice that up; None for the model's own
+    size only."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ExportError(f"batch_size is {self.batch_size}; it must be at least 1")
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        input_size: Sequence[int],
+        *,
+        batch_size: int | None = None,
+        dynamic_size: bool = False,
+    ) -> InputShapes:
+        """The shapes for a model whose own images are ``input_size`` = (C, H, W)."""
+        multiple = None
+        if dynamic_size:
+            reductions = [info["reduction"] for info in getattr(model, "feature_info", ())]
+            multiple = max(reductions, default=_USUAL_REDUCTION)
+        return cls(*input_size, batch_size=batch_size, multiple=multiple)
+
+    def example(self) -> Tensor:
+        """Images to trace with; what is free has a size of its own, so that nothing else shares it.
+
+        (2 images, and another size than the model's: where the size is its own, a model may take a
+        shortcut that others must not.)
+        """
+        size = self.height, self.width
+        if self.multiple is not None:
+            size = self.height + 2 * self.multiple, self.width + self.multiple
+        return torch.zeros(self.batch_size or 2, self.channels, *size)
+
+    def dynamic_axes(self) -> dict[int, Any]:
+        """The free axes as ``torch.export`` describes them."""
+        axes: dict[int, Any] = {}
+        if self.batch_size is None:
+            axes[0] = Dim("batch", min=1)
+        if self.multiple is not None:
+            axes[2] = self.multiple * Dim("rows", min=2)
+            axes[3] = self.multiple * Dim("columns", min=2)
+        return axes
+
+    def to_verify(self) -> list[tuple[int, int, int, int]]:
+        """Shapes to compare the exported model at: ends and middle of what is free."""
+        sizes = [(self.height, self.width)]
+        if self.multiple is not None:
+            step = self.multiple
+            sizes += [
+                (2 * step, 2 * step),
+                (self.height + step, 3 * step),  # neither square nor a whole mini-batch
+                (self.height, self.width + 2 * step),
+                (2 * self.height, 2 * self.width),
+            ]
+        batches = (1, 3) if self.batch_size is None else (self.batch_size,)
+        return [(batch, self.channels, *size) for size in sizes for batch in batches]
+
+
+def accepting_any_size(model: nn.Module, metadata: ModelMetadata) -> nn.Module:
+    """The model for images of any size: itself, or the same weights with ``dynamic_img_size``.
+
+    Raises:
+        ExportError: images have to be of one size for this architecture.
+    """
+    if _runs_at_other_sizes(model, metadata):
+        return model
+    try:
+        other = build_model(metadata.model, {**metadata.model_args, "dynamic_img_size": True})
+    except ConfigError as error:
+        raise ExportError(f"{metadata.model} takes images of one size only: {error}") from error
+    other.load_state_dict(model.state_dict())
+    other.eval()
+    if not _runs_at_other_sizes(other, metadata):
+        raise ExportError(f"{metadata.model} takes images of one size only")
+    return other
+
+
+def _runs_at_other_sizes(model: nn.Module, metadata: ModelMetadata) -> bool:
+    shapes = InputShapes.of(model, metadata.input["input_size"], dynamic_size=True)
+    try:
+        with torch.inference_mode():
+            model(shapes.example())
+    except (ValueError, RuntimeError, AssertionError):  # how models, torch and timm refuse a size
+        return False
+    return True

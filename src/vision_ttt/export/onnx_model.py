@@ -1,0 +1,88 @@
+"""ONNX files, run by onnxruntime before they are written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.engine import ModelMetadata
+from vision_ttt.engine.files import write_bytes
+from vision_ttt.export.inputs import ExportError, InputShapes
+from vision_ttt.export.program import plain_program
+from vision_ttt.export.verification import Agreement, verify
+
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+"""What the extra [export] installs."""
+INPUT, OUTPUT = "images", "logits"
+_AXES = {0: "batch", 2: "height", 3: "width"}
+
+
+def export_onnx(
+    model: nn.Module, metadata: ModelMetadata, path: Path, shapes: InputShapes
+) -> Agreement:
+    """Write ``model`` as ONNX, after running what is written with onnxruntime beside the model.
+
+    The input is ``images`` [B, C, H, W], normalised; the output ``logits`` [B, num_classes]. The
+    file's metadata holds ``classes`` and ``input`` (mean, std, interpolation, …) as JSON.
+
+    Raises:
+        ExportError: the packages of the extra [export] are missing, the model cannot be translated,
+            or the result does not compute the same.
+        OSError: the file cannot be written.
+    """
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ExportError(f"ONNX needs {', '.join(missing)}: pip install 'vision-ttt[export]'")
+    program = plain_program(model, shapes)
+    with _quietly(), torch.no_grad():
+        translated = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=({axis: _AXES[axis] for axis in shapes.dynamic_axes()},),
+        )
+    translated.model.metadata_props.update(
+        model=metadata.model,
+        classes=json.dumps(metadata.classes),
+        input=json.dumps(metadata.input),
+    )
+    content = translated.model_proto.SerializeToString()
+    agreement = verify(_runtime(content), model, shapes.to_verify(), path.name)
+    write_bytes(path, content)
+    return agreement
+
+
+def _runtime(content: bytes) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> Tensor:
+        (logits,) = session.run([OUTPUT], {INPUT: images.numpy()})
+        return torch.from_numpy(logits)
+
+    return run
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the translator's notes about its own workings from the user's terminal."""
+    logger = logging.getLogger("onnxscript")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

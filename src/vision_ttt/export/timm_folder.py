@@ -1,0 +1,79 @@
+"""timm's folder: `model.safetensors` and `config.json`, as on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import timm
+from torch import nn
+
+from vision_ttt.engine import ModelMetadata
+from vision_ttt.engine.files import write_bytes
+from vision_ttt.export.inputs import InputShapes
+from vision_ttt.export.verification import Agreement, verify
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+
+def export_timm(model: nn.Module, metadata: ModelMetadata, folder: Path) -> Agreement:
+    """Write ``model`` as a folder that timm loads, after loading it in both of timm's ways::
+
+        import vision_ttt  # registers the model
+        timm.create_model("local-dir:FOLDER", pretrained=True)
+        overlay = dict(file="FOLDER/model.safetensors", num_classes=N)
+        timm.create_model(NAME, pretrained=True, pretrained_cfg_overlay=overlay, **model_args)
+
+    Pushed to the hub as it is, it loads with ``"hf-hub:OWNER/NAME"``.
+
+    Raises:
+        ExportError: what timm loads does not compute the same.
+        OSError: the folder cannot be written.
+    """
+    shapes = InputShapes.of(model, metadata.input["input_size"]).to_verify()
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary)
+        # Loaders of the hub's other libraries ask for the format.
+        weights = {name: x.contiguous() for name, x in model.state_dict().items()}
+        safetensors.torch.save_file(weights, made / WEIGHTS_FILE, metadata={"format": "pt"})
+        (made / CONFIG_FILE).write_text(json.dumps(_config(model, metadata), indent=2))
+        agreement = verify(_from_folder(made), model, shapes, str(folder), tolerance=1e-6)
+        verify(_by_overlay(made, metadata), model, shapes, str(folder), tolerance=1e-6)
+        folder.mkdir(exist_ok=True)
+        for file in (WEIGHTS_FILE, CONFIG_FILE):
+            write_bytes(folder / file, (made / file).read_bytes())
+    return agreement
+
+
+def _config(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:
+    """What timm's `local-dir:` and `hf-hub:` read from config.json."""
+    own = model.pretrained_cfg
+    kept = ("classifier", "first_conv", "fixed_input_size", "license")
+    return {
+        "architecture": metadata.model,
+        "num_classes": len(metadata.classes),
+        "num_features": model.num_features,
+        "label_names": list(metadata.classes),
+        "model_args": metadata.model_args,
+        "pretrained_cfg": {
+            **{name: own[name] for name in kept if own.get(name) is not None},
+            **metadata.input,
+            "num_classes": len(metadata.classes),
+        },
+    }
+
+
+def _from_folder(folder: Path) -> nn.Module:
+    return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+
+
+def _by_overlay(folder: Path, metadata: ModelMetadata) -> nn.Module:
+    # Without its num_classes timm would take the classifier for one of the name's own number of
+    # classes and leave it out.
+    overlay = {"file": str(folder / WEIGHTS_FILE), "num_classes": len(metadata.classes)}
+    return timm.create_model(
+        metadata.model, pretrained=True, pretrained_cfg_overlay=overlay, **metadata.model_args
+    ).eval()

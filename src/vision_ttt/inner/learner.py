@@ -1,0 +1,290 @@
+"""The generic inner learner: the executable definition of every TTT layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vision_ttt.inner.losses import Loss, squared_error
+from vision_ttt.inner.models import Axes, Params
+from vision_ttt.inner.recomputation import recomputed
+from vision_ttt.ops._backend import is_transformed
+from vision_ttt.ops._checks import check_int, check_shape, check_views
+from vision_ttt.ops.ttt_linear.scan_order import mini_batches, take
+
+Model = Callable[[Params, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Train an inner model on (k, v) by gradient descent and apply it to q, per image and head.
+
+    With θ' the state before a mini-batch of n tokens, m' its velocity, s its tokens, L the loss and
+    V̂ = f(K; θ')::
+
+        G  = Σ_s η_s (∂L/∂V̂_s) (∂V̂_s/∂θ')          ∂L/∂θ' where all η are 1
+        m  = β m' + clip(p G)
+        θ  = θ' − α m
+
+    - ``causal=False`` (ViT³): mini-batch after mini-batch, ``epochs`` times over; then every query
+      meets the final state, o = f(Q; θ). No p.
+    - ``causal=True`` (TTT, Vision-TTT): token t of a mini-batch has learnt from its first t tokens,
+      L and all, and o_t = f(q_t; θ_t); the next mini-batch goes on from the last token's θ and m.
+
+    Built on ``torch.func``: nothing is derived by hand, so that anything may be put in. Results are
+    differentiable in every tensor, any number of times where ``checkpoint`` is off.
+
+    Args:
+        model: f(params, x [n, d]) → [n, d], see :mod:`vision_ttt.inner.models`.
+        loss: L(V̂, V) of a batch → scalar, see :mod:`vision_ttt.inner.losses`.
+        learning_rate: α.
+        momentum: β ≥ 0; the velocity is 0 at the start of every call.
+        mini_batch_size: tokens per step, b; the last mini-batch may be short. None for all tokens.
+        causal: see above.
+        epochs: passes over the tokens; 1 in a causal scan.
+        clip_axes: soft clipping: the gradient of each parameter named here is divided by 1 + its
+            norm along these of its axes (ViT³'s release), e.g. ``model.clip_axes``. None for none.
+        checkpoint: keep only the state between mini-batches for the backward pass and compute the
+            rest of each again.
+
+    Raises:
+        ValueError: an argument is out of its range, or the model does not go with the regime.
+    """
+
+    model: Model
+    loss: Loss = squared_error
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+    mini_batch_size: int | None = None
+    causal: bool = False
+    epochs: int = 1
+    clip_axes: Axes | None = None
+    checkpoint: bool = False
+
+    def __post_init__(self) -> None:
+        if self.momentum < 0:
+            raise ValueError(f"Learner: momentum must be at least 0, got {self.momentum}")
+        if self.mini_batch_size is not None:
+            check_int("Learner", "mini_batch_size", self.mini_batch_size)
+            if self.mini_batch_size < 1:
+                raise ValueError(
+                    f"Learner: mini_batch_size must be at least 1 or None, got "
+                    f"{self.mini_batch_size}"
+                )
+        check_int("Learner", "epochs", self.epochs)
+        if self.epochs < 1 or (self.causal and self.epochs > 1):
+            raise ValueError(
+                f"Learner: epochs must be at least 1, and 1 in a causal scan, got {self.epochs}"
+            )
+        if self.causal and self._mixes_tokens:
+            raise ValueError(f"Learner: {self.model} mixes tokens and cannot be causal")
+
+    @property
+    def _mixes_tokens(self) -> bool:
+        return getattr(self.model, "mixes_tokens", False)
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Mapping[str, Tensor],
+        outer: Mapping[str, Tensor] | None = None,
+        *,
+        eta: Tensor | None = None,
+        position_scale: Tensor | None = None,
+        reverse_heads: int = 0,
+        state_per_image: bool = False,
+        return_state: bool = False,
+    ) -> Tensor | tuple[Tensor, Params]:
+        """Learn from k, v and answer q.
+
+        Args:
+            q, k, v: test, training and label views [B, T, H, d].
+            state: what is trained, tensors [H, …].
+            outer: what the model reads besides, tensors [H, …].
+            eta: η of each token [B, T, H]; None for all ones. The learning rate multiplies it.
+            position_scale: p_j [b] or [H, b] for the j-th token of a mini-batch, in a causal scan.
+            reverse_heads: the last this-many heads take the tokens from T to 1.
+            state_per_image: the state's tensors are [B, H, …].
+            return_state: return ``(o, state)`` with the trained state [B, H, …].
+
+        Returns:
+            o [B, T, H, d] in q's dtype; inside, all is at least float32.
+
+        Raises:
+            TypeError, ValueError: an argument does not fit; the message names it.
+        """
+        outer = {} if outer is None else dict(outer)
+        self._check(q, k, v, state, outer, eta, position_scale, reverse_heads, state_per_image)
+        with torch.autocast(q.device.type, enabled=False):
+            o, final = self._learn(
+                q, k, v, dict(state), outer, eta, position_scale, reverse_heads, state_per_image
+            )
+        return (o.to(q.dtype), final) if return_state else o.to(q.dtype)
+
+    def _check(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Mapping[str, Tensor],
+        outer: Mapping[str, Tensor],
+        eta: Tensor | None,
+        position_scale: Tensor | None,
+        reverse_heads: int,
+        state_per_image: bool,
+    ) -> None:
+        check_views("Learner", q, k, v)
+        batch, length, heads, _ = q.shape
+        check_int("Learner", "reverse_heads", reverse_heads)
+        if not 0 <= reverse_heads <= heads:
+            raise ValueError(f"Learner: reverse_heads must be in 0 … {heads}, got {reverse_heads}")
+        if reverse_heads and self._mixes_tokens:
+            raise ValueError(f"Learner: {self.model} mixes tokens and cannot scan in reverse")
+        if not state:
+            raise ValueError("Learner: state must hold at least one tensor to train, got none")
+        if set(state) & set(outer):
+            raise ValueError(f"Learner: {sorted(set(state) & set(outer))} are in state and outer")
+        lead = (batch, heads) if state_per_image else (heads,)
+        for group, wanted in ((state, lead), (outer, (heads,))):
+            for name, x in group.items():
+                if tuple(x.shape[: len(wanted)]) != wanted:
+                    raise ValueError(
+                        f"Learner: {name} must have shape [{', '.join(map(str, wanted))}, …], "
+                        f"got {list(x.shape)}"
+                    )
+        for name in self.clip_axes or ():
+            if name not in state:
+                raise ValueError(f"Learner: clip_axes names {name!r}, state has {sorted(state)}")
+        if eta is not None:
+            check_shape("Learner", "eta", eta, (batch, length, heads))
+        if position_scale is not None:
+            if not self.causal:
+                raise ValueError("Learner: position_scale belongs to a causal scan")
+            size = length if self.mini_batch_size is None else self.mini_batch_size
+            check_shape("Learner", "position_scale", position_scale, (size,), (heads, size))
+
+    def _learn(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Params,
+        outer: Params,
+        eta: Tensor | None,
+        position_scale: Tensor | None,
+        reverse_heads: int,
+        state_per_image: bool,
+    ) -> tuple[Tensor, Params]:
+        batch, length, heads, _ = q.shape
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        size = length if self.mini_batch_size is None else self.mini_batch_size
+
+        def per_problem(x: Tensor, has_batch: bool) -> Tensor:
+            """[B, H, …] in the compute dtype."""
+            x = x.to(dtype)
+            return x if has_batch else x.expand(batch, *x.shape)
+
+        state = {name: per_problem(x, state_per_image) for name, x in state.items()}
+        outer = {name: per_problem(x, False) for name, x in outer.items()}
+        velocity = {name: torch.zeros_like(x) for name, x in state.items() if self.momentum}
+        if eta is None:
+            eta = q.new_ones(q.shape[:3], dtype=dtype)
+        if position_scale is None:
+            position_scale = q.new_ones(size, dtype=dtype)
+        scale = position_scale.to(dtype).expand(batch, heads, size)
+
+        outputs = []
+        for _ in range(self.epochs):
+            for start, stop in mini_batches(length, size):
+                pieces = [take(x, start, stop, reverse_heads).to(dtype) for x in (q, k, v, eta)]
+                state, velocity, o = self._step(
+                    state, velocity, outer, (*pieces, scale[..., : stop - start])
+                )
+                if self.causal:
+                    outputs.append(o)
+        if not self.causal:
+            queries = q.transpose(1, 2).to(dtype)
+            o = torch.func.vmap(torch.func.vmap(self._predict))(state, outer, queries)
+            return o.transpose(1, 2), state
+        o = torch.cat(outputs, dim=2).transpose(1, 2)  # [B, T, H, d] in scan order
+        forward_heads = heads - reverse_heads
+        o = torch.cat([o[:, :, :forward_heads], o[:, :, forward_heads:].flip(1)], dim=2)
+        return o, state
+
+    def _step(
+        self, state: Params, velocity: Params, outer: Params, pieces: tuple[Tensor, ...]
+    ) -> tuple[Params, Params, Tensor]:
+        """One mini-batch of all images and heads, checkpointed where asked for."""
+        function = torch.func.vmap(torch.func.vmap(self._learn_mini_batch))
+        if self.checkpoint and torch.is_grad_enabled() and not is_transformed():
+            return recomputed(function, state, velocity, outer, *pieces)
+        return function(state, velocity, outer, *pieces)
+
+    def _predict(self, state: Params, outer: Params, x: Tensor) -> Tensor:
+        """f(x [n, d])."""
+        prediction = self.model({**outer, **state}, x)
+        if prediction.shape != x.shape:
+            raise ValueError(
+                f"Learner: the model must map {list(x.shape)} to {list(x.shape)}, "
+                f"it gave {list(prediction.shape)}"
+            )
+        return prediction
+
+    def _learn_mini_batch(
+        self,
+        state: Params,
+        velocity: Params,
+        outer: Params,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        eta: Tensor,
+        scale: Tensor,
+    ) -> tuple[Params, Params, Tensor]:
+        """The state and velocity after the tokens q, k, v [n, d], and o [n, d] in a causal scan."""
+        n = k.shape[0]
+        prediction, pull_back = torch.func.vjp(lambda s: self._predict(s, outer, k), state)
+        # ∂L/∂V̂ of the first t tokens, for each t that anybody asks for: [m, n, d].
+        lengths = range(1, n + 1) if self.causal else (n,)
+        cotangents = torch.stack(
+            [
+                F.pad(torch.func.grad(self.loss)(prediction[:t], v[:t]), (0, 0, 0, n - t))
+                for t in lengths
+            ]
+        )
+        scales = scale if self.causal else scale.new_ones(1)
+        weights = scales[:, None, None] * eta[:, None]  # [m, n, 1]
+        (gradients,) = torch.func.vmap(pull_back)(weights * cotangents)  # each [m, …]
+
+        velocities, states = {}, {}
+        for name, gradient in gradients.items():
+            if self.clip_axes and name in self.clip_axes:
+                gradient = _soft_clip(gradient, self.clip_axes[name])
+            if velocity:
+                gradient = self.momentum * velocity[name] + gradient
+                velocities[name] = gradient
+            states[name] = state[name] - self.learning_rate * gradient
+        # Copies: views would keep every token's state alive.
+        last = {name: x[-1].clone() for name, x in states.items()}
+        last_velocity = {name: x[-1].clone() for name, x in velocities.items()}
+        if not self.causal:
+            return last, last_velocity, q.new_empty(0)
+
+        def answer(own: Params, x: Tensor) -> Tensor:
+            return self._predict(own, outer, x.unsqueeze(0)).squeeze(0)
+
+        return last, last_velocity, torch.func.vmap(answer)(states, q)
+
+
+def _soft_clip(gradient: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """g / (1 + ‖g‖), the norm along negative axes; where g = 0 the derivative is the identity."""
+    square = gradient.square().sum(axes, keepdim=True)
+    zero = square == 0
+    norm = torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+    return gradient / (1 + norm)

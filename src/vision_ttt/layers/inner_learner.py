@@ -1,0 +1,138 @@
+"""What the inner learners of TTT-Linear and TTT-MLP share: initial states, inner norm, position."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class InnerLearner(nn.Module, ABC):
+    """Inner models, one per head, with the parameters that an op of ``vision_ttt.ops`` takes.
+
+    With two directions there are twice ``num_heads`` heads; the second half scans from T to 1 and
+    has parameters of its own. Subclasses name the initial state and run their op.
+
+    Args:
+        state_shapes: for each tensor of the initial state its name and its shape behind [heads].
+        num_heads: heads per direction, H.
+        head_dim: d.
+        mini_batch_size: tokens per gradient step, b.
+        directions: 1, or 2 for a forth and a back scan.
+        learnable_states: how many initial states are learnt (Vision-TTT, Fig. 7b): one per
+            direction (the default), 1 shared by both directions, or 0 for random ones that stay as
+            they were drawn.
+        eps: added to the inner norm's variance.
+
+    Initialisation: the state's matrices normal with standard deviation 0.02, its biases zero, inner
+    norm the identity, position scale 1/j for the j-th token of a mini-batch.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        state_shapes: Mapping[str, tuple[int, ...]],
+        num_heads: int,
+        head_dim: int,
+        *,
+        mini_batch_size: int,
+        directions: int,
+        learnable_states: int | None,
+        eps: float,
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        if learnable_states is None:
+            learnable_states = directions
+        if directions not in (1, 2):
+            raise ValueError(f"directions must be 1 or 2, got {directions}")
+        if not 0 <= learnable_states <= directions:
+            raise ValueError(
+                f"learnable_states must be in 0 … {directions} with {directions} direction(s), "
+                f"got {learnable_states}"
+            )
+        if mini_batch_size < 1:
+            raise ValueError(f"mini_batch_size must be at least 1, got {mini_batch_size}")
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.directions = directions
+        self.mini_batch_size = mini_batch_size
+        self.state_names = tuple(state_shapes)
+        heads = directions * num_heads
+        states = heads if learnable_states == 0 else learnable_states * num_heads
+        for name, shape in state_shapes.items():
+            x = torch.empty(states, *shape)
+            if learnable_states == 0:
+                self.register_buffer(name, x)
+            else:
+                self.register_parameter(name, nn.Parameter(x))
+        self.norm_weight = nn.Parameter(torch.empty(heads, head_dim))
+        self.norm_bias = nn.Parameter(torch.empty(heads, head_dim))
+        self.position_offset = nn.Parameter(torch.empty(directions, mini_batch_size))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the initial state and set the rest to their neutral values."""
+        for name in self.state_names:
+            x = getattr(self, name)
+            if x.ndim > 2:  # [heads, i, j]
+                x.normal_(std=0.02)
+            else:
+                x.zero_()
+        self.norm_weight.fill_(1)
+        self.norm_bias.zero_()
+        self.position_offset.zero_()
+
+    def position_scale(self) -> Tensor:
+        """p_j = max(0, 1/j + learned offset) of each direction's heads: [directions, b]."""
+        offset = self.position_offset
+        dtype = torch.promote_types(offset.dtype, torch.float32)
+        steps = torch.arange(1, self.mini_batch_size + 1, dtype=dtype, device=offset.device)
+        return (1 / steps + offset).clamp(min=0)
+
+    def state(self) -> tuple[Tensor, ...]:
+        """The initial state [heads, …] of every head of both directions."""
+        tensors = tuple(getattr(self, name) for name in self.state_names)
+        copies = self.directions * self.num_heads // tensors[0].shape[0]
+        if copies == 1:
+            return tensors
+        # directions share one
+        return tuple(x.repeat(copies, *(1,) * (x.ndim - 1)) for x in tensors)
+
+    @property
+    def reverse_heads(self) -> int:
+        """The last this-many heads scan from T to 1."""
+        return (self.directions - 1) * self.num_heads
+
+    def problem(
+        self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor
+    ) -> dict[str, Tensor | int | float]:
+        """The arguments of the learner's op for these views."""
+        return {
+            "q": q,
+            "k": k,
+            "v": v,
+            "eta": eta,
+            **dict(zip(self.state_names, self.state(), strict=True)),
+            "ln_weight": self.norm_weight,
+            "ln_bias": self.norm_bias,
+            "mini_batch_size": self.mini_batch_size,
+            "position_scale": self.position_scale().repeat_interleave(self.num_heads, dim=0),
+            "reverse_heads": self.reverse_heads,
+            "eps": self.eps,
+        }
+
+    @abstractmethod
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> Tensor:
+        """Learn from k, v [B, T, heads, d] at rates eta [B, T, heads]; apply it to q."""
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_heads={self.num_heads}, head_dim={self.head_dim}, "
+            f"directions={self.directions}, mini_batch_size={self.mini_batch_size}"
+        )

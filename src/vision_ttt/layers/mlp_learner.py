@@ -1,0 +1,47 @@
+"""The inner learner of TTT-MLP as a module: it owns the initial state and runs the op."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vision_ttt.layers.inner_learner import InnerLearner
+from vision_ttt.ops import ttt_mlp
+
+
+class MLPLearner(InnerLearner):
+    """Two-layer inner models, one per head: ``f(x) = x + LN(GELU(x W₁ + b₁) W₂ + b₂)``.
+
+    Arguments, initialisation and errors are :class:`InnerLearner`'s; the initial state is
+    ``w1`` [heads, d, 4d], ``b1`` [heads, 4d], ``w2`` [heads, 4d, d] and ``b2`` [heads, d]
+    (TTT, Sec. 2.7).
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        mini_batch_size: int = 16,
+        directions: int = 1,
+        learnable_states: int | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        hidden = 4 * head_dim
+        super().__init__(
+            {
+                "w1": (head_dim, hidden),
+                "b1": (hidden,),
+                "w2": (hidden, head_dim),
+                "b2": (head_dim,),
+            },
+            num_heads,
+            head_dim,
+            mini_batch_size=mini_batch_size,
+            directions=directions,
+            learnable_states=learnable_states,
+            eps=eps,
+        )
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> Tensor:
+        """Learn from k, v [B, T, heads, d] at rates eta [B, T, heads]; apply it to q."""
+        return ttt_mlp(**self.problem(q, k, v, eta))

@@ -1,0 +1,32 @@
+"""A depth-wise convolution of image tokens with its residual."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
+from vision_ttt.layers.overwriting import may_overwrite
+
+
+class ResidualConv2d(DepthwiseConv2d):
+    """x + DWConv3×3(x), with bias, of tokens [B, T, C] on a grid (h, w).
+
+    Before a token mixer this is a conditional position encoding: the zeros beyond the edges tell
+    each token where it is, on a grid of any size.
+    """
+
+    def __init__(self, channels: int, kernel_size: int = 3) -> None:
+        super().__init__(channels, kernel_size)
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Convolve and add.
+
+        Raises:
+            ValueError: T is not h · w.
+        """
+        y = super().forward(x, grid)
+        if may_overwrite() and y.dtype == x.dtype:  # autocast's are not: x keeps its precision
+            return y.add_(self.bias).add_(x)
+        return x + (y + self.bias)

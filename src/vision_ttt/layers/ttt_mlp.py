@@ -1,0 +1,87 @@
+"""The TTT-MLP layer, and the warm-up of its inner learning rate."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.layers.mlp_learner import MLPLearner
+from vision_ttt.layers.ttt_layer import TTTLayer
+
+
+class TTTMLP(TTTLayer):
+    """:class:`TTTLayer` with two-layer inner models, :class:`MLPLearner`: [B, T, D] → [B, T, D].
+
+    Args:
+        dim: D.
+        num_heads: H; D must be a multiple of it.
+        mini_batch_size: tokens per gradient step, b.
+        bidirectional: also scan from T to 1, with parameters of its own (dual datasets, Sec. 4.3).
+        share_qk: project q and k by the same weights.
+        conv_kernel_size: taps of the Conv1d on q and on k; 0 for none.
+        gate: multiply by GELU(Linear_g(x)) before the output projection.
+        learnable_states: see :class:`MLPLearner`; one per direction by default.
+        base_learning_rate: η_base, 0.1 in the TTT paper, which warms it up linearly over the first
+            tenth of training (Appendix C): see :func:`warm_up_inner_rates`.
+
+    Raises:
+        ValueError: D is not a multiple of H, or an argument is out of its range.
+    """
+
+    learner: MLPLearner
+    warmup: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        mini_batch_size: int = 16,
+        bidirectional: bool = False,
+        share_qk: bool = False,
+        conv_kernel_size: int = 0,
+        gate: bool = False,
+        learnable_states: int | None = None,
+        base_learning_rate: float = 0.1,
+    ) -> None:
+        super().__init__(
+            dim,
+            num_heads,
+            partial(MLPLearner, mini_batch_size=mini_batch_size, learnable_states=learnable_states),
+            bidirectional=bidirectional,
+            share_qk=share_qk,
+            conv_kernel_size=conv_kernel_size,
+            gate=gate,
+            base_learning_rate=base_learning_rate,
+        )
+        # A tensor, so that compiled code takes its value as it is and is not compiled again. Not
+        # saved: a trained model runs at its full rate.
+        self.register_buffer("warmup", torch.ones(()), persistent=False)
+
+    def rates(self, logits: Tensor) -> Tensor:
+        """η = warm-up · η_base σ(logits) / d."""
+        return super().rates(logits) * self.warmup
+
+    def inner_problem(self, x: Tensor) -> dict[str, Tensor | int]:
+        """The inner learner's data, state and rates: what :func:`vision_ttt.ops.ttt_mlp` gets."""
+        q, k, v, eta, _ = self.views(x)
+        return self.learner.problem(q, k, v, eta)
+
+
+@torch.no_grad()
+def warm_up_inner_rates(model: nn.Module, fraction: float) -> None:
+    """Let every :class:`TTTMLP` in ``model`` learn at this fraction of its η_base from now on.
+
+    The TTT paper's linear warm-up calls it before each training step with
+    ``min(1, step / warmup_steps)``.
+
+    Raises:
+        ValueError: the fraction is not in 0 … 1.
+    """
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must be in 0 … 1, got {fraction}")
+    for module in model.modules():
+        if isinstance(module, TTTMLP):
+            module.warmup.fill_(fraction)

@@ -1,0 +1,287 @@
+"""H-ViT³: ViT³'s blocks in four stages, a hierarchical backbone of linear cost.
+
+Shape letters: B images, C channels, T tokens on a grid (h, w), D width of a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.layers import DropPath, calculate_drop_path_rates, to_2tuple
+from timm.models import (
+    build_model_with_cfg,
+    checkpoint,
+    generate_default_cfgs,
+    register_model,
+)
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from vision_ttt.layers import ConvMlp, ViT3Block
+from vision_ttt.layers.conv_stem import ConvStem, Downsample
+from vision_ttt.layers.rotary2d import rotary_table
+from vision_ttt.models.pooled_classifier import PooledClassifier, choose
+from vision_ttt.models.vit3 import PRETRAINED_CFG, inner_states
+
+
+class HViT3Stage(nn.Module):
+    """Blocks of one resolution: maps [B, dim, h, w] of the stage before → [B, out_dim, h', w'].
+
+    Args:
+        dim: channels that come in; None for the first stage, which keeps the resolution.
+        out_dim: D.
+        num_heads: heads of each block.
+        mlp_ratio: hidden width of the MLPs over D.
+        drop_path_rates: stochastic depth, one rate per block.
+    """
+
+    def __init__(
+        self,
+        dim: int | None,
+        out_dim: int,
+        num_heads: int,
+        mlp_ratio: float,
+        drop_path_rates: Sequence[float],
+    ) -> None:
+        super().__init__()
+        self.grad_checkpointing = False
+        self.downsample = nn.Identity() if dim is None else Downsample(dim, out_dim)
+        self.blocks = nn.ModuleList(
+            ViT3Block(
+                out_dim,
+                num_heads,
+                mlp=ConvMlp(out_dim, round(mlp_ratio * out_dim)),
+                norm_eps=1e-5,
+                drop_path=DropPath(rate),
+            )
+            for rate in drop_path_rates
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.downsample(x).permute(0, 2, 3, 1)  # [B, h, w, D]
+        grid = (x.shape[1], x.shape[2])
+        rotations = rotary_table(grid, x.shape[-1], x.device)
+        x = x.flatten(1, 2)
+        for block in self.blocks:
+            if self.grad_checkpointing:
+                x = checkpoint(block, x, grid, rotations)
+            else:
+                x = block(x, grid, rotations)
+        return x.unflatten(1, grid).permute(0, 3, 1, 2)
+
+
+class HViT3(PooledClassifier):
+    """H-ViT³ backbone and classifier: images [B, C, H, W] → logits [B, num_classes].
+
+    A convolutional stem, four stages at 1/4, 1/8, 1/16 and 1/32 of the resolution (sides rounded
+    up), BatchNorm, the mean of the tokens and a linear head (ViT³, supplement, Sec. 3 and Table 2).
+    Queries and keys carry 2-D RoPE, MLPs a convolution. No weight depends on the image size.
+
+    Args:
+        img_size: image height and width in pixels, one number for both.
+        num_classes: logits; 0 for the pooled feature itself.
+        dims: D of each stage.
+        depths: blocks of each stage.
+        num_heads: heads of each stage's gated linear units.
+        mlp_ratio: hidden width of the MLPs over D.
+        in_chans: image channels.
+        global_pool: "avg" (published); "" returns the map [B, h, w, D].
+        dynamic_img_size: accept any image size; otherwise only ``img_size``.
+        drop_rate: dropout before the head.
+        drop_path_rate: stochastic depth of the last block, rising linearly from 0.
+
+    Initialisation: as :class:`vision_ttt.models.ViT3`.
+
+    Raises:
+        ValueError: an argument is out of its range; in forward, an image does not fit.
+    """
+
+    output_fmt = "NHWC"
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        num_classes: int = 1000,
+        dims: Sequence[int] = (64, 128, 320, 512),
+        depths: Sequence[int] = (1, 3, 9, 4),
+        num_heads: Sequence[int] = (2, 4, 10, 16),
+        mlp_ratio: float = 4.0,
+        in_chans: int = 3,
+        global_pool: str = "avg",
+        dynamic_img_size: bool = True,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        if not len(dims) == len(depths) == len(num_heads) > 0:
+            raise ValueError(
+                "dims, depths and num_heads need one entry for each stage, got "
+                f"{list(dims)}, {list(depths)} and {list(num_heads)}"
+            )
+        super().__init__(dims[-1], num_classes, global_pool, drop_rate)
+        self.img_size = to_2tuple(img_size)
+        self.in_chans = in_chans
+        self.dynamic_img_size = dynamic_img_size
+        self.stem = ConvStem(in_chans, dims[0])
+        self.stages = nn.ModuleList(
+            HViT3Stage(dim, out_dim, heads, mlp_ratio, rates)
+            for dim, out_dim, heads, rates in zip(
+                (None, *dims),
+                dims,
+                num_heads,
+                calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True),
+                strict=False,
+            )
+        )
+        self.norm = nn.BatchNorm2d(dims[-1])
+        self.feature_info = [
+            {"module": f"stages.{i}", "num_chs": dim, "reduction": 4 * 2**i}
+            for i, dim in enumerate(dims)
+        ]
+
+    # timm's contract
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """The inner models' initial states (vectors go anyway)."""
+        return inner_states(self)
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layer groups for layer decay: stem, each block or with ``coarse`` each stage, norm."""
+        if coarse:
+            blocks = [(r"^stages\.(\d+)", None)]
+        else:  # a stage's downsampling goes with its first block
+            blocks = [
+                (r"^stages\.(\d+)\.downsample", (0,)),
+                (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+            ]
+        return {"stem": r"^stem", "blocks": [*blocks, (r"^norm", (99999,))]}
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade compute for memory: keep only each block's input for the backward pass."""
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Make the model one of another image size; no weight depends on it."""
+        self.img_size = to_2tuple(img_size)
+
+    # forward
+
+    def _embed(self, x: Tensor) -> Tensor:
+        """Maps [B, D, h, w] of images, in the channels-last memory format: tokens for free."""
+        if x.ndim != 4 or x.shape[1] != self.in_chans:
+            raise ValueError(f"images must be [B, {self.in_chans}, H, W], got {list(x.shape)}")
+        size = tuple(x.shape[-2:])
+        if not self.dynamic_img_size and size != self.img_size:
+            raise ValueError(
+                f"images are {size[0]} × {size[1]} pixels, the model was made for "
+                f"{self.img_size[0]} × {self.img_size[1]}; make it with img_size={size}, or with "
+                "dynamic_img_size=True for changing sizes"
+            )
+        return self.stem(x.contiguous(memory_format=torch.channels_last))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Normalised map [B, h, w, D] of images [B, C, H, W]."""
+        x = self._embed(x)
+        for stage in self.stages:
+            x = stage(x)
+        return self.norm(x).permute(0, 2, 3, 1)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Maps after chosen stages, and the final one [B, h, w, D].
+
+        Args:
+            x: images [B, C, H, W].
+            indices: which stages, or how many of the last ones; all by default.
+            norm: apply the final norm to the last stage's map; the others have none.
+            stop_early: run no stage after the last chosen one, whose map is the final one then,
+                without the norm.
+            output_fmt: "NCHW" for maps [B, D, h, w] or "NHWC" for [B, h, w, D].
+            intermediates_only: return only the list.
+
+        Raises:
+            ValueError: an unknown output_fmt.
+        """
+        choose("output_fmt", output_fmt, ("NCHW", "NHWC"))
+        taken, last = feature_take_indices(len(self.stages), indices)
+        stages = self.stages[: last + 1] if stop_early else self.stages
+        x = self._embed(x)
+        features = []
+        for index, stage in enumerate(stages):
+            x = stage(x)
+            if index in taken:
+                y = self.norm(x) if norm and stage is self.stages[-1] else x
+                if output_fmt == "NCHW":
+                    features.append(y.contiguous())
+                else:
+                    features.append(y.permute(0, 2, 3, 1))
+        if intermediates_only:
+            return features
+        if len(stages) == len(self.stages):
+            x = self.norm(x)
+        return x.permute(0, 2, 3, 1), features
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what :meth:`forward_intermediates` with these indices does not need."""
+        taken, last = feature_take_indices(len(self.stages), indices)
+        if prune_norm or last + 1 < len(self.stages):  # the norm is the last stage's
+            self.norm = nn.Identity()
+        self.stages = self.stages[: last + 1]
+        if prune_head:
+            self.reset_classifier(0)
+        return taken
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"dims": (64, 128, 320, 512), "depths": (1, 3, 9, 4), "num_heads": (2, 4, 10, 16)},
+    "small": {"dims": (64, 128, 320, 512), "depths": (2, 6, 18, 8), "num_heads": (2, 4, 10, 16)},
+    "base": {"dims": (96, 192, 448, 640), "depths": (2, 6, 18, 8), "num_heads": (3, 6, 14, 20)},
+}
+
+default_cfgs = generate_default_cfgs(
+    {f"hvit3_{size}": {**PRETRAINED_CFG, "first_conv": "stem.0.conv"} for size in SIZES}
+)
+
+
+def _create(size: str, pretrained: bool, **kwargs: Any) -> HViT3:
+    """Build an H-ViT³ of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
+    return build_model_with_cfg(
+        HViT3,
+        f"hvit3_{size}",
+        pretrained,
+        feature_cfg={"out_indices": (0, 1, 2, 3), "feature_cls": "getter"},
+        **{**SIZES[size], **kwargs},
+    )
+
+
+@register_model
+def hvit3_tiny(pretrained: bool = False, **kwargs: Any) -> HViT3:
+    """H-ViT³-T: 29M parameters, 4.9G MACs, 84.0 % on ImageNet-1K (the authors' figure)."""
+    return _create("tiny", pretrained, **kwargs)
+
+
+@register_model
+def hvit3_small(pretrained: bool = False, **kwargs: Any) -> HViT3:
+    """H-ViT³-S: 54M parameters, 8.8G MACs, 84.9 % on ImageNet-1K (the authors' figure)."""
+    return _create("small", pretrained, **kwargs)
+
+
+@register_model
+def hvit3_base(pretrained: bool = False, **kwargs: Any) -> HViT3:
+    """H-ViT³-B: 94M parameters, 16.7G MACs, 85.5 % on ImageNet-1K (the authors' figure)."""
+    return _create("base", pretrained, **kwargs)

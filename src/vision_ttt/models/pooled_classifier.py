@@ -1,0 +1,87 @@
+"""What backbones with mean pooling and a linear head share of timm's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.models import checkpoint
+from torch import Tensor, nn
+
+POOLS = ("avg", "")
+
+
+def choose(name: str, value: str, accepted: tuple[str, ...]) -> str:
+    """value, if it is accepted.
+
+    Raises:
+        ValueError: it is not; names what is.
+    """
+    if value not in accepted:
+        raise ValueError(f"{name} must be one of {list(accepted)}, got {value!r}")
+    return value
+
+
+class PooledClassifier(nn.Module):
+    """A backbone's pooling and head; a subclass gives forward_features [B, …, D], channels last.
+
+    Args:
+        num_features: D.
+        num_classes: logits; 0 for the pooled feature itself.
+        global_pool: "avg", or "" for the features as they are.
+        drop_rate: dropout before the head.
+
+    Raises:
+        ValueError: an unknown global_pool.
+    """
+
+    def __init__(
+        self, num_features: int, num_classes: int, global_pool: str, drop_rate: float
+    ) -> None:
+        super().__init__()
+        self.num_features = self.head_hidden_size = num_features
+        self.grad_checkpointing = False
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head: nn.Module = nn.Identity()
+        self.reset_classifier(num_classes, global_pool)
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade compute for memory: keep only each block's input for the backward pass."""
+        self.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the head by a fresh one, and the pooling where given."""
+        if global_pool is not None:
+            self.global_pool = choose("global_pool", global_pool, POOLS)
+        self.num_classes = num_classes
+        like = next(self.parameters(), torch.empty(0))  # the head comes first in __init__
+        self.head = nn.Identity()
+        if num_classes:
+            self.head = nn.Linear(
+                self.num_features, num_classes, device=like.device, dtype=like.dtype
+            )
+            nn.init.trunc_normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Normalised features [B, …, D] of images [B, C, H, W]."""
+        raise NotImplementedError
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of features [B, …, D], or with ``pre_logits`` the feature the head would see."""
+        if self.global_pool == "avg":
+            x = x.flatten(1, -2).mean(1)
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def _run(self, block: nn.Module, *inputs: Any) -> Tensor:
+        return checkpoint(block, *inputs) if self.grad_checkpointing else block(*inputs)

@@ -1,0 +1,147 @@
+"""The public op: what it computes, its checks, and the way to a backend."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from vision_ttt.ops._backend import AUTO, is_transformed, requested_backend
+from vision_ttt.ops.ttt_linear.autograd import Kernel, autocast_views
+from vision_ttt.ops.ttt_mlp.autograd import KERNELS, ttt_mlp_op
+from vision_ttt.ops.ttt_mlp.checks import check_inputs
+from vision_ttt.ops.ttt_mlp.reference import ttt_mlp_reference
+
+State = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _refusal(kernel: Kernel, q: Tensor, mini_batch_size: int) -> str | None:
+    if is_transformed():
+        return "torch.func transforms and forward-mode derivatives need the backend 'reference'"
+    return kernel.refusal(q, mini_batch_size)
+
+
+@overload
+def ttt_mlp(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    ln_weight: Tensor | None = ...,
+    ln_bias: Tensor | None = ...,
+    *,
+    mini_batch_size: int = ...,
+    position_scale: Tensor | None = ...,
+    reverse_heads: int = ...,
+    eps: float = ...,
+    return_state: Literal[False] = ...,
+    backend: str | None = ...,
+) -> Tensor: ...
+@overload
+def ttt_mlp(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    ln_weight: Tensor | None = ...,
+    ln_bias: Tensor | None = ...,
+    *,
+    mini_batch_size: int = ...,
+    position_scale: Tensor | None = ...,
+    reverse_heads: int = ...,
+    eps: float = ...,
+    return_state: Literal[True],
+    backend: str | None = ...,
+) -> tuple[Tensor, State]: ...
+def ttt_mlp(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eta: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    ln_weight: Tensor | None = None,
+    ln_bias: Tensor | None = None,
+    *,
+    mini_batch_size: int = 16,
+    position_scale: Tensor | None = None,
+    reverse_heads: int = 0,
+    eps: float = 1e-6,
+    return_state: bool = False,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, State]:
+    """Mini-batch gradient descent on a two-layer inner model, along the tokens of each head.
+
+    The tokens of a head are a dataset: k_t the input (training view), v_t the target (label view),
+    q_t the input of the trained model (test view). With θ = (w1, b1, w2, b2) and θ' its value
+    before the current mini-batch, s ≤ t its tokens so far (TTT, Eq. 4-6 and Sec. 2.7; row
+    vectors)::
+
+        θ_t = θ' − p_t Σ_{s≤t} η_s ∂/∂θ' ½‖f(k_s; θ') − v_s‖²
+        o_t = f(q_t; θ_t)
+
+    where, with the tanh form of GELU, f(x) = x + LN(GELU(x w1 + b1) w2 + b2) with an inner norm and
+    f(x) = GELU(x w1 + b1) w2 + b2 without. The papers' loss has no ½: their η is ``eta / 2``.
+
+    Args:
+        q, k, v: test, training and label views [B, T, H, d], all float32, bfloat16, float16 or
+            float64; any strides with a contiguous last axis.
+        eta: inner learning rate of each token's gradient [B, T, H], ≥ 0.
+        w1, b1: initial hidden layer [H, d, 4d] and [H, 4d], or the state to continue from with a
+            leading B.
+        w2, b2: initial output layer [H, 4d, d] and [H, d], or with a leading B.
+        ln_weight, ln_bias: inner LayerNorm [H, d], or both None for no norm and no residual.
+        mini_batch_size: tokens per gradient step, b ≥ 1. The last mini-batch may be short;
+            b ≥ T is batch gradient descent, b = 1 online.
+        position_scale: p_j [b], or [H, b] per head, multiplies the summed update that the j-th
+            token of a mini-batch sees; None for all ones. A short mini-batch of n tokens uses
+            p_1 … p_n.
+        reverse_heads: the last this-many heads scan the tokens from T to 1.
+        eps: added to the inner norm's variance.
+        return_state: return ``(o, (w1, b1, w2, b2))`` with the state after the last token.
+        backend: "dual" (PyTorch's matrix products, any device) or "reference" (primal form,
+            differentiated by autograd); None takes the fastest that serves the call, under
+            torch.func transforms and forward-mode derivatives the reference. See
+            :func:`vision_ttt.ops.use_backend` for an override.
+
+    Returns:
+        o [B, T, H, d] in q's dtype; with ``return_state`` also the state, each tensor with a
+        leading [B, H], in float32 (float64 where q is). Differentiable in every tensor argument.
+
+    Raises:
+        TypeError: a dtype or type is not among those above.
+        ValueError: a shape does not fit, or the backend asked for is unknown or cannot serve.
+    """
+    tensors = (q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale)
+    check_inputs(*tensors, mini_batch_size=mini_batch_size, reverse_heads=reverse_heads, eps=eps)
+    refusals = {
+        name: partial(_refusal, kernel, q, mini_batch_size) for name, kernel in KERNELS.items()
+    }
+    backend = requested_backend("ttt_mlp", backend, refusals | {"reference": lambda: None})
+    if backend == AUTO and is_transformed():
+        backend = "reference"
+    if backend == "reference":
+        device_type = "cpu" if q.device.type == "meta" else q.device.type
+        if torch.is_autocast_enabled(device_type):
+            tensors = (*autocast_views(q, k, v), *tensors[3:])
+        with torch.autocast(device_type, enabled=False):
+            o, *state = ttt_mlp_reference(*tensors, mini_batch_size, reverse_heads, eps)
+    else:
+        needs_grad = any(x is not None and x.requires_grad for x in tensors)
+        save_states = torch.is_grad_enabled() and needs_grad
+        results = ttt_mlp_op(*tensors, mini_batch_size, reverse_heads, eps, save_states, backend)
+        o, *state = results[:5]
+    w1, b1, w2, b2 = state
+    return (o, (w1, b1, w2, b2)) if return_state else o

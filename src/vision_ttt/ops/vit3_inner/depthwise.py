@@ -1,0 +1,64 @@
+"""The depth-wise 3×3 convolution as an inner model, and its gradient step in closed form."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vision_ttt.ops.depthwise_conv2d import depthwise_conv2d
+from vision_ttt.ops.depthwise_correlation import depthwise_correlation
+from vision_ttt.ops.vit3_inner.descent import (
+    LOSS_SCALE,
+    at_least_float32,
+    softly_clipped,
+    without_autocast,
+)
+
+
+def depthwise(q: Tensor, w3: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Convolve each image with kernels of its own, ViT³'s inner model F₂ (supplement, Sec. 3).
+
+    Args:
+        q: [B, T, C], the tokens of a grid (h, w) row by row.
+        w3: [B, C, K, K].
+        grid: (h, w).
+
+    Returns:
+        [B, T, C] in q's dtype.
+    """
+    weight = w3.flatten(0, 1).unsqueeze(1).to(q.dtype)  # [B · C, 1, K, K]
+    out = depthwise_conv2d(_images_as_channels(q), weight, grid)  # [1, T, B · C]
+    return out.view(q.shape[1], *q.shape[::2]).transpose(0, 1)
+
+
+def depthwise_step(
+    k: Tensor, v: Tensor, w3: Tensor, grid: tuple[int, int], *, loss_scale: float = LOSS_SCALE
+) -> Tensor:
+    """One gradient step, of learning rate 1, on all tokens of an image at once.
+
+    Per image, channel and shift (i, j) of the kernel, with k zero beyond the edges::
+
+        L  = -(c / T) Σ_t ⟨(w * k)_t, v_t⟩                    supplement, Eq. 1; c is loss_scale
+        ∂L/∂w[i, j] = -(c / T) Σ_{r, s} k[r + i - 1, s + j - 1] v[r, s]
+        w' = w - ∂L/∂w / (‖∂L/∂w‖ + 1)                        a norm for each channel's kernel
+
+    Args:
+        k: [B, T, C], the tokens of a grid (h, w) row by row.
+        v: [B, T, C].
+        w3: [C, 1, K, K], the state that every image begins with.
+        grid: (h, w).
+        loss_scale: c.
+
+    Returns:
+        w' [B, C, K, K], at least float32 whatever autocast says; differentiable in every tensor.
+    """
+    k, v, w3 = at_least_float32(k, v, w3)
+    with without_autocast(k):
+        folded = (_images_as_channels(x) for x in (k, v))
+        ascent = depthwise_correlation(*folded, grid, w3.shape[-1])  # [B · C, 1, K, K]
+        ascent = ascent.view(k.shape[0], *w3.flatten(0, 1).shape) * (loss_scale / k.shape[1])
+        return w3.squeeze(1) + softly_clipped(ascent, (-2, -1))
+
+
+def _images_as_channels(x: Tensor) -> Tensor:
+    """[B, T, C] → [1, T, B · C], so that kernels which differ from image to image run as one."""
+    return x.transpose(0, 1).flatten(1).unsqueeze(0)

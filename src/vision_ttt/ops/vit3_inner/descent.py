@@ -1,0 +1,30 @@
+"""What both inner models share: the loss's scale, the clipped step, and its precision."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+LOSS_SCALE = 1 / 3
+"""The released models' factor before the dot product loss, 9^-½ whatever the head's width."""
+
+
+def softly_clipped(gradient: Tensor, dims: int | tuple[int, ...]) -> Tensor:
+    """gradient / (‖gradient‖₂ + 1), the norm over ``dims``: of length < 1, its direction kept."""
+    # vector_norm's derivative at zero is zero, as a gradient's that did not move should be.
+    return gradient / (torch.linalg.vector_norm(gradient, dim=dims, keepdim=True) + 1)
+
+
+def at_least_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in float32, or in their own precision where that is higher."""
+    return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[None]:
+    """Keep autocast from rounding: sums over all tokens are beyond half precisions."""
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()

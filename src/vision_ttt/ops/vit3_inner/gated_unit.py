@@ -1,0 +1,93 @@
+"""The simplified gated linear unit as an inner model, and its gradient step in closed form."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vision_ttt.ops._native import kernels_serve
+from vision_ttt.ops.swiglu import swiglu
+from vision_ttt.ops.swiglu.cpu import fits
+from vision_ttt.ops.vit3_inner.descent import (
+    LOSS_SCALE,
+    at_least_float32,
+    softly_clipped,
+    without_autocast,
+)
+
+TOKENS_AT_ONCE = 1024
+"""Inference on a CPU takes so many at a time, so that what lies between stays near the cores."""
+
+
+def gated_unit(q: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    """f(q) = q W₁ ⊙ SiLU(q W₂) per head, ViT³'s inner model F₁ (supplement, Sec. 3).
+
+    Args:
+        q: [B, T, H, d].
+        w1: [B, H, d, d], or [H, d, d] for all images.
+        w2: as w1.
+
+    Returns:
+        [B, T, H, d] in q's dtype; differentiable in all three.
+    """
+    weight = torch.cat((w2, w1), dim=-1).to(q.dtype)  # [B, H, d, 2 d], gate first as swiglu has it
+    return swiglu(q.transpose(1, 2) @ weight).transpose(1, 2)
+
+
+def gated_unit_step(
+    k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, *, loss_scale: float = LOSS_SCALE
+) -> tuple[Tensor, Tensor]:
+    """One gradient step, of learning rate 1, on all tokens of an image at once.
+
+    With f of :func:`gated_unit`, per image and head::
+
+        L  = -(c / T) Σ_t ⟨f(k_t), v_t⟩                       supplement, Eq. 1; c is loss_scale
+        W' = W - ∂L/∂W / (‖∂L/∂W‖ + 1)                        a norm for each output column
+
+    and with z₁ = k W₁, z₂ = k W₂, σ the sigmoid of z₂::
+
+        ∂L/∂W₁ = -(c / T) kᵀ (v ⊙ z₂ σ)
+        ∂L/∂W₂ = -(c / T) kᵀ (v ⊙ z₁ ⊙ (σ + z₂ σ (1 - σ)))
+
+    Args:
+        k: [B, T, H, d].
+        v: [B, T, H, d].
+        w1: [H, d, d], the state that every image begins with.
+        w2: [H, d, d].
+        loss_scale: c.
+
+    Returns:
+        W₁' and W₂', each [B, H, d, d], at least float32 whatever autocast says; differentiable in
+        every tensor.
+    """
+    w1, w2 = at_least_float32(w1, w2)
+    with without_autocast(k):
+        weight = torch.cat((w2, w1), dim=-1)  # [H, d, 2 d]
+        pairs = zip(_parts(k), _parts(v), strict=True)
+        ascent = sum(_ascent(*at_least_float32(*pair), weight) for pair in pairs)
+        ascent = ascent * (loss_scale / k.shape[1])
+        w2, w1 = (weight + softly_clipped(ascent, -2)).chunk(2, dim=-1)
+        return w1, w2
+
+
+def _ascent(k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+    """Σ_t ∂⟨f(k_t), v_t⟩/∂[W₂ W₁] [B, H, d, 2 d] of tokens [B, t, H, d]."""
+    k, v = k.transpose(1, 2), v.transpose(1, 2)  # [B, H, t, d]
+    return k.mT @ _swiglu_gradient(k @ weight, v)
+
+
+def _swiglu_gradient(z: Tensor, v: Tensor) -> Tensor:
+    """∂⟨swiglu(z), v⟩/∂z [B, H, t, 2 d] with z = [z₂ z₁]."""
+    if not torch.is_grad_enabled() and kernels_serve(z, v) and fits(z):
+        return torch.ops.vision_ttt.swiglu_backward(v, z)  # which has no derivative itself
+    z2, z1 = z.chunk(2, dim=-1)
+    gate = z2.sigmoid()
+    silu = z2 * gate
+    return torch.cat((v * z1 * (gate + silu * (1 - gate)), v * silu), dim=-1)
+
+
+def _parts(x: Tensor) -> tuple[Tensor, ...]:
+    """Tokens [B, T, …] in the parts that are worked on one after the other."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not x.is_cpu:
+        return (x,)
+    return x.split(TOKENS_AT_ONCE, dim=1)

@@ -1,0 +1,71 @@
+"""export, from the command line's end; ONNX is in tests/export."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from vision_ttt.cli.main import main
+from vision_ttt.engine import ModelMetadata
+from vision_ttt.engine.building import build_model, data_config
+from vision_ttt.engine.checkpoint import save_weights
+from vision_ttt.export import onnx_model
+
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    arguments = {"num_classes": 2, "depth": 1, "embed_dim": 32, "num_heads": 1, "img_size": 16}
+    model = build_model("vittt_nano_patch4_32", arguments)
+    metadata = ModelMetadata("vittt_nano_patch4_32", arguments, ("a", "b"), data_config(model, 16))
+    path = tmp_path / "last.safetensors"
+    save_weights(path, model.state_dict(), metadata)
+    return str(path)
+
+
+def test_timm_folder_and_program(checkpoint: str, tmp_path: Path, capsys: Said) -> None:
+    folder = tmp_path / "exported"
+    assert main(["export", checkpoint, str(folder)]) == 0
+    assert "1 × 3 × 16 × 16" in capsys.readouterr().out
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert main(["export", checkpoint, str(tmp_path / "model.pt2")]) == 0
+    assert "largest difference" in capsys.readouterr().out
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    images = torch.randn(3, 3, 16, 16)
+    torch.testing.assert_close(program(images), model(images), rtol=0, atol=1e-5)
+    assert main(["export", checkpoint, str(folder)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["export", checkpoint, str(folder), "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "flags", "told"),
+    [
+        ("model.pth", [], "must be a .onnx or .pt2 file"),
+        ("no/such/model.pt2", [], "does not exist"),
+        ("model.onnx", ["--portable"], "--portable is for a .pt2 file"),
+        ("folder", ["--dynamic_size"], "are for .onnx and .pt2 files"),
+        ("model.pt2", ["--batch_size", "0"], "batch_size is 0"),
+        ("last.safetensors", ["--overwrite"], "must be a .onnx or .pt2 file"),
+    ],
+)
+def test_wrong_arguments(
+    checkpoint: str, tmp_path: Path, output: str, flags: list[str], told: str, capsys: Said
+) -> None:
+    assert main(["export", checkpoint, str(tmp_path / output), *flags]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert len(said.splitlines()) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
+
+
+def test_missing_packages_are_one_line(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    monkeypatch.setattr(onnx_model, "find_spec", lambda name: None if name == "onnx" else name)
+    assert main(["export", checkpoint, str(tmp_path / "model.onnx")]) == 2
+    said = capsys.readouterr().err
+    assert "ONNX needs onnx: pip install 'vision-ttt[export]'" in said
+    assert len(said.splitlines()) == 1

@@ -1,0 +1,100 @@
+"""predict on folders: batches, files written, devices."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from vision_ttt.cli.main import main
+from vision_ttt.data import evaluation_transform, open_image
+from vision_ttt.engine import ModelMetadata, load_model
+from vision_ttt.engine.building import build_model, data_config
+from vision_ttt.engine.checkpoint import save_weights
+
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    torch.manual_seed(0)
+    arguments = {"num_classes": 3, "depth": 1, "embed_dim": 32, "num_heads": 1, "img_size": 16}
+    model = build_model("vittt_nano_patch4_32", arguments)
+    with torch.no_grad():
+        model.head.weight.normal_()
+    classes = ("dark", "light", "with, comma")
+    metadata = ModelMetadata("vittt_nano_patch4_32", arguments, classes, data_config(model, 16))
+    path = tmp_path / "last.safetensors"
+    save_weights(path, model.state_dict(), metadata)
+    return str(path)
+
+
+def _expected(checkpoint: str, path: str) -> list[tuple[str, float]]:
+    """Classes and probabilities of one image by itself, best first."""
+    model, metadata = load_model(checkpoint)
+    image = evaluation_transform(metadata.input)(open_image(path))
+    with torch.inference_mode():
+        probabilities = model(image[None]).softmax(-1)[0].tolist()
+    named = zip(metadata.classes, probabilities, strict=True)
+    return sorted(named, key=lambda pair: -pair[1])
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_csv_and_json_tell_what_each_image_gives_by_itself(
+    checkpoint: str, image_folder: Path, tmp_path: Path, workers: str, capsys: Said
+) -> None:
+    bad = image_folder / "val" / "dark" / "1.png"
+    bad.write_bytes(b"\x89PNG")
+    folder = str(image_folder / "val")
+    command = ["predict", folder, "--checkpoint", checkpoint, "--skip-bad", "--topk", "2"]
+    command += ["--batch_size", "3", "--num_workers", workers]
+    for name in ("out.csv", "out.json"):
+        assert main([*command, "--output", str(tmp_path / name)]) == 0
+        said = capsys.readouterr()
+        assert f"skipped: cannot decode image {bad}" in said.err
+        assert "1 of 8 images skipped" in said.err
+        assert "7 images" in said.out
+    answer = json.loads((tmp_path / "out.json").read_text())
+    assert answer["skipped"] == [str(bad)]
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["image", "class_1", "probability_1", "class_2", "probability_2"]
+    assert [row["image"] for row in rows] == sorted({row["image"] for row in rows})
+    assert len(rows) == len(answer["predictions"]) == 7
+    for row, prediction in zip(rows, answer["predictions"], strict=True):
+        assert row["image"] == prediction["image"]
+        expected = _expected(checkpoint, row["image"])[:2]
+        for rank, (name, probability) in enumerate(expected, start=1):
+            entry = prediction["top"][rank - 1]
+            assert row[f"class_{rank}"] == entry["class"] == name
+            assert float(row[f"probability_{rank}"]) == entry["probability"]
+            assert entry["probability"] == pytest.approx(probability, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--device", "tpu9"], "device 'tpu9' cannot be used"),
+        (["--device", "meta"], "device 'meta' cannot be used"),
+        (["--output", "out.txt"], "must be a .csv or .json file"),
+        (["--output", "no/such/out.csv"], "does not exist"),
+        (["--batch_size", "0"], "batch_size is 0"),
+        (["--topk", "0"], "topk is 0"),
+        (["missing.png", "--num_workers", "1"], "missing.png"),
+    ],
+)
+def test_wrong_arguments(
+    checkpoint: str, image_folder: Path, flags: list[str], told: str, capsys: Said
+) -> None:
+    image = str(image_folder / "val" / "dark" / "0.png")
+    assert main(["predict", "--checkpoint", checkpoint, image, *flags]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert len(said.splitlines()) == 1
+
+
+def test_device_is_taken(checkpoint: str, image_folder: Path, capsys: Said) -> None:
+    image = str(image_folder / "val" / "dark" / "0.png")
+    assert main(["predict", image, "--checkpoint", checkpoint, "--device", "cpu"]) == 0
+    assert _expected(checkpoint, image)[0][0] in capsys.readouterr().out

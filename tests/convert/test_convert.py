@@ -1,0 +1,165 @@
+"""Released weights under our names: what fits loads strictly, what does not is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+from tolerances import assert_close
+from vision_ttt import convert
+from vision_ttt.models.h_vit3 import HViT3
+from vision_ttt.models.vit3 import ViT3
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CLASSES = {"vit3_model": ViT3, "h_vit3_model": HViT3}
+
+
+def golden(name):
+    """The release's state dict, a model of its size, an image and its logits."""
+    tensors = load_file(GOLDEN / f"{name}.safetensors")
+    arguments = json.loads((GOLDEN / f"{name}.json").read_text())["config"]["kwargs"]
+    if "dim" in arguments:
+        arguments["dims"] = arguments.pop("dim")
+    released = {key[8:]: x for key, x in tensors.items() if key.startswith("weights.")}
+    model = CLASSES[name](**arguments).eval()
+    return released, model, tensors["input.image"], tensors["output.logits"]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_released_weights_load_strictly_and_compute_the_same(name):
+    released, model, image, logits = golden(name)
+    before = dict(released)
+    converted = convert.remap(released, model)
+    model.load_state_dict(converted, strict=True)
+    assert_close(model(image), logits, 2e-5)
+    assert released == before
+    with torch.device("meta"):
+        shapes = {key: x.shape for key, x in model.state_dict().items()}
+    assert {key: x.shape for key, x in converted.items()} == shapes
+
+
+def test_every_released_tensor_is_used_once():
+    released, model, *_ = golden("vit3_model")
+    used = [x.data_ptr() for x in convert.remap(released, model).values()]
+    assert sorted(used) == sorted(x.data_ptr() for x in released.values())
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_missing_left_over_and_misshapen_tensors_are_named(name):
+    released, model, *_ = golden(name)
+    head = released["head.weight"]
+    lost = next(key for key in released if key.endswith("attn.qkv.weight"))
+    broken = {key: x for key, x in released.items() if key != lost}
+    broken |= {"teacher.weight": head, "head.weight": head[:4]}
+    with pytest.raises(ValueError, match="missing") as error:
+        convert.remap(broken, model)
+    told = str(error.value)
+    assert f"missing {lost};" in told
+    assert "unexpected teacher.weight;" in told
+    assert f"of another shape head.weight [4, 96] for {list(head.shape)}" in told
+
+
+@pytest.mark.parametrize("problem", ["missing", "unexpected", "of another shape"])
+def test_one_problem_alone_is_enough(problem):
+    released, model, *_ = golden("vit3_model")
+    head = released.pop("head.bias")
+    if problem == "unexpected":
+        released |= {"head.bias": head, "extra": head}
+    elif problem == "of another shape":
+        released |= {"head.bias": head[:4]}
+    with pytest.raises(ValueError, match=f"{problem} (head.bias|extra)"):
+        convert.remap(released, model)
+
+
+def test_long_lists_are_cut_short():
+    released, model, *_ = golden("vit3_model")
+    with pytest.raises(ValueError, match=r"missing blocks\.0\..*, .* and 27 more; unexpected none"):
+        convert.remap({"head.weight": released["head.weight"]}, model)
+
+
+def test_another_familys_weights_are_refused_by_name():
+    plain, plain_model, *_ = golden("vit3_model")
+    hierarchical, hierarchical_model, *_ = golden("h_vit3_model")
+    with pytest.raises(ValueError, match="weights of H-ViT³, and ViT3 takes those of ViT³"):
+        convert.remap(hierarchical, plain_model)
+    with pytest.raises(ValueError, match="weights of ViT³, and HViT3 takes those of H-ViT³"):
+        convert.remap(plain, hierarchical_model)
+    vittt = timm.create_model("vittt_nano_patch4_32")
+    with pytest.raises(ValueError, match=r"no release is known for Vittt; .* ViT3, HViT3"):
+        convert.remap(plain, vittt)
+
+
+def test_diffusion_weights_are_not_those_of_a_classifier():
+    """DiT³'s blocks have the same names as ViT³'s."""
+    released, model, *_ = golden("vit3_model")
+    diffusion = {key: x for key, x in released.items() if not key.startswith(("patch", "head"))}
+    diffusion["x_embedder.proj.weight"] = torch.zeros(1)
+    with pytest.raises(ValueError, match=r"missing head\.bias, head\.weight, patch_embed") as error:
+        convert.remap(diffusion, model)
+    assert "unexpected x_embedder.proj.weight" in str(error.value)
+
+
+def test_rotations_that_the_model_does_not_compute_are_refused():
+    released, model, *_ = golden("h_vit3_model")
+    key = "layers.2.blocks.0.rope.rotations"
+    other = {**released, key: released[key].roll(1, dims=0)}
+    with pytest.raises(ValueError, match=r"layers\.2\.blocks\.0\.rope\.rotations is not the table"):
+        convert.remap(other, model)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_reading_released_files(tmp_path, suffix, nested, wrapped):
+    released, *_ = golden("vit3_model")
+    written = {f"module.{key}" if wrapped else key: x for key, x in released.items()}
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        save_file(written, path)
+    else:
+        torch.save({"model": written, "epoch": 299} if nested else written, path)
+    got = convert.read_release(path)
+    assert got.keys() == released.keys()
+    assert all(torch.equal(x, released[key]) for key, x in got.items())
+
+
+class Config:
+    """Something that is not a tensor."""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"model": {"a": torch.ones(1)}, "config": Config()}, "could run code"),
+        ({"epoch": 3}, 'holds no weights: .* or one under "model"'),
+        ([torch.ones(1)], "holds no weights"),
+        ({}, "holds no weights"),
+    ],
+)
+def test_files_without_plain_weights_are_refused(tmp_path, content, message):
+    path = tmp_path / "weights.pth"
+    torch.save(content, path)
+    with pytest.raises(convert.ConversionError, match=message):
+        convert.read_release(path)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("content", [b"", b"weights", b"PK\x03\x04"])
+def test_files_that_are_something_else_are_refused(tmp_path, suffix, content):
+    path = tmp_path / f"weights{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=str(path)):
+        convert.read_release(path)
+
+
+def test_truncated_and_absent_files(tmp_path):
+    path = tmp_path / "weights.pth"
+    torch.save({"a": torch.ones(1000)}, path)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(ValueError, match=r"weights\.pth is truncated or no file of torch"):
+        convert.read_release(path)
+    with pytest.raises(FileNotFoundError):
+        convert.read_release(tmp_path / "absent.pth")

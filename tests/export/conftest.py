@@ -1,0 +1,40 @@
+"""A small trained-like model; and which tests need the packages of the extra [export]."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from vision_ttt.engine import ModelMetadata
+from vision_ttt.engine.building import build_model, data_config
+
+collect_ignore = []
+if any(find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")):
+    collect_ignore.append("test_onnx_model.py")
+
+Made = tuple[nn.Module, ModelMetadata]
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., Made]:
+    """Build a model whose every parameter matters, with three classes, and its metadata."""
+
+    def make(name: str = "vittt_nano_patch4_32", **arguments: object) -> Made:
+        if name.startswith("vittt"):
+            arguments = {"depth": 1, "embed_dim": 32, "num_heads": 1, "img_size": 20, **arguments}
+        arguments = {"num_classes": 3, "in_chans": 3, **arguments}
+        torch.manual_seed(0)
+        model = build_model(name, arguments).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        return model, ModelMetadata(
+            model=name,
+            model_args=arguments,
+            classes=("cat", "dog", "émeu"),
+            input=data_config(model, arguments.get("img_size")),
+        )
+
+    return make

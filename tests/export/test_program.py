@@ -1,0 +1,116 @@
+"""Programs of torch.export: written, loaded, run at sizes that were not traced."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from vision_ttt.export import ExportError, InputShapes, accepting_any_size, export_program
+from vision_ttt.export.program import METADATA_FILE, plain_program
+from vision_ttt.export.verification import verify
+
+LOAD_ALONE = """
+import sys, torch
+sys.modules["vision_ttt"] = None  # importing it would fail
+images, logits = torch.load(sys.argv[2])
+got = torch.export.load(sys.argv[1]).module()(images)
+assert (got - logits).abs().max() < 1e-5, (got, logits)
+"""
+
+
+@pytest.mark.parametrize("portable", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_any_image_size(make_model: Callable, tmp_path: Path, portable: bool) -> None:
+    model, metadata = make_model(global_pool="double")
+    model = accepting_any_size(model, metadata)
+    shapes = InputShapes.of(model, metadata.input["input_size"], dynamic_size=True)
+    path = tmp_path / "model.pt2"
+    agreement = export_program(model, metadata, path, shapes, portable=portable)
+    assert agreement.difference < 1e-5
+    assert (1, 3, 20, 20) in agreement.shapes
+
+    extra = {METADATA_FILE: ""}
+    program = torch.export.load(path, extra_files=extra).module()
+    assert json.loads(extra[METADATA_FILE])["classes"] == ["cat", "dog", "émeu"]
+    for size in ((20, 20), (20, 44), (8, 12)):  # the model's own size among them
+        images = torch.randn(3, 3, *size)
+        torch.testing.assert_close(program(images), model(images), rtol=0, atol=1e-5)
+    with pytest.raises(AssertionError):  # not whole patches
+        program(torch.randn(1, 3, 22, 20))
+
+
+def test_a_portable_program_needs_no_vision_ttt(make_model: Callable, tmp_path: Path) -> None:
+    model, metadata = make_model()
+    shapes = InputShapes.of(model, metadata.input["input_size"])
+    path, case = tmp_path / "model.pt2", tmp_path / "case.pt"
+    assert export_program(model, metadata, path, shapes, portable=True).difference < 1e-5
+    images = torch.randn(5, 3, 20, 20)
+    torch.save((images, model(images).detach()), case)
+    command = [sys.executable, "-c", LOAD_ALONE, str(path), str(case)]
+    subprocess.run(command, check=True, timeout=120)
+
+
+def test_a_fixed_batch_is_fixed(make_model: Callable, tmp_path: Path) -> None:
+    model, metadata = make_model()
+    shapes = InputShapes.of(model, metadata.input["input_size"], batch_size=2)
+    agreement = export_program(model, metadata, tmp_path / "model.pt2", shapes)
+    assert agreement.shapes == ((2, 3, 20, 20),)
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    with pytest.raises(AssertionError):
+        program(torch.randn(3, 3, 20, 20))
+
+
+def test_what_computes_something_else_is_not_written(
+    make_model: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, metadata = make_model()
+    other, _ = make_model()
+    with torch.no_grad():
+        other.head.bias += 0.01
+    content = io.BytesIO()
+    shapes = InputShapes.of(model, metadata.input["input_size"])
+    torch.export.save(plain_program(other, shapes), content)
+    monkeypatch.setattr(torch.export, "save", lambda _, f, **__: f.write(content.getvalue()))
+    with pytest.raises(ExportError, match="differs from the model by"):
+        export_program(model, metadata, tmp_path / "model.pt2", shapes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verification_notices_nan_shape_and_failure() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(ExportError, match="differs"):
+        verify(lambda x: model(x) * float("nan"), model, [(1, 2)], "it")
+    with pytest.raises(ExportError, match=r"gives \[1, 1\]"):
+        verify(lambda x: model(x)[:, :1], model, [(1, 2)], "it")
+    with pytest.raises(ExportError, match=r"it fails on images \[1, 2\]: .*mat1 and mat2"):
+        verify(lambda x: model(x[:, :1]), model, [(1, 2)], "it")
+
+
+def test_models_of_one_size_are_refused(make_model: Callable) -> None:
+    model, metadata = make_model("mixer_s32_224")
+    with pytest.raises(ExportError, match="mixer_s32_224 takes images of one size only"):
+        accepting_any_size(model, metadata)
+
+
+def test_ops_without_decomposition_are_named(
+    make_model: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, metadata = make_model()
+    monkeypatch.setattr("vision_ttt.export.program.decompositions", dict)
+    with pytest.raises(ExportError, match=r"holds vision_ttt\.ttt_linear\.default"):
+        plain_program(model, InputShapes.of(model, metadata.input["input_size"]))
+
+
+def test_models_that_cannot_be_traced_are_one_line() -> None:
+    class Deciding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ExportError, match="Deciding cannot be traced") as raised:
+        plain_program(Deciding(), InputShapes(3, 8, 8))
+    assert len(str(raised.value).splitlines()) == 1

@@ -1,0 +1,167 @@
+"""Every backend computes the reference's function: outputs, states and all gradients."""
+
+import pytest
+import torch
+
+from tolerances import FORWARD, GRADIENT, assert_close
+from ttt_mlp_problems import BACKENDS, KERNELS, STATE, as_float64, make_problem, solve
+from vision_ttt.ops import ttt_mlp
+from vision_ttt.ops.ttt_mlp.dual import num_checkpoints
+
+LOW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = [  # B, T, H, d, b
+    (1, 1, 1, 4, 16),
+    (2, 15, 2, 4, 16),
+    (2, 16, 1, 8, 16),
+    (1, 17, 3, 3, 1),
+    (2, 37, 3, 4, 5),
+    (1, 100, 2, 4, 3),
+    (2, 33, 4, 4, 50),
+]
+
+
+def check(problem, backend, dtype, **options):
+    wanted = solve(as_float64(problem), backend="reference", **options)
+    got = solve(problem, backend=backend, **options)
+    for name, value in wanted.items():
+        table = GRADIENT if name.startswith("grad") else FORWARD
+        assert_close(got[name], value, table[dtype], name)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("scale", [None, "per head"])
+def test_dual_is_the_reference_to_ten_digits(shape, norm, scale):
+    heads = shape[2]
+    for reverse_heads in {0, heads // 2, heads}:
+        problem = make_problem(*shape, norm=norm, scale=scale)
+        options = {"mini_batch_size": shape[-1], "reverse_heads": reverse_heads}
+        check(problem, "dual", torch.float64, **options)
+
+
+def test_the_shapes_above_reach_kept_states():
+    assert max(num_checkpoints(shape[1], *shape[3:]) for shape in SHAPES) >= 2
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("scale", [None, "shared"])
+def test_state_per_image_and_shared_position_scale(backend, scale):
+    problem = make_problem(dim=4, state_per_image=True, scale=scale)
+    check(problem, backend, torch.float64, mini_batch_size=4, reverse_heads=1)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_eps_is_used(backend):
+    check(make_problem(dim=4), backend, torch.float64, mini_batch_size=4, eps=0.1)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+@pytest.mark.parametrize("norm", [True, False])
+def test_lower_precisions(backend, dtype, norm):
+    problem = make_problem(2, 83, 2, 16, 16, norm=norm, dtype=dtype)
+    check(problem, backend, dtype, mini_batch_size=16, reverse_heads=1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+def test_dtypes_of_results(backend, dtype):
+    results = solve(make_problem(dtype=dtype), backend=backend, mini_batch_size=4)
+    assert results["o"].dtype == results["grad q"].dtype == dtype
+    for name in STATE:
+        assert results[name].dtype == results[f"grad {name}"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strided_views_of_one_projection(backend):
+    """Slices of a fused projection come in as they are, and nothing is written to."""
+    heads, dim = 3, 8
+    problem = make_problem(2, 21, heads, dim, 4)
+    fused = torch.cat([problem[name].detach().flatten(2) for name in "qkv"], dim=-1)
+    before = fused.clone()
+    fused.requires_grad_()
+    views = [x.unflatten(-1, (heads, dim)) for x in fused.split(heads * dim, dim=-1)]
+    assert not any(view.is_contiguous() for view in views)
+    options = {"mini_batch_size": 4, "reverse_heads": 1, "backend": backend}
+    wanted = solve(problem, **options)
+    strided = solve(problem | dict(zip("qkv", views, strict=True)), **options)
+    for name, value in wanted.items():
+        assert_close(strided[name], value, 1e-12, name)
+    assert torch.equal(fused.detach(), before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inputs_are_not_mutated_and_runs_are_equal_to_the_bit(backend):
+    problem = make_problem(dtype=torch.float32)
+    before = {name: x.detach().clone() for name, x in problem.items()}
+    first, second = (solve(problem, backend=backend, mini_batch_size=4) for _ in range(2))
+    assert all(torch.equal(problem[name], x) for name, x in before.items())
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_memory_kept_for_backward_is_of_the_order_of_the_inputs(backend):
+    """O(B T H d): a hundred mini-batches do not keep a hundred inner models."""
+    batch, length, heads, dim = 1, 1600, 2, 16
+    problem = make_problem(batch, length, heads, dim, 16, dtype=torch.float32)
+    kept = {}
+
+    def pack(x):
+        kept[x.data_ptr()] = x.numel()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        ttt_mlp(**problem, mini_batch_size=16, backend=backend).sum()
+    inputs = sum(x.numel() for x in problem.values())
+    assert num_checkpoints(length, dim, 16) > 10
+    assert sum(kept.values()) <= inputs + 1.1 * batch * length * heads * dim
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_frozen_inputs_get_no_gradient(backend):
+    problem = make_problem(dtype=torch.float32)
+    problem["w1"].requires_grad_(False)
+    ttt_mlp(**problem, mini_batch_size=4, backend=backend).sum().backward()
+    assert problem["w1"].grad is None
+    assert problem["k"].grad is not None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("norm", [True, False])
+def test_state_continues_where_it_stopped(backend, norm):
+    """Two calls that hand the state on equal one, where the cut falls between mini-batches."""
+    problem = make_problem(length=20, norm=norm)
+    whole = solve(problem, backend=backend, mini_batch_size=4)
+    o, state = [], tuple(problem[name] for name in STATE)
+    for start, stop in ((0, 8), (8, 20)):
+        part = {
+            name: x[:, start:stop] if name in ("q", "k", "v", "eta") else x
+            for name, x in problem.items()
+        }
+        part |= dict(zip(STATE, state, strict=True))
+        piece, state = ttt_mlp(**part, mini_batch_size=4, backend=backend, return_state=True)
+        o.append(piece)
+    assert_close(torch.cat(o, dim=1), whole["o"], 1e-11)
+    for name, x in zip(STATE, state, strict=True):
+        assert_close(x, whole[name], 1e-11, name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_passes_through_from_where_it_is(backend):
+    """A NaN token says nothing to the mini-batches before its own, and all to the tokens after."""
+    problem = {name: x.detach() for name, x in make_problem(1, 12, 2, 8, 4).items()}
+    problem["v"][0, 5, 0] = float("nan")
+    o = ttt_mlp(**problem, mini_batch_size=4, backend=backend)
+    assert torch.isfinite(o[0, :4]).all()
+    assert torch.isfinite(o[0, :, 1]).all()
+    assert torch.isnan(o[0, 5:, 0]).all()
+
+
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+def test_large_activations_do_not_overflow(dtype):
+    """Keys of norm ~1000 make products beyond float16's range; with the norm the output is not."""
+    problem = make_problem(1, 64, 2, 16, 16, dtype=dtype)
+    large = {n: (x * 100 if n in "qkv" else x).detach() for n, x in problem.items()}
+    large = {name: x.requires_grad_() for name, x in large.items()}
+    results = solve(large, backend="dual", mini_batch_size=16)
+    assert all(torch.isfinite(results[name]).all() for name in ("o", *STATE))
