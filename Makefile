@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed  ## Train Vittt-nano on handwritten digits; everything lands in runs/demo
 	$(BIN)/vision-ttt demo
 
+# Two processes of one thread each: most tests are too small for more.
 test: $(VENV)/.installed-dev  ## The default test suite
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/.installed-dev  ## The tests that take over a minute
 	$(BIN)/python -m pytest -m slow

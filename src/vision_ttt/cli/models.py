@@ -19,7 +19,7 @@ from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
 
 
 class Published(NamedTuple):
-    """What Vision-TTT reports of a model: where, and the figures as printed."""
+    """What its authors report of a model: where, and the figures as printed."""
 
     source: str
     parameters: str | None
@@ -35,6 +35,12 @@ PUBLISHED = {
         model_name(name): Published(row.source, row.parameters, row.macs, row.accuracy)
         for name, row in ABLATIONS.items()
     },
+    "vit3_tiny_patch16_224": Published("ViT³", "6M", "1.2G", 76.5),
+    "vit3_small_patch16_224": Published("ViT³", "24M", "4.8G", 81.6),
+    "vit3_base_patch16_224": Published("ViT³", "90M", "18.0G", 82.6),
+    "hvit3_tiny": Published("ViT³", "29M", "4.9G", 84.0),
+    "hvit3_small": Published("ViT³", "54M", "8.8G", 84.9),
+    "hvit3_base": Published("ViT³", "94M", "16.7G", 85.5),
 }
 
 
@@ -81,7 +87,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     table = Table(
         title="Models, at batch 1; the papers' figures in italics",
         caption="MACs counted from what runs, beside Eq. 13 of Vision-TTT, which leaves out the "
-        "depth-wise convolutions. Accuracies are the paper's, not measured here.",
+        "depth-wise convolutions. Accuracies are the authors', not measured here.",
     )
     table.add_column("model")
     for heading in ("pixels", "parameters", "paper's", "MACs", "Eq. 13", "paper's", "top-1 %"):
