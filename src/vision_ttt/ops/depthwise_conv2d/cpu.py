@@ -40,9 +40,10 @@ def _taps(weight: Tensor) -> Tensor:
     return weight.flatten(1).t().contiguous()
 
 
-def _problem(
+def conv2d_problem(
     x: Tensor, y: Tensor, taps: Tensor | None, kernel: int, grid: Sequence[int]
 ) -> _Conv2d:
+    """A call of csrc/conv2d on x and y [B, T, C]; the weight's gradient needs no taps."""
     return _Conv2d(
         SequencePointer.of(x),
         SequencePointer.of(y),
@@ -60,7 +61,7 @@ def depthwise_conv2d_op(x: Tensor, weight: Tensor, *grid: int) -> Tensor:
     """See :func:`vision_ttt.ops.depthwise_conv2d.depthwise_conv2d`."""
     x, taps = contiguous_last(x), _taps(weight)
     y = torch.empty(x.shape)
-    call_kernel("vision_ttt_conv2d", _problem(x, y, taps, weight.shape[-1], grid))
+    call_kernel("vision_ttt_conv2d", conv2d_problem(x, y, taps, weight.shape[-1], grid))
     return y
 
 
@@ -75,9 +76,9 @@ def _backward_op(grad: Tensor, x: Tensor, weight: Tensor, *grid: int) -> tuple[T
     kernel = weight.shape[-1]
     mirrored = _taps(weight).flip(0)  # what x gave to the right comes back from the right
     dx = torch.empty(x.shape)
-    call_kernel("vision_ttt_conv2d", _problem(grad, dx, mirrored, kernel, grid))
+    call_kernel("vision_ttt_conv2d", conv2d_problem(grad, dx, mirrored, kernel, grid))
     dtaps = torch.empty_like(mirrored)
-    problem = _problem(x, grad, None, kernel, grid)
+    problem = conv2d_problem(x, grad, None, kernel, grid)
     LIBRARY.vision_ttt_conv2d_weight(ctypes.byref(problem), c_void_p(dtaps.data_ptr()))
     return dx, dtaps.t().contiguous().view(weight.shape)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from vision_ttt.ops._native import LIBRARY, contiguous_last
-from vision_ttt.ops.depthwise_conv2d.cpu import _problem, depthwise_conv2d_op
+from vision_ttt.ops.depthwise_conv2d.cpu import conv2d_problem, depthwise_conv2d_op
 
 
 @torch.library.custom_op(
@@ -26,7 +26,7 @@ def depthwise_correlation_op(
     """See :func:`vision_ttt.ops.depthwise_correlation.depthwise_correlation`."""
     x, y = contiguous_last(x), contiguous_last(y)
     taps = torch.empty(kernel_size * kernel_size, x.shape[-1])
-    problem = _problem(x, y, None, kernel_size, (height, width))
+    problem = conv2d_problem(x, y, None, kernel_size, (height, width))
     LIBRARY.vision_ttt_conv2d_weight(ctypes.byref(problem), c_void_p(taps.data_ptr()))
     return taps.t().contiguous().view(-1, 1, kernel_size, kernel_size)
 
