@@ -15,8 +15,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("csrc")
+COMMON_SOURCES = ("dispatch.cpp", "vittt_block/vittt_block.cpp")
 KERNELS = ("ttt_linear/kernels.cpp", "fused/kernels.cpp", "conv2d/kernels.cpp")
-COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 X86 = {
     "baseline": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -52,7 +53,7 @@ class BuildKernels(build_ext):
         openmp = self.openmp_flags()
         x86 = platform.machine().lower() in ("x86_64", "amd64")
         variants = X86 if x86 else {"baseline": []}
-        common = [*COMMON, *openmp, *extra, *(["-DVISION_TTT_X86"] if x86 else [])]
+        common = [*FLAGS, *openmp, *extra, *(["-DVISION_TTT_X86"] if x86 else [])]
 
         def compile_source(name: str, folder: str, flags: list[str]) -> list[str]:
             return self.compiler.compile(
@@ -62,7 +63,9 @@ class BuildKernels(build_ext):
                 depends=ext.depends,
             )
 
-        objects = compile_source("dispatch.cpp", "dispatch", [])
+        objects = []
+        for source in COMMON_SOURCES:
+            objects += compile_source(source, "common", [])
         for isa, flags in variants.items():
             for source in KERNELS:
                 objects += compile_source(source, isa, [f"-DVISION_TTT_ISA={isa}", *flags])
@@ -100,7 +103,7 @@ setup(
     ext_modules=[
         Extension(
             "vision_ttt._kernels",
-            sources=[str(SOURCES / name) for name in ("dispatch.cpp", *KERNELS)],
+            sources=[str(SOURCES / name) for name in (*COMMON_SOURCES, *KERNELS)],
             depends=[str(path) for path in sorted(Path("csrc").rglob("*.h"))],
             language="c++",
         )

@@ -15,6 +15,7 @@
   void gated_norm_backward_##isa(const GatedNorm&, const GatedNormGradients&); \
   void conv2d_##isa(const Conv2d&);                                          \
   void conv2d_weight_##isa(const Conv2d&, float*);                           \
+  void layer_norm_##isa(const LayerNorm&);                                   \
   void swiglu_##isa(const SwiGlu&);                                          \
   void swiglu_backward_##isa(const SwiGlu&);
 
@@ -22,7 +23,7 @@
   {#isa,                     ttt_linear_forward_##isa,  ttt_linear_backward_##isa, \
    conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
    gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
-   swiglu_##isa,             swiglu_backward_##isa}
+   layer_norm_##isa,         swiglu_##isa,              swiglu_backward_##isa}
 
 VISION_TTT_DECLARE(baseline)
 #ifdef VISION_TTT_X86
@@ -42,6 +43,7 @@ struct Kernels {
   void (*gated_norm_backward)(const GatedNorm&, const GatedNormGradients&);
   void (*conv2d)(const Conv2d&);
   void (*conv2d_weight)(const Conv2d&, float*);
+  void (*layer_norm)(const LayerNorm&);
   void (*swiglu)(const SwiGlu&);
   void (*swiglu_backward)(const SwiGlu&);
 };
@@ -85,6 +87,7 @@ void vision_ttt_gated_norm_backward(const GatedNorm* p, const GatedNormGradients
 }
 void vision_ttt_conv2d(const Conv2d* p) { kernels().conv2d(*p); }
 void vision_ttt_conv2d_weight(const Conv2d* p, float* g) { kernels().conv2d_weight(*p, g); }
+void vision_ttt_layer_norm(const LayerNorm* p) { kernels().layer_norm(*p); }
 void vision_ttt_swiglu(const SwiGlu* p) { kernels().swiglu(*p); }
 void vision_ttt_swiglu_backward(const SwiGlu* p) { kernels().swiglu_backward(*p); }
 

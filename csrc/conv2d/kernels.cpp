@@ -30,7 +30,7 @@ VISION_TTT_INLINE void convolve_token(const Conv2d& p, const float* centre, Taps
   const int64_t kernel = K ? K : p.kernel;
   if (K) rows.start = cols.start = 0, rows.stop = cols.stop = K;
   for (int64_t c = 0; c < p.channels; c += kLanes) {
-    Vector total{};
+    Vector total = p.residual ? load(centre + c) : Vector{};
     for (int64_t i = rows.start; i < rows.stop; ++i)
       for (int64_t j = cols.start; j < cols.stop; ++j) {
         const int64_t offset = (i - kernel / 2) * p.width + j - kernel / 2;

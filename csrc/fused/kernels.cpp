@@ -120,24 +120,21 @@ constexpr int64_t kParts = 2;
 }  // namespace
 
 void VISION_TTT_KERNEL(gated_norm)(const GatedNorm& p) {
-  const int64_t tasks = p.batch * chunks(p.length);
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
-  for (int64_t task = 0; task < tasks; ++task) {
-    const Span span(task, p.length);
-    for (int64_t t = span.start; t < span.stop; ++t) {
-      const float* z = row(p.z, span.batch, t);
-      const float* gate = p.gate.data ? row(p.gate, span.batch, t) : nullptr;
-      float* out = mutable_row(p.out, span.batch, t);
-      Moments m[kParts];
-      for (int64_t r = 0; r < p.parts; ++r) m[r] = moments(z + r * p.dim, p.dim, p.eps);
-      for (int64_t i = 0; i < p.dim; i += kLanes) {
-        Vector total{};
-        for (int64_t r = 0; r < p.parts; ++r) {
-          const Vector x_hat = (load(z + r * p.dim + i) - m[r].mean) * m[r].inverse_std;
-          total += x_hat * load(p.weight + r * p.dim + i) + load(p.bias + r * p.dim + i);
-        }
-        store(out + i, gate ? gelu(load(gate + i)).value * total : total);
+  for (int64_t place = 0; place < p.batch * p.length; ++place) {
+    const int64_t batch = place / p.length, t = place % p.length;
+    const float* z = row(p.z, batch, t);
+    const float* gate = p.gate.data ? row(p.gate, batch, t) : nullptr;
+    float* out = mutable_row(p.out, batch, t);
+    Moments m[kParts];
+    for (int64_t r = 0; r < p.parts; ++r) m[r] = moments(z + r * p.dim, p.dim, p.eps);
+    for (int64_t i = 0; i < p.dim; i += kLanes) {
+      Vector total{};
+      for (int64_t r = 0; r < p.parts; ++r) {
+        const Vector x_hat = (load(z + r * p.dim + i) - m[r].mean) * m[r].inverse_std;
+        total += x_hat * load(p.weight + r * p.dim + i) + load(p.bias + r * p.dim + i);
       }
+      store(out + i, gate ? gelu(load(gate + i)).value * total : total);
     }
   }
 }
@@ -194,31 +191,46 @@ void VISION_TTT_KERNEL(gated_norm_backward)(const GatedNorm& p, const GatedNormG
   }
 }
 
-void VISION_TTT_KERNEL(swiglu)(const SwiGlu& p) {
-  const int64_t tasks = chunks(p.rows);
+void VISION_TTT_KERNEL(layer_norm)(const LayerNorm& p) {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
-  for (int64_t task = 0; task < tasks; ++task)
-    for (int64_t t = task * kChunk; t < least((task + 1) * kChunk, p.rows); ++t) {
-      const float *a = p.x + t * p.x_row, *b = a + p.hidden;
-      float* out = p.out + t * p.out_row;
-      for (int64_t i = 0; i < p.hidden; i += kLanes) {
-        const Vector x = load(a + i);
-        store(out + i, x * sigmoid(x) * load(b + i));
-      }
+  for (int64_t t = 0; t < p.rows; ++t) {
+    const float* x = p.x + t * p.dim;
+    float* out = p.out + t * p.dim;
+    const Moments m = moments(x, p.dim, p.eps);
+    for (int64_t i = 0; i < p.dim; i += kLanes) {
+      const Vector x_hat = (load(x + i) - m.mean) * m.inverse_std;
+      store(out + i, x_hat * load(p.weight + i) + load(p.bias + i));
     }
+    for (int64_t h = 0; h < p.heads; ++h) {
+      Vector total{};
+      for (int64_t i = 0; i < p.dim; i += kLanes)
+        total += load(out + i) * load(p.narrow_weight + h * p.dim + i);
+      p.narrow[t * p.heads + h] = sum(total) + p.narrow_bias[h];
+    }
+  }
+}
+
+void VISION_TTT_KERNEL(swiglu)(const SwiGlu& p) {
+#pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
+  for (int64_t t = 0; t < p.rows; ++t) {
+    const float *a = p.x + t * p.x_row, *b = a + p.hidden;
+    float* out = p.out + t * p.out_row;
+    for (int64_t i = 0; i < p.hidden; i += kLanes) {
+      const Vector x = load(a + i);
+      store(out + i, x * sigmoid(x) * load(b + i));
+    }
+  }
 }
 
 void VISION_TTT_KERNEL(swiglu_backward)(const SwiGlu& p) {
-  const int64_t tasks = chunks(p.rows);
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
-  for (int64_t task = 0; task < tasks; ++task)
-    for (int64_t t = task * kChunk; t < least((task + 1) * kChunk, p.rows); ++t) {
-      const float *a = p.x + t * p.x_row, *b = a + p.hidden, *dout = p.out + t * p.out_row;
-      float *da = p.dx + t * 2 * p.hidden, *db = da + p.hidden;
-      for (int64_t i = 0; i < p.hidden; i += kLanes) {
-        const Vector x = load(a + i), incoming = load(dout + i), s = sigmoid(x);
-        store(da + i, incoming * load(b + i) * (s + x * s * (1.0f - s)));
-        store(db + i, incoming * x * s);
-      }
+  for (int64_t t = 0; t < p.rows; ++t) {
+    const float *a = p.x + t * p.x_row, *b = a + p.hidden, *dout = p.out + t * p.out_row;
+    float *da = p.dx + t * 2 * p.hidden, *db = da + p.hidden;
+    for (int64_t i = 0; i < p.hidden; i += kLanes) {
+      const Vector x = load(a + i), incoming = load(dout + i), s = sigmoid(x);
+      store(da + i, incoming * load(b + i) * (s + x * s * (1.0f - s)));
+      store(db + i, incoming * x * s);
     }
+  }
 }

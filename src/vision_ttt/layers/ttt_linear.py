@@ -6,8 +6,11 @@ from functools import partial
 
 from torch import Tensor
 
+from vision_ttt.layers.directional_conv1d import DirectionalConv1d
+from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.overwriting import may_overwrite
+from vision_ttt.layers.plain_calls import is_plain
 from vision_ttt.layers.ttt_layer import TTTLayer
 from vision_ttt.ops import fused_ttt_linear
 from vision_ttt.ops._native import kernels_serve
@@ -71,9 +74,18 @@ class TTTLinear(TTTLayer):
         return self.learner.problem(q, k, v, eta)
 
     def _mix(self, projected: Tensor, rate_logits: Tensor) -> Tensor:
-        if self._fits and kernels_serve(projected):
+        if self._fits and kernels_serve(projected) and self._is_plain():
             return self._fused(projected, rate_logits)
         return super()._mix(projected, rate_logits)
+
+    def _is_plain(self) -> bool:
+        """Whether the parts between the projections are the published ones, and nobody listens."""
+        return (
+            is_plain(self.conv_q, DirectionalConv1d)
+            and is_plain(self.conv_k, DirectionalConv1d)
+            and is_plain(self.learner, LinearLearner)
+            and is_plain(self.merge, GatedNorm)
+        )
 
     def _fused(self, projected: Tensor, rate_logits: Tensor) -> Tensor:
         """What stands between the projections, in one op: :class:`TTTLayer`'s composition."""
