@@ -194,6 +194,32 @@ def test_where_modules_are_called_instead(calls):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_hook_on_any_part_fires(gradients):
+    block, fired = make_block(), []
+    names = [name for name, _ in block.named_modules()]
+    for name in names:
+        with torch.set_grad_enabled(gradients):
+            handle = block.get_submodule(name).register_forward_hook(
+                lambda *_, name=name: fired.append(name)
+            )
+            block(torch.randn(2, 35, 64), (5, 7))
+            handle.remove()
+    assert fired == names
+
+
+@torch.no_grad()
+def test_parameters_of_a_functional_call_are_the_ones_used(calls):
+    block, other = make_block(), make_block().requires_grad_(False)
+    for parameter in other.parameters():
+        parameter.mul_(0.5)
+    y = torch.randn(2, 35, 64)
+    wanted = other(y, (5, 7))
+    parameters = {name: x.detach() for name, x in other.named_parameters()}
+    assert torch.equal(torch.func.functional_call(block, parameters, (y, (5, 7))), wanted)
+    assert len(calls) == 2
+
+
 def test_dropped_paths_call_modules(calls):
     from timm.layers import DropPath
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 POOLS = ("avg", "")
 
 
-def choose(name: str, value: str, accepted: tuple[str, ...]) -> str:
+def choose(name: str, value: str, accepted: Collection[str]) -> str:
     """value, if it is accepted.
 
     Raises:

@@ -34,18 +34,13 @@ from vision_ttt.models.image_size import (
     embed_patches,
     positions_for,
 )
+from vision_ttt.models.pooled_classifier import choose
 
 DESIGN_ROUTE = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
 """Table 3's route: each step adds its part to the one before; the last is the published model."""
 
 INNER_MODELS = {"linear": TTTLinear, "mlp": TTTMLP}
 """The published layer, and the one of the TTT paper whose inner model has two layers."""
-
-
-def _choose(name: str, value: str, accepted: Any) -> str:
-    if value not in accepted:
-        raise ValueError(f"{name} must be one of {list(accepted)}, got {value!r}")
-    return value
 
 
 def _mixer(
@@ -130,14 +125,14 @@ class Vittt(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        _choose("design", design, DESIGN_ROUTE)
-        _choose("inner_model", inner_model, INNER_MODELS)
+        choose("design", design, DESIGN_ROUTE)
+        choose("inner_model", inner_model, INNER_MODELS)
         if global_pool == "head" and "dual" not in DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]:
             raise ValueError(
                 f"global_pool='head' needs a design that scans both ways ('dual' or 'conv2d'): the "
                 f"head token comes before the image, which {design!r} never shows it"
             )
-        self.global_pool = _choose("global_pool", global_pool, POOLS)
+        self.global_pool = choose("global_pool", global_pool, POOLS)
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.in_chans = in_chans
@@ -218,7 +213,7 @@ class Vittt(nn.Module):
         """Replace the head by a fresh one, and where given the pooling (its tokens must exist)."""
         if global_pool is not None:
             tokens = () if self.class_tokens is None else (self.class_tokens.placement,)
-            self.global_pool = _choose("global_pool", global_pool, ("avg", "max_norm", "", *tokens))
+            self.global_pool = choose("global_pool", global_pool, ("avg", "max_norm", "", *tokens))
         self.num_classes = num_classes
         if not num_classes:
             self.head = nn.Identity()
@@ -309,7 +304,7 @@ class Vittt(nn.Module):
         Raises:
             ValueError: an unknown output_fmt, or class tokens asked of a model without.
         """
-        _choose("output_fmt", output_fmt, ("NCHW", "NLC"))
+        choose("output_fmt", output_fmt, ("NCHW", "NLC"))
         if return_prefix_tokens and self.class_tokens is None:
             raise ValueError("return_prefix_tokens: this model has no class tokens")
         taken, last = feature_take_indices(len(self.blocks), indices)
