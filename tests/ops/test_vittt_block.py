@@ -220,6 +220,13 @@ def test_parameters_of_a_functional_call_are_the_ones_used(calls):
     assert len(calls) == 2
 
 
+@torch.no_grad()
+def test_a_block_made_without_conv2d(calls):
+    block = VitttBlock(VitttMixer(64, 2, conv2d=False), 64, 48)
+    assert_same(block, torch.randn(2, 35, 64), (5, 7))
+    assert not calls
+
+
 def test_dropped_paths_call_modules(calls):
     from timm.layers import DropPath
 

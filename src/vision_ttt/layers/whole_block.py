@@ -45,7 +45,7 @@ def as_one_op(
     if not (is_plain(ttt, TTTLinear) and is_plain(mlp, SwiGLU)):
         return None
     mixer_parts, ttt_parts, mlp_parts = mixer._modules, ttt._modules, mlp._modules
-    conv2d, norm, mlp_norm = mixer_parts["conv2d"], mixer_parts["norm"], parts["norm"]
+    conv2d, norm, mlp_norm = mixer_parts.get("conv2d"), mixer_parts["norm"], parts["norm"]
     conv_q, conv_k, learner = ttt_parts["conv_q"], ttt_parts["conv_k"], ttt_parts["learner"]
     merge, rate_proj = ttt_parts["merge"], ttt_parts["rate_proj"]
     projections = ttt_parts["in_proj"], ttt_parts["out_proj"], mlp_parts["fc1"], mlp_parts["fc2"]
