@@ -16,8 +16,12 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("csrc")
 COMMON_SOURCES = ("dispatch.cpp", "vittt_block/vittt_block.cpp")
-KERNELS = ("ttt_linear/kernels.cpp", "fused/kernels.cpp", "conv2d/kernels.cpp")
-FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+KERNELS = (
+    "ttt_linear/kernels.cpp",
+    "ttt_mlp/kernels.cpp",
+    "fused/kernels.cpp",
+    "conv2d/kernels.cpp",
+)
 X86 = {
     "baseline": [],
     "avx2": ["-mavx2", "-mfma"],

@@ -4,11 +4,13 @@
 
 #include "conv2d/conv2d.h"
 #include "fused/fused.h"
-#include "ttt_linear/problem.h"
+#include "learner/problem.h"
 
 #define VISION_TTT_DECLARE(isa)                                              \
   int ttt_linear_forward_##isa(const Problem&, const Outputs&);              \
   int ttt_linear_backward_##isa(const Problem&, const Gradients&);           \
+  int ttt_mlp_forward_##isa(const Problem&, const Outputs&);                 \
+  int ttt_mlp_backward_##isa(const Problem&, const Gradients&);              \
   void conv1d_##isa(const Conv1d&);                                          \
   void conv1d_weights_##isa(const Conv1d&, const Conv1dWeights&);            \
   void gated_norm_##isa(const GatedNorm&);                                   \
@@ -21,6 +23,7 @@
 
 #define VISION_TTT_KERNELS(isa)                                              \
   {#isa,                     ttt_linear_forward_##isa,  ttt_linear_backward_##isa, \
+   ttt_mlp_forward_##isa,    ttt_mlp_backward_##isa,                         \
    conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
    gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
    layer_norm_##isa,         swiglu_##isa,              swiglu_backward_##isa}
@@ -37,6 +40,8 @@ struct Kernels {
   const char* name;
   int (*ttt_linear_forward)(const Problem&, const Outputs&);
   int (*ttt_linear_backward)(const Problem&, const Gradients&);
+  int (*ttt_mlp_forward)(const Problem&, const Outputs&);
+  int (*ttt_mlp_backward)(const Problem&, const Gradients&);
   void (*conv1d)(const Conv1d&);
   void (*conv1d_weights)(const Conv1d&, const Conv1dWeights&);
   void (*gated_norm)(const GatedNorm&);
@@ -75,6 +80,12 @@ int vision_ttt_ttt_linear_forward(const Problem* p, const Outputs* o) {
 }
 int vision_ttt_ttt_linear_backward(const Problem* p, const Gradients* g) {
   return kernels().ttt_linear_backward(*p, *g);
+}
+int vision_ttt_ttt_mlp_forward(const Problem* p, const Outputs* o) {
+  return kernels().ttt_mlp_forward(*p, *o);
+}
+int vision_ttt_ttt_mlp_backward(const Problem* p, const Gradients* g) {
+  return kernels().ttt_mlp_backward(*p, *g);
 }
 int64_t vision_ttt_chunk_tokens() { return VISION_TTT_CHUNK_TOKENS; }
 void vision_ttt_conv1d(const Conv1d* p) { kernels().conv1d(*p); }

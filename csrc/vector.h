@@ -23,6 +23,11 @@
 
 #define VISION_TTT_INLINE inline __attribute__((always_inline))
 
+// What a kernel is called in the file compiled for VISION_TTT_ISA: VISION_TTT_KERNEL(f) is f_avx2.
+#define VISION_TTT_JOIN_(a, b) a##_##b
+#define VISION_TTT_JOIN(a, b) VISION_TTT_JOIN_(a, b)
+#define VISION_TTT_KERNEL(name) VISION_TTT_JOIN(name, VISION_TTT_ISA)
+
 // Everything is local to the instruction set: two copies of one symbol must not meet in the linker,
 // which could hand AVX-512 code to a machine without it.
 namespace {

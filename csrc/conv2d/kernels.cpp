@@ -2,10 +2,6 @@
 #include "../vector.h"
 #include "conv2d.h"
 
-#define VISION_TTT_JOIN_(a, b) a##_##b
-#define VISION_TTT_JOIN(a, b) VISION_TTT_JOIN_(a, b)
-#define VISION_TTT_KERNEL(name) VISION_TTT_JOIN(name, VISION_TTT_ISA)
-
 namespace {
 
 VISION_TTT_INLINE float* token(const Sequence& s, int64_t batch, int64_t t) {

@@ -4,10 +4,6 @@
 #include "fused.h"
 #include "../functions.h"
 
-#define VISION_TTT_JOIN_(a, b) a##_##b
-#define VISION_TTT_JOIN(a, b) VISION_TTT_JOIN_(a, b)
-#define VISION_TTT_KERNEL(name) VISION_TTT_JOIN(name, VISION_TTT_ISA)
-
 namespace {
 
 // Chunks are the same whatever the threads, so that sums over tokens add up in the same order.

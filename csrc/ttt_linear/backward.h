@@ -1,7 +1,7 @@
 // Backward pass of ttt_linear over one head of one image, derived in the op's README.
 #pragma once
 
-#include "head.h"
+#include "mini_batch.h"
 
 namespace {
 
@@ -13,38 +13,13 @@ size_t backward_floats(const Problem& p) {
   return MiniBatch<D>::floats(p) + states + 2 * D * D + 3 * D + round_up(b, 16) + rows + 32 * 16;
 }
 
-// Pull the gradient a of g back through g(z, k, v): see inner_gradient_backward in inner_model.py.
-template <int D>
-struct ThroughGradient {
-  Row<D> z, error;  // ∂z; ∂e, which is ∂k and -∂v
-  Row<D> weight;    // share of ∂γ; that of ∂β is ∂e
-};
-
-template <int D>
-VISION_TTT_INLINE ThroughGradient<D> gradient_backward(const Row<D>& a, const Row<D>& z,
-                                                       const Row<D>& k, const Row<D>& v,
-                                                       const Norm& norm) {
-  auto [x_hat, inverse_std] = standardise(z, norm.eps);
-  Row<D> weight = Row<D>::of(norm.weight);
-  Row<D> error = k + x_hat * weight + Row<D>::of(norm.bias) - v;
-  Row<D> u = error * weight;
-  const float u_x = u.dot(x_hat) * (1.0f / D), a_x = a.dot(x_hat) * (1.0f / D);
-  Row<D> g = (u - u.mean() - x_hat * u_x) * inverse_std;
-  Row<D> grad_u = (a - a.mean() - x_hat * a_x) * inverse_std;
-  Row<D> grad_error = grad_u * weight;
-  Row<D> grad_x = grad_error * weight - (a * u_x + u * a_x) * inverse_std;
-  Row<D> through_std = x_hat * (a.dot(g) * (1.0f / D));
-  Row<D> grad_z = (remove_norm_directions(grad_x, x_hat) - through_std) * inverse_std;
-  return {grad_z, grad_error, grad_u * error + grad_error * x_hat};
-}
-
 template <int D>
 void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
   const Problem& p = head.p;
   const Norm norm = head.norm();
   const int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
   const int64_t interval = p.interval;
-  const int64_t count = (p.length + b - 1) / b;  // mini-batches
+  const int64_t count = head.mini_batches();
 
   float* states_w = scratch.take(interval * D * D);
   float* states_b = scratch.take(interval * round_up(D, 16));
@@ -67,35 +42,32 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
   float* dv = scratch.take(padded * D);
   float* dstep = scratch.take(padded * D);
 
-  std::memcpy(dw, grad.w + head.index * D * D, D * D * sizeof(float));
-  std::memcpy(db, grad.b + head.index * D, D * sizeof(float));
-  std::memset(dweight, 0, D * sizeof(float));
-  std::memset(dbias, 0, D * sizeof(float));
-  std::memset(dscale, 0, b * sizeof(float));
+  copy(dw, grad.last.w1 + head.index * D * D, D * D);
+  copy(db, grad.last.b1 + head.index * D, D);
+  clear(dweight, D);
+  clear(dbias, D);
+  clear(dscale, b);
 
-  auto size = [&](int64_t number) {
-    int64_t rest = p.length - number * b;
-    return rest < b ? rest : b;
-  };
   auto accumulate = [](float* total, const Row<D>& share) { (Row<D>::of(total) + share).to(total); };
 
   for (int64_t segment = (count - 1) / interval * interval; segment >= 0; segment -= interval) {
     // Replay the segment's states from the kept one.
-    const int64_t kept = (segment / interval - 1) * p.batch * p.heads + head.index;
-    std::memcpy(states_w, segment ? grad.kept_w + kept * D * D : head.w0(), D * D * sizeof(float));
-    std::memcpy(states_b, segment ? grad.kept_b + kept * D : head.b0(), D * sizeof(float));
+    const State& from = segment ? grad.kept : p.initial;
+    const int64_t place = segment ? head.kept_index(segment) : head.initial_index();
+    copy(states_w, from.w1 + place * D * D, D * D);
+    copy(states_b, from.b1 + place * D, D);
     const int64_t members = count - segment < interval ? count - segment : interval;
     for (int64_t m = 0; m + 1 < members; ++m) {
       const int64_t number = segment + m;
-      batch.begin(head, number * b, size(number));
+      batch.begin(head, number * b, head.size(number));
       batch.learn(head, states_w + m * D * D, states_b + m * D, norm, batch.n, (number + 1) * b);
-      std::memcpy(states_w + (m + 1) * D * D, states_w + m * D * D, D * D * sizeof(float));
-      std::memcpy(states_b + (m + 1) * D, states_b + m * D, D * sizeof(float));
+      copy(states_w + (m + 1) * D * D, states_w + m * D * D, D * D);
+      copy(states_b + (m + 1) * D, states_b + m * D, D);
       batch.update(head.scale(batch.n - 1), states_w + (m + 1) * D * D, states_b + (m + 1) * D);
     }
 
     for (int64_t m = members - 1; m >= 0; --m) {
-      const int64_t number = segment + m, start = number * b, n = size(number);
+      const int64_t number = segment + m, start = number * b, n = head.size(number);
       const float* w = states_w + m * D * D;
       const float p_last = head.scale(n - 1);
 
@@ -122,25 +94,21 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
           accumulate(dbias, gradient);
           dz_q = remove_norm_directions(gradient * Row<D>::of(norm.weight), x_hat) * inverse_std;
         } else {
-          std::memset(dq + t * D, 0, D * sizeof(float));
+          clear(dq + t * D, D);
         }
         dz_q.to(dz + t * D);
         (dz_q * -p_t).to(dupdate + t * D);
         dscale[t] -= dz_q.dot(u);
       }
-      batch.transpose_rows(batch.step, step_t);
+      transpose_rows<D>(batch.step, n, cols, step_t);
       multiply(n, D, cols, dupdate, D, step_t, dattention);
-      for (int64_t t = 0; t < n; ++t)
-        for (int64_t s = 0; s < cols; s += kLanes) {
-          float* row = dattention + t * cols + s;
-          store(row, keep_first(load(row), t - s + 1));
-        }
+      keep_lower(dattention, n, cols);
       multiply_add(n, n, D, dattention, cols, batch.k, dq);
-      std::memset(dk, 0, n * D * sizeof(float));
+      clear(dk, n * D);
       multiply_add_transposed(n, n, D, dattention, cols, batch.q, dk);
 
       // W ← W - p_n Kᵀ G, b ← b - p_n Σ G: dstep starts as -p_n (K ∂W + ∂b)
-      for (int64_t t = 0; t < n; ++t) std::memcpy(dstep + t * D, db, D * sizeof(float));
+      for (int64_t t = 0; t < n; ++t) copy(dstep + t * D, db, D);
       multiply_add(n, D, D, batch.k, D, dw, dstep);
       transpose(dw, D, D, transposed);
       multiply(n, D, D, batch.step, D, transposed, through_w);
@@ -195,13 +163,13 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
       store_rows<D>(grad.dv, p.is_bfloat16, head.scan, start, n, dv);
     }
   }
-  std::memcpy(grad.dw0 + head.index * D * D, dw, D * D * sizeof(float));
-  std::memcpy(grad.db0 + head.index * D, db, D * sizeof(float));
+  copy(grad.dinitial.w1 + head.index * D * D, dw, D * D);
+  copy(grad.dinitial.b1 + head.index * D, db, D);
   if (grad.dln_weight) {
-    std::memcpy(grad.dln_weight + head.index * D, dweight, D * sizeof(float));
-    std::memcpy(grad.dln_bias + head.index * D, dbias, D * sizeof(float));
+    copy(grad.dln_weight + head.index * D, dweight, D);
+    copy(grad.dln_bias + head.index * D, dbias, D);
   }
-  if (grad.dscale) std::memcpy(grad.dscale + head.index * b, dscale, b * sizeof(float));
+  if (grad.dscale) copy(grad.dscale + head.index * b, dscale, b);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Forward pass of ttt_linear over one head of one image.
 #pragma once
 
-#include "head.h"
+#include "mini_batch.h"
 
 namespace {
 
@@ -18,25 +18,20 @@ void forward_head(const Head& head, const Outputs& out, Scratch& scratch) {
   float* b = scratch.take(D);
   MiniBatch<D> batch;
   batch.allocate(scratch, head);
-  std::memcpy(w, head.w0(), D * D * sizeof(float));
-  std::memcpy(b, head.b0(), D * sizeof(float));
+  copy(w, p.initial.w1 + head.initial_index() * D * D, D * D);
+  copy(b, p.initial.b1 + head.initial_index() * D, D);
 
-  for (int64_t start = 0, number = 0; start < p.length; start += p.mini_batch_size, ++number) {
-    if (out.kept_w && number && number % p.interval == 0) {
-      int64_t place = (number / p.interval - 1) * p.batch * p.heads + head.index;
-      std::memcpy(out.kept_w + place * D * D, w, D * D * sizeof(float));
-      std::memcpy(out.kept_b + place * D, b, D * sizeof(float));
+  for (int64_t number = 0; number < head.mini_batches(); ++number) {
+    if (out.kept.w1 && number && number % p.interval == 0) {
+      copy(out.kept.w1 + head.kept_index(number) * D * D, w, D * D);
+      copy(out.kept.b1 + head.kept_index(number) * D, b, D);
     }
-    const int64_t n = p.length - start < p.mini_batch_size ? p.length - start : p.mini_batch_size;
+    const int64_t start = number * p.mini_batch_size, n = head.size(number);
     batch.begin(head, start, n);
     batch.load_queries(head, start);
     batch.learn(head, w, b, norm, 2 * n, start + n);
     batch.attend();
-    for (int64_t t = 0; t < n; ++t) {
-      float* row = batch.attention + t * batch.cols;
-      const float minus_p = -head.scale(t);
-      for (int64_t s = 0; s < batch.cols; s += kLanes) store(row + s, load(row + s) * minus_p);
-    }
+    head.scale_rows(batch.attention, n, batch.cols);
     multiply_add(n, n, D, batch.attention, batch.cols, batch.step, batch.z_q);
     for (int64_t t = 0; t < n; ++t) {
       prefetch_row<D>(p.q, p.is_bfloat16, head.scan, start + n + t);
@@ -47,9 +42,9 @@ void forward_head(const Head& head, const Outputs& out, Scratch& scratch) {
     store_rows<D>(out.o, p.is_bfloat16, head.scan, start, n, batch.z_q);
     batch.update(head.scale(n - 1), w, b);
   }
-  if (!out.w) return;
-  std::memcpy(out.w + head.index * D * D, w, D * D * sizeof(float));
-  std::memcpy(out.b + head.index * D, b, D * sizeof(float));
+  if (!out.last.w1) return;
+  copy(out.last.w1 + head.index * D * D, w, D * D);
+  copy(out.last.b1 + head.index * D, b, D);
 }
 
 }  // namespace

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from vision_ttt.ops._learner_kernels import DIMENSIONS, LARGEST_MINI_BATCH
 from vision_ttt.ops._native import LANES
 from vision_ttt.ops.fused_ttt_linear.cpu import fused_ttt_linear_in_place_op, fused_ttt_linear_op
-from vision_ttt.ops.ttt_linear.cpu import DIMENSIONS, LARGEST_MINI_BATCH
 
 
 def fits(dim: int, channels: int, mini_batch_size: int) -> bool:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from vision_ttt.ops._learner_kernels import add_shares
 from vision_ttt.ops.directional_conv1d.cpu import directional_conv1d_backward
 from vision_ttt.ops.gated_norm.cpu import gated_norm_backward, gated_norm_forward
 from vision_ttt.ops.ttt_linear.autograd import ttt_linear_backward_flops, ttt_linear_flops
-from vision_ttt.ops.ttt_linear.cpu import Call, add_shares
+from vision_ttt.ops.ttt_linear.cpu import Call
 from vision_ttt.ops.ttt_linear.dual import num_checkpoints
 
 _INPUTS = (

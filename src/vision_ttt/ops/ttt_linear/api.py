@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
-from vision_ttt.ops._backend import AUTO, is_transformed, requested_backend
-from vision_ttt.ops.ttt_linear.autograd import KERNELS, Kernel, autocast_views, ttt_linear_op
+from vision_ttt.ops._learner_op import run_learner
+from vision_ttt.ops.ttt_linear.autograd import KERNELS, ttt_linear_op
 from vision_ttt.ops.ttt_linear.checks import check_inputs
 from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
 
 State = tuple[Tensor, Tensor]
-
-
-def _refusal(kernel: Kernel, q: Tensor, mini_batch_size: int) -> str | None:
-    if is_transformed():
-        return "torch.func transforms and forward-mode derivatives need the backend 'reference'"
-    return kernel.refusal(q, mini_batch_size)
 
 
 @overload
@@ -117,29 +109,16 @@ def ttt_linear(
         TypeError: a dtype or type is not among those above.
         ValueError: a shape does not fit, or the backend asked for is unknown or cannot serve.
     """
-    check_inputs(
-        *(q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale),
-        mini_batch_size=mini_batch_size,
-        reverse_heads=reverse_heads,
-        eps=eps,
-    )
-    refusals = {
-        name: partial(_refusal, kernel, q, mini_batch_size) for name, kernel in KERNELS.items()
-    }
-    backend = requested_backend("ttt_linear", backend, refusals | {"reference": lambda: None})
-    if backend == AUTO and is_transformed():
-        backend = "reference"
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
-    if backend == "reference":
-        device_type = "cpu" if q.device.type == "meta" else q.device.type
-        if torch.is_autocast_enabled(device_type):
-            tensors = (*autocast_views(q, k, v), *tensors[3:])
-        with torch.autocast(device_type, enabled=False):
-            o, w, b = ttt_linear_reference(*tensors, mini_batch_size, reverse_heads, eps)
-    else:
-        needs_grad = any(x is not None and x.requires_grad for x in tensors)
-        save_states = torch.is_grad_enabled() and needs_grad
-        o, w, b, _, _ = ttt_linear_op(
-            *tensors, mini_batch_size, reverse_heads, eps, save_states, backend
-        )
+    options = {"mini_batch_size": mini_batch_size, "reverse_heads": reverse_heads, "eps": eps}
+    check_inputs(*tensors, **options)
+    o, w, b = run_learner(
+        "ttt_linear",
+        ttt_linear_op,
+        KERNELS,
+        ttt_linear_reference,
+        tensors,
+        **options,
+        backend=backend,
+    )
     return (o, (w, b)) if return_state else o

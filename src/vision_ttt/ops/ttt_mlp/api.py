@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
-from vision_ttt.ops._backend import AUTO, is_transformed, requested_backend
-from vision_ttt.ops.ttt_linear.autograd import Kernel, autocast_views
+from vision_ttt.ops._learner_op import run_learner
 from vision_ttt.ops.ttt_mlp.autograd import KERNELS, ttt_mlp_op
 from vision_ttt.ops.ttt_mlp.checks import check_inputs
 from vision_ttt.ops.ttt_mlp.reference import ttt_mlp_reference
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def _refusal(kernel: Kernel, q: Tensor, mini_batch_size: int) -> str | None:
-    if is_transformed():
-        return "torch.func transforms and forward-mode derivatives need the backend 'reference'"
-    return kernel.refusal(q, mini_batch_size)
 
 
 @overload
@@ -125,23 +116,9 @@ def ttt_mlp(
         ValueError: a shape does not fit, or the backend asked for is unknown or cannot serve.
     """
     tensors = (q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale)
-    check_inputs(*tensors, mini_batch_size=mini_batch_size, reverse_heads=reverse_heads, eps=eps)
-    refusals = {
-        name: partial(_refusal, kernel, q, mini_batch_size) for name, kernel in KERNELS.items()
-    }
-    backend = requested_backend("ttt_mlp", backend, refusals | {"reference": lambda: None})
-    if backend == AUTO and is_transformed():
-        backend = "reference"
-    if backend == "reference":
-        device_type = "cpu" if q.device.type == "meta" else q.device.type
-        if torch.is_autocast_enabled(device_type):
-            tensors = (*autocast_views(q, k, v), *tensors[3:])
-        with torch.autocast(device_type, enabled=False):
-            o, *state = ttt_mlp_reference(*tensors, mini_batch_size, reverse_heads, eps)
-    else:
-        needs_grad = any(x is not None and x.requires_grad for x in tensors)
-        save_states = torch.is_grad_enabled() and needs_grad
-        results = ttt_mlp_op(*tensors, mini_batch_size, reverse_heads, eps, save_states, backend)
-        o, *state = results[:5]
-    w1, b1, w2, b2 = state
+    options = {"mini_batch_size": mini_batch_size, "reverse_heads": reverse_heads, "eps": eps}
+    check_inputs(*tensors, **options)
+    o, w1, b1, w2, b2 = run_learner(
+        "ttt_mlp", ttt_mlp_op, KERNELS, ttt_mlp_reference, tensors, **options, backend=backend
+    )
     return (o, (w1, b1, w2, b2)) if return_state else o

@@ -1,4 +1,5 @@
-// What forward and backward share: one head of one image, its scratch, one mini-batch of tokens.
+// What every learner's passes share: the scratch of a thread, one head of one image, and the tokens
+// of one of its mini-batches.
 #pragma once
 
 #include <cstdlib>
@@ -6,13 +7,19 @@
 
 #include "../functions.h"
 #include "../matmul.h"
-#include "rows.h"
+#include "inner_norm.h"
 
 namespace {
 
 VISION_TTT_INLINE int64_t round_up(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
+
+VISION_TTT_INLINE void copy(float* to, const float* from, size_t floats) {
+  std::memcpy(to, from, floats * sizeof(float));
+}
+
+VISION_TTT_INLINE void clear(float* to, size_t floats) { std::memset(to, 0, floats * sizeof(float)); }
 
 // Floats for the scratch of one thread, handed out in cache-line-aligned pieces.
 class Scratch {
@@ -53,9 +60,12 @@ struct Head {
              task % problem.heads >= problem.heads - problem.reverse_heads},
         index(task) {}
 
-  int64_t state_index() const { return p.state_batch ? index : scan.head; }
-  const float* w0() const { return p.w0 + state_index() * p.dim * p.dim; }
-  const float* b0() const { return p.b0 + state_index() * p.dim; }
+  // Where [H, ...] or [B, H, ...] initial states hold it.
+  int64_t initial_index() const { return p.state_batch ? index : scan.head; }
+  // Where [N, B, H, ...] kept states hold the one before this mini-batch.
+  int64_t kept_index(int64_t mini_batch) const {
+    return (mini_batch / p.interval - 1) * p.batch * p.heads + index;
+  }
   Norm norm() const {
     if (!p.ln_weight) return {nullptr, nullptr, p.eps};
     return {p.ln_weight + scan.head * p.dim, p.ln_bias + scan.head * p.dim, p.eps};
@@ -64,21 +74,54 @@ struct Head {
   float scale(int64_t j) const {
     return p.scale ? p.scale[scan.head / p.scale_heads * p.mini_batch_size + j] : 1.0f;
   }
+  // Row t of A [n, cols] times -p_t.
+  void scale_rows(float* attention, int64_t n, int64_t cols) const {
+    for (int64_t t = 0; t < n; ++t) {
+      const float minus_p = -scale(t);
+      for (int64_t i = t * cols; i < (t + 1) * cols; i += kLanes)
+        store(attention + i, load(attention + i) * minus_p);
+    }
+  }
   // Index into [B, T, H] of the token at a step of the scan.
   int64_t token_index(int64_t step) const {
     return (scan.batch * p.length + scan.token(step)) * p.heads + scan.head;
   }
+  int64_t mini_batches() const { return (p.length + p.mini_batch_size - 1) / p.mini_batch_size; }
+  // Tokens of a mini-batch: b, or what is left.
+  int64_t size(int64_t mini_batch) const {
+    int64_t rest = p.length - mini_batch * p.mini_batch_size;
+    return rest < p.mini_batch_size ? rest : p.mini_batch_size;
+  }
 };
 
-// The tokens of one mini-batch and what the forward pass makes of them at the state (W, b) before.
+// [n, D] → [D, cols]; the columns past n are zero.
+template <int D>
+VISION_TTT_INLINE void transpose_rows(const float* rows, int64_t n, int64_t cols, float* out) {
+  int64_t whole = n / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes)
+    for (int64_t j = 0; j < D; j += kLanes)
+      transpose_square(rows + i * D + j, D, out + j * cols + i, cols);
+  if (whole == n) return;
+  for (int64_t j = 0; j < D; ++j)
+    for (int64_t i = whole; i < cols; ++i) out[j * cols + i] = i < n ? rows[i * D + j] : 0.0f;
+}
+
+// The lower triangle of x + offset, x [n, cols]; zero above the diagonal.
+VISION_TTT_INLINE void keep_lower(float* x, int64_t n, int64_t cols, float offset = 0.0f) {
+  for (int64_t t = 0; t < n; ++t)
+    for (int64_t s = 0; s < cols; s += kLanes) {
+      float* row = x + t * cols + s;
+      store(row, keep_first(load(row) + offset, t - s + 1));
+    }
+}
+
+// The tokens of one mini-batch, and what its test views see of its training views.
 // q and k are neighbours, so that one product serves both.
 template <int D>
-struct MiniBatch {
+struct Views {
   int64_t n = 0;      // tokens
   int64_t cols = 0;   // n rounded up to whole vectors
   float *k, *q, *v;   // [n, D]
-  float *z_k, *z_q;   // [n, D]: K W + b, Q W + b; z_q ends as Z_q
-  float* step;        // G [n, D]: η_t g_t
   float* k_t;         // Kᵀ [D, cols], columns past n zero
   float* attention;   // A [n, cols], zero above the diagonal
   float* eta;         // [n]
@@ -86,24 +129,19 @@ struct MiniBatch {
   float* raw;              // [K - 1 + n, D]: the tokens that a convolution sees
 
   static size_t floats(const Problem& p) {
-    int64_t b = p.mini_batch_size, cols = round_up(b, kLanes), rows = round_up(b, kLanes);
+    int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
     size_t convolutions = p.taps ? (2 * (p.taps + 1) + p.taps - 1 + b) * D : 0;
-    return 6 * rows * D + D * cols + rows * cols + round_up(b, 16) + convolutions + 12 * 16;
+    return 4 * padded * D + padded * padded + padded + convolutions + 8 * 16;
   }
-  // Rows are padded to whole vectors, too, so that a square can be transposed.
   void allocate(Scratch& scratch, const Head& head) {
     const Problem& p = head.p;
-    int64_t b = p.mini_batch_size;
-    int64_t cols = round_up(b, kLanes), rows = round_up(b, kLanes);
-    k = scratch.take(2 * rows * D);
+    int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
+    k = scratch.take(2 * padded * D);
     q = k;  // set per mini-batch: right behind its k
-    v = scratch.take(rows * D);
-    z_k = scratch.take(2 * rows * D);
-    z_q = z_k;
-    step = scratch.take(rows * D);
-    k_t = scratch.take(D * cols);
-    attention = scratch.take(rows * cols);
-    eta = scratch.take(cols);
+    v = scratch.take(padded * D);
+    k_t = scratch.take(D * padded);
+    attention = scratch.take(padded * padded);
+    eta = scratch.take(padded);
     taps_q = allocate_taps(scratch, head, p.conv_q);
     taps_k = allocate_taps(scratch, head, p.conv_k);
     raw = p.taps ? scratch.take((p.taps - 1 + b) * D) : nullptr;
@@ -116,11 +154,11 @@ struct MiniBatch {
     return taps;
   }
 
-  void begin(const Head& head, int64_t start, int64_t count) {
+  // Take in the training and label views of the tokens from `start`.
+  void load_training(const Head& head, int64_t start, int64_t count) {
     n = count;
     cols = round_up(n, kLanes);
     q = k + n * D;
-    z_q = z_k + n * D;
     for (int64_t t = 0; t < n; ++t) eta[t] = head.p.eta[head.token_index(start + t)];
     if (head.p.rate >= 0.0f) {
       for (int64_t t = n; t < cols; ++t) eta[t] = 0.0f;
@@ -142,52 +180,11 @@ struct MiniBatch {
       load_rows<D>(x, p.is_bfloat16, head.scan, start, n, rows);
   }
 
-  // z for the first `rows` of [k; q], and the steps. Meanwhile the tokens from `next` are fetched.
-  void learn(const Head& head, const float* w, const float* b, const Norm& norm, int64_t rows,
-             int64_t next) {
-    for (int64_t t = 0; t < rows; ++t) std::memcpy(z_k + t * D, b, D * sizeof(float));
-    multiply_add(rows, D, D, k, D, w, z_k);
-    for (int64_t t = 0; t < n; ++t) {
-      prefetch_row<D>(head.p.k, head.p.is_bfloat16, head.scan, next + t);
-      prefetch_row<D>(head.p.v, head.p.is_bfloat16, head.scan, next + t);
-      Row<D> g = inner_gradient(Row<D>::of(z_k + t * D), Row<D>::of(k + t * D),
-                                Row<D>::of(v + t * D), norm);
-      (g * eta[t]).to(step + t * D);
-    }
-  }
-
   // A = lower triangle of Q Kᵀ + 1.
   void attend() {
-    transpose_rows(k, k_t);
+    transpose_rows<D>(k, n, cols, k_t);
     multiply(n, D, cols, q, D, k_t, attention);
-    for (int64_t t = 0; t < n; ++t)
-      for (int64_t s = 0; s < cols; s += kLanes) {
-        float* row = attention + t * cols + s;
-        store(row, keep_first(load(row) + 1.0f, t - s + 1));
-      }
-  }
-
-  // [n, D] → [D, cols]; the columns past n are zero.
-  void transpose_rows(const float* rows, float* out) const {
-    int64_t whole = n / kLanes * kLanes;
-    for (int64_t i = 0; i < whole; i += kLanes)
-      for (int64_t j = 0; j < D; j += kLanes)
-        transpose_square(rows + i * D + j, D, out + j * cols + i, cols);
-    if (whole == n) return;
-    for (int64_t j = 0; j < D; ++j)
-      for (int64_t i = whole; i < cols; ++i) out[j * cols + i] = i < n ? rows[i * D + j] : 0.0f;
-  }
-
-  // W ← W - p_n Kᵀ G, b ← b - p_n Σ G. Overwrites the steps with -p_n G.
-  void update(float p_last, float* w, float* b) {
-    Row<D> bias = Row<D>::of(b);
-    for (int64_t t = 0; t < n; ++t) {
-      Row<D> scaled = Row<D>::of(step + t * D) * -p_last;
-      scaled.to(step + t * D);
-      bias = bias + scaled;
-    }
-    bias.to(b);
-    multiply_add_transposed(D, n, D, k, D, step, w);
+    keep_lower(attention, n, cols, 1.0f);
   }
 };
 

@@ -1,13 +1,17 @@
-// The C interface of ttt_linear's CPU kernels: one call's tensors, by pointer and stride.
+// The C interface of the CPU kernels that learn along the tokens (ttt_linear, ttt_mlp): one call's
+// tensors, by pointer and stride.
 //
 // Strides count elements. The last axis of every tensor is contiguous. Row-vector convention,
-// symbols and shapes as in src/vision_ttt/ops/ttt_linear/README.md; the launcher that fills these
-// structures is src/vision_ttt/ops/ttt_linear/cpu.py, whose fields must match to the letter.
+// symbols and shapes as in the READMEs of src/vision_ttt/ops/ttt_linear and ttt_mlp; the launcher
+// that fills these structures is src/vision_ttt/ops/_learner_kernels.py, whose fields must match to
+// the letter.
 #pragma once
 
 #include <cstdint>
 
+#ifndef VISION_TTT_EXPORT
 #define VISION_TTT_EXPORT __attribute__((visibility("default")))
+#endif
 
 extern "C" {
 
@@ -24,12 +28,19 @@ struct Convolution {
   const float* bias;    // [H d]
 };
 
+// The inner models' layers, or gradients of them: ttt_linear has the first only.
+struct State {
+  float* w1;  // [..., d, d] of ttt_linear, [..., d, 4d] of ttt_mlp
+  float* b1;  // [..., d] or [..., 4d]
+  float* w2;  // [..., 4d, d]
+  float* b2;  // [..., d]
+};
+
 struct Problem {
   Tokens q, k, v;
   Convolution conv_q, conv_k;
   const float* eta;       // [B, T, H]: rates, or logits where rate >= 0
-  const float* w0;        // [H, d, d], or [B, H, d, d] with state_batch = 1
-  const float* b0;        // [H, d] or [B, H, d]
+  State initial;          // [H, ...], or [B, H, ...] with state_batch = 1; only read
   const float* ln_weight; // [H, d], or null: no inner norm
   const float* ln_bias;   // [H, d], or null
   const float* scale;     // [H / scale_heads, b], or null: all ones
@@ -46,22 +57,17 @@ struct Problem {
 
 struct Outputs {
   Tokens o;
-  float* w;       // [B, H, d, d], or null: the last state is not asked for
-  float* b;       // [B, H, d], or null
-  float* kept_w;  // [N, B, H, d, d], or null: keep no states
-  float* kept_b;  // [N, B, H, d]
+  State last;  // [B, H, ...], or nulls: the last state is not asked for
+  State kept;  // [N, B, H, ...], or nulls: keep no states
 };
 
 struct Gradients {
-  Tokens o;             // incoming
-  const float* w;       // incoming [B, H, d, d]
-  const float* b;       // incoming [B, H, d]
-  const float* kept_w;  // [N, B, H, d, d]
-  const float* kept_b;
+  Tokens o;          // incoming
+  State last;        // incoming [B, H, ...]
+  State kept;        // [N, B, H, ...], as the forward pass left them; only read
   Tokens dq, dk, dv;
   float* deta;       // [B, T, H]: of the rates, also where eta holds logits
-  float* dw0;        // [B, H, d, d]: the sum over B is the caller's where the state has no batch
-  float* db0;        // [B, H, d]
+  State dinitial;    // [B, H, ...]: the sum over B is the caller's where the state has no batch
   float* dln_weight; // [B, H, d], or null
   float* dln_bias;   // [B, H, d], or null
   float* dscale;     // [B, H, b], or null
@@ -70,6 +76,8 @@ struct Gradients {
 // Return 0, or 1 where memory for the scratch of a thread could not be had.
 VISION_TTT_EXPORT int vision_ttt_ttt_linear_forward(const Problem*, const Outputs*);
 VISION_TTT_EXPORT int vision_ttt_ttt_linear_backward(const Problem*, const Gradients*);
+VISION_TTT_EXPORT int vision_ttt_ttt_mlp_forward(const Problem*, const Outputs*);
+VISION_TTT_EXPORT int vision_ttt_ttt_mlp_backward(const Problem*, const Gradients*);
 
 // "avx512", "avx2" or "baseline": the instruction set in use.
 VISION_TTT_EXPORT const char* vision_ttt_instruction_set();

@@ -1,9 +1,6 @@
-// Row-wise work of ttt_linear: tokens in and out, the inner norm and the inner gradient.
-//
-// The formulas are those of src/vision_ttt/ops/ttt_linear/inner_model.py, one token at a time.
+// Tokens in and out, and a token's row in registers.
 #pragma once
 
-#include <cmath>
 #include <cstring>
 
 #include "../vector.h"
@@ -113,13 +110,6 @@ VISION_TTT_INLINE void store_rows(const Tokens& x, bool is_bfloat16, const Scan&
   }
 }
 
-// The inner norm's parameters of one head; weight is null where there is none.
-struct Norm {
-  const float* weight;
-  const float* bias;
-  float eps;
-};
-
 // A token's row of D floats, in registers.
 template <int D>
 struct Row {
@@ -163,43 +153,5 @@ VISION_TTT_ROW_OPERATOR(+)
 VISION_TTT_ROW_OPERATOR(-)
 VISION_TTT_ROW_OPERATOR(*)
 #undef VISION_TTT_ROW_OPERATOR
-
-template <int D>
-struct Standardised {
-  Row<D> x;           // mean 0, variance 1
-  float inverse_std;
-};
-
-template <int D>
-VISION_TTT_INLINE Standardised<D> standardise(const Row<D>& z, float eps) {
-  Row<D> centred = z - z.mean();
-  float inverse_std = 1.0f / std::sqrt(centred.dot(centred) * (1.0f / D) + eps);
-  return {centred * inverse_std, inverse_std};
-}
-
-// P g = g - mean(g) - x̂ mean(g x̂).
-template <int D>
-VISION_TTT_INLINE Row<D> remove_norm_directions(const Row<D>& g, const Row<D>& x_hat) {
-  return g - g.mean() - x_hat * (g.dot(x_hat) * (1.0f / D));
-}
-
-// f(x), given z = x W + b.
-template <int D>
-VISION_TTT_INLINE Row<D> inner_output(const Row<D>& x, const Row<D>& z, const Norm& norm) {
-  if (!norm.weight) return z;
-  Row<D> x_hat = standardise(z, norm.eps).x;
-  return x + x_hat * Row<D>::of(norm.weight) + Row<D>::of(norm.bias);
-}
-
-// g = ∂/∂z ½‖f(k) - v‖², given z = k W + b.
-template <int D>
-VISION_TTT_INLINE Row<D> inner_gradient(const Row<D>& z, const Row<D>& k, const Row<D>& v,
-                                        const Norm& norm) {
-  if (!norm.weight) return z - v;
-  auto [x_hat, inverse_std] = standardise(z, norm.eps);
-  Row<D> weight = Row<D>::of(norm.weight);
-  Row<D> error = k + x_hat * weight + Row<D>::of(norm.bias) - v;
-  return remove_norm_directions(error * weight, x_hat) * inverse_std;
-}
 
 }  // namespace

@@ -1,0 +1,82 @@
+// The inner norm, what a token's loss makes of it, and the derivatives of both.
+//
+// The formulas are those of src/vision_ttt/ops/ttt_linear/inner_model.py, one token at a time.
+#pragma once
+
+#include <cmath>
+
+#include "rows.h"
+
+namespace {
+
+// The inner norm's parameters of one head; weight is null where there is none.
+struct Norm {
+  const float* weight;
+  const float* bias;
+  float eps;
+};
+
+template <int D>
+struct Standardised {
+  Row<D> x;           // mean 0, variance 1
+  float inverse_std;
+};
+
+template <int D>
+VISION_TTT_INLINE Standardised<D> standardise(const Row<D>& z, float eps) {
+  Row<D> centred = z - z.mean();
+  float inverse_std = 1.0f / std::sqrt(centred.dot(centred) * (1.0f / D) + eps);
+  return {centred * inverse_std, inverse_std};
+}
+
+// P g = g - mean(g) - x̂ mean(g x̂).
+template <int D>
+VISION_TTT_INLINE Row<D> remove_norm_directions(const Row<D>& g, const Row<D>& x_hat) {
+  return g - g.mean() - x_hat * (g.dot(x_hat) * (1.0f / D));
+}
+
+// f(x), given z = x W + b.
+template <int D>
+VISION_TTT_INLINE Row<D> inner_output(const Row<D>& x, const Row<D>& z, const Norm& norm) {
+  if (!norm.weight) return z;
+  Row<D> x_hat = standardise(z, norm.eps).x;
+  return x + x_hat * Row<D>::of(norm.weight) + Row<D>::of(norm.bias);
+}
+
+// g = ∂/∂z ½‖f(k) - v‖², given z = k W + b.
+template <int D>
+VISION_TTT_INLINE Row<D> inner_gradient(const Row<D>& z, const Row<D>& k, const Row<D>& v,
+                                        const Norm& norm) {
+  if (!norm.weight) return z - v;
+  auto [x_hat, inverse_std] = standardise(z, norm.eps);
+  Row<D> weight = Row<D>::of(norm.weight);
+  Row<D> error = k + x_hat * weight + Row<D>::of(norm.bias) - v;
+  return remove_norm_directions(error * weight, x_hat) * inverse_std;
+}
+
+// Pull the gradient a of g back through g(z, k, v): see inner_gradient_backward in inner_model.py.
+template <int D>
+struct ThroughGradient {
+  Row<D> z, error;  // ∂z; ∂e, which is ∂k and -∂v
+  Row<D> weight;    // share of ∂γ; that of ∂β is ∂e
+};
+
+template <int D>
+VISION_TTT_INLINE ThroughGradient<D> gradient_backward(const Row<D>& a, const Row<D>& z,
+                                                       const Row<D>& k, const Row<D>& v,
+                                                       const Norm& norm) {
+  auto [x_hat, inverse_std] = standardise(z, norm.eps);
+  Row<D> weight = Row<D>::of(norm.weight);
+  Row<D> error = k + x_hat * weight + Row<D>::of(norm.bias) - v;
+  Row<D> u = error * weight;
+  const float u_x = u.dot(x_hat) * (1.0f / D), a_x = a.dot(x_hat) * (1.0f / D);
+  Row<D> g = (u - u.mean() - x_hat * u_x) * inverse_std;
+  Row<D> grad_u = (a - a.mean() - x_hat * a_x) * inverse_std;
+  Row<D> grad_error = grad_u * weight;
+  Row<D> grad_x = grad_error * weight - (a * u_x + u * a_x) * inverse_std;
+  Row<D> through_std = x_hat * (a.dot(g) * (1.0f / D));
+  Row<D> grad_z = (remove_norm_directions(grad_x, x_hat) - through_std) * inverse_std;
+  return {grad_z, grad_error, grad_u * error + grad_error * x_hat};
+}
+
+}  // namespace

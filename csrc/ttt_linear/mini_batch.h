@@ -1,0 +1,60 @@
+// One mini-batch of ttt_linear: what forward and backward share.
+#pragma once
+
+#include "../learner/head.h"
+
+namespace {
+
+// The tokens of one mini-batch and what the forward pass makes of them at the state (W, b) before.
+template <int D>
+struct MiniBatch : Views<D> {
+  using Views<D>::n, Views<D>::cols, Views<D>::k, Views<D>::v, Views<D>::eta;
+
+  float *z_k, *z_q;   // [n, D]: K W + b, Q W + b, neighbours as k and q are; z_q ends as Z_q
+  float* step;        // G [n, D]: η_t g_t
+
+  static size_t floats(const Problem& p) {
+    return Views<D>::floats(p) + 3 * round_up(p.mini_batch_size, kLanes) * D + 2 * 16;
+  }
+  // Rows are padded to whole vectors, so that a square can be transposed.
+  void allocate(Scratch& scratch, const Head& head) {
+    Views<D>::allocate(scratch, head);
+    const int64_t padded = round_up(head.p.mini_batch_size, kLanes);
+    z_k = scratch.take(2 * padded * D);
+    z_q = z_k;
+    step = scratch.take(padded * D);
+  }
+
+  void begin(const Head& head, int64_t start, int64_t count) {
+    this->load_training(head, start, count);
+    z_q = z_k + n * D;
+  }
+
+  // z for the first `rows` of [k; q], and the steps. Meanwhile the tokens from `next` are fetched.
+  void learn(const Head& head, const float* w, const float* b, const Norm& norm, int64_t rows,
+             int64_t next) {
+    for (int64_t t = 0; t < rows; ++t) copy(z_k + t * D, b, D);
+    multiply_add(rows, D, D, k, D, w, z_k);
+    for (int64_t t = 0; t < n; ++t) {
+      prefetch_row<D>(head.p.k, head.p.is_bfloat16, head.scan, next + t);
+      prefetch_row<D>(head.p.v, head.p.is_bfloat16, head.scan, next + t);
+      Row<D> g = inner_gradient(Row<D>::of(z_k + t * D), Row<D>::of(k + t * D),
+                                Row<D>::of(v + t * D), norm);
+      (g * eta[t]).to(step + t * D);
+    }
+  }
+
+  // W ← W - p_n Kᵀ G, b ← b - p_n Σ G. Overwrites the steps with -p_n G.
+  void update(float p_last, float* w, float* b) {
+    Row<D> bias = Row<D>::of(b);
+    for (int64_t t = 0; t < n; ++t) {
+      Row<D> scaled = Row<D>::of(step + t * D) * -p_last;
+      scaled.to(step + t * D);
+      bias = bias + scaled;
+    }
+    bias.to(b);
+    multiply_add_transposed(D, n, D, k, D, step, w);
+  }
+};
+
+}  // namespace

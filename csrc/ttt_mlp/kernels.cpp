@@ -1,0 +1,31 @@
+// ttt_mlp's kernels for one instruction set: the build compiles this file once for each, with
+// VISION_TTT_ISA its name and the compiler's flags to match.
+#include "../learner/run_heads.h"
+#include "backward.h"
+#include "forward.h"
+
+namespace {
+
+template <int D>
+struct Forward {
+  using Tensors = Outputs;
+  static size_t floats(const Problem& p) { return forward_floats<D>(p); }
+  static void run(const Head& h, const Outputs& t, Scratch& s) { forward_head<D>(h, t, s); }
+};
+
+template <int D>
+struct Backward {
+  using Tensors = Gradients;
+  static size_t floats(const Problem& p) { return BackwardPass<D>::floats(p); }
+  static void run(const Head& h, const Gradients& t, Scratch& s) { BackwardPass<D>(h, t, s).run(); }
+};
+
+}  // namespace
+
+int VISION_TTT_KERNEL(ttt_mlp_forward)(const Problem& p, const Outputs& o) {
+  return run<Forward>(p, o);
+}
+
+int VISION_TTT_KERNEL(ttt_mlp_backward)(const Problem& p, const Gradients& g) {
+  return run<Backward>(p, g);
+}

@@ -1,0 +1,258 @@
+"""Calls the compiled CPU kernels of the ops that learn along the tokens, ttt_linear and ttt_mlp.
+
+The structures below mirror csrc/learner/problem.h field by field.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import c_float, c_int64, c_void_p
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vision_ttt.ops import _native
+from vision_ttt.ops._native import call_kernel, contiguous_last
+
+DIMENSIONS = (16, 32, 64, 128)
+LARGEST_MINI_BATCH = 64
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class _Tokens(ctypes.Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("batch", c_int64),
+        ("token", c_int64),
+        ("head", c_int64),
+    )
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Tokens:
+        """Describe x [B, T, H, d]."""
+        return cls(x.data_ptr(), *x.stride()[:3])
+
+
+class _Convolution(ctypes.Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
+class _State(ctypes.Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("w1", "b1", "w2", "b2"))
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> _State:
+        """One layer's weight and bias, or two layers'; nulls where the tensors are empty."""
+        return cls(*(x.data_ptr() if x.numel() else None for x in tensors))
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = (
+        *((name, _Tokens) for name in ("q", "k", "v")),
+        *((name, _Convolution) for name in ("conv_q", "conv_k")),
+        ("eta", c_void_p),
+        ("initial", _State),
+        *((name, c_void_p) for name in ("ln_weight", "ln_bias", "scale")),
+        *((name, c_int64) for name in ("batch", "length", "heads", "dim")),
+        *((name, c_int64) for name in ("mini_batch_size", "reverse_heads", "interval")),
+        *((name, c_int64) for name in ("taps", "scale_heads", "state_batch")),
+        *((name, c_int64) for name in ("is_bfloat16", "threads")),
+        *((name, c_float) for name in ("eps", "rate")),
+    )
+
+
+class _Outputs(ctypes.Structure):
+    _fields_ = (("o", _Tokens), ("last", _State), ("kept", _State))
+
+
+class _Gradients(ctypes.Structure):
+    _fields_ = (
+        ("o", _Tokens),
+        *((name, _State) for name in ("last", "kept")),
+        *((name, _Tokens) for name in ("dq", "dk", "dv")),
+        ("deta", c_void_p),
+        ("dinitial", _State),
+        *((name, c_void_p) for name in ("dln_weight", "dln_bias", "dscale")),
+    )
+
+
+def refusal(q: Tensor, mini_batch_size: int) -> str | None:
+    """Why these kernels cannot serve a call on q [B, T, H, d], or None if they can."""
+    if q.device.type != "cpu":
+        return f"tensors are on {q.device.type}"
+    if q.dtype not in DTYPES:
+        return f"dtype {q.dtype} is not one of {DTYPES}"
+    if q.shape[-1] not in DIMENSIONS:
+        return f"head dimension {q.shape[-1]} is not one of {DIMENSIONS}"
+    if mini_batch_size > LARGEST_MINI_BATCH:
+        return f"mini_batch_size {mini_batch_size} is over {LARGEST_MINI_BATCH}"
+    if _native.LIBRARY is None:
+        return "the compiled kernels are missing"
+    return None
+
+
+class LearnerCall:
+    """One call's problem, with the float32 copies it points to kept alive.
+
+    Args:
+        tensors: q, k, v, eta, the initial state, ln_weight, ln_bias, position_scale, as of the op.
+            The state has a weight and a bias per layer.
+        rate: where given, eta holds logits and the rates are rate · σ(eta).
+        convolutions: for q and for k the weight [H · d, 1, K] and the bias [H · d] of a depth-wise
+            convolution to take them through on their way in, looking back in scan order.
+    """
+
+    op: ClassVar[str]
+    """The op's name, in the kernels' too."""
+    layers: ClassVar[int]
+    """Of the inner model."""
+    checkpoint_interval: ClassVar[Callable[[int, int], int]]
+    """(d, b) → mini-batches between two kept states."""
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor | None],
+        mini_batch_size: int,
+        reverse_heads: int,
+        eps: float,
+        rate: float | None = None,
+        convolutions: Sequence[tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        q, k, v, *others = tensors
+        batch, length, heads, dim = q.shape
+        self.views = [contiguous_last(x) for x in (q, k, v)]
+        eta, *state, ln_weight, ln_bias, scale = others
+        state = _with_one_batch_axis(state, batch)
+        self.state = [_plain(x) for x in state]
+        self.others = [None if x is None else _plain(x) for x in (eta, ln_weight, ln_bias, scale)]
+        self.taps = [(w.contiguous(), b.contiguous()) for w, b in convolutions or ()]
+        taps = [_Convolution(w.data_ptr(), b.data_ptr()) for w, b in self.taps]
+        eta, *norm_and_scale = map(_pointer, self.others)
+        self.interval = self.checkpoint_interval(dim, mini_batch_size)
+        self.problem = _Problem(
+            *(_Tokens.of(x) for x in self.views),
+            *(taps or (_Convolution(), _Convolution())),
+            eta,
+            _State.of(self.state),
+            *norm_and_scale,
+            *(batch, length, heads, dim, mini_batch_size, reverse_heads, self.interval),
+            self.taps[0][0].shape[-1] if taps else 0,
+            1 if scale is None else heads * mini_batch_size // scale.numel(),
+            *(self.state[0].ndim == 4, q.dtype == torch.bfloat16, torch.get_num_threads()),
+            *(eps, -1.0 if rate is None else rate),
+        )
+
+    def _state_shapes(self, *lead: int) -> list[tuple[int, ...]]:
+        """Of a state with these axes before [H, ...]."""
+        ranks = (3, 2) * self.layers  # of a weight and of a bias, [H] included
+        return [(*lead, *x.shape[-rank:]) for x, rank in zip(self.state, ranks, strict=True)]
+
+    def forward(
+        self, save_states: bool, *, last_state: bool = True, o: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """o, the last state (empty unless ``last_state``) and the kept states.
+
+        An o [B, T, H, d] to write to may be v itself.
+        """
+        q = self.views[0]
+        batch, length = q.shape[:2]
+        tokens_per_state = self.problem.mini_batch_size * self.interval
+        count = (length - 1) // tokens_per_state if save_states else 0
+        o = torch.empty(q.shape, dtype=q.dtype) if o is None else o
+        last = [torch.empty(s) for s in self._state_shapes(batch if last_state else 0)]
+        kept = [torch.empty(s) for s in self._state_shapes(count, batch)]
+        self._run("forward", _Outputs(_Tokens.of(o), _State.of(last), _State.of(kept)))
+        return o, *last, *kept
+
+    def backward(
+        self,
+        incoming: Sequence[Tensor],
+        kept: Sequence[Tensor],
+        views: tuple[Tensor, Tensor, Tensor],
+    ) -> list[Tensor | None]:
+        """Gradients of eta, the state, the norm and the scale, per head and image.
+
+        Args:
+            incoming: gradients of o and of the last state.
+            kept: the states that the forward pass kept.
+            views: where to write the gradients of q, k and v [B, T, H, d].
+        """
+        q = self.views[0]
+        batch, _, heads, dim = q.shape
+        o = contiguous_last(incoming[0].to(q.dtype))
+        last, kept = ([_plain(x) for x in state] for state in (incoming[1:], kept))
+        dstate = [torch.empty(shape) for shape in self._state_shapes(batch)]
+        shapes = (
+            self.others[0].shape,
+            *2 * [(batch, heads, dim)],
+            (batch, heads, self.problem.mini_batch_size),
+        )
+        deta, *rest = (
+            None if like is None else torch.empty(shape)
+            for like, shape in zip(self.others, shapes, strict=True)
+        )
+        gradients = _Gradients(
+            _Tokens.of(o),
+            *(_State.of(last), _State.of(kept)),
+            *(_Tokens.of(x) for x in views),
+            _pointer(deta),
+            _State.of(dstate),
+            *map(_pointer, rest),
+        )
+        self._run("backward", gradients)
+        return [deta, *dstate, *rest]
+
+    def _run(self, direction: str, results: ctypes.Structure) -> None:
+        """Call a kernel, which fails only for want of memory."""
+        function = f"vision_ttt_{self.op}_{direction}"
+        if call_kernel(function, self.problem, results):
+            raise MemoryError(f"{function}: no memory for the scratch of a thread")
+
+    @classmethod
+    def run_forward(cls, *args: object) -> tuple[Tensor, ...]:
+        """The op's forward pass: arguments and results as the dual form's."""
+        *tensors, mini_batch_size, reverse_heads, eps, save_states = args
+        return cls(tensors, mini_batch_size, reverse_heads, eps).forward(save_states)
+
+    @classmethod
+    def run_backward(cls, *args: object) -> tuple[Tensor, ...]:
+        """The op's backward pass: arguments and results as the dual form's."""
+        *tensors, mini_batch_size, reverse_heads, eps = args
+        states = 2 * cls.layers
+        incoming, inputs, kept = (
+            tensors[: 1 + states],
+            tensors[1 + states : -states],
+            tensors[-states:],
+        )
+        q = inputs[0]
+        views = tuple(torch.empty(q.shape, dtype=q.dtype) for _ in range(3))
+        call = cls(inputs, mini_batch_size, reverse_heads, eps)
+        shares = call.backward(incoming, kept, views)
+        return *views, *map(add_shares, shares, inputs[3:])
+
+
+def _with_one_batch_axis(state: Sequence[Tensor], batch: int) -> list[Tensor]:
+    """The state's tensors [H, ...] or [B, H, ...], with a batch axis for all if one has it."""
+    ranks = (3, 2) * (len(state) // 2)
+    batched = [x.ndim > rank for x, rank in zip(state, ranks, strict=True)]
+    if all(batched) or not any(batched):
+        return list(state)
+    return [x.expand(batch, *x.shape[-rank:]) for x, rank in zip(state, ranks, strict=True)]
+
+
+def add_shares(share: Tensor | None, like: Tensor | None) -> Tensor:
+    """The gradient of ``like`` from its heads' and images' shares; empty where there is none."""
+    # Heads write their own shares; PyTorch adds them up in an order that does not change.
+    if share is None or like is None:
+        return torch.empty(0)
+    return share.sum_to_size(like.shape).to(like.dtype).contiguous()
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float32 and x.is_contiguous() else x.float().contiguous()
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

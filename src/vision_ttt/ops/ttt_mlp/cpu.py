@@ -1,0 +1,14 @@
+"""TTT-MLP on a CPU: the compiled kernels in csrc/ttt_mlp."""
+
+from __future__ import annotations
+
+from vision_ttt.ops._learner_kernels import LearnerCall
+from vision_ttt.ops.ttt_mlp.dual import checkpoint_interval
+
+
+class Call(LearnerCall):
+    """A call of ttt_mlp."""
+
+    op = "ttt_mlp"
+    layers = 2
+    checkpoint_interval = staticmethod(checkpoint_interval)
