@@ -8,7 +8,7 @@
 
 #include "conv2d/conv2d.h"
 #include "fused/fused.h"
-#include "ttt_linear/problem.h"
+#include "learner/problem.h"
 #include "vittt_block/vittt_block.h"
 
 namespace {
@@ -44,34 +44,52 @@ void expect(bool condition, const char* what) {
   ++failures;
 }
 
-void check_ttt_linear(int64_t B, int64_t T, int64_t H, int64_t d, int64_t b, bool norm,
-                      int64_t taps = 0) {
-  const size_t tokens = B * T * H * d, states = B * H * d * d, biases = B * H * d;
+// `count` states of ttt_linear or ttt_mlp; what there is none of is null.
+struct StateBuffers {
+  Buffer w1, b1, w2, b2;
+
+  StateBuffers(size_t count, int64_t d, bool mlp, bool fill)
+      : w1(count * d * d * (mlp ? 4 : 1), fill), b1(count * d * (mlp ? 4 : 1), fill),
+        w2(mlp ? count * d * d * 4 : 0, fill), b2(mlp ? count * d : 0, fill) {}
+  operator State() {
+    auto pointer = [](Buffer& x) { return x.size ? (float*)x : nullptr; };
+    return {pointer(w1), pointer(b1), pointer(w2), pointer(b2)};
+  }
+  bool finite() const { return w1.finite() && b1.finite() && w2.finite() && b2.finite(); }
+};
+
+void check_learner(bool mlp, int64_t B, int64_t T, int64_t H, int64_t d, int64_t b, bool norm,
+                   int64_t taps = 0) {
+  const size_t tokens = B * T * H * d, biases = B * H * d;
   const int64_t interval = 2, kept = (T - 1) / (b * interval);
-  Buffer q(tokens), k(tokens), v(tokens), eta(B * T * H), w0(H * d * d), b0(H * d);
+  Buffer q(tokens), k(tokens), v(tokens), eta(B * T * H);
+  StateBuffers initial(H, d, mlp, true);
   Buffer weight(H * d), bias(H * d), scale(H * b);
   for (size_t i = 0; i < eta.size; ++i) eta[i] = std::fabs(eta[i]) / float(d);
-  for (size_t i = 0; i < w0.size; ++i) w0[i] *= 0.1f;
+  for (Buffer* w : {&initial.w1, &initial.w2})
+    for (size_t i = 0; i < w->size; ++i) (*w)[i] *= 0.1f;
   auto view = [&](float* data) { return Tokens{data, T * H * d, H * d, d}; };
   Buffer conv_weight(H * d * taps), conv_bias(taps ? H * d : 0);
   Convolution conv{taps ? (float*)conv_weight : nullptr, conv_bias};
-  Problem p{view(q), view(k), view(v), conv, conv, eta, w0, b0, norm ? (float*)weight : nullptr,
-            norm ? (float*)bias : nullptr, scale, B, T, H, d, b, H / 2, interval, taps, 1, 0, 0, 2, 1e-6f,
-            taps ? 0.5f : -1.0f};
-  Buffer o(tokens, false), w(states, false), bb(biases, false);
-  Buffer kept_w(kept * states, false), kept_b(kept * biases, false);
-  Outputs out{view(o), w, bb, kept ? (float*)kept_w : nullptr, kept ? (float*)kept_b : nullptr};
-  expect(vision_ttt_ttt_linear_forward(&p, &out) == 0, "forward status");
-  expect(o.finite() && w.finite() && bb.finite() && kept_w.finite(), "forward is finite");
+  Problem p{view(q), view(k), view(v), conv, conv, eta, initial, norm ? (float*)weight : nullptr,
+            norm ? (float*)bias : nullptr, scale, B, T, H, d, b, H / 2, interval, taps, 1, 0, 0, 2,
+            1e-6f, taps ? 0.5f : -1.0f};
+  Buffer o(tokens, false);
+  StateBuffers last(B * H, d, mlp, false), states(kept * B * H, d, mlp, false);
+  Outputs out{view(o), last, states};
+  auto forward = mlp ? vision_ttt_ttt_mlp_forward : vision_ttt_ttt_linear_forward;
+  expect(forward(&p, &out) == 0, "forward status");
+  expect(o.finite() && last.finite() && states.finite(), "forward is finite");
 
-  Buffer grad_o(tokens), grad_w(states), grad_b(biases);
+  Buffer grad_o(tokens);
+  StateBuffers grad_last(B * H, d, mlp, true), dinitial(B * H, d, mlp, false);
   Buffer dq(tokens, false), dk(tokens, false), dv(tokens, false), deta(B * T * H, false);
-  Buffer dw(states, false), db(biases, false), dweight(biases, false), dbias(biases, false);
-  Buffer dscale(B * H * b, false);
-  Gradients g{view(grad_o), grad_w, grad_b, kept_w, kept_b, view(dq), view(dk), view(dv), deta, dw,
-              db, norm ? (float*)dweight : nullptr, norm ? (float*)dbias : nullptr, dscale};
-  expect(vision_ttt_ttt_linear_backward(&p, &g) == 0, "backward status");
-  expect(dq.finite() && dk.finite() && dv.finite() && deta.finite() && dw.finite() && db.finite() &&
+  Buffer dweight(biases, false), dbias(biases, false), dscale(B * H * b, false);
+  Gradients g{view(grad_o), grad_last, states, view(dq), view(dk), view(dv), deta, dinitial,
+              norm ? (float*)dweight : nullptr, norm ? (float*)dbias : nullptr, dscale};
+  auto backward = mlp ? vision_ttt_ttt_mlp_backward : vision_ttt_ttt_linear_backward;
+  expect(backward(&p, &g) == 0, "backward status");
+  expect(dq.finite() && dk.finite() && dv.finite() && deta.finite() && dinitial.finite() &&
              dscale.finite() && (!norm || (dweight.finite() && dbias.finite())),
          "backward is finite");
 }
@@ -146,16 +164,17 @@ void check_vittt_block(int64_t B, int64_t h, int64_t w, int64_t R, bool own_q, b
 }  // namespace
 
 int main() {
-  for (bool norm : {true, false}) {
-    check_ttt_linear(1, 1, 1, 16, 16, norm);
-    check_ttt_linear(2, 37, 3, 32, 16, norm);
-    check_ttt_linear(1, 100, 2, 64, 16, norm);
-    check_ttt_linear(1, 23, 2, 16, 3, norm);
-    check_ttt_linear(1, 70, 1, 128, 64, norm);
-    check_ttt_linear(1, 9, 2, 32, 1, norm);
-    check_ttt_linear(2, 37, 2, 32, 16, norm, 4);
-    check_ttt_linear(1, 2, 2, 16, 1, norm, 5);
-  }
+  for (bool mlp : {false, true})
+    for (bool norm : {true, false}) {
+      check_learner(mlp, 1, 1, 1, 16, 16, norm);
+      check_learner(mlp, 2, 37, 3, 32, 16, norm);
+      check_learner(mlp, 1, 100, 2, 64, 16, norm);
+      check_learner(mlp, 1, 23, 2, 16, 3, norm);
+      check_learner(mlp, 1, 70, 1, 128, 64, norm);
+      check_learner(mlp, 1, 9, 2, 32, 1, norm);
+      check_learner(mlp, 2, 37, 2, 32, 16, norm, 4);
+      check_learner(mlp, 1, 2, 2, 16, 1, norm, 5);
+    }
   check_fused(1, 1, 32);
   check_fused(2, 131, 64);
   check_conv2d(1, 1, 1, 16, 3);
