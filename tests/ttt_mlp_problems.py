@@ -13,11 +13,16 @@ STATE = ("w1", "b1", "w2", "b2")
 NAMES = ("q", "k", "v", "eta", *STATE, "ln_weight", "ln_bias", "position_scale")
 
 
+def exact_dtype(backend: str) -> torch.dtype:
+    """The widest dtype that a backend takes."""
+    return torch.float32 if backend == "cpu" else torch.float64
+
+
 def make_problem(
     batch: int = 2,
     length: int = 37,
     heads: int = 3,
-    dim: int = 8,
+    dim: int = 16,
     mini_batch_size: int = 4,
     *,
     norm: bool = True,

@@ -140,7 +140,6 @@ def test_a_forked_worker_computes():
 
 def test_without_kernels_the_dual_form_serves_and_one_warning_says_so(monkeypatch):
     monkeypatch.setattr(_native, "LIBRARY", None)
-    monkeypatch.setattr(sys.modules["vision_ttt.ops.ttt_linear.cpu"], "LIBRARY", None)
     _native.warn_if_missing.cache_clear()
     problem = make_problem(dtype=torch.float32)
     with pytest.warns(RuntimeWarning, match=r"compiled CPU kernels are not there.*g\+\+"):

@@ -72,7 +72,7 @@ def test_dtypes(change, message):
         ({"reverse_heads": 4}, r"reverse_heads must be in 0 … 3, got 4"),
         ({"reverse_heads": -1}, r"reverse_heads must be in 0 … 3, got -1"),
         ({"eps": -1e-6}, "eps must be at least 0, got -1e-06"),
-        ({"backend": "magic"}, r"unknown backend 'magic' \(from backend=\); available: \['dual'"),
+        ({"backend": "magic"}, r"unknown backend 'magic' \(from backend=\); available: \['cpu'"),
     ],
 )
 def test_options(options, message):

@@ -21,8 +21,8 @@ def op_arguments(problem, backend, mini_batch_size=4, reverse_heads=1):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck(backend, norm, dtype):
     scale = "per head" if norm else None
-    # 67 tokens: two states kept; a transposed state must not pass its strides on
-    problem = make_problem(2, 67, 3, 4, 4, norm=norm, scale=scale, dtype=dtype)
+    # 257 tokens: two states kept; a transposed state must not pass its strides on
+    problem = make_problem(2, 257, 3, 16, 4, norm=norm, scale=scale, dtype=dtype)
     for name in ("w1", "w2"):
         x = problem[name].detach()
         problem[name] = x.mT.contiguous().mT.requires_grad_()
@@ -38,7 +38,7 @@ def test_compiles_with_a_state_and_gradient_of_other_strides(backend):
         )
         return torch.einsum("bhij,bthj->bthi", w2, problem["q"]).square().sum()
 
-    problem = make_problem(2, 9, 2, 4, 4, state_per_image=True, dtype=torch.float32)
+    problem = make_problem(2, 9, 2, 16, 4, state_per_image=True, dtype=torch.float32)
     wanted = torch.autograd.grad(function(problem), list(problem.values()))
     compiled = torch.compile(function, fullgraph=True)
     got = torch.autograd.grad(compiled(problem), list(problem.values()))
@@ -46,7 +46,7 @@ def test_compiles_with_a_state_and_gradient_of_other_strides(backend):
         assert_close(a, b, 1e-5, name)
 
 
-@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("backend", ["dual", "reference"])
 @pytest.mark.parametrize("norm", [True, False])
 def test_gradcheck(backend, norm):
     problem = make_problem(1, 7, 2, 2, 3, norm=norm)
