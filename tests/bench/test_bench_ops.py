@@ -1,16 +1,20 @@
 """Measuring the op: its inputs and arithmetic, and the check that comes first."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from vision_ttt.bench.correctness import find_error
+from vision_ttt.bench.kernels import kernels_run
 from vision_ttt.bench.machine import describe_run
 from vision_ttt.bench.op_contenders import op_contenders, refusal
 from vision_ttt.bench.ops import measure_ops, steps_of_ops
-from vision_ttt.bench.problems import Problem
+from vision_ttt.bench.problems import OPS, Problem
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.ops import _native
 from vision_ttt.ops.ttt_linear import autograd
+from vision_ttt.ops.ttt_mlp import autograd as ttt_mlp_autograd
 
 CPU = torch.device("cpu")
 PROBLEM = Problem(batch=1, tokens=50, heads=4, dim=16, mini_batch_size=8)
@@ -30,9 +34,10 @@ def test_multiply_adds_are_the_formula():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_right_backends_pass_the_check(backend: str, dtype: torch.dtype):
-    assert find_error(backend, PROBLEM, dtype, CPU) is None
+def test_right_backends_pass_the_check(backend: str, op: str, dtype: torch.dtype):
+    assert find_error(backend, PROBLEM._replace(op=op), dtype, CPU) is None
 
 
 def _changed(kernel, field: str, index: int):
@@ -51,7 +56,7 @@ def _changed(kernel, field: str, index: int):
     ("field", "index", "told"),
     [
         ("forward", 0, "output o"),
-        ("forward", 1, "final state W"),
+        ("forward", 1, "final state w0"),
         ("backward", 3, "gradient of eta"),
         ("backward", 8, "gradient of position_scale"),
     ],
@@ -101,6 +106,37 @@ def test_rows_of_ops():
             assert row.matmul_share > 0
 
 
+def test_rows_of_another_op_say_so():
+    problem = PROBLEM._replace(op="ttt_mlp", tokens=48)
+    # 28 d² + 10 b d per token and head.
+    assert problem.macs(backward=False) == 48 * 4 * (28 * 16 * 16 + 10 * 8 * 16)
+    settings = Settings(CPU, repeats=1, shortest_repeat=0)
+    run = describe_run(["vision-ttt", "bench"], CPU)
+    (rows,) = measure_ops(["dual"], [problem], settings, run)
+    assert {row.case for row in rows} == {"ttt_mlp"}
+    assert rows[0].macs == problem.macs(backward=False)
+
+
+@pytest.mark.parametrize(("dtype", "backend"), [(torch.float32, "cpu"), (torch.float64, "dual")])
+@pytest.mark.skipif(_native.LIBRARY is None, reason="not compiled")
+def test_the_backend_that_runs_is_told(dtype: torch.dtype, backend: str):
+    problem = PROBLEM._replace(op="ttt_mlp")
+    call = partial(
+        problem.function,
+        **problem.inputs(dtype, CPU, requires_grad=False),
+        **problem.options(None),
+    )
+    assert kernels_run(call) == [f"ttt_mlp by {backend}"]
+
+
+def test_a_wrong_kernel_of_another_op_is_named(monkeypatch):
+    wrong = _changed(ttt_mlp_autograd.KERNELS["dual"], "forward", 3)
+    monkeypatch.setitem(ttt_mlp_autograd.KERNELS, "wrong", wrong)
+    assert "final state w2" in find_error(
+        "wrong", PROBLEM._replace(op="ttt_mlp"), torch.float32, CPU
+    )
+
+
 def test_the_shared_case_is_marked_and_representable():
     shared = PROBLEM._replace(shared=True)
     settings = Settings(CPU, dtype=torch.bfloat16, repeats=1, shortest_repeat=0)
@@ -138,8 +174,10 @@ def test_an_op_without_memory_is_a_row(monkeypatch):
 
 def test_who_takes_part_unless_named():
     peer = "flash-linear-attention"
-    assert op_contenders(CPU) == [*autograd.KERNELS]
-    assert op_contenders(torch.device("cuda")) == [*autograd.KERNELS, peer]
+    cuda = torch.device("cuda")
+    assert op_contenders("ttt_linear", CPU) == [*autograd.KERNELS]
+    assert op_contenders("ttt_linear", cuda) == [*autograd.KERNELS, peer]
+    assert op_contenders("ttt_mlp", cuda) == ["cpu", "dual"]
     assert "for cuda, not cpu" in refusal(peer, PROBLEM, torch.float32, CPU)
 
 

@@ -112,8 +112,8 @@ def test_who_takes_too_long_is_left_out_and_shown(tmp_path: Path, capsys, monkey
 
 @pytest.mark.parametrize("installed", [False, True])
 def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, monkeypatch):
-    by_default = op_contenders(torch.device("cuda"))
-    monkeypatch.setattr(bench, "op_contenders", lambda device: by_default)
+    by_default = op_contenders("ttt_linear", torch.device("cuda"))
+    monkeypatch.setattr(bench, "op_contenders", lambda op, device: by_default)
     monkeypatch.setattr(peer, "refusal", lambda *_: None if installed else "it is not installed")
 
     def fused_chunk(problem):

@@ -50,7 +50,7 @@ def cost_figure(rows: Sequence[Row]) -> Figure:
         axis.grid(alpha=0.3, which="both")
     first = rows[0]
     figure.suptitle(
-        f"{first.measured if not of_ops else 'ttt_linear'}, batch {first.batch_size},"
+        f"{first.measured if not of_ops else first.case or 'ttt_linear'}, batch {first.batch_size},"
         f" {first.dtype}, {first.run.device_name}, {first.run.threads} threads",
         fontsize=9,
     )

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vision_ttt.bench.op_contenders import KERNELS
 from vision_ttt.ops._backend import AUTO
-from vision_ttt.ops.ttt_linear.autograd import KERNELS
 
 ATTENTION = "attention by "
 """How the names of attention kernels begin."""
 
 _ATTENTION = "aten::_scaled_dot_product_"
 _OURS = "vision_ttt::"
-_BACKEND_PLACE = -1  # of ttt_linear's arguments
-_MINI_BATCH_PLACE = 9
+_BACKEND_PLACE = -1  # of the arguments of an op with several backends
+_MINI_BATCH_PLACE = -5
 
 
 class _Recorder(TorchDispatchMode):
@@ -32,10 +32,9 @@ class _Recorder(TorchDispatchMode):
         name = func.name()
         if name.startswith(_ATTENTION):
             self.seen.add(ATTENTION + name.removeprefix(_ATTENTION))
-        elif name == _OURS + "ttt_linear":
-            self.seen.add(f"ttt_linear by {_serving(args)}")
         elif name.startswith(_OURS):
-            self.seen.add(name.removeprefix(_OURS))
+            op = name.removeprefix(_OURS)
+            self.seen.add(f"{op} by {_serving(op, args)}" if op in KERNELS else op)
         return func(*args, **(kwargs or {}))
 
 
@@ -44,8 +43,8 @@ def kernels_run(call: Callable[[], object]) -> list[str]:
 
     Attention with torch's name of the kernel, e.g. "attention by flash_attention" on a GPU,
     "attention by flash_attention_for_cpu"; attention that is composed of matrix products and a
-    softmax has none. ttt_linear with its backend, e.g. "ttt_linear by cpu"; of the other ops of
-    this library those that run by a kernel.
+    softmax has none. ttt_linear and ttt_mlp with their backend, e.g. "ttt_linear by cpu"; of the
+    other ops of this library those that run by a kernel.
 
     Args:
         call: not in inference mode, where composed operations hide what they consist of, and not
@@ -56,12 +55,12 @@ def kernels_run(call: Callable[[], object]) -> list[str]:
     return sorted(recorder.seen)
 
 
-def _serving(args: tuple[Any, ...]) -> str:
-    """The backend of a call of the custom op ttt_linear."""
+def _serving(op: str, args: tuple[Any, ...]) -> str:
+    """The backend of a call of the custom op."""
     q, mini_batch_size, backend = args[0], args[_MINI_BATCH_PLACE], args[_BACKEND_PLACE]
     if backend != AUTO:
         return backend
     # As fastest_backend does it when the op runs.
     return next(
-        name for name, kernel in KERNELS.items() if kernel.refusal(q, mini_batch_size) is None
+        name for name, kernel in KERNELS[op].items() if kernel.refusal(q, mini_batch_size) is None
     )

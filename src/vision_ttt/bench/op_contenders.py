@@ -1,8 +1,8 @@
-"""Who computes `ttt_linear`: the backends of the op, and other projects' where they coincide."""
+"""Who computes an op: its backends, and of `ttt_linear` other projects' where they coincide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -11,8 +11,15 @@ from torch import Tensor
 
 from vision_ttt.bench import flash_linear_attention
 from vision_ttt.bench.problems import Problem
-from vision_ttt.ops import ttt_linear
-from vision_ttt.ops.ttt_linear.autograd import KERNELS
+from vision_ttt.ops._learner_op import Kernel
+from vision_ttt.ops.ttt_linear import autograd as ttt_linear_autograd
+from vision_ttt.ops.ttt_mlp import autograd as ttt_mlp_autograd
+
+KERNELS: dict[str, Mapping[str, Kernel]] = {
+    "ttt_linear": ttt_linear_autograd.KERNELS,
+    "ttt_mlp": ttt_mlp_autograd.KERNELS,
+}
+"""Of each op, fastest first."""
 
 Inputs = dict[str, Tensor]
 Outputs = dict[str, Tensor]
@@ -48,20 +55,23 @@ class OpContender(NamedTuple):
     tolerances: dict[torch.dtype, tuple[float, float]]
 
 
-def backends() -> list[str]:
+def backends(op: str) -> list[str]:
     """The op's own backends that can be timed."""
-    return [*KERNELS, "reference"]
+    return [*KERNELS[op], "reference"]
 
 
-def op_contenders(device: torch.device) -> list[str]:
+def op_contenders(op: str, device: torch.device) -> list[str]:
     """Those that take part unless named: all but the reference, which is for reading."""
-    peers = [flash_linear_attention.NAME] if device.type == "cuda" else []
-    return [*KERNELS, *peers]
+    return [*KERNELS[op], *(_peers(op) if device.type == "cuda" else [])]
 
 
-def known_contenders() -> list[str]:
+def known_contenders(op: str) -> list[str]:
     """Everyone that can be named."""
-    return [*backends(), flash_linear_attention.NAME]
+    return [*backends(op), *_peers(op)]
+
+
+def _peers(op: str) -> list[str]:
+    return [flash_linear_attention.NAME] if op == "ttt_linear" else []
 
 
 def refusal(name: str, problem: Problem, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -71,7 +81,7 @@ def refusal(name: str, problem: Problem, dtype: torch.dtype, device: torch.devic
     if name == "reference":
         return None
     view = torch.empty(1, 1, 1, problem.dim, dtype=dtype, device=device)
-    return KERNELS[name].refusal(view, problem.mini_batch_size)
+    return KERNELS[problem.op][name].refusal(view, problem.mini_batch_size)
 
 
 def op_contender(name: str, problem: Problem) -> OpContender:
@@ -81,16 +91,17 @@ def op_contender(name: str, problem: Problem) -> OpContender:
     options = problem.options(name)
     return OpContender(
         inputs=Problem.inputs,
-        timed=partial(ttt_linear, **options),
-        checked=partial(_with_state, **options),
-        exact=partial(_with_state, **problem.options("dual")),
+        timed=partial(problem.function, **options),
+        checked=partial(_with_state, problem, **options),
+        exact=partial(_with_state, problem, **problem.options("dual")),
         tolerances=TOLERANCES,
     )
 
 
-def _with_state(**arguments: object) -> Outputs:
-    o, (w, b) = ttt_linear(**arguments, return_state=True)
-    return {"output o": o, "final state W": w, "final state b": b}
+def _with_state(problem: Problem, **arguments: object) -> Outputs:
+    o, state = problem.function(**arguments, return_state=True)
+    names = (f"final state {name}" for name in problem.state_shapes())
+    return {"output o": o, **dict(zip(names, state, strict=True))}
 
 
 def _flash_linear_attention(problem: Problem) -> OpContender:

@@ -1,4 +1,4 @@
-"""The op `ttt_linear`: its contenders against each other, and the machine's matmul rate."""
+"""An op that learns: its contenders against each other, and the machine's matmul rate."""
 
 from __future__ import annotations
 

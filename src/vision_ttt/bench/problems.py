@@ -1,32 +1,56 @@
-"""Calls of `ttt_linear` to be measured: their inputs and their arithmetic."""
+"""Calls of the ops that learn along the tokens, to be measured: their inputs and arithmetic."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision_ttt.ops import ttt_linear
+from vision_ttt.ops import ttt_linear, ttt_mlp
+
+OPS: dict[str, Callable[..., Tensor]] = {"ttt_linear": ttt_linear, "ttt_mlp": ttt_mlp}
 
 
 class Problem(NamedTuple):
-    """Shapes of a call: B · T tokens in H heads of width d, mini-batches of b."""
+    """Shapes of a call of `op`: B · T tokens in H heads of width d, mini-batches of b."""
 
     batch: int
     tokens: int
     heads: int
     dim: int
     mini_batch_size: int
+    op: str = "ttt_linear"
     shared: bool = False
-    """The case that flash-linear-attention computes too: all heads scan forwards, one learning rate
-    for all tokens. Otherwise a Vittt block's: half the heads scan backwards, one rate per token."""
+    """The case of ttt_linear that flash-linear-attention computes too: all heads scan forwards, one
+    learning rate for all tokens. Otherwise a Vittt block's: half the heads scan backwards, one rate
+    per token."""
 
     @property
     def case(self) -> str:
         """What a row says of it."""
+        if self.op != "ttt_linear":
+            return self.op
         return "all heads forwards, one learning rate" if self.shared else ""
+
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        """The op."""
+        return OPS[self.op]
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the initial state's tensors."""
+        heads, dim, hidden = self.heads, self.dim, 4 * self.dim
+        if self.op == "ttt_linear":
+            return {"w0": (heads, dim, dim), "b0": (heads, dim)}
+        return {
+            "w1": (heads, dim, hidden),
+            "b1": (heads, hidden),
+            "w2": (heads, hidden, dim),
+            "b2": (heads, dim),
+        }
 
     def inputs(
         self, dtype: torch.dtype, device: torch.device | str, *, requires_grad: bool
@@ -39,13 +63,15 @@ class Problem(NamedTuple):
         """
         full = torch.promote_types(dtype, torch.float32)
         place = {"dtype": full, "device": device}
-        batch, tokens, heads, dim, mini_batch_size, shared = self
+        batch, tokens, heads, dim, mini_batch_size, _, shared = self
         positions = torch.arange(1, mini_batch_size + 1, **place)
         tensors = {
             **{name: torch.randn(batch, tokens, heads, dim, **place).to(dtype) for name in "qkv"},
             "eta": torch.rand(batch, tokens, heads, **place) / dim,
-            "w0": torch.randn(heads, dim, dim, **place) * 0.02,
-            "b0": torch.randn(heads, dim, **place) * 0.02,
+            **{
+                name: torch.randn(*shape, **place) * 0.02
+                for name, shape in self.state_shapes().items()
+            },
             "ln_weight": 1 + 0.1 * torch.randn(heads, dim, **place),
             "ln_bias": 0.1 * torch.randn(heads, dim, **place),
             "position_scale": 1 / positions,
@@ -68,7 +94,7 @@ class Problem(NamedTuple):
         """Multiply-adds of a call by the op's registered formula, whichever backend serves."""
         inputs = self.inputs(torch.float32, "meta", requires_grad=backward)
         with FlopCounterMode(display=False) as counter:
-            o = ttt_linear(**inputs, **self.options("dual"))
+            o = self.function(**inputs, **self.options("dual"))
             if backward:
                 o.sum().backward()
         return counter.get_total_flops() // 2

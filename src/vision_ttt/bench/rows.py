@@ -76,7 +76,8 @@ class Row:
     """The machine's rate of a matrix product in the same interleaving; for ops."""
     run: Run
     case: str = ""
-    """What is special about an op's inputs; empty for those of a Vittt block."""
+    """What is special about an op's call: an op other than ttt_linear, or inputs other than a Vittt
+    block's."""
     autocast: bool = False
     """Weights are float32 and autocast to the dtype; otherwise they are of the dtype."""
     kernels: str = ""

@@ -31,7 +31,7 @@ from vision_ttt.cli.main import CommandParser
 from vision_ttt.errors import UserError, nearest
 
 KINDS = {
-    "ops": "time the backends of ttt_linear and their peers, beside the machine's matmul rate",
+    "ops": "time the backends of an op and their peers, beside the machine's matmul rate",
     "models": "time inference of models against the resolution",
     "train": "time training steps (forward and backward) of models against the resolution",
     "table": "print the newest rows of a CSV file as Markdown, or put them into a README",
@@ -94,7 +94,8 @@ def _ops(arguments: jsonargparse.Namespace) -> int:
     lengths = list(dict.fromkeys(arguments.lengths or [tokens]))
     for length in lengths:
         _check_at_least_one({"tokens": length})
-    problems = [Problem(batch, length, heads, dim, arguments.mini_batch_size) for length in lengths]
+    mini_batch_size, op = arguments.mini_batch_size, arguments.op
+    problems = [Problem(batch, length, heads, dim, mini_batch_size, op) for length in lengths]
     serving = list(_serving(arguments.backends, problems[0], settings))
     if PEER in serving:
         problems = [problem._replace(shared=True) for problem in problems]
@@ -179,8 +180,8 @@ def _settings(arguments: jsonargparse.Namespace, batch_size: int) -> Settings:
 
 def _serving(names: Sequence[str] | None, problem: Problem, settings: Settings) -> Iterator[str]:
     """The contenders asked for, which must all serve, or those of the default that do."""
-    known = known_contenders()
-    for name in op_contenders(settings.device) if names is None else dict.fromkeys(names):
+    known = known_contenders(problem.op)
+    for name in dict.fromkeys(names or op_contenders(problem.op, settings.device)):
         if name not in known:
             raise UserError(f"unknown backend {name!r}; nearest: {nearest(name, known)}")
         reason = refusal(name, problem, settings.dtype, settings.device)

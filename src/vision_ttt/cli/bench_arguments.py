@@ -2,13 +2,15 @@
 
 from vision_ttt.bench.contenders import TINY
 from vision_ttt.bench.flash_linear_attention import NAME as PEER
+from vision_ttt.bench.problems import OPS
 from vision_ttt.cli.main import CommandParser
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_op_arguments(parser: CommandParser) -> None:
-    """Declare the backends and shapes of `bench ops`."""
+    """Declare the op, the backends and the shapes of `bench ops`."""
+    parser.add_argument("--op", choices=tuple(OPS), default="ttt_linear", help="what to time")
     parser.add_argument(
         "--backends",
         type=str,

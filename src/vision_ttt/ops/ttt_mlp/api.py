@@ -102,10 +102,10 @@ def ttt_mlp(
         reverse_heads: the last this-many heads scan the tokens from T to 1.
         eps: added to the inner norm's variance.
         return_state: return ``(o, (w1, b1, w2, b2))`` with the state after the last token.
-        backend: "dual" (PyTorch's matrix products, any device) or "reference" (primal form,
-            differentiated by autograd); None takes the fastest that serves the call, under
-            torch.func transforms and forward-mode derivatives the reference. See
-            :func:`vision_ttt.ops.use_backend` for an override.
+        backend: "cpu" (compiled kernels), "dual" (PyTorch's matrix products, any device) or
+            "reference" (primal form, differentiated by autograd); None takes the fastest that
+            serves the call, under torch.func transforms and forward-mode derivatives the reference.
+            See :func:`vision_ttt.ops.use_backend` for an override.
 
     Returns:
         o [B, T, H, d] in q's dtype; with ``return_state`` also the state, each tensor with a
