@@ -4,7 +4,9 @@ import pytest
 import timm
 import torch
 
+from tolerances import assert_close
 from vision_ttt.layers import TTTMLP, MLPLearner, TTTLinear
+from vision_ttt.ops import _native, use_backend
 
 
 def test_vittt_with_mlp_inner_models_runs_and_learns():
@@ -15,6 +17,24 @@ def test_vittt_with_mlp_inner_models_runs_and_learns():
     logits = model(torch.randn(2, 3, 32, 32))
     torch.nn.functional.cross_entropy(logits, torch.tensor([1, 2])).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.skipif(_native.LIBRARY is None, reason="not compiled")
+def test_the_compiled_kernels_serve_the_model():
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vittt_nano_patch4_32", num_classes=10, inner_model="mlp", depth=2, num_heads=3
+    )
+    images = torch.randn(2, 3, 32, 32)
+
+    def solve(backend: str) -> list[torch.Tensor]:
+        with use_backend(backend):
+            logits = model(images)
+            loss = torch.nn.functional.cross_entropy(logits, torch.tensor([1, 2]))
+            return [logits, *torch.autograd.grad(loss, list(model.parameters()))]
+
+    for got, wanted in zip(solve("cpu"), solve("dual"), strict=True):
+        assert_close(got, wanted, 1e-4)
 
 
 def test_only_the_initial_states_make_the_parameters_differ():

