@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "../conv2d/conv2d.h"
-#include "../ttt_linear/problem.h"
+#include "../learner/problem.h"
 
 namespace {
 
@@ -83,8 +83,7 @@ int learn(const VitttBlock& p, const Layout& at) {
                         {p.conv_q_weight, p.conv_q_bias},
                         {p.conv_k_weight, p.conv_k_bias},
                         p.scratch + at.logits,
-                        p.w0,
-                        p.b0,
+                        {const_cast<float*>(p.w0), const_cast<float*>(p.b0), nullptr, nullptr},
                         p.inner_weight,
                         p.inner_bias,
                         scale,
@@ -103,7 +102,7 @@ int learn(const VitttBlock& p, const Layout& at) {
                         p.inner_eps,
                         p.rate};
   // A mini-batch's targets have been read before its outputs are written over them.
-  const Outputs outputs{view(v), nullptr, nullptr, nullptr, nullptr};
+  const Outputs outputs{view(v), {}, {}};
   if (int status = vision_ttt_ttt_linear_forward(&problem, &outputs)) return status;
   const int64_t image = length * at.columns;
   const GatedNorm merge{{v, image, at.columns},
