@@ -11,9 +11,10 @@ class BackwardPass {
  public:
   static size_t floats(const Problem& p) {
     const int64_t padded = round_up(p.mini_batch_size, kLanes);
-    return MiniBatch<D>::floats(p, Direction::kBackward) + (held_states(p) + 1) * Weights<D>::kFloats +
-           2 * D + round_up(p.mini_batch_size, 16) + D * kPanel + 6 * padded * 4 * D +
-           10 * padded * D + D * padded + padded * kPanel + 2 * padded * padded + padded + 24 * 16;
+    return MiniBatch<D>::floats(p, Direction::kBackward) +
+           (held_states(p) + 1) * Weights<D>::kFloats + 2 * D + round_up(p.mini_batch_size, 16) +
+           D * kPanel + 6 * padded * 4 * D + 9 * padded * D + D * padded + padded * kPanel +
+           2 * padded * padded + padded + 24 * 16;
   }
 
   BackwardPass(const Head& h, const Gradients& gradients, Scratch& scratch)
