@@ -18,6 +18,7 @@ ARGUMENTS = {
     "vit3_tiny_patch16_224": {"embed_dim": 96, "depth": 2, "num_heads": 3},
     "hvit3_tiny": {"dims": [32, 64, 64, 96], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 3]},
 }
+DIFFUSION = "dit3_small_patch2_32"
 GOLDENS = {"vit3_tiny_patch16_224": "vit3_model", "hvit3_tiny": "h_vit3_model"}
 
 
@@ -78,6 +79,33 @@ def test_an_imagenet_checkpoint_has_imagenets_classes(tmp_path):
     assert metadata.classes[0] == "n01440764"
 
 
+def test_a_diffusion_model_tells_its_shapes_itself(released, tmp_path, capsys):
+    out = tmp_path / "out.safetensors"
+    sizes = {"hidden_size": 96, "depth": 2, "num_heads": 3}
+    flags = [f"--model_args.{key}={value}" for key, value in sizes.items()]
+    assert main(["convert", released("dit3_model"), str(out), "--model", DIFFUSION, *flags]) == 0
+    tensors = load_file(GOLDEN / "dit3_model.safetensors")
+    loaded, metadata = load_model(out, kind="diffusion")
+    assert metadata.model_args == {
+        "num_classes": 10, "in_chans": 4, "img_size": 16, "learn_sigma": True, **sizes
+    }  # fmt: skip
+    assert list(metadata.input["input_size"]) == [4, 16, 16]
+    assert metadata.diffusion == {"objective": "noise", "schedule": "linear", "steps": 1000}
+    with torch.no_grad():
+        inputs = [tensors[f"input.{name}"] for name in "xty"]
+        assert_close(loaded(*inputs), tensors["output.out"], 3.4e-5)
+        by_timm = timm.create_model(
+            DIFFUSION,
+            pretrained=True,
+            pretrained_cfg_overlay={"file": str(out), "num_classes": 10},
+            **metadata.model_args,
+        ).eval()
+        assert_close(by_timm(*inputs), tensors["output.out"], 3.4e-5)
+    for command in (["eval", str(out)], ["export", str(out), str(tmp_path / "a.onnx")]):
+        assert main(command) == 2
+        assert "holds a diffusion model (for vision-ttt sample), not" in capsys.readouterr().err
+
+
 def test_does_not_overwrite_silently(released, tmp_path, capsys):
     out = tmp_path / "out.safetensors"
     out.write_bytes(b"precious")
@@ -96,6 +124,7 @@ def test_does_not_overwrite_silently(released, tmp_path, capsys):
         ({"--model": "deit_tiny_patch16_224"}, "no released weights are known for a model 'deit"),
         ({"--model": "hvit3_tiny"}, "these are weights of ViT³, and HViT3 takes those of H-ViT³"),
         ({"--model": "vit3_small_patch16_224"}, "missing blocks.10.attn.proj.bias"),
+        ({"--model": DIFFUSION}, "these are weights of ViT³, and DiT3 takes those of DiT³"),
         ({"in": "absent.pth"}, "absent.pth"),
         ({"out": "weights.pth"}, "must be a .safetensors file"),
         ({"out": "absent/out.safetensors"}, "absent does not exist"),

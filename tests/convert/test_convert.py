@@ -1,5 +1,6 @@
 """Released weights under our names: what fits loads strictly, what does not is named."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from tolerances import assert_close
 from vision_ttt import convert
+from vision_ttt.convert.dit3 import DIT3
+from vision_ttt.models.dit3 import DiT3
 from vision_ttt.models.h_vit3 import HViT3
 from vision_ttt.models.vit3 import ViT3
 
@@ -92,8 +95,8 @@ def test_another_familys_weights_are_refused_by_name():
         convert.remap(plain, vittt)
 
 
-def test_diffusion_weights_are_not_those_of_a_classifier():
-    """DiT³'s blocks have the same names as ViT³'s."""
+def test_unknown_weights_are_not_those_of_a_classifier():
+    """Blocks may have the same names as ViT³'s."""
     released, model, *_ = golden("vit3_model")
     diffusion = {key: x for key, x in released.items() if not key.startswith(("patch", "head"))}
     diffusion["x_embedder.proj.weight"] = torch.zeros(1)
@@ -102,12 +105,59 @@ def test_diffusion_weights_are_not_those_of_a_classifier():
     assert "unexpected x_embedder.proj.weight" in str(error.value)
 
 
+def diffusion(**options):
+    """DiT³'s released weights and a model of their size."""
+    tensors = load_file(GOLDEN / "dit3_model.safetensors")
+    arguments = json.loads((GOLDEN / "dit3_model.json").read_text())["config"]["kwargs"]
+    released = {key[8:]: x for key, x in tensors.items() if key.startswith("weights.")}
+    return released, DiT3(**{**arguments, **options})
+
+
+def test_every_released_tensor_of_a_diffusion_model_but_its_table_is_used_once():
+    released, model = diffusion()
+    converted = convert.remap(released, model)
+    model.load_state_dict(converted, strict=True)
+    used = sorted(x.data_ptr() for x in converted.values())
+    table = released.pop("pos_embed")
+    assert used == sorted(x.data_ptr() for x in released.values())
+    for positions in (table.flip(1), table[:, :63], table[..., :94], table.expand(2, -1, -1)):
+        with pytest.raises(ValueError, match="pos_embed is not the table of sines and cosines"):
+            convert.remap({**released, "pos_embed": positions}, model)
+
+
+def test_a_diffusion_model_of_another_shape_is_named():
+    released, model = diffusion(learn_sigma=False, num_classes=9)
+    with pytest.raises(ValueError, match="of another shape") as error:
+        convert.remap(released, model)
+    assert "y_embedder.embedding_table.weight [11, 96] for [10, 96]" in str(error.value)
+    assert "final_layer.linear.bias [32] for [16]" in str(error.value)
+    with pytest.raises(ValueError, match="weights of DiT³, and ViT3 takes those of ViT³"):
+        convert.remap(released, golden("vit3_model")[1])
+
+
+def test_what_diffusion_weights_tell_of_the_model():
+    released, _ = diffusion()
+    told = {"num_classes": 10, "in_chans": 4, "img_size": 16, "learn_sigma": True}
+    assert DIT3.arguments(released) == told
+    assert DIT3.arguments({}) == {}
+    half = {**released, "final_layer.linear.bias": torch.zeros(16)}
+    assert DIT3.arguments(half) == {**told, "learn_sigma": False}
+
+
 def test_rotations_that_the_model_does_not_compute_are_refused():
     released, model, *_ = golden("h_vit3_model")
     key = "layers.2.blocks.0.rope.rotations"
     other = {**released, key: released[key].roll(1, dims=0)}
     with pytest.raises(ValueError, match=r"layers\.2\.blocks\.0\.rope\.rotations is not the table"):
         convert.remap(other, model)
+
+
+def test_a_moving_average_comes_before_the_weights(tmp_path):
+    path = tmp_path / "weights.pt"
+    average, weights = {"a": torch.ones(1)}, {"a": torch.zeros(1)}
+    told = argparse.Namespace(model="DiT-S/2")
+    torch.save({"model": weights, "ema": average, "opt": {"lr": 1}, "args": told}, path)
+    assert convert.read_release(path) == average
 
 
 @pytest.mark.parametrize("nested", [True, False])

@@ -33,8 +33,10 @@ def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
     image = torch.zeros(1, *input_size, device=parameter.device, dtype=parameter.dtype)
     # The TTT ops have formulas behind the custom op only, which the reference is not.
     counter = FlopCounterMode(display=False)
+    # Models that see more than an image say what else.
+    inputs = model.example_inputs(image) if hasattr(model, "example_inputs") else (image,)
     with evaluation_mode(model), use_backend(None), counter:
-        model(image)
+        model(*inputs)
     return counter.get_total_flops() // 2
 
 

@@ -7,11 +7,11 @@ import jsonargparse
 import timm
 from rich.console import Console
 from timm.data import ImageNetInfo
-from torch import Tensor, nn
+from torch import nn
 
 from vision_ttt.bench import count_parameters
 from vision_ttt.cli.main import CommandParser
-from vision_ttt.convert import FAMILIES, read_release, remap
+from vision_ttt.convert import FAMILIES, Family, read_release, remap
 from vision_ttt.engine.building import build_model, data_config
 from vision_ttt.engine.checkpoint import ModelMetadata, load_model, save_weights
 from vision_ttt.errors import UserError, nearest
@@ -47,19 +47,15 @@ def run(arguments: jsonargparse.Namespace) -> int:
         raise UserError(f"{output} is there already; name another file, or give --overwrite")
     if not output.parent.is_dir():
         raise UserError(f"the folder {output.parent} does not exist")
-    accepted = convertible_models()
-    if arguments.model not in accepted:
-        raise UserError(
-            f"no released weights are known for a model {arguments.model!r}; nearest: "
-            f"{nearest(arguments.model, accepted)}"
-        )
+    family = _family_of(arguments.model)
     released = read_release(arguments.input)
-    model_args = {"num_classes": _classes_of(released), **arguments.model_args}
+    # 1000 classes where nothing tells: remap says what is missing.
+    model_args = {"num_classes": 1000, **family.arguments(released), **arguments.model_args}
     model = build_model(arguments.model, model_args)
     weights = remap(released, model)
     model.load_state_dict(weights)
-    save_weights(output, weights, _metadata(model, arguments.model, model_args))
-    loaded, _ = load_model(output)
+    save_weights(output, weights, _metadata(model, arguments.model, model_args, family))
+    loaded, _ = load_model(output, kind=None)
     Console().print(
         f"{output}: {arguments.model}, {len(weights)} tensors, {count_parameters(loaded):,} "
         "parameters, loaded strictly",
@@ -75,13 +71,21 @@ def convertible_models() -> list[str]:
     return [n for n in timm.list_models() if timm.model_entrypoint(n).__module__ in modules]
 
 
-def _classes_of(released: dict[str, Tensor]) -> int:
-    head = released.get("head.weight")
-    return 1000 if head is None else len(head)  # remap says so where it is missing
+def _family_of(name: str) -> Family:
+    accepted = convertible_models()
+    if name not in accepted:
+        raise UserError(
+            f"no released weights are known for a model {name!r}; nearest: "
+            f"{nearest(name, accepted)}"
+        )
+    module = timm.model_entrypoint(name).__module__
+    return next(family for family in FAMILIES if family.model.__module__ == module)
 
 
-def _metadata(model: nn.Module, name: str, model_args: dict[str, Any]) -> ModelMetadata:
-    """What `eval` and `predict` need; classes are ImageNet's folders, or else numbers."""
+def _metadata(
+    model: nn.Module, name: str, model_args: dict[str, Any], family: Family
+) -> ModelMetadata:
+    """What `eval`, `predict` and `sample` need; classes are ImageNet's folders, or else numbers."""
     count = model_args["num_classes"]
     imagenet = ImageNetInfo()
     named = count == imagenet.num_classes()
@@ -90,4 +94,5 @@ def _metadata(model: nn.Module, name: str, model_args: dict[str, Any]) -> ModelM
         model_args=model_args,
         classes=tuple(imagenet.label_names() if named else map(str, range(count))),
         input=data_config(model),
+        diffusion=family.diffusion,
     )

@@ -33,11 +33,13 @@ COMMANDS = {
     "train": Command("vision_ttt.cli.train", "train a model by a recipe"),
     "eval": Command("vision_ttt.cli.evaluate", "measure a checkpoint's accuracy on a dataset"),
     "predict": Command("vision_ttt.cli.predict", "name what is on images, with probabilities"),
+    "sample": Command("vision_ttt.cli.sample", "generate images with a diffusion model"),
     "models": Command("vision_ttt.cli.models", "list the models with parameters and MACs"),
     "convert": Command(
         "vision_ttt.cli.convert", "make a checkpoint of an author's released weights"
     ),
     "export": Command("vision_ttt.cli.export", "write a checkpoint for timm, torch.export or ONNX"),
+    "sweep": Command("vision_ttt.cli.sweep", "train every row of a comparison, over several seeds"),
     "bench": Command("vision_ttt.cli.bench", "measure speed and memory against other models"),
     "demo": Command("vision_ttt.cli.demo", "train on handwritten digits and write a report"),
 }

@@ -9,9 +9,10 @@ from vision_ttt import recipes
 from vision_ttt.cli.main import CommandParser
 from vision_ttt.cli.run_report import show_summary, write_run_report
 from vision_ttt.data import LoaderError
-from vision_ttt.engine import NonFiniteError, Preempted, TrainConfig, train
+from vision_ttt.engine import NonFiniteError, Preempted, TrainConfig, TrainResult, train
 from vision_ttt.engine.config import FIELDS
 from vision_ttt.engine.run_directory import Resume, is_finished
+from vision_ttt.models import DiT3
 
 _LOGGER = logging.getLogger(__name__)
 DIVERGED = 3
@@ -93,4 +94,14 @@ def _train_stages(stages: Mapping[str, TrainConfig], resume: Resume, overwrite: 
             resume = "auto" if resume and number else resume
         result = train(config, resume=resume, overwrite=overwrite, progress=True)
         if result.is_main:
-            show_summary(result, write_run_report(result))
+            _report(result)
+
+
+def _report(result: TrainResult) -> None:
+    if isinstance(result.model, DiT3):
+        # Needs diffusers, which classifiers do without.
+        from vision_ttt.cli.diffusion_report import show_diffusion_summary, write_diffusion_report
+
+        show_diffusion_summary(result, write_diffusion_report(result))
+    else:
+        show_summary(result, write_run_report(result))

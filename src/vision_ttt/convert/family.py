@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -30,6 +30,12 @@ class Family(NamedTuple):
 
     Raises ConversionError where our model would compute another.
     """
+
+    arguments: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda _released: {}
+    """Constructor arguments, in timm's words, that can be read off released weights."""
+
+    diffusion: dict[str, Any] | None = None
+    """Of a diffusion model the arguments of `vision_ttt.diffusion.make_process`."""
 
     def made(self, released: Mapping[str, Tensor]) -> bool:
         """Whether weights look like this family's."""

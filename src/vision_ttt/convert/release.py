@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from vision_ttt.convert.family import ConversionError
 from vision_ttt.engine.tensor_files import read_tensors
 
-_NESTED = "model"  # where training code keeps the weights beside the optimiser's state
+# Where training code keeps the weights beside the optimiser's state; a moving average comes first.
+_NESTED = ("ema", "model")
 _WRAPPED = "module."  # what data-parallel training puts before each key
 
 
@@ -19,7 +21,8 @@ def read_release(path: str | Path) -> dict[str, Tensor]:
     """The state dict in a .safetensors file or in what ``torch.save`` wrote, on the CPU.
 
     A pickle is read with ``weights_only=True``: it runs no code. Weights may stand under the key
-    "model", and every name may begin with "module.".
+    "ema", a moving average as DiT's training keeps one, or "model", and every name may begin with
+    "module.".
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -32,13 +35,15 @@ def read_release(path: str | Path) -> dict[str, Tensor]:
         content, _ = read_tensors(path)
     else:
         content = _unpickle(path)
-    if isinstance(content, dict) and isinstance(content.get(_NESTED), dict):
-        content = content[_NESTED]
+    for nested in _NESTED:
+        if isinstance(content, dict) and isinstance(content.get(nested), dict):
+            content = content[nested]
     weights = content if isinstance(content, dict) else {}
     if not weights or not all(isinstance(value, Tensor) for value in weights.values()):
         raise ConversionError(
-            f'{path} holds no weights: a mapping of names to tensors, or one under "{_NESTED}", is '
-            "accepted"
+            f"{path} holds no weights: a mapping of names to tensors"
+            + "".join(f', or one under "{name}"' for name in _NESTED)
+            + ", is accepted"
         )
     if all(name.startswith(_WRAPPED) for name in weights):
         return {name.removeprefix(_WRAPPED): value for name, value in weights.items()}
@@ -47,7 +52,8 @@ def read_release(path: str | Path) -> dict[str, Tensor]:
 
 def _unpickle(path: Path) -> object:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # a command's arguments
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise ConversionError(

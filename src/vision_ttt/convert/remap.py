@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
+from vision_ttt.convert.dit3 import DIT3
 from vision_ttt.convert.family import ConversionError, Family
 from vision_ttt.convert.vit3 import H_VIT3, VIT3
 
-FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3)
+FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3, DIT3)
 """Every family whose release is read."""
 
 _SHOWN = 12
@@ -18,8 +19,8 @@ _SHOWN = 12
 def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Released weights under the names and in the shapes of ``model``'s own state dict.
 
-    Tensors that the model computes for itself (tables of RoPE) are compared with what it computes
-    and left out; every other tensor of either side has its counterpart.
+    Tensors that the model computes for itself (tables of positions) are compared with what it
+    computes and left out; every other tensor of either side has its counterpart.
 
     Args:
         released: the release's state dict.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +48,23 @@ def _is_rotation(key: str, value: Tensor) -> bool:
     return True
 
 
-VIT3 = Family("ViT³", ViT3, frozenset({"patch_embed.proj.weight", "blocks.0.attn.w3"}), _vit3_name)
+def _arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
+    head = released.get("head.weight")
+    return {} if head is None else {"num_classes": len(head)}
+
+
+VIT3 = Family(
+    "ViT³",
+    ViT3,
+    frozenset({"patch_embed.proj.weight", "blocks.0.attn.w3"}),
+    _vit3_name,
+    arguments=_arguments,
+)
 H_VIT3 = Family(
-    "H-ViT³", HViT3, frozenset({"layers.0.blocks.0.attn.w3"}), _h_vit3_name, _is_rotation
+    "H-ViT³",
+    HViT3,
+    frozenset({"layers.0.blocks.0.attn.w3"}),
+    _h_vit3_name,
+    _is_rotation,
+    _arguments,
 )

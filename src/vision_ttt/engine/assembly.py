@@ -24,11 +24,12 @@ from vision_ttt.engine.inputs import (
     spread_images,
     transformed,
 )
-from vision_ttt.engine.optimisation import make_optimizer, make_scheduler
+from vision_ttt.engine.optimisation import make_inner_warmup, make_optimizer, make_scheduler
 from vision_ttt.engine.parallel import check_processes, share_model
 from vision_ttt.engine.seeds import seed_pass
 from vision_ttt.engine.state import SavedRun, restore_moments
 from vision_ttt.engine.step import Step
+from vision_ttt.engine.tasks import Task, make_task
 from vision_ttt.engine.tensor_files import read_tensors
 from vision_ttt.models import Vittt
 from vision_ttt.models.image_size import checkpoint_filter_fn
@@ -53,6 +54,9 @@ class Parts:
     average: ModelEmaV3 | None
     optimizer: torch.optim.Optimizer
     scheduler: Scheduler
+    warm_up_inner: Callable[[int], None]
+    """Sets the inner learning rates of an update."""
+    task: Task
     step: Step
     fixed_images: Tensor
     """Test images on which the inner loss is watched, [N, 3, H, W]."""
@@ -86,6 +90,7 @@ def assemble(
         extra=config.model_args,
     )
     model = _build(config, model_args, initialise=saved is None)
+    task = make_task(config, model)
     model_input = data_config(model, config.image_size, config.crop_fraction)
     train_set, test_set = transformed(data, model_input, config)
     share = Share(accelerator.process_index, accelerator.num_processes)
@@ -105,9 +110,12 @@ def assemble(
     shared = share_model(model, accelerator, config.sharding)
     optimizer = make_optimizer(model, config)
     scheduler = make_scheduler(optimizer, config, loaders.updates_per_epoch)
+    models = [model] if average is None else [model, average.module]
+    warm_up_inner = make_inner_warmup(models, config, loaders.updates_per_epoch)
     if saved:
         restore_moments(model, optimizer, saved.moments)
         scheduler.step_update(saved.state.update - 1)  # the rate of the last update done
+    warm_up_inner(max(saved.state.update - 1, 0) if saved else 0)
     mix = mixing(config, len(data.classes))
     return Parts(
         source=source,
@@ -121,7 +129,9 @@ def assemble(
         average=average,
         optimizer=optimizer,
         scheduler=scheduler,
-        step=Step(config, accelerator, model, shared, optimizer, mix, stop_vote),
+        warm_up_inner=warm_up_inner,
+        task=task,
+        step=Step(config, accelerator, model, shared, optimizer, task, mix, stop_vote),
         fixed_images=spread_images(test_set, _INNER_LOSS_IMAGES).to(accelerator.device),
     )
 

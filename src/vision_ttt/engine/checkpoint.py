@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -21,6 +21,10 @@ WEIGHTS_FILE = "last.safetensors"
 BEST_FILE = "best.safetensors"
 _LARGEST_SIDE = 16_384  # pixels; beyond it metadata is damaged rather than ambitious
 _FORMAT = 1
+_KINDS = {
+    "classifier": "a classifier (for vision-ttt eval, predict and export)",
+    "diffusion": "a diffusion model (for vision-ttt sample)",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,9 @@ class ModelMetadata:
     averaged: bool = False
     """Whether the weights are an exponential moving average."""
     test_accuracy: float | None = None
-    """At the end of the last whole epoch, from 0 to 1."""
+    """At the end of the last whole epoch, from 0 to 1; None for what does not classify."""
+    diffusion: dict[str, Any] | None = None
+    """Of a diffusion model the arguments of `vision_ttt.diffusion.make_process`; else None."""
     vision_ttt: str = __version__
     """Version that wrote the file."""
     format: int = _FORMAT
@@ -60,13 +66,19 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: ModelMetad
     write_tensors(path, weights, json.dumps(asdict(metadata)))
 
 
-def load_model(path: str | Path) -> tuple[nn.Module, ModelMetadata]:
+def load_model(
+    path: str | Path, *, kind: Literal["classifier", "diffusion"] | None = "classifier"
+) -> tuple[nn.Module, ModelMetadata]:
     """Build the model that a weights file describes and load it strictly, to evaluate on the CPU.
+
+    Args:
+        path: of the file.
+        kind: what the model has to be; None for either.
 
     Raises:
         FileNotFoundError: there is no such file.
         CheckpointError: the file is truncated, damaged, a pickle (which is not opened), not one of
-            ours, or its weights are not those of the model it names.
+            ours, its weights are not those of the model it names, or the model is of another kind.
     """
     path = Path(path)
     weights, text = read_tensors(path)
@@ -75,6 +87,9 @@ def load_model(path: str | Path) -> tuple[nn.Module, ModelMetadata]:
             f"{path} has no vision-ttt metadata: it does not say which model it is"
         )
     metadata = _parse_metadata(text, path)
+    own = "classifier" if metadata.diffusion is None else "diffusion"
+    if kind not in (None, own):
+        raise CheckpointError(f"{path} holds {_KINDS[own]}, not {_KINDS[kind]}")
     try:
         model = build_model(metadata.model, metadata.model_args)
         load_weights(model, weights, "its content")
@@ -91,6 +106,8 @@ def _parse_metadata(text: str, path: Path) -> ModelMetadata:
         metadata = ModelMetadata(**{**values, "classes": tuple(values["classes"])})
         if not isinstance(metadata.model, str) or not isinstance(metadata.model_args, dict):
             raise TypeError("model must be a name and model_args a mapping")
+        if not isinstance(metadata.diffusion, dict | None):
+            raise TypeError("diffusion must be a mapping or null")
         if metadata.model_args["num_classes"] != len(metadata.classes):
             raise ValueError("the number of classes does not fit")
         _check_input(metadata.input)

@@ -38,6 +38,15 @@ class TrainConfig:
     """Layers, counted from the input (first the patch embedding, then the blocks), that stay as
     they are; the classifier always learns. As many as there are or more: it alone does."""
 
+    # Diffusion, of models that denoise (dit3_*)
+    objective: Literal["noise", "flow"] = "noise"
+    """What such a model learns to tell of a noisy image: noise, the noise, and the variances of
+    denoising where the model has them; flow, the velocity from image to noise (flow matching)."""
+    noise_schedule: Literal["linear", "cosine"] = "linear"
+    """How the noise of objective noise grows."""
+    noise_steps: int = 1000
+    """Steps in which it grows (>= 2)."""
+
     # The data
     dataset: str = "digits"
     """"digits" (scikit-learn's), an image folder (with train/ and val/ or test/, or one folder per
@@ -103,6 +112,9 @@ class TrainConfig:
     """Learning rate that the linear warm-up begins at."""
     warmup_epochs: float = 20
     """Length of the warm-up in epochs, counted within `epochs`."""
+    inner_warmup_epochs: float = 0.0
+    """Epochs in which the inner learning rates of TTT-MLP layers rise linearly from 0 to their full
+    size; the TTT paper takes a tenth of `epochs`. 0: full from the first update on."""
     weight_decay: float = 0.05
     """Decoupled weight decay; not on biases, norms and what the model's no_weight_decay names."""
     beta1: float = 0.9
@@ -165,10 +177,11 @@ class TrainConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}; it must be a non-empty string"
                 )
-        if self.warmup_epochs > self.epochs:
-            raise ConfigError(
-                f"warmup_epochs is {self.warmup_epochs}; it must be at most epochs ({self.epochs})"
-            )
+        for name in ("warmup_epochs", "inner_warmup_epochs"):
+            if getattr(self, name) > self.epochs:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; it must be at most epochs ({self.epochs})"
+                )
         if self.batch_size % self.accumulation_steps:
             raise ConfigError(
                 f"batch_size is {self.batch_size}; it must be a multiple of accumulation_steps"
@@ -204,6 +217,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "image_size": _COUNT,
     "drop_path": _SHARE,
     "test_fraction": (_ABOVE_ZERO, _BELOW_ONE, "above 0 and below 1"),
+    "noise_steps": (2, math.inf, "at least 2"),
     "num_classes": (2, math.inf, "at least 2"),
     "frozen_layers": _NOT_NEGATIVE,
     "num_workers": _NOT_NEGATIVE,
@@ -225,6 +239,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "minimum_learning_rate": _NOT_NEGATIVE,
     "warmup_learning_rate": _NOT_NEGATIVE,
     "warmup_epochs": _NOT_NEGATIVE,
+    "inner_warmup_epochs": _NOT_NEGATIVE,
     "weight_decay": _NOT_NEGATIVE,
     "beta1": _SHARE,
     "beta2": _SHARE,
@@ -236,6 +251,8 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "keep_checkpoints": _COUNT,
 }
 _WORDS = {
+    "objective": ("noise", "flow"),
+    "noise_schedule": ("linear", "cosine"),
     "precision": ("float32", "bfloat16"),
     "non_finite": ("stop", "skip"),
     "sharding": ("replicated", "sharded"),
@@ -246,7 +263,7 @@ _OPTIONAL = {
 }
 _WHOLE = {
     *("image_size", "num_classes", "frozen_layers", "num_workers", "repeated_augmentation"),
-    *("epochs", "batch_size", "accumulation_steps", "seed"),
+    *("epochs", "batch_size", "accumulation_steps", "seed", "noise_steps"),
     *("checkpoint_every", "keep_checkpoints"),
 }
 FIELDS = tuple(each.name for each in dataclasses.fields(TrainConfig))

@@ -1,4 +1,7 @@
-"""Evaluation of a classifier: loss, accuracy, confusion matrix, and every prediction."""
+"""Evaluation of a classifier: loss, accuracy, confusion matrix, and every prediction.
+
+`rows_of_images` measures other models, too.
+"""
 
 import logging
 from collections.abc import Callable
@@ -81,20 +84,53 @@ def evaluate(
         ImageError: an image does not decode and is not to be skipped.
         DatasetError: there is no image.
     """
+
+    def logits(images: Tensor, _targets: Tensor, _indices: Tensor) -> Tensor:
+        with autocast(accelerator.device, precision):
+            return model(at_least_one(images))[: len(images)]
+
+    return summarise(
+        *rows_of_images(logits, model, loader, accelerator, bad_images=bad_images, between=between)
+    )
+
+
+def rows_of_images(
+    measure: Callable[[Tensor, Tensor, Tensor], Tensor],
+    model: nn.Module,
+    loader: DataLoader,
+    accelerator: Accelerator,
+    *,
+    bad_images: BadImages,
+    between: Callable[[], None] = lambda: None,
+) -> tuple[Tensor, Tensor]:
+    """Measure each image that `loader` and those of the other processes hold.
+
+    Args:
+        measure: (images [B, 3, H, W], targets [B] and indices [B], all on the device) → a row for
+            each image; called for batches without an image, too.
+        model: set to evaluation mode meanwhile.
+        between: called before each batch; what it raises ends the evaluation.
+
+    Returns:
+        Rows [N, …] in float32 and targets [N], on the CPU, each image once, in the dataset's order.
+
+    Raises:
+        ImageError: an image does not decode and is not to be skipped.
+        DatasetError: there is no image.
+    """
     was_training = model.training
     model.eval()
-    rows: dict[str, list[Tensor]] = {"logits": [], "targets": [], "indices": []}
+    rows: dict[str, list[Tensor]] = {"measured": [], "targets": [], "indices": []}
     try:
         with torch.inference_mode():
             for batch in watched(loader):
                 between()
                 bad_images.check(batch)
-                images = batch["images"].to(accelerator.device, non_blocking=True)
-                # Without one, too: the parts of a sharded model are gathered by all at once.
-                seen = images if len(images) else images.new_zeros(1, *images.shape[1:])
-                with autocast(accelerator.device, precision):
-                    logits = model(seen)[: len(images)]
-                rows["logits"].append(logits.float().cpu())
+                given = [
+                    batch[name].to(accelerator.device, non_blocking=True)
+                    for name in ("images", "targets", "indices")
+                ]
+                rows["measured"].append(measure(*given).float().cpu())
                 rows["targets"].append(batch["targets"])
                 rows["indices"].append(batch["indices"])
     finally:
@@ -105,7 +141,7 @@ def evaluate(
     indices, first = unique_rows(every["indices"])
     if not len(indices):
         raise DatasetError("the test set has no images")
-    return summarise(every["logits"][first].clone(), every["targets"][first].clone())
+    return every["measured"][first].clone(), every["targets"][first].clone()
 
 
 def unique_rows(indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,6 +167,14 @@ def summarise(logits: Tensor, targets: Tensor) -> Evaluation:
         probabilities=logits.softmax(dim=1),
         confusion=torch.bincount(pairs, minlength=classes**2).reshape(classes, classes),
     )
+
+
+def at_least_one(images: Tensor) -> Tensor:
+    """Return the images [B, …], or an empty one.
+
+    Several processes wait for each other's gradients, and for the parts of a sharded model.
+    """
+    return images if len(images) else images.new_zeros(1, *images.shape[1:])
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -208,7 +208,7 @@ class RunLog:
         row = history[-1]
         self.reduction = row["inner_loss_reduction"]
         names = ("train_loss", "test_loss", "test_accuracy", "images_per_second", "data_share")
-        points = {f"epoch/{name}": row[name] for name in names}
+        points = {f"epoch/{name}": row[name] for name in names if row[name] is not None}
         for layer, losses in row["inner_losses"].items():
             points[f"inner_loss/{layer}"] = sum(losses) / len(losses)
         self._write(points, row["update"])

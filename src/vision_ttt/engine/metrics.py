@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from vision_ttt.data import ImageSplits
 from vision_ttt.engine.config import TrainConfig
-from vision_ttt.engine.evaluate import Evaluation
 from vision_ttt.engine.logs import memory_in_use, versions
 from vision_ttt.engine.state import TrainState
+from vision_ttt.engine.tasks import TestResult
 
 _Item = TypeVar("_Item")
 
@@ -44,16 +44,22 @@ def inner_loss_reduction(losses: dict[str, Tensor]) -> float | None:
 
 
 def is_best(state: TrainState) -> bool:
-    """Whether `state` is at the end of the epoch with the highest test accuracy so far."""
+    """Whether `state` is at the end of the epoch with the highest test accuracy so far.
+
+    Where nothing is classified, with the lowest test loss.
+    """
     if state.position or not state.history:
         return False
-    *former, last = (row["test_accuracy"] for row in state.history)
+    *former, last = (
+        -row["test_loss"] if row["test_accuracy"] is None else row["test_accuracy"]
+        for row in state.history
+    )
     return all(last > other for other in former)
 
 
 def end_epoch(
     state: TrainState,
-    evaluation: Evaluation,
+    evaluation: TestResult,
     losses: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
     device: torch.device,
@@ -96,7 +102,9 @@ def summary(
         "test_images": len(data.test),
         "test_accuracy": last["test_accuracy"],
         "test_loss": last["test_loss"],
-        "best_test_accuracy": max(row["test_accuracy"] for row in state.history),
+        "best_test_accuracy": None
+        if last["test_accuracy"] is None
+        else max(row["test_accuracy"] for row in state.history),
         "seconds": state.seconds,
         "seed": config.seed,
         "bad_images": list(state.bad_images),
@@ -114,8 +122,9 @@ def largest_rate(optimizer: torch.optim.Optimizer) -> float:
 def epoch_line(state: TrainState, config: TrainConfig) -> str:
     """Return the last epoch's figures in one line."""
     row = state.history[-1]
+    accuracy = row["test_accuracy"]
+    told = "" if accuracy is None else f" test accuracy {accuracy:.2%},"
     return (
         f"epoch {state.epoch}/{config.epochs}: train loss {row['train_loss']:.4f}, test loss"
-        f" {row['test_loss']:.4f}, test accuracy {row['test_accuracy']:.2%},"
-        f" {row['images_per_second']:.0f} images/s"
+        f" {row['test_loss']:.4f},{told} {row['images_per_second']:.0f} images/s"
     )

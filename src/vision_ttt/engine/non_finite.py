@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from vision_ttt.engine.assembly import Parts
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.config import TrainConfig
-from vision_ttt.engine.evaluate import autocast
 from vision_ttt.engine.faults import NonFiniteError, find_non_finite
 from vision_ttt.engine.parallel import whole_state
 from vision_ttt.engine.seeds import seed_pass
@@ -46,9 +45,7 @@ def refuse_or_skip(
     where = "the loss or a gradient"
     # Looking for the place needs whole weights, and takes another way in each process.
     if config.sharding == "replicated":
-        where = find_non_finite(
-            parts.model, lambda: _again(parts.model, suspect, config), suspect.images
-        )
+        where = find_non_finite(parts.model, lambda: _again(parts, suspect), suspect.images)
     path = _save(suspects or outcome.passes, parts, state, where, accelerator)
     state.skipped_updates.append(state.update)
     hopeless = _all_of_the_last(state, min(MOST_IN_A_ROW, parts.loaders.updates_per_epoch))
@@ -84,10 +81,10 @@ def _all_of_the_last(state: TrainState, count: int) -> bool:
     return state.skipped_updates[-count:] == list(range(state.update - count + 1, state.update + 1))
 
 
-def _again(model: nn.Module, suspect: Pass, config: TrainConfig) -> None:
+def _again(parts: Parts, suspect: Pass) -> None:
     seed_pass(suspect.place)
-    with autocast(suspect.images.device, config.precision), torch.no_grad():
-        model(suspect.images)
+    with torch.no_grad():
+        parts.task.loss(parts.model, suspect.images, suspect.targets)
 
 
 def _save(

@@ -124,11 +124,13 @@ def _newest_whole(found: list[Path]) -> SavedRun:
 
 
 def _check_same_run(run_dir: Path, former: dict[str, object], config: TrainConfig) -> None:
-    now = json.loads(json.dumps(asdict(config)))  # as the state file holds it
+    # As the state file holds them; a field that the former version did not know had its default.
+    now, default = (json.loads(json.dumps(asdict(each))) for each in (config, TrainConfig()))
+    former = {**default, **former}
     changed = [
-        f"{name} {former.get(name)!r} -> {value!r}"
+        f"{name} {former[name]!r} -> {value!r}"
         for name, value in now.items()
-        if former.get(name) != value and name not in _FREE_FIELDS
+        if former[name] != value and name not in _FREE_FIELDS
     ]
     if changed:
         raise ConfigError(f"{run_dir} cannot be resumed with another config: {', '.join(changed)}")

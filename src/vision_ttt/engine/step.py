@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
 from timm.data import Mixup
 from torch import Tensor, nn
@@ -13,9 +12,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from vision_ttt.data.loading import Batch
 from vision_ttt.engine.config import TrainConfig
-from vision_ttt.engine.evaluate import autocast
 from vision_ttt.engine.parallel import summed, whole
 from vision_ttt.engine.seeds import seed_pass
+from vision_ttt.engine.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Pass:
     indices: Tensor
     """The images' places in the training set, [B]."""
     loss: Tensor
-    """Sum of the images' cross-entropies, []."""
+    """Sum of the images' losses, []."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Outcome:
     """What an update did, over all processes."""
 
     loss_sum: float
-    """Sum of the images' cross-entropies, in nats."""
+    """Sum of the images' losses: of a classifier cross-entropies, in nats."""
     images: int
     gradient_norm: float
     stop_votes: float
@@ -54,7 +53,7 @@ class Outcome:
 
     @property
     def loss(self) -> float:
-        """Mean cross-entropy of the images, in nats."""
+        """Mean loss of the images."""
         return self.loss_sum / max(self.images, 1)
 
 
@@ -68,6 +67,7 @@ class Step:
         model: nn.Module,
         shared: nn.Module,
         optimizer: torch.optim.Optimizer,
+        task: Task,
         mix: Mixup | None,
         stop_vote: Callable[[], float],
     ) -> None:
@@ -78,10 +78,9 @@ class Step:
         self.shared = shared
         self.forward = torch.compile(shared) if config.compile else shared
         self.optimizer = optimizer
+        self.task = task
         self.mix = mix
         self.stop_vote = stop_vote
-        # Mixing smooths its labels itself.
-        self.smoothing = 0.0 if mix else config.label_smoothing
 
     def __call__(self, batches: Sequence[Batch], epoch: int, first_pass: int) -> Outcome:
         """Update the weights from an update's micro-batches, unless something is not finite.
@@ -124,14 +123,7 @@ class Step:
             images, targets, indices = images[:even], targets[:even], indices[:even]
             if even:
                 images, targets = self.mix(images, targets)
-        # Without an image, too: several processes wait for each other's gradients.
-        seen = images if len(images) else images.new_zeros(1, *images.shape[1:])
-        with autocast(device, self.config.precision):
-            logits = self.forward(seen)[: len(images)].float()
-        if len(images):
-            loss = F.cross_entropy(logits, targets, label_smoothing=self.smoothing, reduction="sum")
-        else:
-            loss = logits.sum()  # zero, of no image
+        loss = self.task.loss(self.forward, images, targets)
         share = self.config.micro_batch_size / self.accelerator.num_processes
         self.accelerator.backward(loss / share)
         return Pass(place, images, targets, indices, loss.detach())

@@ -1,10 +1,12 @@
 """The training loop, to be read from top to bottom."""
 
+from __future__ import annotations
+
 import logging
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from torch import nn
@@ -14,7 +16,7 @@ from vision_ttt.data import DatasetError, ImageSplits
 from vision_ttt.engine.assembly import Parts, assemble
 from vision_ttt.engine.checkpoint import BEST_FILE, WEIGHTS_FILE, ModelMetadata, save_weights
 from vision_ttt.engine.config import TrainConfig
-from vision_ttt.engine.evaluate import BadImages, Evaluation, evaluate
+from vision_ttt.engine.evaluate import BadImages, Evaluation
 from vision_ttt.engine.faults import StopRequest, stop_on_signals
 from vision_ttt.engine.freezing import training_mode
 from vision_ttt.engine.logs import open_log
@@ -37,7 +39,11 @@ from vision_ttt.engine.parallel import (
 )
 from vision_ttt.engine.run_directory import Resume, begin_directory, open_run, save_checkpoint
 from vision_ttt.engine.state import SavedRun, TrainState, optimizer_moments
+from vision_ttt.engine.tasks import TestResult
 from vision_ttt.explain import inner_losses
+
+if TYPE_CHECKING:  # it needs diffusers
+    from vision_ttt.engine.denoising import DenoisingEvaluation
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -53,8 +59,8 @@ class TrainResult:
     """The content of metrics.json."""
     model: nn.Module
     """The trained model (the moving average where there is one), in evaluation mode."""
-    evaluation: Evaluation
-    """On the test images, after the last epoch."""
+    evaluation: Evaluation | DenoisingEvaluation
+    """On the test images, after the last epoch; the latter of a diffusion model."""
     classes: tuple[str, ...]
     """Class names, by index."""
     test_images: Dataset
@@ -134,7 +140,7 @@ class _Run:
     run_dir: Path
     stop: StopRequest
 
-    def train(self, progress: bool) -> Evaluation:
+    def train(self, progress: bool) -> TestResult:
         """Train the epochs that are left; return the last one's evaluation."""
         config, state, parts = self.config, self.state, self.parts
         bad_images = BadImages(config.skip_bad, state.bad_images)
@@ -150,6 +156,7 @@ class _Run:
                     for batch in update:
                         bad_images.check(batch)
                     parts.scheduler.step_update(state.update)
+                    parts.warm_up_inner(state.update)
                     first_pass = state.position * config.accumulation_steps
                     outcome = parts.step(update, state.epoch, first_pass)
                     if outcome.finite:
@@ -187,18 +194,17 @@ class _Run:
     def _inner_losses(self) -> dict[str, Any]:
         return inner_losses(self.parts.evaluated, self.parts.fixed_images)
 
-    def _evaluate(self, bad_images: BadImages) -> Evaluation:
+    def _evaluate(self, bad_images: BadImages) -> TestResult:
         def between() -> None:
             (votes,) = summed([self.stop.vote], self.accelerator)
             if votes:
                 self._end(votes)
 
-        return evaluate(
+        return self.parts.task.evaluate(
             self.parts.evaluated,
             self.parts.loaders.test,
             self.accelerator,
             bad_images=bad_images,
-            precision=self.config.precision,
             between=between,
         )
 
@@ -223,6 +229,7 @@ class _Run:
             epoch=state.epoch,
             update=state.update,
             averaged=parts.average is not None,
+            diffusion=parts.task.diffusion,
             test_accuracy=state.history[-1]["test_accuracy"] if state.history else None,
         )
         if is_best(state):

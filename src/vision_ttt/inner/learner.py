@@ -121,7 +121,9 @@ class Learner:
         """
         outer = {} if outer is None else dict(outer)
         self._check(q, k, v, state, outer, eta, position_scale, reverse_heads, state_per_image)
-        with torch.autocast(q.device.type, enabled=False):
+        # Tensors without content have no autocast of their own.
+        device_type = "cpu" if q.is_meta else q.device.type
+        with torch.autocast(device_type, enabled=False):
             o, final = self._learn(
                 q, k, v, dict(state), outer, eta, position_scale, reverse_heads, state_per_image
             )

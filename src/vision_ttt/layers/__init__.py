@@ -1,7 +1,9 @@
 """Layers that can be used alone, in anybody's model."""
 
+from vision_ttt.layers.condition import LabelEmbedding, TimestepEmbedding
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
+from vision_ttt.layers.dit3 import AdaptiveNorm, DiT3Block, DiT3Head
 from vision_ttt.layers.extra_tokens import ExtraTokens
 from vision_ttt.layers.functional_learner import FunctionalLearner
 from vision_ttt.layers.gated_norm import GatedNorm
@@ -36,6 +38,11 @@ __all__ = [
     "SwiGLU",
     "ViT3Block",
     "ViT3TTT",
+    "DiT3Block",
+    "DiT3Head",
+    "AdaptiveNorm",
+    "LabelEmbedding",
+    "TimestepEmbedding",
     "ConvMlp",
     "Mlp",
     "ResidualConv2d",

@@ -1,6 +1,17 @@
 """Model families, one file each. Importing this package registers them with timm."""
 
 from vision_ttt.models import vittt_ablations
+from vision_ttt.models.design_space import DesignSpace, design_space_nano_patch4_32
+from vision_ttt.models.dit3 import (
+    DiT3,
+    dit3_base_patch2_32,
+    dit3_base_patch4_32,
+    dit3_base_patch8_32,
+    dit3_nano_patch4_32,
+    dit3_small_patch2_32,
+    dit3_small_patch4_32,
+    dit3_small_patch8_32,
+)
 from vision_ttt.models.h_vit3 import HViT3, hvit3_base, hvit3_small, hvit3_tiny
 from vision_ttt.models.vit3 import (
     ViT3,
@@ -23,6 +34,8 @@ __all__ = [
     "vittt_small_patch16_224",
     "vittt_tiny_patch16_224",
     "vittt_ablations",
+    "DesignSpace",
+    "design_space_nano_patch4_32",
     "ViT3",
     "vit3_base_patch16_224",
     "vit3_small_patch16_224",
@@ -31,4 +44,12 @@ __all__ = [
     "hvit3_base",
     "hvit3_small",
     "hvit3_tiny",
+    "DiT3",
+    "dit3_base_patch2_32",
+    "dit3_base_patch4_32",
+    "dit3_base_patch8_32",
+    "dit3_nano_patch4_32",
+    "dit3_small_patch2_32",
+    "dit3_small_patch4_32",
+    "dit3_small_patch8_32",
 ]

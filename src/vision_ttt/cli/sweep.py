@@ -1,0 +1,217 @@
+"""`vision-ttt sweep NAME`."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import jsonargparse
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from vision_ttt.bench.readme import replace_in
+from vision_ttt.cli.bench_session import check_picture
+from vision_ttt.cli.main import CommandParser
+from vision_ttt.cli.wide_table import print_whole
+from vision_ttt.errors import Interrupted, UserError
+from vision_ttt.sweeps import SWEEPS, Sweep
+from vision_ttt.sweeps.figure import sweep_figure
+from vision_ttt.sweeps.one_run import Task
+from vision_ttt.sweeps.results import Result, finished, read_results, write_results
+from vision_ttt.sweeps.runs import Failure, Outcome, run_all
+from vision_ttt.sweeps.tables import changes, describe, markdown, tabulate
+
+_LOGGER = logging.getLogger(__name__)
+RUN_FAILED = 1
+_EPILOG = """A sweep that was killed goes on where it was by the same command: finished runs are
+kept, an interrupted one resumes from its last checkpoint. Exit codes: 0 every run is finished; 1 a
+run failed, and is named with the end of its log; 2 something to mend in the command; 130 Ctrl-C."""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare which sweep, which part of it, and where the results go."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "name",
+        choices=list(SWEEPS),
+        help="; ".join(f"{name}: {sweep.title}" for name, sweep in SWEEPS.items()),
+    )
+    parser.add_argument(
+        "--list", type=bool, default=False, help="print the rows and what each changes, run nothing"
+    )
+    parser.add_argument(
+        "--rows", type=str, nargs="+", default=None, help="rows to train; default: all"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="each row is trained with each"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=None, help="of every run; default: the sweep's own"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=None,
+        help="runs side by side, one thread each; default: the cores",
+    )
+    parser.add_argument(
+        "--output",
+        type=str,
+        default=None,
+        help="folder of the runs, OUTPUT/ROW/seed-K; default: runs/sweep-NAME",
+    )
+    parser.add_argument(
+        "--results",
+        type=str,
+        default=None,
+        help="CSV file to write, one line per run; default: OUTPUT/results.csv",
+    )
+    parser.add_argument(
+        "--page",
+        type=str,
+        default=None,
+        help="page to put the table into, between <!-- bench:NAME --> and <!-- /bench -->",
+    )
+    parser.add_argument(
+        "--figure", type=str, default=None, help="picture to write; default: OUTPUT/NAME.png"
+    )
+    parser.add_argument(
+        "--table-only",
+        type=bool,
+        default=False,
+        help="train nothing: make table and picture from the CSV file of --results",
+    )
+
+
+def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
+    """Parse `argv` and keep it: every result says what command it is of."""
+    arguments = parser.parse_command(argv)
+    arguments.command = ("vision-ttt", "sweep", *argv)
+    return arguments
+
+
+def run(arguments: jsonargparse.Namespace) -> int:
+    """Train what is not finished yet; show and keep the results."""
+    sweep = SWEEPS[arguments.name]
+    if arguments.list:
+        _list(sweep)
+        return 0
+    output = Path(arguments.output or f"runs/sweep-{sweep.name}")
+    figure = arguments.figure or str(output / f"{sweep.name}.png")
+    check_picture(figure)
+    if arguments.page is not None and not Path(arguments.page).is_file():
+        raise FileNotFoundError(2, "No such page", arguments.page)
+    results_file = Path(arguments.results or output / "results.csv")
+    if arguments.table_only:
+        results, failures = read_results(results_file), []
+    else:
+        results, failures = _train(sweep, arguments, output)
+        write_results(results_file, results)
+    if results:
+        _show(sweep, results)
+        _draw(sweep, results, Path(figure))
+        if arguments.page is not None:
+            replace_in(Path(arguments.page), sweep.name, markdown(sweep, results))
+        _LOGGER.info("results in %s and %s", results_file, figure)
+    for failure in failures:
+        _LOGGER.error("%s", _told(failure))
+    return RUN_FAILED if failures else 0
+
+
+def _train(
+    sweep: Sweep, arguments: jsonargparse.Namespace, output: Path
+) -> tuple[list[Result], list[Failure]]:
+    jobs = os.cpu_count() or 1 if arguments.jobs is None else arguments.jobs
+    if jobs < 1:
+        raise UserError(f"jobs is {jobs}; it must be at least 1")
+    overrides = {} if arguments.epochs is None else {"epochs": arguments.epochs}
+    # Seed by seed: whatever moment a reader looks, rows have seen about the same seeds.
+    tasks = [
+        Task(sweep.name, row.name, sweep.config(row, seed, output, overrides), arguments.command)
+        for seed in dict.fromkeys(arguments.seeds)
+        for row in sweep.find(arguments.rows)
+    ]
+    try:
+        with _progress(len(tasks)) as on_end:
+            failures = run_all(tasks, output, jobs, on_end)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"every run in {output} has left a checkpoint; the same command goes on"
+        ) from None
+    ended = [finished(task.config) for task in tasks]
+    return [result for result in ended if result is not None], failures
+
+
+@contextmanager
+def _progress(count: int) -> Iterator[Callable[[Task, Outcome], None]]:
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.completed}/{task.total} runs"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        speed_estimate_period=3600,  # a run takes a minute
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        shown = bar.add_task("", total=count)
+
+        def on_end(task: Task, outcome: Outcome) -> None:
+            told = _told(outcome) if isinstance(outcome, Result) else f"{_name(task)} failed"
+            bar.update(shown, advance=1, description=told)
+            if bar.disable:
+                _LOGGER.info("%s", told)
+
+        yield on_end
+
+
+def _name(task: Task) -> str:
+    return f"{task.row}, seed {task.config.seed}"
+
+
+def _told(outcome: Outcome) -> str:
+    if isinstance(outcome, Result):
+        return (
+            f"{outcome.row}, seed {outcome.seed}: test accuracy {outcome.test_accuracy:.1%}, "
+            f"test loss {outcome.test_loss:.3f}, {outcome.seconds:.0f} s"
+        )
+    lines = "\n".join(f"  {line}" for line in outcome.last_lines)
+    return (
+        f"{_name(outcome.task)} failed with exit code {outcome.exit_code}; its log "
+        f"{outcome.log} ends:\n{lines}"
+    )
+
+
+def _list(sweep: Sweep) -> None:
+    table = Table(title=f"vision-ttt sweep {sweep.name}", caption=sweep.caveat)
+    for heading in ("row", "changes", "shown in"):
+        table.add_column(heading)
+    for row in sweep.rows:
+        places = [panel.title for panel in sweep.panels if row.name in panel.rows.values()]
+        table.add_row(row.name, changes(sweep, row.name), "; ".join(places))
+    print_whole(table)
+
+
+def _show(sweep: Sweep, results: Sequence[Result]) -> None:
+    for panel in range(len(sweep.panels)):
+        headings, lines = tabulate(sweep, results, panel)
+        if not lines:
+            continue
+        table = Table()
+        for place, heading in enumerate(headings):
+            table.add_column(heading, justify="right" if place > 1 else "left")
+        for line in lines:
+            table.add_row(*line)
+        print_whole(table)
+    Console().print(describe(sweep, results), markup=False, highlight=False, soft_wrap=True)
+
+
+def _draw(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sweep_figure(sweep, results).savefig(path, dpi=110)

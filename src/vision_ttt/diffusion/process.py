@@ -1,0 +1,60 @@
+"""What a diffusion process is, whichever its objective."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vision_ttt.diffusion.flow import FlowMatching
+from vision_ttt.diffusion.noise import NoisePrediction
+from vision_ttt.diffusion.solver import Predict, Solver
+
+OBJECTIVES = {"noise": NoisePrediction, "flow": FlowMatching}
+"""What a model learns to tell → the process."""
+
+
+class Process(Protocol):
+    """How images become noise, what a model learns of it, and the way back."""
+
+    samplers: tuple[str, ...]
+    """Names that `solver` takes, the default first."""
+
+    def describe(self) -> dict[str, Any]:
+        """The arguments of :func:`make_process` that make this process."""
+
+    def losses(
+        self, predict: Predict, images: Tensor, labels: Tensor, places: Tensor, noise: Tensor
+    ) -> Tensor:
+        """The loss of each image [B], noised with ``noise`` to ``places`` [B] of the way."""
+
+    def solver(self, sampler: str, steps: int, *, clip: bool, learned_variances: bool) -> Solver:
+        """The steps back from noise to images."""
+
+
+def make_process(objective: str = "noise", **options: Any) -> Process:
+    """The process of an objective.
+
+    Args:
+        objective: "noise" (:class:`NoisePrediction`) or "flow" (:class:`FlowMatching`).
+        options: arguments of the process: schedule and steps of noise prediction.
+
+    Raises:
+        ValueError: an unknown objective; an option is out of its range.
+        TypeError: an option that the process does not have.
+    """
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective is {objective!r}; accepted: {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[objective](**options)
+
+
+def draw(images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    """Random places [B], evenly from 0 to below 1, and noise [B, C, H, W] for images.
+
+    With a generator, both are drawn on its device and then moved.
+    """
+    device = images.device if generator is None else generator.device
+    places = torch.rand(len(images), generator=generator, device=device)
+    noise = torch.randn(images.shape, generator=generator, device=device)
+    return places.to(images.device), noise.to(images.device, images.dtype)

@@ -1,0 +1,224 @@
+"""ViT³'s backbone around any inner training: the design space of TTT as arguments of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from vision_ttt.inner import (
+    LOSSES,
+    MLP,
+    DepthwiseConv3x3,
+    GatedLinearUnit,
+    InnerModel,
+    Learner,
+    Linear,
+    SimplifiedGLU,
+    mse,
+)
+from vision_ttt.models.pooled_classifier import choose
+from vision_ttt.models.vit3 import ViT3
+from vision_ttt.ops import ttt_linear
+
+PUBLISHED = "vit3"
+"""The inner model of ViT³ itself: gated units and one convolution, soft clipping, closed form."""
+
+INNER_MODELS = ("linear", "mlp", "gated_linear_unit", "simplified_glu", "depthwise_conv3x3")
+
+
+def _inner_model(name: str, grid: tuple[int, int]) -> InnerModel:
+    if name == "depthwise_conv3x3":
+        return DepthwiseConv3x3(grid)
+    simple = {
+        "linear": Linear(),
+        "mlp": MLP(widening=2),
+        "gated_linear_unit": GatedLinearUnit(),
+        "simplified_glu": SimplifiedGLU(),
+    }
+    return simple[name]
+
+
+class LearnerMixer(nn.Module):
+    """Mix image tokens [B, T, D] by any :class:`vision_ttt.inner.Learner`: → [B, T, D]::
+
+        q, k, v = Linear(x)
+        out     = Linear(learner(q, k, v))
+
+    as in ViT³, where all tokens have one learning rate. A causal scan of linear models with the
+    loss ``mse`` runs by ``ttt_linear``: η = α / √d and p_t = 1 / t give the mean over the first t
+    tokens of a mini-batch.
+
+    Args:
+        dim: D.
+        num_heads: H; D is a multiple of it.
+        learner: what is computed; its model is an :class:`vision_ttt.inner.InnerModel`.
+
+    Initialisation: projections as in ViT³, the initial state the model's.
+    """
+
+    def __init__(self, dim: int, num_heads: int, learner: Learner) -> None:
+        super().__init__()
+        self.heads = (num_heads, dim // num_heads)
+        self.learner = learner
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.state = nn.ParameterDict(learner.model.initial_state(*self.heads))
+        self.proj = nn.Linear(dim, dim)
+        for projection in (self.qkv, self.proj):
+            nn.init.trunc_normal_(projection.weight, std=0.02)
+            nn.init.zeros_(projection.bias)
+
+    def forward(
+        self, x: Tensor, grid: tuple[int, int] = (0, 0), rotations: Tensor | None = None
+    ) -> Tensor:
+        """Mix x [B, T, D]; grid and rotations are what a block of ViT³ hands over besides."""
+        q, k, v = (part.unflatten(-1, self.heads) for part in self.qkv(x).chunk(3, dim=-1))
+        return self.proj(self._learn(q, k, v).flatten(2))
+
+    def _learn(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        state, learner = dict(self.state.items()), self.learner
+        if not (learner.causal and learner.model == Linear() and learner.loss is mse):
+            return learner(q, k, v, state)
+        size = learner.mini_batch_size or k.shape[1]
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        count = torch.arange(1, size + 1, dtype=dtype, device=q.device)
+        return ttt_linear(
+            *(q, k, v),
+            q.new_full(q.shape[:3], learner.learning_rate / k.shape[-1] ** 0.5, dtype=dtype),
+            *(state["w"], state["b"]),
+            mini_batch_size=size,
+            position_scale=1 / count,
+        )
+
+
+class _NoConvolution(nn.Module):
+    """Stands where a block of ViT³ convolves."""
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        return x
+
+
+class DesignSpace(ViT3):
+    """ViT³'s backbone and classifier with another inner training: [B, C, H, W] → logits.
+
+    By default learned positions take the place of the blocks' convolutions: what one token knows of
+    another then comes from the inner training alone.
+
+    Args:
+        img_size, patch_size, in_chans, num_classes, embed_dim, depth, num_heads, mlp_ratio,
+            global_pool, drop_rate, drop_path_rate: see :class:`vision_ttt.models.ViT3`.
+        inner_model: one of ``INNER_MODELS``, which every head trains (the MLP's hidden layer is
+            twice as wide as a head), or "vit3" for the published layer, whose training the other
+            arguments do not change.
+        inner_loss: a name in :data:`vision_ttt.inner.LOSSES`.
+        inner_learning_rate: α; at 0 the initial state answers and nothing is learnt from the image.
+        inner_mini_batch_size: tokens per inner step; None for all.
+        inner_causal: a query meets the state that has learnt up to its own token.
+        inner_epochs: passes of the inner training over the tokens; 1 if causal.
+        convolutions: tell positions by ViT³'s residual convolutions, one a block.
+
+    Raises:
+        ValueError: an argument is out of its range; in forward, an image does not fit.
+    """
+
+    def __init__(
+        self,
+        img_size: int = 32,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 64,
+        depth: int = 2,
+        num_heads: int = 2,
+        mlp_ratio: float = 4.0,
+        inner_model: str = "simplified_glu",
+        inner_loss: str = "dot_product",
+        inner_learning_rate: float = 1.0,
+        inner_mini_batch_size: int | None = None,
+        inner_causal: bool = False,
+        inner_epochs: int = 1,
+        convolutions: bool = False,
+        global_pool: str = "avg",
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        choose("inner_model", inner_model, (*INNER_MODELS, PUBLISHED))
+        choose("inner_loss", inner_loss, tuple(LOSSES))
+        super().__init__(
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            global_pool=global_pool,
+            dynamic_img_size=False,  # the convolution is made for its grid
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+        )
+        self.pos_embed = None
+        if not convolutions:
+            self.pos_embed = nn.Parameter(torch.empty(1, self.patch_embed.num_patches, embed_dim))
+            nn.init.trunc_normal_(self.pos_embed, std=0.02)
+            for block in self.blocks:
+                block.cpe = _NoConvolution()
+        if inner_model == PUBLISHED:
+            return
+        learner = Learner(
+            _inner_model(inner_model, tuple(self.patch_embed.grid_size)),
+            LOSSES[inner_loss],
+            learning_rate=inner_learning_rate,
+            mini_batch_size=inner_mini_batch_size,
+            causal=inner_causal,
+            epochs=inner_epochs,
+        )
+        for block in self.blocks:
+            block.ttt = LearnerMixer(embed_dim, num_heads, learner)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Positions and the inner models' initial states (vectors go anyway)."""
+        states = {name for name, _ in self.named_parameters() if ".ttt.state." in name}
+        return {"pos_embed"} | states | super().no_weight_decay()
+
+    def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        tokens, grid = super()._embed(x)
+        return (tokens if self.pos_embed is None else tokens + self.pos_embed), grid
+
+
+NANO = "design_space_nano_patch4_32"
+
+default_cfgs = generate_default_cfgs(
+    {
+        NANO: {
+            "url": "",
+            "num_classes": 1000,
+            "input_size": (3, 32, 32),
+            "pool_size": None,
+            "crop_pct": 0.9,
+            "interpolation": "bicubic",
+            "fixed_input_size": True,
+            "mean": (0.485, 0.456, 0.406),
+            "std": (0.229, 0.224, 0.225),
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+            "license": "apache-2.0",
+        }
+    }
+)
+
+
+@register_model
+def design_space_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> DesignSpace:
+    """Two blocks of width 64 for 32 × 32 images, to compare ways of inner training."""
+    return build_model_with_cfg(
+        DesignSpace,
+        NANO,
+        pretrained,
+        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        **kwargs,
+    )

@@ -1,0 +1,325 @@
+"""DiT³: a diffusion model of images or latents, conditioned on a class, of linear cost.
+
+Shape letters: B images, C channels, T tokens on a grid (h, w), D width, p the patch's side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers import to_2tuple
+from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from vision_ttt.layers.condition import LabelEmbedding, TimestepEmbedding
+from vision_ttt.layers.dit3 import DiT3Block, DiT3Head
+from vision_ttt.layers.sincos2d import sincos_table
+from vision_ttt.models.vit3 import inner_states
+
+RELEASED_GUIDED_CHANNELS = 3
+"""The release guides three channels of a latent, though it has four."""
+
+
+class DiT3(nn.Module):
+    """DiT³: noisy images [B, C, H, W], times [B] and classes [B] → what the noise is.
+
+    DiT (Peebles and Xie) with ViT³'s blocks (ViT³, supplement, Sec. 3 and Table 3)::
+
+        x = Linear(patches) + positions              fixed sines and cosines of row and column
+        c = embedding of the time + embedding of the class
+        x = blocks(x, c)                             see :class:`vision_ttt.layers.DiT3Block`
+        out = patches put back, C channels, with ``learn_sigma`` 2 C
+
+    Of 2 C channels the first half is the noise, the second tells the variance of a denoising step.
+    Positions are computed for the size at hand, so that weights serve any number of whole patches,
+    square or not.
+
+    Args:
+        input_size: height and width that images are generated in, one number for both.
+        patch_size: p.
+        in_channels: C; 4 for latents of an autoencoder, as released, 3 for pixels.
+        hidden_size: D, a multiple of 4.
+        depth: number of blocks.
+        num_heads: heads of the gated linear unit; the convolution is one more.
+        num_classes: classes 0 … num_classes - 1; ``num_classes`` itself means no class.
+        class_dropout_prob: how often a label is dropped in training; 0 leaves no class out, and
+            there is no guidance then.
+        learn_sigma: predict variances, too.
+        mlp_ratio: hidden width of the MLPs over D.
+
+    Initialisation (adaLN-Zero): projections Xavier uniform, embeddings and the time's projections
+    normal with standard deviation 0.02, inner models as in :class:`vision_ttt.layers.ViT3TTT`,
+    biases zero; what steers the blocks, and the last projection, zero: every block is its
+    convolution at first, and the output is 0.
+
+    Raises:
+        ValueError: an argument is out of its range; in forward, shapes or labels do not fit.
+    """
+
+    def __init__(
+        self,
+        input_size: int | tuple[int, int] = 32,
+        patch_size: int = 2,
+        in_channels: int = 4,
+        hidden_size: int = 384,
+        depth: int = 12,
+        num_heads: int = 6,
+        num_classes: int = 1000,
+        class_dropout_prob: float = 0.1,
+        learn_sigma: bool = True,
+        mlp_ratio: float = 4.0,
+    ) -> None:
+        super().__init__()
+        self.input_size = to_2tuple(input_size)
+        self.patch_size = patch_size
+        self.in_channels = in_channels
+        self.out_channels = in_channels * (2 if learn_sigma else 1)
+        self.num_classes = num_classes
+        self.learn_sigma = learn_sigma
+        self.grad_checkpointing = False
+        if not 0 <= class_dropout_prob < 1:
+            raise ValueError(f"class_dropout_prob is {class_dropout_prob}; accepted: 0 to below 1")
+        if hidden_size % 4:
+            raise ValueError(f"hidden_size is {hidden_size}; it must be a multiple of 4")
+        self._check_size(*self.input_size)
+        self.patch_embed = nn.Conv2d(in_channels, hidden_size, patch_size, patch_size)
+        self.time_embed = TimestepEmbedding(hidden_size)
+        self.label_embed = LabelEmbedding(num_classes, hidden_size, class_dropout_prob)
+        self.blocks = nn.ModuleList(
+            DiT3Block(hidden_size, num_heads, mlp_ratio=mlp_ratio) for _ in range(depth)
+        )
+        self.head = DiT3Head(hidden_size, patch_size**2 * self.out_channels)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        nn.init.xavier_uniform_(self.patch_embed.weight.flatten(1))
+        nn.init.zeros_(self.patch_embed.bias)
+        for block in self.blocks:
+            for projection in (block.ttt.qkv, block.ttt.proj, block.mlp.fc1, block.mlp.fc2):
+                nn.init.xavier_uniform_(projection.weight)
+
+    # what optimisers and training ask for
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """The inner models' initial states and the classes' vectors (other vectors go anyway)."""
+        return {*inner_states(self), "label_embed.table.weight"}
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layer groups for layer decay: the embeddings, each block, the head."""
+        return {
+            "stem": r"^(?:patch|time|label)_embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^head", (99999,))],
+        }
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade compute for memory: keep only each block's input for the backward pass."""
+        self.grad_checkpointing = enable
+
+    # forward
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        """Predict the noise.
+
+        Args:
+            x: noisy images [B, C, H, W].
+            t: times [B], whole or not; the released weights know 0 to 1000.
+            y: classes [B], ``num_classes`` for none.
+
+        Returns:
+            [B, C, H, W], with ``learn_sigma`` [B, 2 C, H, W].
+
+        Raises:
+            ValueError: shapes or labels do not fit.
+        """
+        self._check_inputs(x, t, y)
+        x = self.patch_embed(x)  # [B, D, h, w]
+        grid = (x.shape[-2], x.shape[-1])
+        positions = sincos_table(grid, x.shape[1], x.device)
+        x = x.flatten(2).transpose(1, 2) + positions.to(x.dtype)
+        c = self.time_embed(t) + self.label_embed(y)
+        for block in self.blocks:
+            x = checkpoint(block, x, c, grid) if self.grad_checkpointing else block(x, c, grid)
+        return self._unpatchify(self.head(x, c), grid)
+
+    def forward_with_cfg(
+        self,
+        x: Tensor,
+        t: Tensor,
+        y: Tensor,
+        cfg_scale: float,
+        guided_channels: int = RELEASED_GUIDED_CHANNELS,
+    ) -> Tensor:
+        """Predict the noise with classifier-free guidance, as released.
+
+        The first half of the images and times is taken twice: with the classes of the first half of
+        ``y`` and with those of the second half, which should be ``num_classes``. Both halves of the
+        answer hold, in the guided channels, e∅ + s (e_y - e∅), and each its own in the others.
+
+        Args:
+            x: noisy images [2 B, C, H, W], of which the second half plays no part.
+            t: times [2 B], likewise.
+            y: classes [2 B], the second half those to be guided away from.
+            cfg_scale: s; 1 is the prediction for the class, 0 that for none.
+            guided_channels: how many of the first channels; the release's 3, of a latent's 4, are
+                all where there are fewer. ``in_channels`` are all of the noise.
+
+        Raises:
+            ValueError: as in forward; an odd batch; there is no such number of channels.
+        """
+        if len(x) % 2:
+            raise ValueError(f"guidance takes a batch of two halves, got {list(x.shape)}")
+        most = max(RELEASED_GUIDED_CHANNELS, self.out_channels)
+        if not 1 <= guided_channels <= most:
+            raise ValueError(f"guided_channels is {guided_channels}; accepted: 1 to {most}")
+        images, times = (first.chunk(2)[0] for first in (x, t))
+        out = self(torch.cat((images, images)), torch.cat((times, times)), y)
+        noise, rest = out[:, :guided_channels], out[:, guided_channels:]
+        conditional, unconditional = noise.chunk(2)
+        guided = unconditional + cfg_scale * (conditional - unconditional)
+        return torch.cat((torch.cat((guided, guided)), rest), dim=1)
+
+    def example_inputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs of :meth:`forward` for images x, at time 0 and of class 0, e.g. to count by."""
+        return x, x.new_zeros(len(x)), torch.zeros(len(x), dtype=torch.int64, device=x.device)
+
+    def _unpatchify(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Tokens [B, T, p · p · C], channels fastest, → [B, C, p h, p w]."""
+        side = self.patch_size
+        x = x.unflatten(-1, (side, side, -1)).unflatten(1, grid)  # [B, h, w, p, p, C]
+        x = x.permute(0, 5, 1, 3, 2, 4)  # [B, C, h, p, w, p]
+        return x.reshape(*x.shape[:2], side * grid[0], side * grid[1])
+
+    def _check_inputs(self, x: Tensor, t: Tensor, y: Tensor) -> None:
+        if x.ndim != 4 or x.shape[1] != self.in_channels:
+            raise ValueError(f"x must be [B, {self.in_channels}, H, W], got {list(x.shape)}")
+        self._check_size(x.shape[2], x.shape[3])
+        if t.shape != x.shape[:1] or y.shape != x.shape[:1]:
+            raise ValueError(
+                f"t and y must be [{len(x)}], one for each of x {list(x.shape)}, got "
+                f"{list(t.shape)} and {list(y.shape)}"
+            )
+        if y.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"y must be classes as int64 or int32, got {y.dtype}")
+        # Elsewhere, looking at the labels would wait for the device or break the graph.
+        if y.is_cpu and len(y) and not torch.compiler.is_compiling():
+            known = self.label_embed.table.num_embeddings
+            if y.min() < 0 or y.max() >= known:
+                none = f", {known - 1} being none" if known > self.num_classes else ""
+                raise ValueError(f"y must be classes 0 to {known - 1}{none}, got {y.tolist()}")
+
+    def _check_size(self, height: int, width: int) -> None:
+        side = self.patch_size
+        if side < 1 or height < 1 or width < 1 or height % side or width % side:
+            raise ValueError(
+                f"images of {height} × {width} are not whole patches of {side} × {side}"
+            )
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "nano": {"hidden_size": 128, "depth": 6, "num_heads": 4},
+    "small": {"hidden_size": 384, "depth": 12, "num_heads": 6},
+    "base": {"hidden_size": 768, "depth": 12, "num_heads": 12},
+}
+
+
+def pretrained_cfg(input_size: tuple[int, int, int]) -> dict[str, Any]:
+    """timm's description of a model's input and weights: pixels from -1 to 1, or latents."""
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": input_size,
+        "pool_size": None,
+        "crop_pct": 1.0,
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": (0.5,) * input_size[0],
+        "std": (0.5,) * input_size[0],
+        "first_conv": None,  # timm would make it one of another number of channels
+        "classifier": None,
+        "license": "apache-2.0",
+    }
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "dit3_nano_patch4_32": pretrained_cfg((3, 32, 32)),
+        **{
+            f"dit3_{size}_patch{patch}_32": pretrained_cfg((4, 32, 32))
+            for size in ("small", "base")
+            for patch in (8, 4, 2)
+        },
+    }
+)
+
+
+def _create(size: str, patch: int, pretrained: bool, **kwargs: Any) -> DiT3:
+    """Build a DiT³ of a size in ``SIZES`` through timm; a wrong keyword raises TypeError.
+
+    timm's words for them, img_size and in_chans, serve beside input_size and in_channels.
+    """
+    for ours, timms in (("input_size", "img_size"), ("in_channels", "in_chans")):
+        if ours in kwargs:
+            kwargs[timms] = kwargs.pop(ours)
+    model = build_model_with_cfg(
+        _dit3,
+        f"dit3_{size}_patch{patch}_32",
+        pretrained,
+        **{**SIZES[size], "patch_size": patch, **kwargs},
+    )
+    channels = model.in_channels
+    model.pretrained_cfg |= {
+        "input_size": (channels, *model.input_size),
+        "mean": (0.5,) * channels,
+        "std": (0.5,) * channels,
+    }
+    return model
+
+
+def _dit3(img_size: int | tuple[int, int], in_chans: int, **kwargs: Any) -> DiT3:
+    return DiT3(input_size=img_size, in_channels=in_chans, **kwargs)
+
+
+@register_model
+def dit3_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
+    """DiT³ for 32 × 32 pixels and a laptop: 64 tokens."""
+    return _create("nano", 4, pretrained, **kwargs)
+
+
+@register_model
+def dit3_small_patch8_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
+    """DiT³-S/8 of 32 × 32 latents: 16 tokens."""
+    return _create("small", 8, pretrained, **kwargs)
+
+
+@register_model
+def dit3_small_patch4_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
+    """DiT³-S/4 of 32 × 32 latents: 64 tokens."""
+    return _create("small", 4, pretrained, **kwargs)
+
+
+@register_model
+def dit3_small_patch2_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
+    """DiT³-S/2 of 32 × 32 latents: 256 tokens."""
+    return _create("small", 2, pretrained, **kwargs)
+
+
+@register_model
+def dit3_base_patch8_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
+    """DiT³-B/8 of 32 × 32 latents: 16 tokens."""
+    return _create("base", 8, pretrained, **kwargs)
+
+
+@register_model
+def dit3_base_patch4_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
+    """DiT³-B/4 of 32 × 32 latents: 64 tokens."""
+    return _create("base", 4, pretrained, **kwargs)
+
+
+@register_model
+def dit3_base_patch2_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
+    """DiT³-B/2 of 32 × 32 latents: 256 tokens."""
+    return _create("base", 2, pretrained, **kwargs)

@@ -1,0 +1,128 @@
+"""`vision-ttt sweep`."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from vision_ttt.bench.machine import describe_run
+from vision_ttt.cli import sweep
+from vision_ttt.cli.main import main
+from vision_ttt.sweeps import SWEEPS, Panel, Sweep, Variant
+from vision_ttt.sweeps.results import Result, read_results, write_results
+
+
+@pytest.fixture
+def tiny(tiny_fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(yaml.safe_dump(tiny_fields(epochs=2, warmup_epochs=0)))
+    rows = (
+        Variant("plain", {}, published=77.7, note="All of it"),
+        Variant("bare", {"model_args": {"design": "ttt_layer"}}),
+        Variant("wrong", {"model_args": {"num_heads": 5}}),
+    )
+    shown = Panel("A tiny panel", {"Plain": "plain", "Bare": "bare", "Wrong": "wrong"})
+    own = Sweep("tiny", "Tiny rows", str(recipe), {}, rows, (shown,), "It proves nothing.", "%")
+    monkeypatch.setitem(SWEEPS, "tiny", own)
+    monkeypatch.chdir(tmp_path)
+    return own
+
+
+@pytest.fixture
+def results() -> list[Result]:
+    run = describe_run(["vision-ttt", "sweep", "tiny"], torch.device("cpu"))
+    counts = (2, 1297, 500, 1234, 5_600_000)
+    return [
+        Result("tiny", row, seed, "a_model", "{}", *counts, 0.9, 0.3 + seed, 1.0, 2.5, run)
+        for row in ("plain", "bare")
+        for seed in (0, 1)
+    ]
+
+
+def test_rows_to_csv_table_figure_and_page(tiny, tmp_path, capfd):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- bench:tiny -->\n<!-- /bench -->\n")
+    argv = ["sweep", "tiny", "--rows", "plain", "bare", "--seeds", "3", "4", "--epochs", "1"]
+    assert main([*argv, "--jobs", "2", "--page", str(page)]) == 0
+    said, told = capfd.readouterr()
+    assert "Bare" in said
+    assert "It proves nothing." in said
+    assert "plain, seed 3: test accuracy" in told
+    rows = read_results(tmp_path / "runs" / "sweep-tiny" / "results.csv")
+    assert [(row.row, row.seed) for row in rows] == [
+        *(("plain", 3), ("bare", 3), ("plain", 4), ("bare", 4))
+    ]
+    assert {row.epochs for row in rows} == {1}
+    assert "vision-ttt sweep tiny --rows plain bare --seeds 3 4" in rows[0].run.command
+    assert (tmp_path / "runs" / "sweep-tiny" / "tiny.png").stat().st_size > 10_000
+    assert (tmp_path / "runs" / "sweep-tiny" / "bare" / "seed-4" / "last.safetensors").exists()
+    assert "| Plain | plain |" in page.read_text()
+    assert "77.7 |" in page.read_text()
+
+
+def test_table_and_figure_are_made_again_from_the_csv(tiny, tmp_path, results, capsys):
+    table, figure, page = (tmp_path / name for name in ("some.csv", "new/some.svg", "page.md"))
+    write_results(table, results)
+    page.write_text("before\n<!-- bench:tiny -->\nold\n<!-- /bench -->\nafter\n")
+    argv = ["sweep", "tiny", "--table-only", "--results", str(table), "--figure", str(figure)]
+    assert main([*argv, "--page", str(page)]) == 0
+    assert "| Bare | bare |" in page.read_text()
+    assert page.read_text().startswith("before\n")
+    assert "old" not in page.read_text()
+    assert page.read_text().endswith("after\n")
+    assert figure.read_text().startswith("<?xml")
+    assert not (tmp_path / "runs").exists()
+    assert "Plain" in capsys.readouterr().out
+    assert main([*argv[:3], "--results", "missing.csv"]) == 2
+    assert "missing.csv" in capsys.readouterr().err
+
+
+def test_a_failed_run_is_named_with_the_end_of_its_log(tiny, tmp_path, capfd):
+    argv = ["sweep", "tiny", "--seeds", "0", "--epochs", "1", "--rows", "wrong", "bare"]
+    assert main([*argv, "--jobs", "1"]) == 1
+    told = capfd.readouterr().err
+    assert "wrong, seed 0 failed with exit code 2; its log" in told
+    assert "multiple of num_heads" in told
+    rows = read_results(tmp_path / "runs" / "sweep-tiny" / "results.csv")
+    assert [row.row for row in rows] == ["bare"]
+
+
+def test_ctrl_c_tells_how_to_go_on(tiny, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "run_all", interrupted)
+    assert main(["sweep", "tiny"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_list_prints_the_rows_with_what_each_changes(tiny, tmp_path, capsys):
+    assert main(["sweep", "tiny", "--list"]) == 0
+    said = capsys.readouterr().out
+    assert "design=ttt_layer" in said
+    assert "nothing" in said
+    assert "A tiny panel" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--rows", "plan"], "no row 'plan'; nearest: plain"),
+        (["--jobs", "0"], "jobs is 0"),
+        (["--epochs", "0"], "epochs is 0"),
+        (["--seeds", "-1"], "seed is -1"),
+        (["--figure", "a.doc"], "its suffix must be one of"),
+        (["--page", "missing.md"], "missing.md"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_trained(tiny, tmp_path, capsys, wrong, message):
+    assert main(["sweep", "tiny", *wrong]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_unknown_sweeps_are_answered_with_the_known(capsys):
+    assert main(["sweep", "ablation"]) == 2
+    assert "ablation-digits" in capsys.readouterr().err
