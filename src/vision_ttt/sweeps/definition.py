@@ -1,0 +1,114 @@
+"""What a sweep is: rows that change a recipe, each trained with several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vision_ttt import recipes
+from vision_ttt.engine import TrainConfig
+from vision_ttt.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row: a recipe with some of its fields changed."""
+
+    name: str
+    """Folder of its runs, and what `--rows` calls it."""
+    changes: Mapping[str, Any]
+    """Fields of :class:`TrainConfig`; `model_args` adds to the recipe's."""
+    published: float | None = None
+    """The paper's own figure for this row, in the sweep's `published_unit`."""
+    note: str = ""
+    """What a reader must know about the row, for the table."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows that belong side by side: one part of the table and of the picture.
+
+    A row may stand in several panels, under a name that fits each.
+    """
+
+    title: str
+    rows: Mapping[str, str]
+    """Label in this panel → name of the row."""
+    in_steps: bool = False
+    """Whether each row goes a step further than the one before; the picture joins their means."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A named list of rows to train and to compare.
+
+    Raises:
+        ValueError: a panel names a row that is not there, or a row stands in no panel.
+    """
+
+    name: str
+    title: str
+    recipe: str
+    """A packaged recipe, see :func:`vision_ttt.recipes.read`."""
+    base: Mapping[str, Any]
+    """Fields that differ from the recipe's in every row."""
+    rows: tuple[Variant, ...]
+    panels: tuple[Panel, ...]
+    caveat: str
+    """How far the result may be trusted, in a sentence for the table and the picture."""
+    published_unit: str = ""
+    """What the papers' figures are, e.g. "top-1 of Vittt-T on ImageNet-1K, %"; empty for none."""
+    by_name: Mapping[str, Variant] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        by_name = {row.name: row for row in self.rows}
+        shown = {name for panel in self.panels for name in panel.rows.values()}
+        if len(by_name) < len(self.rows) or shown != set(by_name):
+            raise ValueError(
+                f"sweep {self.name}: rows {sorted(row.name for row in self.rows)} and the panels' "
+                f"{sorted(shown)} must be the same, each once"
+            )
+        object.__setattr__(self, "by_name", by_name)
+
+    def find(self, names: Sequence[str] | None) -> tuple[Variant, ...]:
+        """The rows of these names, each once; None for all.
+
+        Raises:
+            UserError: a name is unknown; names the nearest.
+        """
+        if names is None:
+            return self.rows
+        for name in names:
+            if name not in self.by_name:
+                raise UserError(
+                    f"sweep {self.name} has no row {name!r}; nearest: {nearest(name, self.by_name)}"
+                )
+        return tuple(self.by_name[name] for name in dict.fromkeys(names))
+
+    def config(
+        self, row: Variant, seed: int, folder: Path, overrides: Mapping[str, Any] | None = None
+    ) -> TrainConfig:
+        """The training run of a row with a seed, in its place under `folder`.
+
+        Raises:
+            ConfigError: a value is out of its range.
+        """
+        values = recipes.read(self.recipe)
+        model_args = {
+            **values.get("model_args", {}),
+            **self.base.get("model_args", {}),
+            **row.changes.get("model_args", {}),
+        }
+        return recipes.resolve(
+            {
+                **values,
+                **self.base,
+                **row.changes,
+                **(overrides or {}),
+                "model_args": model_args,
+                "seed": seed,
+                "output": str(folder / row.name / f"seed-{seed}"),
+            }
+        )

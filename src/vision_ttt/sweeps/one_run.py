@@ -1,0 +1,110 @@
+"""One run of a sweep, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from vision_ttt.bench.complexity import count_macs
+from vision_ttt.bench.machine import describe_run
+from vision_ttt.engine import TrainConfig, train
+from vision_ttt.errors import Interrupted, UserError
+from vision_ttt.sweeps.locks import alone_in
+from vision_ttt.sweeps.results import Result, finished, save_result
+
+_LOGGER = logging.getLogger(__name__)
+INTERRUPTED = 130  # exit codes, as the command line has them
+USER_ERROR = 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process is to train."""
+
+    sweep: str
+    row: str
+    config: TrainConfig
+    command: tuple[str, ...]
+    """Of the sweep, for the record."""
+
+
+def perform(task: Task) -> Result:
+    """Train, or go on with what an interrupted process left, and keep the result.
+
+    Waits for a process that a killed sweep left behind at this very run.
+
+    Raises:
+        Interrupted, UserError, OSError: as :func:`vision_ttt.engine.train` does.
+    """
+    config = task.config
+    with alone_in(Path(config.output), wait=True):
+        result = finished(config)
+        if result is None:
+            result = _train(task)
+            save_result(config, result)
+    return result
+
+
+def _train(task: Task) -> Result:
+    config = task.config
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    run = describe_run(task.command, device)  # of the source as it is when the run begins
+    trained = train(config, resume="auto")
+    last = trained.metrics["epochs"][-1]
+    return Result(
+        sweep=task.sweep,
+        row=task.row,
+        seed=config.seed,
+        model=config.model,
+        model_args=json.dumps(config.model_args),
+        epochs=config.epochs,
+        train_images=trained.metrics["train_images"],
+        test_images=trained.metrics["test_images"],
+        parameters=trained.metrics["parameters"],
+        macs=count_macs(trained.model, trained.input["input_size"]),
+        test_accuracy=last["test_accuracy"],
+        test_loss=last["test_loss"],
+        train_loss=last["train_loss"],
+        seconds=trained.metrics["seconds"],
+        run=run,
+    )
+
+
+def main(task: Task, lifeline: Connection, log: Path) -> None:
+    """Perform a task as all that this process does, and exit.
+
+    Args:
+        task: what to train.
+        lifeline: the reading end of a pipe into which nobody writes. When its other end closes,
+            however the sweep came to its end, the run writes a checkpoint and exits.
+        log: file that what the run says is added to.
+    """
+    with log.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    try:
+        perform(task)
+    except Interrupted as interruption:
+        _LOGGER.info("%s", interruption)
+        sys.exit(INTERRUPTED)
+    except UserError as error:
+        _LOGGER.error("error: %s", error)
+        sys.exit(USER_ERROR)
+
+
+def _end_with(lifeline: Connection) -> None:
+    """Ask this process to end, by SIGTERM, when nobody holds the pipe's other end any more."""
+    lifeline.poll(None)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,124 @@
+"""What the runs of a sweep gave: a row of a CSV file each, with all that repeating it needs."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from vision_ttt.bench.rows import Run
+from vision_ttt.engine import TrainConfig
+from vision_ttt.engine.files import write_text
+from vision_ttt.errors import UserError
+
+RESULT_FILE = "result.json"
+"""In a run's directory, written when it is finished: its config and its :class:`Result`."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished training run of a sweep."""
+
+    sweep: str
+    row: str
+    seed: int
+    model: str
+    model_args: str
+    """JSON."""
+    epochs: int
+    train_images: int
+    test_images: int
+    parameters: int
+    macs: int
+    """Multiply-adds of a forward pass on one image."""
+    test_accuracy: float
+    """From 0 to 1, after the last epoch."""
+    test_loss: float
+    """Cross-entropy in nats, without label smoothing."""
+    train_loss: float
+    """Mean over the last epoch, of what is minimised: with label smoothing and augmentation."""
+    seconds: float
+    """Of training, evaluations left out; other runs were computing beside it."""
+    run: Run
+    """Where, when and with what."""
+
+    def cells(self) -> dict[str, Any]:
+        """The result flat, column name → value: its own fields, then those of its run."""
+        cells = dataclasses.asdict(self)
+        return cells | cells.pop("run")
+
+
+_RUN_TYPES = get_type_hints(Run)
+_OWN_TYPES = {name: kind for name, kind in get_type_hints(Result).items() if name != "run"}
+COLUMNS = (*_OWN_TYPES, *_RUN_TYPES)
+
+
+def save_result(config: TrainConfig, result: Result) -> None:
+    """Write the result into its run's directory: from now on the run counts as finished."""
+    text = json.dumps({"config": dataclasses.asdict(config), "result": result.cells()}, indent=2)
+    write_text(Path(config.output) / RESULT_FILE, text + "\n")
+
+
+def finished(config: TrainConfig) -> Result | None:
+    """The result of this very run where it is finished, else None."""
+    path = Path(config.output) / RESULT_FILE
+    if not path.is_file():
+        return None
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    wanted, default = (
+        json.loads(json.dumps(dataclasses.asdict(each))) for each in (config, TrainConfig())
+    )
+    # A folder may have been moved, and fields that came later had their defaults.
+    if default | saved["config"] | {"output": ""} != wanted | {"output": ""}:
+        return None
+    return _from_cells(saved["result"])
+
+
+def write_results(path: Path, results: Iterable[Result]) -> None:
+    """Write a CSV file, whole or not at all; its folder is made where missing.
+
+    Raises:
+        OSError: it cannot be written; its former content is kept.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(result.cells() for result in results)
+    write_text(path, table.getvalue())
+
+
+def read_results(path: Path) -> list[Result]:
+    """Read a file that :func:`write_results` wrote.
+
+    Raises:
+        UserError: the columns are others, or a cell is not a value of its column.
+        OSError: the file cannot be read.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise UserError(
+                f"{path} is no file of a sweep's results: its columns are {reader.fieldnames}, and "
+                f"must be {list(COLUMNS)}"
+            )
+        results = []
+        for cells in reader:
+            if None in cells or None in cells.values():  # DictReader's sign of too many or too few
+                raise UserError(f"{path}, line {reader.line_num}: not {len(COLUMNS)} cells")
+            try:
+                results.append(_from_cells(cells))
+            except ValueError as error:
+                raise UserError(f"{path}, line {reader.line_num}: {error}") from error
+    return results
+
+
+def _from_cells(cells: dict[str, Any]) -> Result:
+    own = {name: kind(cells[name]) for name, kind in _OWN_TYPES.items()}
+    run = {name: kind(cells[name]) for name, kind in _RUN_TYPES.items()}
+    return Result(**own, run=Run(**run))

@@ -1,0 +1,138 @@
+"""Running a sweep: side by side, after faults, after being killed."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vision_ttt.engine import train
+from vision_ttt.engine.run_directory import checkpoints
+from vision_ttt.errors import UserError
+from vision_ttt.sweeps import runs
+from vision_ttt.sweeps.locks import alone_in
+from vision_ttt.sweeps.one_run import Task
+from vision_ttt.sweeps.results import RESULT_FILE, Result, finished
+from vision_ttt.sweeps.runs import Failure, run_all
+
+KILLED_SWEEP = Path(__file__).with_name("killed_sweep.py")
+
+
+def tasks_of(sweep, folder, seeds=(0, 1)):
+    return [
+        Task(sweep.name, row.name, sweep.config(row, seed, folder), ("vision-ttt", "sweep", "tiny"))
+        for seed in seeds
+        for row in sweep.rows
+    ]
+
+
+def test_two_rows_with_two_seeds_are_trained_once(make_sweep, tmp_path, monkeypatch):
+    sweep = make_sweep(plain={}, bare={"model_args": {"design": "ttt_layer"}})
+    tasks = tasks_of(sweep, tmp_path / "runs")
+    ended = []
+    assert run_all(tasks, tmp_path / "runs", 2, lambda *each: ended.append(each)) == []
+    assert {(task.row, task.config.seed) for task, _ in ended} == {
+        *(("plain", 0), ("plain", 1), ("bare", 0), ("bare", 1))
+    }
+    results = {(result.row, result.seed): result for _, result in ended}
+    assert all(isinstance(result, Result) for result in results.values())
+    plain, bare = results["plain", 0], results["bare", 0]
+    assert plain.parameters > bare.parameters
+    assert plain.macs > bare.macs > 1e5
+    assert plain.test_loss not in (bare.test_loss, results["plain", 1].test_loss)
+    assert plain.run.threads == 1
+    assert plain.run.command.endswith("vision-ttt sweep tiny")
+    assert (plain.train_images, plain.test_images, plain.epochs) == (16, 8, 1)
+
+    config = dataclasses.replace(tasks[0].config, output=str(tmp_path / "alone"))
+    alone = train(config).metrics
+    for name in ("test_loss", "test_accuracy", "parameters"):
+        assert getattr(plain, name) == pytest.approx(alone[name], rel=1e-5)
+    assert plain.train_loss == pytest.approx(alone["epochs"][-1]["train_loss"], rel=1e-5)
+
+    files = list((tmp_path / "runs").glob(f"*/*/{RESULT_FILE}"))
+    written = {path: path.stat().st_mtime_ns for path in files}
+    assert len(written) == 4
+    monkeypatch.setattr(runs._Processes, "start", None)  # nothing is to be started
+    again = []
+    run_all(tasks, tmp_path / "runs", 2, lambda _task, result: again.append(result))
+    assert again == [finished(task.config) for task in tasks]
+    assert {path: path.stat().st_mtime_ns for path in files} == written
+
+
+def test_a_failed_run_is_told_and_the_others_go_on(make_sweep, tmp_path):
+    sweep = make_sweep(wrong={"model_args": {"num_heads": 5}}, right={})
+    ended = []
+    tasks = tasks_of(sweep, tmp_path / "runs", seeds=(0,))
+    log = tmp_path / "runs" / "wrong" / "seed-0" / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text("of a former attempt\n" * 9)
+    (failure,) = run_all(tasks, tmp_path / "runs", 1, lambda *each: ended.append(each))
+    assert isinstance(failure, Failure)
+    assert failure.task.row == "wrong"
+    assert failure.exit_code == 2
+    assert "multiple of num_heads" in failure.last_lines[-1]
+    assert len(failure.last_lines) == 5
+    assert failure.log == log
+    assert [(task.row, type(outcome)) for task, outcome in ended] == [
+        *(("wrong", Failure), ("right", Result))
+    ]
+
+
+def test_two_sweeps_do_not_share_a_folder(make_sweep, tmp_path):
+    tasks = tasks_of(make_sweep(plain={}), tmp_path)
+    with (
+        alone_in(tmp_path, wait=False),
+        pytest.raises(UserError, match=f"another sweep is at work in {tmp_path}"),
+    ):
+        run_all(tasks, tmp_path, 1, lambda *_: None)
+    assert not (tmp_path / "plain").exists()
+
+
+def test_an_interrupted_sweep_ends_its_runs_with_checkpoints(make_sweep, tmp_path):
+    sweep = make_sweep(short={"epochs": 1}, long={"epochs": 500})
+    tasks = tasks_of(sweep, tmp_path, seeds=(0,))
+
+    def interrupt(task, _outcome):
+        assert task.row == "short"
+        wait_until(lambda: checkpoints(tmp_path / "long" / "seed-0"))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(tasks, tmp_path, 2, interrupt)
+    with alone_in(tmp_path / "long" / "seed-0", wait=False):  # its process has ended
+        assert "stopped after update" in (tmp_path / "long" / "seed-0" / "log.txt").read_text()
+
+
+def test_a_killed_sweep_goes_on_where_it_was(make_sweep, tmp_path):
+    sweep, output = make_sweep(short={"epochs": 1}, long={"epochs": 8}), tmp_path / "runs"
+    command = [sys.executable, str(KILLED_SWEEP), sweep.recipe, str(output)]
+    long = output / "long" / "seed-0"
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_until(lambda: checkpoints(long) or process.poll() is not None)
+    assert process.poll() is None, "the sweep ended before it could be killed"
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    with alone_in(long, wait=True):  # the run it left behind has ended
+        assert not (long / RESULT_FILE).exists()
+    short = (output / "short" / "seed-0" / RESULT_FILE).stat().st_mtime_ns
+    assert "stopped after update" in (long / "log.txt").read_text()
+
+    ended = []
+    tasks = tasks_of(sweep, output, seeds=(0,))
+    assert run_all(tasks, output, 1, lambda _task, result: ended.append(result)) == []
+    assert [(result.row, result.epochs) for result in ended] == [("short", 1), ("long", 8)]
+    assert (output / "short" / "seed-0" / RESULT_FILE).stat().st_mtime_ns == short
+    told = (long / "log.txt").read_text()
+    assert [told.count(f"epoch {number}/8") for number in range(1, 9)] == [1] * 8
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
