@@ -1,4 +1,4 @@
-"""What backbones with mean pooling and a linear head share of timm's contract."""
+"""What backbones share of timm's contract: running their blocks, pooling and a linear head."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from timm.models import checkpoint
+from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 POOLS = ("avg", "")
@@ -23,7 +24,53 @@ def choose(name: str, value: str, accepted: Collection[str]) -> str:
     return value
 
 
-class PooledClassifier(nn.Module):
+class Classifier(nn.Module):
+    """A stack of `blocks`, their final `norm` and a `head`, whose names timm knows.
+
+    A subclass makes them, sets `grad_checkpointing`, and has :meth:`forward_features`,
+    :meth:`forward_head` and :meth:`reset_classifier`.
+    """
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade compute for memory: keep only each block's input for the backward pass."""
+        self.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what ``forward_intermediates`` with these indices does not need."""
+        taken, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0)
+        return taken
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def _run(self, block: nn.Module, *inputs: Any) -> Tensor:
+        return checkpoint(block, *inputs) if self.grad_checkpointing else block(*inputs)
+
+    @staticmethod
+    def _make_head(num_features: int, num_classes: int, like: Tensor) -> nn.Module:
+        """A fresh head beside a parameter, for no classes the identity."""
+        if not num_classes:
+            return nn.Identity()
+        head = nn.Linear(num_features, num_classes, device=like.device, dtype=like.dtype)
+        nn.init.trunc_normal_(head.weight, std=0.02)
+        nn.init.zeros_(head.bias)
+        return head
+
+
+class PooledClassifier(Classifier):
     """A backbone's pooling and head; a subclass gives forward_features [B, …, D], channels last.
 
     Args:
@@ -46,33 +93,13 @@ class PooledClassifier(nn.Module):
         self.head: nn.Module = nn.Identity()
         self.reset_classifier(num_classes, global_pool)
 
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade compute for memory: keep only each block's input for the backward pass."""
-        self.grad_checkpointing = enable
-
-    @torch.jit.ignore
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head by a fresh one, and the pooling where given."""
         if global_pool is not None:
             self.global_pool = choose("global_pool", global_pool, POOLS)
         self.num_classes = num_classes
         like = next(self.parameters(), torch.empty(0))  # the head comes first in __init__
-        self.head = nn.Identity()
-        if num_classes:
-            self.head = nn.Linear(
-                self.num_features, num_classes, device=like.device, dtype=like.dtype
-            )
-            nn.init.trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Normalised features [B, …, D] of images [B, C, H, W]."""
-        raise NotImplementedError
+        self.head = self._make_head(self.num_features, num_classes, like)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits of features [B, …, D], or with ``pre_logits`` the feature the head would see."""
@@ -80,9 +107,3 @@ class PooledClassifier(nn.Module):
             x = x.flatten(1, -2).mean(1)
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
-
-    def _run(self, block: nn.Module, *inputs: Any) -> Tensor:
-        return checkpoint(block, *inputs) if self.grad_checkpointing else block(*inputs)

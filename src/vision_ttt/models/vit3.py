@@ -174,18 +174,6 @@ class ViT3(PooledClassifier):
                 features.append(y)
         return features if intermediates_only else (self.norm(x), features)
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop what :meth:`forward_intermediates` with these indices does not need."""
-        taken, last = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: last + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0)
-        return taken
-
 
 def inner_states(model: nn.Module) -> set[str]:
     """Names of the learned states that the inner models begin with."""

@@ -11,7 +11,6 @@ import torch
 from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates
 from timm.models import (
     build_model_with_cfg,
-    checkpoint,
     generate_default_cfgs,
     register_model,
 )
@@ -34,7 +33,7 @@ from vision_ttt.models.image_size import (
     embed_patches,
     positions_for,
 )
-from vision_ttt.models.pooled_classifier import choose
+from vision_ttt.models.pooled_classifier import Classifier, choose
 
 DESIGN_ROUTE = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
 """Table 3's route: each step adds its part to the one before; the last is the published model."""
@@ -68,7 +67,7 @@ def _mixer(
     return VitttMixer(dim, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path)
 
 
-class Vittt(nn.Module):
+class Vittt(Classifier):
     """Vision-TTT backbone and classifier: images [B, C, H, W] → logits [B, num_classes].
 
     A patch embedding with learned positions (Eq. 8), ``depth`` blocks (Eq. 9), LayerNorm, a pooled
@@ -175,10 +174,7 @@ class Vittt(nn.Module):
         ]
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
-        if num_classes:
-            nn.init.trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
+        self.head = self._make_head(embed_dim, num_classes, self.pos_embed)
 
     # timm's contract
 
@@ -199,29 +195,13 @@ class Vittt(nn.Module):
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
 
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade compute for memory: keep only each block's input for the backward pass."""
-        self.grad_checkpointing = enable
-
-    @torch.jit.ignore
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head by a fresh one, and where given the pooling (its tokens must exist)."""
         if global_pool is not None:
             tokens = () if self.class_tokens is None else (self.class_tokens.placement,)
             self.global_pool = choose("global_pool", global_pool, ("avg", "max_norm", "", *tokens))
         self.num_classes = num_classes
-        if not num_classes:
-            self.head = nn.Identity()
-            return
-        weight = self.pos_embed
-        self.head = nn.Linear(self.embed_dim, num_classes, device=weight.device, dtype=weight.dtype)
-        nn.init.trunc_normal_(self.head.weight, std=0.02)
-        nn.init.zeros_(self.head.bias)
+        self.head = self._make_head(self.embed_dim, num_classes, self.pos_embed)
 
     @torch.jit.ignore
     def set_input_size(
@@ -254,13 +234,6 @@ class Vittt(nn.Module):
         extra = self.class_tokens.positions(x.shape[1])
         return self.class_tokens.insert(x), grid, extra
 
-    def _run(
-        self, block: nn.Module, x: Tensor, grid: tuple[int, int], extra: tuple[int, ...]
-    ) -> Tensor:
-        if self.grad_checkpointing:
-            return checkpoint(block, x, grid, extra)
-        return block(x, grid, extra)
-
     def forward_features(self, x: Tensor) -> Tensor:
         """Normalised tokens [B, N, D] of images [B, C, H, W]."""
         x, grid, extra = self._embed(x)
@@ -276,9 +249,6 @@ class Vittt(nn.Module):
         """Logits of tokens [B, N, D], or with ``pre_logits`` the feature the head would see."""
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
         self,
@@ -322,21 +292,6 @@ class Vittt(nn.Module):
                 y = y.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
             features.append((y, tokens) if return_prefix_tokens else y)
         return features if intermediates_only else (self.norm(x), features)
-
-    def prune_intermediate_layers(
-        self,
-        indices: int | list[int] = 1,
-        prune_norm: bool = False,
-        prune_head: bool = True,
-    ) -> list[int]:
-        """Drop what :meth:`forward_intermediates` with these indices does not need."""
-        taken, last = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: last + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0)
-        return taken
 
 
 SIZES: dict[str, dict[str, Any]] = {
