@@ -37,12 +37,14 @@ class Usage(NamedTuple):
     machine_code: str
 
 
-def usage(kernel: str, dtype: str, dim: int, tile: int, warps: int, directory) -> Usage:
+def usage(kernel: str, dtype: str, dim: int, tile: int, warps: int, directory, **limits) -> Usage:
     """Compile a kernel for the arguments that its launcher passes it, all options in use."""
     module, function = KERNELS[kernel]
     jitted = getattr(import_module(f"{PACKAGE}.{module}"), function)
     view, share, operand, precision = DTYPES[dtype]
     constants = {"DIM": dim, "TILE": tile, "OPERAND": operand, "PRECISION": precision}
+    if limits:  # of the crowded forward pass, which keeps no states
+        constants |= {"kept_w": None, "kept_b": None}
     plain = {parameter.name for parameter in jitted.params if parameter.do_not_specialize}
     signature, aligned = {}, {}
     for index, name in enumerate(jitted.arg_names):
@@ -59,7 +61,7 @@ def usage(kernel: str, dtype: str, dim: int, tile: int, warps: int, directory) -
             signature[name] = view if name in VIEWS else share if name in SHARES else "*fp32"
             aligned[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=jitted, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
+    options = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True, **limits}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     path = directory / "kernel.cubin"
     path.write_bytes(compiled.asm["cubin"])
@@ -79,6 +81,15 @@ def _warps(dim: int, tile: int, dtype: str) -> tuple[int, ...]:
     return tuning.choices(dim, tile, DTYPES[dtype][2])
 
 
+def check_unspilled(found: Usage) -> None:
+    assert found.stack == 0, f"{found.stack} bytes of a thread's registers are spilled"
+    assert not re.search(r"\b(LDL|STL)\b", found.machine_code)
+    assert found.shared <= SHARED_MEMORY
+    # Products on Hopper's own tensor core instruction, tokens fetched 16 bytes at a time.
+    assert "HGMMA" in found.machine_code
+    assert "LDG.E.128" in found.machine_code
+
+
 @pytest.mark.parametrize("warps", [4, 8])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_of_vittt_spill_nothing(kernel, warps, tmp_path, record_property):
@@ -86,12 +97,21 @@ def test_kernels_of_vittt_spill_nothing(kernel, warps, tmp_path, record_property
     assert warps in _warps(64, 16, "bfloat16")
     found = usage(kernel, "bfloat16", 64, 16, warps, tmp_path)
     record_property("registers, stack, shared memory", found[:3])
-    assert found.stack == 0, f"{found.stack} bytes of a thread's registers are spilled"
-    assert not re.search(r"\b(LDL|STL)\b", found.machine_code)
-    assert found.shared <= SHARED_MEMORY
-    # Products on Hopper's own tensor core instruction, tokens fetched 16 bytes at a time.
-    assert "HGMMA" in found.machine_code
-    assert "LDG.E.128" in found.machine_code
+    check_unspilled(found)
+
+
+def test_three_programs_of_the_crowded_forward_pass_share_a_multiprocessor(tmp_path):
+    limit = import_module(f"{PACKAGE}.triton_tuning").register_limit(64, 16, tl.bfloat16)
+    found = usage("forward", "bfloat16", 64, 16, 4, tmp_path, maxnreg=limit)
+    check_unspilled(found)
+    assert 3 * 4 * 32 * found.registers <= 65536
+    assert 3 * found.shared <= SHARED_MEMORY
+
+
+def test_a_mean_needs_no_exchange_between_warps(tmp_path):
+    """Six sums of three shuffles in a mini-batch, see by_rows; between warps it would be twenty."""
+    found = usage("forward", "bfloat16", 64, 16, 4, tmp_path)
+    assert found.machine_code.count("SHFL") <= 6 * 3 + 10  # and what the states' writing takes
 
 
 @pytest.mark.parametrize("dim", [16, 32, 128])

@@ -110,9 +110,11 @@ def ttt_linear_triton(
     w, b = call.empty(batch, heads, dim, dim), call.empty(batch, heads, dim)
     kept_w = call.empty(count, batch, heads, dim, dim)
     kept_b = call.empty(count, batch, heads, dim)
+    # Keeping states takes registers that the crowded kernel has not.
+    crowded = not count and triton_tuning.crowds(call.programs, q.device)
     with torch.cuda.device_of(q):
         triton_tuning.launch(
-            triton_forward.forward,
+            triton_forward.crowded_forward if crowded else triton_forward.forward,
             call.programs,
             *(*call.views, *call.others, o, w, b),
             *((kept_w, kept_b) if count else (None, None)),
@@ -163,20 +165,20 @@ def ttt_linear_triton_backward(
     if handed != q.dtype:
         dk_share, dg_share = (call.empty(*q.shape, dtype=handed) for _ in range(2))
     dz_q, x = (call.empty(*q.shape, dtype=handed) for _ in range(2))
-    norm = None if ln_weight is None else call.empty(batch, length, heads, 3)
+    r = None if ln_weight is None else call.empty(batch, length, heads)
     w_end = call.empty(batch, heads, dim, dim)
-    between = (dk_share, dg_share, dz_q, x, norm, w_end)
+    between = (dk_share, dg_share, dz_q, x, r, w_end)
 
-    # Every program writes its own share of ∂γ, ∂β and ∂p; the last B rows of H shares are the
-    # second kernel's. PyTorch adds them up in an order that does not change.
+    # Every program writes its own share of ∂γ and ∂p; the last B rows of H shares are the second
+    # kernel's, whose alone is ∂β's. PyTorch adds them up in an order that does not change.
     rows = (segments + 1) * batch
-    sizes = (dim, dim, mini_batch_size)
-    shares = [
-        None if like is None else call.empty(rows, heads, size)
-        for like, size in zip(inputs[6:], sizes, strict=True)
-    ]
-    of_segments = [None if x is None else x[: segments * batch] for x in shares]
-    of_scan = [None if x is None else x[segments * batch :] for x in shares]
+    dweight = dbias = dscale = None
+    if ln_weight is not None:
+        dweight, dbias = call.empty(rows, heads, dim), call.empty(batch, heads, dim)
+    if position_scale is not None:
+        dscale = call.empty(rows, heads, mini_batch_size)
+    of_segments = [None if x is None else x[: segments * batch] for x in (dweight, dscale)]
+    of_scan = [None if x is None else x[-batch:] for x in (dweight, dbias, dscale)]
     eta_float, _, _, weight, bias, scale = call.others
     with torch.cuda.device_of(q):
         triton_tuning.launch(
@@ -196,14 +198,14 @@ def ttt_linear_triton_backward(
             **call.products,
         )
 
+    if dbias is not None:  # of o = f(q) too, beside the scan's of the inner loss
+        dbias += grad_o.sum(1, dtype=torch.float32)
+
     def summed(share: Tensor | None, like: Tensor | None) -> Tensor:
         if share is None or like is None:
             return q.new_empty(0)
         return share.sum_to_size(like.shape).to(like.dtype).contiguous()
 
-    per_image = (
-        None if share is None else share.view(segments + 1, batch, *share.shape[1:]).sum((0, 1))
-        for share in shares
-    )
-    others = (deta, dw0, db0, *per_image)
+    per_head = (None if x is None else x.sum(0) for x in (dweight, dbias, dscale))
+    others = (deta, dw0, db0, *per_head)
     return dq, dk, dv, *map(summed, others, inputs[3:])

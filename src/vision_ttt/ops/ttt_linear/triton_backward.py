@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from vision_ttt.ops.ttt_linear.triton_tiles import (
+    by_rows,
     dot,
     load_tokens,
     load_transposed,
@@ -28,7 +29,7 @@ from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, tuned
 @triton.jit(do_not_specialize=[*PLAIN, "states"])
 def segments_kernel(
     q, k, v, eta, w0, b0, ln_weight, ln_bias, scale, grad_o, kept_w, kept_b,
-    dq, dk_share, dg_share, dz_q_out, x_out, norm_out, w_end, dweight, dbias, dscale,
+    dq, dk_share, dg_share, dz_q_out, x_out, r_out, w_end, dweight, dscale,
     q_strides, k_strides, v_strides, grad_strides, state_batch, scale_head,
     length, heads, reverse_heads, mini_batch_size, interval, states, eps,
     DIM: tl.constexpr, TILE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
@@ -48,7 +49,8 @@ def segments_kernel(
         start_w = kept_w + ((segment - 1) * states + state) * DIM * DIM
         start_b = kept_b + ((segment - 1) * states + state) * DIM
     w = load_transposed(start_w, DIM)
-    b = tl.load(start_b + j)
+    b = tl.broadcast_to(tl.load(start_b + j)[:, None], [DIM, TILE])  # equal columns
+    ones = tl.full([TILE, TILE], 1.0, OPERAND)
     if ln_weight is not None:
         gain = tl.load(ln_weight + head * DIM + j)[None, :]
         offset = tl.load(ln_bias + head * DIM + j)[None, :]
@@ -56,9 +58,12 @@ def segments_kernel(
     SPLIT: tl.constexpr = ln_weight is None
     p = tl.full([TILE], 1.0, tl.float32)
     if scale is not None:
-        p = tl.load(scale + head * scale_head + place, mask=place < mini_batch_size, other=0.0)
-    dgain = tl.zeros([DIM], tl.float32)
-    doffset = tl.zeros([DIM], tl.float32)
+        scale += head * scale_head
+        p = tl.load(scale + place, mask=place < mini_batch_size, other=0.0)
+        p_full = tl.load(scale + mini_batch_size - 1)
+        p_last = tl.load(scale + (length - 1) % mini_batch_size)
+    # One row per token of a tile, added up at the end: a sum over tokens needs all the warps.
+    dgain = tl.zeros([TILE, DIM], tl.float32)
     dp = tl.zeros([TILE], tl.float32)
 
     q += batch * q_strides[0] + head * q_strides[2]
@@ -75,76 +80,74 @@ def segments_kernel(
     begin = segment * interval * mini_batch_size
     end = tl.minimum(begin + interval * mini_batch_size, length)
     for start in tl.range(begin, end, mini_batch_size, num_stages=1):
-        count = tl.minimum(mini_batch_size, length - start)
-        valid = place < count
-        first = tl.where(reverse, length - 1 - start, start)
+        valid = place < tl.minimum(mini_batch_size, length - start)
+        first = tl.where(reverse, length - 1 - start, start).to(tl.int64)
         here = (batch * length + first) * heads + head
         q_t = load_tokens(q + first * q_strides[1], q_rows, valid, DIM)
         k_t = load_tokens(k + first * k_strides[1], k_rows, valid, DIM)
         v_t = load_tokens(v + first * v_strides[1], v_rows, valid, DIM)
         do_t = load_tokens(grad_o + first * grad_strides[1], grad_rows, valid, DIM).to(tl.float32)
         eta_t = tl.load(eta + here + token, mask=valid, other=0.0)
+        q_t, k_t = by_rows(q_t, k_t)
 
         # The forward pass, again.
-        bias = tl.broadcast_to(b[:, None], [DIM, TILE])
-        x = tl.trans(dot(w, tl.trans(k_t), bias, OPERAND, PRECISION, SPLIT))
-        z_q = tl.trans(dot(w, tl.trans(q_t), bias, OPERAND, PRECISION, SPLIT))
-        if ln_weight is not None:
-            x, r = standardise(x, eps, DIM)
-            error = x * gain + offset + (k_t.to(tl.float32) - v_t.to(tl.float32))
-            g, mean_u, mean_ux = project(error * gain, x, DIM)
-            g *= (r * eta_t)[:, None]
-            tl.store(norm_out + (here + token) * 3, r, mask=valid)
-            tl.store(norm_out + (here + token) * 3 + 1, mean_u, mask=valid)
-            tl.store(norm_out + (here + token) * 3 + 2, mean_ux, mask=valid)
-        else:
-            g = (x - v_t.to(tl.float32)) * eta_t[:, None]
-        store_tokens(x_out + here * DIM, rows, valid, x, DIM)
-        g = tl.where(valid[:, None], g, 0.0)
-        g_t = tl.trans(g)
         square = tl.zeros([TILE, TILE], tl.float32)
         wide = tl.zeros([DIM, TILE], tl.float32)
-        causal = place[:, None] <= place[None, :]  # [s, t]
+        causal = place[:, None] <= place[None, :]
         attention = dot(k_t, tl.trans(q_t), square, OPERAND, PRECISION) + 1.0
-        attention = tl.where(causal, attention, 0.0)
-        update = tl.trans(dot(g_t, attention, wide, OPERAND, PRECISION, SPLIT))  # U = A G
-        z_q -= p[:, None] * update
+        attention = tl.where(causal, attention, 0.0)  # Aᵀ [s, t]
+        scaled = p[None, :] * attention
+        x = dot(w, tl.trans(k_t), b, OPERAND, PRECISION, SPLIT)  # [d, n]
+        z_q = dot(w, tl.trans(q_t), b, OPERAND, PRECISION, SPLIT)
+        x, k_row = by_rows(tl.trans(x), k_t)
+        if ln_weight is not None:
+            x, r = standardise(x, valid, eps, DIM)
+            error = x * gain + offset + (k_row.to(tl.float32) - v_t.to(tl.float32))
+            g, _ = project(error * gain, x, DIM)
+            g *= (-r * eta_t)[:, None]
+            tl.store(r_out + here + token, r, mask=valid)
+        else:
+            g = (v_t.to(tl.float32) - x) * eta_t[:, None]
+        store_tokens(x_out + here * DIM, rows, valid, x, DIM)
+        down = g if SPLIT else g.to(OPERAND)  # -G
 
-        # o = f(q), Z_q = Q W + b - P U
+        # o = f(q), Z_q = Q W + b - P A G
+        z_q = dot(tl.trans(down), scaled, z_q, OPERAND, PRECISION, SPLIT)
+        z_q, _ = by_rows(tl.trans(z_q), q_t)
         dz_q = do_t
         if ln_weight is not None:
-            x_q, r = standardise(z_q, eps, DIM)
-            dz_q, _, _ = project(do_t * gain, x_q, DIM)
-            dz_q = tl.where(valid[:, None], dz_q * r[:, None], 0.0)
-            dgain += tl.sum(tl.where(valid[:, None], do_t * x_q, 0.0), axis=0)
-            doffset += tl.sum(do_t, axis=0)
+            x_q, r = standardise(z_q, valid, eps, DIM)
+            dz_q, _ = project(do_t * gain, x_q, DIM)
+            dz_q *= r[:, None]
+            dgain += do_t * x_q
         store_tokens(dz_q_out + here * DIM, rows, valid, dz_q, DIM)
+        dz_q = dz_q.to(OPERAND)
+        dattention = dot(down, tl.trans(dz_q), square, OPERAND, PRECISION)  # -G ∂Z_qᵀ [s, t]
         if scale is not None:
-            dp -= tl.sum(dz_q * update, axis=1)
-        dupdate_t = tl.trans(-p[:, None] * dz_q)  # ∂Uᵀ [d, t]
-        dattention = dot(g, dupdate_t, square, OPERAND, PRECISION)  # ∂Aᵀ [s, t]
-        dattention = tl.where(causal, dattention, 0.0)
+            dp += tl.sum(dattention * attention, axis=0)
+        dattention = tl.where(causal, p[None, :] * dattention, 0.0)  # ∂Aᵀ
         dq_t = dot(tl.trans(w), tl.trans(dz_q), wide, OPERAND, PRECISION)
-        dq_t = tl.trans(dot(tl.trans(k_t), dattention, dq_t, OPERAND, PRECISION))
+        dq_t = dot(tl.trans(k_t), dattention, dq_t, OPERAND, PRECISION)
+        dq_t, _ = by_rows(tl.trans(dq_t), q_t)
         if ln_weight is not None:
             dq_t += do_t
         store_tokens(dq + here * DIM, rows, valid, dq_t, DIM)
         dk_t = dot(tl.trans(q_t), tl.trans(dattention), wide, OPERAND, PRECISION)
         store_tokens(dk_share + here * DIM, rows, valid, tl.trans(dk_t), DIM)
-        dg_t = dot(dupdate_t, tl.trans(attention), wide, OPERAND, PRECISION)
-        store_tokens(dg_share + here * DIM, rows, valid, tl.trans(dg_t), DIM)
+        dg_t = dot(tl.trans(dz_q), tl.trans(scaled), wide, OPERAND, PRECISION)
+        store_tokens(dg_share + here * DIM, rows, valid, tl.trans(-dg_t), DIM)
 
         # W ← W - p_n Kᵀ G, b ← b - p_n Σ G
         if scale is not None:
-            g_t *= tl.load(scale + head * scale_head + count - 1)
-        w = dot(-g_t, k_t, w, OPERAND, PRECISION, SPLIT)
-        b -= tl.sum(g_t, axis=1)
+            g *= p_last if start + mini_batch_size > length else p_full
+            down = g if SPLIT else g.to(OPERAND)
+        b = dot(tl.trans(down), ones, b, OPERAND, PRECISION, SPLIT)
+        w = dot(tl.trans(down), k_t, w, OPERAND, PRECISION, SPLIT)
 
     if end == length:
         store_transposed(w_end + state * DIM * DIM, w, DIM)
     if ln_weight is not None:
-        tl.store(dweight + program * DIM + j, dgain)
-        tl.store(dbias + program * DIM + j, doffset)
+        tl.store(dweight + program * DIM + j, tl.sum(dgain, axis=0))
     if scale is not None:
         tl.store(dscale + program * mini_batch_size + place, dp, mask=place < mini_batch_size)
 
@@ -153,7 +156,7 @@ def segments_kernel(
 @triton.jit(do_not_specialize=PLAIN)
 def scan_kernel(
     q, k, v, eta, ln_weight, ln_bias, scale, grad_w, grad_b, kept_w,
-    dk_share, dg_share, dz_q_in, x_in, norm_in, w_end,
+    dk_share, dg_share, dz_q_in, x_in, r_in, w_end,
     dk, dv, deta, dw0, db0, dweight, dbias, dscale,
     q_strides, k_strides, v_strides, scale_head,
     length, heads, reverse_heads, mini_batch_size, interval,
@@ -167,15 +170,23 @@ def scan_kernel(
     place = tl.arange(0, TILE)
 
     dw = load_transposed(grad_w + program * DIM * DIM, DIM)
-    db = tl.load(grad_b + program * DIM + j)
+    db = tl.broadcast_to(tl.load(grad_b + program * DIM + j)[:, None], [DIM, TILE])  # equal columns
+    ones = tl.full([TILE, TILE], 1.0, OPERAND)
     w = load_transposed(w_end + program * DIM * DIM, DIM)
     if ln_weight is not None:
         gain = tl.load(ln_weight + head * DIM + j)[None, :]
         offset = tl.load(ln_bias + head * DIM + j)[None, :]
     # Without a norm the roundings of ∂W and ∂Z add up along the sequence, see the README.
     SPLIT: tl.constexpr = ln_weight is None
-    dgain = tl.zeros([DIM], tl.float32)
-    doffset = tl.zeros([DIM], tl.float32)
+    p_full = 1.0
+    p_last = 1.0
+    if scale is not None:
+        scale += head * scale_head
+        p_full = tl.load(scale + mini_batch_size - 1)
+        p_last = tl.load(scale + (length - 1) % mini_batch_size)
+    # One row per token of a tile, added up at the end: a sum over tokens needs all the warps.
+    dgain = tl.zeros([TILE, DIM], tl.float32)
+    doffset = tl.zeros([TILE, DIM], tl.float32)
     dp = tl.zeros([TILE], tl.float32)
 
     q += batch * q_strides[0] + head * q_strides[2]
@@ -187,85 +198,91 @@ def scan_kernel(
     rows = row_offsets(heads * DIM, reverse, TILE)  # of contiguous [B, T, H, d]
     token = place * tl.where(reverse, -heads, heads)  # of contiguous [B, T, H]
 
-    count = tl.cdiv(length, mini_batch_size)
+    segment = interval * mini_batch_size
     # Absent tokens of a tile come as zeros, their rate and r too: they add nothing to any sum.
-    for done in tl.range(0, count, num_stages=1):
-        index = count - 1 - done
-        start = index * mini_batch_size
-        last = tl.minimum(mini_batch_size, length - start) - 1
-        valid = place <= last
-        first = tl.where(reverse, length - 1 - start, start).to(tl.int64)
-        here = (batch * length + first) * heads + head
-        q_t = load_tokens(q + first * q_strides[1], q_rows, valid, DIM)
-        k_t = load_tokens(k + first * k_strides[1], k_rows, valid, DIM)
-        v_t = load_tokens(v + first * v_strides[1], v_rows, valid, DIM)
-        eta_t = tl.load(eta + here + token, mask=valid, other=0.0)
-        dg = load_tokens(dg_share + here * DIM, rows, valid, DIM).to(tl.float32)
-        dz_q = load_tokens(dz_q_in + here * DIM, rows, valid, DIM)
-        x = load_tokens(x_in + here * DIM, rows, valid, DIM).to(tl.float32)
-        p_n = 1.0
-        if scale is not None:
-            p_n = tl.load(scale + head * scale_head + last)
-        if done > 0 and (index + 1) % interval == 0:
-            # The state after this mini-batch was kept: take it, so that roundings do not add up.
-            kept = ((index + 1) // interval - 1) * tl.num_programs(0) + program
+    for done in tl.range(0, tl.cdiv(length, segment), num_stages=1):
+        begin = (tl.cdiv(length, segment) - 1 - done) * segment
+        end = tl.minimum(begin + segment, length)
+        if done > 0:
+            # The state after this segment was kept: take it, so that roundings do not add up.
+            kept = (begin // segment) * tl.num_programs(0) + program
             w = load_transposed(kept_w + kept * DIM * DIM, DIM)
+        batches = tl.cdiv(end - begin, mini_batch_size)
+        for behind in tl.range(0, batches, num_stages=1):
+            start = begin + (batches - 1 - behind) * mini_batch_size
+            last = tl.minimum(mini_batch_size, length - start) - 1
+            valid = place <= last
+            first = tl.where(reverse, length - 1 - start, start).to(tl.int64)
+            here = (batch * length + first) * heads + head
+            q_t = load_tokens(q + first * q_strides[1], q_rows, valid, DIM)
+            k_t = load_tokens(k + first * k_strides[1], k_rows, valid, DIM)
+            v_t = load_tokens(v + first * v_strides[1], v_rows, valid, DIM)
+            eta_t = tl.load(eta + here + token, mask=valid, other=0.0)
+            dg = load_tokens(dg_share + here * DIM, rows, valid, DIM).to(tl.float32)
+            dz_q = load_tokens(dz_q_in + here * DIM, rows, valid, DIM)
+            x = load_tokens(x_in + here * DIM, rows, valid, DIM).to(tl.float32)
+            dk_t = load_tokens(dk_share + here * DIM, rows, valid, DIM)
+            if ln_weight is not None:
+                r = tl.load(r_in + here + token, mask=valid, other=0.0)
+            q_t, k_t = by_rows(q_t, k_t)
+            p_n = p_last if start + mini_batch_size > length else p_full
 
-        if ln_weight is not None:
-            r = tl.load(norm_in + (here + token) * 3, mask=valid, other=0.0)
-            mean_u = tl.load(norm_in + (here + token) * 3 + 1, mask=valid, other=0.0)
-            mean_ux = tl.load(norm_in + (here + token) * 3 + 2, mask=valid, other=0.0)
-            error = x * gain + offset + (k_t.to(tl.float32) - v_t.to(tl.float32))
-            u = error * gain
-            g = (u - mean_u[:, None] - x * mean_ux[:, None]) * r[:, None]
-        else:
-            g = x - v_t.to(tl.float32)
-        step = g * eta_t[:, None]  # G
-        step_t = tl.trans(step)
+            # M = K ∂W + ∂b, through W ← W - p_n Kᵀ G and b ← b - p_n Σ G
+            through_w = dot(dw, tl.trans(k_t), db, OPERAND, PRECISION, SPLIT)
+            through_w, k_row = by_rows(tl.trans(through_w), k_t)
 
-        # Through W ← W - p_n Kᵀ G, b ← b - p_n Σ G, with M = K ∂W + ∂b
-        bias = tl.broadcast_to(db[:, None], [DIM, TILE])
-        through_w = tl.trans(dot(dw, tl.trans(k_t), bias, OPERAND, PRECISION, SPLIT))
-        dg -= p_n * through_w
-        if scale is not None:
-            share = tl.sum(tl.sum(through_w * step, axis=1), axis=0)
-            dp -= tl.where(place == last, share, 0.0)
+            if ln_weight is not None:
+                error = x * gain + offset + (k_row.to(tl.float32) - v_t.to(tl.float32))
+                u = error * gain
+                g, mean_ux = project(u, x, DIM)
+                g *= r[:, None]
+            else:
+                g = x - v_t.to(tl.float32)
+            step = g * eta_t[:, None]  # G
+            dg -= p_n * through_w
+            if scale is not None:
+                share = tl.sum(tl.sum(through_w * step, axis=1), axis=0)
+                dp -= tl.where(place == last, share, 0.0)
 
-        # Through G = η g(z, k, v)
-        deta_t = tl.sum(dg * g, axis=1)
-        tl.store(deta + here + token, deta_t, mask=valid)
-        a = dg * eta_t[:, None]
-        derror = tl.zeros([TILE, DIM], tl.float32)
-        dv_t = -a
-        dz = a
-        if ln_weight is not None:
-            du, _, mean_ax = project(a, x, DIM)
-            du *= r[:, None]
-            derror = du * gain
-            dv_t = -derror
-            dx = derror * gain - (a * mean_ux[:, None] + u * mean_ax[:, None]) * r[:, None]
-            dz, _, _ = project(dx, x, DIM)
-            dz = (dz - x * (deta_t * eta_t / DIM)[:, None]) * r[:, None]
-            dgain += tl.sum(du * error + derror * x, axis=0)
-            doffset += tl.sum(derror, axis=0)
-        store_tokens(dv + here * DIM, rows, valid, dv_t, DIM)
-        dz_t = tl.trans(dz)
+            # Through G = η g(z, k, v)
+            deta_t = tl.sum(dg * g, axis=1)
+            tl.store(deta + here + token, deta_t, mask=valid)
+            a = dg * eta_t[:, None]
+            derror = tl.zeros([TILE, DIM], tl.float32)
+            dv_t = -a
+            dz = a
+            if ln_weight is not None:
+                du, mean_ax = project(a, x, DIM)
+                du *= r[:, None]
+                derror = du * gain
+                dv_t = -derror
+                dx = derror * gain - (a * mean_ux[:, None] + u * mean_ax[:, None]) * r[:, None]
+                dz, _ = project(dx, x, DIM)
+                dz = (dz - x * (deta_t * eta_t / DIM)[:, None]) * r[:, None]
+                dgain += du * error + derror * x
+                doffset += derror
+            store_tokens(dv + here * DIM, rows, valid, dv_t, DIM)
 
-        # Through Z = K W + b, with W as it was before this mini-batch
-        dk_t = load_tokens(dk_share + here * DIM, rows, valid, DIM)
-        w = dot(p_n * step_t, k_t, w, OPERAND, PRECISION, SPLIT)
-        dk_w = dot(tl.trans(dw), -p_n * step_t, tl.trans(derror), OPERAND, PRECISION)
-        dk_w = dot(tl.trans(w), dz_t, dk_w, OPERAND, PRECISION)
-        store_tokens(dk + here * DIM, rows, valid, tl.trans(dk_w) + dk_t.to(tl.float32), DIM)
-        dw = dot(tl.trans(dz_q), q_t, dw, OPERAND, PRECISION, SPLIT)
-        dw = dot(dz_t, k_t, dw, OPERAND, PRECISION, SPLIT)
-        db += tl.sum(dz_t, axis=1) + tl.sum(dz_q.to(tl.float32), axis=0)
+            # Through Z = K W + b, with W as it was before this mini-batch
+            step *= p_n
+            if not SPLIT:
+                step, dz = step.to(OPERAND), dz.to(OPERAND)
+            w = dot(tl.trans(step), k_t, w, OPERAND, PRECISION, SPLIT)
+            wide = tl.zeros([DIM, TILE], tl.float32)
+            dk_w = dot(tl.trans(dw), tl.trans(step), wide, OPERAND, PRECISION)
+            dk_w = dot(tl.trans(w), tl.trans(dz), -dk_w, OPERAND, PRECISION)
+            dk_w, dk_t = by_rows(tl.trans(dk_w), dk_t)
+            store_tokens(dk + here * DIM, rows, valid, dk_w + dk_t.to(tl.float32) + derror, DIM)
+            db = dot(tl.trans(dz_q), ones, db, OPERAND, PRECISION, SPLIT)
+            db = dot(tl.trans(dz), ones, db, OPERAND, PRECISION, SPLIT)
+            dw = dot(tl.trans(dz_q), q_t, dw, OPERAND, PRECISION, SPLIT)
+            dw = dot(tl.trans(dz), k_t, dw, OPERAND, PRECISION, SPLIT)
 
     store_transposed(dw0 + program * DIM * DIM, dw, DIM)
-    tl.store(db0 + program * DIM + j, db)
+    tl.store(db0 + program * DIM + j, tl.max(db, axis=1))
     if ln_weight is not None:
-        tl.store(dweight + program * DIM + j, dgain)
-        tl.store(dbias + program * DIM + j, doffset)
+        tl.store(dweight + program * DIM + j, tl.sum(dgain, axis=0))
+        tl.store(dbias + program * DIM + j, tl.sum(doffset, axis=0))
     if scale is not None:
         tl.store(dscale + program * mini_batch_size + place, dp, mask=place < mini_batch_size)
 

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from vision_ttt.ops.ttt_linear.triton_tiles import (
+    by_rows,
     dot,
     load_tokens,
     load_transposed,
@@ -36,7 +37,8 @@ def forward_kernel(
 
     state = batch * state_batch + head
     w = load_transposed(w0 + state * DIM * DIM, DIM)
-    b = tl.load(b0 + state * DIM + j)
+    b = tl.broadcast_to(tl.load(b0 + state * DIM + j)[:, None], [DIM, TILE])  # equal columns
+    ones = tl.full([TILE, TILE], 1.0, OPERAND)
     if ln_weight is not None:
         gain = tl.load(ln_weight + head * DIM + j)[None, :]
         offset = tl.load(ln_bias + head * DIM + j)[None, :]
@@ -44,7 +46,10 @@ def forward_kernel(
     SPLIT: tl.constexpr = ln_weight is None
     p = tl.full([TILE], 1.0, tl.float32)
     if scale is not None:
-        p = tl.load(scale + head * scale_head + place, mask=place < mini_batch_size, other=0.0)
+        scale += head * scale_head
+        p = tl.load(scale + place, mask=place < mini_batch_size, other=0.0)
+        p_full = tl.load(scale + mini_batch_size - 1)
+        p_last = tl.load(scale + (length - 1) % mini_batch_size)
 
     q += batch * q_strides[0] + head * q_strides[2]
     k += batch * k_strides[0] + head * k_strides[2]
@@ -65,61 +70,69 @@ def forward_kernel(
     if AHEAD:
         q_next = load_tokens(q + first * q_strides[1], q_rows, present, DIM)
         k_next = load_tokens(k + first * k_strides[1], k_rows, present, DIM)
-        v_next = load_tokens(v + first * v_strides[1], v_rows, present, DIM)
-        eta_next = tl.load(eta + first * heads + eta_rows, mask=present, other=0.0)
+    if kept_w is not None:
+        kept_w += program * DIM * DIM
+        kept_b += program * DIM
+    keep_at = interval * mini_batch_size
     for start in tl.range(0, length, mini_batch_size, num_stages=1):
         valid, here = present, first
         first += step
         present = place < tl.minimum(mini_batch_size, length - start - mini_batch_size)
         if AHEAD:
-            q_t, k_t, v_t, eta_t = q_next, k_next, v_next, eta_next
+            q_t, k_t = q_next, k_next
+            v_t = load_tokens(v + here * v_strides[1], v_rows, valid, DIM)
+            eta_t = tl.load(eta + here * heads + eta_rows, mask=valid, other=0.0)
             q_next = load_tokens(q + first * q_strides[1], q_rows, present, DIM)
             k_next = load_tokens(k + first * k_strides[1], k_rows, present, DIM)
-            v_next = load_tokens(v + first * v_strides[1], v_rows, present, DIM)
-            eta_next = tl.load(eta + first * heads + eta_rows, mask=present, other=0.0)
         else:
             q_t = load_tokens(q + here * q_strides[1], q_rows, valid, DIM)
             k_t = load_tokens(k + here * k_strides[1], k_rows, valid, DIM)
             v_t = load_tokens(v + here * v_strides[1], v_rows, valid, DIM)
             eta_t = tl.load(eta + here * heads + eta_rows, mask=valid, other=0.0)
-        index = start // mini_batch_size
-        if kept_w is not None and index % interval == 0 and index > 0:
-            kept = (index // interval - 1) * tl.num_programs(0) + program
-            store_transposed(kept_w + kept * DIM * DIM, w, DIM)
-            tl.store(kept_b + kept * DIM + j, b)
 
-        bias = tl.broadcast_to(b[:, None], [DIM, TILE])
-        z_k = tl.trans(dot(w, tl.trans(k_t), bias, OPERAND, PRECISION, SPLIT))
-        z_q = dot(w, tl.trans(q_t), bias, OPERAND, PRECISION, SPLIT)  # [d, n]
-        if ln_weight is not None:
-            x_hat, r = standardise(z_k, eps, DIM)
-            error = x_hat * gain + offset + (k_t.to(tl.float32) - v_t.to(tl.float32))
-            g, _, _ = project(error * gain, x_hat, DIM)
-            g *= (r * eta_t)[:, None]
-        else:
-            g = (z_k - v_t.to(tl.float32)) * eta_t[:, None]
-        g_t = tl.trans(tl.where(valid[:, None], g, 0.0))  # Gᵀ [d, n]
+        if kept_w is not None and start == keep_at:
+            store_transposed(kept_w, w, DIM)
+            tl.store(kept_b + j, tl.max(b, axis=1))
+            kept_w += tl.num_programs(0).to(tl.int64) * DIM * DIM
+            kept_b += tl.num_programs(0).to(tl.int64) * DIM
+            keep_at += interval * mini_batch_size
 
-        # Z_q = Q W + b - P A G, with Aᵀ [s, t]
+        # P Aᵀ [s, t], with A = tril(Q Kᵀ + 1)
         nothing = tl.zeros([TILE, TILE], tl.float32)
         attention = dot(k_t, tl.trans(q_t), nothing, OPERAND, PRECISION) + 1.0
-        attention = tl.where(place[:, None] <= place[None, :], -p[None, :] * attention, 0.0)
-        z_q = tl.trans(dot(g_t, attention, z_q, OPERAND, PRECISION, SPLIT))
+        attention = tl.where(place[:, None] <= place[None, :], p[None, :] * attention, 0.0)
+
+        z_k = dot(w, tl.trans(k_t), b, OPERAND, PRECISION, SPLIT)  # [d, n]
+        z_q = dot(w, tl.trans(q_t), b, OPERAND, PRECISION, SPLIT)
+        z_k, k_row = by_rows(tl.trans(z_k), k_t)
         if ln_weight is not None:
-            x_hat, _ = standardise(z_q, eps, DIM)
-            z_q = x_hat * gain + offset + q_t.to(tl.float32)
+            x_hat, r = standardise(z_k, valid, eps, DIM)
+            error = x_hat * gain + offset + (k_row.to(tl.float32) - v_t.to(tl.float32))
+            g, _ = project(error * gain, x_hat, DIM)
+            g *= (-r * eta_t)[:, None]
+        else:
+            g = (v_t.to(tl.float32) - z_k) * eta_t[:, None]
+        down = tl.trans(g if SPLIT else g.to(OPERAND))  # -Gᵀ [d, n]
+
+        # Z_q = Q W + b - P A G
+        z_q = dot(down, attention, z_q, OPERAND, PRECISION, SPLIT)
+        z_q, q_row = by_rows(tl.trans(z_q), q_t)
+        if ln_weight is not None:
+            x_hat, _ = standardise(z_q, valid, eps, DIM)
+            z_q = x_hat * gain + offset + q_row.to(tl.float32)
         o_rows = row_offsets(heads * DIM, reverse, TILE)
         store_tokens(o + here * heads * DIM, o_rows, valid, z_q, DIM)
 
         # W ← W - p_n Kᵀ G, b ← b - p_n Σ G
         if scale is not None:
-            count = tl.minimum(mini_batch_size, length - start)
-            g_t *= tl.load(scale + head * scale_head + count - 1)
-        w = dot(-g_t, k_t, w, OPERAND, PRECISION, SPLIT)
-        b -= tl.sum(g_t, axis=1)
+            g *= p_last if start + mini_batch_size > length else p_full
+            down = tl.trans(g if SPLIT else g.to(OPERAND))
+        b = dot(down, ones, b, OPERAND, PRECISION, SPLIT)
+        w = dot(down, k_t, w, OPERAND, PRECISION, SPLIT)
 
     store_transposed(w_out + program * DIM * DIM, w, DIM)
-    tl.store(b_out + program * DIM + j, b)
+    tl.store(b_out + program * DIM + j, tl.max(b, axis=1))
 
 
 forward = tuned(forward_kernel)
+crowded_forward = tuned(forward_kernel, crowded=True)

@@ -18,6 +18,8 @@ WARPS = {16: (1, 2), 32: (2, 4), 64: (4, 8), 128: (8,)}
 """Per head dimension the default and what else is tried: fewer warps spill, more exchange more."""
 TILE = 16
 """Tokens of a tile up to which a head dimension's first number of warps is enough."""
+REGISTERS = 168
+"""Registers of a thread with which three programs of four warps share a multiprocessor."""
 
 PLAIN = ["state_batch", "scale_head", "length", "heads", "reverse_heads", "mini_batch_size"]
 PLAIN += ["interval"]
@@ -33,20 +35,42 @@ def choices(dim: int, tile: int, operand: Any) -> tuple[int, ...]:
     return warps if operand == triton.language.bfloat16 else warps[:1]
 
 
+def register_limit(dim: int, tile: int, operand: Any) -> int | None:
+    """The limit to try where programs crowd; only the kernels named here bear it unspilled."""
+    return REGISTERS if (dim, tile, operand) == (64, TILE, triton.language.bfloat16) else None
+
+
 def _sensible(configs: list[Any], _: dict[str, Any], **options: Any) -> list[Any]:
-    warps = choices(options["DIM"], options["TILE"], options["OPERAND"])
-    return [config for config in configs if config.num_warps in warps]
+    kind = (options["DIM"], options["TILE"], options["OPERAND"])
+    warps = choices(*kind)
+    limits = (None, register_limit(*kind))
+    return [c for c in configs if c.num_warps in warps and c.maxnreg in limits]
 
 
-def tuned(kernel: Any, overwrites: tuple[str, ...] = ()) -> Any:
-    """Let a kernel be timed; arguments it reads and ``overwrites`` are restored in between."""
+def tuned(kernel: Any, overwrites: tuple[str, ...] = (), crowded: bool = False) -> Any:
+    """Let a kernel be timed; arguments it reads and ``overwrites`` are restored in between.
+
+    With ``crowded`` a limit of registers is tried too: it changes no bit, only how many programs
+    share a multiprocessor, and pays once there are more than two for each.
+    """
     warps = sorted({n for numbers in WARPS.values() for n in numbers})
+    configs = [triton.Config({}, num_warps=n, num_stages=1) for n in warps]
+    if crowded:
+        limited = triton.Config({}, num_warps=WARPS[64][0], num_stages=1, maxnreg=REGISTERS)
+        configs.append(limited)
     return triton.autotune(
-        configs=[triton.Config({}, num_warps=n, num_stages=1) for n in warps],
+        configs=configs,
         key=["DIM", "TILE", "OPERAND", "PRECISION"],
         prune_configs_by={"early_config_prune": _sensible},
         restore_value=list(overwrites),
     )(kernel)
+
+
+def crowds(programs: int, device: torch.device) -> bool:
+    """Whether each multiprocessor of a GPU gets more than two programs."""
+    if INTERPRETED:
+        return False
+    return programs > 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
