@@ -1,29 +1,20 @@
-"""TTT-Linear on a GPU: which calls the Triton kernels serve, and both passes' launches.
-
-Triton comes with PyTorch for CUDA on Linux and is imported at the first call. With
-``TRITON_INTERPRET=1`` in the environment its interpreter runs the kernels on CPU tensors: slow, and
-only where backend "triton" is asked for by name.
-"""
+"""TTT-Linear on a GPU: which calls the Triton kernels serve, and both passes' launches."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vision_ttt.ops._native import contiguous_last
+from vision_ttt.ops._triton import DTYPES, FOUND, INTERPRETED
 from vision_ttt.ops.ttt_linear.dual import checkpoint_interval, num_checkpoints
 
 DIMENSIONS = (16, 32, 64, 128)
 LARGEST_MINI_BATCH = 64
 SMALLEST_TILE = 16
 """Rows of the smallest tile for tensor cores; a shorter mini-batch leaves some of them empty."""
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-FOUND = importlib.util.find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def refusal(q: Tensor, mini_batch_size: int) -> str | None:
