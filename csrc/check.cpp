@@ -143,8 +143,9 @@ void sgemm(const char*, const char*, const int64_t* m, const int64_t* n, const i
     }
 }
 
-void check_vittt_block(int64_t B, int64_t h, int64_t w, int64_t R, bool own_q, bool gate) {
-  const int64_t D = 32, d = 16, H = R * D / d, b = 16, hidden = 48, K = 3, taps = 4;
+void check_vittt_block(int64_t B, int64_t h, int64_t w, int64_t R, bool own_q, bool gate,
+                       int64_t hidden = 48) {
+  const int64_t D = 32, d = 16, H = R * D / d, b = 16, K = 3, taps = 4;
   const int64_t columns = 2 * R * D + (own_q ? R * D : 0) + (gate ? D : 0);
   Buffer y(B * h * w * D), out(y.size, false), conv2d(D * K * K), norms(4 * D), in_proj(columns * D);
   Buffer rates(H * D), rate_bias(H), conv(2 * H * d * (taps + 1)), w0(H * d * d), b0(H * d);
@@ -182,6 +183,7 @@ int main() {
   check_conv2d(1, 3, 2, 32, 5);
   check_vittt_block(1, 1, 1, 1, false, false);
   check_vittt_block(2, 3, 7, 2, false, true);
+  check_vittt_block(1, 9, 9, 1, false, false, 192);  // the MLP wider than the projection
   check_vittt_block(1, 65, 64, 2, true, true);  // the MLP in two parts
   std::printf("%s: %s\n", vision_ttt_instruction_set(), failures ? "FAILED" : "ok");
   return failures != 0;

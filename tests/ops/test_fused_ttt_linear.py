@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tolerances import FORWARD, GRADIENT, assert_close
-from vision_ttt.layers import TTTLinear
+from vision_ttt.layers import DirectionalConv1d, TTTLinear
 from vision_ttt.ops import fused_ttt_linear as fused
 from vision_ttt.ops import use_backend
 from vision_ttt.ops.fused_ttt_linear.cpu import (
@@ -106,6 +106,24 @@ def test_what_the_kernels_do_not_take_runs_op_by_op(calls):
     assert not calls
     make_layer()(x)
     assert calls
+
+
+@pytest.mark.parametrize(("taps", "reverse_channels"), [(2, 64), (6, 64), (4, 0)])
+def test_convolutions_that_differ_run_op_by_op(taps, reverse_channels, calls):
+    layer = make_layer(**VITTT)
+    layer.conv_k = DirectionalConv1d(128, taps, reverse_channels)
+    assert_same(layer, torch.randn(2, 20, 64))
+    assert not calls
+
+
+@pytest.mark.parametrize("part", ["conv_q", "conv_k", "merge"])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_parameters_in_another_precision_are_not_read_as_float32(part, gradients, calls):
+    layer = make_layer(**VITTT)
+    layer.get_submodule(part).double()
+    with torch.set_grad_enabled(gradients), pytest.raises(RuntimeError):
+        layer(torch.randn(2, 20, 64))
+    assert not calls
 
 
 @pytest.mark.parametrize("layout", [VITTT, {"bidirectional": True}, {}], ids=["vittt", "q", "one"])

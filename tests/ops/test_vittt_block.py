@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tolerances import FORWARD, assert_close
 from vision_ttt import TTTLinear, VitttBlock, VitttMixer
-from vision_ttt.layers import whole_block
+from vision_ttt.layers import DirectionalConv1d, whole_block
 from vision_ttt.ops import use_backend
 from vision_ttt.ops.vittt_block import cpu
 
@@ -81,11 +81,32 @@ def test_convolution_of_another_size(calls):
     assert calls
 
 
+def test_each_norm_has_its_own_epsilon(calls):
+    block = make_block()
+    norms = block.mixer.norm, block.mixer.ttt.learner, block.mixer.ttt.merge, block.norm
+    for i, norm in enumerate(norms):
+        norm.eps = 0.1 * 2**i
+    assert_same(block, torch.randn(2, 35, 64), (5, 7))
+    assert calls
+
+
+@torch.no_grad()
+def test_a_nan_among_the_position_offsets_shows():
+    block = make_block()
+    block.mixer.ttt.learner.position_offset[0, 0] = float("nan")
+    assert block(torch.randn(2, 35, 64), (5, 7)).isnan().any()
+
+
 @torch.no_grad()
 def test_strides_threads_and_stale_memory_change_no_bit():
     block, y = make_block(192, 3, 512), torch.randn(3, 70, 192)
     wanted = block(y, (7, 10))
     assert torch.equal(block(y.transpose(0, 1).contiguous().transpose(0, 1), (7, 10)), wanted)
+    strided = copy.deepcopy(block)
+    for parameter in strided.parameters():
+        if parameter.ndim > 1:
+            parameter.data = parameter.mT.contiguous().mT
+    assert torch.equal(strided(y, (7, 10)), wanted)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -99,7 +120,19 @@ def test_strides_threads_and_stale_memory_change_no_bit():
     assert_close(one, wanted, 1e-6)
 
 
+@torch.no_grad()
+def test_a_kernel_that_fails_is_an_error(monkeypatch):
+    monkeypatch.setattr(whole_block, "fits", lambda *_: True)
+    block = make_block(64, 8)  # heads of 8 channels, which no kernel takes
+    with pytest.raises(MemoryError, match="no memory for the scratch"):
+        block(torch.randn(2, 35, 64), (5, 7))
+
+
 class OtherLinear(nn.Linear):
+    pass
+
+
+class OtherTensor(torch.Tensor):
     pass
 
 
@@ -136,8 +169,33 @@ def in_another_norm(block):
     block.norm = nn.RMSNorm(64)
 
 
+def with_another_scan(block):
+    block.mixer.ttt.conv_k = DirectionalConv1d(128, 4, reverse_channels=0)
+
+
+def with_more_taps(block):
+    block.mixer.ttt.conv_k = DirectionalConv1d(128, 6, reverse_channels=64)
+
+
+def with_bias(block):
+    block.mlp.fc1 = nn.Linear(64, 96)
+
+
 def of_odd_width(block):
     block.mlp = type(block.mlp)(64, 40)
+
+
+def of_large_mini_batches(block):
+    block.mixer.ttt = TTTLinear(64, 2, **VITTT, mini_batch_size=65)
+
+
+def of_small_heads(block):
+    block.mixer.ttt = TTTLinear(64, 8, **VITTT)
+
+
+def of_another_tensor(block):
+    weight = block.mlp.fc1.weight.detach().as_subclass(OtherTensor)
+    block.mlp.fc1.weight = nn.Parameter(weight)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +208,13 @@ def of_odd_width(block):
         of_another_mixer,
         without_conv2d,
         in_another_norm,
+        with_another_scan,
+        with_more_taps,
+        with_bias,
         of_odd_width,
+        of_large_mini_batches,
+        of_small_heads,
+        of_another_tensor,
     ],
 )
 def test_a_changed_block_calls_its_modules(change, calls):
@@ -162,12 +226,33 @@ def test_a_changed_block_calls_its_modules(change, calls):
 
 
 @torch.no_grad()
-def test_parameters_in_another_precision_are_not_read_as_float32(calls):
+@pytest.mark.parametrize("to", [torch.bfloat16, "meta"])
+def test_parameters_that_are_not_float32_on_the_cpu_are_not_read_as_such(to, calls):
     block = make_block()
-    block.mixer.ttt.merge.bfloat16()
-    y = torch.randn(2, 35, 64)
+    block.norm.to(to)
     with pytest.raises(RuntimeError):
-        block(y.double(), (5, 7))
+        block(torch.randn(2, 35, 64), (5, 7))
+    assert not calls
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(2, 35, 32), (2, 35, 128), (35, 35)])
+def test_tokens_of_another_shape_are_refused(shape, calls):
+    with pytest.raises(RuntimeError):
+        make_block()(torch.randn(shape), (5, 7))
+    assert not calls
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("part", "width"),
+    [("mixer.ttt.in_proj", (64, 200)), ("mlp.fc1", (64, 64)), ("mlp.fc2", (64, 64))],
+)
+def test_parameters_of_other_shapes_are_refused(part, width, calls):
+    block = make_block()
+    block.set_submodule(part, nn.Linear(*width, bias=False))
+    with pytest.raises(RuntimeError):
+        block(torch.randn(2, 35, 64), (5, 7))
     assert not calls
 
 
@@ -188,6 +273,9 @@ def test_where_modules_are_called_instead(calls):
         handle.remove()
         with pytest.raises(ValueError, match="35 tokens do not fill"):
             block(y, (5, 8))
+        with pytest.raises(ValueError, match="35 tokens do not fill"):
+            block(y, grid, extra=(34,))
+        block(y.as_subclass(OtherTensor), grid)
         assert not calls
         with use_backend("cpu"):
             block(y, grid)
@@ -237,8 +325,11 @@ def test_dropped_paths_call_modules(calls):
             block.train()(torch.randn(2, 35, 64), (5, 7))
             assert not calls
             block.eval()(torch.randn(2, 35, 64), (5, 7))
-        assert len(calls) == 1
-        calls.clear()
+            assert len(calls) == 1
+            calls.clear()
+            block.get_submodule(place).drop_path.register_forward_hook(lambda *_: None)
+            block(torch.randn(2, 35, 64), (5, 7))
+        assert not calls
 
 
 @pytest.fixture
@@ -269,7 +360,8 @@ def test_flops_are_those_of_the_modules(arguments):
     assert set(one.get_flop_counts()["Global"]) == {torch.ops.vision_ttt.vittt_block}
 
 
-def test_the_op_itself(arguments):
-    whole = arguments(make_block(), torch.randn(2, 35, 64), (5, 7))
+@pytest.mark.parametrize("y", [torch.randn(2, 35, 64), torch.randn(35, 2, 64).transpose(0, 1)])
+def test_the_op_itself(y, arguments):
+    whole = arguments(make_block(), y, (5, 7))
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(cpu.vittt_block_op, whole, test_utils=tests)

@@ -74,7 +74,7 @@ class TTTLinear(TTTLayer):
         return self.learner.problem(q, k, v, eta)
 
     def _mix(self, projected: Tensor, rate_logits: Tensor) -> Tensor:
-        if self._fits and kernels_serve(projected) and self._is_plain():
+        if self._fits and self._is_plain() and kernels_serve(projected, *self._weights()):
             return self._fused(projected, rate_logits)
         return super()._mix(projected, rate_logits)
 
@@ -85,7 +85,25 @@ class TTTLinear(TTTLayer):
             and is_plain(self.conv_k, DirectionalConv1d)
             and is_plain(self.learner, LinearLearner)
             and is_plain(self.merge, GatedNorm)
+            and self._parts_agree()
         )
+
+    def _parts_agree(self) -> bool:
+        """Whether the parts' shapes are one layer's: the one op would read beside others'."""
+        conv_q, conv_k = self.conv_q, self.conv_k
+        reverse_channels = self.learner.reverse_heads * self.head_dim
+        return (
+            conv_q.weight.shape == conv_k.weight.shape
+            and conv_q.weight.shape[0] == self.heads * self.head_dim
+            and conv_q.reverse_channels == conv_k.reverse_channels == reverse_channels
+            and self.merge.weight.numel() == self.heads * self.head_dim
+            and self.merge.weight.shape[1] == self.out_proj.in_features
+        )
+
+    def _weights(self) -> tuple[Tensor, ...]:
+        """Those the one op reads as they are; it takes the learner's in any precision."""
+        conv_q, conv_k, merge = self.conv_q, self.conv_k, self.merge
+        return conv_q.weight, conv_q.bias, conv_k.weight, conv_k.bias, merge.weight, merge.bias
 
     def _fused(self, projected: Tensor, rate_logits: Tensor) -> Tensor:
         """What stands between the projections, in one op: :class:`TTTLayer`'s composition."""

@@ -19,7 +19,7 @@ from vision_ttt.layers.plain_calls import is_plain
 from vision_ttt.layers.swiglu import SwiGLU
 from vision_ttt.layers.ttt_linear import TTTLinear
 from vision_ttt.ops._native import kernels_serve
-from vision_ttt.ops.vittt_block import Parameters, fits, vittt_block
+from vision_ttt.ops.vittt_block import Parameters, agree, fits, vittt_block
 
 if TYPE_CHECKING:
     from vision_ttt.layers.vittt import VitttBlock
@@ -35,7 +35,10 @@ def as_one_op(
     """
     if extra or not may_overwrite() or module_hooks._global_forward_pre_hooks:
         return None
-    if type(y) is not Tensor or not kernels_serve(y) or y.shape[1] != grid[0] * grid[1]:
+    if type(y) is not Tensor or not kernels_serve(y) or y.ndim != 3:
+        return None
+    _, length, dim = y.shape
+    if length != grid[0] * grid[1]:
         return None
     # A module's parts by attribute cost ten times as much as from its dictionary, and this is all
     # the time there is between two products of a small image.
@@ -58,10 +61,12 @@ def as_one_op(
         and is_plain(norm, nn.LayerNorm)
         and is_plain(mlp_norm, nn.LayerNorm)
         and is_plain(rate_proj, nn.Linear)
-        and all(is_plain(projection, nn.Linear) for projection in projections)
+        and all(is_plain(x, nn.Linear) and x._parameters["bias"] is None for x in projections)
         and _passes(mixer_parts["drop_path"])
         and _passes(parts["drop_path"])
-        and fits(ttt.head_dim, y.shape[2], learner.mini_batch_size, projections[3].in_features)
+        and conv_q.reverse_channels == conv_k.reverse_channels
+        and conv_q.reverse_channels == learner.reverse_heads * ttt.head_dim
+        and fits(ttt.head_dim, dim, learner.mini_batch_size, projections[3].in_features)
     ):
         return None
     in_proj, out_proj, fc1, fc2 = (projection._parameters["weight"] for projection in projections)
@@ -86,12 +91,15 @@ def as_one_op(
     for x in parameters:
         if type(x) not in _TENSORS or x.dtype is not torch.float32 or not x.is_cpu:
             return None
+    q_columns, gate_columns = ttt.widths["q"], ttt.widths["gate"]
+    if not agree(parameters, dim, learner.mini_batch_size, q_columns, gate_columns):
+        return None
     return vittt_block(
         y,
         parameters,
         grid=grid,
-        q_columns=ttt.widths["q"],
-        gate_columns=ttt.widths["gate"],
+        q_columns=q_columns,
+        gate_columns=gate_columns,
         base_learning_rate=ttt.base_learning_rate,
         norm_eps=norm.eps,
         inner_eps=learner.eps,

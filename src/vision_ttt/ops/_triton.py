@@ -1,7 +1,7 @@
 """Triton, the language of the GPU kernels: whether it is there, and which tensors the kernels take.
 
-It comes with PyTorch for CUDA on Linux and is imported at the first call. With ``TRITON_INTERPRET=1``
-in the environment its interpreter runs the kernels on CPU tensors: slow, and only where backend
+It comes with PyTorch for CUDA on Linux and is imported at the first call. With the environment's
+``TRITON_INTERPRET=1`` its interpreter runs the kernels on CPU tensors: slow, and only where backend
 "triton" is asked for by name.
 """
 
