@@ -58,6 +58,17 @@ def test_a_long_sequence(dtype):
     check(make_gpu_problem(2, 6400, 4, 64, 16, dtype=dtype), dtype, reverse_heads=2)
 
 
+@torch.no_grad()
+def test_many_programs_that_share_multiprocessors():
+    """Inference with more than two programs for each, which tries a limit of registers."""
+    problem = make_gpu_problem(300, 40, 4, 64, 16, scale="per head", dtype=torch.bfloat16)
+    o, state = ttt_linear(**problem, reverse_heads=2, return_state=True, backend="triton")
+    exact = ttt_linear(**as_float64(problem), reverse_heads=2, return_state=True, backend="dual")
+    assert_close(o, exact[0], FORWARD[torch.bfloat16], "o")
+    for got, wanted in zip(state, exact[1], strict=True):
+        assert_close(got, wanted, FORWARD[torch.bfloat16], "state")
+
+
 def test_tf32_is_used_only_when_asked_for():
     problem = make_gpu_problem(2, 400, 3, 64, 16, dtype=torch.float32)
     exact = ttt_linear(**as_float64(problem), backend="dual")

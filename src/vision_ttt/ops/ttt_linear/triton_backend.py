@@ -156,9 +156,9 @@ def ttt_linear_triton_backward(
     if handed != q.dtype:
         dk_share, dg_share = (call.empty(*q.shape, dtype=handed) for _ in range(2))
     dz_q, x = (call.empty(*q.shape, dtype=handed) for _ in range(2))
-    r = None if ln_weight is None else call.empty(batch, length, heads)
+    norm = None if ln_weight is None else call.empty(batch, length, heads, 2)
     w_end = call.empty(batch, heads, dim, dim)
-    between = (dk_share, dg_share, dz_q, x, r, w_end)
+    between = (dk_share, dg_share, dz_q, x, norm, w_end)
 
     # Every program writes its own share of ∂γ and ∂p; the last B rows of H shares are the second
     # kernel's, whose alone is ∂β's. PyTorch adds them up in an order that does not change.

@@ -29,7 +29,7 @@ from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, tuned
 @triton.jit(do_not_specialize=[*PLAIN, "states"])
 def segments_kernel(
     q, k, v, eta, w0, b0, ln_weight, ln_bias, scale, grad_o, kept_w, kept_b,
-    dq, dk_share, dg_share, dz_q_out, x_out, r_out, w_end, dweight, dscale,
+    dq, dk_share, dg_share, dz_q_out, x_out, norm_out, w_end, dweight, dscale,
     q_strides, k_strides, v_strides, grad_strides, state_batch, scale_head,
     length, heads, reverse_heads, mini_batch_size, interval, states, eps,
     DIM: tl.constexpr, TILE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
@@ -88,6 +88,7 @@ def segments_kernel(
         v_t = load_tokens(v + first * v_strides[1], v_rows, valid, DIM)
         do_t = load_tokens(grad_o + first * grad_strides[1], grad_rows, valid, DIM).to(tl.float32)
         eta_t = tl.load(eta + here + token, mask=valid, other=0.0)
+        # Asks for all tiles at once: else each goes to shared memory before the next is asked for.
         q_t, k_t = by_rows(q_t, k_t)
 
         # The forward pass, again.
@@ -103,13 +104,18 @@ def segments_kernel(
         if ln_weight is not None:
             x, r = standardise(x, valid, eps, DIM)
             error = x * gain + offset + (k_row.to(tl.float32) - v_t.to(tl.float32))
-            g, _ = project(error * gain, x, DIM)
+            g, mean_ux = project(error * gain, x, DIM)
             g *= (-r * eta_t)[:, None]
-            tl.store(r_out + here + token, r, mask=valid)
+            tl.store(norm_out + (here + token) * 2, r, mask=valid)
+            tl.store(norm_out + (here + token) * 2 + 1, mean_ux, mask=valid)
         else:
             g = (v_t.to(tl.float32) - x) * eta_t[:, None]
         store_tokens(x_out + here * DIM, rows, valid, x, DIM)
         down = g if SPLIT else g.to(OPERAND)  # -G
+        push = down  # -p_n G
+        if scale is not None:
+            g *= p_last if start + mini_batch_size > length else p_full
+            push = g if SPLIT else g.to(OPERAND)
 
         # o = f(q), Z_q = Q W + b - P A G
         z_q = dot(tl.trans(down), scaled, z_q, OPERAND, PRECISION, SPLIT)
@@ -122,6 +128,8 @@ def segments_kernel(
             dgain += do_t * x_q
         store_tokens(dz_q_out + here * DIM, rows, valid, dz_q, DIM)
         dz_q = dz_q.to(OPERAND)
+        dg_t = dot(tl.trans(dz_q), tl.trans(scaled), wide, OPERAND, PRECISION)
+        store_tokens(dg_share + here * DIM, rows, valid, tl.trans(-dg_t), DIM)
         dattention = dot(down, tl.trans(dz_q), square, OPERAND, PRECISION)  # -G ∂Z_qᵀ [s, t]
         if scale is not None:
             dp += tl.sum(dattention * attention, axis=0)
@@ -134,15 +142,10 @@ def segments_kernel(
         store_tokens(dq + here * DIM, rows, valid, dq_t, DIM)
         dk_t = dot(tl.trans(q_t), tl.trans(dattention), wide, OPERAND, PRECISION)
         store_tokens(dk_share + here * DIM, rows, valid, tl.trans(dk_t), DIM)
-        dg_t = dot(tl.trans(dz_q), tl.trans(scaled), wide, OPERAND, PRECISION)
-        store_tokens(dg_share + here * DIM, rows, valid, tl.trans(-dg_t), DIM)
 
         # W ← W - p_n Kᵀ G, b ← b - p_n Σ G
-        if scale is not None:
-            g *= p_last if start + mini_batch_size > length else p_full
-            down = g if SPLIT else g.to(OPERAND)
-        b = dot(tl.trans(down), ones, b, OPERAND, PRECISION, SPLIT)
-        w = dot(tl.trans(down), k_t, w, OPERAND, PRECISION, SPLIT)
+        b = dot(tl.trans(push), ones, b, OPERAND, PRECISION, SPLIT)
+        w = dot(tl.trans(push), k_t, w, OPERAND, PRECISION, SPLIT)
 
     if end == length:
         store_transposed(w_end + state * DIM * DIM, w, DIM)
@@ -156,7 +159,7 @@ def segments_kernel(
 @triton.jit(do_not_specialize=PLAIN)
 def scan_kernel(
     q, k, v, eta, ln_weight, ln_bias, scale, grad_w, grad_b, kept_w,
-    dk_share, dg_share, dz_q_in, x_in, r_in, w_end,
+    dk_share, dg_share, dz_q_in, x_in, norm_in, w_end,
     dk, dv, deta, dw0, db0, dweight, dbias, dscale,
     q_strides, k_strides, v_strides, scale_head,
     length, heads, reverse_heads, mini_batch_size, interval,
@@ -223,8 +226,9 @@ def scan_kernel(
             x = load_tokens(x_in + here * DIM, rows, valid, DIM).to(tl.float32)
             dk_t = load_tokens(dk_share + here * DIM, rows, valid, DIM)
             if ln_weight is not None:
-                r = tl.load(r_in + here + token, mask=valid, other=0.0)
-            q_t, k_t = by_rows(q_t, k_t)
+                r = tl.load(norm_in + (here + token) * 2, mask=valid, other=0.0)
+                mean_ux = tl.load(norm_in + (here + token) * 2 + 1, mask=valid, other=0.0)
+            q_t, k_t = by_rows(q_t, k_t)  # as in segments_kernel
             p_n = p_last if start + mini_batch_size > length else p_full
 
             # M = K ∂W + ∂b, through W ← W - p_n Kᵀ G and b ← b - p_n Σ G
@@ -234,8 +238,7 @@ def scan_kernel(
             if ln_weight is not None:
                 error = x * gain + offset + (k_row.to(tl.float32) - v_t.to(tl.float32))
                 u = error * gain
-                g, mean_ux = project(u, x, DIM)
-                g *= r[:, None]
+                g = (u - (tl.sum(u, axis=1) / DIM)[:, None] - x * mean_ux[:, None]) * r[:, None]
             else:
                 g = x - v_t.to(tl.float32)
             step = g * eta_t[:, None]  # G

@@ -113,6 +113,10 @@ def forward_kernel(
         else:
             g = (v_t.to(tl.float32) - z_k) * eta_t[:, None]
         down = tl.trans(g if SPLIT else g.to(OPERAND))  # -Gᵀ [d, n]
+        push = down  # -p_n Gᵀ
+        if scale is not None:
+            g *= p_last if start + mini_batch_size > length else p_full
+            push = tl.trans(g if SPLIT else g.to(OPERAND))
 
         # Z_q = Q W + b - P A G
         z_q = dot(down, attention, z_q, OPERAND, PRECISION, SPLIT)
@@ -124,11 +128,8 @@ def forward_kernel(
         store_tokens(o + here * heads * DIM, o_rows, valid, z_q, DIM)
 
         # W ← W - p_n Kᵀ G, b ← b - p_n Σ G
-        if scale is not None:
-            g *= p_last if start + mini_batch_size > length else p_full
-            down = tl.trans(g if SPLIT else g.to(OPERAND))
-        b = dot(down, ones, b, OPERAND, PRECISION, SPLIT)
-        w = dot(down, k_t, w, OPERAND, PRECISION, SPLIT)
+        b = dot(push, ones, b, OPERAND, PRECISION, SPLIT)
+        w = dot(push, k_t, w, OPERAND, PRECISION, SPLIT)
 
     store_transposed(w_out + program * DIM * DIM, w, DIM)
     tl.store(b_out + program * DIM + j, tl.max(b, axis=1))
