@@ -1,4 +1,4 @@
-"""The public op: what it computes, its definition in PyTorch, and the way to the CPU kernel."""
+"""The public op: what it computes, its definition in PyTorch, and the way to the kernels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.ops._native import kernels_serve
+from vision_ttt.ops._triton import triton_serves
 from vision_ttt.ops.depthwise_conv2d.cpu import depthwise_conv2d_op, fits
 
 
@@ -13,7 +14,7 @@ def depthwise_conv2d(x: Tensor, weight: Tensor, grid: tuple[int, int]) -> Tensor
     """Convolve each channel of image tokens with a K×K kernel of its own, zero beyond the edges.
 
     Args:
-        x: [B, T, C], the tokens of a grid (h, w) row by row; the kernel wants a contiguous last
+        x: [B, T, C], the tokens of a grid (h, w) row by row; the kernels want a contiguous last
             axis.
         weight: [C, 1, K, K], as of a depth-wise ``nn.Conv2d``, K odd.
         grid: (h, w) with T = h · w.
@@ -21,7 +22,7 @@ def depthwise_conv2d(x: Tensor, weight: Tensor, grid: tuple[int, int]) -> Tensor
     Returns:
         [B, T, C], differentiable in x and weight.
     """
-    if kernels_serve(x, weight) and fits(x):
+    if (kernels_serve(x, weight) and fits(x)) or triton_serves(x, weight):
         return depthwise_conv2d_op(x, weight, *grid)
     # Tokens are the channels-last memory format already: no copy on the way in or out.
     image = x.unflatten(1, grid).permute(0, 3, 1, 2)  # [B, C, h, w]

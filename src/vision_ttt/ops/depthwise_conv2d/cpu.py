@@ -71,7 +71,9 @@ def depthwise_conv2d_op(x: Tensor, weight: Tensor, *grid: int) -> Tensor:
     schema="(Tensor grad, Tensor x, Tensor weight, SymInt height, SymInt width) "
     "-> (Tensor dx, Tensor dweight)",
 )
-def _backward_op(grad: Tensor, x: Tensor, weight: Tensor, *grid: int) -> tuple[Tensor, Tensor]:
+def depthwise_conv2d_backward_op(
+    grad: Tensor, x: Tensor, weight: Tensor, *grid: int
+) -> tuple[Tensor, Tensor]:
     x, grad = contiguous_last(x), contiguous_last(grad)
     kernel = weight.shape[-1]
     mirrored = _taps(weight).flip(0)  # what x gave to the right comes back from the right
@@ -89,7 +91,7 @@ def _(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@_backward_op.register_fake
+@depthwise_conv2d_backward_op.register_fake
 def _(grad: Tensor, x: Tensor, weight: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
@@ -100,7 +102,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward_op(grad, *ctx.saved_tensors, *ctx.grid), None, None
+    return *depthwise_conv2d_backward_op(grad, *ctx.saved_tensors, *ctx.grid), None, None
 
 
 depthwise_conv2d_op.register_autograd(_backward, setup_context=_setup_context)

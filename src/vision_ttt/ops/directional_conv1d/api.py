@@ -1,4 +1,4 @@
-"""The public op: what it computes, its definition in PyTorch, and the way to the CPU kernel."""
+"""The public op: what it computes, its definition in PyTorch, and the way to the kernels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.ops._native import kernels_serve
+from vision_ttt.ops._triton import triton_serves
 from vision_ttt.ops.directional_conv1d.cpu import directional_conv1d_op, fits
 
 
@@ -17,7 +18,7 @@ def directional_conv1d(x: Tensor, weight: Tensor, bias: Tensor, reverse_channels
     scan from T to 1 and take x_{t+(K-1)-j} instead. Beyond the ends x is zero.
 
     Args:
-        x: [B, T, C], any strides; the kernel wants a contiguous last axis.
+        x: [B, T, C], any strides; the kernels want a contiguous last axis.
         weight: [C, 1, K], as of a depth-wise ``nn.Conv1d``.
         bias: [C].
         reverse_channels: how many of the last channels look the other way.
@@ -25,7 +26,8 @@ def directional_conv1d(x: Tensor, weight: Tensor, bias: Tensor, reverse_channels
     Returns:
         [B, T, C], contiguous, differentiable in x, weight and bias.
     """
-    if kernels_serve(x, weight, bias) and fits(x, reverse_channels):
+    on_cpu = kernels_serve(x, weight, bias) and fits(x, reverse_channels)
+    if on_cpu or triton_serves(x, weight, bias):
         return directional_conv1d_op(x, weight, bias, reverse_channels)
     past = weight.shape[-1] - 1
     forward_channels = x.shape[-1] - reverse_channels

@@ -84,7 +84,7 @@ def directional_conv1d_op(
 
 
 @torch.library.custom_op("vision_ttt::directional_conv1d_backward", mutates_args=())
-def _backward_op(
+def directional_conv1d_backward_op(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, reverse_channels: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dx = torch.empty(x.shape, dtype=x.dtype)
@@ -96,20 +96,28 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, reverse_channels: int) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@_backward_op.register_fake
+@directional_conv1d_backward_op.register_fake
 def _(
     grad: Tensor, x: Tensor, weight: Tensor, reverse_channels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), x.new_empty(x.shape[-1])
+    return (
+        x.new_empty(x.shape),
+        weight.new_empty(weight.shape),
+        x.new_empty(x.shape[-1], dtype=torch.float32),
+    )
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, _, ctx.reverse_channels = inputs
+    x, weight, bias, ctx.reverse_channels = inputs
+    ctx.bias_dtype = bias.dtype
     ctx.save_for_backward(x, weight)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward_op(grad, *ctx.saved_tensors, ctx.reverse_channels), None
+    dx, dweight, dbias = directional_conv1d_backward_op(
+        grad, *ctx.saved_tensors, ctx.reverse_channels
+    )
+    return dx, dweight, dbias.to(ctx.bias_dtype), None
 
 
 directional_conv1d_op.register_autograd(_backward, setup_context=_setup_context)
