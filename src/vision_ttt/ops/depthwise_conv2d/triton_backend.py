@@ -10,11 +10,10 @@ from torch import Tensor
 from vision_ttt.ops._native import contiguous_last
 from vision_ttt.ops.depthwise_conv2d.cpu import depthwise_conv2d_backward_op, depthwise_conv2d_op
 
-PATCH = (8, 16)
-"""Rows and columns of a program: of so few tokens a third more are read around the edges."""
+PATCH = (8, 8)
+"""Rows and columns of a program: as square as can be, since it reads the tokens around it too."""
 CHANNELS = 64
 """Channels of a program; in bfloat16 a token's are one line of the cache."""
-WARPS = 8
 
 
 def _patches(x: Tensor, grid: tuple[int, ...]) -> int:
@@ -29,7 +28,10 @@ def _launch(kernel: Any, x: Tensor, weight: Tensor, grid: tuple[int, ...], *argu
     sizes = (*grid, channels, weight.shape[-1], *PATCH, CHANNELS)
     with torch.cuda.device_of(x):
         kernel[(programs,)](
-            *arguments, *sizes, num_warps=WARPS, num_stages=1, enable_fp_fusion=True
+            *(*arguments, *sizes),
+            num_warps=2 * x.element_size(),  # a thread then loads 4 times 16 bytes
+            num_stages=1,
+            enable_fp_fusion=True,
         )
 
 

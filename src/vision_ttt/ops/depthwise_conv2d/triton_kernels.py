@@ -62,9 +62,9 @@ def forward_kernel(
     y += batch * height * width * channels
     weight += channel * KERNEL * KERNEL
     total = tl.zeros([ROWS * COLUMNS, CHANNELS], tl.float32)
-    for i in tl.range(KERNEL):  # not unrolled like j, for a large window's sake
+    for i in tl.range(KERNEL):  # not unrolled: more programs fit a multiprocessor
         down = row + i - KERNEL // 2
-        for j in tl.static_range(KERNEL):
+        for j in tl.range(KERNEL):
             right = column + (j - KERNEL // 2)
             tap = tl.load(weight + i * KERNEL + j, mask=channel < channels, other=0.0)
             x_tile = _load(x, x_token, down, right, height, width, channel, channels)
@@ -95,7 +95,7 @@ def backward_kernel(
     total = tl.zeros([ROWS * COLUMNS, CHANNELS], tl.float32)
     for i in tl.range(KERNEL):
         up = row - i + KERNEL // 2
-        for j in tl.static_range(KERNEL):
+        for j in tl.range(KERNEL):
             left = column - (j - KERNEL // 2)
             tap = tl.load(weight + i * KERNEL + j, mask=channel < channels, other=0.0)
             grad_tile = _load(grad, grad_token, up, left, height, width, channel, channels)

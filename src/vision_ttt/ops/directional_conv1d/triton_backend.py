@@ -15,7 +15,6 @@ from vision_ttt.ops.directional_conv1d.cpu import (
 
 TILE = (64, 64)
 """Tokens and channels of a program; in bfloat16 a token's are one line of the cache."""
-WARPS = 4
 
 
 def _tiles(x: Tensor) -> int:
@@ -30,7 +29,10 @@ def _launch(kernel: Any, x: Tensor, weight: Tensor, reverse_channels: int, *argu
     sizes = (length, channels, forward_channels, weight.shape[-1], *TILE)
     with torch.cuda.device_of(x):
         kernel[(_tiles(x) * blocks,)](
-            *arguments, *sizes, num_warps=WARPS, num_stages=1, enable_fp_fusion=True
+            *(*arguments, *sizes),
+            num_warps=2 * x.element_size(),  # a thread then loads 4 times 16 bytes
+            num_stages=1,
+            enable_fp_fusion=True,
         )
 
 

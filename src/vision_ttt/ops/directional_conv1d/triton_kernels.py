@@ -14,15 +14,14 @@ import triton.language as tl
 @triton.jit
 def _place(length, channels, forward_channels, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
     """This program's row of tiles, image, tokens [n], channels [c], whose those are, direction."""
-    forward_blocks = tl.cdiv(forward_channels, CHANNELS)
-    blocks = forward_blocks + tl.cdiv(channels - forward_channels, CHANNELS)
+    reverse_blocks = tl.cdiv(channels - forward_channels, CHANNELS)
+    blocks = reverse_blocks + tl.cdiv(forward_channels, CHANNELS)
     tiles = tl.cdiv(length, TOKENS)
     program = tl.program_id(0)
     row, block = program // blocks, program % blocks
-    reverse = block >= forward_blocks
-    first = block * CHANNELS
-    first = tl.where(reverse, first - forward_blocks * CHANNELS + forward_channels, first)
-    channel = first + tl.arange(0, CHANNELS)
+    reverse = block < reverse_blocks
+    first = tl.where(reverse, forward_channels, -reverse_blocks * CHANNELS)
+    channel = first + block * CHANNELS + tl.arange(0, CHANNELS)
     present = channel < tl.where(reverse, channels, forward_channels)
     token = row % tiles * TOKENS + tl.arange(0, TOKENS)
     return row.to(tl.int64), (row // tiles).to(tl.int64), token, channel, present, reverse
@@ -59,7 +58,7 @@ def forward_kernel(
     y += batch * length * channels
     total = tl.zeros([TOKENS, CHANNELS], tl.float32)
     total += tl.load(bias + channel, mask=present, other=0.0).to(tl.float32)[None, :]
-    for j in tl.static_range(TAPS):
+    for j in tl.range(TAPS):
         past = tl.where(reverse, -1, 1) * (TAPS - 1 - j)
         tap = tl.load(weight + channel * TAPS + j, mask=present, other=0.0).to(tl.float32)
         total += _load(x, x_token, token - past, length, channel, present) * tap[None, :]
@@ -85,14 +84,14 @@ def backward_kernel(
     grad += batch * grad_batch
     dx += batch * length * channels
     shares += row * (TAPS + 1) * channels
+    own = tl.sum(_load(grad, grad_token, token, length, channel, present), 0)
+    tl.store(shares + TAPS * channels + channel, own, mask=present)
     x_tile = _load(x + batch * x_batch, x_token, token, length, channel, present)
     total = tl.zeros([TOKENS, CHANNELS], tl.float32)
-    for j in tl.static_range(TAPS):
+    for j in tl.range(TAPS):
         later = tl.where(reverse, -1, 1) * (TAPS - 1 - j)
         tap = tl.load(weight + channel * TAPS + j, mask=present, other=0.0).to(tl.float32)
         grad_tile = _load(grad, grad_token, token + later, length, channel, present)
         total += grad_tile * tap[None, :]
         tl.store(shares + j * channels + channel, tl.sum(grad_tile * x_tile, 0), mask=present)
-        if j == TAPS - 1:  # where the token is its own
-            tl.store(shares + TAPS * channels + channel, tl.sum(grad_tile, 0), mask=present)
     _store(dx, channels, token, length, channel, present, total)

@@ -1,0 +1,114 @@
+"""The launches of the kernels around ttt_linear, compiled for Hopper (sm_90) without a GPU."""
+
+import re
+import subprocess
+from importlib import import_module
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402  (may be missing, see above)
+from triton.compiler import ASTSource  # noqa: E402
+
+OPS = "vision_ttt.ops"
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+
+
+class Recorder:
+    """Stands in for a kernel: keeps what it is launched with."""
+
+    def __getitem__(self, grid):
+        return self
+
+    def __call__(self, *arguments, **options):
+        self.launched = arguments, options
+
+
+def directional_conv1d(backend, x, parameters=torch.float32, reverse=None, taps=4):
+    channels = x.shape[-1]
+    reverse = channels // 2 if reverse is None else reverse
+    weight, bias = (torch.zeros(s, dtype=parameters) for s in ((channels, 1, taps), channels))
+    return {
+        "forward_kernel": lambda: backend.directional_conv1d_triton(x, weight, bias, reverse),
+        "backward_kernel": lambda: backend.directional_conv1d_triton_backward(
+            x, x, weight, reverse
+        ),
+    }
+
+
+def depthwise_conv2d(backend, x, parameters=torch.float32, size=3):
+    weight = torch.zeros(x.shape[-1], 1, size, size, dtype=parameters)
+    grid = x.shape[1] // 14, 14
+    return {
+        "forward_kernel": lambda: backend.depthwise_conv2d_triton(x, weight, *grid),
+        "backward_kernel": lambda: backend.depthwise_conv2d_triton_backward(x, x, weight, *grid),
+    }
+
+
+LAUNCHES = {"directional_conv1d": directional_conv1d, "depthwise_conv2d": depthwise_conv2d}
+
+
+def tool(name, *arguments):
+    path = getattr(triton.knobs.nvidia, name).path
+    command = [path, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def machine_code(op, kernel, x, monkeypatch, directory, **options):
+    """What a launch on x would run; checked to keep all that a thread needs in its registers."""
+    kernels = import_module(f"{OPS}.{op}.triton_kernels")
+    jitted, recorder = getattr(kernels, kernel), Recorder()
+    monkeypatch.setattr(kernels, kernel, recorder)
+    LAUNCHES[op](import_module(f"{OPS}.{op}.triton_backend"), x, **options)[kernel]()
+    arguments, launch = recorder.launched
+    assert len(arguments) == len(jitted.params)
+    signature, constants, aligned = {}, {}, {}
+    for index, (parameter, value) in enumerate(zip(jitted.params, arguments, strict=True)):
+        plain, tensor = parameter.do_not_specialize, torch.is_tensor(value)
+        if parameter.is_constexpr or not (tensor or plain or value != 1):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+            continue
+        signature[parameter.name] = POINTERS[value.dtype] if tensor else "i32"
+        if not plain and (value.data_ptr() if tensor else value) % 16 == 0:
+            aligned[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=jitted, signature=signature, constexprs=constants, attrs=aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
+    path = directory / "kernel.cubin"
+    path.write_bytes(compiled.asm["cubin"])
+    stack = int(re.search(r"STACK:(\d+)", tool("cuobjdump", "-res-usage", path))[1])
+    assert stack == 0, f"{stack} bytes of a thread's registers are spilled"
+    code = tool("nvdisasm", path)
+    assert not re.search(r"\b(LDL|STL)\b", code)
+    return code
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
+@pytest.mark.parametrize("op", LAUNCHES)
+def test_tokens_move_sixteen_bytes_at_a_time(op, kernel, dtype, monkeypatch, tmp_path):
+    """A view of a wider projection, whose border between directions is no multiple of a block."""
+    x = torch.zeros(2, 196, 576, dtype=dtype)[..., 192:384]
+    code = machine_code(op, kernel, x, monkeypatch, tmp_path)
+    loads = re.findall(r"\bLDG\S*", code)
+    wide = sum("LDG.E.128" in load for load in loads)
+    assert wide >= 4
+    # Beside them the parameters, a number each: no token is loaded in smaller pieces.
+    assert len(loads) - wide <= 8 * 5
+    stores = re.findall(r"\bSTG\S*", code)
+    assert sum("STG.E.128" in store for store in stores) >= 2
+
+
+@pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
+@pytest.mark.parametrize(
+    ("op", "channels", "options"),
+    [
+        ("directional_conv1d", 1, {"reverse": 0, "parameters": torch.float16}),
+        ("directional_conv1d", 30, {"reverse": 1, "taps": 7}),
+        ("depthwise_conv2d", 1, {"size": 1}),
+        ("depthwise_conv2d", 30, {"size": 7, "parameters": torch.float16}),
+    ],
+)
+def test_any_size_compiles(op, channels, options, kernel, monkeypatch, tmp_path):
+    x = torch.zeros(2, 196, channels, dtype=torch.float16)
+    assert "LDG" in machine_code(op, kernel, x, monkeypatch, tmp_path, **options)
