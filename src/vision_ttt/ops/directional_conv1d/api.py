@@ -25,7 +25,18 @@ def directional_conv1d(x: Tensor, weight: Tensor, bias: Tensor, reverse_channels
 
     Returns:
         [B, T, C], contiguous, differentiable in x, weight and bias.
+
+    Raises:
+        ValueError: weight, bias or reverse_channels do not fit x's C channels.
     """
+    channels = x.shape[-1]
+    if weight.shape[:2] != (channels, 1) or bias.shape != (channels,):
+        raise ValueError(
+            f"x {list(x.shape)} wants weight [{channels}, 1, K] and bias [{channels}], "
+            f"got {list(weight.shape)} and {list(bias.shape)}"
+        )
+    if not 0 <= reverse_channels <= channels:
+        raise ValueError(f"reverse_channels must be 0 to {channels}, got {reverse_channels}")
     on_cpu = kernels_serve(x, weight, bias) and fits(x, reverse_channels)
     if on_cpu or triton_serves(x, weight, bias):
         return directional_conv1d_op(x, weight, bias, reverse_channels)
