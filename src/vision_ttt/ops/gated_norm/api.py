@@ -1,4 +1,4 @@
-"""The public op: what it computes, its definition in PyTorch, and the way to the CPU kernel."""
+"""The public op: what it computes, its definition in PyTorch, and the way to the kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.ops._native import kernels_serve
-from vision_ttt.ops.gated_norm.cpu import fits, gated_norm_op
+from vision_ttt.ops._triton import triton_serves
+from vision_ttt.ops.gated_norm import cpu, triton_backend
 
 
 def gated_norm(
@@ -24,8 +25,10 @@ def gated_norm(
         [B, T, D], differentiable in every tensor argument.
     """
     tensors = (z, weight, bias) if gate is None else (z, weight, bias, gate)
-    if kernels_serve(*tensors) and fits(weight):
-        return gated_norm_op(z, gate, weight, bias, eps)
+    if (kernels_serve(*tensors) and cpu.fits(weight)) or (
+        triton_serves(*tensors) and triton_backend.fits(z, weight)
+    ):
+        return cpu.gated_norm_op(z, gate, weight, bias, eps)
     parts, dim = weight.shape
     z = F.layer_norm(z.unflatten(-1, (parts, dim)), (dim,), eps=eps)  # [B, T, R, D]
     total = (z * weight + bias).sum(-2)

@@ -114,10 +114,11 @@ def gated_norm_op(
     schema="(Tensor grad, Tensor z, Tensor? gate, Tensor weight, Tensor bias, float eps) "
     "-> (Tensor dz, Tensor dgate, Tensor dweight, Tensor dbias)",
 )
-def _backward_op(
+def gated_norm_backward_op(
     grad: Tensor, z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dgate = None if gate is None else torch.empty(gate.shape, dtype=z.dtype)
+    """Gradients of all four tensors; that of a gate which is not there is empty."""
+    dgate = None if gate is None else gate.new_empty(gate.shape)
     dz, dweight, dbias = gated_norm_backward(grad, (z, gate, weight, bias), eps, dgate)
     return dz, z.new_empty(0) if dgate is None else dgate, dweight, dbias
 
@@ -127,11 +128,11 @@ def _(z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float) 
     return z.new_empty(*z.shape[:2], weight.shape[1])
 
 
-@_backward_op.register_fake
+@gated_norm_backward_op.register_fake
 def _(
     grad: Tensor, z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dgate = z.new_empty(0 if gate is None else gate.shape)
+    dgate = z.new_empty(0) if gate is None else gate.new_empty(gate.shape)
     return z.new_empty(z.shape), dgate, weight.new_empty(weight.shape), bias.new_empty(bias.shape)
 
 
@@ -142,7 +143,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
-    dz, dgate, dweight, dbias = _backward_op(grad, *saved, ctx.eps)
+    dz, dgate, dweight, dbias = gated_norm_backward_op(grad, *saved, ctx.eps)
     return dz, None if saved[1] is None else dgate, dweight, dbias, None
 
 

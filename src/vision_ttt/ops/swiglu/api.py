@@ -1,4 +1,4 @@
-"""The public op: what it computes, its definition in PyTorch, and the way to the CPU kernel."""
+"""The public op: what it computes, its definition in PyTorch, and the way to the kernels."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.ops._native import kernels_serve
-from vision_ttt.ops.swiglu.cpu import fits, swiglu_in_place_op, swiglu_op
+from vision_ttt.ops._triton import triton_serves
+from vision_ttt.ops.swiglu import cpu, triton_backend
 
 
 def swiglu(x: Tensor) -> Tensor:
     """SiLU(a) ⊙ b of x's halves a, b along the last axis: [..., 2 H] → [..., H]."""
-    if kernels_serve(x) and fits(x):
-        return swiglu_op(x)
+    if (kernels_serve(x) and cpu.fits(x)) or (triton_serves(x) and triton_backend.fits(x)):
+        return cpu.swiglu_op(x)
     gate, value = x.chunk(2, dim=-1)
     return F.silu(gate) * value
 
 
 def swiglu_(x: Tensor) -> Tensor:
-    """:func:`swiglu` in x's own memory, for inference: returns a view of x, whose values are gone.
+    """:func:`swiglu` for inference: where that is faster in x's own memory, of which it is a view.
+
+    On a GPU it is not: the matrix product that follows reads a dense tensor, of half the memory.
 
     Args:
-        x: [..., 2 H], contiguous, with no gradient to come.
+        x: [..., 2 H], contiguous, with no gradient to come. Its values may be gone.
     """
+    if triton_serves(x) and triton_backend.fits(x):
+        return cpu.swiglu_op(x)
     gate, value = x.chunk(2, dim=-1)
-    if kernels_serve(x) and fits(x):
-        swiglu_in_place_op(x)
+    if kernels_serve(x) and cpu.fits(x):
+        cpu.swiglu_in_place_op(x)
         return gate
     return F.silu(gate, inplace=True).mul_(value)

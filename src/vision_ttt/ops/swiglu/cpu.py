@@ -47,7 +47,8 @@ def swiglu_in_place_op(x: torch.Tensor) -> None:
 
 
 @torch.library.custom_op("vision_ttt::swiglu_backward", mutates_args=())
-def _backward_op(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def swiglu_backward_op(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of x [..., 2 H], given that of the output."""
     x, grad = x.contiguous(), grad.contiguous()
     dx = torch.empty_like(x)
     call_kernel("vision_ttt_swiglu_backward", _problem(x, grad, dx))
@@ -64,7 +65,7 @@ def _(x: Tensor) -> None:
     return None
 
 
-@_backward_op.register_fake
+@swiglu_backward_op.register_fake
 def _(grad: Tensor, x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -74,7 +75,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> Tensor:
-    return _backward_op(grad, *ctx.saved_tensors)
+    return swiglu_backward_op(grad, *ctx.saved_tensors)
 
 
 swiglu_op.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,121 @@
+"""The custom op ``vision_ttt::gated_norm`` on a GPU: what it serves, and both passes' launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vision_ttt.ops._native import contiguous_last
+from vision_ttt.ops.gated_norm.cpu import gated_norm_backward_op, gated_norm_op
+
+LARGEST_TILE = 2**15
+"""Numbers of one token's tile: 32 warps hold no more in their registers."""
+MOST_TOKENS = 2**30
+"""They are counted in 32 bits; where they lie, in 64."""
+
+FORWARD_PROGRAMS = 4096
+"""So many at most: a program loads γ and β once, and some thirty share a multiprocessor."""
+BACKWARD_PROGRAMS = 2048
+SHORTEST_SHARE = 16
+"""Tokens to whose gradients of γ and β a program adds up at least, so that its share is little."""
+
+
+def _padded(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def fits(z: Tensor, weight: Tensor) -> bool:
+    """Whether the kernels take norms [R, D] of this shape, for this many tokens."""
+    parts, dim = weight.shape
+    tile = _padded(parts) * _padded(dim)
+    return tile <= LARGEST_TILE and z.shape[0] * z.shape[1] <= MOST_TOKENS
+
+
+class _Launch:
+    """Sizes of one call's tiles and programs.
+
+    A warp has at most 512 of a token's D numbers, or 1024 of its R · D, in its registers. With one
+    warp to a tile, as up to D = 512, a mean needs no exchange between warps. Narrow tokens come
+    several to a tile, of ``tile`` numbers D.
+    """
+
+    def __init__(
+        self, z: Tensor, weight: Tensor, *, tile: int, programs: int, shortest: int = 1
+    ) -> None:
+        parts, dim = weight.shape
+        padded_parts, block = _padded(parts), _padded(dim)
+        numbers = max(1, min(512, 1024 // padded_parts))
+        tile = max(1, min(tile, numbers) // block)
+        self.tokens, self.length = z.shape[0] * z.shape[1], z.shape[1]
+        self.chunk = tile * -(-max(-(-self.tokens // programs), shortest) // tile)
+        self.programs = -(-self.tokens // self.chunk)
+        self.options: dict[str, Any] = {
+            "PARTS": parts,
+            "DIM": dim,
+            "TOKENS": tile,
+            "PADDED_PARTS": padded_parts,
+            "BLOCK": block,
+            "num_warps": min(32, max(1, block // numbers)),
+            "num_stages": 1,
+            "enable_fp_fusion": True,
+        }
+
+    def run(self, kernel: Any, *arguments: Any, eps: float) -> None:
+        sizes = (self.tokens, self.length, self.chunk)
+        kernel[(self.programs,)](*arguments, *sizes, eps, **self.options)
+
+
+def _strides(x: Tensor | None) -> tuple[int, int] | None:
+    return None if x is None else x.stride()[:2]
+
+
+@gated_norm_op.register_kernel("cuda")
+def gated_norm_triton(
+    z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> Tensor:
+    """See :func:`vision_ttt.ops.gated_norm.gated_norm`."""
+    from vision_ttt.ops.gated_norm import triton_kernels
+
+    z, gate = contiguous_last(z), None if gate is None else contiguous_last(gate)
+    weight, bias = weight.contiguous(), bias.contiguous()
+    launch = _Launch(z, weight, tile=512, programs=FORWARD_PROGRAMS)
+    out = z.new_empty(*z.shape[:2], weight.shape[1])
+    with torch.cuda.device_of(z):
+        launch.run(
+            triton_kernels.forward_kernel,
+            *(z, gate, weight, bias, out, _strides(z), _strides(gate)),
+            eps=eps,
+        )
+    return out
+
+
+@gated_norm_backward_op.register_kernel("cuda")
+def gated_norm_triton_backward(
+    grad: Tensor, z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of all four tensors; that of a gate which is not there is empty."""
+    from vision_ttt.ops.gated_norm import triton_kernels
+
+    grad, z = contiguous_last(grad), contiguous_last(z)
+    gate = None if gate is None else contiguous_last(gate)
+    gain, offset = weight.contiguous(), bias.contiguous()
+    # Small tiles: what they add up for γ and β stays in registers too.
+    launch = _Launch(z, weight, tile=256, programs=BACKWARD_PROGRAMS, shortest=SHORTEST_SHARE)
+    dz = z.new_empty(z.shape)
+    dgate = None if gate is None else gate.new_empty(gate.shape)
+    # Each program writes a share of its own and PyTorch adds them up: the order does not change.
+    # That of β is the same for all directions.
+    dweight = z.new_empty(launch.programs, *weight.shape, dtype=torch.float32)
+    dbias = z.new_empty(launch.programs, 1, weight.shape[1], dtype=torch.float32)
+    with torch.cuda.device_of(z):
+        launch.run(
+            triton_kernels.backward_kernel,
+            *(grad, z, gate, gain, offset, dz, dgate, dweight, dbias),
+            *map(_strides, (grad, z, gate)),
+            eps=eps,
+        )
+    dweight = dweight.sum(0).to(weight.dtype)
+    dbias = dbias.sum(0).to(bias.dtype).repeat(bias.shape[0], 1)
+    return dz, z.new_empty(0) if dgate is None else dgate, dweight, dbias
