@@ -10,13 +10,13 @@ from torch import Tensor
 from vision_ttt.ops._native import contiguous_last
 from vision_ttt.ops.gated_norm.cpu import gated_norm_backward_op, gated_norm_op
 
-LARGEST_TILE = 2**15
-"""Numbers of one token's tile: 32 warps hold no more in their registers."""
+LARGEST_TILE = 2**13
+"""Numbers R · D of a token, padded: a program's registers hold hardly more."""
 MOST_TOKENS = 2**30
 """They are counted in 32 bits; where they lie, in 64."""
 
 FORWARD_PROGRAMS = 4096
-"""So many at most: a program loads γ and β once, and some thirty share a multiprocessor."""
+"""So many at most, as each loads γ and β: a large GPU runs about that many at once."""
 BACKWARD_PROGRAMS = 2048
 SHORTEST_SHARE = 16
 """Tokens to whose gradients of γ and β a program adds up at least, so that its share is little."""

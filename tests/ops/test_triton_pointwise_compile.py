@@ -1,0 +1,186 @@
+"""The Triton kernels of gated_norm and swiglu compiled for Hopper (sm_90) without a GPU."""
+
+import re
+import subprocess
+from importlib import import_module
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from vision_ttt.ops.gated_norm import triton_backend as gated_norm_backend
+from vision_ttt.ops.swiglu import triton_backend as swiglu_backend
+
+triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402  (may be missing, see above)
+from triton.compiler import ASTSource  # noqa: E402
+
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+
+
+class Usage(NamedTuple):
+    """What one program of a compiled kernel needs."""
+
+    registers: int
+    stack: int
+    shared: int
+    machine_code: str
+
+
+class Recorder:
+    """Stands in for a kernel: compiles it for the arguments and options that it is launched with.
+
+    Tensors on the meta device stand in for those of a GPU; all of them begin at aligned addresses.
+    """
+
+    def __init__(self, kernel, directory):
+        self.kernel, self.path = kernel, directory / "kernel.cubin"
+
+    def __getitem__(self, grid):
+        assert 0 < grid[0] < 2**31
+        return self
+
+    def __call__(self, *arguments, **options):
+        parameters = self.kernel.params
+        plain = {parameter.name for parameter in parameters if parameter.do_not_specialize}
+        constants = {p.name: options.pop(p.name) for p in parameters if p.is_constexpr}
+        signature, aligned = dict.fromkeys(constants, "constexpr"), {}
+        names = [p.name for p in parameters if not p.is_constexpr]
+        for index, (name, x) in enumerate(zip(names, arguments, strict=True)):
+            signature[name], divisible = describe(x)
+            if x is None:
+                constants[name] = None
+            elif divisible and name not in plain:
+                paths = [(index, i) for i in range(len(x))] if isinstance(x, tuple) else [(index,)]
+                aligned |= {path: [["tt.divisibility", 16]] for path in paths}
+        source = ASTSource(self.kernel, signature, constexprs=constants, attrs=aligned)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        self.path.write_bytes(compiled.asm["cubin"])
+        report = run_tool("cuobjdump", "-res-usage", self.path)
+        registers, stack = (int(re.search(rf"{x}:(\d+)", report)[1]) for x in ("REG", "STACK"))
+        code = run_tool("nvdisasm", self.path)
+        self.usage = Usage(registers, stack, compiled.metadata.shared, code)
+
+
+def describe(x):
+    """A kernel argument's type, and whether 16 divides it: only that is compiled for."""
+    if x is None:
+        return "constexpr", False
+    if torch.is_tensor(x):
+        return POINTERS[x.dtype], True
+    if isinstance(x, tuple):
+        return ("i32",) * len(x), all(n % 16 == 0 for n in x)
+    return ("fp32", False) if isinstance(x, float) else ("i32", x % 16 == 0)
+
+
+def run_tool(name, *arguments):
+    path = getattr(triton.knobs.nvidia, name).path
+    command = [path, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def compile_launched(monkeypatch, directory, module, kernel, launch, *arguments):
+    module = import_module(module)
+    recorder = Recorder(getattr(module, kernel), directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, kernel, recorder)
+        launch(*arguments)
+    return recorder.usage
+
+
+@pytest.fixture
+def norm_usage(monkeypatch, tmp_path):
+    def usage(kernel, dim, parts=2, gated=True, dtype=torch.bfloat16, padding=0):
+        """As Vittt trains: views of fused projections, float32 parameters."""
+        wide = torch.empty(8, 1024, 2 * parts * dim + padding, dtype=dtype, device="meta")
+        z, gate = wide[..., parts * dim : 2 * parts * dim], wide[..., :dim] if gated else None
+        parameter = torch.empty(parts, dim, device="meta")
+        arguments = (z, gate, parameter, parameter, 1e-6)
+        launch = gated_norm_backend.gated_norm_triton
+        if kernel == "backward":
+            launch = gated_norm_backend.gated_norm_triton_backward
+            arguments = (torch.empty(8, 1024, dim, dtype=dtype, device="meta"), *arguments)
+        module = "vision_ttt.ops.gated_norm.triton_kernels"
+        name = f"{kernel}_kernel"
+        return compile_launched(monkeypatch, tmp_path, module, name, launch, *arguments)
+
+    return usage
+
+
+@pytest.fixture
+def swiglu_usage(monkeypatch, tmp_path):
+    def usage(kernel, hidden, dtype=torch.bfloat16):
+        arguments = (torch.empty(8, 1024, 2 * hidden, dtype=dtype, device="meta"),)
+        launch = swiglu_backend.swiglu_triton
+        if kernel == "backward":
+            launch = swiglu_backend.swiglu_triton_backward
+            arguments = (torch.empty(8, 1024, hidden, dtype=dtype, device="meta"), *arguments)
+        module = "vision_ttt.ops.swiglu.triton_kernels"
+        name = f"{kernel}_kernel"
+        return compile_launched(monkeypatch, tmp_path, module, name, launch, *arguments)
+
+    return usage
+
+
+def check_unspilled(found):
+    assert found.stack == 0, f"{found.stack} bytes of a thread's registers are spilled"
+    assert not re.search(r"\b(LDL|STL)\b", found.machine_code)
+
+
+def check_by_16_bytes(found):
+    """All that moves between memory and registers does."""
+    for moved in ("LDG", "STG"):
+        every = re.findall(rf"\b{moved}\S*", found.machine_code)
+        assert every
+        assert all(".128" in instruction for instruction in every), every
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("dim", [192, 384, 768])
+@pytest.mark.parametrize("kernel", ["forward", "backward"])
+def test_gated_norm(kernel, dim, parts, norm_usage, record_property):
+    found = norm_usage(kernel, dim, parts)
+    record_property("registers, stack, shared memory", found[:3])
+    check_unspilled(found)
+    check_by_16_bytes(found)
+    if dim <= 512:  # a mean needs no exchange between warps
+        assert not re.search(r"\b(BAR|LDS|STS)\b", found.machine_code)
+
+
+@pytest.mark.parametrize("kernel", ["forward", "backward"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gated_norm_of_other_dtypes_and_without_a_gate(dtype, kernel, norm_usage):
+    found = norm_usage(kernel, 192, gated=False, dtype=dtype)
+    check_unspilled(found)
+    check_by_16_bytes(found)
+
+
+@pytest.mark.parametrize(("parts", "dim", "padding"), [(3, 384, 0), (2, 200, 3), (2, 2048, 0)])
+def test_gated_norm_of_other_shapes_and_of_strides_that_16_does_not_divide(
+    parts, dim, padding, norm_usage
+):
+    check_unspilled(norm_usage("backward", dim, parts, padding=padding))
+
+
+@pytest.mark.parametrize(("parts", "spilled"), [(1, 128), (2, 0), (8, 0)])
+def test_the_widest_tiles(parts, spilled, norm_usage, record_property):
+    found = norm_usage("backward", gated_norm_backend.LARGEST_TILE // parts, parts)
+    record_property("registers, stack, shared memory", found[:3])
+    assert found.stack <= spilled
+    assert found.shared <= 48 * 1024
+
+
+@pytest.mark.parametrize("hidden", [512, 192])
+@pytest.mark.parametrize("kernel", ["forward", "backward"])
+def test_swiglu(kernel, hidden, swiglu_usage, record_property):
+    found = swiglu_usage(kernel, hidden)
+    record_property("registers, stack, shared memory", found[:3])
+    check_unspilled(found)
+    check_by_16_bytes(found)
+    assert not re.search(r"\b(BAR|LDS|STS)\b", found.machine_code)
+    assert found.registers <= 64  # eight programs share a multiprocessor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_swiglu_of_other_dtypes(dtype, swiglu_usage):
+    check_by_16_bytes(swiglu_usage("backward", 512, dtype))
