@@ -225,8 +225,8 @@ def test_swiglu_in_inference_is_dense_and_a_tensor_of_its_own():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_activations_far_out(dtype):
-    far = [-200.0, -88, -20, -6, -1e-3, 0, 1e-3, 6, 20, 88, 200, 6e4, -6e4]
+def test_activations_near_and_far_out(dtype):
+    far = [-200.0, -88, -20, -6, -1, -1e-3, 0, 1e-3, 1, 6, 20, 88, 200, 6e4, -6e4]
     far += [1e30, -1e30] if dtype == torch.float32 else []
     x = torch.tensor(far, dtype=dtype).view(1, 1, -1)
     ones, zeros = torch.ones_like(x), torch.zeros_like(x)
@@ -311,19 +311,19 @@ def test_all_of_the_results_is_written_and_nothing_else(parts, dim, monkeypatch)
 
 
 def test_offsets_beyond_32_bits(tmp_path):
-    """Token strides below 2³¹ whose multiples are not; a sparse file takes no memory."""
+    """Strides below 2³¹ whose multiples are not; a sparse file takes no memory."""
     stride = 2**30
     path = str(tmp_path / "sparse")
     memory = torch.from_file(path, shared=True, size=3 * stride + 96, dtype=torch.bfloat16)
-    z, gate, weight, bias = norm_inputs(2, 2, 2, 24, torch.bfloat16, torch.float32)
+    z, gate, weight, bias = norm_inputs(1, 4, 2, 24, torch.bfloat16, torch.float32)
     wanted = solve(gated_norm, z, gate, weight, bias, grad=gate)
-    strides = [((2 * stride, stride, 1), (2, 2)), ((stride, 2 * stride, 1), (2, 2))]
-    for (batch, token, _), _ in strides:
-        far = [memory.as_strided(x.shape, (batch, token, 1), at) for x, at in ((z, 0), (gate, 48))]
-        far[0].copy_(z)
-        far[1].copy_(gate)
+    for images, strides in ((1, (0, stride, 1)), (4, (stride, 0, 1))):
+        far = [
+            memory.as_strided(x.shape, strides, start).copy_(x)
+            for x, start in ((z.view(images, -1, 48), 0), (gate.view(images, -1, 24), 48))
+        ]
         got = solve(gated_norm, *far, weight, bias, grad=far[1])
-        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+        assert all(torch.equal(a.flatten(), b.flatten()) for a, b in zip(got, wanted, strict=True))
     rows = memory.as_strided((4, 48), (stride, 1))
     rows.copy_(z.view(4, 48))
     far = memory.as_strided((4, 24), (stride, 1), 48)
@@ -339,6 +339,17 @@ def test_opcheck():
     torch.library.opcheck(gated_norm_op, (z, gate, weight, bias, 1e-6))
     torch.library.opcheck(gated_norm_op, (z, None, weight, bias, 1e-6))
     torch.library.opcheck(swiglu_op, (z,))
+
+
+def test_opcheck_of_the_backward_ops():
+    """Autograd would hide a wrong dtype: it casts gradients to their tensors'."""
+    z, _, weight, bias = norm_inputs(2, 9, 2, 24, torch.bfloat16)
+    gate = random(2, 9, 24, dtype=torch.float16)
+    norms = weight.half(), bias
+    utilities = ("test_schema", "test_faketensor")
+    for arguments in ((z[..., :24], z, gate, *norms, 1e-6), (z[..., :24], z, None, *norms, 1e-6)):
+        torch.library.opcheck(gated_norm_backward_op, arguments, test_utils=utilities)
+    torch.library.opcheck(swiglu_backward_op, (z[..., :24], z), test_utils=utilities)
 
 
 def test_compiles_as_one_graph_and_for_any_length():
