@@ -92,6 +92,23 @@ def test_depthwise_conv2d_refuses_what_does_not_fit(weight, grid, message):
         depthwise_conv2d(torch.ones(1, 6, 32), torch.ones(weight), grid)
 
 
+@pytest.mark.parametrize(
+    ("z", "gate", "bias"),
+    [
+        ((1, 5, 32), (1, 5, 32), (2, 32)),
+        ((1, 5, 64), (1, 1, 32), (2, 32)),
+        ((1, 5, 64), None, (1, 32)),
+    ],
+)
+def test_gated_norm_refuses_what_does_not_fit(z, gate, bias):
+    z, bias = torch.ones(z), torch.ones(bias)
+    gate = None if gate is None else torch.ones(gate)
+    with pytest.raises(
+        ValueError, match=r"weight \[2, 32\] wants z \[B, T, 64\], gate .* got \[1, 5"
+    ):
+        gated_norm(z, gate, torch.ones(2, 32), bias)
+
+
 def test_gated_norm_uses_eps():
     z, weight, bias = torch.randn(1, 5, 32) * 0.1, torch.ones(1, 32), torch.zeros(1, 32)
     wanted = F.layer_norm(z, (32,), eps=0.1)

@@ -23,13 +23,23 @@ def gated_norm(
 
     Returns:
         [B, T, D], differentiable in every tensor argument.
+
+    Raises:
+        ValueError: z, gate and bias do not fit the weight.
     """
+    parts, dim = weight.shape
+    fitting = z.shape[-1] == parts * dim and bias.shape == weight.shape
+    if not fitting or (gate is not None and gate.shape != (*z.shape[:-1], dim)):
+        raise ValueError(
+            f"weight [{parts}, {dim}] wants z [B, T, {parts * dim}], gate [B, T, {dim}] or None "
+            f"and bias [{parts}, {dim}], got {list(z.shape)}, "
+            f"{None if gate is None else list(gate.shape)} and {list(bias.shape)}"
+        )
     tensors = (z, weight, bias) if gate is None else (z, weight, bias, gate)
     if (kernels_serve(*tensors) and cpu.fits(weight)) or (
         triton_serves(*tensors) and triton_backend.fits(z, weight)
     ):
         return cpu.gated_norm_op(z, gate, weight, bias, eps)
-    parts, dim = weight.shape
     z = F.layer_norm(z.unflatten(-1, (parts, dim)), (dim,), eps=eps)  # [B, T, R, D]
     total = (z * weight + bias).sum(-2)
     return total if gate is None else F.gelu(gate) * total
