@@ -14,10 +14,10 @@ import triton
 
 from vision_ttt.ops.ttt_linear.triton_tiles import INTERPRETED
 
-WARPS = {16: (1, 2), 32: (2, 4), 64: (4, 8), 128: (8,)}
+WARPS = {16: (1, 2), 32: (2, 4), 64: (4,), 128: (8,)}
 """Per head dimension the default and what else is tried: fewer warps spill, more exchange more."""
 TILE = 16
-"""Tokens of a tile up to which a head dimension's first number of warps is enough."""
+"""Tokens of a tile up to which these are enough; a longer one takes twice the default."""
 REGISTERS = 168
 """Registers of a thread with which three programs of four warps share a multiprocessor."""
 
@@ -30,7 +30,7 @@ def choices(dim: int, tile: int, operand: Any) -> tuple[int, ...]:
     """Numbers of warps worth trying, the default first."""
     warps = WARPS[dim]
     if tile > TILE:
-        return warps[-1:]
+        return (min(2 * warps[0], 8),)
     # Float32 compiles to several times the code: one version keeps the first call short.
     return warps if operand == triton.language.bfloat16 else warps[:1]
 
@@ -53,7 +53,7 @@ def tuned(kernel: Any, overwrites: tuple[str, ...] = (), crowded: bool = False) 
     With ``crowded`` a limit of registers is tried too: it changes no bit, only how many programs
     share a multiprocessor, and pays once there are more than two for each.
     """
-    warps = sorted({n for numbers in WARPS.values() for n in numbers})
+    warps = (1, 2, 4, 8)
     configs = [triton.Config({}, num_warps=n, num_stages=1) for n in warps]
     if crowded:
         limited = triton.Config({}, num_warps=WARPS[64][0], num_stages=1, maxnreg=REGISTERS)

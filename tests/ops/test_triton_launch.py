@@ -1,0 +1,141 @@
+"""What the Triton backends launch, without a GPU: all but the kernels' run.
+
+The kernels are compiled for Hopper and handed, with the arguments as they come, to a driver that
+runs nothing.
+"""
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402  (may be missing, see above)
+from triton.runtime import driver  # noqa: E402
+
+from ttt_linear_problems import make_problem  # noqa: E402
+from vision_ttt.ops.depthwise_conv2d import triton_backend as conv2d  # noqa: E402
+from vision_ttt.ops.directional_conv1d import triton_backend as conv1d  # noqa: E402
+from vision_ttt.ops.gated_norm import triton_backend as norm  # noqa: E402
+from vision_ttt.ops.swiglu import triton_backend as swiglu  # noqa: E402
+from vision_ttt.ops.ttt_linear import triton_backend, triton_tuning  # noqa: E402
+
+NAMES = ("q", "k", "v", "eta", "w0", "b0", "ln_weight", "ln_bias", "position_scale")
+
+
+class Utilities:
+    def __init__(self):
+        self.loaded = []
+
+    def load_binary(self, name, *_):
+        self.loaded.append(name)
+        return 1, 1, 200, 0, 1024  # module, function, registers, spills, threads at most
+
+    def get_device_properties(self, _):
+        return {"max_shared_mem": 227 * 1024, "max_num_regs": 65536, "warpSize": 32}
+
+
+class IdleDriver:
+    """Stands in for that of a Hopper."""
+
+    def __init__(self):
+        self.launches = launches = []
+        self.utils = Utilities()
+
+        class Launcher:
+            def __init__(self, _source, metadata):
+                self.metadata = metadata
+
+            def __call__(self, programs, *_):
+                metadata = self.metadata
+                launches.append((metadata.name, programs, metadata.num_warps, metadata.maxnreg))
+
+        self.launcher_cls = Launcher
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, _):
+        return 0
+
+    def get_device_interface(self):
+        return torch.cuda
+
+    def get_benchmarker(self):
+        def run_once(function, **_):
+            function()
+            return [1.0, 1.0, 1.0]
+
+        return run_once
+
+
+@pytest.fixture
+def idle(monkeypatch):
+    idle = IdleDriver()
+    monkeypatch.setattr(driver, "_active", idle)  # set_active could not be undone without a GPU
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return idle
+
+
+def make_inputs(batch, length, heads):
+    problem = make_problem(batch, length, heads, 64, 16, scale="per head", dtype=torch.bfloat16)
+    return [problem[name].detach() for name in NAMES]
+
+
+def test_ttt_linear(idle, monkeypatch):
+    monkeypatch.setattr(triton_tuning, "crowds", lambda *_: False)
+    inputs = make_inputs(2, 600, 4)
+    *results, kept_w, kept_b = triton_backend.ttt_linear_triton(*inputs, 16, 2, 1e-6, True)
+    assert idle.launches == [("forward_kernel", 8, 4, None)]
+    idle.launches.clear()
+    grads = [torch.zeros_like(x) for x in results]
+    triton_backend.ttt_linear_triton_backward(*grads, *inputs, kept_w, kept_b, 16, 2, 1e-6)
+    segments = kept_w.shape[0] + 1
+    assert segments == 3
+    wanted = [("segments_kernel", 8 * segments, 4, None), ("scan_kernel", 8, 4, None)]
+    assert idle.launches == wanted
+
+    # Nothing is compiled anew for other batches, lengths or numbers of heads.
+    loaded = len(idle.utils.loaded)
+    inputs = make_inputs(3, 555, 6)
+    *results, kept_w, kept_b = triton_backend.ttt_linear_triton(*inputs, 16, 1, 1e-6, True)
+    grads = [torch.zeros_like(x) for x in results]
+    triton_backend.ttt_linear_triton_backward(*grads, *inputs, kept_w, kept_b, 16, 1, 1e-6)
+    assert len(idle.utils.loaded) == loaded
+
+
+def test_ttt_linear_where_programs_crowd(idle, monkeypatch):
+    monkeypatch.setattr(triton_tuning, "crowds", lambda *_: True)
+    triton_backend.ttt_linear_triton(*make_inputs(2, 50, 4), 16, 2, 1e-6, False)
+    tried = {limit for _, _, _, limit in idle.launches}
+    assert tried == {None, 168}
+
+
+X = torch.randn(2, 35, 64, dtype=torch.bfloat16)
+CONV1D, CONV2D, NORM = torch.randn(64, 1, 4), torch.randn(64, 1, 3, 3), torch.randn(2, 64)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "arguments", "programs"),
+    [
+        (conv1d.directional_conv1d_triton, (X, CONV1D, NORM[0], 32), 4),
+        (conv1d.directional_conv1d_triton_backward, (X, X, CONV1D, 32), 4),
+        (conv2d.depthwise_conv2d_triton, (X, CONV2D, 5, 7), 2),
+        (conv2d.depthwise_conv2d_triton_backward, (X, X, CONV2D, 5, 7), 2),
+        (norm.gated_norm_triton, (torch.cat([X, X], -1), X, NORM, NORM, 1e-6), 9),
+        (norm.gated_norm_triton_backward, (X, torch.cat([X, X], -1), X, NORM, NORM, 1e-6), 5),
+        (swiglu.swiglu_triton, (X,), 2),
+        (swiglu.swiglu_triton_backward, (X[..., :32], X), 2),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_around_it(launcher, arguments, programs, idle):
+    launcher(*arguments)
+    assert [launch[1] for launch in idle.launches] == [programs]
+    loaded = len(idle.utils.loaded)
+    launcher(*arguments)
+    assert len(idle.utils.loaded) == loaded
