@@ -24,6 +24,7 @@ SHAPES = [  # B, T, H, d, b: one token, ragged ends, several kept states, every 
     (2, 150, 1, 16, 16),
     (1, 140, 2, 16, 32),
     (1, 270, 1, 64, 64),
+    (1, 70, 1, 128, 64),
 ]
 KINDS = [  # inner norm, position scale, one state per image
     (True, "per head", False),
