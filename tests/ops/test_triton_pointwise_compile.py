@@ -1,9 +1,7 @@
 """The Triton kernels of gated_norm and swiglu compiled for Hopper (sm_90) without a GPU."""
 
 import re
-import subprocess
 from importlib import import_module
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,16 +13,9 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402  (may be missing, see above)
 from triton.compiler import ASTSource  # noqa: E402
 
+from machine_code import check_unspilled, usage_of  # noqa: E402
+
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-
-
-class Usage(NamedTuple):
-    """What one program of a compiled kernel needs."""
-
-    registers: int
-    stack: int
-    shared: int
-    machine_code: str
 
 
 class Recorder:
@@ -34,7 +25,7 @@ class Recorder:
     """
 
     def __init__(self, kernel, directory):
-        self.kernel, self.path = kernel, directory / "kernel.cubin"
+        self.kernel, self.directory = kernel, directory
 
     def __getitem__(self, grid):
         assert 0 < grid[0] < 2**31
@@ -55,11 +46,7 @@ class Recorder:
                 aligned |= {path: [["tt.divisibility", 16]] for path in paths}
         source = ASTSource(self.kernel, signature, constexprs=constants, attrs=aligned)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        self.path.write_bytes(compiled.asm["cubin"])
-        report = run_tool("cuobjdump", "-res-usage", self.path)
-        registers, stack = (int(re.search(rf"{x}:(\d+)", report)[1]) for x in ("REG", "STACK"))
-        code = run_tool("nvdisasm", self.path)
-        self.usage = Usage(registers, stack, compiled.metadata.shared, code)
+        self.usage = usage_of(compiled, self.directory)
 
 
 def describe(x):
@@ -71,12 +58,6 @@ def describe(x):
     if isinstance(x, tuple):
         return ("i32",) * len(x), all(n % 16 == 0 for n in x)
     return ("fp32", False) if isinstance(x, float) else ("i32", x % 16 == 0)
-
-
-def run_tool(name, *arguments):
-    path = getattr(triton.knobs.nvidia, name).path
-    command = [path, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def compile_launched(monkeypatch, directory, module, kernel, launch, *arguments):
@@ -120,11 +101,6 @@ def swiglu_usage(monkeypatch, tmp_path):
         return compile_launched(monkeypatch, tmp_path, module, name, launch, *arguments)
 
     return usage
-
-
-def check_unspilled(found):
-    assert found.stack == 0, f"{found.stack} bytes of a thread's registers are spilled"
-    assert not re.search(r"\b(LDL|STL)\b", found.machine_code)
 
 
 def check_by_16_bytes(found):

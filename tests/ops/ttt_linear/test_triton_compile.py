@@ -1,9 +1,7 @@
 """The Triton kernels compiled for Hopper (sm_90) without a GPU: what ptxas says of them."""
 
 import re
-import subprocess
 from importlib import import_module
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ import triton.language as tl  # noqa: E402  (may be missing, see above)
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from machine_code import Usage, check_unspilled, usage_of  # noqa: E402
 from vision_ttt.ops.ttt_linear import triton_backend  # noqa: E402
 
 PACKAGE = "vision_ttt.ops.ttt_linear"
@@ -53,15 +52,6 @@ SPILLED = {  # bytes of a thread's stack at d = 64; a kernel that is not named s
 }
 
 
-class Usage(NamedTuple):
-    """What one program of a compiled kernel needs."""
-
-    registers: int
-    stack: int
-    shared: int
-    machine_code: str
-
-
 def usage(kernel: str, dtype: str, dim: int, tile: int, warps: int, directory, **limits) -> Usage:
     """Compile a kernel for the arguments that its launcher passes it, all options in use."""
     module, function = KERNELS[kernel]
@@ -88,17 +78,7 @@ def usage(kernel: str, dtype: str, dim: int, tile: int, warps: int, directory, *
     source = ASTSource(fn=jitted, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True, **limits}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    path = directory / "kernel.cubin"
-    path.write_bytes(compiled.asm["cubin"])
-    report = _tool("cuobjdump", "-res-usage", path)
-    registers, stack = (int(re.search(rf"{x}:(\d+)", report)[1]) for x in ("REG", "STACK"))
-    return Usage(registers, stack, compiled.metadata.shared, _tool("nvdisasm", path))
-
-
-def _tool(name: str, *arguments: object) -> str:
-    path = getattr(triton.knobs.nvidia, name).path
-    command = [path, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return usage_of(compiled, directory)
 
 
 def _warps(dim: int, tile: int, dtype: str) -> tuple[int, ...]:
@@ -107,9 +87,8 @@ def _warps(dim: int, tile: int, dtype: str) -> tuple[int, ...]:
     return tuning.choices(dim, tile, operand)
 
 
-def check_unspilled(found: Usage) -> None:
-    assert found.stack == 0, f"{found.stack} bytes of a thread's registers are spilled"
-    assert not re.search(r"\b(LDL|STL)\b", found.machine_code)
+def check_fast(found: Usage) -> None:
+    check_unspilled(found)
     assert found.shared <= SHARED_MEMORY
     # Products on Hopper's own tensor core instruction, tokens fetched 16 bytes at a time.
     assert "HGMMA" in found.machine_code
@@ -122,13 +101,13 @@ def test_kernels_of_vittt_spill_nothing(kernel, tmp_path, record_property):
     (warps,) = _warps(64, 16, "bfloat16")
     found = usage(kernel, "bfloat16", 64, 16, warps, tmp_path)
     record_property("registers, stack, shared memory", found[:3])
-    check_unspilled(found)
+    check_fast(found)
 
 
 def test_three_programs_of_the_crowded_forward_pass_share_a_multiprocessor(tmp_path):
     limit = import_module(f"{PACKAGE}.triton_tuning").register_limit(64, 16, tl.bfloat16)
     found = usage("forward", "bfloat16", 64, 16, 4, tmp_path, maxnreg=limit)
-    check_unspilled(found)
+    check_fast(found)
     assert 3 * 4 * 32 * found.registers <= 65536
     assert 3 * found.shared <= SHARED_MEMORY
 

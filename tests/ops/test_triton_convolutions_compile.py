@@ -1,7 +1,6 @@
-"""The launches of the kernels around ttt_linear, compiled for Hopper (sm_90) without a GPU."""
+"""The launches of both convolutions' kernels, compiled for Hopper (sm_90) without a GPU."""
 
 import re
-import subprocess
 from importlib import import_module
 
 import pytest
@@ -10,6 +9,8 @@ import torch
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402  (may be missing, see above)
 from triton.compiler import ASTSource  # noqa: E402
+
+from machine_code import check_unspilled, usage_of  # noqa: E402
 
 OPS = "vision_ttt.ops"
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
@@ -49,12 +50,6 @@ def depthwise_conv2d(backend, x, parameters=torch.float32, size=3):
 LAUNCHES = {"directional_conv1d": directional_conv1d, "depthwise_conv2d": depthwise_conv2d}
 
 
-def tool(name, *arguments):
-    path = getattr(triton.knobs.nvidia, name).path
-    command = [path, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 def machine_code(op, kernel, x, monkeypatch, directory, **options):
     """What a launch on x would run; checked to keep all that a thread needs in its registers."""
     kernels = import_module(f"{OPS}.{op}.triton_kernels")
@@ -74,13 +69,9 @@ def machine_code(op, kernel, x, monkeypatch, directory, **options):
             aligned[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=jitted, signature=signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
-    path = directory / "kernel.cubin"
-    path.write_bytes(compiled.asm["cubin"])
-    stack = int(re.search(r"STACK:(\d+)", tool("cuobjdump", "-res-usage", path))[1])
-    assert stack == 0, f"{stack} bytes of a thread's registers are spilled"
-    code = tool("nvdisasm", path)
-    assert not re.search(r"\b(LDL|STL)\b", code)
-    return code
+    found = usage_of(compiled, directory)
+    check_unspilled(found)
+    return found.machine_code
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
