@@ -17,8 +17,8 @@ from vision_ttt.ops.ttt_linear import triton_backend  # noqa: E402
 PACKAGE = "vision_ttt.ops.ttt_linear"
 KERNELS = {
     "forward": ("triton_forward", "forward_kernel"),
-    "segments": ("triton_backward", "segments_kernel"),
-    "scan": ("triton_backward", "scan_kernel"),
+    "segments": ("triton_segments", "segments_kernel"),
+    "scan": ("triton_scan", "scan_kernel"),
 }
 VIEWS = {"q", "k", "v", "o", "grad_o", "dq", "dk", "dv"}
 SHARES = {"dk_share", "dg_share", "dz_q_out", "dz_q_in", "x_out", "x_in"}
@@ -26,6 +26,10 @@ DTYPES = {  # views, what the backward kernels hand over
     "bfloat16": ("*bf16", "*bf16"),
     "float16": ("*fp16", "*fp32"),
     "float32": ("*fp32", "*fp32"),
+}
+OPTIONS = {  # what an option that is not in use leaves out
+    "norm": ("ln_weight", "ln_bias", "norm_out", "norm_in", "dweight"),
+    "scale": ("scale", "dscale", "dlast"),
 }
 SHARED_MEMORY = 227 * 1024
 SPILLED = {  # bytes of a thread's stack at d = 64; a kernel that is not named spills nothing there
@@ -52,15 +56,24 @@ SPILLED = {  # bytes of a thread's stack at d = 64; a kernel that is not named s
 }
 
 
-def usage(kernel: str, dtype: str, dim: int, tile: int, warps: int, directory, **limits) -> Usage:
+def usage(
+    kernel: str, dtype: str, dim: int, b: int, layout, directory, without=(), **limits
+) -> Usage:
     """Compile a kernel for the arguments that its launcher passes it, all options in use."""
     module, function = KERNELS[kernel]
     jitted = getattr(import_module(f"{PACKAGE}.{module}"), function)
     view, share = DTYPES[dtype]
-    constants = triton_backend._products(getattr(torch, dtype), dim, tile)
+    constants = triton_backend._kind(getattr(torch, dtype), dim, b)
+    constants["TRANSPOSED"] = layout.transposed
+    constants |= {name: None for option in without for name in OPTIONS[option]}
+    if "norm" in without:
+        share = "*fp32"
     if limits:  # of the crowded forward pass, which keeps no states
         constants |= {"kept_w": None, "kept_b": None}
+    if kernel == "segments" and not constants["SEVERAL"]:
+        constants["w_before"] = None
     plain = {parameter.name for parameter in jitted.params if parameter.do_not_specialize}
+    constants = {name: x for name, x in constants.items() if name in jitted.arg_names}
     signature, aligned = {}, {}
     for index, name in enumerate(jitted.arg_names):
         if name in constants:
@@ -76,7 +89,7 @@ def usage(kernel: str, dtype: str, dim: int, tile: int, warps: int, directory, *
             signature[name] = view if name in VIEWS else share if name in SHARES else "*fp32"
             aligned[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=jitted, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True, **limits}
+    options = {"num_warps": layout.warps, "num_stages": 1, "enable_fp_fusion": True, **limits}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     return usage_of(compiled, directory)
 

@@ -12,9 +12,8 @@ from vision_ttt.ops._triton import DTYPES, FOUND, INTERPRETED
 from vision_ttt.ops.ttt_linear.dual import checkpoint_interval, num_checkpoints
 
 DIMENSIONS = (16, 32, 64, 128)
-LARGEST_MINI_BATCH = 64
-SMALLEST_TILE = 16
-"""Rows of the smallest tile for tensor cores; a shorter mini-batch leaves some of them empty."""
+TILE = 16
+"""Tokens of a tile, the fewest for tensor cores: a mini-batch takes as many as it fills."""
 
 
 def refusal(q: Tensor, mini_batch_size: int) -> str | None:
@@ -29,24 +28,17 @@ def refusal(q: Tensor, mini_batch_size: int) -> str | None:
         return f"dtype {q.dtype} is not one of {DTYPES}"
     if q.shape[-1] not in DIMENSIONS:
         return f"head dimension {q.shape[-1]} is not one of {DIMENSIONS}"
-    if mini_batch_size > LARGEST_MINI_BATCH:
-        return f"mini_batch_size {mini_batch_size} is over {LARGEST_MINI_BATCH}"
     return None
 
 
-def _products(dtype: torch.dtype, dim: int, mini_batch_size: int) -> dict[str, Any]:
-    """Tile sizes, and how factors of products are rounded: see this folder's README."""
+def _kind(dtype: torch.dtype, dim: int, mini_batch_size: int) -> dict[str, Any]:
+    """What a version of the kernels is compiled for; see this folder's README on precision."""
     import triton.language as tl
 
-    tile = max(SMALLEST_TILE, 1 << (mini_batch_size - 1).bit_length())
-    precision = "tf32x3"
-    if dtype == torch.float16 or torch.backends.cuda.matmul.fp32_precision == "tf32":
-        precision = "tf32"
-    if (dtype, dim, tile) == (torch.float32, 128, 64) and not INTERPRETED:
-        # The largest tiles fit a multiprocessor's memory only as sums of three bfloat16 numbers.
-        precision = "bf16x6"
+    exact = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32"
     operand = tl.bfloat16 if dtype == torch.bfloat16 else tl.float32
-    return {"DIM": dim, "TILE": tile, "OPERAND": operand, "PRECISION": precision}
+    several = mini_batch_size > TILE
+    return {"DIM": dim, "TILE": TILE, "SEVERAL": several, "OPERAND": operand, "PARTS": 1 + exact}
 
 
 class _Call:
@@ -69,7 +61,7 @@ class _Call:
         self.scale_head = 0 if scale is None or scale.ndim == 1 else mini_batch_size
         interval = checkpoint_interval(dim, mini_batch_size)
         self.sizes = (length, heads, reverse_heads, mini_batch_size, interval)
-        self.products = _products(q.dtype, dim, mini_batch_size)
+        self.kind = _kind(q.dtype, dim, mini_batch_size)
         self.device = q.device
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -111,7 +103,7 @@ def ttt_linear_triton(
             *(*call.views, *call.others, o, w, b),
             *((kept_w, kept_b) if count else (None, None)),
             *(*call.strides, call.state_batch, call.scale_head, *call.sizes, eps),
-            **call.products,
+            **call.kind,
         )
     return o, w, b, kept_w, kept_b
 
@@ -136,7 +128,7 @@ def ttt_linear_triton_backward(
     eps: float,
 ) -> tuple[Tensor, ...]:
     """Compute what :func:`ttt_linear_dual_backward` does."""
-    from vision_ttt.ops.ttt_linear import triton_backward, triton_tuning
+    from vision_ttt.ops.ttt_linear import triton_scan, triton_segments, triton_tuning
 
     inputs = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     call = _Call(inputs, mini_batch_size, reverse_heads)
@@ -160,44 +152,63 @@ def ttt_linear_triton_backward(
     norm = None if ln_weight is None else call.empty(batch, length, heads, 2)
     w_end = call.empty(batch, heads, dim, dim)
     between = (dk_share, dg_share, dz_q, x, norm, w_end)
+    w_before = call.empty(segments, *w_end.shape) if call.kind["SEVERAL"] else None
 
-    # Every program writes its own share of ∂γ and ∂p; the last B rows of H shares are the second
-    # kernel's, whose alone is ∂β's. PyTorch adds them up in an order that does not change.
-    rows = (segments + 1) * batch
-    dweight = dbias = dscale = None
+    # Every program writes its own share of ∂γ, the last B rows of H shares being the second
+    # kernel's, and every token its own of ∂p, besides what the state adds for the last one of a
+    # mini-batch. PyTorch adds them up in an order that does not change.
+    dweight = dbias = dscale = dlast = None
+    of_segments = of_scan = None
     if ln_weight is not None:
-        dweight, dbias = call.empty(rows, heads, dim), call.empty(batch, heads, dim)
+        dweight = call.empty((segments + 1) * batch, heads, dim)
+        of_segments, of_scan = dweight[: segments * batch], dweight[-batch:]
     if position_scale is not None:
-        dscale = call.empty(rows, heads, mini_batch_size)
-    of_segments = [None if x is None else x[: segments * batch] for x in (dweight, dscale)]
-    of_scan = [None if x is None else x[-batch:] for x in (dweight, dbias, dscale)]
+        dscale = call.empty(batch, length, heads)
+        dlast = call.empty(batch, heads, -(-length // mini_batch_size))
     eta_float, _, _, weight, bias, scale = call.others
     with torch.cuda.device_of(q):
         triton_tuning.launch(
-            triton_backward.segments,
+            triton_segments.segments,
             segments * call.programs,
-            *(*call.views, *call.others, grad_o, kept_w, kept_b, dq, *between, *of_segments),
+            *(*call.views, *call.others, grad_o, kept_w, kept_b, dq, *between, w_before),
+            *(of_segments, dscale),
             *(*call.strides, grad_o.stride()[:3], call.state_batch, call.scale_head),
             *(*call.sizes, call.programs, eps),
-            **call.products,
+            **call.kind,
         )
         triton_tuning.launch(
-            triton_backward.scan,
+            triton_scan.scan,
             call.programs,
             *(*call.views, eta_float, weight, bias, scale, grad_w, grad_b, kept_w, *between),
-            *(dk, dv, deta, dw0, db0, *of_scan),
+            *(dk, dv, deta, dw0, db0, of_scan, dlast),
             *(*call.strides, call.scale_head, *call.sizes),
-            **call.products,
+            **call.kind,
         )
 
-    if dbias is not None:  # of o = f(q) too, beside the scan's of the inner loss
-        dbias += grad_o.sum(1, dtype=torch.float32)
+    if ln_weight is not None:
+        # Through o = f(q), and through the inner loss: ∂V is what each token adds, but for the sign.
+        dbias = grad_o.sum(1, dtype=torch.float32) - dv.sum(1, dtype=torch.float32)
 
     def summed(share: Tensor | None, like: Tensor | None) -> Tensor:
         if share is None or like is None:
             return q.new_empty(0)
         return share.sum_to_size(like.shape).to(like.dtype).contiguous()
 
+    if dscale is not None:
+        dscale = _of_positions(dscale, dlast, mini_batch_size, reverse_heads)
     per_head = (None if x is None else x.sum(0) for x in (dweight, dbias, dscale))
     others = (deta, dw0, db0, *per_head)
     return dq, dk, dv, *map(summed, others, inputs[3:])
+
+
+def _of_positions(x: Tensor, last: Tensor, mini_batch_size: int, reverse_heads: int) -> Tensor:
+    """Shares [B, T, H] of tokens and [B, H, M] of mini-batches' last ones as [B, H, positions]."""
+    length = x.shape[1]
+    forward, backward = x.split([x.shape[2] - reverse_heads, reverse_heads], dim=2)
+    x = torch.cat([forward, backward.flip(1)], dim=2).transpose(1, 2)
+    x = torch.nn.functional.pad(x, (0, -length % mini_batch_size))
+    x = x.unflatten(2, (last.shape[-1], mini_batch_size)).sum(2)
+    whole = length // mini_batch_size
+    x[..., -1] += last[..., :whole].sum(-1)
+    x[..., (length - 1) % mini_batch_size] += last[..., whole:].sum(-1)
+    return x

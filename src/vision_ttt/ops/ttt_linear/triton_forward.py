@@ -8,13 +8,18 @@ import triton.language as tl
 from vision_ttt.ops.ttt_linear.triton_tiles import (
     by_rows,
     dot,
+    load_bias,
+    load_state,
     load_tokens,
-    load_transposed,
+    locate,
+    product,
     project,
-    row_offsets,
     standardise,
+    store_bias,
+    store_state,
     store_tokens,
-    store_transposed,
+    tiles_of,
+    turned,
 )
 from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, tuned
 
@@ -26,7 +31,8 @@ def forward_kernel(
     o, w_out, b_out, kept_w, kept_b,
     q_strides, k_strides, v_strides, state_batch, scale_head,
     length, heads, reverse_heads, mini_batch_size, interval, eps,
-    DIM: tl.constexpr, TILE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    DIM: tl.constexpr, TILE: tl.constexpr, SEVERAL: tl.constexpr,
+    OPERAND: tl.constexpr, PARTS: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):
     # fmt: on
     program = tl.program_id(0).to(tl.int64)
@@ -36,15 +42,25 @@ def forward_kernel(
     place = tl.arange(0, TILE)
 
     state = batch * state_batch + head
-    w = load_transposed(w0 + state * DIM * DIM, DIM)
-    b = tl.broadcast_to(tl.load(b0 + state * DIM + j)[:, None], [DIM, TILE])  # equal columns
+    w = load_state(w0 + state * DIM * DIM, DIM, TRANSPOSED)
+    b = load_bias(b0 + state * DIM, DIM, TILE, TRANSPOSED)
+    w_out += program * DIM * DIM
+    # With several tiles the state a mini-batch begins with, b and W in its place in memory, stays
+    # to the last. What the tiles before add is in w and b_now: to the state, or, with a position
+    # scale, to zeros.
+    PART_SCALED: tl.constexpr = SEVERAL and scale is not None
+    b_now = b
+    if SEVERAL:
+        store_state(w_out, w, DIM, TRANSPOSED)
+        tl.debug_barrier()
+    if PART_SCALED:
+        w, b_now = tl.zeros_like(w), tl.zeros_like(b)
     ones = tl.full([TILE, TILE], 1.0, OPERAND)
     if ln_weight is not None:
         gain = tl.load(ln_weight + head * DIM + j)[None, :]
         offset = tl.load(ln_bias + head * DIM + j)[None, :]
     # Without a norm the roundings of W and G add up along the sequence, see the README.
     SPLIT: tl.constexpr = ln_weight is None
-    p = tl.full([TILE], 1.0, tl.float32)
     if scale is not None:
         scale += head * scale_head
         p = tl.load(scale + place, mask=place < mini_batch_size, other=0.0)
@@ -56,55 +72,57 @@ def forward_kernel(
     v += batch * v_strides[0] + head * v_strides[2]
     eta += batch * length * heads + head
     o += (batch * length * heads + head) * DIM
-    q_rows = row_offsets(q_strides[1], reverse, TILE)
-    k_rows = row_offsets(k_strides[1], reverse, TILE)
-    v_rows = row_offsets(v_strides[1], reverse, TILE)
-    eta_rows = place * tl.where(reverse, -heads, heads)
-    first = tl.where(reverse, length - 1, 0).to(tl.int64)
-    step = tl.where(reverse, -1, 1).to(tl.int64) * mini_batch_size
 
-    # A short mini-batch leaves too little to do while its tokens arrive: load them one ahead.
-    # A long one has enough, and no registers to spare.
-    AHEAD: tl.constexpr = TILE == 16
-    present = place < tl.minimum(mini_batch_size, length)
+    # Too little is to do while a tile's tokens arrive: load them one ahead, registers permitting.
+    AHEAD: tl.constexpr = tl.bfloat16 == OPERAND and not SEVERAL
     if AHEAD:
-        q_next = load_tokens(q + first * q_strides[1], q_rows, present, DIM)
-        k_next = load_tokens(k + first * k_strides[1], k_rows, present, DIM)
+        part, token, valid, last = locate(0, mini_batch_size, length, reverse, TILE, SEVERAL)
+        q_next = load_tokens(q, token * q_strides[1], valid, DIM)
+        k_next = load_tokens(k, token * k_strides[1], valid, DIM)
     if kept_w is not None:
         kept_w += program * DIM * DIM
         kept_b += program * DIM
-    keep_at = interval * mini_batch_size
-    for start in tl.range(0, length, mini_batch_size, num_stages=1):
-        valid, here = present, first
-        first += step
-        present = place < tl.minimum(mini_batch_size, length - start - mini_batch_size)
+    tiles = tiles_of(length, mini_batch_size, TILE)
+    segment = interval * tl.cdiv(mini_batch_size, TILE)
+    keep_at = segment
+    for number in tl.range(0, tiles, num_stages=1):
+        part, token, valid, last = locate(number, mini_batch_size, length, reverse, TILE, SEVERAL)
         if AHEAD:
             q_t, k_t = q_next, k_next
-            v_t = load_tokens(v + here * v_strides[1], v_rows, valid, DIM)
-            eta_t = tl.load(eta + here * heads + eta_rows, mask=valid, other=0.0)
-            q_next = load_tokens(q + first * q_strides[1], q_rows, present, DIM)
-            k_next = load_tokens(k + first * k_strides[1], k_rows, present, DIM)
+            _, later, there, _ = locate(number + 1, mini_batch_size, length, reverse, TILE, SEVERAL)
+            q_next = load_tokens(q, later * q_strides[1], there, DIM)
+            k_next = load_tokens(k, later * k_strides[1], there, DIM)
         else:
-            q_t = load_tokens(q + here * q_strides[1], q_rows, valid, DIM)
-            k_t = load_tokens(k + here * k_strides[1], k_rows, valid, DIM)
-            v_t = load_tokens(v + here * v_strides[1], v_rows, valid, DIM)
-            eta_t = tl.load(eta + here * heads + eta_rows, mask=valid, other=0.0)
+            q_t = load_tokens(q, token * q_strides[1], valid, DIM)
+            k_t = load_tokens(k, token * k_strides[1], valid, DIM)
+        v_t = load_tokens(v, token * v_strides[1], valid, DIM)
+        eta_t = tl.load(eta + token * heads, mask=valid, other=0.0)
+        w_held = load_state(w_out, DIM, TRANSPOSED) if SEVERAL else w
 
-        if kept_w is not None and start == keep_at:
-            store_transposed(kept_w, w, DIM)
-            tl.store(kept_b + j, tl.max(b, axis=1))
+        if kept_w is not None and number == keep_at:
+            store_state(kept_w, w_held, DIM, TRANSPOSED)
+            store_bias(kept_b, b, DIM, TRANSPOSED)
             kept_w += tl.num_programs(0).to(tl.int64) * DIM * DIM
             kept_b += tl.num_programs(0).to(tl.int64) * DIM
-            keep_at += interval * mini_batch_size
+            keep_at += segment
 
-        # P Aᵀ [s, t], with A = tril(Q Kᵀ + 1)
         nothing = tl.zeros([TILE, TILE], tl.float32)
-        attention = dot(k_t, tl.trans(q_t), nothing, OPERAND, PRECISION) + 1.0
-        attention = tl.where(place[:, None] <= place[None, :], p[None, :] * attention, 0.0)
+        attention = dot(k_t, tl.trans(q_t), nothing, OPERAND, PARTS) + 1.0
+        if PART_SCALED:
+            p = tl.load(scale + part + place, mask=valid, other=0.0)
+        if scale is not None:
+            attention *= p[None, :]
+        attention = tl.where(place[:, None] <= place[None, :], attention, 0.0)  # P Aᵀ [s, t]
 
-        z_k = dot(w, tl.trans(k_t), b, OPERAND, PRECISION, SPLIT)  # [d, n]
-        z_q = dot(w, tl.trans(q_t), b, OPERAND, PRECISION, SPLIT)
-        z_k, k_row = by_rows(tl.trans(z_k), k_t)
+        w_t = turned(w_held, TRANSPOSED)
+        z_k = product(k_t, w_t, b, OPERAND, PARTS, TRANSPOSED, SPLIT)
+        if SEVERAL:
+            z_q = product(q_t, w, b_now, OPERAND, PARTS, TRANSPOSED, SPLIT)
+            if PART_SCALED:
+                z_q = product(q_t, w_t, b + p[:, None] * z_q, OPERAND, PARTS, TRANSPOSED, SPLIT)
+        else:
+            z_q = product(q_t, w_t, b, OPERAND, PARTS, TRANSPOSED, SPLIT)
+        z_k, k_row = by_rows(turned(z_k, TRANSPOSED), k_t)
         if ln_weight is not None:
             x_hat, r = standardise(z_k, valid, eps, DIM)
             error = x_hat * gain + offset + (k_row.to(tl.float32) - v_t.to(tl.float32))
@@ -112,27 +130,41 @@ def forward_kernel(
             g *= (-r * eta_t)[:, None]
         else:
             g = (v_t.to(tl.float32) - z_k) * eta_t[:, None]
-        down = tl.trans(g if SPLIT else g.to(OPERAND))  # -Gᵀ [d, n]
-        push = down  # -p_n Gᵀ
-        if scale is not None:
-            g *= p_last if start + mini_batch_size > length else p_full
-            push = tl.trans(g if SPLIT else g.to(OPERAND))
+        down = g if SPLIT else g.to(OPERAND)  # -G
+        push = down  # -p_n G
+        if scale is not None and not SEVERAL:
+            g *= p_last if (number + 1) * mini_batch_size > length else p_full
+            push = g if SPLIT else g.to(OPERAND)
 
         # Z_q = Q W + b - P A G
-        z_q = dot(down, attention, z_q, OPERAND, PRECISION, SPLIT)
-        z_q, q_row = by_rows(tl.trans(z_q), q_t)
+        z_q = product(tl.trans(attention), down, z_q, OPERAND, PARTS, TRANSPOSED, SPLIT)
+        z_q, q_row = by_rows(turned(z_q, TRANSPOSED), q_t)
         if ln_weight is not None:
             x_hat, _ = standardise(z_q, valid, eps, DIM)
             z_q = x_hat * gain + offset + q_row.to(tl.float32)
-        o_rows = row_offsets(heads * DIM, reverse, TILE)
-        store_tokens(o + here * heads * DIM, o_rows, valid, z_q, DIM)
+        store_tokens(o, token * heads * DIM, valid, z_q, DIM)
 
         # W ← W - p_n Kᵀ G, b ← b - p_n Σ G
-        b = dot(push, ones, b, OPERAND, PRECISION, SPLIT)
-        w = dot(push, k_t, w, OPERAND, PRECISION, SPLIT)
+        w = product(tl.trans(k_t), push, w, OPERAND, PARTS, TRANSPOSED, SPLIT)
+        if SEVERAL:
+            b_now = product(ones, push, b_now, OPERAND, PARTS, TRANSPOSED, SPLIT)
+            if last:
+                if PART_SCALED:
+                    p_n = p_last if number + 1 == tiles else p_full
+                    w = load_state(w_out, DIM, TRANSPOSED) + p_n * w
+                    b_now = b + p_n * b_now
+                b = b_now
+                tl.debug_barrier()
+                store_state(w_out, w, DIM, TRANSPOSED)
+                tl.debug_barrier()
+                if PART_SCALED:
+                    w, b_now = tl.zeros_like(w), tl.zeros_like(b)
+        else:
+            b = product(ones, push, b, OPERAND, PARTS, TRANSPOSED, SPLIT)
 
-    store_transposed(w_out + program * DIM * DIM, w, DIM)
-    tl.store(b_out + program * DIM + j, tl.max(b, axis=1))
+    if not SEVERAL:
+        store_state(w_out, w, DIM, TRANSPOSED)
+    store_bias(b_out + program * DIM, b, DIM, TRANSPOSED)
 
 
 forward = tuned(forward_kernel)

@@ -14,40 +14,115 @@ INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def dot(
+def _rounded(x):
+    """x to the nearest number of tf32, which has 13 bits fewer than float32."""
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def dot(a, b, accumulator, OPERAND: tl.constexpr, PARTS: tl.constexpr):
+    """accumulator + a b in float32 on tensor cores, the factors rounded to OPERAND.
+
+    Factors of float32 are rounded to tf32, with two PARTS the rest too: three products, as exact as
+    float32's own but for the last digit.
+    """
+    if PARTS == 2:
+        a_first = _rounded(a)
+        b_first = _rounded(b)
+        accumulator = tl.dot(a_first, b - b_first, accumulator, input_precision="tf32")
+        accumulator = tl.dot(a - a_first, b_first, accumulator, input_precision="tf32")
+        accumulator = tl.dot(a_first, b_first, accumulator, input_precision="tf32")
+    else:
+        # The interpreter multiplies the integers in which it stores bfloat16: there floats go in.
+        FACTOR: tl.constexpr = tl.float32 if INTERPRETED else OPERAND
+        a = a.to(OPERAND).to(FACTOR)
+        b = b.to(OPERAND).to(FACTOR)
+        accumulator = tl.dot(a, b, accumulator, input_precision="tf32")
+    return accumulator
+
+
+@triton.jit
+def turned(x, TRANSPOSED: tl.constexpr):
+    """The matrix that is held as x, or as what the matrix x is to be held."""
+    return tl.trans(x) if TRANSPOSED else x
+
+
+@triton.jit
+def product(
     a,
     b,
     accumulator,
     OPERAND: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     SPLIT: tl.constexpr = False,
 ):
-    """accumulator + a b in float32, the factors rounded to OPERAND for the tensor cores.
+    """accumulator + a b, accumulator and result held transposed if TRANSPOSED.
 
-    With SPLIT what the rounding takes off a is multiplied too, in a product of its own.
+    With SPLIT what the rounding takes off b is multiplied too, in a product of its own.
     """
-    # The interpreter multiplies the integers in which it stores bfloat16: there floats go in.
-    FACTOR: tl.constexpr = tl.float32 if INTERPRETED else OPERAND
-    rounded = a.to(OPERAND)
-    b = b.to(OPERAND).to(FACTOR)
-    if SPLIT and a.dtype != OPERAND:
-        rest = (a - rounded.to(tl.float32)).to(OPERAND).to(FACTOR)
-        accumulator = tl.dot(rest, b, accumulator, input_precision=PRECISION)
-    return tl.dot(rounded.to(FACTOR), b, accumulator, input_precision=PRECISION)
+    if SPLIT and b.dtype != OPERAND:
+        rest = b - b.to(OPERAND).to(tl.float32)
+        accumulator = product(a, rest, accumulator, OPERAND, PARTS, TRANSPOSED)
+    if TRANSPOSED:
+        accumulator = dot(tl.trans(b), tl.trans(a), accumulator, OPERAND, PARTS)
+    else:
+        accumulator = dot(a, b, accumulator, OPERAND, PARTS)
+    return accumulator
 
 
 @triton.jit
-def load_transposed(x, DIM: tl.constexpr):
-    """Xᵀ of a contiguous matrix X [d, d]."""
+def load_state(x, DIM: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """A contiguous matrix [d, d] as it is held."""
     i = tl.arange(0, DIM)
-    return tl.trans(tl.load(x + i[:, None] * DIM + i[None, :]))
+    return turned(tl.load(x + i[:, None] * DIM + i[None, :]), TRANSPOSED)
 
 
 @triton.jit
-def store_transposed(x, tile, DIM: tl.constexpr):
-    """Write tileᵀ to a contiguous matrix [d, d]."""
+def store_state(x, state, DIM: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Write a matrix that is held to a contiguous one [d, d]."""
     i = tl.arange(0, DIM)
-    tl.store(x + i[:, None] * DIM + i[None, :], tl.trans(tile))
+    tl.store(x + i[:, None] * DIM + i[None, :], turned(state, TRANSPOSED))
+
+
+@triton.jit
+def load_bias(x, DIM: tl.constexpr, TILE: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """A bias [d] as equal rows [n, d], held as products are, to which it is added."""
+    row = tl.load(x + tl.arange(0, DIM))
+    return turned(tl.broadcast_to(row[None, :], [TILE, DIM]), TRANSPOSED)
+
+
+@triton.jit
+def store_bias(x, bias, DIM: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Write a bias of equal rows to [d]."""
+    tl.store(x + tl.arange(0, DIM), tl.max(bias, axis=1 if TRANSPOSED else 0))
+
+
+@triton.jit
+def tiles_of(length, mini_batch_size, TILE: tl.constexpr):
+    """How many tiles so many tokens fill: no tile belongs to two mini-batches."""
+    whole = length // mini_batch_size * tl.cdiv(mini_batch_size, TILE)
+    return whole + tl.cdiv(length % mini_batch_size, TILE)
+
+
+@triton.jit
+def locate(number, mini_batch_size, length, reverse, TILE: tl.constexpr, SEVERAL: tl.constexpr):
+    """Of a tile: its place in its mini-batch, its tokens [n], which there are, whether it is last.
+
+    Without SEVERAL every mini-batch is one tile.
+    """
+    part = 0
+    start = number * mini_batch_size
+    if SEVERAL:
+        parts = tl.cdiv(mini_batch_size, TILE)
+        part = number % parts * TILE
+        start = number // parts * mini_batch_size + part
+    place = tl.arange(0, TILE)
+    valid = place < tl.minimum(mini_batch_size - part, length - start)
+    token = start + place
+    token = tl.where(reverse, length - 1 - token, token).to(tl.int64)
+    last = (part + TILE >= mini_batch_size) | (start + TILE >= length)
+    return part, token, valid, last
 
 
 @triton.jit
@@ -76,22 +151,17 @@ def by_rows(x, beside):
 
 
 @triton.jit
-def row_offsets(stride, reverse, TILE: tl.constexpr):
-    """Where the tokens [n] of a mini-batch lie from its first one, in elements."""
-    return tl.arange(0, TILE) * (tl.where(reverse, -1, 1).to(tl.int64) * stride)
-
-
-@triton.jit
 def load_tokens(x, rows, valid, DIM: tl.constexpr):
-    """Tile [n, d] of the token rows at the given offsets [n]; rows that are not valid are 0."""
-    return tl.load(x + rows[:, None] + tl.arange(0, DIM)[None, :], mask=valid[:, None], other=0.0)
+    """Tile [n, d] of the token rows that lie at the offsets [n]; rows that are not valid are 0."""
+    offsets = rows[:, None] + tl.arange(0, DIM)[None, :]
+    return tl.load(x + offsets, mask=valid[:, None], other=0.0)
 
 
 @triton.jit
 def store_tokens(x, rows, valid, tile, DIM: tl.constexpr):
-    """Write the valid rows of tile [n, d] to the given offsets [n], rounded to x's dtype."""
-    addresses = x + rows[:, None] + tl.arange(0, DIM)[None, :]
-    tl.store(addresses, tile.to(x.dtype.element_ty), mask=valid[:, None])
+    """Write the valid rows of tile [n, d] to the offsets [n], rounded to x's dtype."""
+    offsets = rows[:, None] + tl.arange(0, DIM)[None, :]
+    tl.store(x + offsets, tile.to(x.dtype.element_ty), mask=valid[:, None])
 
 
 @triton.jit

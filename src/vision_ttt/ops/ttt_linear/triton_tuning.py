@@ -1,23 +1,32 @@
-"""How many warps a Triton kernel runs on: measured once per kind of call, or a default.
+"""How a Triton kernel lies over the threads: measured once per kind of call, or a default.
 
-The number of warps sets the order of the sums within a kernel, hence the last bits of its results.
-Within a process it is measured once and stays; :func:`torch.use_deterministic_algorithms` takes
-the default everywhere, and so does a CUDA graph captured before the first ordinary call.
+The layout sets the order of the sums within a kernel, hence the last bits of its results. Within a
+process it is measured once and stays; :func:`torch.use_deterministic_algorithms` takes the default
+everywhere, and so does a CUDA graph captured before the first ordinary call.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton.language import bfloat16
 
 from vision_ttt.ops.ttt_linear.triton_tiles import INTERPRETED
 
-WARPS = {16: (1, 2), 32: (2, 4), 64: (4,), 128: (8,)}
-"""Per head dimension the default and what else is tried: fewer warps spill, more exchange more."""
-TILE = 16
-"""Tokens of a tile up to which these are enough; a longer one takes twice the default."""
+
+class Layout(NamedTuple):
+    """Whether matrices that meet the state are held transposed, and the warps of a program."""
+
+    transposed: bool
+    warps: int
+
+
+COLUMNS = {16: (1, 2), 32: (2, 4), 64: (4,), 128: (8,)}
+"""Per head dimension the warps with one token per column: fewer spill, more exchange more."""
+ROWS = {16: 1, 32: 4, 64: 8, 128: 8}
+"""And with one token per row."""
 REGISTERS = 168
 """Registers of a thread with which three programs of four warps share a multiprocessor."""
 
@@ -26,25 +35,25 @@ PLAIN += ["interval"]
 """Integers that make no difference to the code, so that no version is compiled for each value."""
 
 
-def choices(dim: int, tile: int, operand: Any) -> tuple[int, ...]:
-    """Numbers of warps worth trying, the default first."""
-    warps = WARPS[dim]
-    if tile > TILE:
-        return (min(2 * warps[0], 8),)
-    # Float32 compiles to several times the code: one version keeps the first call short.
-    return warps if operand == triton.language.bfloat16 else warps[:1]
-
-
-def register_limit(dim: int, tile: int, operand: Any) -> int | None:
-    """The limit to try where programs crowd; only the kernels named here bear it unspilled."""
-    return REGISTERS if (dim, tile, operand) == (64, TILE, triton.language.bfloat16) else None
+def choices(dim: int, several: bool, operand: Any) -> tuple[Layout, ...]:
+    """Layouts worth trying, the default first; see this folder's README."""
+    rows = Layout(False, ROWS[dim])
+    if several or operand != bfloat16:
+        return (rows,)
+    columns = tuple(Layout(True, warps) for warps in COLUMNS[dim])
+    return (*columns, rows) if dim == 64 else columns
 
 
 def _sensible(configs: list[Any], _: dict[str, Any], **options: Any) -> list[Any]:
-    kind = (options["DIM"], options["TILE"], options["OPERAND"])
-    warps = choices(*kind)
-    limits = (None, register_limit(*kind))
-    return [c for c in configs if c.num_warps in warps and c.maxnreg in limits]
+    dim, several, operand = (options[name] for name in ("DIM", "SEVERAL", "OPERAND"))
+    layouts = choices(dim, several, operand)
+    # The limit costs other kernels a spill.
+    limits = (None, REGISTERS) if dim == 64 and layouts[0].transposed else (None,)
+    return [
+        c
+        for c in configs
+        if (c.kwargs["TRANSPOSED"], c.num_warps) in layouts and c.maxnreg in limits
+    ]
 
 
 def tuned(kernel: Any, overwrites: tuple[str, ...] = (), crowded: bool = False) -> Any:
@@ -53,14 +62,18 @@ def tuned(kernel: Any, overwrites: tuple[str, ...] = (), crowded: bool = False) 
     With ``crowded`` a limit of registers is tried too: it changes no bit, only how many programs
     share a multiprocessor, and pays once there are more than two for each.
     """
-    warps = (1, 2, 4, 8)
-    configs = [triton.Config({}, num_warps=n, num_stages=1) for n in warps]
+    layouts = {Layout(True, n) for warps in COLUMNS.values() for n in warps}
+    layouts |= {Layout(False, n) for n in ROWS.values()}
+    limits = dict.fromkeys(sorted(layouts, reverse=True), (None,))
     if crowded:
-        limited = triton.Config({}, num_warps=WARPS[64][0], num_stages=1, maxnreg=REGISTERS)
-        configs.append(limited)
+        limits[Layout(True, *COLUMNS[64])] += (REGISTERS,)
     return triton.autotune(
-        configs=configs,
-        key=["DIM", "TILE", "OPERAND", "PRECISION"],
+        configs=[
+            triton.Config({"TRANSPOSED": transposed}, num_warps=n, num_stages=1, maxnreg=limit)
+            for (transposed, n), of_layout in limits.items()
+            for limit in of_layout
+        ],
+        key=["DIM", "SEVERAL", "OPERAND", "PARTS"],
         prune_configs_by={"early_config_prune": _sensible},
         restore_value=list(overwrites),
     )(kernel)
@@ -84,7 +97,8 @@ def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
         or torch.cuda.is_current_stream_capturing()
     )
     if untimed:
-        warps, *_ = choices(options["DIM"], options["TILE"], options["OPERAND"])
-        kernel.fn[(programs,)](*arguments, **options, num_warps=warps, num_stages=1)
+        layout, *_ = choices(options["DIM"], options["SEVERAL"], options["OPERAND"])
+        options |= {"TRANSPOSED": layout.transposed, "num_warps": layout.warps, "num_stages": 1}
+        kernel.fn[(programs,)](*arguments, **options)
     else:
         kernel[(programs,)](*arguments, **options)
