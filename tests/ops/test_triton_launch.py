@@ -90,14 +90,15 @@ def test_ttt_linear(idle, monkeypatch):
     monkeypatch.setattr(triton_tuning, "crowds", lambda *_: False)
     inputs = make_inputs(2, 608, 4)  # 16 divides it, not the other length below
     *results, kept_w, kept_b = triton_backend.ttt_linear_triton(*inputs, 16, 2, 1e-6, True)
-    assert idle.launches == [("forward_kernel", 8, 4, None)]
+    assert set(idle.launches) == {("forward_kernel", 8, 4, None), ("forward_kernel", 8, 8, None)}
     idle.launches.clear()
     grads = [torch.zeros_like(x) for x in results]
     triton_backend.ttt_linear_triton_backward(*grads, *inputs, kept_w, kept_b, 16, 2, 1e-6)
     segments = kept_w.shape[0] + 1
     assert segments == 3
-    wanted = [("segments_kernel", 8 * segments, 4, None), ("scan_kernel", 8, 4, None)]
-    assert idle.launches == wanted
+    programs = {"segments_kernel": 8 * segments, "scan_kernel": 8}
+    wanted = {(name, n, warps, None) for name, n in programs.items() for warps in (4, 8)}
+    assert set(idle.launches) == wanted
 
     # Nothing is compiled anew for other batches, lengths or numbers of heads.
     loaded = len(idle.utils.loaded)
@@ -106,6 +107,20 @@ def test_ttt_linear(idle, monkeypatch):
     grads = [torch.zeros_like(x) for x in results]
     triton_backend.ttt_linear_triton_backward(*grads, *inputs, kept_w, kept_b, 16, 1, 1e-6)
     assert len(idle.utils.loaded) == loaded
+
+
+def test_ttt_linear_with_mini_batches_of_several_tiles(idle, monkeypatch):
+    """One version for every such size, and for every other length, batch and number of heads."""
+    monkeypatch.setattr(triton_tuning, "crowds", lambda *_: False)
+    loaded = set()
+    for size, shape in ((64, (2, 608, 4)), (20, (3, 555, 6)), (100, (1, 600, 2))):
+        inputs = [*make_inputs(*shape)[:-1], torch.ones(shape[2], size)]
+        *results, kept_w, kept_b = triton_backend.ttt_linear_triton(*inputs, size, 2, 1e-6, True)
+        grads = [torch.zeros_like(x) for x in results]
+        triton_backend.ttt_linear_triton_backward(*grads, *inputs, kept_w, kept_b, size, 2, 1e-6)
+        loaded.add(len(idle.utils.loaded))
+    assert {warps for _, _, warps, _ in idle.launches} == {8}
+    assert loaded == {3}
 
 
 def test_ttt_linear_where_programs_crowd(idle, monkeypatch):

@@ -11,10 +11,11 @@ from tolerances import FORWARD, GRADIENT, assert_close
 from ttt_linear_problems import as_float64, make_problem, solve
 from vision_ttt.layers import TTTLinear
 from vision_ttt.ops import ttt_linear
-from vision_ttt.ops.ttt_linear import autograd, triton_backend
+from vision_ttt.ops.ttt_linear import autograd, triton_backend, triton_tuning
 from vision_ttt.ops.ttt_linear.autograd import ttt_linear_op
 
-SHAPES = [  # B, T, H, d, b: one token, ragged ends, several kept states, every dimension and tile
+SHAPES = [  # B, T, H, d, b: one token, ragged ends, several kept states, every dimension, and
+    # mini-batches of up to seven tiles, ragged too
     (1, 1, 1, 16, 16),
     (2, 15, 1, 16, 16),
     (1, 17, 2, 32, 16),
@@ -23,8 +24,11 @@ SHAPES = [  # B, T, H, d, b: one token, ragged ends, several kept states, every 
     (1, 21, 2, 32, 3),
     (2, 150, 1, 16, 16),
     (1, 140, 2, 16, 32),
+    (1, 200, 2, 16, 20),
     (1, 270, 1, 64, 64),
     (1, 70, 1, 128, 64),
+    (2, 110, 1, 16, 100),
+    (1, 30, 1, 32, 100),
 ]
 KINDS = [  # inner norm, position scale, one state per image
     (True, "per head", False),
@@ -70,6 +74,16 @@ def test_half_precisions(dtype, shape, norm):
     results = check(problem, dtype, mini_batch_size=shape[-1], reverse_heads=1)
     assert results["o"].dtype == results["grad q"].dtype == dtype
     assert results["w"].dtype == results["grad w0"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_either_layout(norm, monkeypatch):
+    """One token per row, which a GPU may find faster for bfloat16."""
+    by_rows = triton_tuning.Layout(False, 8)
+    monkeypatch.setattr(triton_tuning, "choices", lambda *_: (by_rows,))
+    scale = "per head" if norm else None
+    problem = make_problem(1, 83, 2, 64, 16, norm=norm, scale=scale, dtype=torch.bfloat16)
+    check(problem, torch.bfloat16, mini_batch_size=16, reverse_heads=1)
 
 
 def test_float16_gradients_may_be_large_in_between():
@@ -151,17 +165,18 @@ def test_state_continues_where_it_stopped():
     assert_close(state[1], whole["b"], 1e-6)
 
 
-def test_the_kept_states_serve_either_backward():
-    problem = make_problem(1, 150, 2, 16, 16, dtype=torch.float32)
+@pytest.mark.parametrize("size", [16, 20])
+def test_the_kept_states_serve_either_backward(size):
+    problem = make_problem(1, 170, 2, 16, size, dtype=torch.float32)
     inputs = [x.detach() for x in problem.values()]
     triton, dual = autograd.KERNELS["triton"], autograd.KERNELS["dual"]
-    o, w, b, kept_w, kept_b = triton.forward(*inputs, 16, 1, 1e-6, True)
-    *_, dual_w, dual_b = dual.forward(*inputs, 16, 1, 1e-6, True)
+    o, w, b, kept_w, kept_b = triton.forward(*inputs, size, 1, 1e-6, True)
+    *_, dual_w, dual_b = dual.forward(*inputs, size, 1, 1e-6, True)
     assert kept_w.shape[0] > 1
     assert_close(kept_w, dual_w, 1e-6)
     assert_close(kept_b, dual_b, 1e-6)
     outcomes = [
-        kernel.backward(o, w, b, *inputs, *kept, 16, 1, 1e-6)
+        kernel.backward(o, w, b, *inputs, *kept, size, 1, 1e-6)
         for kernel in (triton, dual)
         for kept in ((kept_w, kept_b), (dual_w, dual_b))
     ]
@@ -178,7 +193,8 @@ def test_equal_bits_twice_and_inputs_untouched():
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_every_output_is_written(monkeypatch):
+@pytest.mark.parametrize("mini_batch_size", [16, 20])
+def test_every_output_is_written(mini_batch_size, monkeypatch):
     """Buffers that start as NaN: what a kernel forgets to write, or reads too early, shows."""
     fill = triton_backend._Call.empty
 
@@ -186,7 +202,8 @@ def test_every_output_is_written(monkeypatch):
         return fill(self, *shape, dtype=dtype).fill_(float("nan"))
 
     monkeypatch.setattr(triton_backend._Call, "empty", poisoned)
-    check(make_problem(2, 37, 2, 16, 16, dtype=torch.float32), torch.float32, mini_batch_size=16)
+    problem = make_problem(2, 37, 2, 16, mini_batch_size, scale="shared", dtype=torch.float32)
+    check(problem, torch.float32, mini_batch_size=mini_batch_size)
 
 
 def test_nan_reaches_its_own_mini_batch_and_later_ones():

@@ -186,7 +186,7 @@ def ttt_linear_triton_backward(
         )
 
     if ln_weight is not None:
-        # Through o = f(q), and through the inner loss: ∂V is what each token adds, but for the sign.
+        # Through o = f(q), and through the inner loss, where each token adds what it takes from ∂V.
         dbias = grad_o.sum(1, dtype=torch.float32) - dv.sum(1, dtype=torch.float32)
 
     def summed(share: Tensor | None, like: Tensor | None) -> Tensor:

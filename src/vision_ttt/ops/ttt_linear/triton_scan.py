@@ -161,7 +161,9 @@ def scan_kernel(
                 tl.debug_barrier()
         for behind in tl.range(0, end - begin, num_stages=1):
             number = end - 1 - behind
-            part, token, valid, last = locate(number, mini_batch_size, length, reverse, TILE, SEVERAL)
+            part, token, valid, last = locate(
+                number, mini_batch_size, length, reverse, TILE, SEVERAL
+            )
             here = (batch * length + token) * heads + head  # in contiguous [B, T, H]
             if SEVERAL:
                 if last:
