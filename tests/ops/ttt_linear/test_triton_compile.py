@@ -132,17 +132,27 @@ def test_other_dimensions_compile(dim, tmp_path):
 @pytest.mark.parametrize(
     ("dim", "several", "operand", "wanted"),
     [
-        (64, False, tl.bfloat16, [(True, 4, None), (True, 4, 168), (False, 8, None)]),
-        (64, False, tl.float32, [(False, 8, None)]),
-        (64, True, tl.bfloat16, [(False, 8, None)]),
-        (32, False, tl.bfloat16, [(True, 4, None), (True, 2, None)]),
+        (64, False, tl.bfloat16, {(True, 4), (False, 8), (True, 4, 168)}),
+        (64, False, tl.float32, {(False, 8)}),
+        (64, True, tl.bfloat16, {(False, 8)}),
+        (32, False, tl.bfloat16, {(True, 4), (True, 2)}),
     ],
 )
 def test_only_what_bears_it_is_tried_with_fewer_registers(dim, several, operand, wanted):
-    crowded = import_module(f"{PACKAGE}.triton_forward").crowded_forward
     kind = {"DIM": dim, "SEVERAL": several, "OPERAND": operand}
-    tried = tuning._sensible(crowded.configs, {}, **kind)
-    assert [(c.kwargs["TRANSPOSED"], c.num_warps, c.maxnreg) for c in tried] == wanted
+    forward = import_module(f"{PACKAGE}.triton_forward").forward
+
+    def tried(crowded, kept_w):
+        configs = tuning._sensible(forward.tuners[crowded].configs, {"kept_w": kept_w}, **kind)
+        limits = [(c.maxnreg,) if c.maxnreg else () for c in configs]
+        return {
+            (c.kwargs["TRANSPOSED"], c.num_warps, *limit)
+            for c, limit in zip(configs, limits, strict=True)
+        }
+
+    assert tried(True, None) == wanted
+    for other in (tried(False, None), tried(True, "kept states")):
+        assert other == {choice for choice in wanted if len(choice) == 2}
 
 
 @pytest.mark.slow

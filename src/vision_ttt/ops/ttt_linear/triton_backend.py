@@ -84,7 +84,7 @@ def ttt_linear_triton(
     save_states: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute what :func:`ttt_linear_dual` does."""
-    from vision_ttt.ops.ttt_linear import triton_forward, triton_tuning
+    from vision_ttt.ops.ttt_linear import triton_forward
 
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     call = _Call(tensors, mini_batch_size, reverse_heads)
@@ -94,11 +94,8 @@ def ttt_linear_triton(
     w, b = call.empty(batch, heads, dim, dim), call.empty(batch, heads, dim)
     kept_w = call.empty(count, batch, heads, dim, dim)
     kept_b = call.empty(count, batch, heads, dim)
-    # Keeping states takes registers that the crowded kernel has not.
-    crowded = not count and triton_tuning.crowds(call.programs, q.device)
     with torch.cuda.device_of(q):
-        triton_tuning.launch(
-            triton_forward.crowded_forward if crowded else triton_forward.forward,
+        triton_forward.forward.launch(
             call.programs,
             *(*call.views, *call.others, o, w, b),
             *((kept_w, kept_b) if count else (None, None)),
@@ -128,7 +125,7 @@ def ttt_linear_triton_backward(
     eps: float,
 ) -> tuple[Tensor, ...]:
     """Compute what :func:`ttt_linear_dual_backward` does."""
-    from vision_ttt.ops.ttt_linear import triton_scan, triton_segments, triton_tuning
+    from vision_ttt.ops.ttt_linear import triton_scan, triton_segments
 
     inputs = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     call = _Call(inputs, mini_batch_size, reverse_heads)
@@ -167,8 +164,7 @@ def ttt_linear_triton_backward(
         dlast = call.empty(batch, heads, -(-length // mini_batch_size))
     eta_float, _, _, weight, bias, scale = call.others
     with torch.cuda.device_of(q):
-        triton_tuning.launch(
-            triton_segments.segments,
+        triton_segments.segments.launch(
             segments * call.programs,
             *(*call.views, *call.others, grad_o, kept_w, kept_b, dq, *between, w_before),
             *(of_segments, dscale),
@@ -176,8 +172,7 @@ def ttt_linear_triton_backward(
             *(*call.sizes, call.programs, eps),
             **call.kind,
         )
-        triton_tuning.launch(
-            triton_scan.scan,
+        triton_scan.scan.launch(
             call.programs,
             *(*call.views, eta_float, weight, bias, scale, grad_w, grad_b, kept_w, *between),
             *(dk, dv, deta, dw0, db0, of_scan, dlast),

@@ -21,7 +21,7 @@ from vision_ttt.ops.ttt_linear.triton_tiles import (
     tiles_of,
     turned,
 )
-from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, tuned
+from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, Tuned
 
 
 # fmt: off
@@ -167,5 +167,4 @@ def forward_kernel(
     store_bias(b_out + program * DIM, b, DIM, TRANSPOSED)
 
 
-forward = tuned(forward_kernel)
-crowded_forward = tuned(forward_kernel, crowded=True)
+forward = Tuned(forward_kernel)

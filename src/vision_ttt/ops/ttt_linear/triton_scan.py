@@ -23,7 +23,7 @@ from vision_ttt.ops.ttt_linear.triton_tiles import (
     tiles_of,
     turned,
 )
-from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, tuned
+from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, Tuned
 
 
 @triton.jit
@@ -280,4 +280,4 @@ def scan_kernel(
         tl.store(dweight + program * DIM + j, tl.sum(dgain, axis=0))
 
 
-scan = tuned(scan_kernel, overwrites=("dk", "dv"))
+scan = Tuned(scan_kernel, overwrites=("dk", "dv"))

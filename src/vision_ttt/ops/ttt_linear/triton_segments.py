@@ -25,7 +25,7 @@ from vision_ttt.ops.ttt_linear.triton_tiles import (
     tiles_of,
     turned,
 )
-from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, tuned
+from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, Tuned
 
 
 # fmt: off
@@ -207,4 +207,4 @@ def segments_kernel(
         tl.store(dweight + program * DIM + j, tl.sum(dgain, axis=0))
 
 
-segments = tuned(segments_kernel)
+segments = Tuned(segments_kernel)
