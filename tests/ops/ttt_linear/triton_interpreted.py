@@ -4,6 +4,8 @@ The interpreter has to be chosen before the kernels are imported, hence a proces
 TRITON_INTERPRET=1. It follows the kernels' roundings but not their order of summation.
 """
 
+import sys
+
 import pytest
 import torch
 
@@ -32,8 +34,8 @@ SHAPES = [  # B, T, H, d, b: one token, ragged ends, several kept states, every 
 ]
 KINDS = [  # inner norm, position scale, one state per image
     (True, "per head", False),
-    (True, "shared", True),
-    (False, None, False),
+    (True, None, True),
+    (False, "shared", False),
 ]
 
 
@@ -55,6 +57,14 @@ def test_outputs_states_and_gradients(shape, kind):
     problem = make_problem(*shape, **options, dtype=torch.float32)
     reverse_heads = shape[2] // 2 if norm else shape[2]
     check(problem, torch.float32, mini_batch_size=shape[-1], reverse_heads=reverse_heads)
+
+
+@pytest.mark.parametrize("size", [2**31 - 1, sys.maxsize])
+def test_all_tokens_are_one_mini_batch(size):
+    problem = make_problem(1, 40, 2, 16, 40, scale=None, dtype=torch.float32)
+    wanted = solve(problem, backend="triton", mini_batch_size=40)
+    got = solve(problem, backend="triton", mini_batch_size=size)
+    assert all(torch.equal(got[name], value) for name, value in wanted.items())
 
 
 def test_against_the_definition_itself():

@@ -59,6 +59,8 @@ class _Call:
         self.programs = batch * heads
         self.state_batch = heads if w0.ndim == 4 else 0
         self.scale_head = 0 if scale is None or scale.ndim == 1 else mini_batch_size
+        # However large "all tokens" was written, the kernels' integers hold it; few are one tile.
+        mini_batch_size = min(mini_batch_size, length)
         interval = checkpoint_interval(dim, mini_batch_size)
         self.sizes = (length, heads, reverse_heads, mini_batch_size, interval)
         self.kind = _kind(q.dtype, dim, mini_batch_size)

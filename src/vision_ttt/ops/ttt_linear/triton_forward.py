@@ -45,9 +45,8 @@ def forward_kernel(
     w = load_state(w0 + state * DIM * DIM, DIM, TRANSPOSED)
     b = load_bias(b0 + state * DIM, DIM, TILE, TRANSPOSED)
     w_out += program * DIM * DIM
-    # With several tiles the state a mini-batch begins with, b and W in its place in memory, stays
-    # to the last. What the tiles before add is in w and b_now: to the state, or, with a position
-    # scale, to zeros.
+    # With several tiles b, and W in its place in memory, stay what the mini-batch began with. Its
+    # tiles update w and b_now: that state, or, with a position scale, its change alone.
     PART_SCALED: tl.constexpr = SEVERAL and scale is not None
     b_now = b
     if SEVERAL:

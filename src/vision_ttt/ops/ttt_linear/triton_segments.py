@@ -85,7 +85,7 @@ def segments_kernel(
     # Exact products leave no registers for what is used late.
     LATE: tl.constexpr = PARTS == 2
     tiles = tiles_of(length, mini_batch_size, TILE)
-    begin = segment * interval * tl.cdiv(mini_batch_size, TILE)
+    begin = segment.to(tl.int32) * interval * tl.cdiv(mini_batch_size, TILE)
     end = tl.minimum(begin + interval * tl.cdiv(mini_batch_size, TILE), tiles)
     for number in tl.range(begin, end, num_stages=1):
         part, token, valid, last = locate(number, mini_batch_size, length, reverse, TILE, SEVERAL)

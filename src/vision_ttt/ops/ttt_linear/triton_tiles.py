@@ -135,8 +135,9 @@ def by_rows(x, beside):
     """X [n, d] itself, spread over the threads as the loaded tile ``beside`` [n, d] is: row by row.
 
     A product leaves its columns to all warps, and a mean along d would take an exchange between
-    them. Here it stays within eight threads. Triton gives both tiles of a scan the layout of memory
-    and takes a scan through no other; this one, along the numbers of one thread, changes nothing.
+    them. Here it stays within a few threads of one warp. Triton gives both tiles of a scan the
+    layout of memory and takes a scan through no other; this one, which takes the later of two,
+    changes nothing.
     """
     if INTERPRETED:
         return x, beside

@@ -25,7 +25,7 @@ class Layout(NamedTuple):
 
 COLUMNS = {16: (1, 2), 32: (2, 4), 64: (4,), 128: (8,)}
 """Per head dimension the warps with one token per column: fewer spill, more exchange more."""
-ROWS = {16: 1, 32: 4, 64: 8, 128: 8}
+ROWS = {16: 2, 32: 4, 64: 8, 128: 8}
 """And with one token per row."""
 LIMITED = (True, COLUMNS[64][0], None)
 REGISTERS = 168
