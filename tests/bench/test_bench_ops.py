@@ -40,6 +40,23 @@ def test_right_backends_pass_the_check(backend: str, op: str, dtype: torch.dtype
     assert find_error(backend, PROBLEM._replace(op=op), dtype, CPU) is None
 
 
+def test_the_check_draws_the_same_numbers_each_time(monkeypatch):
+    """And leaves the random state as it was."""
+    seen = []
+
+    def note(*_):
+        seen.append(torch.rand(()).item())
+
+    monkeypatch.setattr("vision_ttt.bench.correctness._find_error", note)
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    find_error("cpu", PROBLEM, torch.float32, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    find_error("cpu", PROBLEM, torch.float32, CPU)
+    assert seen[0] == seen[1]
+
+
 def _changed(kernel, field: str, index: int):
     """A kernel that gets one result wrong by a thousandth."""
     function = getattr(kernel, field)
