@@ -216,6 +216,7 @@ def scan_kernel(
             if scale is not None and not SEVERAL:
                 tl.store(dlast + number, -tl.sum(tl.sum(m * step, axis=1), axis=0))
 
+            # Back over this step to W, and the step's share of ∂K
             step *= p_n
             if not SPLIT:
                 step = step.to(OPERAND)
@@ -223,6 +224,7 @@ def scan_kernel(
                 w = product(tl.trans(k_t), step, w, OPERAND, PARTS, TRANSPOSED, SPLIT)
             wide = turned(tl.zeros([TILE, DIM], tl.float32), TRANSPOSED)
             dk_w = product(step, tl.trans(dw_t), wide, OPERAND, PARTS, TRANSPOSED)
+
             # Through G = η g(z, k, v)
             deta_t = tl.sum(dg * g, axis=1)
             tl.store(deta + here, deta_t, mask=valid)
@@ -241,10 +243,9 @@ def scan_kernel(
                 dgain += du * error + derror * x
             store_tokens(dv, here * DIM, valid, dv_t, DIM)
 
+            # Through Z = K W + b, with W as it was before this mini-batch
             if LATE:
                 dk_t = load_tokens(dk_share, here * DIM, valid, DIM)
-
-            # Through Z = K W + b, with W as it was before this mini-batch
             if not SPLIT:
                 dz = dz.to(OPERAND)
             w_t = turned(load_state(dw0, DIM, TRANSPOSED) if SEVERAL else w, TRANSPOSED)
@@ -252,10 +253,10 @@ def scan_kernel(
             dk_w, dk_t = by_rows(turned(dk_w, TRANSPOSED), dk_t)
             store_tokens(dk, here * DIM, valid, dk_w + dk_t.to(tl.float32) + derror, DIM)
 
+            # ∂W ← ∂W + Qᵀ ∂Z_q + Kᵀ ∂Z, ∂b ← ∂b + Σ (∂Z_q + ∂Z)
             if LATE:
                 dz_q = load_tokens(dz_q_in, here * DIM, valid, DIM)
                 q_t = load_tokens(q, token * q_strides[1], valid, DIM)
-            # ∂W ← ∂W + Qᵀ ∂Z_q + Kᵀ ∂Z, ∂b ← ∂b + Σ (∂Z_q + ∂Z)
             if SEVERAL:
                 scaled = dz_q
                 if PART_SCALED:
