@@ -1,8 +1,9 @@
 """How a Triton kernel lies over the threads: measured once per kind of call, or a default.
 
 The layout sets the order of the sums within a kernel, hence the last bits of its results. Within a
-process it is measured once for a kind of call and stays; :func:`torch.use_deterministic_algorithms` takes the default
-everywhere, and so does a CUDA graph captured before the first ordinary call.
+process it is measured once for a kind of call and stays;
+:func:`torch.use_deterministic_algorithms` takes the default everywhere, and so does a CUDA graph
+captured before the first ordinary call.
 """
 
 from __future__ import annotations
