@@ -8,6 +8,7 @@ import triton.language as tl
 from vision_ttt.ops.ttt_linear.triton_tiles import (
     by_rows,
     dot,
+    end_mini_batch,
     load_bias,
     load_state,
     load_tokens,
@@ -148,16 +149,10 @@ def forward_kernel(
         if SEVERAL:
             b_now = product(ones, push, b_now, OPERAND, PARTS, TRANSPOSED, SPLIT)
             if last:
+                p_n = 1.0
                 if PART_SCALED:
                     p_n = p_last if number + 1 == tiles else p_full
-                    w = load_state(w_out, DIM, TRANSPOSED) + p_n * w
-                    b_now = b + p_n * b_now
-                b = b_now
-                tl.debug_barrier()
-                store_state(w_out, w, DIM, TRANSPOSED)
-                tl.debug_barrier()
-                if PART_SCALED:
-                    w, b_now = tl.zeros_like(w), tl.zeros_like(b)
+                w, b, b_now = end_mini_batch(w_out, w, b, b_now, p_n, DIM, PART_SCALED)
         else:
             b = product(ones, push, b, OPERAND, PARTS, TRANSPOSED, SPLIT)
 

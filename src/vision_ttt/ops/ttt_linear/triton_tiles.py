@@ -99,6 +99,24 @@ def store_bias(x, bias, DIM: tl.constexpr, TRANSPOSED: tl.constexpr):
 
 
 @triton.jit
+def end_mini_batch(x, w, b, b_now, p_n, DIM: tl.constexpr, PART_SCALED: tl.constexpr):
+    """Let the state at x, W, and b follow w and b_now; all three for the next mini-batch's tiles.
+
+    With PART_SCALED w and b_now are the state's change, to be weighed with p_n.
+    """
+    if PART_SCALED:
+        w = load_state(x, DIM, False) + p_n * w
+        b_now = b + p_n * b_now
+    b = b_now
+    tl.debug_barrier()
+    store_state(x, w, DIM, False)
+    tl.debug_barrier()
+    if PART_SCALED:
+        w, b_now = tl.zeros_like(w), tl.zeros_like(b)
+    return w, b, b_now
+
+
+@triton.jit
 def tiles_of(length, mini_batch_size, TILE: tl.constexpr):
     """How many tiles so many tokens fill: no tile belongs to two mini-batches."""
     whole = length // mini_batch_size * tl.cdiv(mini_batch_size, TILE)
