@@ -65,50 +65,6 @@ def test_depthwise_conv2d(grid, kernel):
     both(lambda x, w: depthwise_conv2d(x, w, grid), x, weight)
 
 
-@pytest.mark.parametrize(
-    ("weight", "bias", "reverse", "message"),
-    [
-        ((48, 1, 4), (48,), 0, r"\[2, 5, 32\] wants weight \[32, 1, K\] and bias \[32\], got \[48"),
-        ((32, 1, 4), (1,), 0, r"bias \[32\], got \[32, 1, 4\] and \[1\]"),
-        ((32, 1, 4), (32,), 33, "reverse_channels must be 0 to 32, got 33"),
-    ],
-)
-def test_directional_conv1d_refuses_what_does_not_fit(weight, bias, reverse, message):
-    x, weight, bias = (torch.ones(shape) for shape in ((2, 5, 32), weight, bias))
-    with pytest.raises(ValueError, match=message):
-        directional_conv1d(x, weight, bias, reverse)
-
-
-@pytest.mark.parametrize(
-    ("weight", "grid", "message"),
-    [
-        ((48, 1, 3, 3), (2, 3), r"wants weight \[32, 1, K, K\] with K odd, got \[48, 1, 3, 3\]"),
-        ((32, 1, 2, 2), (2, 3), r"with K odd, got \[32, 1, 2, 2\]"),
-        ((32, 1, 3, 3), (2, 4), r"wants a grid of 6 tokens, got \(2, 4\)"),
-    ],
-)
-def test_depthwise_conv2d_refuses_what_does_not_fit(weight, grid, message):
-    with pytest.raises(ValueError, match=message):
-        depthwise_conv2d(torch.ones(1, 6, 32), torch.ones(weight), grid)
-
-
-@pytest.mark.parametrize(
-    ("z", "gate", "bias"),
-    [
-        ((1, 5, 32), (1, 5, 32), (2, 32)),
-        ((1, 5, 64), (1, 1, 32), (2, 32)),
-        ((1, 5, 64), None, (1, 32)),
-    ],
-)
-def test_gated_norm_refuses_what_does_not_fit(z, gate, bias):
-    z, bias = torch.ones(z), torch.ones(bias)
-    gate = None if gate is None else torch.ones(gate)
-    with pytest.raises(
-        ValueError, match=r"weight \[2, 32\] wants z \[B, T, 64\], gate .* got \[1, 5"
-    ):
-        gated_norm(z, gate, torch.ones(2, 32), bias)
-
-
 def test_gated_norm_uses_eps():
     z, weight, bias = torch.randn(1, 5, 32) * 0.1, torch.ones(1, 32), torch.zeros(1, 32)
     wanted = F.layer_norm(z, (32,), eps=0.1)

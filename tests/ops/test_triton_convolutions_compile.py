@@ -33,7 +33,7 @@ def directional_conv1d(backend, x, parameters=torch.float32, reverse=None, taps=
     return {
         "forward_kernel": lambda: backend.directional_conv1d_triton(x, weight, bias, reverse),
         "backward_kernel": lambda: backend.directional_conv1d_triton_backward(
-            x, x, weight, reverse
+            x, x, weight, bias, reverse
         ),
     }
 

@@ -137,7 +137,7 @@ CONV1D, CONV2D, NORM = torch.randn(64, 1, 4), torch.randn(64, 1, 3, 3), torch.ra
     ("launcher", "arguments", "programs"),
     [
         (conv1d.directional_conv1d_triton, (X, CONV1D, NORM[0], 32), 4),
-        (conv1d.directional_conv1d_triton_backward, (X, X, CONV1D, 32), 4),
+        (conv1d.directional_conv1d_triton_backward, (X, X, CONV1D, NORM[0], 32), 4),
         (conv2d.depthwise_conv2d_triton, (X, CONV2D, 5, 7), 2),
         (conv2d.depthwise_conv2d_triton_backward, (X, X, CONV2D, 5, 7), 2),
         (norm.gated_norm_triton, (torch.cat([X, X], -1), X, NORM, NORM, 1e-6), 9),

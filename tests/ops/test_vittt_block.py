@@ -122,10 +122,16 @@ def test_strides_threads_and_stale_memory_change_no_bit():
 
 @torch.no_grad()
 def test_a_kernel_that_fails_is_an_error(monkeypatch):
-    monkeypatch.setattr(whole_block, "fits", lambda *_: True)
-    block = make_block(64, 8)  # heads of 8 channels, which no kernel takes
+    monkeypatch.setattr(cpu, "call_kernel", lambda *_: 1)
     with pytest.raises(MemoryError, match="no memory for the scratch"):
-        block(torch.randn(2, 35, 64), (5, 7))
+        make_block()(torch.randn(2, 35, 64), (5, 7))
+
+
+@torch.no_grad()
+def test_the_op_refuses_heads_that_no_kernel_takes(monkeypatch):
+    monkeypatch.setattr(whole_block, "fits", lambda *_: True)
+    with pytest.raises(ValueError, match="takes no heads of 8 channels"):
+        make_block(64, 8)(torch.randn(2, 35, 64), (5, 7))
 
 
 class OtherLinear(nn.Linear):
@@ -251,7 +257,7 @@ def test_tokens_of_another_shape_are_refused(shape, calls):
 def test_parameters_of_other_shapes_are_refused(part, width, calls):
     block = make_block()
     block.set_submodule(part, nn.Linear(*width, bias=False))
-    with pytest.raises(RuntimeError):
+    with pytest.raises((RuntimeError, ValueError)):
         block(torch.randn(2, 35, 64), (5, 7))
     assert not calls
 

@@ -230,9 +230,9 @@ def test_opcheck():
     weight, bias, taps = random(24, 1, 4), random(24, dtype=torch.float32), random(24, 1, 3, 3)
     torch.library.opcheck(conv1d.directional_conv1d_op, (x, weight, bias, 8))
     torch.library.opcheck(conv2d.depthwise_conv2d_op, (x, taps, 3, 4))
-    x, weight, taps = x.detach(), weight.detach(), taps.detach()
-    torch.library.opcheck(conv1d.directional_conv1d_backward_op, (grad, x, weight, 8))
-    torch.library.opcheck(conv1d.directional_conv1d_backward_op, (grad, x, weight[..., :1], 8))
+    x, weight, bias, taps = (a.detach() for a in (x, weight, bias, taps))
+    for some in (weight, weight[..., :1]):
+        torch.library.opcheck(conv1d.directional_conv1d_backward_op, (grad, x, some, bias, 8))
     torch.library.opcheck(conv2d.depthwise_conv2d_backward_op, (grad, x, taps, 3, 4))
 
 

@@ -144,6 +144,10 @@ class LearnerCall:
             *(eps, -1.0 if rate is None else rate),
         )
 
+    def _empty(self, shape: Sequence[int]) -> Tensor:
+        """Memory for numbers that the kernels keep in float32, whatever the views' dtype."""
+        return self.views[0].new_empty(shape, dtype=torch.float32)
+
     def _state_shapes(self, *lead: int) -> list[tuple[int, ...]]:
         """Of a state with these axes before [H, ...]."""
         ranks = (3, 2) * self.layers  # of a weight and of a bias, [H] included
@@ -160,9 +164,9 @@ class LearnerCall:
         batch, length = q.shape[:2]
         tokens_per_state = self.problem.mini_batch_size * self.interval
         count = (length - 1) // tokens_per_state if save_states else 0
-        o = torch.empty(q.shape, dtype=q.dtype) if o is None else o
-        last = [torch.empty(s) for s in self._state_shapes(batch if last_state else 0)]
-        kept = [torch.empty(s) for s in self._state_shapes(count, batch)]
+        o = q.new_empty(q.shape) if o is None else o
+        last = [self._empty(s) for s in self._state_shapes(batch if last_state else 0)]
+        kept = [self._empty(s) for s in self._state_shapes(count, batch)]
         self._run("forward", _Outputs(_Tokens.of(o), _State.of(last), _State.of(kept)))
         return o, *last, *kept
 
@@ -183,14 +187,14 @@ class LearnerCall:
         batch, _, heads, dim = q.shape
         o = contiguous_last(incoming[0].to(q.dtype))
         last, kept = ([_plain(x) for x in state] for state in (incoming[1:], kept))
-        dstate = [torch.empty(shape) for shape in self._state_shapes(batch)]
+        dstate = [self._empty(shape) for shape in self._state_shapes(batch)]
         shapes = (
             self.others[0].shape,
             *2 * [(batch, heads, dim)],
             (batch, heads, self.problem.mini_batch_size),
         )
         deta, *rest = (
-            None if like is None else torch.empty(shape)
+            None if like is None else self._empty(shape)
             for like, shape in zip(self.others, shapes, strict=True)
         )
         gradients = _Gradients(
@@ -227,10 +231,10 @@ class LearnerCall:
             tensors[-states:],
         )
         q = inputs[0]
-        views = tuple(torch.empty(q.shape, dtype=q.dtype) for _ in range(3))
+        views = tuple(q.new_empty(q.shape) for _ in range(3))
         call = cls(inputs, mini_batch_size, reverse_heads, eps)
         shares = call.backward(incoming, kept, views)
-        return *views, *map(add_shares, shares, inputs[3:])
+        return *views, *(add_shares(*pair, q) for pair in zip(shares, inputs[3:], strict=True))
 
 
 def _with_one_batch_axis(state: Sequence[Tensor], batch: int) -> list[Tensor]:
@@ -242,11 +246,11 @@ def _with_one_batch_axis(state: Sequence[Tensor], batch: int) -> list[Tensor]:
     return [x.expand(batch, *x.shape[-rank:]) for x, rank in zip(state, ranks, strict=True)]
 
 
-def add_shares(share: Tensor | None, like: Tensor | None) -> Tensor:
+def add_shares(share: Tensor | None, like: Tensor | None, q: Tensor) -> Tensor:
     """The gradient of ``like`` from its heads' and images' shares; empty where there is none."""
     # Heads write their own shares; PyTorch adds them up in an order that does not change.
     if share is None or like is None:
-        return torch.empty(0)
+        return q.new_empty(0)
     return share.sum_to_size(like.shape).to(like.dtype).contiguous()
 
 

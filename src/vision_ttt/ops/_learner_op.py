@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._backend import AUTO, fastest_backend, is_transformed, requested_backend
+from vision_ttt.ops._learner_contract import LearnerContracts
 from vision_ttt.ops._native import warn_if_missing
+from vision_ttt.ops._second_derivative import derive_twice
 
 Tensors = Sequence[Tensor | None]
 
@@ -33,6 +35,8 @@ def define_learner_ops(
     state: Sequence[str],
     kernels: Callable[[], Mapping[str, Kernel]],
     num_checkpoints: Callable[[int, int, int], int],
+    contracts: LearnerContracts,
+    reference: Callable[..., tuple[Tensor, ...]],
 ) -> tuple[Any, Any]:
     """Register ``vision_ttt::NAME`` and ``vision_ttt::NAME_backward``.
 
@@ -47,6 +51,8 @@ def define_learner_ops(
         state: names of the state's tensors: a weight and a bias of every layer.
         kernels: returns the backends by name, fastest first.
         num_checkpoints: (T, d, b) → how many states a forward pass keeps.
+        contracts: what the ops ask of their arguments.
+        reference: the definition; arguments as the first op's without save_states and backend.
     """
     names = ("q", "k", "v", "eta", *state, "ln_weight", "ln_bias", "position_scale")
     ranks = (2, 1) * (len(state) // 2)
@@ -67,6 +73,7 @@ def define_learner_ops(
     )
     def op(q: Tensor, *args: Any) -> tuple[Tensor, ...]:
         *args, backend = args
+        contracts.forward.check(dict(zip(contracts.forward.names, (q, *args), strict=False)))
         # Kernels choose their own precision; a surrounding autocast must not change their products.
         with torch.autocast(q.device.type, enabled=False):
             return kernel(backend, q, args[count - 1]).forward(q, *args)
@@ -79,7 +86,12 @@ def define_learner_ops(
     )
     def backward_op(grad_o: Tensor, *args: Any) -> tuple[Tensor, ...]:
         *args, backend = args
-        q, mini_batch_size = args[results - 1], args[-3]
+        contract, arguments = contracts.backward, (grad_o, *args)
+        contract.check(dict(zip(contract.names, arguments, strict=True)))
+        q, mini_batch_size, kept = args[results - 1], args[-3], args[-4]
+        wanted = num_checkpoints(q.shape[1], q.shape[3], mini_batch_size)
+        if len(kept) != wanted:
+            raise ValueError(f"{contract.op}: needs {wanted} kept states, got {len(kept)}")
         with torch.autocast(grad_o.device.type, enabled=False):
             return kernel(backend, q, mini_batch_size).backward(grad_o, *args)
 
@@ -120,7 +132,12 @@ def define_learner_ops(
         )
         return *of_inputs, None, None, None, None, None
 
+    def definition(*args: Any) -> tuple[Tensor, ...]:
+        *args, _ = args
+        return reference(*args)
+
     op.register_autograd(backward, setup_context=setup_context)
+    derive_twice(backward_op, definition, tensors=count, results=results, unused=len(state))
     for device_type in ("cpu", "cuda", "mps", "xpu"):
         _register_autocast(name, op, device_type)
     return op, backward_op
@@ -140,6 +157,8 @@ def _serving(
         key: functools.partial(kernel.refusal, q, mini_batch_size)
         for key, kernel in kernels.items()
     }
+    if backend not in (AUTO, *refusals):
+        raise ValueError(f"{name}: unknown backend {backend!r}; available: {sorted(refusals)}")
     if backend != AUTO:  # asked for, and checked again: autocast may have changed q's dtype since
         refusals = {backend: refusals[backend]}
     elif q.device.type == "cpu":  # there Triton's kernels are interpreted, for tests: by name only

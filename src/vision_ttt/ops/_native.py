@@ -48,21 +48,41 @@ def instruction_set() -> str | None:
     return None if LIBRARY is None else LIBRARY.vision_ttt_instruction_set().decode()
 
 
+def are_servable(*tensors: Tensor) -> bool:
+    """Whether the kernels around ttt_linear can read these: float32, on the CPU, not empty."""
+    for x in tensors:
+        if not x.is_cpu or x.dtype != torch.float32 or x.numel() == 0:
+            return False
+    return LIBRARY is not None
+
+
 def kernels_serve(*tensors: Tensor) -> bool:
-    """Whether the kernels around ttt_linear take these tensors: float32, on the CPU, not empty.
+    """Whether the kernels around ttt_linear are to take these tensors.
 
     Autocast keeps them out, and so does an override of the backend by another than "cpu": it leaves
     PyTorch's own operations only.
     """
-    for x in tensors:
-        if not x.is_cpu or x.dtype != torch.float32 or x.numel() == 0:
-            return False
     return (
-        LIBRARY is not None
+        are_servable(*tensors)
         and _backend._override in (None, "cpu")
         and not torch.is_autocast_enabled("cpu")
         and not _backend.is_transformed()
     )
+
+
+def require_servable(op: str, fits: bool, *tensors: Tensor) -> None:
+    """Raise where an op's compiled kernel was called for what it cannot read.
+
+    Raises:
+        ValueError: the tensors are not float32 on the CPU, or of sizes that do not fit.
+    """
+    if not fits or not are_servable(*tensors):
+        got = ", ".join(f"{list(x.shape)} {x.dtype} on {x.device}" for x in tensors)
+        raise ValueError(
+            f"{op}: the compiled kernel takes float32 tensors on the CPU that are not empty, "
+            f"channels in multiples of {LANES}; got {got}"
+            + (" and the kernels are missing" if LIBRARY is None else "")
+        )
 
 
 class SequencePointer(ctypes.Structure):

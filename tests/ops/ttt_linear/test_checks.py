@@ -21,8 +21,8 @@ def test_the_unchanged_problem_is_accepted():
     ("change", "message"),
     [
         ({"q": torch.zeros(2, 6, 24)}, r"q must have shape \[B, T, H, d\], got \[2, 6, 24\]"),
-        ({"k": torch.zeros(2, 5, 3, 8)}, r"k must have q's shape \[2, 6, 3, 8\], got \[2, 5"),
-        ({"v": torch.zeros(2, 6, 3, 4)}, r"v must have q's shape"),
+        ({"k": torch.zeros(2, 5, 3, 8)}, r"k must have shape \[2, 6, 3, 8\], got \[2, 5"),
+        ({"v": torch.zeros(2, 6, 3, 4)}, r"v must have shape \[2, 6, 3, 8\], got \[2, 6, 3, 4\]"),
         ({"eta": torch.zeros(2, 6)}, r"eta must have shape \[2, 6, 3\], got \[2, 6\]"),
         ({"w0": torch.zeros(3, 8, 4)}, r"w0 must have shape \[3, 8, 8\] or \[2, 3, 8, 8\], got"),
         ({"b0": torch.zeros(8)}, r"b0 must have shape \[3, 8\] or \[2, 3, 8\], got \[8\]"),
@@ -42,7 +42,7 @@ def test_shapes(change, message):
 
 def test_empty_sequence():
     empty = torch.zeros(2, 0, 3, 8)
-    with pytest.raises(ValueError, match=r"T, H and d must be at least 1, got q \[2, 0, 3, 8\]"):
+    with pytest.raises(ValueError, match=r"T must be at least 1, got q \[2, 0, 3, 8\]"):
         call({"q": empty, "k": empty, "v": empty, "eta": torch.zeros(2, 0, 3)})
 
 
@@ -51,7 +51,7 @@ def test_empty_sequence():
     [
         ({"q": torch.zeros(2, 6, 3, 8, dtype=torch.int64)}, "q must be one of .*got torch.int64"),
         ({"k": torch.zeros(2, 6, 3, 8, dtype=torch.bfloat16)}, "must share a dtype, got"),
-        ({"eta": torch.ones(2, 6, 3, dtype=torch.int32)}, "eta must be floating point"),
+        ({"eta": torch.ones(2, 6, 3, dtype=torch.int32)}, r"eta must be one of .*got torch.int32"),
         ({"w0": torch.zeros(3, 8, 8, dtype=torch.float64)}, "w0 is float64, q is not"),
         ({"q": np.zeros((2, 6, 3, 8))}, "q must be a tensor, got ndarray"),
     ],

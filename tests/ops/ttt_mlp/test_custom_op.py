@@ -214,11 +214,3 @@ def test_exported_programs_pick_their_backend_where_they_run():
     arguments = tuple(x.detach() for x in problem.values())
     program = torch.export.export(Layer(), arguments)
     assert "'auto'" in program.graph_module.code
-
-
-def test_second_derivatives_are_refused():
-    problem = make_problem(1, 6, 2, 4, 3)
-    o = ttt_mlp(**problem, mini_batch_size=3, backend="dual")
-    (gradient,) = torch.autograd.grad(o.square().sum(), problem["q"], create_graph=True)
-    with pytest.raises(RuntimeError, match="ttt_mlp_backward"):
-        gradient.sum().backward()

@@ -15,9 +15,14 @@ from vision_ttt.ops._native import (
     LANES,
     LIBRARY,
     SequencePointer,
+    are_servable,
     call_kernel,
     contiguous_last,
+    require_servable,
 )
+from vision_ttt.ops._second_derivative import derive_twice
+from vision_ttt.ops.depthwise_conv2d.contract import BACKWARD_CONTRACT, CONTRACT
+from vision_ttt.ops.depthwise_conv2d.reference import depthwise_conv2d_reference
 
 
 class _Conv2d(ctypes.Structure):
@@ -57,10 +62,13 @@ def conv2d_problem(
     mutates_args=(),
     schema="(Tensor x, Tensor weight, SymInt height, SymInt width) -> Tensor",
 )
+@CONTRACT.guards
 def depthwise_conv2d_op(x: Tensor, weight: Tensor, *grid: int) -> Tensor:
     """See :func:`vision_ttt.ops.depthwise_conv2d.depthwise_conv2d`."""
+    if not fits(x) or not are_servable(x, weight):
+        return depthwise_conv2d_reference(x, weight, *grid).contiguous()
     x, taps = contiguous_last(x), _taps(weight)
-    y = torch.empty(x.shape)
+    y = x.new_empty(x.shape)
     call_kernel("vision_ttt_conv2d", conv2d_problem(x, y, taps, weight.shape[-1], grid))
     return y
 
@@ -71,13 +79,16 @@ def depthwise_conv2d_op(x: Tensor, weight: Tensor, *grid: int) -> Tensor:
     schema="(Tensor grad, Tensor x, Tensor weight, SymInt height, SymInt width) "
     "-> (Tensor dx, Tensor dweight)",
 )
+@BACKWARD_CONTRACT.guards
 def depthwise_conv2d_backward_op(
     grad: Tensor, x: Tensor, weight: Tensor, *grid: int
 ) -> tuple[Tensor, Tensor]:
+    """Gradients of x and weight."""
+    require_servable(BACKWARD_CONTRACT.op, fits(x), grad, x, weight)
     x, grad = contiguous_last(x), contiguous_last(grad)
     kernel = weight.shape[-1]
     mirrored = _taps(weight).flip(0)  # what x gave to the right comes back from the right
-    dx = torch.empty(x.shape)
+    dx = x.new_empty(x.shape)
     call_kernel("vision_ttt_conv2d", conv2d_problem(grad, dx, mirrored, kernel, grid))
     dtaps = torch.empty_like(mirrored)
     problem = conv2d_problem(x, grad, None, kernel, grid)
@@ -106,6 +117,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 depthwise_conv2d_op.register_autograd(_backward, setup_context=_setup_context)
+derive_twice(depthwise_conv2d_backward_op, depthwise_conv2d_reference, tensors=2)
 
 
 @register_flop_formula(torch.ops.vision_ttt.depthwise_conv2d)

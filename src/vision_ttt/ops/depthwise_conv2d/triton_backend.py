@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._native import contiguous_last
+from vision_ttt.ops.depthwise_conv2d.contract import BACKWARD_CONTRACT, CONTRACT
 from vision_ttt.ops.depthwise_conv2d.cpu import depthwise_conv2d_backward_op, depthwise_conv2d_op
 
 PATCH = (8, 8)
@@ -36,6 +37,7 @@ def _launch(kernel: Any, x: Tensor, weight: Tensor, grid: tuple[int, ...], *argu
 
 
 @depthwise_conv2d_op.register_kernel("cuda")
+@CONTRACT.guards
 def depthwise_conv2d_triton(x: Tensor, weight: Tensor, *grid: int) -> Tensor:
     """Compute what the CPU kernel does, in float32, rounded to x's dtype at the end."""
     from vision_ttt.ops.depthwise_conv2d.triton_kernels import forward_kernel
@@ -47,6 +49,7 @@ def depthwise_conv2d_triton(x: Tensor, weight: Tensor, *grid: int) -> Tensor:
 
 
 @depthwise_conv2d_backward_op.register_kernel("cuda")
+@BACKWARD_CONTRACT.guards
 def depthwise_conv2d_triton_backward(
     grad: Tensor, x: Tensor, weight: Tensor, *grid: int
 ) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,18 @@
-"""The public op: what it computes, its definition in PyTorch, and the way to the CPU kernel."""
+"""The public op: what it computes, and the way to the CPU kernel."""
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.ops._native import kernels_serve
+from vision_ttt.ops._overriding import overridable
 from vision_ttt.ops.depthwise_conv2d.cpu import fits
+from vision_ttt.ops.depthwise_correlation.contract import CONTRACT
 from vision_ttt.ops.depthwise_correlation.cpu import depthwise_correlation_op
+from vision_ttt.ops.depthwise_correlation.reference import depthwise_correlation_reference
 
 
+@overridable
 def depthwise_correlation(
     x: Tensor, y: Tensor, grid: tuple[int, int], kernel_size: int = 3
 ) -> Tensor:
@@ -29,16 +31,13 @@ def depthwise_correlation(
 
     Returns:
         [C, 1, K, K], differentiable in x and y.
+
+    Raises:
+        TypeError: a dtype or type is not accepted.
+        ValueError: x, y and the grid do not fit, or K is even.
     """
+    arguments = x, y, *grid, kernel_size
+    CONTRACT.check(dict(zip(CONTRACT.names, arguments, strict=True)))
     if kernels_serve(x, y) and fits(x):
-        return depthwise_correlation_op(x, y, *grid, kernel_size)
-    height, width = grid
-    reach = kernel_size // 2
-    image = F.pad(x.unflatten(1, grid), (0, 0, reach, reach, reach, reach))  # [B, h + …, w + …, C]
-    other = y.unflatten(1, grid)
-    taps = [
-        (image[:, i : i + height, j : j + width] * other).sum((0, 1, 2))
-        for i in range(kernel_size)
-        for j in range(kernel_size)
-    ]
-    return torch.stack(taps, dim=1).view(-1, 1, kernel_size, kernel_size)
+        return depthwise_correlation_op(*arguments)
+    return depthwise_correlation_reference(*arguments)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from vision_ttt.ops._native import LIBRARY, contiguous_last
-from vision_ttt.ops.depthwise_conv2d.cpu import conv2d_problem, depthwise_conv2d_op
+from vision_ttt.ops._native import LIBRARY, are_servable, contiguous_last
+from vision_ttt.ops.depthwise_conv2d.cpu import conv2d_problem, depthwise_conv2d_op, fits
+from vision_ttt.ops.depthwise_correlation.contract import CONTRACT
+from vision_ttt.ops.depthwise_correlation.reference import depthwise_correlation_reference
 
 
 @torch.library.custom_op(
@@ -20,12 +22,15 @@ from vision_ttt.ops.depthwise_conv2d.cpu import conv2d_problem, depthwise_conv2d
     mutates_args=(),
     schema="(Tensor x, Tensor y, SymInt height, SymInt width, SymInt kernel_size) -> Tensor",
 )
+@CONTRACT.guards
 def depthwise_correlation_op(
     x: Tensor, y: Tensor, height: int, width: int, kernel_size: int
 ) -> Tensor:
     """See :func:`vision_ttt.ops.depthwise_correlation.depthwise_correlation`."""
+    if not fits(x) or not are_servable(x, y):
+        return depthwise_correlation_reference(x, y, height, width, kernel_size)
     x, y = contiguous_last(x), contiguous_last(y)
-    taps = torch.empty(kernel_size * kernel_size, x.shape[-1])
+    taps = x.new_empty(kernel_size * kernel_size, x.shape[-1])
     problem = conv2d_problem(x, y, None, kernel_size, (height, width))
     LIBRARY.vision_ttt_conv2d_weight(ctypes.byref(problem), c_void_p(taps.data_ptr()))
     return taps.t().contiguous().view(-1, 1, kernel_size, kernel_size)

@@ -1,16 +1,18 @@
-"""The public op: what it computes, its definition in PyTorch, and the way to the kernels."""
+"""The public op: what it computes, and the way to the kernels."""
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.ops._native import kernels_serve
+from vision_ttt.ops._overriding import overridable
 from vision_ttt.ops._triton import triton_serves
+from vision_ttt.ops.directional_conv1d.contract import CONTRACT
 from vision_ttt.ops.directional_conv1d.cpu import directional_conv1d_op, fits
+from vision_ttt.ops.directional_conv1d.reference import directional_conv1d_reference
 
 
+@overridable
 def directional_conv1d(x: Tensor, weight: Tensor, bias: Tensor, reverse_channels: int) -> Tensor:
     """Convolve each channel with taps of its own, looking back in its scan direction only.
 
@@ -27,29 +29,12 @@ def directional_conv1d(x: Tensor, weight: Tensor, bias: Tensor, reverse_channels
         [B, T, C], contiguous, differentiable in x, weight and bias.
 
     Raises:
+        TypeError: a dtype or type is not accepted.
         ValueError: weight, bias or reverse_channels do not fit x's C channels.
     """
-    channels = x.shape[-1]
-    if weight.shape[:2] != (channels, 1) or bias.shape != (channels,):
-        raise ValueError(
-            f"x {list(x.shape)} wants weight [{channels}, 1, K] and bias [{channels}], "
-            f"got {list(weight.shape)} and {list(bias.shape)}"
-        )
-    if not 0 <= reverse_channels <= channels:
-        raise ValueError(f"reverse_channels must be 0 to {channels}, got {reverse_channels}")
+    arguments = x, weight, bias, reverse_channels
+    CONTRACT.check(dict(zip(CONTRACT.names, arguments, strict=True)))
     on_cpu = kernels_serve(x, weight, bias) and fits(x, reverse_channels)
     if on_cpu or triton_serves(x, weight, bias):
-        return directional_conv1d_op(x, weight, bias, reverse_channels)
-    past = weight.shape[-1] - 1
-    forward_channels = x.shape[-1] - reverse_channels
-    x = x.transpose(1, 2)  # [B, C, T]
-    parts = []
-    if forward_channels:
-        taps, offset = weight[:forward_channels], bias[:forward_channels]
-        padded = F.pad(x[:, :forward_channels], (past, 0))
-        parts.append(F.conv1d(padded, taps, offset, groups=forward_channels))
-    if reverse_channels:
-        mirrored, offset = weight[forward_channels:].flip(-1), bias[forward_channels:]
-        padded = F.pad(x[:, forward_channels:], (0, past))
-        parts.append(F.conv1d(padded, mirrored, offset, groups=reverse_channels))
-    return torch.cat([part.transpose(1, 2) for part in parts], dim=-1)
+        return directional_conv1d_op(*arguments)
+    return directional_conv1d_reference(*arguments)

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from vision_ttt.ops._native import LANES, SequencePointer, call_kernel, contiguous_last
+from vision_ttt.ops._native import (
+    LANES,
+    SequencePointer,
+    are_servable,
+    call_kernel,
+    contiguous_last,
+    require_servable,
+)
+from vision_ttt.ops._second_derivative import derive_twice
+from vision_ttt.ops.directional_conv1d.contract import BACKWARD_CONTRACT, CONTRACT
+from vision_ttt.ops.directional_conv1d.reference import directional_conv1d_reference
 
 
 class _Conv1d(ctypes.Structure):
@@ -64,7 +74,7 @@ def directional_conv1d_backward(
                 grad[..., part], dx[..., part], own, None, own.shape[1] if reverse else 0
             )
             call_kernel("vision_ttt_conv1d", problem)
-    dtaps, dbias = torch.empty_like(taps), torch.empty(channels, dtype=x.dtype)
+    dtaps, dbias = torch.empty_like(taps), taps.new_empty(channels)
     shares = _Conv1dWeights(dtaps.data_ptr(), dbias.data_ptr())
     problem = _problem(x, grad, taps, None, reverse_channels)
     call_kernel("vision_ttt_conv1d_weights", problem, shares)
@@ -72,22 +82,32 @@ def directional_conv1d_backward(
 
 
 @torch.library.custom_op("vision_ttt::directional_conv1d", mutates_args=())
+@CONTRACT.guards
 def directional_conv1d_op(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, reverse_channels: int
 ) -> torch.Tensor:
     """See :func:`vision_ttt.ops.directional_conv1d.directional_conv1d`."""
+    if not fits(x, reverse_channels) or not are_servable(x, weight, bias):
+        return directional_conv1d_reference(x, weight, bias, reverse_channels)
     x, bias = contiguous_last(x), bias.contiguous()
     taps = weight.squeeze(1).t().contiguous()  # [K, C]
-    y = torch.empty(x.shape, dtype=x.dtype)
+    y = x.new_empty(x.shape)
     call_kernel("vision_ttt_conv1d", _problem(x, y, taps, bias, reverse_channels))
     return y
 
 
 @torch.library.custom_op("vision_ttt::directional_conv1d_backward", mutates_args=())
+@BACKWARD_CONTRACT.guards
 def directional_conv1d_backward_op(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, reverse_channels: int
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    reverse_channels: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    dx = torch.empty(x.shape, dtype=x.dtype)
+    """Gradients of x, weight and bias."""
+    require_servable(BACKWARD_CONTRACT.op, fits(x, reverse_channels), grad, x, weight, bias)
+    dx = x.new_empty(x.shape)
     return dx, *directional_conv1d_backward(grad, x, weight, reverse_channels, dx)
 
 
@@ -98,29 +118,22 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, reverse_channels: int) -> Tensor:
 
 @directional_conv1d_backward_op.register_fake
 def _(
-    grad: Tensor, x: Tensor, weight: Tensor, reverse_channels: int
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse_channels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        x.new_empty(x.shape),
-        weight.new_empty(weight.shape),
-        x.new_empty(x.shape[-1], dtype=torch.float32),
-    )
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, bias, ctx.reverse_channels = inputs
-    ctx.bias_dtype = bias.dtype
-    ctx.save_for_backward(x, weight)
+    *tensors, ctx.reverse_channels = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    dx, dweight, dbias = directional_conv1d_backward_op(
-        grad, *ctx.saved_tensors, ctx.reverse_channels
-    )
-    return dx, dweight, dbias.to(ctx.bias_dtype), None
+    return *directional_conv1d_backward_op(grad, *ctx.saved_tensors, ctx.reverse_channels), None
 
 
 directional_conv1d_op.register_autograd(_backward, setup_context=_setup_context)
+derive_twice(directional_conv1d_backward_op, directional_conv1d_reference, tensors=3)
 
 
 @register_flop_formula(torch.ops.vision_ttt.directional_conv1d)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._native import contiguous_last
+from vision_ttt.ops.directional_conv1d.contract import BACKWARD_CONTRACT, CONTRACT
 from vision_ttt.ops.directional_conv1d.cpu import (
     directional_conv1d_backward_op,
     directional_conv1d_op,
@@ -37,6 +38,7 @@ def _launch(kernel: Any, x: Tensor, weight: Tensor, reverse_channels: int, *argu
 
 
 @directional_conv1d_op.register_kernel("cuda")
+@CONTRACT.guards
 def directional_conv1d_triton(
     x: Tensor, weight: Tensor, bias: Tensor, reverse_channels: int
 ) -> Tensor:
@@ -50,10 +52,11 @@ def directional_conv1d_triton(
 
 
 @directional_conv1d_backward_op.register_kernel("cuda")
+@BACKWARD_CONTRACT.guards
 def directional_conv1d_triton_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, reverse_channels: int
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse_channels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute what the CPU kernel does, each gradient in its tensor's dtype, the bias's float32."""
+    """Compute what the CPU kernel does, each gradient in its tensor's dtype."""
     from vision_ttt.ops.directional_conv1d.triton_kernels import backward_kernel
 
     grad, x, weight = contiguous_last(grad), contiguous_last(x), weight.contiguous()
@@ -68,4 +71,4 @@ def directional_conv1d_triton_backward(
     )
     total = shares.sum(0)
     dweight = total[:taps].t().unsqueeze(1).to(weight.dtype).contiguous()
-    return dx, dweight, total[taps].clone()
+    return dx, dweight, total[taps].to(bias.dtype, copy=True)

@@ -1,4 +1,4 @@
-"""The fused op: what it computes, and the shapes that it takes."""
+"""The fused op: what it computes, and the way to the kernels."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._learner_kernels import DIMENSIONS, LARGEST_MINI_BATCH
-from vision_ttt.ops._native import LANES
 from vision_ttt.ops.fused_ttt_linear.cpu import fused_ttt_linear_in_place_op, fused_ttt_linear_op
-
-
-def fits(dim: int, channels: int, mini_batch_size: int) -> bool:
-    """Whether the kernels take heads of dimension ``dim``, ``channels`` of them per direction."""
-    return dim in DIMENSIONS and channels % LANES == 0 and mini_batch_size <= LARGEST_MINI_BATCH
 
 
 def fused_ttt_linear(
@@ -56,15 +49,19 @@ def fused_ttt_linear(
         base_learning_rate: η_base.
         inner_eps, post_eps: added to the norms' variances.
         in_place: write the result over the columns of v and return a view of ``projected``, for
-            inference: no gradient follows.
+            inference: no gradient follows. One that is not contiguous is left as it is.
 
     Returns:
         [B, T, D] with D = H · d / R, differentiable in every tensor.
+
+    Raises:
+        TypeError: a dtype or type is not accepted.
+        ValueError: the tensors and numbers are not those of one layer.
     """
     tensors = (projected, rate_logits, *conv_q, *conv_k, *state, *inner_norm, position_scale)
     tensors = (*tensors, *post_norm)
     options = list(widths), mini_batch_size, reverse_heads, base_learning_rate, inner_eps, post_eps
-    if in_place:
+    if in_place and projected.is_contiguous():
         fused_ttt_linear_in_place_op(*tensors, *options)
         start = widths[0] + widths[1]
         return projected[..., start : start + post_norm[0].shape[1]]

@@ -11,7 +11,17 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from vision_ttt.ops._learner_kernels import add_shares
+from vision_ttt.ops._native import require_servable
+from vision_ttt.ops._second_derivative import derive_twice
 from vision_ttt.ops.directional_conv1d.cpu import directional_conv1d_backward
+from vision_ttt.ops.fused_ttt_linear.contract import (
+    BACKWARD_CONTRACT,
+    CONTRACT,
+    IN_PLACE_CONTRACT,
+    check,
+    fits,
+)
+from vision_ttt.ops.fused_ttt_linear.reference import fused_ttt_linear_reference
 from vision_ttt.ops.gated_norm.cpu import gated_norm_backward, gated_norm_forward
 from vision_ttt.ops.ttt_linear.autograd import ttt_linear_backward_flops, ttt_linear_flops
 from vision_ttt.ops.ttt_linear.cpu import Call
@@ -53,6 +63,16 @@ class _Options(NamedTuple):
     post_eps: float
 
 
+def _fits(x: _Inputs, options: _Options) -> bool:
+    """Whether the kernels take a layer of these sizes."""
+    return fits(x.w0.shape[1], x.post_weight.shape[1], options.mini_batch_size)
+
+
+def _read_as_they_are(x: _Inputs) -> tuple[Tensor, ...]:
+    """Of the others the kernels get copies in float32."""
+    return x.projected, *x[2:6], x.post_weight, x.post_bias
+
+
 class _Columns(NamedTuple):
     """The parts of a projection [B, T, C], or of its gradient."""
 
@@ -90,6 +110,8 @@ def _call(x: _Inputs, options: _Options, columns: _Columns) -> Call:
 def fused_ttt_linear_op(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute :func:`fused_ttt_linear`; with ``keep`` also what its backward needs."""
     x, options, keep = _Inputs(*args[:13]), _Options(*args[13:19]), args[19]
+    check(CONTRACT, x, options.widths, options[1:])
+    require_servable(CONTRACT.op, _fits(x, options), *_read_as_they_are(x))
     columns = _Columns.of(x.projected.contiguous(), options.widths)
     z, _, _, kept_w, kept_b = _call(x, options, columns).forward(keep, last_state=False)
     z = z.flatten(2)  # [B, T, R · D]
@@ -105,6 +127,8 @@ def fused_ttt_linear_op(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def fused_ttt_linear_in_place_op(*args: Any) -> None:
     """Write the result over the first columns of v; projected's last axis must be contiguous."""
     x, options = _Inputs(*args[:13]), _Options(*args[13:])
+    check(IN_PLACE_CONTRACT, x, options.widths, options[1:])
+    require_servable(IN_PLACE_CONTRACT.op, _fits(x, options), *_read_as_they_are(x))
     columns = _Columns.of(x.projected, options.widths)
     call = _call(x, options, columns)
     # A mini-batch's targets have been read before its outputs are written.
@@ -122,8 +146,13 @@ def fused_ttt_linear_in_place_op(*args: Any) -> None:
 )
 def _backward_op(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     x, (z, *kept), options = _Inputs(*args[:13]), args[13:16], _Options(*args[16:])
+    check(BACKWARD_CONTRACT, (grad, *x, z, *kept), options.widths, options[1:])
+    require_servable(BACKWARD_CONTRACT.op, _fits(x, options), grad, z, *_read_as_they_are(x))
     heads, dim, _ = x.w0.shape
-    dprojected = torch.empty(x.projected.shape)
+    states = num_checkpoints(z.shape[1], dim, options.mini_batch_size)
+    if len(kept[0]) != states:
+        raise ValueError(f"{BACKWARD_CONTRACT.op}: needs {states} kept states, got {len(kept[0])}")
+    dprojected = x.projected.new_empty(x.projected.shape)
     columns = _Columns.of(x.projected.contiguous(), options.widths)
     into = _Columns.of(dprojected, options.widths)
     dz, dpost_weight, dpost_bias = gated_norm_backward(
@@ -131,14 +160,15 @@ def _backward_op(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     )
     call = _call(x, options, columns)
     tokens = (*x.projected.shape[:2], heads, dim)
-    dq, dk = torch.empty(tokens), torch.empty(tokens)  # of the convolved views
-    no_states = torch.zeros(tokens[0], *x.w0.shape), torch.zeros(tokens[0], *x.b0.shape)
+    dq, dk = grad.new_empty(tokens), grad.new_empty(tokens)  # of the convolved views
+    no_states = (grad.new_zeros(tokens[0], *state.shape) for state in (x.w0, x.b0))
     shares = call.backward(
         (dz.view(tokens), *no_states), tuple(kept), (dq, dk, into.v.unflatten(-1, (heads, dim)))
     )
     # Neighbouring heads share a row of the position scale: their shares add up, too.
     shares[5] = shares[5].unflatten(1, (len(x.position_scale), -1)).sum(2)
-    deta, *dparameters = map(add_shares, shares, x[1:2] + x[6:11])
+    likes = x[1:2] + x[6:11]
+    deta, *dparameters = (add_shares(*pair, grad) for pair in zip(shares, likes, strict=True))
     rate = torch.sigmoid(x.rate_logits)
     dlogits = deta * rate * (1 - rate) * (options.base_learning_rate / dim)
     reverse_channels = options.reverse_heads * dim
@@ -195,6 +225,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 
 
 fused_ttt_linear_op.register_autograd(_backward, setup_context=_setup_context)
+derive_twice(_backward_op, fused_ttt_linear_reference, tensors=13, unused=3)
 
 
 def _sizes(shapes: Sequence[Sequence[int]]) -> tuple[list[int], int]:

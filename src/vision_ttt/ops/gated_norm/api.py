@@ -1,15 +1,18 @@
-"""The public op: what it computes, its definition in PyTorch, and the way to the kernels."""
+"""The public op: what it computes, and the way to the kernels."""
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.ops._native import kernels_serve
+from vision_ttt.ops._overriding import overridable
 from vision_ttt.ops._triton import triton_serves
 from vision_ttt.ops.gated_norm import cpu, triton_backend
+from vision_ttt.ops.gated_norm.contract import CONTRACT
+from vision_ttt.ops.gated_norm.reference import gated_norm_reference
 
 
+@overridable
 def gated_norm(
     z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float = 1e-6
 ) -> Tensor:
@@ -25,21 +28,14 @@ def gated_norm(
         [B, T, D], differentiable in every tensor argument.
 
     Raises:
+        TypeError: a dtype or type is not accepted.
         ValueError: z, gate and bias do not fit the weight.
     """
-    parts, dim = weight.shape
-    fitting = z.shape[-1] == parts * dim and bias.shape == weight.shape
-    if not fitting or (gate is not None and gate.shape != (*z.shape[:-1], dim)):
-        raise ValueError(
-            f"weight [{parts}, {dim}] wants z [B, T, {parts * dim}], gate [B, T, {dim}] or None "
-            f"and bias [{parts}, {dim}], got {list(z.shape)}, "
-            f"{None if gate is None else list(gate.shape)} and {list(bias.shape)}"
-        )
+    arguments = z, gate, weight, bias, eps
+    CONTRACT.check(dict(zip(CONTRACT.names, arguments, strict=True)))
     tensors = (z, weight, bias) if gate is None else (z, weight, bias, gate)
     if (kernels_serve(*tensors) and cpu.fits(weight)) or (
         triton_serves(*tensors) and triton_backend.fits(z, weight)
     ):
-        return cpu.gated_norm_op(z, gate, weight, bias, eps)
-    z = F.layer_norm(z.unflatten(-1, (parts, dim)), (dim,), eps=eps)  # [B, T, R, D]
-    total = (z * weight + bias).sum(-2)
-    return total if gate is None else F.gelu(gate) * total
+        return cpu.gated_norm_op(*arguments)
+    return gated_norm_reference(*arguments)

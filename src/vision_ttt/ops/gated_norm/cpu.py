@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._native import LANES, LIBRARY, SequencePointer, call_kernel, contiguous_last
+from vision_ttt.ops._native import (
+    LANES,
+    LIBRARY,
+    SequencePointer,
+    are_servable,
+    call_kernel,
+    contiguous_last,
+    require_servable,
+)
+from vision_ttt.ops._second_derivative import derive_twice
+from vision_ttt.ops.gated_norm.contract import BACKWARD_CONTRACT, CONTRACT
+from vision_ttt.ops.gated_norm.reference import gated_norm_reference
 
 
 class _GatedNorm(ctypes.Structure):
@@ -67,7 +78,7 @@ def gated_norm_forward(
     """See :func:`vision_ttt.ops.gated_norm.gated_norm`; out [B, T, D] may be z's first columns."""
     z, gate, weight, bias = _prepared(z, gate, weight, bias)
     if out is None:
-        out = torch.empty(*z.shape[:2], weight.shape[1], dtype=z.dtype)
+        out = z.new_empty(*z.shape[:2], weight.shape[1])
     call_kernel("vision_ttt_gated_norm", _problem(z, gate, out, weight, bias, eps))
     return out
 
@@ -81,10 +92,10 @@ def gated_norm_backward(
     """Gradients of z, weight and bias; that of the gate is written to dgate [B, T, D]."""
     z, gate, weight, bias = _prepared(*inputs)
     grad = contiguous_last(grad)
-    dz = torch.empty(z.shape, dtype=z.dtype)
+    dz = z.new_empty(z.shape)
     # Each chunk of tokens writes a share of its own: the sum is the same whatever the threads.
     chunks = z.shape[0] * -(-z.shape[1] // LIBRARY.vision_ttt_chunk_tokens())
-    shares = torch.empty(2, chunks, *weight.shape, dtype=z.dtype)
+    shares = z.new_empty(2, chunks, *weight.shape)
     gradients = _GatedNormGradients(
         SequencePointer.of(dz),
         SequencePointer.of(dgate),
@@ -101,10 +112,13 @@ def gated_norm_backward(
     mutates_args=(),
     schema="(Tensor z, Tensor? gate, Tensor weight, Tensor bias, float eps) -> Tensor",
 )
+@CONTRACT.guards
 def gated_norm_op(
     z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> Tensor:
     """See :func:`vision_ttt.ops.gated_norm.gated_norm`."""
+    if not fits(weight) or not are_servable(z, weight, bias, *() if gate is None else (gate,)):
+        return gated_norm_reference(z, gate, weight, bias, eps)
     return gated_norm_forward(z, gate, weight, bias, eps)
 
 
@@ -114,10 +128,13 @@ def gated_norm_op(
     schema="(Tensor grad, Tensor z, Tensor? gate, Tensor weight, Tensor bias, float eps) "
     "-> (Tensor dz, Tensor dgate, Tensor dweight, Tensor dbias)",
 )
+@BACKWARD_CONTRACT.guards
 def gated_norm_backward_op(
     grad: Tensor, z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of all four tensors; that of a gate which is not there is empty."""
+    tensors = (grad, z, weight, bias) if gate is None else (grad, z, weight, bias, gate)
+    require_servable(BACKWARD_CONTRACT.op, fits(weight), *tensors)
     dgate = None if gate is None else gate.new_empty(gate.shape)
     dz, dweight, dbias = gated_norm_backward(grad, (z, gate, weight, bias), eps, dgate)
     return dz, z.new_empty(0) if dgate is None else dgate, dweight, dbias
@@ -148,3 +165,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 gated_norm_op.register_autograd(_backward, setup_context=_setup_context)
+derive_twice(gated_norm_backward_op, gated_norm_reference, tensors=4)

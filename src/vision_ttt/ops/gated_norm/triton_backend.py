@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._native import contiguous_last
+from vision_ttt.ops.gated_norm.contract import BACKWARD_CONTRACT, CONTRACT
 from vision_ttt.ops.gated_norm.cpu import gated_norm_backward_op, gated_norm_op
 
 LARGEST_TILE = 2**13
@@ -72,6 +73,7 @@ def _strides(x: Tensor | None) -> tuple[int, int] | None:
 
 
 @gated_norm_op.register_kernel("cuda")
+@CONTRACT.guards
 def gated_norm_triton(
     z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> Tensor:
@@ -92,6 +94,7 @@ def gated_norm_triton(
 
 
 @gated_norm_backward_op.register_kernel("cuda")
+@BACKWARD_CONTRACT.guards
 def gated_norm_triton_backward(
     grad: Tensor, z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The public op: what it computes, its definition in PyTorch, and the way to the kernels."""
+"""The public op: what it computes, and the way to the kernels."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.ops._native import kernels_serve
+from vision_ttt.ops._overriding import overridable
 from vision_ttt.ops._triton import triton_serves
 from vision_ttt.ops.swiglu import cpu, triton_backend
+from vision_ttt.ops.swiglu.contract import CONTRACT, IN_PLACE_CONTRACT
+from vision_ttt.ops.swiglu.reference import swiglu_reference
 
 
+@overridable
 def swiglu(x: Tensor) -> Tensor:
-    """SiLU(a) ⊙ b of x's halves a, b along the last axis: [..., 2 H] → [..., H]."""
+    """SiLU(a) ⊙ b of x's halves a, b along the last axis: [..., 2 H] → [..., H].
+
+    Raises:
+        TypeError: x is no tensor of a floating dtype.
+        ValueError: x's last axis has no halves.
+    """
+    CONTRACT.check({"x": x})
     if (kernels_serve(x) and cpu.fits(x)) or (triton_serves(x) and triton_backend.fits(x)):
         return cpu.swiglu_op(x)
-    gate, value = x.chunk(2, dim=-1)
-    return F.silu(gate) * value
+    return swiglu_reference(x)
 
 
 def swiglu_(x: Tensor) -> Tensor:
@@ -25,7 +34,11 @@ def swiglu_(x: Tensor) -> Tensor:
 
     Args:
         x: [..., 2 H], contiguous, with no gradient to come. Its values may be gone.
+
+    Raises:
+        TypeError, ValueError: as :func:`swiglu`; x is not contiguous.
     """
+    IN_PLACE_CONTRACT.check({"x": x})
     if triton_serves(x) and triton_backend.fits(x):
         return cpu.swiglu_op(x)
     gate, value = x.chunk(2, dim=-1)

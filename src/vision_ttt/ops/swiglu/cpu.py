@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._native import LANES, call_kernel
+from vision_ttt.ops._native import LANES, are_servable, call_kernel, require_servable
+from vision_ttt.ops._second_derivative import derive_twice
+from vision_ttt.ops.swiglu.contract import BACKWARD_CONTRACT, CONTRACT, IN_PLACE_CONTRACT
+from vision_ttt.ops.swiglu.reference import swiglu_reference
 
 
 class _SwiGlu(ctypes.Structure):
@@ -32,23 +35,30 @@ def _problem(x: Tensor, out: Tensor, dx: Tensor | None) -> _SwiGlu:
 
 
 @torch.library.custom_op("vision_ttt::swiglu", mutates_args=())
+@CONTRACT.guards
 def swiglu_op(x: torch.Tensor) -> torch.Tensor:
     """See :func:`vision_ttt.ops.swiglu.swiglu`."""
+    if not fits(x) or not are_servable(x):
+        return swiglu_reference(x)
     x = x.contiguous()
-    out = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype)
+    out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
     call_kernel("vision_ttt_swiglu", _problem(x, out, None))
     return out
 
 
 @torch.library.custom_op("vision_ttt::swiglu_", mutates_args=("x",))
+@IN_PLACE_CONTRACT.guards
 def swiglu_in_place_op(x: torch.Tensor) -> None:
     """Write the result over the first half of x, contiguous."""
+    require_servable(IN_PLACE_CONTRACT.op, fits(x), x)
     call_kernel("vision_ttt_swiglu", _problem(x, x, None))
 
 
 @torch.library.custom_op("vision_ttt::swiglu_backward", mutates_args=())
+@BACKWARD_CONTRACT.guards
 def swiglu_backward_op(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The gradient of x [..., 2 H], given that of the output."""
+    require_servable(BACKWARD_CONTRACT.op, fits(x), grad, x)
     x, grad = x.contiguous(), grad.contiguous()
     dx = torch.empty_like(x)
     call_kernel("vision_ttt_swiglu_backward", _problem(x, grad, dx))
@@ -79,3 +89,4 @@ def _backward(ctx: Any, grad: Tensor) -> Tensor:
 
 
 swiglu_op.register_autograd(_backward, setup_context=_setup_context)
+derive_twice(swiglu_backward_op, swiglu_reference, tensors=1)

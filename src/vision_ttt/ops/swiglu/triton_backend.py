@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._native import contiguous_last
+from vision_ttt.ops.swiglu.contract import BACKWARD_CONTRACT, CONTRACT
 from vision_ttt.ops.swiglu.cpu import swiglu_backward_op, swiglu_op
 
 WIDEST_BLOCK = 256
@@ -35,6 +36,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 @swiglu_op.register_kernel("cuda")
+@CONTRACT.guards
 def swiglu_triton(x: Tensor) -> Tensor:
     """See :func:`vision_ttt.ops.swiglu.swiglu`."""
     from vision_ttt.ops.swiglu import triton_kernels
@@ -48,6 +50,7 @@ def swiglu_triton(x: Tensor) -> Tensor:
 
 
 @swiglu_backward_op.register_kernel("cuda")
+@BACKWARD_CONTRACT.guards
 def swiglu_triton_backward(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of x [..., 2 H], given that of the output."""
     from vision_ttt.ops.swiglu import triton_kernels

@@ -7,8 +7,9 @@ from typing import Literal, overload
 from torch import Tensor
 
 from vision_ttt.ops._learner_op import run_learner
+from vision_ttt.ops._overriding import overridable
 from vision_ttt.ops.ttt_linear.autograd import KERNELS, ttt_linear_op
-from vision_ttt.ops.ttt_linear.checks import check_inputs
+from vision_ttt.ops.ttt_linear.contract import CONTRACTS
 from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
 
 State = tuple[Tensor, Tensor]
@@ -50,6 +51,7 @@ def ttt_linear(
     return_state: Literal[True],
     backend: str | None = ...,
 ) -> tuple[Tensor, State]: ...
+@overridable
 def ttt_linear(
     q: Tensor,
     k: Tensor,
@@ -111,7 +113,8 @@ def ttt_linear(
     """
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     options = {"mini_batch_size": mini_batch_size, "reverse_heads": reverse_heads, "eps": eps}
-    check_inputs(*tensors, **options)
+    arguments = *tensors, *options.values()
+    CONTRACTS.public.check(dict(zip(CONTRACTS.public.names, arguments, strict=True)))
     o, w, b = run_learner(
         "ttt_linear",
         ttt_linear_op,

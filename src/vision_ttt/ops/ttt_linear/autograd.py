@@ -14,6 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 from vision_ttt.ops import _learner_kernels
 from vision_ttt.ops._learner_op import Kernel, define_learner_ops
 from vision_ttt.ops.ttt_linear import triton_backend
+from vision_ttt.ops.ttt_linear.contract import CONTRACTS
 from vision_ttt.ops.ttt_linear.cpu import Call
 from vision_ttt.ops.ttt_linear.dual import (
     checkpoint_interval,
@@ -21,6 +22,7 @@ from vision_ttt.ops.ttt_linear.dual import (
     ttt_linear_dual,
     ttt_linear_dual_backward,
 )
+from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches
 
 KERNELS: dict[str, Kernel] = {  # fastest first
@@ -34,7 +36,7 @@ KERNELS: dict[str, Kernel] = {  # fastest first
 }
 
 ttt_linear_op, ttt_linear_backward_op = define_learner_ops(
-    "ttt_linear", ("w0", "b0"), lambda: KERNELS, num_checkpoints
+    "ttt_linear", ("w0", "b0"), lambda: KERNELS, num_checkpoints, CONTRACTS, ttt_linear_reference
 )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vision_ttt.ops.ttt_linear.checks import check_inputs
+from vision_ttt.ops.ttt_linear.contract import CONTRACTS
 from vision_ttt.ops.ttt_linear.dual import ttt_linear_dual
 from vision_ttt.ops.ttt_linear.inner_model import InnerNorm, inner_gradient, inner_output
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches, put, take
@@ -50,7 +50,8 @@ def ttt_linear_trace(
         TypeError, ValueError: as :func:`ttt_linear`.
     """
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
-    check_inputs(*tensors, mini_batch_size=mini_batch_size, reverse_heads=reverse_heads, eps=eps)
+    arguments = *tensors, mini_batch_size, reverse_heads, eps
+    CONTRACTS.public.check(dict(zip(CONTRACTS.public.names, arguments, strict=True)))
     dtype = torch.promote_types(q.dtype, torch.float32)
     trace = InnerTrace(*(q.new_empty(q.shape[:3], dtype=dtype) for _ in InnerTrace._fields))
     norm = InnerNorm.of(ln_weight, ln_bias, eps, dtype)

@@ -7,8 +7,9 @@ from typing import Literal, overload
 from torch import Tensor
 
 from vision_ttt.ops._learner_op import run_learner
+from vision_ttt.ops._overriding import overridable
 from vision_ttt.ops.ttt_mlp.autograd import KERNELS, ttt_mlp_op
-from vision_ttt.ops.ttt_mlp.checks import check_inputs
+from vision_ttt.ops.ttt_mlp.contract import CONTRACTS
 from vision_ttt.ops.ttt_mlp.reference import ttt_mlp_reference
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -54,6 +55,7 @@ def ttt_mlp(
     return_state: Literal[True],
     backend: str | None = ...,
 ) -> tuple[Tensor, State]: ...
+@overridable
 def ttt_mlp(
     q: Tensor,
     k: Tensor,
@@ -117,7 +119,8 @@ def ttt_mlp(
     """
     tensors = (q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale)
     options = {"mini_batch_size": mini_batch_size, "reverse_heads": reverse_heads, "eps": eps}
-    check_inputs(*tensors, **options)
+    arguments = *tensors, *options.values()
+    CONTRACTS.public.check(dict(zip(CONTRACTS.public.names, arguments, strict=True)))
     o, w1, b1, w2, b2 = run_learner(
         "ttt_mlp", ttt_mlp_op, KERNELS, ttt_mlp_reference, tensors, **options, backend=backend
     )

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 from vision_ttt.ops import _learner_kernels
 from vision_ttt.ops._learner_op import Kernel, define_learner_ops
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches
+from vision_ttt.ops.ttt_mlp.contract import CONTRACTS
 from vision_ttt.ops.ttt_mlp.cpu import Call
 from vision_ttt.ops.ttt_mlp.dual import (
     checkpoint_interval,
@@ -21,6 +22,7 @@ from vision_ttt.ops.ttt_mlp.dual import (
     ttt_mlp_dual,
     ttt_mlp_dual_backward,
 )
+from vision_ttt.ops.ttt_mlp.reference import ttt_mlp_reference
 
 KERNELS: dict[str, Kernel] = {  # fastest first
     "cpu": Kernel(Call.run_forward, Call.run_backward, _learner_kernels.refusal),
@@ -28,7 +30,12 @@ KERNELS: dict[str, Kernel] = {  # fastest first
 }
 
 ttt_mlp_op, ttt_mlp_backward_op = define_learner_ops(
-    "ttt_mlp", ("w1", "b1", "w2", "b2"), lambda: KERNELS, num_checkpoints
+    "ttt_mlp",
+    ("w1", "b1", "w2", "b2"),
+    lambda: KERNELS,
+    num_checkpoints,
+    CONTRACTS,
+    ttt_mlp_reference,
 )
 
 

@@ -6,48 +6,17 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from vision_ttt.ops import fused_ttt_linear
-from vision_ttt.ops._native import LANES
+from vision_ttt.ops.vittt_block import contract
+from vision_ttt.ops.vittt_block.contract import PARAMETERS
 from vision_ttt.ops.vittt_block.cpu import SGEMM, vittt_block_op
 
-
-class Parameters(NamedTuple):
-    """A block's parameters, float32: D channels, R directions, H heads of both, H · d = R · D.
-
-    The projection's C columns are k, q, v and the gate, of R · D, R · D or 0, R · D, and D or 0.
-    """
-
-    conv2d: Tensor  # [D, 1, K, K]
-    norm_weight: Tensor  # [D]
-    norm_bias: Tensor
-    in_proj: Tensor  # [C, D]
-    rate_weight: Tensor  # [H, D]
-    rate_bias: Tensor  # [H]
-    conv_q_weight: Tensor  # [H · d, 1, taps]
-    conv_q_bias: Tensor  # [H · d]
-    conv_k_weight: Tensor
-    conv_k_bias: Tensor
-    w0: Tensor  # [H, d, d]
-    b0: Tensor  # [H, d]
-    inner_weight: Tensor  # [H, d]
-    inner_bias: Tensor
-    position_offset: Tensor  # [R, b]
-    post_weight: Tensor  # [R, D]
-    post_bias: Tensor
-    out_proj: Tensor  # [D, D]
-    mlp_norm_weight: Tensor  # [D]
-    mlp_norm_bias: Tensor
-    fc1: Tensor  # [2 · hidden, D]
-    fc2: Tensor  # [D, hidden]
+Parameters = NamedTuple("Parameters", [(name, Tensor) for name in PARAMETERS])
+"""A block's parameters, float32, of the shapes that :data:`contract.PARAMETERS` names."""
 
 
 def fits(head_dim: int, dim: int, mini_batch_size: int, hidden: int) -> bool:
     """Whether the kernels take a block of these sizes, and there is a matrix product for them."""
-    return (
-        SGEMM is not None
-        and hidden % LANES == 0
-        and fused_ttt_linear.fits(head_dim, dim, mini_batch_size)
-    )
+    return SGEMM is not None and contract.fits(head_dim, dim, mini_batch_size, hidden)
 
 
 def agree(
@@ -108,6 +77,10 @@ def vittt_block(
 
     Returns:
         [B, T, D]. No gradient follows: this is inference.
+
+    Raises:
+        TypeError: a dtype or type is not accepted.
+        ValueError: the tensors and numbers are not one block's, or of sizes that do not fit.
     """
     return vittt_block_op(
         y,

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from vision_ttt.ops._native import LIBRARY, call_kernel
+from vision_ttt.ops._native import LIBRARY, call_kernel, require_servable
 from vision_ttt.ops.ttt_linear.autograd import ttt_linear_flops
+from vision_ttt.ops.vittt_block.contract import CONTRACT, PARAMETERS, check
 
 
 def _sgemm() -> int | None:
@@ -27,13 +28,12 @@ def _sgemm() -> int | None:
 
 
 SGEMM = None if LIBRARY is None else _sgemm()
-_PARAMETERS = 22
 
 
 class _VitttBlock(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("y", "out", "scratch", "sgemm")),
-        ("parameters", c_void_p * _PARAMETERS),
+        ("parameters", c_void_p * len(PARAMETERS)),
         *((name, c_int64) for name in ("batch", "height", "width", "dim", "heads", "directions")),
         *((name, c_int64) for name in ("q_columns", "gate_columns", "kernel", "taps")),
         *((name, c_int64) for name in ("mini_batch_size", "hidden", "threads")),
@@ -65,15 +65,23 @@ def _vittt_block(
     base_learning_rate: float,
     eps: Sequence[float],
 ) -> Tensor:
+    if len(parameters) != len(PARAMETERS) or len(eps) != 4:
+        raise ValueError(
+            f"vittt_block: needs {len(PARAMETERS)} parameters and 4 eps, "
+            f"got {len(parameters)} and {len(eps)}"
+        )
+    numbers = height, width, q_columns, gate_columns, base_learning_rate, *eps
+    check(dict(zip(CONTRACT.names, (y, *parameters, *numbers), strict=True)))
+    require_servable(CONTRACT.op, SGEMM is not None, y, *parameters)
     y = y.contiguous()
     parameters = [x.contiguous() for x in parameters]
     conv2d, conv_q, w0, position_offset, fc2 = (parameters[i] for i in (0, 6, 10, 14, 21))
     heads, head_dim, _ = w0.shape
     directions, mini_batch_size = position_offset.shape
-    out = torch.empty(y.shape)
+    out = y.new_empty(y.shape)
     problem = _VitttBlock(
         *(y.data_ptr(), out.data_ptr(), None, SGEMM),
-        (c_void_p * _PARAMETERS)(*(x.data_ptr() for x in parameters)),
+        (c_void_p * len(PARAMETERS))(*(x.data_ptr() for x in parameters)),
         *(y.shape[0], height, width, y.shape[2], heads, directions, q_columns, gate_columns),
         *(conv2d.shape[-1], conv_q.shape[-1], mini_batch_size, fc2.shape[1]),
         torch.get_num_threads(),
@@ -81,7 +89,7 @@ def _vittt_block(
         base_learning_rate / head_dim,
     )
     reference = ctypes.byref(problem)
-    scratch = torch.empty(LIBRARY.vision_ttt_vittt_block_scratch(reference))
+    scratch = y.new_empty(LIBRARY.vision_ttt_vittt_block_scratch(reference))
     problem.scratch = scratch.data_ptr()
     if call_kernel("vision_ttt_vittt_block", problem):
         raise MemoryError("vision_ttt::vittt_block: no memory for the scratch of a thread")

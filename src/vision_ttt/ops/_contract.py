@@ -1,0 +1,307 @@
+"""What an op asks of its arguments, written as a table, and the one checker of all ops.
+
+Kernels compute addresses from shapes and numbers. Whatever reaches them has passed a
+:class:`Contract`: at the public function, whose errors name what came and what is accepted, and
+once more where the kernel is launched, since compiled and exported programs call it directly.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""What a tensor may hold; kernels take fewer."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Axis = int | str | tuple[str, ...]
+"""A size, a symbol, or a product of both."""
+Shape = tuple[Axis, ...]
+
+
+class Whole(NamedTuple):
+    """An int from ``least`` to ``most``, a number, the symbol of a size, or None for no end."""
+
+    least: int
+    most: int | str | None = None
+
+
+class Real(NamedTuple):
+    """A number of at least ``least``."""
+
+    least: float
+
+
+class _Row(NamedTuple):
+    name: str
+    shapes: tuple[Shape, ...]
+    optional: bool
+
+
+def _axis(text: str) -> Axis:
+    factors = tuple(text.split("*"))
+    if len(factors) > 1:
+        return factors
+    return int(text) if text.isdecimal() else text
+
+
+def _row(name: str, text: str) -> _Row:
+    optional = text.startswith("?")
+    shapes = text.removeprefix("?").split("|")
+    return _Row(name, tuple(tuple(map(_axis, shape.split())) for shape in shapes), optional)
+
+
+class Contract:
+    """The shapes, dtypes, devices and ranges that an op asks for.
+
+    Shapes are written in symbols, one per axis: a symbol stands for the same size wherever it
+    occurs. ``"R*D"`` is a product, ``"H d | B H d"`` a
+    choice, ``"... D"`` leaves the leading axes open, ``"? C"`` accepts None. The name of a whole
+    number is a symbol, too.
+
+    Args:
+        op: the op's public name, for messages.
+        tensors: for each tensor its shape; the first one's device and dtype count for all.
+        numbers: for each number its range.
+        odd: symbols of sizes that must be odd.
+        alike: tensors that must have the first one's dtype.
+        autocast: autocast, where it is on, makes these alike itself.
+        together: tensors of which all or none are given.
+        dense_last: tensors whose last axis must be contiguous.
+        dense: tensors that must be contiguous, as those that a kernel writes to.
+        may_be_0: symbols of sizes that may be 0; those of leading axes left open may, too.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        tensors: Mapping[str, str],
+        numbers: Mapping[str, Whole | Real] | None = None,
+        *,
+        odd: Sequence[str] = (),
+        alike: Sequence[str] = (),
+        autocast: bool = False,
+        together: Sequence[str] = (),
+        dense_last: Sequence[str] = (),
+        dense: Sequence[str] = (),
+        may_be_0: Sequence[str] = "B",
+    ) -> None:
+        self.op = op
+        self.tensors = dict(tensors)
+        self.numbers = dict(numbers or {})
+        self.names = (*tensors, *self.numbers)
+        self.odd, self.alike, self.together = tuple(odd), tuple(alike), tuple(together)
+        self.autocast = autocast
+        self.dense_last, self.dense = tuple(dense_last), tuple(dense)
+        self.may_be_0 = tuple(may_be_0)
+        self._rows = self._solvable([_row(*item) for item in tensors.items()])
+
+    def preceded_by(self, **tensors: str) -> Contract:
+        """The contract of the op's backward pass, which takes these before its other arguments."""
+        return Contract(
+            f"{self.op}_backward",
+            {**tensors, **self.tensors},
+            self.numbers,
+            odd=self.odd,
+            together=self.together,
+        )
+
+    def _solvable(self, rows: list[_Row]) -> list[_Row]:
+        """The rows in an order in which at most one factor of each product is unknown."""
+        known, ordered = set(self.numbers), []
+
+        def unknown(row: _Row) -> set[Axis]:
+            return {a for shape in row.shapes for a in shape if isinstance(a, str)} - known
+
+        def is_solvable(row: _Row) -> bool:
+            products = (a for shape in row.shapes for a in shape if isinstance(a, tuple))
+            return all(sum(f not in known and not f.isdecimal() for f in p) < 2 for p in products)
+
+        while rows:
+            row = next(filter(is_solvable, rows))
+            rows.remove(row)
+            ordered.append(row)
+            if len(row.shapes) == 1 and not row.optional:
+                known |= unknown(row)
+        return ordered
+
+    def check(self, values: Mapping[str, Any], **sizes: int) -> None:
+        """Raise unless the arguments keep to the contract.
+
+        Args:
+            values: tensors and numbers by name.
+            sizes: of symbols that are known already.
+
+        Raises:
+            TypeError: an argument's type or dtype is not accepted.
+            ValueError: a shape, device, stride or number is not accepted.
+        """
+        if len({values[name] is None for name in self.together}) > 1:
+            raise ValueError(f"{self.op}: give both {' and '.join(self.together)}, or neither")
+        known: dict[str, Any] = dict(sizes)
+        for name, limits in self.numbers.items():
+            known[name] = self._check_number(name, values[name], limits)
+        first: tuple[str, Tensor] | None = None
+        for name, shapes, optional in self._rows:
+            x = values[name]
+            if x is None and optional:
+                continue
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{self.op}: {name} must be a tensor, got {type(x).__name__}")
+            if not any(_bind(x.shape, shape, known) for shape in shapes):
+                accepted = " or ".join(_text(shape, known) for shape in shapes)
+                raise ValueError(
+                    f"{self.op}: {name} must have shape {accepted}, got {list(x.shape)}"
+                )
+            if 0 in x.shape:
+                self._check_empty(name, x, shapes)
+            first = first or (name, x)
+            if x.device != first[1].device:
+                raise ValueError(
+                    f"{self.op}: {name} is on {x.device}, {first[0]} on {first[1].device}"
+                )
+        self._check_dtypes(values)
+        self._check_layout(values)
+        for name in self.odd:
+            if known[name] % 2 == 0:
+                raise ValueError(f"{self.op}: {name} must be odd, got {known[name]}")
+        for name, limits in self.numbers.items():
+            if isinstance(limits, Whole) and limits.most is not None:
+                self._check_range(name, known[name], limits, known)
+
+    def _check_number(self, name: str, value: Any, limits: Whole | Real) -> Any:
+        if isinstance(limits, Whole):
+            accepted, kinds = "an int", (int, torch.SymInt)
+        else:
+            accepted, kinds = "a number", (int, float, torch.SymInt, torch.SymFloat)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise TypeError(f"{self.op}: {name} must be {accepted}, got {value!r}")
+        ends_at_a_size = isinstance(limits, Whole) and limits.most is not None
+        if not ends_at_a_size and not value >= limits.least:  # NaN is not
+            raise ValueError(f"{self.op}: {name} must be at least {limits.least}, got {value}")
+        return value
+
+    def _check_range(self, name: str, value: int, limits: Whole, known: Mapping[str, Any]) -> None:
+        most = known[limits.most] if isinstance(limits.most, str) else limits.most
+        if not limits.least <= value <= most:
+            raise ValueError(f"{self.op}: {name} must be in {limits.least} … {most}, got {value}")
+
+    def _check_empty(self, name: str, x: Tensor, shapes: tuple[Shape, ...]) -> None:
+        shape = next(shape for shape in shapes if "..." in shape or len(shape) == x.ndim)
+        if "..." in shape:
+            axes = zip(shape[1:], x.shape[1 - len(shape) :], strict=True)
+        else:
+            axes = zip(shape, x.shape, strict=True)
+        for axis, size in axes:
+            if size == 0 and axis not in self.may_be_0:
+                raise ValueError(
+                    f"{self.op}: {_axis_text(axis, {})} must be at least 1, "
+                    f"got {name} {list(x.shape)}"
+                )
+
+    def _check_dtypes(self, values: Mapping[str, Any]) -> None:
+        leader, *_ = self.tensors
+        first = values[leader]
+        will_be_cast = self.autocast and torch.is_autocast_enabled(first.device.type)
+        for name in self.tensors:
+            x = values[name]
+            if x is None:
+                continue
+            if x.dtype not in FLOATS:
+                raise TypeError(f"{self.op}: {name} must be one of {FLOATS}, got {x.dtype}")
+            if x.layout != torch.strided:
+                raise TypeError(f"{self.op}: {name} must be a strided tensor, got {x.layout}")
+            if x.dtype == first.dtype or (name in self.alike and will_be_cast):
+                continue
+            if name in self.alike:
+                raise TypeError(
+                    f"{self.op}: {leader} and {name} must share a dtype, "
+                    f"got {first.dtype} and {x.dtype}"
+                )
+            if x.dtype == torch.float64:
+                raise TypeError(f"{self.op}: {name} is float64, {leader} is not ({first.dtype})")
+
+    def _check_layout(self, values: Mapping[str, Any]) -> None:
+        for name in self.dense_last:
+            x = values[name]
+            if x.stride(-1) != 1 and x.shape[-1] > 1:
+                raise ValueError(
+                    f"{self.op}: {name}'s last axis must be contiguous, got strides {x.stride()}"
+                )
+        for name in self.dense:
+            if not values[name].is_contiguous():
+                raise ValueError(
+                    f"{self.op}: {name} must be contiguous, got strides {values[name].stride()}"
+                )
+
+    def guards(self, kernel: Function) -> Function:
+        """Decorate a function of the op's arguments, by position: check them first."""
+
+        @functools.wraps(kernel)
+        def guarded(*args: Any) -> Any:
+            self.check(dict(zip(self.names, args, strict=True)))
+            return kernel(*args)
+
+        return cast(Function, guarded)
+
+
+def _bind(sizes: Sequence[int], shape: Shape, known: dict[str, Any]) -> bool:
+    """Whether sizes have the shape; what it says of new symbols is then known."""
+    if shape and shape[0] == "...":
+        shape = shape[1:]
+        if len(sizes) < len(shape):
+            return False
+        lead = len(sizes) - len(shape)
+        if known.setdefault("...", tuple(sizes[:lead])) != tuple(sizes[:lead]):
+            return False
+        sizes = sizes[lead:]
+    if len(sizes) != len(shape):
+        return False
+    found: dict[str, Any] = {}
+    for size, axis in zip(sizes, shape, strict=True):
+        if isinstance(axis, str):
+            wanted = known.get(axis)
+            if wanted is None:
+                wanted = found.setdefault(axis, size)
+        elif isinstance(axis, int):
+            wanted = axis
+        else:
+            wanted = _product(axis, size, known, found)
+        if size != wanted:
+            return False
+    known.update(found)
+    return True
+
+
+def _product(factors: tuple[str, ...], size: int, known: Mapping[str, Any], found: dict) -> int:
+    """The size that the factors ask for; the one that is unknown becomes what is left of size."""
+    product, unknown = 1, None
+    for factor in factors:
+        if factor.isdecimal():
+            product = product * int(factor)
+        elif factor in known:
+            product = product * known[factor]
+        else:
+            unknown = factor
+    if unknown is None:
+        return product
+    found[unknown] = size // product if product else 0
+    return product * found[unknown]
+
+
+def _axis_text(axis: Axis, known: Mapping[str, Any]) -> str:
+    if not isinstance(axis, tuple):
+        return str(known.get(axis, axis))
+    text = "*".join(axis)
+    if all(f.isdecimal() or f in known for f in axis):
+        return f"{text} = {_product(axis, 0, known, {})}"
+    return text
+
+
+def _text(shape: Shape, known: Mapping[str, Any]) -> str:
+    """A shape for people: sizes where they are known, symbols elsewhere."""
+    return f"[{', '.join(_axis_text(a, {} if a == '...' else known) for a in shape)}]"

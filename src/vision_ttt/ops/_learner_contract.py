@@ -1,0 +1,46 @@
+"""What the ops that learn along the tokens ask of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vision_ttt.ops._contract import Contract, Real, Whole
+
+
+class LearnerContracts(NamedTuple):
+    """Of the public function, and of the custom ops behind it, which take any strides."""
+
+    public: Contract
+    forward: Contract
+    backward: Contract
+
+
+def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
+    """The contracts of an op whose initial state has these tensors, shaped behind [H] or [B, H].
+
+    The backward pass takes the gradients of o and of the last state before, and N kept states
+    behind the op's own tensors.
+    """
+    views = "q", "k", "v"
+    tensors = {
+        **dict.fromkeys(views, "B T H d"),
+        "eta": "B T H",
+        **{name: f"H {shape} | B H {shape}" for name, shape in state.items()},
+        "ln_weight": "? H d",
+        "ln_bias": "? H d",
+        "position_scale": "? mini_batch_size | H mini_batch_size",
+    }
+    grads = {
+        "grad_o": "B T H d",
+        **{f"grad_{name}": f"B H {shape}" for name, shape in state.items()},
+    }
+    kept = {f"kept_{name}": f"N B H {shape}" for name, shape in state.items()}
+    numbers = {"mini_batch_size": Whole(1), "reverse_heads": Whole(0, "H"), "eps": Real(0)}
+
+    rules: dict[str, Any] = {"alike": views, "together": ("ln_weight", "ln_bias")}
+    return LearnerContracts(
+        Contract(op, tensors, numbers, **rules, autocast=True, dense_last=views),
+        Contract(op, tensors, numbers, **rules),
+        Contract(f"{op}_backward", {**grads, **tensors, **kept}, numbers, **rules, may_be_0="BN"),
+    )

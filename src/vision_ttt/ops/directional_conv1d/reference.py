@@ -1,0 +1,26 @@
+"""The definition of directional_conv1d, in PyTorch's operations."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def directional_conv1d_reference(
+    x: Tensor, weight: Tensor, bias: Tensor, reverse_channels: int
+) -> Tensor:
+    """See :func:`vision_ttt.ops.directional_conv1d.directional_conv1d`."""
+    past = weight.shape[-1] - 1
+    forward_channels = x.shape[-1] - reverse_channels
+    x = x.transpose(1, 2)  # [B, C, T]
+    parts = []
+    if forward_channels:
+        taps, offset = weight[:forward_channels], bias[:forward_channels]
+        padded = F.pad(x[:, :forward_channels], (past, 0))
+        parts.append(F.conv1d(padded, taps, offset, groups=forward_channels))
+    if reverse_channels:
+        mirrored, offset = weight[forward_channels:].flip(-1), bias[forward_channels:]
+        padded = F.pad(x[:, forward_channels:], (0, past))
+        parts.append(F.conv1d(padded, mirrored, offset, groups=reverse_channels))
+    return torch.cat([part.transpose(1, 2) for part in parts], dim=-1)

@@ -1,0 +1,371 @@
+"""Calls of every op of the namespace, and ways to spoil them.
+
+A call is good to begin with; spoiling one or two of its arguments gives what careless software
+hands over: an axis too many, another size, dtype, layout or device, a number beyond its range.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vision_ttt import ops
+from vision_ttt.ops.depthwise_conv2d.cpu import depthwise_conv2d_backward_op, depthwise_conv2d_op
+from vision_ttt.ops.depthwise_conv2d.reference import depthwise_conv2d_reference
+from vision_ttt.ops.depthwise_correlation import depthwise_correlation
+from vision_ttt.ops.depthwise_correlation.cpu import depthwise_correlation_op
+from vision_ttt.ops.depthwise_correlation.reference import depthwise_correlation_reference
+from vision_ttt.ops.directional_conv1d.cpu import (
+    directional_conv1d_backward_op,
+    directional_conv1d_op,
+)
+from vision_ttt.ops.directional_conv1d.reference import directional_conv1d_reference
+from vision_ttt.ops.fused_ttt_linear import cpu as fused
+from vision_ttt.ops.fused_ttt_linear.reference import fused_ttt_linear_reference
+from vision_ttt.ops.gated_norm.cpu import gated_norm_backward_op, gated_norm_op
+from vision_ttt.ops.gated_norm.reference import gated_norm_reference
+from vision_ttt.ops.swiglu import swiglu_
+from vision_ttt.ops.swiglu.cpu import swiglu_backward_op, swiglu_in_place_op, swiglu_op
+from vision_ttt.ops.swiglu.reference import swiglu_reference
+from vision_ttt.ops.ttt_linear.autograd import ttt_linear_backward_op, ttt_linear_op
+from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
+from vision_ttt.ops.ttt_mlp.autograd import ttt_mlp_backward_op, ttt_mlp_op
+from vision_ttt.ops.ttt_mlp.reference import ttt_mlp_reference
+from vision_ttt.ops.vittt_block.cpu import SGEMM, vittt_block_op
+from vision_ttt.ops.vittt_block.reference import vittt_block_reference
+
+
+class Sizes(NamedTuple):
+    """Of a call: B images, a grid of tokens, H heads of d channels, C channels, K taps, b."""
+
+    batch: int = 2
+    height: int = 3
+    width: int = 5
+    heads: int = 2
+    dim: int = 16
+    channels: int = 32
+    taps: int = 3
+    mini_batch: int = 4
+    gated: bool = True
+
+    @property
+    def length(self) -> int:
+        return self.height * self.width
+
+
+class Call(NamedTuple):
+    """An op, its arguments, and its definition on the same arguments (None: look for crashes)."""
+
+    op: Callable[..., Any]
+    arguments: list[Any]
+    definition: Callable[..., Any] | None
+
+
+def normal(*shape: int) -> Tensor:
+    return 0.3 * torch.randn(*shape, dtype=torch.float32)
+
+
+def gradient_of(definition: Callable[..., Tensor], tensors: int) -> Callable[..., tuple]:
+    """(gradient of the result, tensors, options) → the tensors' gradients."""
+
+    def gradients(grad: Tensor, *arguments: Any) -> list[Tensor]:
+        inputs, options = arguments[:tensors], arguments[tensors:]
+        inputs = [None if x is None else x.detach().requires_grad_() for x in inputs]
+        given = [x for x in inputs if x is not None]
+        with torch.enable_grad():
+            out = definition(*inputs, *options)
+        found = iter(torch.autograd.grad(out, given, grad))
+        return [torch.empty(0) if x is None else next(found) for x in inputs]
+
+    return gradients
+
+
+def conv1d_arguments(s: Sizes) -> list[Any]:
+    c = s.channels
+    return [normal(s.batch, s.length, c), normal(c, 1, s.taps), normal(c), c // 2 // 16 * 16]
+
+
+def conv2d_arguments(s: Sizes) -> list[Any]:
+    x, weight = normal(s.batch, s.length, s.channels), normal(s.channels, 1, s.taps, s.taps)
+    return [x, weight, s.height, s.width]
+
+
+def correlation_arguments(s: Sizes) -> list[Any]:
+    x, y = (normal(s.batch, s.length, s.channels) for _ in range(2))
+    return [x, y, s.height, s.width, s.taps]
+
+
+def norm_arguments(s: Sizes) -> list[Any]:
+    parts, dim = min(s.heads, 2), s.channels
+    gate = normal(s.batch, s.length, dim) if s.gated else None
+    weights = normal(parts, dim), normal(parts, dim)
+    return [normal(s.batch, s.length, parts * dim), gate, *weights, 1e-2]
+
+
+def learner_arguments(s: Sizes, *state: tuple[int, ...]) -> list[Any]:
+    views = (normal(s.batch, s.length, s.heads, s.dim) for _ in range(3))
+    eta = torch.rand(s.batch, s.length, s.heads, dtype=torch.float32) / s.dim
+    norm = (normal(s.heads, s.dim) if s.gated else None for _ in range(2))
+    scale = torch.rand(s.heads, s.mini_batch, dtype=torch.float32)
+    state = (normal(s.heads, *shape) for shape in state)
+    return [*views, eta, *state, *norm, scale, s.mini_batch, s.heads // 2, 1e-2]
+
+
+def linear_arguments(s: Sizes) -> list[Any]:
+    return learner_arguments(s, (s.dim, s.dim), (s.dim,))
+
+
+def mlp_arguments(s: Sizes) -> list[Any]:
+    h = 4 * s.dim
+    return learner_arguments(s, (s.dim, h), (h,), (h, s.dim), (s.dim,))
+
+
+def learner_backward(op: Any, arguments: list[Any], results: int) -> list[Any]:
+    outcomes = op(*arguments, True, "auto")
+    grads = [normal(*x.shape) for x in outcomes[:results]]
+    return [*grads, *arguments[:-3], *outcomes[results:], *arguments[-3:], "auto"]
+
+
+def fused_arguments(s: Sizes) -> list[Any]:
+    s = s._replace(dim=max(s.dim, 16), mini_batch=min(s.mini_batch, 64))
+    directions, inner = 1 + (s.heads % 2 == 0), s.heads * s.dim
+    dim = inner // directions
+    widths = [inner, 0 if s.gated else inner, inner, dim if s.gated else 0]
+    convolutions = [normal(inner, 1, s.taps), normal(inner)] * 2
+    scale = torch.rand(directions, s.mini_batch, dtype=torch.float32)
+    tensors = [normal(s.batch, s.length, sum(widths)), normal(s.batch, s.length, s.heads)]
+    tensors += [*convolutions, normal(s.heads, s.dim, s.dim)]
+    tensors += [*(normal(s.heads, s.dim) for _ in range(3)), scale]
+    tensors += [normal(directions, dim), normal(directions, dim)]
+    reverse = s.heads // 2 if directions == 2 else 0
+    return [*tensors, widths, s.mini_batch, reverse, 1.0, 1e-2, 1e-2]
+
+
+def fused_backward_arguments(s: Sizes) -> list[Any]:
+    arguments = fused_arguments(s)
+    out, *saved = fused.fused_ttt_linear_op(*arguments, True)
+    return [normal(*out.shape), *arguments[:13], *saved, *arguments[13:]]
+
+
+def block_arguments(s: Sizes) -> list[Any]:
+    tensors, (widths, b, *_) = (a := fused_arguments(s))[:13], a[13:]
+    directions, dim = tensors[-1].shape
+    heads, hidden = s.heads, 48
+    square = [normal(dim, dim), normal(dim), normal(dim)]
+    parameters = [normal(dim, 1, s.taps, s.taps), normal(dim), normal(dim)]
+    parameters += [normal(sum(widths), dim), normal(heads, dim), normal(heads)]
+    parameters += [*tensors[2:10], normal(directions, b), *tensors[11:]]
+    parameters += [*square, normal(2 * hidden, dim), normal(dim, hidden)]
+    numbers = [s.height, s.width, widths[1], widths[3], 1.0]
+    return [normal(s.batch, s.length, dim), *parameters, *numbers, *[1e-2] * 4]
+
+
+def block(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``function`` on arguments side by side."""
+    return lambda *a: function(a[0], list(a[1:23]), *a[23:28], list(a[28:]))
+
+
+def in_place(op: Callable[..., None], result: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Run an op that writes into its first argument, and read its result there."""
+
+    def run(x: Any, *arguments: Any) -> Tensor:
+        x = x.clone() if isinstance(x, Tensor) and x.layout == torch.strided else x
+        op(x, *arguments)
+        return result(x, *arguments)
+
+    return run
+
+
+def fused_result(projected: Tensor, *arguments: Any) -> Tensor:
+    widths, post = arguments[12], arguments[10]
+    return projected[..., widths[0] + widths[1] :][..., : post.shape[1]]
+
+
+def with_grid(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, y, height, width, *rest: op(x, y, (height, width), *rest)
+
+
+def by_name(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A learner's public function on its custom op's arguments."""
+    return lambda *a: op(
+        *a[:-4], position_scale=a[-4], mini_batch_size=a[-3], reverse_heads=a[-2], eps=a[-1]
+    )
+
+
+def first(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Tensor]:
+    return lambda *a: function(*a)[0]
+
+
+def kernel(op: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
+    """A learner's custom op on its own arguments: o and the last state."""
+
+    def run(*arguments: Any) -> tuple[Tensor, ...]:
+        results = op(*arguments, False, "auto")
+        return results[: 1 + len(results) // 2]
+
+    return run
+
+
+def half(x: Tensor) -> Tensor:
+    return x[..., : x.shape[-1] // 2]
+
+
+def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
+    """Every op of the namespace by a name for reports."""
+    conv1d, conv2d = directional_conv1d_reference, depthwise_conv2d_reference
+    norm, glu, wide = gated_norm_reference, swiglu_reference, 2 * s.channels
+
+    def with_grad(arguments: list[Any], width: int) -> list[Any]:
+        return [normal(s.batch, s.length, width), *arguments]
+
+    calls = {
+        "directional_conv1d": lambda: Call(ops.directional_conv1d, conv1d_arguments(s), conv1d),
+        "directional_conv1d op": lambda: Call(directional_conv1d_op, conv1d_arguments(s), conv1d),
+        "directional_conv1d_backward": lambda: Call(
+            directional_conv1d_backward_op,
+            with_grad(conv1d_arguments(s), s.channels),
+            gradient_of(conv1d, 3),
+        ),
+        "depthwise_conv2d": lambda: Call(
+            with_grid(ops.depthwise_conv2d), conv2d_arguments(s), conv2d
+        ),
+        "depthwise_conv2d op": lambda: Call(depthwise_conv2d_op, conv2d_arguments(s), conv2d),
+        "depthwise_conv2d_backward": lambda: Call(
+            depthwise_conv2d_backward_op,
+            with_grad(conv2d_arguments(s), s.channels),
+            gradient_of(conv2d, 2),
+        ),
+        "depthwise_correlation": lambda: Call(
+            with_grid(depthwise_correlation),
+            correlation_arguments(s),
+            depthwise_correlation_reference,
+        ),
+        "depthwise_correlation op": lambda: Call(
+            depthwise_correlation_op, correlation_arguments(s), depthwise_correlation_reference
+        ),
+        "gated_norm": lambda: Call(ops.gated_norm, norm_arguments(s), norm),
+        "gated_norm op": lambda: Call(gated_norm_op, norm_arguments(s), norm),
+        "gated_norm_backward": lambda: Call(
+            gated_norm_backward_op,
+            with_grad(norm_arguments(s), s.channels),
+            gradient_of(norm, 4),
+        ),
+        "swiglu": lambda: Call(ops.swiglu, [normal(s.batch, s.length, wide)], glu),
+        "swiglu op": lambda: Call(swiglu_op, [normal(s.batch, s.length, wide)], glu),
+        "swiglu_": lambda: Call(
+            lambda x: swiglu_(x.clone() if isinstance(x, Tensor) else x),
+            [normal(s.batch, s.length, wide)],
+            glu,
+        ),
+        "swiglu_ op": lambda: Call(
+            in_place(swiglu_in_place_op, half), [normal(s.batch, s.length, wide)], glu
+        ),
+        "swiglu_backward": lambda: Call(
+            swiglu_backward_op,
+            with_grad([normal(s.batch, s.length, wide)], s.channels),
+            gradient_of(glu, 1),
+        ),
+        "ttt_linear": lambda: Call(
+            by_name(ops.ttt_linear), linear_arguments(s), first(ttt_linear_reference)
+        ),
+        "ttt_linear op": lambda: Call(
+            kernel(ttt_linear_op), linear_arguments(s), ttt_linear_reference
+        ),
+        "ttt_linear_backward": lambda: Call(
+            ttt_linear_backward_op,
+            learner_backward(ttt_linear_op, linear_arguments(s), 3),
+            None,
+        ),
+        "ttt_mlp": lambda: Call(by_name(ops.ttt_mlp), mlp_arguments(s), first(ttt_mlp_reference)),
+        "ttt_mlp op": lambda: Call(kernel(ttt_mlp_op), mlp_arguments(s), ttt_mlp_reference),
+        "ttt_mlp_backward": lambda: Call(
+            ttt_mlp_backward_op, learner_backward(ttt_mlp_op, mlp_arguments(s), 5), None
+        ),
+        "fused_ttt_linear": lambda: Call(
+            lambda *a: fused.fused_ttt_linear_op(*a, False)[0],
+            fused_arguments(s),
+            fused_ttt_linear_reference,
+        ),
+        "fused_ttt_linear_": lambda: Call(
+            in_place(fused.fused_ttt_linear_in_place_op, fused_result),
+            fused_arguments(s),
+            fused_ttt_linear_reference,
+        ),
+        "fused_ttt_linear_backward": lambda: Call(
+            torch.ops.vision_ttt.fused_ttt_linear_backward, fused_backward_arguments(s), None
+        ),
+    }
+    if SGEMM is not None:
+        calls["vittt_block"] = lambda: Call(
+            block(vittt_block_op), block_arguments(s), block(vittt_block_reference)
+        )
+    return calls
+
+
+NAMES = tuple(make_calls(Sizes()))
+
+
+def _resized(x: Tensor, axis: int, by: int) -> Tensor:
+    sizes = list(x.shape)
+    sizes[axis] = max(sizes[axis] + by, 0)
+    kept = x[tuple(slice(0, size) for size in sizes)]
+    out = torch.zeros(sizes, dtype=x.dtype)
+    out[tuple(slice(0, size) for size in kept.shape)] = kept
+    return out
+
+
+def _strided(x: Tensor) -> Tensor:
+    """The same numbers, every second of a row twice as long."""
+    return torch.stack([x, x], -1).flatten(-2)[..., ::2]
+
+
+SPOILS: dict[str, Callable[[Tensor, int], Any]] = {
+    "one axis less": lambda x, axis: x.select(axis, 0),
+    "one axis more": lambda x, axis: x.unsqueeze(axis),
+    "one larger": lambda x, axis: _resized(x, axis, 1),
+    "one smaller": lambda x, axis: _resized(x, axis, -1),
+    "sixteen smaller": lambda x, axis: _resized(x, axis, -16),
+    "sixteen larger": lambda x, axis: _resized(x, axis, 16),
+    "empty": lambda x, axis: x.narrow(axis, 0, 0),
+    "of size one": lambda x, axis: x.narrow(axis, 0, 1),
+    "expanded": lambda x, axis: x.narrow(axis, 0, 1).expand_as(x),
+    "transposed": lambda x, axis: x.transpose(axis, -1),
+    "transposed in memory": lambda x, axis: x.transpose(axis, -1).contiguous().transpose(axis, -1),
+    "strided": lambda x, axis: _strided(x),
+    "negated by a bit": lambda x, axis: torch._neg_view(x),
+    "float64": lambda x, axis: x.double(),
+    "bfloat16": lambda x, axis: x.bfloat16(),
+    "float16": lambda x, axis: x.half(),
+    "int64": lambda x, axis: x.long(),
+    "bool": lambda x, axis: x > 0,
+    "complex": lambda x, axis: x.to(torch.complex64),
+    "on meta": lambda x, axis: x.to("meta"),
+    "sparse": lambda x, axis: x.to_sparse(),
+    "None": lambda x, axis: None,
+    "a list": lambda x, axis: x.tolist(),
+    "a number": lambda x, axis: 1.0,
+}
+NUMBERS = (-(2**63), -(2**31), -17, -1, 0, 1, 2, 17, 65, 2**31, 2**40, 2**63 - 1, 2**64)
+NUMBERS += (0.5, -0.5, math.nan, math.inf, True, None, "4", [4], 10**400)
+
+
+def spoilt(value: Any, how: str, axis: int, number: Any) -> Any:
+    """The argument, spoilt: a tensor by SPOILS[how] along an axis, a number by another one."""
+    if isinstance(value, Tensor):
+        if how == "sparse" and value.layout != torch.strided:
+            return value
+        return SPOILS[how](value, axis % max(value.ndim, 1)) if value.ndim else value
+    if isinstance(value, list):
+        return [*value[:axis], number, *value[axis + 1 :]]
+    return number
+
+
+def exactly(value: Any) -> Any:
+    """The argument in float64, for the definition."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach().double()
+    if isinstance(value, bool):
+        return int(value)
+    return float(value) if isinstance(value, int) and abs(value) >= 2**63 else value
