@@ -18,8 +18,9 @@ test-slow: $(VENV)/.installed-dev  ## The tests that take over a minute
 test-gpu: $(VENV)/.installed-dev  ## The tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-sanitize:  ## The C++ kernels under AddressSanitizer, UBSan and valgrind; needs g++ and valgrind
+sanitize: $(VENV)/.installed-dev  ## The C++ kernels under sanitizers and valgrind, and hostile calls
 	$(MAKE) -C csrc
+	$(MAKE) -C csrc hostile PYTHON="$(abspath $(BIN))/python"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

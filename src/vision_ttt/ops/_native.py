@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
+import shlex
+import sys
 import warnings
 from ctypes import c_int64, c_void_p
+from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import torch  # its OpenMP runtime is loaded first, so that the kernels share its thread pool
 from torch import Tensor
 
 from vision_ttt.ops import _backend
 
-MISSING = (
-    "vision-ttt's compiled CPU kernels are not there, so the slower PyTorch backend 'dual' serves. "
-    "To get them, install a C++17 compiler (GCC >= 12 or Clang; on Debian: apt install g++) and "
-    "install vision-ttt again: pip install --force-reinstall --no-deps vision-ttt"
-)
 LANES = 16
 """Floats of the widest vector; what is a multiple of it suits every instruction set."""
 
@@ -36,11 +37,38 @@ LIBRARY = _load()
 """The kernels, or None where they were not built."""
 
 
+def install_command() -> str:
+    """The command that installs vision-ttt anew, kernels and all, from where it came from.
+
+    Without pip's cache, which keeps the package that was built without a compiler.
+    """
+    try:
+        record = metadata.distribution("vision-ttt").read_text("direct_url.json")
+        origin = {} if record is None else json.loads(record)
+    except metadata.PackageNotFoundError:  # used from its sources, not installed
+        checkout = Path(__file__).parents[3].as_uri()
+        origin = {"url": checkout, "dir_info": {"editable": True}}
+    source = origin.get("url", "vision-ttt")  # pip notes no address for what an index gave it
+    if "vcs_info" in origin:
+        source = f"{origin['vcs_info']['vcs']}+{source}"
+    elif "dir_info" in origin:
+        source = url2pathname(urlparse(source).path)
+    editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
+    python, source = shlex.quote(sys.executable), shlex.quote(source)
+    return f"{python} -m pip install --force-reinstall --no-deps --no-cache-dir {editable}{source}"
+
+
 @functools.cache
 def warn_if_missing() -> None:
     """Say once what is lost without the kernels, and how to get them."""
     if LIBRARY is None:
-        warnings.warn(MISSING, RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            "vision-ttt's compiled CPU kernels are not there, so the slower PyTorch backend 'dual' "
+            "serves. To get them, install a C++17 compiler (GCC >= 12 or Clang; on Debian: apt "
+            f"install g++) and run: {install_command()}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def instruction_set() -> str | None:

@@ -1,0 +1,49 @@
+"""The compiled kernels are missing: what to run depends on where the package came from."""
+
+import shlex
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from vision_ttt.ops._native import install_command
+
+
+class Distribution:
+    def __init__(self, record):
+        self.record = record
+
+    def read_text(self, name):
+        assert name == "direct_url.json"
+        return self.record
+
+
+@pytest.mark.parametrize(
+    ("record", "source"),
+    [
+        (None, ["vision-ttt"]),
+        ('{"url": "file:///a%20b/c", "dir_info": {"editable": true}}', ["--editable", "/a b/c"]),
+        ('{"url": "file:///a%20b/c", "dir_info": {}}', ["/a b/c"]),
+        (
+            '{"url": "https://host/c.git", "vcs_info": {"vcs": "git", "commit_id": "1"}}',
+            ["git+https://host/c.git"],
+        ),
+        ('{"url": "https://host/c.tar.gz", "archive_info": {}}', ["https://host/c.tar.gz"]),
+    ],
+    ids=["index", "editable checkout", "checkout", "git", "archive"],
+)
+def test_install_command(record, source, monkeypatch):
+    monkeypatch.setattr(metadata, "distribution", lambda name: Distribution(record))
+    options = ["-m", "pip", "install", "--force-reinstall", "--no-deps", "--no-cache-dir"]
+    assert shlex.split(install_command()) == [sys.executable, *options, *source]
+
+
+def test_install_command_of_sources_on_the_path(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    *_, option, folder = shlex.split(install_command())
+    assert option == "--editable"
+    assert (Path(folder) / "setup.py").exists()
