@@ -188,3 +188,14 @@ def test_a_kernel_is_guarded_by_position():
     assert kernel(*GOOD.values()) == 6
     with pytest.raises(ValueError, match="z must have shape"):
         kernel(*(GOOD | {"z": ones(9)}).values())
+
+
+def test_what_was_accepted_once_says_nothing_of_other_calls():
+    contract = Contract("op", {"x": "C"}, {"count": Whole(1, "C")}, dense=("x",))
+    contract.check({"x": ones(4), "count": 1})
+    for change in ({"count": True}, {"count": 1.0}, {"x": ones(4).bool()}, {"x": [1.0] * 4}):
+        with pytest.raises(TypeError):
+            contract.check({"x": ones(4), "count": 1} | change)
+    for change in ({"count": 5}, {"x": ones(0)}, {"x": ones(8)[::2]}, {"x": ones(4, 1)}):
+        with pytest.raises(ValueError, match="op: "):
+            contract.check({"x": ones(4), "count": 1} | change)

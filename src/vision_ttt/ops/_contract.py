@@ -17,6 +17,9 @@ from torch import Tensor
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """What a tensor may hold; kernels take fewer."""
 
+MOST_SIGNATURES = 1024
+"""Calls that a contract remembers to have accepted."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Axis = int | str | tuple[str, ...]
 """A size, a symbol, or a product of both."""
@@ -99,6 +102,7 @@ class Contract:
         self.dense_last, self.dense = tuple(dense_last), tuple(dense)
         self.may_be_0 = tuple(may_be_0)
         self._rows = self._solvable([_row(*item) for item in tensors.items()])
+        self._accepted: set[tuple[Any, ...]] = set()
 
     def preceded_by(self, **tensors: str) -> Contract:
         """The contract of the op's backward pass, which takes these before its other arguments."""
@@ -129,20 +133,45 @@ class Contract:
                 known |= unknown(row)
         return ordered
 
-    def check(self, values: Mapping[str, Any], **sizes: int) -> None:
-        """Raise unless the arguments keep to the contract.
-
-        Args:
-            values: tensors and numbers by name.
-            sizes: of symbols that are known already.
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Raise unless the arguments, tensors and numbers by name, keep to the contract.
 
         Raises:
             TypeError: an argument's type or dtype is not accepted.
             ValueError: a shape, device, stride or number is not accepted.
         """
+        # A model's calls are alike, and between two products of a small image there is little time.
+        if torch.compiler.is_compiling():
+            self._check_table(values)
+        else:
+            self._check_table_once(values)
+        self._check_layout(values)
+
+    def _check_table_once(self, values: Mapping[str, Any]) -> None:
+        """Check the table, unless a call that was equal in all that it is about has passed."""
+        devices = ("cpu", "cuda") if self.autocast else ()
+        signature: list[Any] = [torch.is_autocast_enabled(device) for device in devices]
+        for x in values.values():
+            if isinstance(x, Tensor):
+                signature += x.shape, x.dtype, x.layout, x.device
+            else:
+                signature += type(x), x
+        key = tuple(signature)
+        try:
+            if key in self._accepted:
+                return
+        except TypeError:  # symbolic sizes, and whatever else has no hash
+            self._check_table(values)
+            return
+        self._check_table(values)
+        if len(self._accepted) == MOST_SIGNATURES:
+            self._accepted.clear()
+        self._accepted.add(key)
+
+    def _check_table(self, values: Mapping[str, Any]) -> None:
         if len({values[name] is None for name in self.together}) > 1:
             raise ValueError(f"{self.op}: give both {' and '.join(self.together)}, or neither")
-        known: dict[str, Any] = dict(sizes)
+        known: dict[str, Any] = {}
         for name, limits in self.numbers.items():
             known[name] = self._check_number(name, values[name], limits)
         first: tuple[str, Tensor] | None = None
@@ -165,7 +194,6 @@ class Contract:
                     f"{self.op}: {name} is on {x.device}, {first[0]} on {first[1].device}"
                 )
         self._check_dtypes(values)
-        self._check_layout(values)
         for name in self.odd:
             if known[name] % 2 == 0:
                 raise ValueError(f"{self.op}: {name} must be odd, got {known[name]}")
