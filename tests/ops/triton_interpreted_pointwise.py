@@ -375,8 +375,6 @@ def test_what_the_kernels_do_not_take_goes_through_pytorch(monkeypatch):
     assert not runs_a_kernel(gated_norm, *(x.double() for x in inputs))
     assert not runs_a_kernel(gated_norm, inputs[0][:0], inputs[1][:0], *inputs[2:])
     assert runs_a_kernel(swiglu, random(4, 6))
-    assert not runs_a_kernel(swiglu, random(4, 3))  # chunks of 2 and 1
-    assert torch.equal(swiglu_(random(4, 3)), swiglu(random(4, 3)))
     with use_backend("dual"):
         assert not runs_a_kernel(gated_norm, *inputs)
         assert not runs_a_kernel(swiglu, random(4, 6))
