@@ -199,10 +199,9 @@ def test_as_many_flops_as_op_by_op():
     in_one, in_one_step = count(lambda: layer(x)), count(step)
     with torch.no_grad():
         in_place = count(lambda: layer(x))
-    fits, layer._fits = layer._fits, False
+    layer.merge.register_forward_hook(lambda *_: None)  # now its parts are called
     assert count(lambda: layer(x)) == in_one == in_place
     assert count(step) == in_one_step
-    assert fits
 
 
 def test_the_same_bits_whatever_the_threads():

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision_ttt.layers.mlp import Mlp
-from vision_ttt.layers.overwriting import add_residual
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
 from vision_ttt.layers.vit3_ttt import ViT3TTT
 
@@ -75,10 +74,8 @@ class DiT3Block(nn.Module):
         """
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(c).chunk(6, dim=-1)
         x = self.cpe(x, grid)
-        branch = gate1[:, None] * self.ttt(self.norm1(x, shift1, scale1), grid)
-        x = add_residual(branch, x)
-        branch = gate2[:, None] * self.mlp(self.norm2(x, shift2, scale2), grid)
-        return add_residual(branch, x)
+        x = x + gate1[:, None] * self.ttt(self.norm1(x, shift1, scale1), grid)
+        return x + gate2[:, None] * self.mlp(self.norm2(x, shift2, scale2), grid)
 
 
 class DiT3Head(nn.Module):

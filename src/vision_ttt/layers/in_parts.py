@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from vision_ttt.layers.overwriting import may_overwrite
+from vision_ttt.layers.plain_calls import is_plain
 
 TOKENS_AT_ONCE = 1024
 """Inference on a CPU takes so many at a time."""
@@ -22,11 +23,16 @@ def in_parts(
     Args:
         function: tensors [B, t, …] → [B, t, D].
         tokens: each [B, T, …].
-        producers: the modules that the function calls. With forward hooks on them, or with autograd
-            or torch.compile at work, everything is done at once.
+        producers: the linear layers that the function calls. Where one of them is replaced or
+            watched, or autograd or torch.compile is at work, everything is done at once.
     """
     length = tokens[0].shape[1]
-    if not (may_overwrite(*producers) and tokens[0].is_cpu and length > TOKENS_AT_ONCE):
+    if not (
+        may_overwrite()
+        and tokens[0].is_cpu
+        and length > TOKENS_AT_ONCE
+        and all(is_plain(producer, nn.Linear) for producer in producers)
+    ):
         return function(*tokens)
     out = None
     for start in range(0, length, TOKENS_AT_ONCE):

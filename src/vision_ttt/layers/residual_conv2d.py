@@ -27,6 +27,7 @@ class ResidualConv2d(DepthwiseConv2d):
             ValueError: T is not h · w.
         """
         y = super().forward(x, grid)
-        if may_overwrite() and y.dtype == x.dtype:  # autocast's are not: x keeps its precision
+        # Under autocast dtypes differ, and x keeps its precision.
+        if may_overwrite() and y.dtype == x.dtype == self.bias.dtype:
             return y.add_(self.bias).add_(x)
         return x + (y + self.bias)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vision_ttt.layers.overwriting import may_overwrite
+from vision_ttt.layers.plain_calls import is_plain
 from vision_ttt.ops._backend import is_transformed
 from vision_ttt.ops.swiglu import swiglu, swiglu_
 
@@ -35,11 +36,14 @@ class SwiGLU(nn.Module):
             nn.init.trunc_normal_(projection.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        if may_overwrite(self.fc1, self.fc2):
+        # Of a wrapper, or of what somebody watches, nothing is overwritten, split or run twice.
+        plain = is_plain(self.fc1, nn.Linear) and is_plain(self.fc2, nn.Linear)
+        if plain and may_overwrite():
             return self._infer(x)
         hidden = self.fc1(x)  # [..., 2 · hidden]
         # torch.compile decides for itself what to compute again; torch.func has no way to.
-        if hidden.requires_grad and not torch.compiler.is_compiling() and not is_transformed():
+        recompute = hidden.requires_grad and not (torch.compiler.is_compiling() or is_transformed())
+        if plain and recompute:
             # It stops at fc2's input: the product itself is not repeated.
             return checkpoint(self._down, hidden, use_reentrant=False, preserve_rng_state=False)
         return self._down(hidden)

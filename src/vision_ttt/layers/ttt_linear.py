@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.overwriting import may_overwrite
-from vision_ttt.layers.plain_calls import is_plain
+from vision_ttt.layers.plain_calls import does_as, is_plain
 from vision_ttt.layers.ttt_layer import TTTLayer
 from vision_ttt.ops import fused_ttt_linear
 from vision_ttt.ops._native import kernels_serve
@@ -63,10 +63,6 @@ class TTTLinear(TTTLayer):
             gate=gate,
             base_learning_rate=base_learning_rate,
         )
-        # Whether one op can stand for the convolutions, the learner and the merge.
-        self._fits = conv_kernel_size > 0 and fused_ttt_linear.fits(
-            self.head_dim, dim, mini_batch_size
-        )
 
     def inner_problem(self, x: Tensor) -> dict[str, Tensor | int]:
         """The inner learner's data, state and rates: what :func:`vision_ttt.ttt_linear` gets."""
@@ -74,14 +70,15 @@ class TTTLinear(TTTLayer):
         return self.learner.problem(q, k, v, eta)
 
     def _mix(self, projected: Tensor, rate_logits: Tensor) -> Tensor:
-        if self._fits and self._is_plain() and kernels_serve(projected, *self._weights()):
+        if self._is_plain() and kernels_serve(projected, *self._weights()):
             return self._fused(projected, rate_logits)
         return super()._mix(projected, rate_logits)
 
     def _is_plain(self) -> bool:
-        """Whether the parts between the projections are the published ones, and nobody listens."""
+        """Whether all between the projections is as published, and nobody listens."""
         return (
-            is_plain(self.conv_q, DirectionalConv1d)
+            does_as(self, TTTLinear)
+            and is_plain(self.conv_q, DirectionalConv1d)
             and is_plain(self.conv_k, DirectionalConv1d)
             and is_plain(self.learner, LinearLearner)
             and is_plain(self.merge, GatedNorm)
@@ -89,15 +86,17 @@ class TTTLinear(TTTLayer):
         )
 
     def _parts_agree(self) -> bool:
-        """Whether the parts' shapes are one layer's: the one op would read beside others'."""
-        conv_q, conv_k = self.conv_q, self.conv_k
-        reverse_channels = self.learner.reverse_heads * self.head_dim
+        """Whether one op can stand for parts of such shapes."""
+        conv_q, conv_k, learner = self.conv_q, self.conv_k, self.learner
+        dim = learner.num_heads * self.head_dim
+        reverse_channels = learner.reverse_heads * self.head_dim
         return (
-            conv_q.weight.shape == conv_k.weight.shape
+            fused_ttt_linear.fits(self.head_dim, dim, learner.mini_batch_size)
+            and conv_q.weight.shape == conv_k.weight.shape
             and conv_q.weight.shape[0] == self.heads * self.head_dim
             and conv_q.reverse_channels == conv_k.reverse_channels == reverse_channels
             and self.merge.weight.numel() == self.heads * self.head_dim
-            and self.merge.weight.shape[1] == self.out_proj.in_features
+            and self.merge.weight.shape[1] == dim
         )
 
     def _weights(self) -> tuple[Tensor, ...]:
@@ -123,5 +122,5 @@ class TTTLinear(TTTLayer):
             base_learning_rate=self.base_learning_rate,
             inner_eps=learner.eps,
             post_eps=merge.eps,
-            in_place=may_overwrite(self.in_proj),
+            in_place=may_overwrite() and is_plain(self.in_proj, nn.Linear),
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vision_ttt.layers.mlp import Mlp
-from vision_ttt.layers.overwriting import add_residual
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
 from vision_ttt.layers.vit3_ttt import ViT3TTT
 
@@ -51,7 +50,5 @@ class ViT3Block(nn.Module):
             ValueError: T is not h · w.
         """
         y = self.cpe(y, grid)
-        branch = self.drop_path(self.ttt(self.norm1(y), grid, rotations))
-        y = add_residual(branch, y, self.ttt, self.drop_path)
-        branch = self.drop_path(self.mlp(self.norm2(y), grid))
-        return add_residual(branch, y, self.mlp, self.drop_path)
+        y = y + self.drop_path(self.ttt(self.norm1(y), grid, rotations))
+        return y + self.drop_path(self.mlp(self.norm2(y), grid))

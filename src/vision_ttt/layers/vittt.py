@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
-from vision_ttt.layers.overwriting import add_residual
 from vision_ttt.layers.plain_calls import is_plain
 from vision_ttt.layers.swiglu import SwiGLU
 from vision_ttt.layers.ttt_linear import TTTLinear
@@ -67,7 +66,7 @@ class VitttMixer(nn.Module):
             ValueError: T is not h · w + len(extra).
         """
         if self.conv2d is not None:
-            y = add_residual(self.conv2d(y, grid, extra), y, self.conv2d)
+            y = y + self.conv2d(y, grid, extra)
         return y + self.drop_path(self.ttt(self.norm(y)))
 
 
@@ -96,5 +95,4 @@ class VitttBlock(nn.Module):
             if out is not None:
                 return out
         y = self.mixer(y, grid, extra)  # [B, T, D]
-        branch = self.drop_path(self.mlp(self.norm(y)))
-        return add_residual(branch, y, self.mlp, self.mlp.fc2, self.drop_path)
+        return y + self.drop_path(self.mlp(self.norm(y)))

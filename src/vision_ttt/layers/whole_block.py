@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
-from torch.nn.modules import module as module_hooks
 
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.overwriting import may_overwrite
-from vision_ttt.layers.plain_calls import is_plain
+from vision_ttt.layers.plain_calls import are_plain
 from vision_ttt.layers.swiglu import SwiGLU
 from vision_ttt.layers.ttt_linear import TTTLinear
 from vision_ttt.ops._native import kernels_serve
@@ -33,7 +32,7 @@ def as_one_op(
     One op serves inference in float32 on a CPU of the published parts, as long as nobody has
     replaced one of them or listens to it: LoRA, quantisation and hooks get what they expect.
     """
-    if extra or not may_overwrite() or module_hooks._global_forward_pre_hooks:
+    if extra or not may_overwrite():
         return None
     if type(y) is not Tensor or not kernels_serve(y) or y.ndim != 3:
         return None
@@ -43,27 +42,32 @@ def as_one_op(
     # A module's parts by attribute cost ten times as much as from its dictionary, and this is all
     # the time there is between two products of a small image.
     parts = block._modules
-    mixer, mlp = parts["mixer"], parts["mlp"]
-    ttt = mixer._modules["ttt"]
-    if not (is_plain(ttt, TTTLinear) and is_plain(mlp, SwiGLU)):
+    mixer, mlp = parts["mixer"], parts.get("mlp")
+    ttt = mixer._modules.get("ttt")
+    if not are_plain(((ttt, TTTLinear), (mlp, SwiGLU))):
         return None
     mixer_parts, ttt_parts, mlp_parts = mixer._modules, ttt._modules, mlp._modules
     conv2d, norm, mlp_norm = mixer_parts.get("conv2d"), mixer_parts["norm"], parts["norm"]
     conv_q, conv_k, learner = ttt_parts["conv_q"], ttt_parts["conv_k"], ttt_parts["learner"]
     merge, rate_proj = ttt_parts["merge"], ttt_parts["rate_proj"]
     projections = ttt_parts["in_proj"], ttt_parts["out_proj"], mlp_parts["fc1"], mlp_parts["fc2"]
+    drop_paths = mixer_parts["drop_path"], parts["drop_path"]
+    kinds = (
+        (learner, LinearLearner),
+        (conv2d, DepthwiseConv2d),
+        (merge, GatedNorm),
+        (conv_q, DirectionalConv1d),
+        (conv_k, DirectionalConv1d),
+        (norm, nn.LayerNorm),
+        (mlp_norm, nn.LayerNorm),
+        (rate_proj, nn.Linear),
+        *((projection, nn.Linear) for projection in projections),
+        *((x, DropPath if type(x) is DropPath else nn.Identity) for x in drop_paths),
+    )
     if not (
-        is_plain(learner, LinearLearner)
-        and is_plain(conv2d, DepthwiseConv2d)
-        and is_plain(merge, GatedNorm)
-        and is_plain(conv_q, DirectionalConv1d)
-        and is_plain(conv_k, DirectionalConv1d)
-        and is_plain(norm, nn.LayerNorm)
-        and is_plain(mlp_norm, nn.LayerNorm)
-        and is_plain(rate_proj, nn.Linear)
-        and all(is_plain(x, nn.Linear) and x._parameters["bias"] is None for x in projections)
-        and _passes(mixer_parts["drop_path"])
-        and _passes(parts["drop_path"])
+        are_plain(kinds)
+        and all(projection._parameters["bias"] is None for projection in projections)
+        and not any(type(x) is DropPath and x.training for x in drop_paths)
         and conv_q.reverse_channels == conv_k.reverse_channels
         and conv_q.reverse_channels == learner.reverse_heads * ttt.head_dim
         and fits(ttt.head_dim, dim, learner.mini_batch_size, projections[3].in_features)
@@ -114,10 +118,3 @@ _TENSORS = (nn.Parameter, Tensor)
 def _weight_and_bias(module: nn.Module) -> tuple[Tensor, Tensor]:
     parameters = module._parameters
     return parameters["weight"], parameters["bias"]
-
-
-def _passes(drop_path: nn.Module | None) -> bool:
-    """Whether it hands its input on as it is."""
-    if is_plain(drop_path, nn.Identity):
-        return True
-    return is_plain(drop_path, DropPath) and not drop_path.training
