@@ -5,8 +5,9 @@ import torch
 from diffusers import DDPMScheduler
 
 from tolerances import assert_close
-from vision_ttt.diffusion import FlowMatching, NoisePrediction, make_process, sample
+from vision_ttt.diffusion import FlowMatching, NoisePrediction, draw, make_process, sample
 from vision_ttt.diffusion.pictures import grid, to_pixels, to_png
+from vision_ttt.ops import use_backend
 
 LABELS = torch.tensor([0, 1, 2, 1])
 
@@ -197,3 +198,32 @@ def test_pictures():
         *(128, 128, 255, 0)
     ]
     assert to_png(pixels[0]).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64, "meta"], ids=str)
+@pytest.mark.parametrize("objective", ["noise", "flow"])
+def test_pytorchs_defaults_change_no_number(make_model, objective, default):
+    model = make_model(learn_sigma=objective == "noise")
+
+    def everything():
+        process = make_process(objective)
+        torch.manual_seed(0)
+        images = torch.zeros(4, 3, 8, 8, device="cpu", dtype=torch.float32)
+        losses = process.losses(model, images, LABELS, *draw(images))
+        samples = sample(model, process, LABELS, steps=3, guidance=2.0)
+        return losses, samples, to_pixels(samples, (0.5,) * 3, (0.25,) * 3)
+
+    with use_backend("dual"):
+        wanted = everything()
+        try:
+            if default == "meta":
+                torch.set_default_device(default)
+            else:
+                torch.set_default_dtype(default)
+            got = everything()
+        finally:
+            torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
+    for a, b in zip(got, wanted, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)

@@ -1,4 +1,4 @@
-"""Whatever one replaces, watches or keeps of a layer: it is heeded, and its tensors stay its own."""
+"""Whatever one replaces, watches or keeps of a layer is heeded, and stays as it was."""
 
 import copy
 

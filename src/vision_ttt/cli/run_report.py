@@ -122,7 +122,7 @@ def _gradient_maps(result: TrainResult) -> Figure:
     device = next(result.model.parameters()).device
     middle = len(result.model.blocks) // 2
     maps = gradient_magnitude_maps(result.model, images.to(device), middle, state="initial")
-    mean, std = (torch.tensor(result.input[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    mean, std = (images.new_tensor(result.input[key]).view(-1, 1, 1) for key in ("mean", "std"))
     names = result.classes
     titles = [
         f"{names[evaluation.targets[i]]} → {names[evaluation.predictions[i]]}" for i in chosen

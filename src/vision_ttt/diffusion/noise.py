@@ -14,6 +14,7 @@ from vision_ttt.diffusion.variational import bits_per_dimension
 
 BOUND_WEIGHT = 1e-3
 """λ of the hybrid loss (Improved DDPM, Sec. 3.1)."""
+_ON_CPU = torch.device("cpu")  # diffusers' schedulers take the default device, whatever it is
 SCHEDULES = {"linear": "linear", "cosine": "squaredcos_cap_v2"}
 """Our name of a noise schedule → diffusers' one."""
 
@@ -47,12 +48,13 @@ class NoisePrediction:
         self.schedule = schedule
         self.steps = steps
         scale = 1000 / steps
-        self.scheduler = DDPMScheduler(
-            num_train_timesteps=steps,
-            beta_schedule=SCHEDULES[schedule],
-            beta_start=min(1e-4 * scale, 0.999),
-            beta_end=min(0.02 * scale, 0.999),
-        )
+        with _ON_CPU:
+            self.scheduler = DDPMScheduler(
+                num_train_timesteps=steps,
+                beta_schedule=SCHEDULES[schedule],
+                beta_start=min(1e-4 * scale, 0.999),
+                beta_end=min(0.02 * scale, 0.999),
+            )
 
     def describe(self) -> dict[str, Any]:
         """The arguments of :func:`vision_ttt.diffusion.make_process` that make this process."""
@@ -109,12 +111,14 @@ class NoisePrediction:
             raise ValueError(f"sampler is {sampler!r}; accepted: {', '.join(self.samplers)}")
         if not 1 <= steps <= self.steps:
             raise ValueError(f"steps is {steps}; accepted: 1 to {self.steps}")
-        kept = torch.linspace(self.steps - 1, 0, steps, dtype=torch.float64).round().long().flip(0)
-        if sampler == "ddim":
-            scheduler = DDIMScheduler(steps, clip_sample=clip)
-        else:
-            kind = "learned_range" if learned_variances else "fixed_small"
-            scheduler = DDPMScheduler(steps, clip_sample=clip, variance_type=kind)
+        with _ON_CPU:
+            kept = torch.linspace(self.steps - 1, 0, steps, dtype=torch.float64)
+            kept = kept.round().long().flip(0)
+            if sampler == "ddim":
+                scheduler = DDIMScheduler(steps, clip_sample=clip)
+            else:
+                kind = "learned_range" if learned_variances else "fixed_small"
+                scheduler = DDPMScheduler(steps, clip_sample=clip, variance_type=kind)
         # Both step by ᾱ alone. By way of betas its last digits would be lost where it is small.
         scheduler.alphas_cumprod = self.scheduler.alphas_cumprod[kept]
         scheduler.set_timesteps(steps)

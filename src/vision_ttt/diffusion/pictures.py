@@ -22,7 +22,7 @@ def to_pixels(samples: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
         std: likewise.
     """
     shape = (1, -1, 1, 1)
-    levels = samples * torch.tensor(std).view(shape) + torch.tensor(mean).view(shape)
+    levels = samples * samples.new_tensor(std).view(shape) + samples.new_tensor(mean).view(shape)
     return (levels.clamp(0, 1) * 255).round().to(torch.uint8)
 
 

@@ -52,9 +52,10 @@ def make_process(objective: str = "noise", **options: Any) -> Process:
 def draw(images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """Random places [B], evenly from 0 to below 1, and noise [B, C, H, W] for images.
 
-    With a generator, both are drawn on its device and then moved.
+    With a generator, both are drawn on its device and then moved; in float32, whatever the default.
     """
     device = images.device if generator is None else generator.device
-    places = torch.rand(len(images), generator=generator, device=device)
-    noise = torch.randn(images.shape, generator=generator, device=device)
+    options = {"generator": generator, "device": device, "dtype": torch.float32}
+    places = torch.rand(len(images), **options)
+    noise = torch.randn(images.shape, **options)
     return places.to(images.device), noise.to(images.device, images.dtype)

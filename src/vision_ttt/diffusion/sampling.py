@@ -56,23 +56,25 @@ def sample(
     _check(model, labels, guidance, seed)
     device = next(model.parameters()).device
     shape = (model.in_channels, *(size or model.input_size))
+    drawn = {"device": "cpu", "dtype": torch.float32}
     made = []
     for start in range(0, len(labels), batch_size):
         own = labels[start : start + batch_size]
         generators = [generator(seed, start + place) for place in range(len(own))]
-        x = torch.stack([torch.randn(shape, generator=each) for each in generators]).to(device)
+        x = torch.stack([torch.randn(shape, generator=each, **drawn) for each in generators])
+        x = x.to(device)
         solver = process.solver(
             sampler or process.samplers[0], steps, clip=clip, learned_variances=model.learn_sigma
         )
         x = _denoise(x, own.to(device), model, solver, guidance, generators, advance)
         made.append(x.cpu())
-    return torch.cat(made) if made else torch.empty(0, *shape)
+    return torch.cat(made) if made else torch.empty(0, *shape, **drawn)
 
 
 def generator(seed: int, place: int) -> torch.Generator:
     """The generator of one image's noise."""
     state = np.random.SeedSequence((seed, place)).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state >> 1))  # 63 bits: torch's are signed
+    return torch.Generator("cpu").manual_seed(int(state >> 1))  # 63 bits: torch's are signed
 
 
 def _denoise(
@@ -86,7 +88,7 @@ def _denoise(
 ) -> Tensor:
     none = torch.full_like(labels, model.num_classes)
     for number, time in enumerate(solver.times):
-        times = torch.full((len(x),), time, device=x.device)
+        times = torch.full((len(x),), time, device=x.device, dtype=torch.float32)
         if guidance == 1:
             answer = model(x, times, labels)
         else:

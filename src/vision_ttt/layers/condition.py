@@ -62,6 +62,8 @@ class LabelEmbedding(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         if self.training and self.dropout > 0:
-            dropped = torch.rand(len(y), device=y.device) < self.dropout
+            # float32 whatever the default: few bits would round the probability.
+            chances = torch.rand(len(y), device=y.device, dtype=torch.float32)
+            dropped = chances < self.dropout
             y = torch.where(dropped, self.num_classes, y)
         return self.table(y)

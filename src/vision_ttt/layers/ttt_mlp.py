@@ -58,7 +58,7 @@ class TTTMLP(TTTLayer):
         )
         # A tensor, so that compiled code takes its value as it is and is not compiled again. Not
         # saved: a trained model runs at its full rate.
-        self.register_buffer("warmup", torch.ones(()), persistent=False)
+        self.register_buffer("warmup", torch.ones((), dtype=torch.float32), persistent=False)
 
     def rates(self, logits: Tensor) -> Tensor:
         """η = warm-up · η_base σ(logits) / d."""

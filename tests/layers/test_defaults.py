@@ -1,0 +1,100 @@
+"""A forward pass allocates as its inputs are, not as PyTorch's default dtype and device say."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from vision_ttt.inner import Learner, Linear, NormedResidual
+from vision_ttt.layers import (
+    TTTMLP,
+    ConvMlp,
+    DepthwiseConv2d,
+    DiT3Block,
+    ExtraTokens,
+    FunctionalLearner,
+    LabelEmbedding,
+    SwiGLU,
+    TimestepEmbedding,
+    TTTLayer,
+    TTTLinear,
+    ViT3Block,
+    VitttBlock,
+    VitttMixer,
+)
+from vision_ttt.layers.conv_stem import ConvStem, Downsample
+from vision_ttt.layers.pooling import pool_tokens
+from vision_ttt.layers.rotary2d import rotary_table
+from vision_ttt.layers.sincos2d import sincos_table
+from vision_ttt.ops import use_backend
+
+GRID = (4, 5)
+TOKENS = torch.randn(2, 20, 32)
+IMAGES = torch.randn(2, 3, 16, 16)
+EVERYTHING = {"bidirectional": True, "share_qk": True, "conv_kernel_size": 4, "gate": True}
+CPU = torch.device("cpu")
+
+
+def generic(**options):
+    learner = Learner(NormedResidual(Linear()), mini_batch_size=4, causal=True, **options)
+    return TTTLayer(32, 2, partial(FunctionalLearner, learner=learner), **EVERYTHING)
+
+
+def in_vit3(**options):
+    block = ViT3Block(32, 2, **options)
+    return lambda: block(TOKENS, GRID, rotary_table(GRID, 32, CPU))
+
+
+def of(module, *inputs):
+    return lambda: module(*inputs)
+
+
+CALLS = {
+    "TTTLinear": of(TTTLinear(32, 2, **EVERYTHING), TOKENS),
+    "TTTMLP": of(TTTMLP(32, 2, **EVERYTHING), TOKENS),
+    "shared state": of(TTTLinear(32, 2, bidirectional=True, learnable_states=1), TOKENS),
+    "generic learner": of(generic(momentum=0.5), TOKENS),
+    "checkpointed learner": of(generic(checkpoint=True), TOKENS),
+    "VitttBlock": of(VitttBlock(VitttMixer(32, 2), 32, 48), TOKENS, GRID),
+    "ViT3Block": in_vit3(),
+    "H-ViT3's block": in_vit3(mlp=ConvMlp(32, 64)),
+    "DiT3Block": of(DiT3Block(32, 2), TOKENS, torch.randn(2, 32), GRID),
+    "SwiGLU": of(SwiGLU(32, 48), TOKENS),
+    "TimestepEmbedding": of(TimestepEmbedding(32), torch.tensor([3, 977])),
+    "LabelEmbedding": of(LabelEmbedding(5, 32, 0.5), torch.tensor([0, 4, 2, 3])),
+    "ConvStem": of(ConvStem(3, 16), IMAGES),
+    "Downsample": of(Downsample(3, 16), IMAGES),
+    "sincos_table": lambda: sincos_table(GRID, 32, CPU),
+    "a class token": of(ExtraTokens(32, "middle").insert, TOKENS),
+    "an extra token": of(DepthwiseConv2d(32), TOKENS, (1, 19), (3,)),
+    "max_norm": lambda: pool_tokens(TOKENS, "max_norm", None),
+}
+
+
+def result(call):
+    """What a call returns, once its backward pass has run, where it has one."""
+    torch.manual_seed(0)
+    out = call()
+    if out.requires_grad:
+        out.square().sum().backward()
+    return out
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64, "meta"], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_defaults_change_nothing(name, default):
+    call = CALLS[name]
+    with use_backend("dual"):
+        wanted = result(call)
+        try:
+            if default == "meta":
+                torch.set_default_device(default)
+            else:
+                torch.set_default_dtype(default)
+            got = result(call)
+        finally:
+            torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
+    assert got.dtype == wanted.dtype
+    assert got.device == wanted.device
+    assert torch.equal(got, wanted)
