@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from sklearn.datasets import load_sample_image
 
 from tolerances import assert_close
 from vision_ttt import TTTLinear
@@ -12,6 +13,7 @@ from vision_ttt.explain import (
     top_fraction,
     trace_layers,
 )
+from vision_ttt.ops import ttt_linear
 
 
 def nano(**options):
@@ -76,15 +78,74 @@ def test_models_without_ttt_layers_have_no_inner_losses():
 
 
 @pytest.mark.parametrize("pool", ["avg", "double"])
-@pytest.mark.parametrize("state", ["current", "initial"])
+@pytest.mark.parametrize("state", ["current", "initial", "final"])
 def test_gradient_maps_lie_on_the_token_grid(images, pool, state):
     model = nano(global_pool=pool)
     maps = gradient_magnitude_maps(model, images, 1, state=state)
-    trace = trace_layers(model, images)["blocks.1.mixer.ttt"]
+    layer, name = model.blocks[1].mixer.ttt, "blocks.1.mixer.ttt"
+    trace = trace_layers(model, images)[name]
     norms = trace.gradient_norm if state == "current" else trace.initial_gradient_norm
+    if state == "final":
+        norms = gradients_of_autograd(model, layer, images)
     norms = norms.mean(-1)
     norms = norms[:, 1:-1] if pool == "double" else norms
     assert_close(maps, norms.reshape(3, 8, 8), 1e-6)
+
+
+def gradients_of_autograd(model, layer, images):
+    """‖∂/∂W ½‖f(k_t; W) − v_t‖²‖ at the state after all tokens, token by token: [B, T, H]."""
+    problems = []
+    handle = layer.register_forward_pre_hook(
+        lambda layer, inputs: problems.append(layer.inner_problem(*inputs))
+    )
+    with torch.no_grad():
+        model.eval()(images)
+    handle.remove()
+    (problem,) = problems
+    _, (w, b) = ttt_linear(**problem, return_state=True, backend="reference")
+
+    def loss(w, b, k, v, weight, bias):
+        z = torch.nn.functional.layer_norm(k @ w + b, k.shape, weight, bias, problem["eps"])
+        return 0.5 * (k + z - v).square().sum()
+
+    gradient = torch.func.grad(loss)
+    for axes in ((None, None, 0, 0, None, None), (0, 0, 1, 1, 0, 0), (0, 0, 0, 0, None, None)):
+        gradient = torch.func.vmap(gradient, axes)  # tokens, heads, images
+    found = gradient(w, b, problem["k"], problem["v"], problem["ln_weight"], problem["ln_bias"])
+    return found.flatten(-2).norm(dim=-1).transpose(1, 2).detach()
+
+
+def photograph(name, side):
+    """The middle of one of scikit-learn's photographs: [1, 3, side, side] in [0, 1]."""
+    whole = torch.from_numpy(load_sample_image(name).copy()).permute(2, 0, 1)[None] / 255
+    square = torch.nn.functional.interpolate(
+        whole[..., 106:534], (side, side), mode="bicubic", antialias=True
+    )
+    return square.clamp(0, 1)
+
+
+def first_mini_batches_share(maps):
+    """Of ‖G‖²: that of the 16 tokens which a direction meets first, over an even share."""
+    energy = maps.flatten().double().square()
+    return (energy[:16].sum() + energy[-16:].sum()) / energy.sum() / (32 / len(energy))
+
+
+def rank_correlation(a, b):
+    ranks = torch.stack([x.flatten().argsort().argsort() for x in (a, b)])
+    return torch.corrcoef(ranks.double())[0, 1]
+
+
+@pytest.mark.parametrize("side", [32, 64])
+@pytest.mark.parametrize("name", ["china.jpg", "flower.jpg"])
+def test_maps_of_a_photograph_show_it_and_not_the_scan(name, side):
+    model, photo = nano(dynamic_img_size=True), photograph(name, 4 * side)
+    patches = torch.nn.functional.unfold(photo.mean(1, keepdim=True), 4, stride=4)
+    contrast = patches.std(1)  # [1, T]: where there is something to see
+    maps = gradient_magnitude_maps(model, (photo - 0.5) / 0.25)
+    assert first_mini_batches_share(maps) < 2
+    assert rank_correlation(maps, contrast) > 0.5
+    scan = gradient_magnitude_maps(model, (photo - 0.5) / 0.25, state="current")
+    assert first_mini_batches_share(scan) > 20  # what the default has to be free of
 
 
 def test_gradient_maps_of_other_sizes():
@@ -97,8 +158,12 @@ def test_gradient_maps_refuse(images):
         gradient_magnitude_maps(torch.nn.Linear(1, 1), images)
     with pytest.raises(IndexError):
         gradient_magnitude_maps(nano(), images, 2)
-    with pytest.raises(ValueError, match="state must be 'current' or 'initial', got 'last'"):
+    with pytest.raises(
+        ValueError, match="state must be one of final, initial, current, got 'last'"
+    ):
         gradient_magnitude_maps(nano(), images, state="last")
+    with pytest.raises(TypeError, match=r"linear inner models .* block 1 has TTTMLP"):
+        gradient_magnitude_maps(nano(inner_model="mlp"), images)
 
 
 def test_top_fraction_marks_the_largest():

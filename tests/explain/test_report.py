@@ -8,10 +8,10 @@ import torch
 
 from vision_ttt.explain.figures import (
     confusion_matrix,
-    gradient_map_sheet,
     inner_loss_curves,
     training_curves,
 )
+from vision_ttt.explain.map_figures import gradient_map_sheet, plot_gradient_maps
 from vision_ttt.explain.report import Section, png_bytes, render_report
 
 HISTORY = [
@@ -101,3 +101,44 @@ def test_report_is_self_contained_and_escapes():
     (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
     assert base64.b64decode(picture).startswith(PNG)
     assert not re.search(r'(src|href)="(?!data:)', page)
+
+
+def test_plotted_maps_have_a_row_of_three_pictures_per_image():
+    images, maps = torch.rand(2, 3, 30, 32), torch.rand(2, 8, 8)
+    figure = plot_gradient_maps(images, maps, ["first", "second"], fraction=0.25)
+    assert png_bytes(figure).startswith(PNG)
+    rows = [figure.axes[:3], figure.axes[3:]]
+    assert [axis.get_title() for axis in rows[0]] == ["image", "‖G‖", "top 25 %"]
+    assert [row[0].get_ylabel() for row in rows] == ["first", "second"]
+    for (plain, over, top), own in zip(rows, maps, strict=True):
+        (picture,) = plain.images
+        under, heat = over.images
+        (marked,) = top.images
+        assert torch.equal(torch.from_numpy(heat.get_array().data), own)
+        assert heat.get_alpha() < 1
+        assert under.get_extent() == heat.get_extent() == [0, 32, 32, 0]
+        bright = (marked.get_array() >= 0.25).all(-1)
+        assert bright[:28].mean() == pytest.approx(0.25, abs=0.05)  # the rest is rim
+        assert picture.get_array().shape == (32, 32, 3)
+
+
+def test_plotting_leaves_pyplot_alone():
+    from matplotlib import pyplot
+
+    before = pyplot.get_fignums()
+    plot_gradient_maps(torch.rand(1, 1, 8, 8), torch.rand(1, 2, 2))
+    assert pyplot.get_fignums() == before
+
+
+@pytest.mark.parametrize(
+    ("images", "maps", "options", "message"),
+    [
+        ((2, 3, 8, 8), (1, 2, 2), {}, "as many, got 2, 1, 2"),
+        ((1, 3, 8, 8), (1, 9, 2), {}, r"none smaller than its map; got images \[1, 3, 8, 8\]"),
+        ((1, 4, 8, 8), (1, 2, 2), {}, r"1 or 3 channels, got \[1, 4, 8, 8\]"),
+        ((1, 3, 8, 8), (1, 2, 2), {"fraction": 0}, r"fraction must be in \(0, 1\], got 0"),
+    ],
+)
+def test_plotting_refuses(images, maps, options, message):
+    with pytest.raises(ValueError, match=message):
+        plot_gradient_maps(torch.rand(images), torch.rand(maps), **options)

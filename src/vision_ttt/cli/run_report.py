@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from vision_ttt.cli.wide_table import print_whole
@@ -19,11 +19,12 @@ from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import gradient_magnitude_maps
 from vision_ttt.explain.figures import (
     confusion_matrix,
-    gradient_map_sheet,
     inner_loss_curves,
     training_curves,
 )
+from vision_ttt.explain.map_figures import gradient_map_sheet
 from vision_ttt.explain.report import Section, png_bytes, render_report
+from vision_ttt.layers import TTTLinear
 from vision_ttt.models import Vittt
 
 SHEET_IMAGES = 20
@@ -32,7 +33,7 @@ SHEET_IMAGES = 20
 def write_run_report(result: TrainResult) -> Path:
     """Write curves.png, confusion.png, inner_loss.png, gradient_maps.png and report.html.
 
-    The figures of the inner loop are of a Vittt only; other models get the rest.
+    The figures of the inner loop are of a Vittt of linear inner models only; others get the rest.
 
     Returns:
         The report's path, in the run directory.
@@ -58,7 +59,7 @@ def write_run_report(result: TrainResult) -> Path:
             "from them; both scan directions, each in its own order.",
             inner,
         )
-    if isinstance(result.model, Vittt) and not isinstance(result.test_images, IterableDataset):
+    if _has_maps(result.model) and not isinstance(result.test_images, IterableDataset):
         sections["gradient_maps"] = Section(
             "Gradient magnitude maps",
             "Test images (true → predicted), how much the inner learners of the middle block "
@@ -112,6 +113,10 @@ def _summary(result: TrainResult) -> dict[str, str]:
         "seed": str(metrics["seed"]),
         "versions": ", ".join(f"{name} {version}" for name, version in metrics["versions"].items()),
     }
+
+
+def _has_maps(model: nn.Module) -> bool:
+    return isinstance(model, Vittt) and isinstance(model.blocks[0].mixer.ttt, TTTLinear)
 
 
 def _gradient_maps(result: TrainResult) -> Figure:

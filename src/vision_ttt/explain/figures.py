@@ -1,4 +1,4 @@
-"""Figures of a run and of what its model attends to, as matplotlib Figures that need no display."""
+"""Figures of a training run, as matplotlib Figures that need no display."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
-from torch.nn import functional as F
-
-from vision_ttt.explain.gradient_maps import top_fraction
 
 
 def training_curves(history: Sequence[Mapping[str, Any]]) -> Figure:
@@ -110,61 +107,4 @@ def confusion_matrix(confusion: Tensor, classes: Sequence[str]) -> Figure:
                 fontsize=8,
                 color=colour,
             )
-    return figure
-
-
-def gradient_map_sheet(
-    images: Tensor, maps: Tensor, titles: Sequence[str], *, per_row: int = 10
-) -> Figure:
-    """Images beside their gradient magnitude maps: image, map, and its top 30 % of tokens.
-
-    The picture of Vision-TTT's Fig. 9 and 10. Each map has a colour scale of its own.
-
-    Args:
-        images: [B, 3, H, W] in [0, 1].
-        maps: [B, h, w], see :func:`gradient_magnitude_maps`.
-        titles: one per image.
-        per_row: images side by side.
-
-    Raises:
-        ValueError: the three differ in number, there are none, or a map is finer than its image.
-    """
-    if not titles or maps.shape[1] > images.shape[2] or maps.shape[2] > images.shape[3]:
-        raise ValueError(
-            "there must be images, none smaller than its map; got images "
-            f"{list(images.shape)} and maps {list(maps.shape)}"
-        )
-    if not len(images) == len(maps) == len(titles):
-        raise ValueError(
-            f"images, maps and titles must be as many, got {len(images)}, {len(maps)}, "
-            f"{len(titles)}"
-        )
-    # Where the model padded the image to whole patches, so is the picture.
-    patch = [-(-images.shape[2 + axis] // maps.shape[1 + axis]) for axis in range(2)]
-    height, width = patch[0] * maps.shape[1], patch[1] * maps.shape[2]
-    rim = (0, width - images.shape[3], 0, height - images.shape[2])
-    pictures = F.pad(images.clamp(0, 1), rim).permute(0, 2, 3, 1).cpu().numpy()
-    marks = top_fraction(maps).cpu().numpy().repeat(patch[0], 1).repeat(patch[1], 2)
-    extent = (0, width, height, 0)
-    columns = min(per_row, len(images))
-    groups = -(-len(images) // columns)
-    figure = Figure(figsize=(1.05 * columns + 0.9, 3.4 * groups), layout="constrained")
-    axes = figure.subplots(3 * groups, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.set(xticks=[], yticks=[])
-        axis.set_frame_on(False)
-    for index, title in enumerate(titles):
-        group, column = divmod(index, columns)
-        image_axis, map_axis, mark_axis = axes[3 * group : 3 * group + 3, column]
-        picture = pictures[index]
-        image_axis.imshow(picture, extent=extent)
-        image_axis.set_title(title, fontsize=8)
-        map_axis.imshow(
-            maps[index].cpu().numpy(), cmap="magma", extent=extent, interpolation="bicubic"
-        )
-        marked = np.where(marks[index, ..., None], 0.25 + 0.75 * picture, 0.25 * picture)
-        mark_axis.imshow(marked, extent=extent)
-    for group in range(groups):
-        for row, label in enumerate(("image", "‖G‖", "top 30 %")):
-            axes[3 * group + row, 0].set_ylabel(label, fontsize=8)
     return figure

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
@@ -9,8 +12,11 @@ from vision_ttt.layers import TTTLinear
 from vision_ttt.models.evaluation_mode import evaluation_mode
 from vision_ttt.ops.ttt_linear import InnerTrace, ttt_linear_trace
 
+Problem = dict[str, Tensor | int]
+"""The arguments of :func:`vision_ttt.ttt_linear`."""
+Result = TypeVar("Result")
 
-@torch.no_grad()
+
 def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
     """Trace every :class:`vision_ttt.layers.TTTLinear` of ``model`` while it sees ``images``.
 
@@ -22,25 +28,39 @@ def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
         For each TTT layer's module name its :class:`InnerTrace` (its last, where the model runs
         the layer several times), in the order of the modules; empty for a model without.
     """
-    traces: dict[str, InnerTrace] = {}
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, TTTLinear)}
+    return examine(model, images, layers, lambda problem: ttt_linear_trace(**problem))
+
+
+@torch.no_grad()
+def examine(
+    model: nn.Module,
+    images: Tensor,
+    layers: Mapping[str, TTTLinear],
+    look: Callable[[Problem], Result],
+) -> dict[str, Result]:
+    """Run ``model`` and ``look`` at the inner problem that each of its ``layers`` is given.
+
+    Returns:
+        For each layer's name what ``look`` says of its last problem.
+    """
+    results: dict[str, Result] = {}
     handles = []
-    for name, layer in model.named_modules():
-        if not isinstance(layer, TTTLinear):
-            continue
+    for name, layer in layers.items():
 
         def record(layer: TTTLinear, inputs: tuple, keywords: dict, name: str = name) -> None:
-            traces[name] = ttt_linear_trace(**layer.inner_problem(*inputs, **keywords))
+            results[name] = look(layer.inner_problem(*inputs, **keywords))
 
         handles.append(layer.register_forward_pre_hook(record, with_kwargs=True))
     if not handles:  # nor would every model be content with images alone
-        return traces
+        return results
     try:
         with evaluation_mode(model):
             model(images)
     finally:
         for handle in handles:
             handle.remove()
-    return traces
+    return results
 
 
 def inner_losses(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
