@@ -28,8 +28,9 @@ def test_demo_leaves_everything(tmp_path, capsys):
     for name in ("curves", "confusion", "inner_loss", "gradient_maps"):
         assert (output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     page = (output / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4
-    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert page.count("data:image/png;base64,") == 8  # each figure for wide and for narrow screens
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert "Training does not minimise the inner loss" in page
     with safe_open(output / "last.safetensors", "pt") as file:
         assert "head.weight" in file.keys()  # noqa: SIM118 (not a mapping)
     model, _ = load_model(output / "last.safetensors")

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vision_ttt.cli.main import main
+from vision_ttt.diffusion.pictures import grid
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.building import build_model, data_config
 from vision_ttt.engine.checkpoint import save_weights
@@ -59,8 +60,11 @@ def sampled(tmp_path: Path, checkpoint: str, capsys: Said):
 
 def test_a_picture_has_a_row_for_each_class(sampled, capsys: Said) -> None:
     picture = Image.open(sampled("a.png", "--per-class", "3"))
-    assert picture.size == (3 * 50 + 2, 4 * 50 + 2)
+    assert picture.height == 4 * 50 + 2
     assert picture.mode == "RGB"
+    labels = np.asarray(picture)[:, : picture.width - (3 * 50 + 2)]  # at the left of the images
+    wanted = grid(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), 1, CLASSES).permute(1, 2, 0).numpy()
+    assert (labels == wanted[:, : labels.shape[1]]).all()
     said = capsys.readouterr().out
     assert "12 samples of dit3_nano_patch4_32, 3 of each class: cat, dog, 7, émeu/nandou" in said
 
@@ -96,7 +100,7 @@ def test_images_one_by_one_are_those_of_the_picture(sampled, tmp_path: Path) -> 
     ]
     second_dog = np.asarray(Image.open(folder / "dog" / "00003.png"))
     assert second_dog.shape == (8, 8, 3)
-    shown = np.asarray(Image.open(picture))[2 + 50 : 50 + 50, 2 + 50 : 50 + 50]
+    shown = np.asarray(Image.open(picture))[2 + 50 : 50 + 50, -50:-2]
     assert (shown[::6, ::6] == second_dog).all()
 
 
@@ -191,7 +195,9 @@ def test_train_leaves_samples_and_a_report(tmp_path: Path, image_folder: Path, c
     said = capsys.readouterr()
     assert "vision-ttt sample --checkpoint" in said.out
     assert re.search(r"epoch 1/1: train loss [\d.]+, test loss [\d.]+, \d+ images/s", said.err)
-    assert Image.open(run / "samples.png").size == (8 * 50 + 2, 2 * 50 + 2)
+    picture = Image.open(run / "samples.png")
+    assert picture.height == 2 * 50 + 2
+    assert picture.width > 8 * 50 + 2 + 30  # labels at the left
     page = (run / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 2
     assert "A row for each of dark, light" in page

@@ -200,6 +200,22 @@ def test_pictures():
     assert to_png(pixels[0]).startswith(b"\x89PNG")
 
 
+def test_rows_are_labelled():
+    pixels = torch.zeros(6, 3, 8, 8, dtype=torch.uint8)
+    plain, labels = grid(pixels, 2), ["cat", "émeu", "a very long name of a class that goes on"]
+    picture = grid(pixels, 2, labels)
+    width = picture.shape[2] - plain.shape[2]
+    assert torch.equal(picture[..., width:], plain)
+    column = picture[..., :width]
+    rows = column.split([51, 50, 51], dim=1)
+    assert all((row < 128).any() for row in rows)  # something is written beside each
+    assert not torch.equal(rows[0][:, :50], rows[1])
+    assert (column[..., :2] == 255).all()  # and not cut off at its beginning
+    assert width <= 13 * 14  # pixels of a font: the long name is cut
+    with pytest.raises(ValueError, match="a label for each of 3 rows, got 2"):
+        grid(pixels, 2, labels[:2])
+
+
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64, "meta"], ids=str)
 @pytest.mark.parametrize("objective", ["noise", "flow"])
 def test_pytorchs_defaults_change_no_number(make_model, objective, default):

@@ -1,11 +1,15 @@
 """Figures and the report page."""
 
 import base64
+import io
 import re
 
 import pytest
 import torch
+from matplotlib.text import Text
+from PIL import Image
 
+from vision_ttt.cli.run_report import _reading
 from vision_ttt.explain.figures import (
     confusion_matrix,
     inner_loss_curves,
@@ -91,16 +95,76 @@ def test_gradient_map_sheet_marks_the_tokens_of_largest_gradient_on_padded_image
     assert (marked[:4] <= 0.25).all()
 
 
-def test_report_is_self_contained_and_escapes():
+PHONE = 390 - 2 * 16  # CSS pixels of a phone's width that the page leaves to a figure
+
+
+def smallest_text(figure, width):
+    """In CSS pixels, where the figure is shown ``width`` pixels wide at most."""
+    figure.canvas.draw()
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    assert texts
+    inches, dots = figure.get_size_inches()[0], 130
+    shown = min(width, inches * dots)
+    return min(text.get_fontsize() for text in texts) / 72 * shown / inches
+
+
+def narrow_figures():
+    twelve = [
+        {**row, "inner_losses": {f"blocks.{i}.mixer.ttt": [5.0, 3.0] for i in range(12)}}
+        for row in HISTORY
+    ]
+    names = [f"class {i}" for i in range(10)]
+    sheet = torch.rand(20, 3, 32, 32), torch.rand(20, 8, 8), ["0 → 0"] * 20
+    return {
+        "curves": lambda: training_curves(HISTORY, narrow=True),
+        "inner loss": lambda: inner_loss_curves(HISTORY, narrow=True),
+        "inner loss of twelve": lambda: inner_loss_curves(twelve, narrow=True),
+        "confusion": lambda: confusion_matrix(torch.eye(10), names, narrow=True),
+        "confusion of many": lambda: confusion_matrix(torch.eye(100), ["a"] * 100, narrow=True),
+        "maps": lambda: gradient_map_sheet(*sheet, per_row=4),
+    }
+
+
+@pytest.mark.parametrize("name", narrow_figures())
+def test_figures_can_be_read_on_a_phone(name):
+    assert smallest_text(narrow_figures()[name](), PHONE) >= 7.5
+
+
+def test_wide_figures_would_not_do_on_a_phone():
+    assert smallest_text(training_curves(HISTORY), PHONE) < 5
+
+
+def page_of(**options):
     figure = training_curves(HISTORY)
-    page = render_report(
-        "Run <1>", {"accuracy": "99 %"}, [Section("Curves", "Read me", figure)], "seed: 0\na: <b>"
+    section = Section("Curves", "Read me", figure, **options)
+    return render_report("Run <1>", {"accuracy": "99 %"}, [section], "seed: 0\na: <b>")
+
+
+def test_each_figure_is_linked_to_its_full_size():
+    page = page_of(narrow=training_curves(HISTORY, narrow=True))
+    wide, narrow = (
+        base64.b64decode(picture)
+        for kind in ("wide", "narrow")
+        for picture in re.findall(f'<img class="{kind}"[^>]*base64,([^"]+)"', page)
     )
+    widths = [Image.open(io.BytesIO(picture)).width for picture in (wide, narrow)]
+    assert widths[0] == pytest.approx(12.6 * 130, abs=1)
+    assert widths[1] == pytest.approx(4.2 * 130, abs=1)
+    places = set(re.findall(r'id="([^"]+)"', page))
+    links = re.findall(r'href="#([^"]+)"', page)
+    assert links == ["full-1", "full-1", "fit-1"]
+    assert set(links) == places
+    assert '<a href="#full-1"><img' in page.replace("\n", "")
+
+
+def test_report_is_self_contained_and_escapes():
+    page = page_of()
     assert "Run &lt;1&gt;" in page
     assert "a: &lt;b&gt;" in page
     (picture,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
     assert base64.b64decode(picture).startswith(PNG)
-    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert "<script" not in page
 
 
 def test_plotted_maps_have_a_row_of_three_pictures_per_image():
@@ -142,3 +206,14 @@ def test_plotting_leaves_pyplot_alone():
 def test_plotting_refuses(images, maps, options, message):
     with pytest.raises(ValueError, match=message):
         plot_gradient_maps(torch.rand(images), torch.rand(maps), **options)
+
+
+def test_a_rising_inner_loss_is_explained():
+    falls = [{**row, "inner_loss_reduction": 0.2 * row["epoch"]} for row in HISTORY]
+    text = _reading(falls)
+    assert "Training does not minimise the inner loss" in text
+    assert "by 20% after the first epoch, by 60% after the last." in text
+    unknown = [{**row, "inner_loss_reduction": None} for row in HISTORY]
+    assert _reading(unknown).endswith("to the last.")
+    without = [{**row, "inner_loss": None} for row in unknown]
+    assert _reading(without) == "Loss and accuracy after each epoch."

@@ -30,7 +30,8 @@ def write_diffusion_report(result: TrainResult) -> Path:
         The report's path.
     """
     _, metadata = load_model(result.run_dir / WEIGHTS_FILE, kind="diffusion")
-    labels = torch.arange(min(_CLASSES, len(result.classes))).repeat_interleave(_PER_CLASS)
+    shown = result.classes[:_CLASSES]
+    labels = torch.arange(len(shown), device="cpu").repeat_interleave(_PER_CLASS)
     samples = sample(
         result.model,
         make_process(**metadata.diffusion),
@@ -39,16 +40,16 @@ def write_diffusion_report(result: TrainResult) -> Path:
         guidance=_GUIDANCE,
         seed=result.metrics["seed"],
     )
-    picture = grid(to_pixels(samples, result.input["mean"], result.input["std"]), _PER_CLASS)
+    pixels = to_pixels(samples, result.input["mean"], result.input["std"])
+    picture = grid(pixels, _PER_CLASS, shown)
     write_bytes(result.run_dir / "samples.png", to_png(picture))
     curves = _loss_curves(result.metrics["epochs"])
     write_bytes(result.run_dir / "curves.png", png_bytes(curves))
-    names = ", ".join(result.classes[:_CLASSES])
     sections = [
         Section("Training", "The objective after each epoch.", curves),
         Section(
             "Samples",
-            f"A row for each of {names}; guidance {_GUIDANCE}, not selected.",
+            f"A row for each of {', '.join(shown)}; guidance {_GUIDANCE}, not selected.",
             _shown(picture),
         ),
     ]

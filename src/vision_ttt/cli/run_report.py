@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
@@ -42,13 +42,15 @@ def write_run_report(result: TrainResult) -> Path:
     sections = {
         "curves": Section(
             "Training",
-            "Loss, accuracy and inner loss after each epoch.",
+            _reading(history),
             training_curves(history),
+            training_curves(history, narrow=True),
         ),
         "confusion": Section(
             "Confusion matrix",
             "Counts of test images: the true class by row, the predicted one by column.",
             confusion_matrix(evaluation.confusion, result.classes),
+            confusion_matrix(evaluation.confusion, result.classes, narrow=True),
         ),
     }
     inner = inner_loss_curves(history)
@@ -58,14 +60,17 @@ def write_run_report(result: TrainResult) -> Path:
             "Mean inner loss of each layer on successive mini-batches of tokens, before learning "
             "from them; both scan directions, each in its own order.",
             inner,
+            inner_loss_curves(history, narrow=True),
         )
     if _has_maps(result.model) and not isinstance(result.test_images, IterableDataset):
+        maps = _gradient_maps(result)
         sections["gradient_maps"] = Section(
             "Gradient magnitude maps",
             "Test images (true → predicted), how much the inner learners of the middle block "
             "would learn from each token before they have seen any (norm of the gradient at the "
             "initial state), and the 30 % of tokens where that is most.",
-            _gradient_maps(result),
+            gradient_map_sheet(*maps),
+            gradient_map_sheet(*maps, per_row=4),
         )
     for name, section in sections.items():
         write_bytes(result.run_dir / f"{name}.png", png_bytes(section.figure))
@@ -119,7 +124,24 @@ def _has_maps(model: nn.Module) -> bool:
     return isinstance(model, Vittt) and isinstance(model.blocks[0].mixer.ttt, TTTLinear)
 
 
-def _gradient_maps(result: TrainResult) -> Figure:
+def _reading(history: Sequence[Mapping[str, Any]]) -> str:
+    """How to read the curves: above all, why the inner loss may rise."""
+    if all(row["inner_loss"] is None for row in history):
+        return "Loss and accuracy after each epoch."
+    text = (
+        "Loss, accuracy and inner loss after each epoch. Training does not minimise the inner "
+        "loss: it is a distance to targets that the model makes itself, and it rises where "
+        "training makes these larger. That the learners learn shows in its fall along the image, "
+        "from the first mini-batch of tokens to the last"
+    )
+    falls = [row["inner_loss_reduction"] for row in history]
+    if None in (falls[0], falls[-1]):
+        return text + "."
+    return text + f": by {falls[0]:.0%} after the first epoch, by {falls[-1]:.0%} after the last."
+
+
+def _gradient_maps(result: TrainResult) -> tuple[Tensor, Tensor, list[str]]:
+    """Images in [0, 1], their maps and their titles."""
     evaluation = result.evaluation
     chosen = _spread(evaluation.targets, SHEET_IMAGES)
     places = _decodable(result)
@@ -132,7 +154,7 @@ def _gradient_maps(result: TrainResult) -> Figure:
     titles = [
         f"{names[evaluation.targets[i]]} → {names[evaluation.predictions[i]]}" for i in chosen
     ]
-    return gradient_map_sheet(images * std + mean, maps, titles)
+    return images * std + mean, maps, titles
 
 
 def _decodable(result: TrainResult) -> Sequence[int]:

@@ -95,7 +95,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
             " autoencoder they are of"
         )
     classes = _chosen(arguments.classes, metadata.classes)
-    labels = torch.tensor(classes).repeat_interleave(arguments.per_class)
+    labels = torch.tensor(classes, device="cpu").repeat_interleave(arguments.per_class)
     samples = _generate(model, metadata, labels, arguments)
     if not torch.isfinite(samples).all():
         raise UserError(f"{arguments.checkpoint} makes NaN: its weights are damaged")
@@ -105,7 +105,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     if pixels_wanted:
         pixels = to_pixels(samples, metadata.input["mean"], metadata.input["std"])
         if output.suffix == ".png":
-            write_bytes(output, to_png(grid(pixels, columns=arguments.per_class)))
+            shown = [metadata.classes[index] for index in classes]
+            write_bytes(output, to_png(grid(pixels, arguments.per_class, shown)))
         if arguments.images is not None:
             for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
                 folder = re.sub(r"[^\w-]", "_", metadata.classes[label])

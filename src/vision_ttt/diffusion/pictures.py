@@ -6,11 +6,14 @@ import io
 from collections.abc import Sequence
 
 import torch
-from PIL import Image
+from matplotlib.font_manager import findfont
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor
 from torchvision.utils import make_grid
 
 _SHOWN_WIDTH = 48  # pixels that a small image is magnified to in a grid, at least about
+_LONGEST = 12  # times its height, is how long a label may be
 
 
 def to_pixels(samples: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -33,13 +36,48 @@ def to_png(pixels: Tensor) -> bytes:
     return buffer.getvalue()
 
 
-def grid(pixels: Tensor, columns: int) -> Tensor:
+def grid(pixels: Tensor, columns: int, labels: Sequence[str] = ()) -> Tensor:
     """One image [3, H', W'] of images [N, 3, H, W] uint8, row by row, small ones magnified.
 
     Args:
         pixels: the images.
         columns: images in a row.
+        labels: what stands at the left of each row; none for no labels.
+
+    Raises:
+        ValueError: there are labels, but not one for each row.
     """
     zoom = max(1, _SHOWN_WIDTH // pixels.shape[-1])
     large = pixels.repeat_interleave(zoom, dim=2).repeat_interleave(zoom, dim=3)
-    return make_grid(large, nrow=columns, padding=2, pad_value=255)
+    picture = make_grid(large, nrow=columns, padding=2, pad_value=255)
+    if not labels:
+        return picture
+    rows = -(-len(pixels) // columns)
+    if len(labels) != rows:
+        raise ValueError(f"there must be a label for each of {rows} rows, got {len(labels)}")
+    return torch.cat((_label_column(labels, picture.shape[1]), picture), dim=2)
+
+
+def _label_column(labels: Sequence[str], height: int) -> Tensor:
+    """The labels one below the other, each in the middle of its row: [3, height, W] uint8."""
+    row = height / len(labels)
+    size = max(14, round(row / 8))
+    font = ImageFont.truetype(findfont("DejaVu Sans"), size)  # matplotlib brings it along
+    shown = [_shortened(label, font, _LONGEST * size) for label in labels]
+    width = round(max(map(font.getlength, shown))) + size
+    column = Image.new("RGB", (width, height), "white")
+    draw = ImageDraw.Draw(column)
+    for number, label in enumerate(shown):
+        place = (width - size // 2, (number + 0.5) * row)
+        draw.text(place, label, fill="black", font=font, anchor="rm")
+    return pil_to_tensor(column)
+
+
+def _shortened(label: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """The label on one line, its end cut off where it is longer than ``width`` pixels."""
+    label = " ".join(label.split())
+    if font.getlength(label) <= width:
+        return label
+    while label and font.getlength(label + "…") > width:
+        label = label[:-1]
+    return label + "…"

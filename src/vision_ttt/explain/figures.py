@@ -11,17 +11,20 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 
-def training_curves(history: Sequence[Mapping[str, Any]]) -> Figure:
+def training_curves(history: Sequence[Mapping[str, Any]], *, narrow: bool = False) -> Figure:
     """Losses, accuracy and mean inner loss against the epoch.
 
     Args:
         history: per epoch a mapping with "epoch", "train_loss", "test_loss", "test_accuracy" and
             "inner_loss" (None for models without TTT layers).
+        narrow: one below the other, for a phone.
     """
     epochs = [row["epoch"] for row in history]
     has_inner = any(row["inner_loss"] is not None for row in history)
-    figure = Figure(figsize=(4.2 * (2 + has_inner), 3.4), layout="constrained")
-    axes = figure.subplots(1, 2 + has_inner, squeeze=False)[0]
+    panels = 2 + has_inner
+    rows, columns = (panels, 1) if narrow else (1, panels)
+    figure = Figure(figsize=(4.2 * columns, (2.8 if narrow else 3.4) * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
 
     axes[0].plot(epochs, [row["train_loss"] for row in history], marker=".", label="training")
     axes[0].plot(epochs, [row["test_loss"] for row in history], marker=".", label="test")
@@ -42,13 +45,16 @@ def training_curves(history: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def inner_loss_curves(history: Sequence[Mapping[str, Any]]) -> Figure | None:
+def inner_loss_curves(
+    history: Sequence[Mapping[str, Any]], *, narrow: bool = False
+) -> Figure | None:
     """Inner loss of every layer against the mini-batch, after the first, middle and last epoch.
 
     The picture of Vision-TTT's Fig. 11. A falling line is a learner that learns along the image.
 
     Args:
         history: per epoch "epoch" and "inner_losses", layer name → losses of the mini-batches.
+        narrow: two side by side, for a phone.
 
     Returns:
         The figure, or None where no layer has an inner loss.
@@ -56,9 +62,10 @@ def inner_loss_curves(history: Sequence[Mapping[str, Any]]) -> Figure | None:
     layers = list(history[-1]["inner_losses"])
     if not layers:
         return None
-    columns = min(4, len(layers))
+    columns = min(2 if narrow else 4, len(layers))
     rows = -(-len(layers) // columns)
-    figure = Figure(figsize=(3.2 * columns, 2.6 * rows), layout="constrained")
+    width, height = (2.1, 1.9) if narrow else (3.2, 2.6)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     chosen = sorted({0, len(history) // 2, len(history) - 1})
     for axis, layer in zip(axes, layers, strict=False):
@@ -78,18 +85,19 @@ def inner_loss_curves(history: Sequence[Mapping[str, Any]]) -> Figure | None:
     return figure
 
 
-def confusion_matrix(confusion: Tensor, classes: Sequence[str]) -> Figure:
+def confusion_matrix(confusion: Tensor, classes: Sequence[str], *, narrow: bool = False) -> Figure:
     """Counts of predictions per true class; numbers and names where there is room for them.
 
     Args:
         confusion: counts [C, C], row = true class, column = predicted class.
         classes: C names.
+        narrow: at most four inches wide, for a phone.
     """
     counts = confusion.cpu().numpy()
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    readable = len(classes) <= 30
-    side = min(9.0, 2.2 + 0.42 * len(classes))
-    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    readable = len(classes) <= (10 if narrow else 30)
+    side = min(3.6 if narrow else 9.0, 2.2 + 0.42 * len(classes))
+    figure = Figure(figsize=(side + (0.4 if narrow else 0.8), side), layout="constrained")
     axis = figure.subplots()
     picture = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axis.set(xlabel="predicted", ylabel="true")

@@ -13,11 +13,13 @@ from matplotlib.figure import Figure
 
 
 class Section(NamedTuple):
-    """A figure of the report with its heading and one sentence on how to read it."""
+    """A figure of the report with its heading and a few sentences on how to read it."""
 
     heading: str
     caption: str
     figure: Figure
+    narrow: Figure | None = None
+    """The same for a phone's screen, where the figure's text would be too small."""
 
 
 def png_bytes(figure: Figure, dots_per_inch: int = 130) -> bytes:
@@ -30,7 +32,9 @@ def png_bytes(figure: Figure, dots_per_inch: int = 130) -> bytes:
 def render_report(
     title: str, summary: Mapping[str, Any], sections: Sequence[Section], configuration: str
 ) -> str:
-    """HTML that needs no other file and no network.
+    """HTML that needs no other file, no network and no script.
+
+    Figures fit the page, on a phone in their narrow form; a link under each shows it at full size.
 
     Args:
         title: of the page.
@@ -41,9 +45,13 @@ def render_report(
     template = importlib.resources.files("vision_ttt.explain").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     pictures = [
-        (section.heading, section.caption, base64.b64encode(png_bytes(section.figure)).decode())
+        (section.heading, section.caption, _encoded(section.figure), _encoded(section.narrow))
         for section in sections
     ]
     return environment.from_string(template.read_text(encoding="utf-8")).render(
         title=title, summary=summary, pictures=pictures, configuration=configuration
     )
+
+
+def _encoded(figure: Figure | None) -> str | None:
+    return None if figure is None else base64.b64encode(png_bytes(figure)).decode()
