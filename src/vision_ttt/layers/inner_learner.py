@@ -89,8 +89,17 @@ class InnerLearner(nn.Module, ABC):
         self.position_offset.zero_()
 
     def position_scale(self) -> Tensor:
-        """p_j = max(0, 1/j + learned offset) of each direction's heads: [directions, b]."""
+        """p_j = max(0, 1/j + learned offset) of each direction's heads: [directions, b].
+
+        Raises:
+            ValueError: somebody has put offsets of another shape.
+        """
         offset = self.position_offset
+        if offset.shape != (self.directions, self.mini_batch_size):
+            raise ValueError(
+                f"position_offset must have shape [{self.directions}, {self.mini_batch_size}], got "
+                f"{list(offset.shape)}"
+            )
         dtype = torch.promote_types(offset.dtype, torch.float32)
         steps = torch.arange(1, self.mini_batch_size + 1, dtype=dtype, device=offset.device)
         return (1 / steps + offset).clamp(min=0)

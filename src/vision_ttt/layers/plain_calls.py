@@ -41,7 +41,7 @@ def does_as(module: nn.Module | None, kind: type[nn.Module]) -> bool:
     """Whether ``module`` is exactly a ``kind``, with none of its methods replaced."""
     if type(module) is not kind:
         return False
-    return module.__dict__.keys().isdisjoint(_NAMES.get(kind) or _names(kind))
+    return (_NAMES.get(kind) or _names(kind)).isdisjoint(module.__dict__)
 
 
 _NAMES: dict[type[nn.Module], frozenset[str]] = {}
