@@ -7,7 +7,6 @@ from diffusers import DDPMScheduler
 from tolerances import assert_close
 from vision_ttt.diffusion import FlowMatching, NoisePrediction, draw, make_process, sample
 from vision_ttt.diffusion.pictures import grid, to_pixels, to_png
-from vision_ttt.ops import use_backend
 
 LABELS = torch.tensor([0, 1, 2, 1])
 
@@ -229,17 +228,16 @@ def test_pytorchs_defaults_change_no_number(make_model, objective, default):
         samples = sample(model, process, LABELS, steps=3, guidance=2.0)
         return losses, samples, to_pixels(samples, (0.5,) * 3, (0.25,) * 3)
 
-    with use_backend("dual"):
-        wanted = everything()
-        try:
-            if default == "meta":
-                torch.set_default_device(default)
-            else:
-                torch.set_default_dtype(default)
-            got = everything()
-        finally:
-            torch.set_default_device(None)
-            torch.set_default_dtype(torch.float32)
+    wanted = everything()
+    try:
+        if default == "meta":
+            torch.set_default_device(default)
+        else:
+            torch.set_default_dtype(default)
+        got = everything()
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
     for a, b in zip(got, wanted, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)

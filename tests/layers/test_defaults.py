@@ -80,11 +80,12 @@ def result(call):
     return out
 
 
+@pytest.mark.parametrize("backend", [None, "dual"])
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64, "meta"], ids=str)
 @pytest.mark.parametrize("name", CALLS)
-def test_defaults_change_nothing(name, default):
+def test_defaults_change_nothing(name, default, backend):
     call = CALLS[name]
-    with use_backend("dual"):
+    with use_backend(backend):
         wanted = result(call)
         try:
             if default == "meta":

@@ -53,13 +53,18 @@ def make(name):
     return block
 
 
+def mixed(ttt, x):
+    """A TTT layer as its parts one after the other."""
+    q, k, v, eta, gate = ttt.views(x)
+    return ttt.out_proj(ttt.merge(ttt.learner(q, k, v, eta).flatten(2), gate))
+
+
 def composition(block, y):
     """A Vittt block as its parts one after the other; nothing looks into them."""
     mixer, ttt, mlp = block.mixer, block.mixer.ttt, block.mlp
     y = y + mixer.conv2d(y, GRID)
     x = mixer.norm(y)
-    mixed = TTTLayer._mix(ttt, ttt.in_proj(x), ttt.rate_proj(x))
-    y = y + mixer.drop_path(ttt.out_proj(mixed))
+    y = y + mixer.drop_path(mixed(ttt, x))
     return y + block.drop_path(mlp.fc2(swiglu(mlp.fc1(block.norm(y)))))
 
 
@@ -85,6 +90,16 @@ def rates_of_a_subclass(block):
 def rates_of_an_instance(block):
     ttt = block.mixer.ttt
     ttt.rates = lambda logits: 3 * TTTLayer.rates(ttt, logits)
+
+
+def views_of_an_instance(block):
+    ttt = block.mixer.ttt
+
+    def views(x):
+        q, *others = TTTLayer.views(ttt, x)
+        return -q, *others
+
+    ttt.views = views
 
 
 def positions_of_an_instance(block):
@@ -151,6 +166,7 @@ PARTS = [
 CHANGES = [
     rates_of_a_subclass,
     rates_of_an_instance,
+    views_of_an_instance,
     positions_of_an_instance,
     state_of_an_instance,
     problem_of_an_instance,
@@ -193,7 +209,7 @@ def test_another_learner_brings_its_own_mini_batches():
     learner = block.mixer.ttt.learner
     block.mixer.ttt.learner = type(learner)(2, 32, mini_batch_size=170, directions=2)
     ttt, x = block.mixer.ttt, torch.randn(2, 180, 64)
-    wanted = ttt.out_proj(TTTLayer._mix(ttt, ttt.in_proj(x), ttt.rate_proj(x)))
+    wanted = mixed(ttt, x)
     assert_close(ttt(x), wanted, 1e-6)
     with torch.no_grad():
         assert_close(ttt(x), wanted, 1e-6)

@@ -66,8 +66,8 @@ def add_arguments(parser: CommandParser) -> None:
         type=str,
         default="samples.png",
         help="the file to write: .png for a picture with a labelled row for each class, or"
-        " .safetensors for the numbers themselves, samples [N, C, H, W] and labels [N]; latents have"
-        " numbers only",
+        " .safetensors for the numbers themselves, samples [N, C, H, W] and labels [N]; latents"
+        " have numbers only",
     )
     parser.add_argument(
         "--images",

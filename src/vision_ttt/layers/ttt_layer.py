@@ -107,10 +107,8 @@ class TTTLayer(nn.Module):
         return torch.sigmoid(logits) * (self.base_learning_rate / self.head_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out_proj(self._mix(self.in_proj(x), self.rate_proj(x)))
+        return self._answer(*self.views(x))
 
-    def _mix(self, projected: Tensor, rate_logits: Tensor) -> Tensor:
-        """What stands between the projections."""
-        q, k, v, eta, gate = self._views(projected, rate_logits)
+    def _answer(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, gate: Tensor | None) -> Tensor:
         z = self.learner(q, k, v, eta).flatten(2)  # [B, T, directions · D]
-        return self.merge(z, gate)
+        return self.out_proj(self.merge(z, gate))

@@ -69,10 +69,13 @@ class TTTLinear(TTTLayer):
         q, k, v, eta, _ = self.views(x)
         return self.learner.problem(q, k, v, eta)
 
-    def _mix(self, projected: Tensor, rate_logits: Tensor) -> Tensor:
-        if self._is_plain() and kernels_serve(projected, *self._weights()):
-            return self._fused(projected, rate_logits)
-        return super()._mix(projected, rate_logits)
+    def forward(self, x: Tensor) -> Tensor:
+        if not self._is_plain():
+            return super().forward(x)
+        projected, rate_logits = self.in_proj(x), self.rate_proj(x)
+        if not kernels_serve(projected, *self._weights()):
+            return self._answer(*self._views(projected, rate_logits))
+        return self.out_proj(self._fused(projected, rate_logits))
 
     def _is_plain(self) -> bool:
         """Whether all between the projections is as published, and nobody listens."""
