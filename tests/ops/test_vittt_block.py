@@ -243,10 +243,9 @@ def test_parameters_that_are_not_float32_on_the_cpu_are_not_read_as_such(to, cal
 
 @torch.no_grad()
 @pytest.mark.parametrize("shape", [(2, 35, 32), (2, 35, 128), (35, 35)])
-def test_tokens_of_another_shape_are_refused(shape, calls):
-    with pytest.raises((RuntimeError, ValueError)):
+def test_tokens_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"must have shape|tokens do not fill"):
         make_block()(torch.randn(shape), (5, 7))
-    assert not calls
 
 
 @torch.no_grad()
@@ -254,12 +253,11 @@ def test_tokens_of_another_shape_are_refused(shape, calls):
     ("part", "width"),
     [("mixer.ttt.in_proj", (64, 200)), ("mlp.fc1", (64, 64)), ("mlp.fc2", (64, 64))],
 )
-def test_parameters_of_other_shapes_are_refused(part, width, calls):
+def test_parameters_of_other_shapes_are_refused(part, width):
     block = make_block()
     block.set_submodule(part, nn.Linear(*width, bias=False))
-    with pytest.raises((RuntimeError, ValueError)):
+    with pytest.raises(ValueError, match=f"vittt_block: .*{part.rpartition('.')[2]} must have"):
         block(torch.randn(2, 35, 64), (5, 7))
-    assert not calls
 
 
 def test_where_modules_are_called_instead(calls):

@@ -13,10 +13,23 @@ from vision_ttt.inner.losses import Loss, squared_error
 from vision_ttt.inner.models import Axes, Params
 from vision_ttt.inner.recomputation import recomputed
 from vision_ttt.ops._backend import is_transformed
-from vision_ttt.ops._checks import check_int, check_shape, check_views
+from vision_ttt.ops._contract import Contract, Whole, check_number
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches, take
 
 Model = Callable[[Params, Tensor], Tensor]
+
+_VIEWS = ("q", "k", "v")
+_CONTRACT = Contract(
+    "Learner",
+    {**dict.fromkeys(_VIEWS, "B T H d"), "eta": "? B T H"},
+    {"reverse_heads": Whole(0, "H")},
+    alike=_VIEWS,
+    autocast=True,
+    dense_last=_VIEWS,
+)
+_SCALE_CONTRACT = Contract(
+    "Learner", {"position_scale": "size | heads size"}, {"heads": Whole(1), "size": Whole(1)}
+)
 
 
 @dataclass(frozen=True)
@@ -69,17 +82,10 @@ class Learner:
         if self.momentum < 0:
             raise ValueError(f"Learner: momentum must be at least 0, got {self.momentum}")
         if self.mini_batch_size is not None:
-            check_int("Learner", "mini_batch_size", self.mini_batch_size)
-            if self.mini_batch_size < 1:
-                raise ValueError(
-                    f"Learner: mini_batch_size must be at least 1 or None, got "
-                    f"{self.mini_batch_size}"
-                )
-        check_int("Learner", "epochs", self.epochs)
-        if self.epochs < 1 or (self.causal and self.epochs > 1):
-            raise ValueError(
-                f"Learner: epochs must be at least 1, and 1 in a causal scan, got {self.epochs}"
-            )
+            check_number("Learner", "mini_batch_size", self.mini_batch_size, Whole(1))
+        check_number("Learner", "epochs", self.epochs, Whole(1))
+        if self.causal and self.epochs > 1:
+            raise ValueError(f"Learner: epochs must be 1 in a causal scan, got {self.epochs}")
         if self.causal and self._mixes_tokens:
             raise ValueError(f"Learner: {self.model} mixes tokens and cannot be causal")
 
@@ -141,11 +147,9 @@ class Learner:
         reverse_heads: int,
         state_per_image: bool,
     ) -> None:
-        check_views("Learner", q, k, v)
+        arguments = {"q": q, "k": k, "v": v, "eta": eta, "reverse_heads": reverse_heads}
+        _CONTRACT.check(arguments)
         batch, length, heads, _ = q.shape
-        check_int("Learner", "reverse_heads", reverse_heads)
-        if not 0 <= reverse_heads <= heads:
-            raise ValueError(f"Learner: reverse_heads must be in 0 … {heads}, got {reverse_heads}")
         if reverse_heads and self._mixes_tokens:
             raise ValueError(f"Learner: {self.model} mixes tokens and cannot scan in reverse")
         if not state:
@@ -163,13 +167,11 @@ class Learner:
         for name in self.clip_axes or ():
             if name not in state:
                 raise ValueError(f"Learner: clip_axes names {name!r}, state has {sorted(state)}")
-        if eta is not None:
-            check_shape("Learner", "eta", eta, (batch, length, heads))
         if position_scale is not None:
             if not self.causal:
                 raise ValueError("Learner: position_scale belongs to a causal scan")
             size = length if self.mini_batch_size is None else self.mini_batch_size
-            check_shape("Learner", "position_scale", position_scale, (size,), (heads, size))
+            _SCALE_CONTRACT.check({"position_scale": position_scale, "heads": heads, "size": size})
 
     def _learn(
         self,

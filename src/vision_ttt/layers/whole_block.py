@@ -18,7 +18,7 @@ from vision_ttt.layers.plain_calls import are_plain
 from vision_ttt.layers.swiglu import SwiGLU
 from vision_ttt.layers.ttt_linear import TTTLinear
 from vision_ttt.ops._native import kernels_serve
-from vision_ttt.ops.vittt_block import Parameters, agree, fits, vittt_block
+from vision_ttt.ops.vittt_block import Parameters, fits, vittt_block
 
 if TYPE_CHECKING:
     from vision_ttt.layers.vittt import VitttBlock
@@ -68,6 +68,7 @@ def as_one_op(
         are_plain(kinds)
         and all(projection._parameters["bias"] is None for projection in projections)
         and not any(type(x) is DropPath and x.training for x in drop_paths)
+        and conv_q.weight.shape == conv_k.weight.shape  # other taps are the modules' business
         and conv_q.reverse_channels == conv_k.reverse_channels
         and conv_q.reverse_channels == learner.reverse_heads * ttt.head_dim
         and fits(ttt.head_dim, dim, learner.mini_batch_size, projections[3].in_features)
@@ -95,15 +96,12 @@ def as_one_op(
     for x in parameters:
         if type(x) not in _TENSORS or x.dtype is not torch.float32 or not x.is_cpu:
             return None
-    q_columns, gate_columns = ttt.widths["q"], ttt.widths["gate"]
-    if not agree(parameters, dim, learner.mini_batch_size, q_columns, gate_columns):
-        return None
     return vittt_block(
         y,
         parameters,
         grid=grid,
-        q_columns=q_columns,
-        gate_columns=gate_columns,
+        q_columns=ttt.widths["q"],
+        gate_columns=ttt.widths["gate"],
         base_learning_rate=ttt.base_learning_rate,
         norm_eps=norm.eps,
         inner_eps=learner.eps,

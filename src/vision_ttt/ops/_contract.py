@@ -173,7 +173,8 @@ class Contract:
             raise ValueError(f"{self.op}: give both {' and '.join(self.together)}, or neither")
         known: dict[str, Any] = {}
         for name, limits in self.numbers.items():
-            known[name] = self._check_number(name, values[name], limits)
+            check_number(self.op, name, values[name], limits)
+            known[name] = values[name]
         first: tuple[str, Tensor] | None = None
         for name, shapes, optional in self._rows:
             x = values[name]
@@ -200,18 +201,6 @@ class Contract:
         for name, limits in self.numbers.items():
             if isinstance(limits, Whole) and limits.most is not None:
                 self._check_range(name, known[name], limits, known)
-
-    def _check_number(self, name: str, value: Any, limits: Whole | Real) -> Any:
-        if isinstance(limits, Whole):
-            accepted, kinds = "an int", (int, torch.SymInt)
-        else:
-            accepted, kinds = "a number", (int, float, torch.SymInt, torch.SymFloat)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise TypeError(f"{self.op}: {name} must be {accepted}, got {value!r}")
-        ends_at_a_size = isinstance(limits, Whole) and limits.most is not None
-        if not ends_at_a_size and not value >= limits.least:  # NaN is not
-            raise ValueError(f"{self.op}: {name} must be at least {limits.least}, got {value}")
-        return value
 
     def _check_range(self, name: str, value: int, limits: Whole, known: Mapping[str, Any]) -> None:
         most = known[limits.most] if isinstance(limits.most, str) else limits.most
@@ -275,6 +264,22 @@ class Contract:
             return kernel(*args)
 
         return cast(Function, guarded)
+
+
+def check_number(op: str, name: str, value: Any, limits: Whole | Real) -> None:
+    """Raise unless value is a number of the kind asked for, and in its range.
+
+    A range that ends at a size is the contract's to check, once it knows the size.
+    """
+    if isinstance(limits, Whole):
+        accepted, kinds = "an int", (int, torch.SymInt)
+    else:
+        accepted, kinds = "a number", (int, float, torch.SymInt, torch.SymFloat)
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise TypeError(f"{op}: {name} must be {accepted}, got {value!r}")
+    ends_at_a_size = isinstance(limits, Whole) and limits.most is not None
+    if not ends_at_a_size and not value >= limits.least:  # NaN is not
+        raise ValueError(f"{op}: {name} must be at least {limits.least}, got {value}")
 
 
 def _bind(sizes: Sequence[int], shape: Shape, known: dict[str, Any]) -> bool:

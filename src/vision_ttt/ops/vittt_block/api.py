@@ -19,35 +19,6 @@ def fits(head_dim: int, dim: int, mini_batch_size: int, hidden: int) -> bool:
     return SGEMM is not None and contract.fits(head_dim, dim, mini_batch_size, hidden)
 
 
-def agree(
-    parameters: Parameters, dim: int, mini_batch_size: int, q_columns: int, gate_columns: int
-) -> bool:
-    """Whether the parameters' shapes are one block's of ``dim`` channels.
-
-    Modules refuse what does not fit together; the kernels would read on beside it.
-    """
-    p = parameters
-    heads, head_dim = p.b0.shape
-    directions = p.position_offset.shape[0]
-    inner, hidden, kernel = directions * dim, p.fc2.shape[1], p.conv2d.shape[-1]
-    scale, norm, bias = (dim,), (heads, head_dim), (inner,)
-    taps = (inner, 1, p.conv_q_weight.shape[-1])
-    post_norm = (directions, dim)
-    return heads * head_dim == inner and tuple(x.shape for x in p) == (
-        (dim, 1, kernel, kernel),
-        *(scale, scale),
-        (2 * inner + q_columns + gate_columns, dim),
-        *((heads, dim), (heads,)),
-        *(taps, bias, taps, bias),
-        *((heads, head_dim, head_dim), norm, norm, norm),
-        (directions, mini_batch_size),
-        *(post_norm, post_norm),
-        (dim, dim),
-        *(scale, scale),
-        *((2 * hidden, dim), (dim, hidden)),
-    )
-
-
 def vittt_block(
     y: Tensor,
     parameters: Parameters,
