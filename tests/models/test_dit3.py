@@ -308,7 +308,7 @@ def test_guidance_that_does_not_fit():
         ({"num_heads": 3}, "dim must be a multiple of num_heads, got 32 and 3"),
         ({"class_dropout_prob": 1.0}, r"class_dropout_prob is 1.0; accepted: 0 to below 1"),
         ({"input_size": 9}, "images of 9 × 9 are not whole patches of 2 × 2"),
-        ({"patch_size": 0}, "not whole patches of 0 × 0"),
+        ({"patch_size": 0}, "patch_size is 0; accepted: 1 to 16,384"),
     ],
 )
 def test_arguments_out_of_range(options, told):

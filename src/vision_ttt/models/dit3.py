@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vision_ttt.layers.condition import LabelEmbedding, TimestepEmbedding
 from vision_ttt.layers.dit3 import DiT3Block, DiT3Head
 from vision_ttt.layers.sincos2d import sincos_table
+from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.vit3 import inner_states
 
 RELEASED_GUIDED_CHANNELS = 3
@@ -71,6 +72,19 @@ class DiT3(nn.Module):
         mlp_ratio: float = 4.0,
     ) -> None:
         super().__init__()
+        check_arguments(
+            in_channels=in_channels,
+            hidden_size=hidden_size,
+            depth=depth,
+            num_heads=num_heads,
+            num_classes=num_classes,
+            class_dropout_prob=class_dropout_prob,
+            learn_sigma=learn_sigma,
+        )
+        check_sides(input_size, patch_size, names=("input_size", "patch_size"))
+        if not isinstance(patch_size, int):
+            raise TypeError(f"patch_size is {patch_size!r}; accepted: one number, for both sides")
+        mlp_width(hidden_size, mlp_ratio)  # each block makes its own
         self.input_size = to_2tuple(input_size)
         self.patch_size = patch_size
         self.in_channels = in_channels
@@ -78,11 +92,8 @@ class DiT3(nn.Module):
         self.num_classes = num_classes
         self.learn_sigma = learn_sigma
         self.grad_checkpointing = False
-        if not 0 <= class_dropout_prob < 1:
-            raise ValueError(f"class_dropout_prob is {class_dropout_prob}; accepted: 0 to below 1")
         if hidden_size % 4:
             raise ValueError(f"hidden_size is {hidden_size}; it must be a multiple of 4")
-        self._check_size(*self.input_size)
         self.patch_embed = nn.Conv2d(in_channels, hidden_size, patch_size, patch_size)
         self.time_embed = TimestepEmbedding(hidden_size)
         self.label_embed = LabelEmbedding(num_classes, hidden_size, class_dropout_prob)

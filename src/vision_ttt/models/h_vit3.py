@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from vision_ttt.layers import ConvMlp, ViT3Block
 from vision_ttt.layers.conv_stem import ConvStem, Downsample
 from vision_ttt.layers.rotary2d import rotary_table
+from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.pooled_classifier import PooledClassifier, choose
 from vision_ttt.models.vit3 import PRETRAINED_CFG, inner_states
 
@@ -52,7 +53,7 @@ class HViT3Stage(nn.Module):
             ViT3Block(
                 out_dim,
                 num_heads,
-                mlp=ConvMlp(out_dim, round(mlp_ratio * out_dim)),
+                mlp=ConvMlp(out_dim, mlp_width(out_dim, mlp_ratio)),
                 norm_eps=1e-5,
                 drop_path=DropPath(rate),
             )
@@ -96,6 +97,7 @@ class HViT3(PooledClassifier):
 
     Raises:
         ValueError: an argument is out of its range; in forward, an image does not fit.
+        TypeError: an argument is of another type.
     """
 
     output_fmt = "NHWC"
@@ -119,6 +121,16 @@ class HViT3(PooledClassifier):
                 "dims, depths and num_heads need one entry for each stage, got "
                 f"{list(dims)}, {list(depths)} and {list(num_heads)}"
             )
+        for dim, depth, heads in zip(dims, depths, num_heads, strict=True):
+            check_arguments(embed_dim=dim, depth=depth, num_heads=heads)
+        check_arguments(
+            in_chans=in_chans,
+            num_classes=num_classes,
+            dynamic_img_size=dynamic_img_size,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+        )
+        check_sides(img_size)
         super().__init__(dims[-1], num_classes, global_pool, drop_rate)
         self.img_size = to_2tuple(img_size)
         self.in_chans = in_chans

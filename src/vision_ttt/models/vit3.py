@@ -14,6 +14,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from vision_ttt.layers import Mlp, ViT3Block, ViT3TTT
+from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.image_size import check_image_size, embed_patches
 from vision_ttt.models.pooled_classifier import PooledClassifier, choose
 
@@ -47,6 +48,7 @@ class ViT3(PooledClassifier):
 
     Raises:
         ValueError: an argument is out of its range; in forward, an image does not fit.
+        TypeError: an argument is of another type.
     """
 
     def __init__(
@@ -66,6 +68,19 @@ class ViT3(PooledClassifier):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
+        check_arguments(
+            in_chans=in_chans,
+            num_classes=num_classes,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            qkv_bias=qkv_bias,
+            dynamic_img_size=dynamic_img_size,
+            dynamic_img_pad=dynamic_img_pad,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+        )
+        check_sides(img_size, patch_size, whole_patches=not dynamic_img_size, pad=dynamic_img_pad)
         super().__init__(embed_dim, num_classes, global_pool, drop_rate)
         self.embed_dim = embed_dim
         self.in_chans = in_chans
@@ -85,7 +100,7 @@ class ViT3(PooledClassifier):
             ViT3Block(
                 embed_dim,
                 num_heads,
-                mlp=Mlp(embed_dim, round(mlp_ratio * embed_dim)),
+                mlp=Mlp(embed_dim, mlp_width(embed_dim, mlp_ratio)),
                 qkv_bias=qkv_bias,
                 drop_path=DropPath(rate),
             )

@@ -27,6 +27,7 @@ from vision_ttt.layers import (
     VitttMixer,
 )
 from vision_ttt.layers.pooling import POOLS, pool_tokens
+from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.image_size import (
     check_image_size,
     checkpoint_filter_fn,
@@ -101,6 +102,7 @@ class Vittt(Classifier):
 
     Raises:
         ValueError: an argument is out of its range; in forward, an image does not fit.
+        TypeError: an argument is of another type.
     """
 
     def __init__(
@@ -124,6 +126,19 @@ class Vittt(Classifier):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
+        check_arguments(
+            in_chans=in_chans,
+            num_classes=num_classes,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            mini_batch_size=mini_batch_size,
+            dynamic_img_size=dynamic_img_size,
+            dynamic_img_pad=dynamic_img_pad,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+        )
+        check_sides(img_size, patch_size, whole_patches=not dynamic_img_size, pad=dynamic_img_pad)
         choose("design", design, DESIGN_ROUTE)
         choose("inner_model", inner_model, INNER_MODELS)
         if global_pool == "head" and "dual" not in DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]:
@@ -165,7 +180,7 @@ class Vittt(Classifier):
                 learnable_states=learnable_states,
                 drop_path=DropPath(rate),
             )
-            hidden = round(mlp_ratio * embed_dim)
+            hidden = mlp_width(embed_dim, mlp_ratio)
             self.blocks.append(VitttBlock(mixer, embed_dim, hidden, drop_path=DropPath(rate)))
         reduction = self.patch_embed.feat_ratio()
         self.feature_info = [
