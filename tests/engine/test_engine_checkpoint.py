@@ -131,17 +131,29 @@ def test_weights_without_our_metadata(tmp_path: Path) -> None:
         load_model(tmp_path / "other.safetensors")
 
 
+@pytest.mark.parametrize("start", [b"\x80\x02", b"\x80\x05", b"PK"])
+def test_a_header_whose_length_looks_like_a_pickle(start: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    length = int.from_bytes(start, "little")
+    write_tensors(path, {"weight": torch.ones(2)}, "x")
+    own = int.from_bytes(path.read_bytes()[:8], "little")
+    write_tensors(path, {"weight": torch.ones(2)}, "x" * (1 + length - own))
+    assert path.read_bytes().startswith(start)
+    tensors, _ = read_tensors(path)
+    assert torch.equal(tensors["weight"], torch.ones(2))
+
+
 def test_fine_tuning_leaves_out_a_head_of_another_size_and_nothing_else() -> None:
     source, _ = _model()
     target = build_model(MODEL, {**ARGUMENTS, "num_classes": 5, "img_size": 16})
     head = target.head.weight.clone()
-    load_weights(target, source.state_dict(), "source", skip="head")
+    load_weights(target, source.state_dict(), "source", skip=("head",))
     assert torch.equal(target.head.weight, head)
     for name, weight in source.state_dict().items():
         assert name.startswith("head.") or torch.equal(target.state_dict()[name], weight)
     deeper = build_model(MODEL, {**ARGUMENTS, "depth": 2, "num_classes": 5, "img_size": 16})
     with pytest.raises(ConfigError, match="missing blocks"):
-        load_weights(deeper, source.state_dict(), "source", skip="head")
+        load_weights(deeper, source.state_dict(), "source", skip=("head",))
 
 
 def test_state_round_trip(tmp_path: Path) -> None:

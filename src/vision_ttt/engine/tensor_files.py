@@ -6,6 +6,7 @@ byte of it can change unnoticed, and so that a file and its digest can never bel
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,13 +50,16 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], str | None]:
         CheckpointError: it is truncated, damaged, a pickle (which is not opened) or cannot be read.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise FileNotFoundError(2, "No such checkpoint file", str(path))
+    if not path.is_file():  # reading a FIFO would never end
+        raise CheckpointError(f"{path} is no regular file")
     try:
         content = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    _refuse_pickles(content[:4], path)
+    except (OSError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or "it is larger than the memory"
+        raise CheckpointError(f"{path} cannot be read: {reason}") from error
+    _refuse_pickles(content[:9], path)
     try:
         tensors = dict(sorted(safetensors.torch.load(content).items()))
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -87,6 +91,8 @@ def _entry(digest: str) -> bytes:
 
 
 def _refuse_pickles(start: bytes, path: Path) -> None:
+    if start[8:] == b"{":  # a safetensors header, whose length before it may look like anything
+        return
     # A zip is torch.save's container; 0x80 and a protocol number begin every modern pickle.
     if start.startswith(b"PK") or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
         raise CheckpointError(
