@@ -6,9 +6,12 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Container
 from pathlib import Path
 
@@ -28,7 +31,7 @@ from vision_ttt.engine.logs import RunLog
 from vision_ttt.engine.non_finite import replay
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import TrainState, read_state
-from vision_ttt.engine.step import Outcome
+from vision_ttt.engine.step import Outcome, Step
 from vision_ttt.layers import TTTLinear
 
 Fields = Callable[..., dict]
@@ -268,10 +271,18 @@ def test_a_folder_that_cannot_be_written(
 
 
 def test_a_hanging_worker_times_out(
-    tiny_fields: Fields, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_fields: Fields,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (image_folder / "train" / "dark" / "0.png").unlink()
-    os.mkfifo(image_folder / "train" / "dark" / "0.png")  # reading it never ends
+    def hanging(self: FolderImages, index: int) -> None:
+        if get_worker_info() is None:
+            return original(self, index)
+        return time.sleep(1000)
+
+    original = FolderImages.__getitem__
+    monkeypatch.setattr(FolderImages, "__getitem__", hanging)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(tiny_fields(num_workers=1, loader_timeout=1.5)))
     assert main(["train", str(recipe)]) == 4
@@ -317,3 +328,23 @@ def test_full_disk_under_tensorboard_is_named(
         monkeypatch.setattr(log.events, "add_scalar", full)
         with pytest.raises(OSError, match=r"No space left.*tensorboard"):
             log.update(state, outcome, 1e-3)
+
+
+def test_a_run_folder_that_vanishes_is_named_without_a_traceback_from_a_thread(
+    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(**tiny_fields())
+    from_threads: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", from_threads.append)
+    original, updates = Step.__call__, itertools.count(1)
+
+    def vanishing(self: Step, *inputs: object) -> Outcome:
+        if next(updates) == 3:
+            shutil.rmtree(config.output)
+        return original(self, *inputs)
+
+    monkeypatch.setattr(Step, "__call__", vanishing)
+    with pytest.raises(OSError, match=r"the folder is gone.*/run/"):
+        train(config)
+    assert not from_threads
+    assert not Path(config.output).exists()

@@ -12,6 +12,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vision_ttt.engine import ConfigError, TrainConfig, train
+from vision_ttt.engine.events import EventFile
 from vision_ttt.engine.logs import RunLog
 from vision_ttt.engine.metrics import inner_loss_reduction, timed
 from vision_ttt.engine.state import TrainState
@@ -50,6 +51,18 @@ def test_tensorboard_has_every_update_and_epoch(tiny_fields: Fields) -> None:
     for row in rows:
         assert row["memory_bytes"] > 2**20
         assert 0 < row["data_share"] < 1
+
+
+def test_points_of_a_run_that_went_on_replace_the_ones_after_its_checkpoint(tmp_path: Path) -> None:
+    for start, values in ((0, range(1, 6)), (3, range(13, 15))):
+        file = EventFile(tmp_path, purge_step=start)
+        for step, value in enumerate(values, start=start):
+            file.add_scalar("loss", value, step)
+        file.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    points = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert points == [(0, 1), (1, 2), (2, 3), (3, 13), (4, 14)]
 
 
 def test_weights_and_biases_gets_what_tensorboard_gets(

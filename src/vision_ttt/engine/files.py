@@ -28,6 +28,8 @@ def write_bytes(path: Path, content: bytes | bytearray) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         kept = "its former content is kept" if path.exists() else "nothing was written"
+        if not path.parent.is_dir():
+            kept = "nothing was written: the folder is gone"
         raise OSError(error.errno, f"{error.strerror or error} ({kept})", str(path)) from error
     _sync_folder(path.parent)
 

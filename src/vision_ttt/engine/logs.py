@@ -22,10 +22,10 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from torch.utils.tensorboard import SummaryWriter
 
 from vision_ttt._version import __version__
 from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.events import EventFile
 from vision_ttt.engine.files import write_text
 from vision_ttt.engine.state import TrainState
 from vision_ttt.engine.step import Outcome
@@ -144,7 +144,7 @@ class RunLog:
         self.epochs = config.epochs
         self.device = device
         self.tracker = tracker
-        self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=state.update)
+        self.events = EventFile(folder / "tensorboard", purge_step=state.update)
         self.reduction: float | None = None
         self.bar = Progress(
             TextColumn("{task.description}"),
