@@ -16,7 +16,12 @@ from vision_ttt.data import (
     TransformedImages,
     make_loader,
 )
-from vision_ttt.data.loading import isolated_generators, seed_generators, train_transform
+from vision_ttt.data.loading import (
+    check_auto_augment,
+    isolated_generators,
+    seed_generators,
+    train_transform,
+)
 
 DATA_CONFIG = {
     "input_size": (3, 32, 32),
@@ -155,3 +160,28 @@ def test_bad_images_are_named_and_left_out(num_workers: int) -> None:
     assert batch["images"].shape == (2, 3, 32, 32)
     assert batch["targets"].tolist() == [images.images.targets[0], images.images.targets[3]]
     assert batch["bad"] == [("number 1", "on purpose"), ("number 2", "on purpose")]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *("rand", "rand-m9-n3-mstd0.5", "rand-m9-mmax20-inc1-p0.5", "rand-t3aw-mstd101"),
+        *("rand-mstd1-tweights", "augmix", "augmix-m5-w4-d2-b1-a0.5-mstd1", "3a"),
+        *("v0", "v0r-mstd0.5", "original", "originalr-mstd1"),
+    ],
+)
+def test_policies_of_timms(policy: str) -> None:
+    train_transform(DATA_CONFIG, auto_augment=policy)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *("", "-", "rnad-m9", "RAND", "rand9", "v1", "randm9-n2", "rand m9", "3A"),
+        *("rand-", "rand-m", "rand-mstd", "rand-msdt0.5", "rand-m9.5", "rand-foo", "rand-typo"),
+        *("rand-m9--n2", "rand-m9x", "rand-m-9", "augmix-n3", "augmix-d-1", "v0-m9", "v0-foo"),
+    ],
+)
+def test_policies_that_timm_would_read_in_part(policy: str) -> None:
+    with pytest.raises(ValueError, match="accepted: "):
+        check_auto_augment(policy)

@@ -1,5 +1,6 @@
 """Webdataset shards are read at any place; what is wrong with one is told by name."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,3 +97,12 @@ def test_training_on_shards_is_training_on_their_images(
     fields |= {"skip_bad": True, "output": str(tmp_path / "skipped")}
     result = train(TrainConfig(**fields))
     assert [Path(name).name for name in result.metrics["bad_images"]] == ["x.png"]
+
+
+def test_what_is_no_shard_or_no_text(shards: Path) -> None:
+    (shards / "classes.txt").write_bytes(b"d\xe4rk\nlight\n")
+    with pytest.raises(DatasetError, match=r"classes\.txt is not a text in UTF-8"):
+        open_dataset(DatasetSpec(str(shards)))
+    os.mkfifo(shards / "pipe-train.tar")
+    with pytest.raises(DatasetError, match=r"pipe-train\.tar is no regular file"):
+        open_dataset(DatasetSpec(str(shards)))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from timm.data.dataset import ImageDataset, IterableImageDataset
+from torchvision.datasets import ImageFolder
 
 from vision_ttt.data import DatasetError, DatasetSpec, ImageError, open_dataset, sources
 
@@ -123,3 +124,46 @@ def test_streamed_dataset_needs_the_number_of_classes(monkeypatch: pytest.Monkey
     assert (data.classes, len(data.train)) == (("0", "1"), 3)
     with pytest.raises(DatasetError, match="streamed"):
         data.part("all")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("dataset_root", "x"), ("train_split", "x"), ("test_split", "x")),
+        ("test_fraction", 0.5),
+    ],
+)
+def test_fields_that_a_dataset_would_ignore(
+    field: str, value: object, image_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for dataset in ("digits", str(image_folder)):
+        with pytest.raises(DatasetError, match=f"{field} is {value!r}, but .* has no use for it"):
+            open_dataset(DatasetSpec(dataset, **{field: value}))
+    if field == "test_fraction":
+        with pytest.raises(DatasetError, match="whose splits have names, has no use"):
+            open_dataset(DatasetSpec("torch/image_folder", test_fraction=0.5))
+
+
+def test_links_are_followed_in_torchvisions_order(image_folder: Path) -> None:
+    dark = image_folder / "train" / "dark"
+    (dark / "sub").mkdir()
+    (dark / "0.png").rename(dark / "sub" / "0.png")
+    (dark / "sub-1").symlink_to(image_folder / "val" / "dark")
+    (dark / "notes.txt").write_text("no image")
+    samples = sources.FolderImages(image_folder / "train").samples
+    assert samples == ImageFolder(str(image_folder / "train")).samples
+    assert len(samples) == 20
+
+
+@pytest.mark.parametrize("target", ["..", "../..", ".", "../light"])
+def test_links_that_lead_round_in_circles(image_folder: Path, target: str) -> None:
+    train = image_folder / "train"
+    (train / "dark" / "up").symlink_to(target)
+    (train / "light" / "over").symlink_to("../dark")
+    with pytest.raises(DatasetError, match="leads to a folder that it lies in"):
+        open_dataset(DatasetSpec(str(image_folder)))
+
+
+def test_a_folder_of_the_systems_is_no_dataset() -> None:
+    with pytest.raises(DatasetError, match="class folder attr has no images"):
+        open_dataset(DatasetSpec("/proc/self"))

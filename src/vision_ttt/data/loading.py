@@ -2,6 +2,7 @@
 
 import multiprocessing
 import random
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -201,8 +202,13 @@ def train_transform(
     auto_augment: str | None = None,
     random_erasing: float = 0.0,
 ) -> Transform:
-    """Return timm's training transform for a timm data config; arguments as in `TrainConfig`."""
+    """Return timm's training transform for a timm data config; arguments as in `TrainConfig`.
 
+    Raises:
+        ValueError: `auto_augment` is no policy of timm's.
+    """
+    if auto_augment is not None:
+        check_auto_augment(auto_augment)
     return create_transform(
         input_size=data_config["input_size"],
         is_training=True,
@@ -217,6 +223,33 @@ def train_transform(
         re_prob=random_erasing,
         re_mode="pixel",
     )
+
+
+_NUMBER = r"\d+(\.\d+)?"
+_POLICIES = {
+    "rand": (
+        rf"(m|n|mmax|inc)\d+|(p|mstd){_NUMBER}|t(weights|3a|3aw)",
+        "m9, n2, p0.5, mstd0.5, mmax10, inc1, tweights, t3a, t3aw",
+    ),
+    "augmix": (rf"(m|w|d|b)\d+|(a|mstd){_NUMBER}", "m3, w3, d1, b1, a1, mstd0.5"),
+    **dict.fromkeys(("v0", "v0r", "original", "originalr", "3a"), (f"mstd{_NUMBER}", "mstd0.5")),
+}
+"""timm's policies, and what each of the sections after them, divided by "-", may look like."""
+
+
+def check_auto_augment(policy: str) -> None:
+    """Refuse a policy that timm would read in part only: it skips what it does not know.
+
+    Raises:
+        ValueError: it is none; names the section that is not understood, and those that are.
+    """
+    name, *sections = policy.split("-")
+    if name not in _POLICIES:
+        raise ValueError(f"unknown policy {name!r}; accepted: {', '.join(_POLICIES)}")
+    pattern, examples = _POLICIES[name]
+    for section in sections:
+        if not re.fullmatch(pattern, section):
+            raise ValueError(f"{section!r} is no section of {name}; accepted: such as {examples}")
 
 
 def evaluation_transform(data_config: dict[str, Any]) -> Transform:

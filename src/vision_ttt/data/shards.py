@@ -64,6 +64,8 @@ class ShardImages(Dataset[tuple[Image.Image, int]]):
 def _read_shard(shard: Path) -> tuple[list[_Sample], list[int]]:
     images: dict[str, _Sample] = {}
     classes: dict[str, int] = {}
+    if not shard.is_file():  # reading a FIFO would never end
+        raise DatasetError(f"shard {shard} is no regular file")
     try:
         with tarfile.open(shard) as tar:
             for member in tar:

@@ -1,9 +1,10 @@
 """From a dataset's name to its images: the digits, a folder, shards, or whatever timm reads."""
 
 import logging
+import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from sklearn.model_selection import train_test_split
 from timm.data.dataset import ImageDataset, IterableImageDataset
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vision_ttt.data.digits import Digits
+from vision_ttt.data.folder_walk import images_below
 from vision_ttt.data.images import ImageError, open_image
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages
 
 _LOGGER = logging.getLogger(__name__)
 _TEST_FOLDERS = ("val", "validation", "test")
+_SPLIT_NAMES = ("train_split", "test_split")
 ACCEPTED = (
     "'digits', an image folder, a folder of *.tar shards, or a name timm.data.create_dataset reads"
     " such as hfds/NAME"
@@ -66,33 +70,67 @@ def open_dataset(spec: DatasetSpec) -> ImageSplits:
 
     Raises:
         DatasetError: an empty class folder, class folders that differ between the splits, no test
-            split, no class names, or a name that timm cannot read.
+            split, no class names, a name that timm cannot read, or a field that would be ignored.
         FileNotFoundError: a folder that is not there.
     """
     if spec.dataset == "digits":
+        refuse_unused(spec, "the digits", "dataset_root", *_SPLIT_NAMES, "test_fraction")
         return ImageSplits(Digits("train"), Digits("test"), Digits.classes)
     folder = Path(spec.dataset).expanduser()
     if folder.is_dir():
+        refuse_unused(spec, f"the folder {folder}", "dataset_root", *_SPLIT_NAMES)
         shards = sorted(folder.rglob("*.tar"))
-        return _open_shards(shards, spec) if shards else _open_folder(folder, spec.test_fraction)
+        return _open_shards(shards, spec) if shards else _open_folder(folder, spec)
     prefix, slash, _ = spec.dataset.partition("/")
     if slash and prefix.lower() in ("hfds", "hfids", "tfds", "wds", "torch"):
         return _open_timm(spec)
     raise FileNotFoundError(2, f"No such dataset; accepted are {ACCEPTED}", spec.dataset)
 
 
+def refuse_unused(spec: DatasetSpec, place: str, *names: str) -> None:
+    """Refuse fields that `place` has no use for, where they are not what they are by default.
+
+    Raises:
+        DatasetError: one is not.
+    """
+    for name in names:
+        value = getattr(spec, name)
+        if value != getattr(DatasetSpec, name):
+            raise DatasetError(f"{name} is {value!r}, but {place} has no use for it; leave it out")
+
+
 class FolderImages(ImageFolder):
     """One folder per class; items are (RGB PIL image, class index), classes in sorted order.
 
     Raises:
-        DatasetError: no class folder, or one without images (it is named).
+        DatasetError: no class folder, one without images (it is named), or links without an end.
     """
 
     def __init__(self, root: Path) -> None:
-        try:
-            super().__init__(str(root), loader=open_image)
-        except FileNotFoundError as error:
-            raise DatasetError(f"image folder {root}: {error}") from error
+        super().__init__(str(root), loader=open_image)
+
+    @staticmethod
+    def make_dataset(
+        directory: str,
+        class_to_idx: dict[str, int],
+        extensions: tuple[str, ...] | None = None,
+        is_valid_file: Callable[[str], bool] | None = None,
+        allow_empty: bool = False,
+    ) -> list[tuple[str, int]]:
+        """List the images of the classes; torchvision's own would follow links for ever.
+
+        The last three arguments are torchvision's, and always as they are by default here.
+        """
+        samples: list[tuple[str, int]] = []
+        for name, index in class_to_idx.items():
+            images = images_below(os.path.join(directory, name))
+            if not images:
+                raise DatasetError(
+                    f"image folder {directory}: class folder {name} has no images (accepted:"
+                    f" {', '.join(IMG_EXTENSIONS)})"
+                )
+            samples += [(path, index) for path in images]
+        return samples
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
         """Find the class folders; hidden ones (such as .git) are none."""
@@ -112,13 +150,14 @@ class FolderImages(ImageFolder):
         return names, {name: index for index, name in enumerate(names)}
 
 
-def _open_folder(root: Path, test_fraction: float) -> ImageSplits:
+def _open_folder(root: Path, spec: DatasetSpec) -> ImageSplits:
     test_root = next((root / name for name in _TEST_FOLDERS if (root / name).is_dir()), None)
     if (root / "train").is_dir():
         if test_root is None:
             raise DatasetError(
                 f"image folder {root} has train/ but none of {', '.join(_TEST_FOLDERS)} beside it"
             )
+        refuse_unused(spec, f"{root}, which has {test_root.name}/,", "test_fraction")
         train, test = FolderImages(root / "train"), FolderImages(test_root)
         if train.classes != test.classes:
             alone = sorted(set(train.classes) ^ set(test.classes))
@@ -128,7 +167,7 @@ def _open_folder(root: Path, test_fraction: float) -> ImageSplits:
             )
         return ImageSplits(train, test, tuple(train.classes))
     images = FolderImages(root)
-    return _split(images, images.targets, tuple(images.classes), root, test_fraction)
+    return _split(images, images.targets, tuple(images.classes), root, spec.test_fraction)
 
 
 def _open_shards(shards: list[Path], spec: DatasetSpec) -> ImageSplits:
@@ -143,6 +182,7 @@ def _open_shards(shards: list[Path], spec: DatasetSpec) -> ImageSplits:
     classes = _shard_classes(root, labels, spec.num_classes)
     if test_images is None:
         return _split(images, images.targets, classes, root, spec.test_fraction)
+    refuse_unused(spec, f"{root}, which has shards for test,", "test_fraction")
     return ImageSplits(images, test_images, classes)
 
 
@@ -155,7 +195,10 @@ def _is_for_test(path: Path) -> bool:
 def _shard_classes(root: Path, labels: set[int], num_classes: int | None) -> tuple[str, ...]:
     path = root / CLASSES_FILE
     if path.is_file():
-        names = path.read_text(encoding="utf-8").splitlines()
+        try:
+            names = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise DatasetError(f"{path} is not a text in UTF-8: {error.reason}") from error
     else:
         names = [str(index) for index in range(num_classes or max(labels) + 1)]
     if min(labels) < 0 or max(labels) >= len(names):
@@ -227,6 +270,7 @@ class TorchvisionImages(Dataset[tuple[Image.Image, int]]):
 
 
 def _open_timm(spec: DatasetSpec) -> ImageSplits:
+    refuse_unused(spec, f"{spec.dataset}, whose splits have names,", "test_fraction")
     train = _timm_part(spec, spec.train_split, is_training=True)
     test = _timm_part(spec, spec.test_split, is_training=False)
     return ImageSplits(train, test, _timm_classes(train, spec))
