@@ -1,6 +1,7 @@
 """What a training run is: one flat, frozen dataclass. Recipes are YAML files of its fields."""
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,7 +26,8 @@ class TrainConfig:
     model: str = "vittt_nano_patch4_32"
     """Model name in timm's registry (`vision-ttt models` lists ours)."""
     model_args: dict[str, Any] = field(default_factory=dict)
-    """Further constructor arguments of the model, e.g. --model_args.depth 2."""
+    """Further constructor arguments of the model, e.g. --model_args.depth 2. They add to the
+    recipe's, key by key; null takes the recipe's away, so that the model's own holds."""
     image_size: int | None = None
     """Height and width of the model's input in pixels; null: the model's own."""
     drop_path: float | None = None
@@ -34,9 +36,9 @@ class TrainConfig:
     initial_weights: str | None = None
     """Path of a .safetensors file to start from; its classifier is taken only where its shape fits.
     null: random initialisation."""
-    frozen_layers: int = 0
+    frozen_layers: int | Literal["all"] = 0
     """Layers, counted from the input (first the patch embedding, then the blocks), that stay as
-    they are; the classifier always learns. As many as there are or more: it alone does."""
+    they are; the classifier always learns. all: it alone does."""
 
     # Diffusion, of models that denoise (dit3_*)
     objective: Literal["noise", "flow"] = "noise"
@@ -62,11 +64,13 @@ class TrainConfig:
     """Fraction of images held out for test (0 to 1, exclusive) where a folder has no split of its
     own; the choice is stratified and fixed, whatever the seed."""
     num_classes: int | None = None
-    """Number of classes, for datasets that do not tell; null: ask the dataset."""
+    """Number of classes, for datasets that do not tell; null: ask the dataset. It must not differ
+    from what the dataset tells."""
     skip_bad: bool = False
     """Go on where an image does not decode, and name and count it; otherwise stop."""
     num_workers: int = 0
-    """Processes that decode and augment images, per training process; 0: that itself does."""
+    """Processes that decode and augment images, per training process (up to 256); 0: that itself
+    does."""
     loader_timeout: float = 300.0
     """Seconds to wait for a worker's batch before stopping; 0: for ever."""
 
@@ -81,10 +85,11 @@ class TrainConfig:
     horizontal_flip: float = 0.5
     """Probability of a left-right flip (0 to 1)."""
     color_jitter: float = 0.0
-    """Strength of brightness, contrast and saturation jitter (>= 0)."""
+    """Strength of brightness, contrast and saturation jitter (>= 0); 0 beside RandAugment,
+    AutoAugment and AugMix, which vary colours themselves."""
     auto_augment: str | None = None
-    """Policy in timm's words: RandAugment, e.g. rand-m9-mstd0.5-inc1, AutoAugment, e.g. v0, or
-    ThreeAugment, 3a; null: none."""
+    """Policy in timm's words: RandAugment, e.g. rand-m9-mstd0.5-inc1, AutoAugment, e.g. v0, AugMix,
+    e.g. augmix-m5-w4-d2, or ThreeAugment, 3a; null: none."""
     repeated_augmentation: int = 1
     """Times that an image is seen, differently augmented, in the batches it is drawn into; an epoch
     has as many images as ever, so that it sees fewer different ones."""
@@ -111,7 +116,8 @@ class TrainConfig:
     warmup_learning_rate: float = 1e-6
     """Learning rate that the linear warm-up begins at."""
     warmup_epochs: float = 20
-    """Length of the warm-up in epochs, counted within `epochs`."""
+    """Length of the warm-up in epochs, counted within `epochs`. Where --epochs is less than the
+    recipe's, it shrinks with them unless it is given, too."""
     inner_warmup_epochs: float = 0.0
     """Epochs in which the inner learning rates of TTT-MLP layers rise linearly from 0 to their full
     size; the TTT paper takes a tenth of `epochs`. 0: full from the first update on."""
@@ -157,30 +163,36 @@ class TrainConfig:
     """Project at Weights & Biases to log to as well (needs the package wandb); null: none."""
 
     def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            _check_type(each.name, getattr(self, each.name))
         for name, (low, high, meaning) in _RANGES.items():
             value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
+            if value is None or isinstance(value, str):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name} is {value!r}; a number is needed ({meaning})")
-            if name in _WHOLE and not isinstance(value, int):
-                raise TypeError(f"{name} is {value!r}; a whole number is needed ({meaning})")
             if not math.isfinite(value) or not low <= value <= high:
                 raise ConfigError(f"{name} is {value}; it must be {meaning}")
         for name, words in _WORDS.items():
-            if getattr(self, name) not in words:
+            value = getattr(self, name)
+            is_number = name in _RANGES and not isinstance(value, str)
+            if value not in words and not is_number:
+                raise ConfigError(f"{name} is {value!r}; it must be {_accepted(name)}")
+        try:
+            json.dumps(self.model_args)  # as checkpoints hold them
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"model_args is {self.model_args!r}; {error}") from error
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raise ConfigError unless each value goes with the others."""
+        for name, most in (
+            ("warmup_epochs", "epochs"),
+            ("inner_warmup_epochs", "epochs"),
+            ("repeated_augmentation", "batch_size"),
+        ):
+            if getattr(self, name) > getattr(self, most):
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}; it must be {' or '.join(words)}"
-                )
-        for name in ("model", "dataset", "output"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}; it must be a non-empty string"
-                )
-        for name in ("warmup_epochs", "inner_warmup_epochs"):
-            if getattr(self, name) > self.epochs:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}; it must be at most epochs ({self.epochs})"
+                    f"{name} is {getattr(self, name)}; it must be at most {most}"
+                    f" ({getattr(self, most)})"
                 )
         if self.batch_size % self.accumulation_steps:
             raise ConfigError(
@@ -191,6 +203,11 @@ class TrainConfig:
             raise ConfigError(
                 f"batch_size / accumulation_steps is {self.micro_batch_size}; it must be even, as"
                 " mixup and CutMix mix images in pairs"
+            )
+        if self.color_jitter and self.auto_augment and "3a" not in self.auto_augment:
+            raise ConfigError(
+                f"color_jitter is {self.color_jitter}; beside auto_augment {self.auto_augment!r},"
+                " which varies colours itself, it must be 0"
             )
 
     @property
@@ -212,16 +229,18 @@ _FRACTION = (_ABOVE_ZERO, 1.0, "above 0 and at most 1")
 _NOT_NEGATIVE = (0.0, math.inf, "at least 0")
 _POSITIVE = (_ABOVE_ZERO, math.inf, "above 0")
 _COUNT = (1, math.inf, "at least 1")
+MOST_WORKERS = 256
+"""Processes that load images, per training process; more are a slip of the finger."""
 
 _RANGES: dict[str, tuple[float, float, str]] = {
-    "image_size": _COUNT,
+    "image_size": (1, 16_384, "from 1 to 16,384"),
     "drop_path": _SHARE,
     "test_fraction": (_ABOVE_ZERO, _BELOW_ONE, "above 0 and below 1"),
-    "noise_steps": (2, math.inf, "at least 2"),
+    "noise_steps": (2, 100_000, "from 2 to 100,000"),
     "num_classes": (2, math.inf, "at least 2"),
     "frozen_layers": _NOT_NEGATIVE,
-    "num_workers": _NOT_NEGATIVE,
-    "loader_timeout": _NOT_NEGATIVE,
+    "num_workers": (0, MOST_WORKERS, f"from 0 to {MOST_WORKERS}"),
+    "loader_timeout": (0.0, 1e6, "from 0 to 1,000,000"),
     "crop_scale": _FRACTION,
     "crop_ratio": (1.0, math.inf, "at least 1"),
     "crop_fraction": _FRACTION,
@@ -256,14 +275,45 @@ _WORDS = {
     "precision": ("float32", "bfloat16"),
     "non_finite": ("stop", "skip"),
     "sharding": ("replicated", "sharded"),
-}
-_OPTIONAL = {
-    *("image_size", "drop_path", "num_classes", "crop_fraction", "layer_decay"),
-    "checkpoint_every",
+    "frozen_layers": ("all",),
 }
 _WHOLE = {
     *("image_size", "num_classes", "frozen_layers", "num_workers", "repeated_augmentation"),
     *("epochs", "batch_size", "accumulation_steps", "seed", "noise_steps"),
     *("checkpoint_every", "keep_checkpoints"),
 }
+_TEXTS = {
+    *("model", "dataset", "train_split", "test_split", "output"),
+    *("initial_weights", "dataset_root", "auto_augment", "wandb_project"),
+}
+_OPTIONAL = {
+    *("image_size", "drop_path", "num_classes", "crop_fraction", "layer_decay"),
+    *("checkpoint_every", "initial_weights", "dataset_root", "auto_augment", "wandb_project"),
+}
+_SWITCHES = {"skip_bad", "compile", "gradient_checkpointing"}
 FIELDS = tuple(each.name for each in dataclasses.fields(TrainConfig))
+
+
+def _check_type(name: str, value: Any) -> None:
+    """Raise TypeError or ConfigError unless `value` has the type of field `name`."""
+    if value is None and name in _OPTIONAL:
+        return
+    if name in _TEXTS:
+        if not isinstance(value, str) or not value or "\0" in value:
+            orelse = " or null" if name in _OPTIONAL else ""
+            raise ConfigError(f"{name} is {value!r}; it must be a non-empty string{orelse}")
+    elif name in _SWITCHES:
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}; true or false is needed")
+    elif name in _RANGES and not (name in _WORDS and isinstance(value, str)):
+        kinds, kind = ((int,), "whole number") if name in _WHOLE else ((int, float), "number")
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise TypeError(f"{name} is {value!r}; a {kind} is needed ({_accepted(name)})")
+    elif name == "model_args" and not isinstance(value, dict):
+        raise TypeError(f"model_args is {value!r}; a mapping of names to values is needed")
+
+
+def _accepted(name: str) -> str:
+    """What a number or word may be."""
+    ranges = (_RANGES[name][2],) if name in _RANGES else ()
+    return " or ".join((*ranges, *_WORDS.get(name, ())))
