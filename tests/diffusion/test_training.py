@@ -199,6 +199,14 @@ def test_a_batch_without_an_image_has_a_loss_of_zero() -> None:
         ({"objective": "flow"}, "objective is 'flow', which has no variances to learn"),
         ({"drop_path": 0.1}, "drop_path_rate"),
         ({"frozen_layers": 1}, "frozen_layers: DiT3 does not tell its layers"),
+        (
+            {"label_smoothing": 0.3},
+            "label_smoothing is 0.3; .* classifies nothing: leave it at 0.1",
+        ),
+        (
+            {"objective": "flow", "noise_steps": 10, "model_args": {"learn_sigma": False}},
+            "noise_steps is 10; objective is 'flow', whose noise has no schedule",
+        ),
         ({"image_size": 10}, "images of 10 × 10 are not whole patches of 4 × 4"),
     ],
 )
@@ -216,7 +224,7 @@ def test_what_does_not_fit_leaves_no_run_directory(
     [
         ({"objective": "score"}, "objective is 'score'; it must be noise or flow"),
         ({"noise_schedule": "sigmoid"}, "noise_schedule is 'sigmoid'"),
-        ({"noise_steps": 1}, "noise_steps is 1; it must be at least 2"),
+        ({"noise_steps": 1}, "noise_steps is 1; it must be from 2 to 100,000"),
     ],
 )
 def test_fields_out_of_range(overrides: dict, told: str) -> None:

@@ -19,11 +19,11 @@ SHAPE = {"depth": 3, "embed_dim": 32, "num_heads": 1}
         (0, ()),
         (1, ("patch_embed", "pos_embed")),
         (3, ("patch_embed", "pos_embed", "blocks.0", "blocks.1")),
-        (99, ("patch_embed", "pos_embed", "blocks", "norm")),
+        ("all", ("patch_embed", "pos_embed", "blocks", "norm")),
     ],
 )
 def test_what_is_frozen_is_left_bit_for_bit(
-    tiny_fields: Fields, layers: int, frozen: tuple[str, ...]
+    tiny_fields: Fields, layers: int | str, frozen: tuple[str, ...]
 ) -> None:
     source = train(TrainConfig(**tiny_fields(epochs=1, model_args=SHAPE)))
     start = {name: weight.clone() for name, weight in source.model.state_dict().items()}
@@ -45,13 +45,13 @@ def test_what_is_frozen_is_left_bit_for_bit(
 
 def test_frozen_parts_are_not_random_either() -> None:
     model = timm.create_model("vittt_nano_patch4_32", num_classes=2, drop_path_rate=0.5, **SHAPE)
-    freeze_layers(model, 99)
+    freeze_layers(model, "all")
     training_mode(model)
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(model(images), model(images))
     assert model.training
     model = timm.create_model("resnet18", num_classes=2)
-    freeze_layers(model, 99)
+    freeze_layers(model, "all")
     training_mode(model)
     before = model.bn1.running_mean.clone()
     model(images)
@@ -60,6 +60,15 @@ def test_frozen_parts_are_not_random_either() -> None:
         "fc.weight",
         "fc.bias",
     ]
+
+
+def test_more_layers_than_there_are() -> None:
+    model = timm.create_model("vittt_nano_patch4_32", num_classes=2, **SHAPE)
+    freeze_layers(model, 4)
+    learning = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert learning == ["head.weight", "head.bias"]
+    with pytest.raises(ConfigError, match=r"frozen_layers is 5, .* has 4 beside .* 0 to 4, or all"):
+        freeze_layers(model, 5)
 
 
 def test_a_model_without_classifier_or_layers() -> None:

@@ -1,19 +1,22 @@
 """kill -9 at any moment, also while a checkpoint is written: the resumed run is the same run."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from vision_ttt.cli.main import main
-from vision_ttt.engine import CheckpointError, TrainConfig, load_model, train
+from vision_ttt.engine import CheckpointError, ConfigError, TrainConfig, load_model, train
 from vision_ttt.engine.run_directory import checkpoints
-from vision_ttt.engine.state import SavedRun, read_state
+from vision_ttt.engine.state import SavedRun, read_state, save_state
+from vision_ttt.engine.tensor_files import read_tensors, write_tensors
 
 Fields = Callable[..., dict]
 TIMES = {"seconds", "images_per_second", "data_share", "memory_bytes"}
@@ -125,6 +128,103 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     assert f"going on from {before.name}" in said
     assert "epoch 2/2" in said
     _assert_same_run(whole, tmp_path / "run")
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "somebody's").write_text("kept")
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _broken_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def _looping_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def _with(change: Callable[[SavedRun], object]) -> Callable[[Path], None]:
+    """Damage by writing the state anew, changed, with a hash that is right."""
+
+    def damage(path: Path) -> None:
+        saved = read_state(path)
+        change(saved)
+        save_state(path, saved)
+
+    return damage
+
+
+_DAMAGES = {
+    "a folder": _folder,
+    "a FIFO": _fifo,
+    "a broken link": _broken_link,
+    "a looping link": _looping_link,
+    "no weight": _with(lambda saved: saved.model.pop("head.weight")),
+    "a weight too many": _with(lambda saved: saved.model.update(other=torch.zeros(1))),
+    "a weight's shape": _with(lambda saved: saved.model.update({"head.bias": torch.zeros(3)})),
+    "no average": _with(lambda saved: saved.average.clear()),
+    "a moment's shape": _with(
+        lambda saved: saved.moments.update({"head.bias/exp_avg": torch.zeros(5)})
+    ),
+    "no moment": _with(lambda saved: saved.moments.pop("head.bias/exp_avg")),
+    "an unknown moment": _with(lambda saved: saved.moments.update({"x/step": torch.zeros(())})),
+    "an unknown part": lambda path: write_tensors(
+        path, {"else/x": torch.zeros(1)}, read_tensors(path)[1]
+    ),
+    "a negative count": _with(lambda saved: setattr(saved.state, "update", -1)),
+}
+
+
+def test_whatever_stands_for_the_newest_checkpoint_the_one_before_is_taken(
+    tiny_fields: Fields, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"ema_decay": 0.9, "checkpoint_every": 7}
+    config = TrainConfig(**tiny_fields(**options))
+    whole = train(config).run_dir
+    for name, damage in _DAMAGES.items():
+        run = tmp_path / name
+        shutil.copytree(whole, run)
+        newest, before = checkpoints(run)
+        assert (newest.stem[-2:], before.stem[-2:]) == ("08", "07")
+        damage(newest)
+        caplog.clear()
+        train(replace(config, output=str(run)), resume="auto")
+        assert f"going on from {before.name}" in caplog.text, name
+        assert str(newest) in caplog.text, name
+        assert newest.is_file(), name
+        assert not newest.is_symlink(), name
+        _assert_same_run(whole, run)
+    aside = tmp_path / "a folder" / "checkpoints" / "update-000000008.safetensors.aside-1"
+    assert (aside / "somebody's").read_text() == "kept"
+
+
+def test_a_checkpoint_of_another_config_is_not_passed_over(tiny_fields: Fields) -> None:
+    config = TrainConfig(**tiny_fields(checkpoint_every=7))
+    train(config)
+    newest, _ = found = checkpoints(Path(config.output))
+    _with(lambda saved: saved.state.config.update(seed=5))(newest)
+    with pytest.raises(ConfigError, match=r"another config: seed 5 -> 0"):
+        train(config, resume="auto")
+    assert checkpoints(Path(config.output)) == found
+
+
+def test_a_folder_of_checkpoints_that_is_none(tiny_fields: Fields, tmp_path: Path) -> None:
+    config = TrainConfig(**tiny_fields())
+    for stands in (lambda path: path.write_text(""), lambda path: path.symlink_to(path.name)):
+        run = Path(config.output)
+        run.mkdir()
+        stands(run / "checkpoints")
+        with pytest.raises(OSError, match="checkpoints"):  # rather than start anew
+            train(config, resume="auto")
+        shutil.rmtree(run)
 
 
 def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(

@@ -26,7 +26,7 @@ from vision_ttt.engine import ConfigError, Preempted, TrainConfig, TrainResult, 
 from vision_ttt.engine.optimisation import make_optimizer, make_scheduler
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import read_state
-from vision_ttt.errors import Interrupted
+from vision_ttt.errors import Interrupted, UserError
 
 Fields = Callable[..., dict]
 TIMES = ("seconds", "images_per_second", "data_share", "memory_bytes")
@@ -247,11 +247,31 @@ def test_what_does_not_fit_leaves_no_run_directory(tiny_fields: Fields) -> None:
         ({"batch_size": 64}, "batch_size is 64, but .* 16 training images"),
         ({"model": "vittt_nano"}, "nearest: vittt_nano_patch4_32"),
         ({"model_args": {"dept": 1}}, "dept"),
-        ({"auto_augment": "nonsense"}, "auto_augment"),
+        ({"auto_augment": "nonsense"}, "auto_augment is 'nonsense': unknown policy"),
+        ({"auto_augment": "rand-m9-msdt0.5"}, "'msdt0.5' is no section of rand; accepted: such as"),
+        ({"num_classes": 3}, "num_classes is 3, but .* has 2 classes"),
+        ({"frozen_layers": 99}, "frozen_layers is 99, .* from 0 to 2, or all"),
+        ({"objective": "flow"}, "objective is 'flow'; .* is a classifier, which knows no noise"),
+        ({"noise_steps": 10}, "noise_steps is 10; .* is a classifier"),
+        ({"image_size": 7}, "images of 7 × 7 are not whole patches of 4 × 4"),
+        ({"model_args": {"depth": 0}}, "depth is 0; accepted: 1 to 1,000"),
+        ({"model_args": {"patch_size": 0}}, "patch_size is 0; accepted"),
+        (
+            {"model": "vit3_tiny_patch16_224", "model_args": {"depth": 1}, "image_size": 7},
+            r"ViT3 cannot take images of 7 × 7 pixels \(image_size\): .* not whole patches",
+        ),
+        (
+            {"model": "resnet10t", "model_args": {"layers": "x"}, "drop_path": None},
+            "cannot be built",
+        ),
+        ({"train_split": "training"}, "train_split is 'training', but the folder .* no use for it"),
+        ({"test_fraction": 0.5}, "test_fraction is 0.5, but .* which has val/, has no use for it"),
+        ({"dataset_root": "x"}, "dataset_root is 'x', but the folder"),
     ):
         config = TrainConfig(**tiny_fields(**overrides))
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ValueError, match=told) as caught:
             train(config)
+        assert isinstance(caught.value, UserError)
         assert not Path(config.output).exists()
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from vision_ttt.engine import train
+from vision_ttt.engine.locks import alone_in
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.errors import UserError
 from vision_ttt.sweeps import runs
-from vision_ttt.sweeps.locks import alone_in
 from vision_ttt.sweeps.one_run import Task
 from vision_ttt.sweeps.results import RESULT_FILE, Result, finished
 from vision_ttt.sweeps.runs import Failure, run_all

@@ -1,6 +1,7 @@
 """From a run's config to its parts: data, model, optimiser, each as one process needs it."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,17 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from vision_ttt.data import DatasetSpec, ImageSplits, Share, open_dataset
-from vision_ttt.engine.building import build_model, data_config, load_weights, model_arguments
-from vision_ttt.engine.config import TrainConfig
+from vision_ttt.engine.building import (
+    build_model,
+    check_takes,
+    data_config,
+    describe_model,
+    load_weights,
+    model_arguments,
+)
+from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.freezing import freeze_layers
+from vision_ttt.engine.initial_weights import start_from
 from vision_ttt.engine.inputs import (
     Loaders,
     dataset_spec,
@@ -26,14 +35,13 @@ from vision_ttt.engine.inputs import (
 )
 from vision_ttt.engine.optimisation import make_inner_warmup, make_optimizer, make_scheduler
 from vision_ttt.engine.parallel import check_processes, share_model
+from vision_ttt.engine.run_directory import newest_whole
 from vision_ttt.engine.seeds import seed_pass
-from vision_ttt.engine.state import SavedRun, restore_moments
+from vision_ttt.engine.state import TrainState, restore_moments
 from vision_ttt.engine.step import Step
 from vision_ttt.engine.tasks import Task, make_task
-from vision_ttt.engine.tensor_files import read_tensors
-from vision_ttt.models import Vittt
-from vision_ttt.models.image_size import checkpoint_filter_fn
 
+_LOGGER = logging.getLogger(__name__)
 _INNER_LOSS_IMAGES = 32
 
 
@@ -60,6 +68,8 @@ class Parts:
     step: Step
     fixed_images: Tensor
     """Test images on which the inner loss is watched, [N, 3, H, W]."""
+    state: TrainState
+    """How far the run has come."""
 
     @property
     def evaluated(self) -> nn.Module:
@@ -70,26 +80,40 @@ class Parts:
 def assemble(
     config: TrainConfig,
     accelerator: Accelerator,
-    saved: SavedRun | None,
+    found: Sequence[Path],
     stop_vote: Callable[[], float],
 ) -> Parts:
-    """Open the data, build the model and what trains it, as `saved` left them where it is given.
+    """Open the data, build the model and what trains it, and say what is trained.
+
+    Args:
+        found: checkpoints of the run to go on with, newest first: all is as the newest whole one
+            left it. None for a new run.
 
     Raises:
-        ConfigError: the model, its arguments or weights do not fit, or cannot be divided.
+        ConfigError: the model, its arguments, weights or images do not fit, or cannot be divided;
+            the checkpoints are of another config.
         DatasetError, FileNotFoundError: the dataset cannot be used.
+        CheckpointError: none of the checkpoints is whole.
     """
     check_processes(config, accelerator)
     seed_pass((config.seed,))
     source = dataset_spec(config)
     data = open_dataset(source)
+    if config.num_classes not in (None, len(data.classes)):
+        raise ConfigError(
+            f"num_classes is {config.num_classes}, but {config.dataset} has {len(data.classes)}"
+            " classes; leave it out"
+        )
     model_args = model_arguments(
         config.model,
         num_classes=len(data.classes),
         image_size=config.image_size,
         extra=config.model_args,
     )
-    model = _build(config, model_args, initialise=saved is None)
+    model, start = _build(config, model_args, initialise=not found)
+    saved = None
+    if found:
+        saved = newest_whole(found, config, model, quiet=not accelerator.is_main_process)
     task = make_task(config, model)
     model_input = data_config(model, config.image_size, config.crop_fraction)
     train_set, test_set = transformed(data, model_input, config)
@@ -100,6 +124,10 @@ def assemble(
     if saved:
         load_weights(model, saved.model, "the checkpoint")
     model.to(accelerator.device)
+    fixed_images = spread_images(test_set, _INNER_LOSS_IMAGES).to(accelerator.device)
+    check_takes(model, fixed_images[:1])
+    if accelerator.is_main_process:
+        _say_what_is_trained(config, model, start)
     average = None
     if config.ema_decay > 0:
         average = ModelEmaV3(model, decay=config.ema_decay, use_warmup=True)
@@ -132,20 +160,45 @@ def assemble(
         warm_up_inner=warm_up_inner,
         task=task,
         step=Step(config, accelerator, model, shared, optimizer, task, mix, stop_vote),
-        fixed_images=spread_images(test_set, _INNER_LOSS_IMAGES).to(accelerator.device),
+        fixed_images=fixed_images,
+        state=saved.state if saved else TrainState(),
     )
 
 
-def _build(config: TrainConfig, model_args: dict[str, Any], *, initialise: bool) -> nn.Module:
+def _build(
+    config: TrainConfig, model_args: dict[str, Any], *, initialise: bool
+) -> tuple[nn.Module, str]:
+    """Build the model; return it with a line on the weights that it starts from, "" for none."""
     regularisation = {} if config.drop_path is None else {"drop_path_rate": config.drop_path}
     model = build_model(config.model, {**model_args, **regularisation})
+    start = ""
     if config.initial_weights and initialise:
-        weights, _ = read_tensors(Path(config.initial_weights))
-        if isinstance(model, Vittt):
-            weights = checkpoint_filter_fn(weights, model)  # they may be of another image size
-        head = model.pretrained_cfg.get("classifier")
-        load_weights(model, weights, config.initial_weights, skip=head)
+        start = start_from(Path(config.initial_weights), model, config.model, model_args)
     if config.gradient_checkpointing:
-        model.set_grad_checkpointing(True)
+        try:
+            model.set_grad_checkpointing(True)
+        except (AttributeError, AssertionError) as error:  # timm's models say so by either
+            raise ConfigError(f"gradient_checkpointing: {config.model} has none") from error
+    if config.layer_decay is not None and not hasattr(model, "group_matcher"):
+        raise ConfigError(f"layer_decay: {config.model} does not tell its layers")
     freeze_layers(model, config.frozen_layers)
-    return model
+    return model, start
+
+
+def _say_what_is_trained(config: TrainConfig, model: nn.Module, start: str) -> None:
+    """Log the model with what was chosen for it, and the weights that it starts from."""
+    chosen = dict(config.model_args)
+    for name in ("image_size", "drop_path"):
+        if getattr(config, name) is not None:
+            chosen[name] = getattr(config, name)
+    sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
+    frozen = sum(size for size, learns in sizes if not learns)
+    _LOGGER.info(
+        "training %s%s: %s parameters%s",
+        describe_model(config.model, chosen),
+        "" if chosen else " as it is by default",
+        f"{sum(size for size, _ in sizes):,}",
+        f", {frozen:,} of them frozen" if frozen else "",
+    )
+    if start:
+        _LOGGER.info("%s", start)

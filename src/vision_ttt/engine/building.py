@@ -1,11 +1,12 @@
 """Building models through timm's registry, with errors that name what does not fit."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from timm.data import resolve_data_config
 from torch import Tensor, nn
 
@@ -39,10 +40,46 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
         )
     try:
         return timm.create_model(name, **model_args)
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+    # Constructors of timm's many models raise anything on arguments that they do not check.
+    except Exception as error:
+        reason = str(error) or type(error).__name__
         raise ConfigError(
-            f"model {name} cannot be built with {dict(model_args)}: {error}"
+            f"model {name} cannot be built with {dict(model_args)}: {reason}"
         ) from error
+
+
+def describe_model(name: str, arguments: Mapping[str, Any]) -> str:
+    """Name a model with those constructor arguments that were chosen for it.
+
+    Not among them are the number of classes and of channels, and the image size, which follow from
+    the data.
+    """
+    follows = {"num_classes", "in_chans", "img_size"}
+    chosen = [f"{key} {value}" for key, value in arguments.items() if key not in follows]
+    return f"{name} with {', '.join(chosen)}" if chosen else name
+
+
+def check_takes(model: nn.Module, images: Tensor) -> None:
+    """Check that a model, in whatever mode, takes such images [B, C, H, W].
+
+    Raises:
+        ConfigError: it does not.
+    """
+    was_training = model.training
+    model.eval()
+    inputs = model.example_inputs(images) if hasattr(model, "example_inputs") else (images,)
+    try:
+        with torch.no_grad():
+            model(*inputs)
+    # As above: models that do not check their input fail somewhere inside.
+    except Exception as error:
+        height, width = images.shape[-2:]
+        raise ConfigError(
+            f"{type(model).__name__} cannot take images of {height} × {width} pixels"
+            f" (image_size): {' '.join(str(error).split())}"
+        ) from error
+    finally:
+        model.train(was_training)
 
 
 def model_arguments(
@@ -86,13 +123,20 @@ def data_config(
 
 
 def load_weights(
-    model: nn.Module, weights: Mapping[str, Tensor], source: Path | str, *, skip: str | None = None
-) -> None:
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    source: Path | str,
+    *,
+    skip: Collection[str] = (),
+) -> list[str]:
     """Copy `weights` into `model`; every name and shape must fit.
 
     Args:
-        skip: prefix of the names that keep the model's own values where shapes differ or are absent
-            (the classifier, when fine-tuning).
+        skip: modules that keep the model's own values where shapes differ or are absent (the
+            classifier, when fine-tuning).
+
+    Returns:
+        The names of the tensors that kept them.
 
     Raises:
         ConfigError: the weights are another model's; lists what is missing, left over, misshapen.
@@ -100,7 +144,7 @@ def load_weights(
     own = model.state_dict()
 
     def skipped(key: str) -> bool:
-        return skip is not None and key.startswith(skip + ".")
+        return key.startswith(tuple(f"{module}." for module in skip))
 
     fitting = {
         key: value
@@ -119,7 +163,8 @@ def load_weights(
             f"{source} does not fit {type(model).__name__}: missing {_some(missing)};"
             f" unexpected {_some(left_over)}; of another shape {_some(misshapen)}"
         )
-    model.load_state_dict(fitting, strict=skip is None)
+    model.load_state_dict(fitting, strict=not skip)
+    return [key for key in own if key not in fitting]
 
 
 def _some(names: list[str]) -> str:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from vision_ttt.diffusion import draw, make_process
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.evaluate import BadImages, at_least_one, autocast, rows_of_images
+from vision_ttt.engine.tasks import refuse_unused
 from vision_ttt.models import DiT3
 
 
@@ -43,6 +44,11 @@ class Denoising:
                 f"mixup is {config.mixup} and cutmix {config.cutmix}; images of a diffusion model"
                 " are of one class, both must be 0"
             )
+        if config.label_smoothing:  # off, or as it is by default
+            refuse_unused(config, ("label_smoothing",), f"{config.model} classifies nothing")
+        if config.objective == "flow":
+            names = ("noise_schedule", "noise_steps")
+            refuse_unused(config, names, "objective is 'flow', whose noise has no schedule")
         if config.objective == "flow" and model.learn_sigma:
             raise ConfigError(
                 "objective is 'flow', which has no variances to learn; set --model_args.learn_sigma"

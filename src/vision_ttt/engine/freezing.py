@@ -1,19 +1,21 @@
 """Layers that stay as they are while the rest of a model is fine-tuned."""
 
+from typing import Literal
+
 from timm.models import group_parameters
 from torch import nn
 
 from vision_ttt.engine.config import ConfigError
 
 
-def freeze_layers(model: nn.Module, count: int) -> None:
+def freeze_layers(model: nn.Module, count: int | Literal["all"]) -> None:
     """Switch the gradients of the first `count` layers of `model.group_matcher()` off.
 
     Layers are those of layer decay: the patch embedding with positions first, then the blocks. The
     classifier is never frozen.
 
     Raises:
-        ConfigError: the model does not tell its layers, or has no classifier.
+        ConfigError: the model does not tell its layers, has no classifier, or fewer layers.
     """
     if not count:
         return
@@ -23,8 +25,15 @@ def freeze_layers(model: nn.Module, count: int) -> None:
     classifier = {id(weight) for weight in model.get_classifier().parameters()}
     if not classifier:
         raise ConfigError(f"frozen_layers: {type(model).__name__} has no classifier to train")
-    for name, weight in model.named_parameters():
-        if layer_of[name] < count and id(weight) not in classifier:
+    others = [each for each in model.named_parameters() if id(each[1]) not in classifier]
+    layers = 1 + max(layer_of[name] for name, _ in others)
+    if count != "all" and count > layers:
+        raise ConfigError(
+            f"frozen_layers is {count}, but {type(model).__name__} has {layers} beside its"
+            f" classifier; it must be from 0 to {layers}, or all"
+        )
+    for name, weight in others:
+        if count == "all" or layer_of[name] < count:
             weight.requires_grad_(False)
 
 

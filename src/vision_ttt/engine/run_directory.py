@@ -1,19 +1,27 @@
 """A run's directory: what it is resumed from, what it keeps, what an overwritten run leaves."""
 
+import itertools
 import json
 import logging
+import os
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
 import torch
 import yaml
+from accelerate import Accelerator
+from torch import nn
 
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.files import remove_parts, write_text
+from vision_ttt.engine.locks import LOCK_FILES, alone_in
 from vision_ttt.engine.logs import environment
-from vision_ttt.engine.state import SavedRun, read_state, save_state
+from vision_ttt.engine.state import SavedRun, check_fits, read_state, save_state
 from vision_ttt.engine.tensor_files import CheckpointError
 
 _LOGGER = logging.getLogger(__name__)
@@ -29,38 +37,98 @@ _FREE_FIELDS = {
 }
 
 
-def open_run(config: TrainConfig, *, resume: Resume, overwrite: bool) -> SavedRun | None:
-    """Return the state to go on from, None for a new run.
+@contextmanager
+def only_run(run_dir: Path, accelerator: Accelerator) -> Iterator[None]:
+    """Hold a run's directory: while one run works in it no other can, lest they mix their files.
 
-    The newest checkpoint that is whole counts; damaged ones are named.
+    Of a run's several processes the main one holds it, and the others wait until it does.
+
+    Raises:
+        ConfigError: another run is at work there.
+        OSError: the directory cannot be made or written.
+    """
+    with ExitStack() as held:
+        if accelerator.is_main_process:
+            try:
+                held.enter_context(alone_in(run_dir, wait=False, lock=LOCK_FILES[1]))
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"another run is at work in {run_dir}; wait for it, or choose another --output"
+                ) from error
+        accelerator.wait_for_everyone()
+        yield
+
+
+def open_run(config: TrainConfig, *, resume: Resume, overwrite: bool) -> list[Path]:
+    """Return the checkpoints to go on from, newest first, see `newest_whole`; none for a new run.
 
     Raises:
         ConfigError: the directory holds a run and neither `resume` nor `overwrite` is set, or both
-            are; the run to resume has another config.
+            are.
         FileNotFoundError: `resume` is true and there is nothing to resume.
-        CheckpointError: no checkpoint of the run is whole.
+        OSError: the directory cannot be read.
     """
     run_dir = Path(config.output)
     if resume and overwrite:
-        raise ConfigError("resume and overwrite exclude each other; choose one")
+        raise ConfigError("--resume and --overwrite exclude each other; choose one")
     found = checkpoints(run_dir)
     if found and not resume and not overwrite:
         raise ConfigError(
-            f"{run_dir} already holds a run: resume it, overwrite it, or choose another output"
+            f"{run_dir} already holds a run; give --resume auto to go on with it, --overwrite to"
+            " begin anew, or another --output"
         )
     if resume is True and not found:
         folder = str(run_dir / CHECKPOINTS)
         raise FileNotFoundError(2, "Nothing to resume: no checkpoint in", folder)
-    if not resume or not found:
-        return None
-    saved = _newest_whole(found)
-    _check_same_run(run_dir, saved.state.config, config)
-    return saved
+    return found if resume else []
+
+
+def newest_whole(
+    found: Sequence[Path], config: TrainConfig, model: nn.Module, *, quiet: bool = False
+) -> SavedRun:
+    """Return the newest of some checkpoints that is whole and of this very run.
+
+    Args:
+        found: newest first; there must be one.
+        config: of the run.
+        model: as the run trains it; stays as it is.
+        quiet: do not log which ones were passed over, and why.
+
+    Raises:
+        ConfigError: the run to resume has another config; no checkpoint is passed over for that, as
+            one that is left behind is removed in time.
+        CheckpointError: no checkpoint of the run is whole.
+    """
+    damages: list[str] = []
+    for path in found:
+        try:
+            saved = read_state(path)
+            _check_same_run(path.parent.parent, saved.state.config, config)
+            check_fits(saved, model, averaged=config.ema_decay > 0)
+        except ConfigError:
+            raise
+        except (CheckpointError, FileNotFoundError) as error:
+            damages.append(str(error))
+        except ValueError as error:
+            damages.append(f"{path} is not the state of this run: {error}")
+        else:
+            for damage in () if quiet else damages:
+                _LOGGER.warning("%s; going on from %s", damage, path.name)
+            return saved
+    raise CheckpointError(f"no checkpoint is whole: {'; '.join(damages)}")
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Return a run's state files, newest first."""
-    return sorted((run_dir / CHECKPOINTS).glob("update-*.safetensors"), reverse=True)
+    """Return a run's state files, newest first, and whatever else has such a name.
+
+    Raises:
+        OSError: the folder of checkpoints cannot be read, or is none.
+    """
+    folder = run_dir / CHECKPOINTS
+    if not os.path.lexists(folder):
+        return []
+    names = sorted(os.listdir(folder), reverse=True)
+    return [folder / name for name in names if fnmatch(name, "update-*.safetensors")]
 
 
 def is_finished(config: TrainConfig) -> bool:
@@ -68,7 +136,11 @@ def is_finished(config: TrainConfig) -> bool:
     path = Path(config.output) / "metrics.json"
     if not path.is_file():
         return False
-    return len(json.loads(path.read_text(encoding="utf-8"))["epochs"]) >= config.epochs
+    try:
+        epochs = len(json.loads(path.read_text(encoding="utf-8"))["epochs"])
+    except (ValueError, KeyError, TypeError):  # damaged; the checkpoints will tell
+        return False
+    return epochs >= config.epochs
 
 
 def save_checkpoint(run_dir: Path, saved: SavedRun, keep: int) -> Path:
@@ -80,8 +152,11 @@ def save_checkpoint(run_dir: Path, saved: SavedRun, keep: int) -> Path:
     folder = run_dir / CHECKPOINTS
     folder.mkdir(exist_ok=True)
     path = folder / f"update-{saved.state.update:09d}.safetensors"
+    # Later ones, and one of this very name, are left of a former attempt, which was damaged.
+    for other in checkpoints(run_dir):
+        if other.name >= path.name and other.is_dir() and not other.is_symlink():
+            _put_aside(other)
     save_state(path, saved)
-    # Later ones are left of a former attempt, which went on from this one for their damage.
     later = [other for other in checkpoints(run_dir) if other.name > path.name]
     for other in [*later, *checkpoints(run_dir)[len(later) + keep :]]:
         other.unlink(missing_ok=True)
@@ -109,18 +184,11 @@ def begin_directory(
     write_text(run_dir / "environment.json", json.dumps(environment(device), indent=2) + "\n")
 
 
-def _newest_whole(found: list[Path]) -> SavedRun:
-    damages = []
-    for path in found:
-        try:
-            saved = read_state(path)
-        except CheckpointError as error:
-            damages.append(str(error))
-            continue
-        for damage in damages:
-            _LOGGER.warning("%s; going on from %s", damage, path.name)
-        return saved
-    raise CheckpointError(f"no checkpoint is whole: {'; '.join(damages)}")
+def _put_aside(folder: Path) -> None:
+    """Rename a folder that stands where a file has to go: what is in it is somebody's."""
+    numbers = (f".aside-{number}" for number in itertools.count(1))
+    free = (folder.with_name(folder.name + end) for end in numbers)
+    folder.rename(next(path for path in free if not os.path.lexists(path)))
 
 
 def _check_same_run(run_dir: Path, former: dict[str, object], config: TrainConfig) -> None:
@@ -137,7 +205,7 @@ def _check_same_run(run_dir: Path, former: dict[str, object], config: TrainConfi
 
 
 def _set_aside(run_dir: Path) -> None:
-    left = [entry for entry in run_dir.iterdir() if entry.name != FORMER]
+    left = [entry for entry in run_dir.iterdir() if entry.name not in (FORMER, *LOCK_FILES)]
     if not left:
         return
     former = run_dir / FORMER

@@ -88,6 +88,9 @@ def read_state(path: str | Path) -> SavedRun:
         if values["format"] != _FORMAT:
             raise CheckpointError(f"{path} has format {values['format']}; {_FORMAT} is read")
         state = TrainState(**values["state"])
+        counts = (state.epoch, state.position, state.update)
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise ValueError(f"epoch, position and update are {counts}")
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -95,8 +98,46 @@ def read_state(path: str | Path) -> SavedRun:
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "moments": {}}
     for key, tensor in tensors.items():
         part, _, name = key.partition("/")
+        if part not in parts:
+            raise CheckpointError(f"{path} is not the state of a run: it holds {key}")
         parts[part][name] = tensor
     return SavedRun(state, **parts)
+
+
+def check_fits(saved: SavedRun, model: nn.Module, *, averaged: bool) -> None:
+    """Check that a state is that of such a model's training, whole.
+
+    Args:
+        averaged: whether the run keeps a moving average.
+
+    Raises:
+        ValueError: tensors are missing, left over or of another shape; names the first of them.
+    """
+    own = {name: value.shape for name, value in model.state_dict().items()}
+    _check_shapes("model", saved.model, own)
+    _check_shapes("average", saved.average, own if averaged else {})
+    weights = {name: weight.shape for name, weight in model.named_parameters()}
+    quantities: dict[str, set[str]] = {}
+    for key, value in saved.moments.items():
+        name, _, quantity = key.rpartition("/")
+        if name not in weights or value.shape not in (weights[name], torch.Size()):
+            raise ValueError(f"moments/{key} {list(value.shape)} is of no weight of the model")
+        quantities.setdefault(name, set()).add(quantity)
+    known = set().union(*quantities.values())
+    for name, told in quantities.items():
+        if told != known:
+            raise ValueError(f"moments/{name} has no {', '.join(sorted(known - told))}")
+
+
+def _check_shapes(part: str, tensors: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> None:
+    for name in sorted({*tensors, *own}):
+        if name not in tensors:
+            raise ValueError(f"{part}/{name} is missing")
+        if name not in own:
+            raise ValueError(f"{part}/{name} is of no weight of the model")
+        if tensors[name].shape != own[name]:
+            shapes = f"{list(tensors[name].shape)} for {list(own[name])}"
+            raise ValueError(f"{part}/{name} is of another shape, {shapes}")
 
 
 def optimizer_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from vision_ttt.engine.config import TrainConfig
+from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.evaluate import BadImages, Evaluation, at_least_one, autocast, evaluate
 from vision_ttt.models import DiT3
 
@@ -51,6 +51,14 @@ class Classification:
     diffusion = None
 
     def __init__(self, config: TrainConfig) -> None:
+        """Raises:
+        ConfigError: the config has what only diffusion models know.
+        """
+        refuse_unused(
+            config,
+            ("objective", "noise_schedule", "noise_steps"),
+            f"{config.model} is a classifier, which knows no noise",
+        )
         self.precision = config.precision
         # Mixing smooths its labels itself.
         self.smoothing = 0.0 if config.mixes_images else config.label_smoothing
@@ -82,6 +90,18 @@ class Classification:
             precision=self.precision,
             between=between,
         )
+
+
+def refuse_unused(config: TrainConfig, names: tuple[str, ...], reason: str) -> None:
+    """Refuse fields that would be ignored, where they are not what they are by default.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name in names:
+        value, default = getattr(config, name), getattr(TrainConfig, name)
+        if value != default:
+            raise ConfigError(f"{name} is {value!r}; {reason}: leave it at {default!r}")
 
 
 def make_task(config: TrainConfig, model: nn.Module) -> Task:

@@ -37,7 +37,13 @@ from vision_ttt.engine.parallel import (
     unshared,
     whole_state,
 )
-from vision_ttt.engine.run_directory import Resume, begin_directory, open_run, save_checkpoint
+from vision_ttt.engine.run_directory import (
+    Resume,
+    begin_directory,
+    only_run,
+    open_run,
+    save_checkpoint,
+)
 from vision_ttt.engine.state import SavedRun, TrainState, optimizer_moments
 from vision_ttt.engine.tasks import TestResult
 from vision_ttt.explain import inner_losses
@@ -90,8 +96,9 @@ def train(
         progress: show a progress bar on stderr.
 
     Raises:
-        ConfigError: the model, its arguments or weights do not fit; the directory holds a run and
-            neither `resume` nor `overwrite` is set; `resume` with another config.
+        ConfigError: the model, its arguments, weights or images do not fit; the directory holds a
+            run and neither `resume` nor `overwrite` is set; `resume` with another config; another
+            run is at work in the directory.
         DatasetError, FileNotFoundError: the dataset cannot be used.
         CheckpointError: no checkpoint to resume from is whole.
         ImageError: an image does not decode, and `config.skip_bad` is off.
@@ -101,21 +108,21 @@ def train(
             update.
         OSError: a full disk; the last checkpoint is kept.
     """
+    run_dir = Path(config.output)
     with stop_on_signals() as stop:
         accelerator = make_accelerator(config.accumulation_steps)
-        saved = open_run(config, resume=resume, overwrite=overwrite)
-        state = saved.state if saved else TrainState()
-        state.config = asdict(config)
-        parts = assemble(config, accelerator, saved, lambda: stop.vote)
-        del saved  # its tensors have been copied
-        # Only now that everything above is known to fit, and that every process has read it.
-        accelerator.wait_for_everyone()
-        run_dir = Path(config.output)
-        if accelerator.is_main_process:
-            begin_directory(run_dir, config, accelerator.device, anew=overwrite)
-        run = _Run(config, accelerator, state, parts, run_dir, stop)
-        evaluation = run.train(progress)
-        model = unshared(parts.evaluated, config.model, parts.model_args)
+        with only_run(run_dir, accelerator):
+            found = open_run(config, resume=resume, overwrite=overwrite)
+            parts = assemble(config, accelerator, found, lambda: stop.vote)
+            state = parts.state
+            state.config = asdict(config)
+            # Only now that everything above is known to fit, and that every process has read it.
+            accelerator.wait_for_everyone()
+            if accelerator.is_main_process:
+                begin_directory(run_dir, config, accelerator.device, anew=overwrite)
+            run = _Run(config, accelerator, state, parts, run_dir, stop)
+            evaluation = run.train(progress)
+            model = unshared(parts.evaluated, config.model, parts.model_args)
     return TrainResult(
         run_dir=run_dir,
         metrics=summary(config, state, parts.data, parts.model),

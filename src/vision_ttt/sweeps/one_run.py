@@ -17,8 +17,8 @@ import torch
 from vision_ttt.bench.complexity import count_macs
 from vision_ttt.bench.machine import describe_run
 from vision_ttt.engine import TrainConfig, train
+from vision_ttt.engine.locks import alone_in
 from vision_ttt.errors import Interrupted, UserError
-from vision_ttt.sweeps.locks import alone_in
 from vision_ttt.sweeps.results import Result, finished, save_result
 
 _LOGGER = logging.getLogger(__name__)

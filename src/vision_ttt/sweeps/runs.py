@@ -10,9 +10,9 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from vision_ttt.engine.locks import alone_in
 from vision_ttt.errors import UserError
 from vision_ttt.sweeps import one_run
-from vision_ttt.sweeps.locks import alone_in
 from vision_ttt.sweeps.one_run import Task
 from vision_ttt.sweeps.results import Result, finished
 

@@ -1,0 +1,67 @@
+"""Starting from weights trained before: what is taken of them, and saying so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vision_ttt.engine.building import describe_model, load_weights
+from vision_ttt.engine.config import ConfigError
+from vision_ttt.engine.tensor_files import read_tensors
+from vision_ttt.models import Vittt
+from vision_ttt.models.image_size import checkpoint_filter_fn
+
+
+def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]) -> str:
+    """Copy the weights of a file into `model`, and return what was done, in one line.
+
+    Every tensor must fit but the classifier's, which otherwise stay as they are; the position
+    embedding is interpolated to another image size.
+
+    Args:
+        path: of a safetensors file, ours or not.
+        model: named `name`, built with `model_args`.
+
+    Raises:
+        FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
+        ConfigError: the weights are another model's; says which, where the file does.
+    """
+    weights, text = read_tensors(path)
+    source = _source(text)
+    former = {key: value.shape for key, value in weights.items()}
+    # A model of two classifiers, as timm's distilled ones are, names them in a tuple.
+    head = (model.pretrained_cfg or {}).get("classifier") or ()
+    heads = (head,) if isinstance(head, str) else tuple(head)
+    try:
+        if isinstance(model, Vittt):
+            weights = checkpoint_filter_fn(weights, model)
+        left_out = load_weights(model, weights, path, skip=heads)
+    except ValueError as error:
+        said = f"the file holds {source}" if source else "the file does not say whose they are"
+        raise ConfigError(f"initial_weights: {error}; {said}") from error
+    interpolated = [key for key, value in weights.items() if former.get(key) != value.shape]
+    taken = len(model.state_dict()) - len(left_out)
+    parts = [f"{taken} tensors taken"]
+    if interpolated:
+        parts.append(f"{len(interpolated)} of them interpolated ({', '.join(interpolated)})")
+    if left_out:
+        parts.append(f"{len(left_out)} left at random ({', '.join(left_out)})")
+    own = f"weights of {describe_model(name, model_args)}"
+    another = f" Mind: the model trained is {own.removeprefix('weights of ')}."
+    told = f"starting from {path}, {source or 'which does not say whose weights it holds'}:"
+    return f"{told} {', '.join(parts)}." + (another if source and source != own else "")
+
+
+def _source(text: str | None) -> str | None:
+    """Whose weights a file holds, by our metadata; None where it does not say."""
+    try:
+        told = json.loads(text or "null")
+        if "state" in told:
+            return f"the state of a run of {told['state']['config']['model']}, to be resumed"
+        return f"weights of {describe_model(told['model'], told['model_args'])}"
+    except (ValueError, KeyError, TypeError, AttributeError):  # nothing that we wrote
+        return None

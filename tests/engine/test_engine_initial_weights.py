@@ -1,0 +1,114 @@
+"""Starting from weights: what is taken is said, and another model's weights are called so."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from vision_ttt.engine import ConfigError
+from vision_ttt.engine.building import build_model
+from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
+from vision_ttt.engine.initial_weights import start_from
+from vision_ttt.engine.state import SavedRun, TrainState, save_state
+from vision_ttt.engine.tensor_files import write_tensors
+
+NANO = "vittt_nano_patch4_32"
+SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 1}
+
+
+def _weights(path: Path, **arguments: object) -> tuple[Path, nn.Module]:
+    """A file of a small model's weights, of three classes on 16 × 16 pixels."""
+    arguments = {"num_classes": 3, "img_size": 16, **SMALL, **arguments}
+    model = build_model(NANO, arguments)
+    metadata = ModelMetadata(NANO, arguments, ("a", "b", "c"), {"input_size": (3, 16, 16)})
+    save_weights(path, model.state_dict(), metadata)
+    return path, model
+
+
+def test_the_line_counts_what_is_taken_interpolated_and_left_out(tmp_path: Path) -> None:
+    path, source = _weights(tmp_path / "w.safetensors")
+    target = build_model(NANO, {**SMALL, "num_classes": 5})
+    head = target.head.weight.clone()
+    told = start_from(path, target, NANO, {**SMALL, "num_classes": 5})
+    count = len(target.state_dict())
+    assert told == (
+        f"starting from {path}, weights of {NANO} with depth 1, embed_dim 32, num_heads 1:"
+        f" {count - 2} tensors taken, 1 of them interpolated (pos_embed), 2 left at random"
+        " (head.weight, head.bias)."
+    )
+    assert torch.equal(target.head.weight, head)
+    assert torch.equal(target.norm.weight, source.norm.weight)
+    same = build_model(NANO, {**SMALL, "num_classes": 3, "img_size": 16})
+    assert start_from(path, same, NANO, SMALL).endswith(f": {count} tensors taken.")
+    assert torch.equal(same.head.weight, source.head.weight)
+
+
+def test_weights_of_another_model_say_so(tmp_path: Path) -> None:
+    path, _ = _weights(tmp_path / "w.safetensors", design="dual")
+    arguments = {**SMALL, "num_classes": 3, "img_size": 16}
+    with pytest.raises(
+        ConfigError, match=r"missing \S+conv2d.*; the file holds weights of .* dual"
+    ):
+        start_from(path, build_model(NANO, arguments), NANO, arguments)
+    # All shapes are the same, the model is not.
+    other = {**SMALL, "design": "dual", "global_pool": "max_norm"}
+    told = start_from(path, build_model(NANO, {**arguments, **other}), NANO, other)
+    assert "weights of vittt_nano_patch4_32 with depth 1, embed_dim 32, num_heads 1, design" in told
+    assert told.endswith(
+        "Mind: the model trained is vittt_nano_patch4_32 with depth 1, embed_dim 32, num_heads 1,"
+        " design dual, global_pool max_norm."
+    )
+
+
+def test_files_of_others_and_of_other_kinds(tmp_path: Path) -> None:
+    model = build_model(NANO, {**SMALL, "num_classes": 3})
+    path = tmp_path / "w.safetensors"
+    write_tensors(path, model.state_dict(), "[]")
+    assert "which does not say whose weights it holds: 2" in start_from(path, model, NANO, SMALL)
+    write_tensors(path, {"other": torch.zeros(2)}, json.dumps({"model": 3}))
+    with pytest.raises(ConfigError, match="the file does not say whose they are"):
+        start_from(path, model, NANO, SMALL)
+    state = TrainState(config={"model": NANO})
+    save_state(path, SavedRun(state, model.state_dict(), {}, {}))
+    with pytest.raises(ConfigError, match=f"holds the state of a run of {NANO}, to be resumed"):
+        start_from(path, model, NANO, SMALL)
+
+
+def test_positions_that_are_not_square(tmp_path: Path) -> None:
+    path, _ = _weights(tmp_path / "w.safetensors", img_size=[16, 32])
+    with pytest.raises(ConfigError, match=r"initial_weights: pos_embed has 32 tokens.*not a sq"):
+        start_from(path, build_model(NANO, SMALL), NANO, SMALL)
+
+
+def test_a_model_of_two_classifiers_of_timms(tmp_path: Path) -> None:
+    name = "deit_tiny_distilled_patch16_224"
+    shape = {"embed_dim": 32, "depth": 1, "num_heads": 1, "img_size": 32}
+    source = timm.create_model(name, num_classes=3, **shape)
+    write_tensors(tmp_path / "w.safetensors", source.state_dict(), "null")
+    target = timm.create_model(name, num_classes=5, **shape)
+    told = start_from(tmp_path / "w.safetensors", target, name, {})
+    assert "4 left at random (head.weight, head.bias, head_dist.weight, head_dist.bias)" in told
+    target.pretrained_cfg = None
+    with pytest.raises(ConfigError, match=r"of another shape head\.bias"):
+        start_from(tmp_path / "w.safetensors", target, name, {})
+
+
+def test_the_trained_models_line(caplog: pytest.LogCaptureFixture) -> None:
+    from vision_ttt.engine.assembly import _say_what_is_trained
+
+    caplog.set_level("INFO")
+    model = nn.Linear(3, 2)
+    config = SimpleNamespace(model="m", model_args={}, image_size=None, drop_path=None)
+    _say_what_is_trained(config, model, "")
+    model.bias.requires_grad_(False)
+    config = SimpleNamespace(model="m", model_args={"depth": 1}, image_size=16, drop_path=0.0)
+    _say_what_is_trained(config, model, "starting")
+    assert [record.message for record in caplog.records] == [
+        "training m as it is by default: 8 parameters",
+        "training m with depth 1, image_size 16, drop_path 0.0: 8 parameters, 2 of them frozen",
+        "starting",
+    ]
