@@ -1,6 +1,7 @@
 """`vision-ttt train RECIPE [--field value …]`."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 
 import jsonargparse
@@ -20,7 +21,12 @@ MACHINE_FAILED = 4
 _EXIT_CODES = """Exit codes: 0 finished, or ended by SIGTERM with a checkpoint to go on from; 1 an
 error of vision-ttt itself; 2 something to mend in the command, the recipe, the data or the disk;
 3 the loss or a gradient was not finite; 4 the processes that load images hang or died; 130 Ctrl-C,
-with a checkpoint. After 0 by SIGTERM, 4 and 130 the same command with --resume auto goes on."""
+with a checkpoint. After 0 by SIGTERM, 4 and 130 the same command with --resume auto goes on.
+torchrun has exit codes of its own: 1 after every signal and every error."""
+_UNDER_TORCHRUN = (
+    " (torchrun itself ends with 1 after a signal, though its processes end with 0 and the"
+    " checkpoint is whole)"
+)
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -65,6 +71,8 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
 
 def run(arguments: jsonargparse.Namespace) -> int:
     """Train every stage of the recipe, and say where the results are."""
+    if int(os.environ.get("RANK", "0")):  # of several processes the first one speaks
+        logging.getLogger("vision_ttt").setLevel(logging.WARNING)
     given = arguments.as_dict()
     overrides = {name: value for name, value in given.items() if name in FIELDS}
     resume = {"false": False, "true": True, "auto": "auto"}[given.get("resume", "false")]
@@ -72,7 +80,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     try:
         _train_stages(recipes.load_stages(arguments.recipe, overrides), resume, overwrite)
     except Preempted as preemption:
-        _LOGGER.info("%s", preemption)
+        told = _UNDER_TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
+        _LOGGER.info("%s%s", preemption, told)
         return 0
     except NonFiniteError as error:
         _LOGGER.error("error: %s", str(error))
