@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vision_ttt.ops import depthwise_conv2d, directional_conv1d, gated_norm, swiglu
+from vision_ttt.ops import depthwise_conv2d, directional_conv1d, gated_norm, swiglu, ttt_linear
 from vision_ttt.ops._contract import Contract, Real, Whole
 from vision_ttt.ops.depthwise_correlation import depthwise_correlation
 from vision_ttt.ops.swiglu import swiglu_
@@ -199,3 +199,12 @@ def test_what_was_accepted_once_says_nothing_of_other_calls():
     for change in ({"count": 5}, {"x": ones(0)}, {"x": ones(8)[::2]}, {"x": ones(4, 1)}):
         with pytest.raises(ValueError, match="op: "):
             contract.check({"x": ones(4), "count": 1} | change)
+
+
+def test_tensors_without_content_are_checked_too():
+    """Their device has no autocast to ask about; counting a model's multiply-adds runs on it."""
+    views = {name: ones(1, 6, 2, 8).to("meta") for name in "qkv"}
+    state = {"w0": ones(2, 8, 8).to("meta"), "b0": ones(2, 8).to("meta")}
+    assert ttt_linear(**views, eta=ones(1, 6, 2).to("meta"), **state).shape == (1, 6, 2, 8)
+    with pytest.raises(ValueError, match="eta must have shape"):
+        ttt_linear(**views, eta=ones(1, 6).to("meta"), **state)

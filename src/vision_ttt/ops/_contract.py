@@ -223,7 +223,9 @@ class Contract:
     def _check_dtypes(self, values: Mapping[str, Any]) -> None:
         leader, *_ = self.tensors
         first = values[leader]
-        will_be_cast = self.autocast and torch.is_autocast_enabled(first.device.type)
+        kind = first.device.type
+        may_be_cast = self.autocast and torch.amp.is_autocast_available(kind)
+        will_be_cast = may_be_cast and torch.is_autocast_enabled(kind)
         for name in self.tensors:
             x = values[name]
             if x is None:
