@@ -1,13 +1,15 @@
 """Images decode to 8-bit RGB, or fail with their name."""
 
+import os
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from vision_ttt.data import ImageError, find_images, open_image
+from vision_ttt.data.images import FORMATS
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "CMYK"])
@@ -65,6 +67,53 @@ def test_decompression_bomb_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(ImageError, match=r"bomb\.png"):
         open_image(tmp_path / "bomb.png")
+
+
+@pytest.mark.parametrize("suffix", [".eps", ".png"])
+def test_what_pillow_would_start_a_program_for_is_refused(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the file is called: Pillow goes by its content, and gives EPS to Ghostscript."""
+    started = tmp_path / "started"
+    program = tmp_path / "bin" / "gs"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {started}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    path = tmp_path / f"drawing{suffix}"
+    Image.new("RGB", (9, 9)).save(path, "EPS")
+    with pytest.raises(ImageError, match=r"drawing.* not an image of PNG, JPEG"):
+        open_image(path)
+    assert not started.exists()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_that_is_named_is_read(tmp_path: Path, name: str) -> None:
+    if name not in Image.SAVE:
+        pytest.skip("this Pillow was built without it")
+    Image.new("RGB", (16, 16), (200, 100, 50)).save(tmp_path / "image", name)
+    assert open_image(tmp_path / "image").size == (16, 16)
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "folder.png").mkdir()
+    monkeypatch.setattr(Image, "open", None)  # would wait for ever
+    with pytest.raises(ImageError, match=r"pipe\.png: it is a named pipe, not a file"):
+        open_image(tmp_path / "pipe.png")
+    with pytest.raises(ImageError, match=r"folder\.png: it is a folder, not a file"):
+        open_image(str(tmp_path / "folder.png"))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has none")
+def test_the_systems_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/proc/self")
+    for folder in ("/proc/self", tmp_path / "link"):
+        with pytest.raises(ImageError, match="the folder is the system's"):
+            find_images(folder)
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
-"""Opening image files: every failure names the file."""
+"""Finding and opening image files: every failure names the file."""
 
+import os
+import stat
 import struct
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -9,6 +12,10 @@ from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vision_ttt.errors import UserError
+from vision_ttt.file_kinds import is_of_the_system, kind_of_file
+
+# What Pillow reads by itself. For others, such as EPS, it starts a program on the file.
+FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "PPM", "GIF", "JPEG2000", "AVIF")
 
 # What Pillow's readers raise on damaged files; OSError covers unidentified and truncated ones.
 _DECODING_ERRORS = (
@@ -42,15 +49,20 @@ def open_image(source: str | Path | BinaryIO, name: str | None = None) -> Image.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ImageError: the file is empty, truncated, corrupt, too large or no image.
+        ImageError: the file is empty, truncated, corrupt, too large, no image of `FORMATS`, or no
+            file: reading a named pipe may never end.
     """
     name = str(source) if name is None else name
     try:
-        with Image.open(source) as image:
+        if isinstance(source, str | Path):
+            mode = os.stat(source).st_mode
+            if not stat.S_ISREG(mode):
+                raise ImageError(name, f"it is {kind_of_file(mode)}, not a file")
+        with Image.open(source, formats=_readable()) as image:
             if image.mode.startswith("I"):
                 return _from_16_bit(image)
             return image.convert("RGB")
-    except FileNotFoundError:
+    except (FileNotFoundError, ImageError):
         raise
     except _DECODING_ERRORS as error:
         raise ImageError(name, _reason(error)) from error
@@ -60,8 +72,10 @@ def find_images(folder: str | Path) -> list[Path]:
     """Return all image files under `folder`, sorted.
 
     Raises:
-        ImageError: there are none.
+        ImageError: there are none, or the folder is the system's.
     """
+    if is_of_the_system(Path(folder)):  # where links lead to everything
+        raise ImageError(str(folder), "the folder is the system's, and holds no images")
     paths = sorted(
         path
         for path in Path(folder).rglob("*")
@@ -74,6 +88,13 @@ def find_images(folder: str | Path) -> list[Path]:
     return paths
 
 
+@cache
+def _readable() -> tuple[str, ...]:
+    """Those of FORMATS that this Pillow was built with."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
 def _from_16_bit(image: Image.Image) -> Image.Image:
     """Scale 16-bit grey levels to 8 bits; Pillow's own conversion would clip them to white."""
     return image.convert("I").point(lambda level: level / 256).convert("L").convert("RGB")
@@ -82,5 +103,5 @@ def _from_16_bit(image: Image.Image) -> Image.Image:
 def _reason(error: Exception) -> str:
     message = str(error).strip()
     if isinstance(error, Image.UnidentifiedImageError):
-        return "not an image format that Pillow knows, or the file is damaged"
+        return f"not an image of {', '.join(_readable())}, or the file is damaged"
     return message or type(error).__name__
