@@ -6,11 +6,27 @@ Importing this package registers its models with timm::
     model = timm.create_model("vittt_tiny_patch16_224", num_classes=10)
 """
 
-from vision_ttt import models
+import sys
+
 from vision_ttt._version import __version__
-from vision_ttt.layers import TTTMLP, TTTLayer, TTTLinear, VitttBlock, VitttMixer
-from vision_ttt.models import Vittt
-from vision_ttt.ops import ttt_linear, ttt_mlp, use_backend
+
+
+def _is_the_command() -> bool:
+    """Whether this process is the command `vision-ttt`, or `python -m vision_ttt`."""
+    if "vision_ttt_command" in sys.modules:
+        return True
+    # While Python looks for the module of -m, and imports its packages, it stands for argv[0].
+    argv = getattr(sys, "argv", [])
+    return argv[:1] == ["-m"] and sys.orig_argv[-len(argv)] == __name__
+
+
+# The command explains itself and refuses wrong arguments before PyTorch is imported, which takes
+# seconds: its modules import what they need themselves. Everyone else gets the whole library.
+if not _is_the_command():
+    from vision_ttt import models
+    from vision_ttt.layers import TTTMLP, TTTLayer, TTTLinear, VitttBlock, VitttMixer
+    from vision_ttt.models import Vittt
+    from vision_ttt.ops import ttt_linear, ttt_mlp, use_backend
 
 __all__ = [
     "__version__",

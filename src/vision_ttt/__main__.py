@@ -2,6 +2,6 @@
 
 import sys
 
-from vision_ttt.cli.main import main
+from vision_ttt_command import main
 
 sys.exit(main())

@@ -8,9 +8,10 @@ import torch
 from vision_ttt.bench.correctness import find_error
 from vision_ttt.bench.kernels import kernels_run
 from vision_ttt.bench.machine import describe_run
+from vision_ttt.bench.names import OPS
 from vision_ttt.bench.op_contenders import op_contenders, refusal
 from vision_ttt.bench.ops import measure_ops, steps_of_ops
-from vision_ttt.bench.problems import OPS, Problem
+from vision_ttt.bench.problems import Problem
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.ops import _native
 from vision_ttt.ops.ttt_linear import autograd

@@ -1,12 +1,14 @@
 """train, eval and predict, from the command line's end."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from vision_ttt.cli.arguments.train import COMMON
 from vision_ttt.cli.main import main
 from vision_ttt.engine import TrainConfig, load_model, train
 from vision_ttt.engine.config import FIELDS
@@ -32,7 +34,13 @@ def test_train_help_explains_every_field(capsys: Said) -> None:
         main(["train", "--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    assert all(f"--{name}" in said for name in FIELDS)
+    assert all(f"--{name.replace('_', '-')} " in said for name in FIELDS)
+    assert "_" not in "".join(re.findall(r"(?<!\S)--[\w-]+", said))
+    assert "lambda" not in said
+    # What is set often comes first, in a group of its own; the examples come after the fields.
+    places = [said.index(f"\n  --{name.replace('_', '-')} ") for name in COMMON]
+    assert max(places) < said.index("\n  --drop-path ")
+    assert said.index("\n  vision-ttt train digits --epochs 5") > said.index("--wandb-project")
     assert "imagenet-vittt-tiny" in said
     assert "default: 0.05" in said
     assert "Exit codes: 0 finished" in said
@@ -182,11 +190,13 @@ def test_predict_bad_images(checkpoint: str, image_folder: Path, capsys: Said) -
 
 
 @pytest.mark.parametrize("command", ["eval", "predict"])
-def test_bad_checkpoints_are_one_line(command: str, tmp_path: Path, capsys: Said) -> None:
+def test_bad_checkpoints_are_one_line(
+    command: str, image_folder: Path, tmp_path: Path, capsys: Said
+) -> None:
     missing, damaged = tmp_path / "missing.safetensors", tmp_path / "damaged.safetensors"
     damaged.write_bytes(b"\x10\0\0\0\0\0\0\0{")
     for path in (missing, damaged):
-        argv = [str(path)] if command == "eval" else ["x.png", "--checkpoint", str(path)]
+        argv = [str(path)] if command == "eval" else [str(image_folder), "--checkpoint", str(path)]
         assert main([command, *argv]) == 2
         said = capsys.readouterr().err
         assert path.name in said

@@ -47,7 +47,7 @@ def test_timm_folder_and_program(checkpoint: str, tmp_path: Path, capsys: Said) 
         ("no/such/model.pt2", [], "does not exist"),
         ("model.onnx", ["--portable"], "--portable is for a .pt2 file"),
         ("folder", ["--dynamic_size"], "are for .onnx and .pt2 files"),
-        ("model.pt2", ["--batch_size", "0"], "batch_size is 0"),
+        ("model.pt2", ["--batch_size", "0"], "--batch-size is 0"),
         ("last.safetensors", ["--overwrite"], "must be a .onnx or .pt2 file"),
     ],
 )

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import jsonargparse
 import pytest
@@ -22,6 +23,7 @@ class _Command:
         parser.add_argument("--some_switch", type=bool, default=False)
         parser.add_argument("--count", type=int, default=1)
         parser.add_argument("--sizes", type=dict[str, int], default={})
+        parser.add_argument("--layers", type=int | Literal["all"] | None, default=None)
         parser.add_argument("rest", nargs="*", type=str)
 
     def run(self, arguments: jsonargparse.Namespace) -> int:
@@ -63,8 +65,16 @@ def test_flags_may_be_spelt_both_ways_and_switches_bare(command: _Command) -> No
     [
         (["wrok"], "unknown command 'wrok'; nearest: work"),
         (["work", "--cuont", "3"], "unknown flag --cuont; nearest: --count"),
-        (["work", "--count", "many"], "many"),
+        (["work", "--count", "many"], "--count is 'many'; it must be a whole number"),
+        (["work", "--count", "9" * 5000], "--count is too long; it must be a whole number"),
         (["work", "--count"], "expected one argument"),
+        (["work", "--some_switch=perhaps"], "--some-switch is 'perhaps'; it must be true or false"),
+        (["work", "--some_swich"], "nearest: --some-switch"),
+        (["work", "--layers", "x"], "'x'; it must be a whole number or all or null"),
+        (["work", "--sizes", "3"], "--sizes is '3'; it must be names with values"),
+        (["work", "--sizes.a", "b"], "--sizes is"),
+        (["work", "--count.a", "1"], "unknown flag --count.a"),
+        (["work", "--sizes.", "1"], "unknown flag --sizes."),
     ],
 )
 @pytest.mark.usefixtures("command")
@@ -84,6 +94,8 @@ def test_wrong_arguments_are_one_line(
     [
         (UserError("[bold] is [not] markup " + "long " * 60), 2, "[bold] is [not] markup"),
         (FileNotFoundError(2, "No such file", "a/b"), 2, "a/b"),
+        (UserError("in two\nlines"), 2, "in two lines"),
+        (OSError(27, "File too large"), 2, "File too large"),
         (Interrupted("resume so"), 130, "resume so"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],

@@ -79,7 +79,7 @@ def test_csv_and_json_tell_what_each_image_gives_by_itself(
         (["--device", "meta"], "device 'meta' cannot be used"),
         (["--output", "out.txt"], "must be a .csv or .json file"),
         (["--output", "no/such/out.csv"], "does not exist"),
-        (["--batch_size", "0"], "batch_size is 0"),
+        (["--batch_size", "0"], "--batch-size is 0"),
         (["--topk", "0"], "topk is 0"),
         (["missing.png", "--num_workers", "1"], "missing.png"),
     ],

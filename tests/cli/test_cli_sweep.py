@@ -1,5 +1,6 @@
 """`vision-ttt sweep`."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,21 @@ def test_table_and_figure_are_made_again_from_the_csv(tiny, tmp_path, results, c
     assert "missing.csv" in capsys.readouterr().err
 
 
+def test_a_csv_file_without_results_is_told(tiny, tmp_path, capsys):
+    write_results(tmp_path / "empty.csv", [])
+    assert main(["sweep", "tiny", "--table-only", "--results", "empty.csv"]) == 2
+    assert capsys.readouterr().err == "error: empty.csv holds no results; train some first\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_results_of_another_sweep_are_not_replaced(tiny, tmp_path, results, capsys):
+    others = [dataclasses.replace(result, sweep="other") for result in results]
+    write_results(tmp_path / "others.csv", others)
+    assert main(["sweep", "tiny", "--results", "others.csv"]) == 2
+    assert "of sweep 'other' is not of tiny" in capsys.readouterr().err
+    assert read_results(tmp_path / "others.csv") == others
+
+
 def test_a_failed_run_is_named_with_the_end_of_its_log(tiny, tmp_path, capfd):
     argv = ["sweep", "tiny", "--seeds", "0", "--epochs", "1", "--rows", "wrong", "bare"]
     assert main([*argv, "--jobs", "1"]) == 1
@@ -112,7 +128,7 @@ def test_list_prints_the_rows_with_what_each_changes(tiny, tmp_path, capsys):
         (["--rows", "plan"], "no row 'plan'; nearest: plain"),
         (["--jobs", "0"], "jobs is 0"),
         (["--epochs", "0"], "epochs is 0"),
-        (["--seeds", "-1"], "seed is -1"),
+        (["--seeds", "-1"], "--seeds is -1"),
         (["--figure", "a.doc"], "its suffix must be one of"),
         (["--page", "missing.md"], "missing.md"),
     ],

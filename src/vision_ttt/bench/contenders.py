@@ -10,19 +10,11 @@ import timm
 import torch
 from torch import nn
 
-import vision_ttt  # noqa: F401  (registers the models with timm)
 from vision_ttt.engine.building import build_model, model_arguments
 from vision_ttt.errors import UserError, nearest
+from vision_ttt.models import DiT3  # with it all models are registered with timm
 
 NUM_CLASSES = 1000
-
-TINY = (
-    "deit_tiny_patch16_224",
-    "vittt_tiny_patch16_224",
-    "vim_tiny_patch16_224",
-    "vit3_tiny_patch16_224",
-)
-"""The default contenders; of these, the registered ones."""
 
 SIZES = frozenset(("nano", "tiny", "small", "base", "large", "huge"))
 
@@ -74,11 +66,14 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
     """
     found = []
     for given in names:
-        name, attention = re.fullmatch(r"(.*?)(?: \(([^)]*)\))?", given).groups()
+        name, attention = re.fullmatch(r"(.*?)(?: \(([^)]*)\))?", given, re.DOTALL).groups()
         if not timm.is_model(name):
             raise UserError(f"unknown model {name!r}; nearest: {nearest(name, timm.list_models())}")
         with torch.device("meta"):  # its structure is wanted, not its weights
-            kinds = list(ATTENTION) if _attentions(timm.create_model(name)) else [None]
+            model = timm.create_model(name)
+        if isinstance(model, DiT3):
+            raise UserError(f"{name!r} denoises images; models that classify them are measured")
+        kinds = list(ATTENTION) if _attentions(model) else [None]
         if attention is not None and attention not in kinds:
             labels = [Contender(name, kind).label for kind in kinds]
             raise UserError(f"{given!r} is no contender; accepted: {', '.join(labels)}")

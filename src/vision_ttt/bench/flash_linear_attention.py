@@ -20,10 +20,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from vision_ttt.bench.names import FLASH_LINEAR_ATTENTION as NAME
 from vision_ttt.bench.problems import Problem
 from vision_ttt.ops import ttt_linear
 
-NAME = "flash-linear-attention"
 LARGEST_DIMENSION = 128
 CHUNK_SIZES = (16, 32, 64)  # powers of two; a tensor core's product wants 16 rows
 

@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vision_ttt.ops import ttt_linear, ttt_mlp
 
-OPS: dict[str, Callable[..., Tensor]] = {"ttt_linear": ttt_linear, "ttt_mlp": ttt_mlp}
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {"ttt_linear": ttt_linear, "ttt_mlp": ttt_mlp}
+"""Of each op in :data:`vision_ttt.bench.names.OPS`."""
 
 
 class Problem(NamedTuple):
@@ -38,7 +39,7 @@ class Problem(NamedTuple):
     @property
     def function(self) -> Callable[..., Tensor]:
         """The op."""
-        return OPS[self.op]
+        return FUNCTIONS[self.op]
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the initial state's tensors."""

@@ -48,7 +48,10 @@ def replace_in(page: Path, name: str, text: str) -> None:
         OSError: it cannot be read or written.
     """
     start, end = f"<!-- bench:{name} -->", "<!-- /bench -->"
-    content = page.read_text(encoding="utf-8")
+    try:
+        content = page.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{page} is no text: {error}") from error
     pattern = re.compile(f"({re.escape(start)}\n).*?({re.escape(end)})", re.DOTALL)
     if not pattern.search(content):
         raise UserError(f"{page} has no place for the table; put the lines {start} and {end} there")

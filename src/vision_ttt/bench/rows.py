@@ -150,24 +150,42 @@ def read_rows(path: Path) -> list[Row]:
         UserError: the columns are others, or a cell is not a value of its column.
         OSError: the file cannot be read.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        columns = reader.fieldnames or ()
-        if not set(COLUMNS) - _ADDED <= set(columns) <= set(COLUMNS):
-            raise UserError(
-                f"{path} is no file of measurements by this version: its columns are"
-                f" {list(columns)}, and must be {list(COLUMNS)}"
-            )
-        rows = []
-        for cells in reader:
-            if None in cells or None in cells.values():  # DictReader's sign of too many or too few
-                raise UserError(f"{path}, line {reader.line_num}: not {len(columns)} cells")
-            try:
-                run = Run(**_parse_all(cells, _RUN_TYPES))
-                rows.append(Row(**_parse_all(cells, _ROW_TYPES), run=run))
-            except ValueError as error:
-                raise UserError(f"{path}, line {reader.line_num}: {error}") from error
+    columns, lines = read_cells(path)
+    if not set(COLUMNS) - _ADDED <= set(columns) <= set(COLUMNS):
+        raise UserError(
+            f"{path} is no file of measurements by this version: its columns are {list(columns)},"
+            f" and must be {list(COLUMNS)}"
+        )
+    rows = []
+    for number, cells in lines.items():
+        try:
+            run = Run(**_parse_all(cells, _RUN_TYPES))
+            rows.append(Row(**_parse_all(cells, _ROW_TYPES), run=run))
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: {error}") from error
     return rows
+
+
+def read_cells(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
+    """The columns of a CSV file, and its rows' cells by the number of the line they end on.
+
+    Raises:
+        UserError: it is no text, no CSV file, or a row has other cells than the first.
+        OSError: it cannot be read.
+    """
+    rows = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            columns = tuple(reader.fieldnames or ())
+            for cells in reader:
+                # DictReader's sign of too many or too few.
+                if None in cells or None in cells.values():
+                    raise UserError(f"{path}, line {reader.line_num}: not {len(columns)} cells")
+                rows[reader.line_num] = cells
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is no CSV file: {error}") from error
+    return columns, rows
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -1,5 +1,6 @@
 """One session of `vision-ttt bench`: measure behind a progress bar, keep the rows, show them."""
 
+import io
 import json
 import logging
 import sys
@@ -21,6 +22,7 @@ from vision_ttt.bench.protocol import Advance, Settings
 from vision_ttt.bench.rows import Row, Run, append_rows
 from vision_ttt.bench.tables import describe, exponents, tabulate
 from vision_ttt.cli.wide_table import print_whole
+from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -70,8 +72,19 @@ def _show(rows: Sequence[Row], baseline: str | None) -> None:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Write the picture of cost against size, in the format of the path's suffix."""
+    write_picture(cost_figure(rows), path, dpi=150)
+
+
+def write_picture(figure: Figure, path: Path, *, dpi: int) -> None:
+    """Write a picture whole or not at all, in the format of the path's suffix.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    cost_figure(rows).savefig(path, dpi=150)
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix.removeprefix(".").lower(), dpi=dpi)
+    write_bytes(path, content.getvalue())
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-from typing import Any, Literal
+from typing import Any
 
 import jsonargparse
 from rich.console import Console
 from rich.table import Table
 
-from vision_ttt.cli.main import CommandParser
 from vision_ttt.data import (
     DatasetError,
     DatasetSpec,
@@ -24,45 +23,8 @@ from vision_ttt.engine.inputs import even_order
 from vision_ttt.engine.parallel import all_names, make_accelerator
 
 
-def add_arguments(parser: CommandParser) -> None:
-    """Declare the checkpoint, the dataset and how to go through it."""
-    parser.add_argument("checkpoint", type=str, help="path of a last.safetensors")
-    parser.add_argument(
-        "--dataset",
-        type=str | None,
-        default=None,
-        help="'digits', an image folder or a name timm reads; null: the one it was trained on",
-    )
-    parser.add_argument(
-        "--dataset_root", type=str | None, default=None, help="folder given to timm beside a name"
-    )
-    parser.add_argument(
-        "--split",
-        type=Literal["test", "train", "all"],
-        default="test",
-        help="part of the dataset, as training would divide it",
-    )
-    parser.add_argument("--batch_size", type=int, default=64, help="images per forward pass")
-    parser.add_argument("--num_workers", type=int, default=0, help="processes that decode images")
-    parser.add_argument(
-        "--precision", type=Literal["float32", "bfloat16"], default="float32", help="arithmetic"
-    )
-    parser.add_argument(
-        "--skip-bad",
-        type=bool,
-        default=False,
-        help="go on where an image does not decode, and name and count it; otherwise stop",
-    )
-    parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
-
-
 def run(arguments: jsonargparse.Namespace) -> int:
     """Evaluate and print loss, accuracy and the accuracy of each class."""
-    if arguments.batch_size < 1 or arguments.num_workers < 0:
-        raise DatasetError(
-            f"batch_size is {arguments.batch_size} and num_workers {arguments.num_workers};"
-            " they must be at least 1 and 0"
-        )
     model, metadata = load_model(arguments.checkpoint)
     data = open_dataset(_spec(arguments, metadata))
     if data.classes != metadata.classes:

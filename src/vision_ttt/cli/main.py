@@ -1,29 +1,36 @@
 """The command `vision-ttt`: find the command, parse its arguments, run it, report its errors.
 
-A command is a module with two functions: `add_arguments(parser: CommandParser) -> None` declares
-its arguments; `run(arguments: jsonargparse.Namespace) -> int` works and returns the exit code.
+A command is two modules. `vision_ttt.cli.arguments.NAME` declares its arguments and refuses what
+can be refused without PyTorch:
+
+    add_arguments(parser: CommandParser) -> None
+    parse(parser, argv) -> jsonargparse.Namespace    (optional)
+    check(arguments: jsonargparse.Namespace) -> None   (optional) raises UserError
+
+The other works, and returns the exit code:
+
+    run(arguments: jsonargparse.Namespace) -> int
 """
 
-import argparse
+import errno
 import importlib
+import io
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jsonargparse
 from rich.console import Console
 from rich.table import Table
 
 from vision_ttt._version import __version__
+from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import Interrupted, UserError, nearest
-
-# Help texts of dataclass fields are the docstrings under the fields.
-jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 class Command(NamedTuple):
-    """Where a command lives and what it does, in half a line."""
+    """Which module does a command's work, and what it does, in half a line."""
 
     module: str
     summary: str
@@ -46,50 +53,10 @@ COMMANDS = {
 
 USER_ERROR = 2  # exit code, as argparse has it
 INTERRUPTED = 130  # exit code, 128 + SIGINT as shells have it
+BROKEN_PIPE = 141  # exit code, 128 + SIGPIPE: who was reading has gone
 
-
-class CommandParser(jsonargparse.ArgumentParser):
-    """A parser that takes `--some-flag` for `--some_flag`, bare `--switch` for `--switch true`,
-    and answers an unknown flag with its nearest neighbours.
-    """
-
-    def parse_command(
-        self, argv: Sequence[str], *, defaults: bool = True
-    ) -> jsonargparse.Namespace:
-        """Parse `argv`; with `defaults=False` only what was given is in the answer.
-
-        Raises:
-            UserError: the arguments do not fit, in one line.
-        """
-        try:
-            # parse_args merges defaults by default; its `defaults` cannot do so with required ones.
-            return self.parse_args(self._spelt_out(argv), defaults=defaults)
-        except argparse.ArgumentError as error:
-            message = " ".join(str(error).split())
-            raise UserError(f"{message} (see {self.prog} --help)") from error
-
-    def _spelt_out(self, argv: Sequence[str]) -> list[str]:
-        flags = self._option_string_actions
-        spelt = []
-        for position, token in enumerate(argv):
-            if not token.startswith("--") or token == "--":
-                spelt.append(token)
-                continue
-            name, equals, value = token.partition("=")
-            top, dot, key = name.partition(".")
-            if top not in flags:
-                top = next((flag for flag in flags if _same_flag(flag, top)), top)
-            if top not in flags:
-                raise UserError(
-                    f"unknown flag {name}; nearest: {nearest(top, _long_flags(flags))}"
-                    f" (see {self.prog} --help)"
-                )
-            spelt.append(top + dot + key + equals + value)
-            follower = argv[position + 1] if position + 1 < len(argv) else "--"
-            is_switch = getattr(flags[top], "_typehint", None) is bool
-            if is_switch and not equals and follower.lower() not in ("true", "false"):
-                spelt.append("true")
-        return spelt
+# What a disk, or a terminal, refuses in the middle of writing: such errors name no file.
+_REFUSED_WRITING = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 
 
 class _ConsoleHandler(logging.Handler):
@@ -103,22 +70,45 @@ class _ConsoleHandler(logging.Handler):
         self.console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
 
 
-def _same_flag(flag: str, given: str) -> bool:
-    return flag.startswith("--") and flag[2:].replace("-", "_") == given[2:].replace("-", "_")
-
-
-def _long_flags(flags: Sequence[str]) -> list[str]:
-    return [flag for flag in flags if flag.startswith("--")]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None, *, begin_work: Callable[[], None] = lambda: None
+) -> int:
     """Run `vision-ttt` with `argv` (default: the process's arguments) and return the exit code.
 
-    0: done; 2: the user's error, told in one line on stderr; 130: interrupted. Errors of the
-    library itself keep their traceback.
+    0: done; 2: the user's error, told in one line on stderr; 130: interrupted; 141: nobody reads
+    the output any more. Errors of the library itself keep their traceback.
+
+    Args:
+        begin_work: called when the arguments are accepted, the command's modules are imported, and
+            it begins.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be no text
     errors = Console(stderr=True)
+    try:
+        code = _run(argv, errors, begin_work)
+        return code if _flushed() else BROKEN_PIPE
+    except Interrupted as interruption:
+        return _fail(errors, INTERRUPTED, str(interruption), "interrupted")
+    except KeyboardInterrupt:
+        return _fail(errors, INTERRUPTED, "nothing further was written", "interrupted")
+    except UserError as error:
+        return _fail(errors, USER_ERROR, str(error))
+    except OSError as error:
+        if error.filename is None and error.errno not in _REFUSED_WRITING:
+            raise  # not about a file the user named: ours to mend
+        reason = error.strerror or str(error)
+        named = "" if error.filename is None else f": {error.filename}"
+        return _fail(errors, USER_ERROR, f"{reason}{named}")
+
+
+def _run(argv: Sequence[str], errors: Console, begin_work: Callable[[], None]) -> int:
+    if any("\0" in token for token in argv):
+        raise UserError("an argument holds a null character, which no name of a file has")
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
         _show_commands(Console())
         return 0 if argv else USER_ERROR
@@ -126,38 +116,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         Console().print(f"vision-ttt {__version__}", highlight=False)
         return 0
     _log_to(errors)
-    try:
-        return _run_command(argv[0], argv[1:])
-    except Interrupted as interruption:
-        _show(errors, "interrupted", str(interruption))
-        return INTERRUPTED
-    except KeyboardInterrupt:
-        _show(errors, "interrupted", "nothing further was written")
-        return INTERRUPTED
-    except UserError as error:
-        _show(errors, "error", str(error))
-        return USER_ERROR
-    except OSError as error:
-        if error.filename is None:  # not about a file the user named: ours to mend
-            raise
-        _show(errors, "error", str(error))
-        return USER_ERROR
+    return _run_command(argv[0], argv[1:], begin_work)
 
 
-def _run_command(name: str, argv: Sequence[str]) -> int:
+def _run_command(name: str, argv: Sequence[str], begin_work: Callable[[], None]) -> int:
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}; nearest: {nearest(name, COMMANDS)}")
     command = COMMANDS[name]
-    module = importlib.import_module(command.module)
-    parser = CommandParser(
-        prog=f"vision-ttt {name}",
-        description=command.summary.capitalize() + ".",
-        exit_on_error=False,
-    )
-    module.add_arguments(parser)
+    declared = importlib.import_module(f"vision_ttt.cli.arguments.{name}")
+    parser = CommandParser(f"vision-ttt {name}", command.summary)
+    declared.add_arguments(parser)
     # `train` reads its recipe before the flags that override it, so it parses for itself.
-    parse = getattr(module, "parse", CommandParser.parse_command)
-    return module.run(parse(parser, argv))
+    parse = getattr(declared, "parse", CommandParser.parse_command)
+    arguments = parse(parser, argv)
+    if hasattr(declared, "check"):
+        declared.check(arguments)
+    module = importlib.import_module(command.module)
+    _start_no_programs()
+    begin_work()
+    return module.run(arguments)
+
+
+def _start_no_programs() -> None:
+    """Keep Pillow from starting Ghostscript on EPS files, whoever opens them by Pillow."""
+    from PIL import EpsImagePlugin
+
+    EpsImagePlugin.gs_binary = False
+
+
+def _flushed() -> bool:
+    """Write what is left of the output, while a failure can be told; False if nobody reads it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 def _show_commands(console: Console) -> None:
@@ -169,9 +164,12 @@ def _show_commands(console: Console) -> None:
     console.print("\nvision-ttt COMMAND --help explains a command.", highlight=False)
 
 
-def _show(console: Console, kind: str, message: str) -> None:
+def _fail(console: Console, code: int, message: str, kind: str = "error") -> int:
+    """Tell why the command ends, in one line, and return its exit code."""
     console.print(f"[bold red]{kind}:[/]", end=" ", highlight=False)
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
+    one_line = " ".join(message.splitlines())
+    console.print(one_line, markup=False, highlight=False, soft_wrap=True)
+    return code
 
 
 def _log_to(console: Console) -> None:

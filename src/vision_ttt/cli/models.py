@@ -12,7 +12,6 @@ from rich.table import Table
 
 import vision_ttt
 from vision_ttt.bench import count_macs, count_parameters, equation_13_macs
-from vision_ttt.cli.main import CommandParser
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
@@ -42,18 +41,6 @@ PUBLISHED = {
     "hvit3_small": Published("ViT³", "54M", "8.8G", 84.9),
     "hvit3_base": Published("ViT³", "94M", "16.7G", 85.5),
 }
-
-
-def add_arguments(parser: CommandParser) -> None:
-    """Declare the filter and the form of the output."""
-    parser.add_argument(
-        "pattern",
-        type=str,
-        nargs="?",
-        default="*",
-        help="names to list, with * and ? as wildcards, e.g. 'vittt_tiny*'",
-    )
-    parser.add_argument("--json", type=bool, default=False, help="print JSON instead of a table")
 
 
 def describe(name: str) -> dict[str, object]:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from vision_ttt.cli.main import CommandParser
 from vision_ttt.data import (
     ImageError,
     TransformedImages,
@@ -27,43 +27,16 @@ from vision_ttt.data import (
     watched,
 )
 from vision_ttt.engine import ModelMetadata, load_model
-from vision_ttt.engine.files import write_text
+from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
 
 Prediction = dict[str, Any]
 """image: its path; top: class and probability of the most probable classes, best first."""
 
 
-def add_arguments(parser: CommandParser) -> None:
-    """Declare the images, the checkpoint and the form of the answer."""
-    parser.add_argument(
-        "images", type=str, nargs="+", help="image files, or folders for all images in them"
-    )
-    parser.add_argument("--checkpoint", type=str, required=True, help="path of a last.safetensors")
-    parser.add_argument("--topk", type=int, default=5, help="classes told per image")
-    parser.add_argument(
-        "--output", type=str | None, default=None, help="a .csv or .json file to write, not print"
-    )
-    parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
-    parser.add_argument("--batch_size", type=int, default=64, help="images per forward pass")
-    parser.add_argument("--num_workers", type=int, default=0, help="processes that decode images")
-    parser.add_argument(
-        "--device",
-        type=str | None,
-        default=None,
-        help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
-    )
-    parser.add_argument(
-        "--skip-bad",
-        type=bool,
-        default=False,
-        help="go on where an image does not decode, and name and count it; otherwise stop",
-    )
-
-
 def run(arguments: jsonargparse.Namespace) -> int:
     """Tell or write the most probable classes of each image."""
-    output = _check(arguments)
+    output = None if arguments.output is None else Path(arguments.output)
     device = _device(arguments.device)
     model, metadata = load_model(arguments.checkpoint)
     files = list(_files(arguments.images))
@@ -73,7 +46,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     predictions: list[Prediction] = []
     skipped: list[str] = []
     columns = TextColumn("images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=errors, transient=True) as progress:
+    quiet = not errors.is_terminal
+    with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
         bar = progress.add_task("", total=len(files))
         for indices, probabilities, bad in _batches(model, metadata, files, arguments, device):
             for name, reason in bad:
@@ -96,7 +70,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
         raise UserError(f"none of the {len(skipped)} images could be decoded")
     answer = json.dumps({"predictions": predictions, "skipped": skipped}, indent=2)
     if output is not None:
-        write_text(output, _csv(predictions) if output.suffix == ".csv" else answer + "\n")
+        text = _csv(predictions) if output.suffix.lower() == ".csv" else answer + "\n"
+        # The bytes of a file's name need not be text.
+        write_bytes(output, text.encode(errors="surrogateescape"))
         console.print(f"{output}: {len(predictions)} images", highlight=False, soft_wrap=True)
     elif arguments.json:
         console.print_json(answer, highlight=False)
@@ -106,36 +82,26 @@ def run(arguments: jsonargparse.Namespace) -> int:
     return 0
 
 
-def _check(arguments: jsonargparse.Namespace) -> Path | None:
-    """Refuse wrong arguments before the work begins, and return the file to write."""
-    if arguments.topk < 1:
-        raise UserError(f"topk is {arguments.topk}; it must be at least 1")
-    if arguments.batch_size < 1 or arguments.num_workers < 0:
-        raise UserError(
-            f"batch_size is {arguments.batch_size} and num_workers {arguments.num_workers};"
-            " they must be at least 1 and 0"
-        )
-    if arguments.output is None:
-        return None
-    output = Path(arguments.output)
-    if output.suffix not in (".csv", ".json"):
-        raise UserError(f"the output {output} must be a .csv or .json file")
-    if not output.parent.is_dir():
-        raise UserError(f"the folder {output.parent} does not exist")
-    return output
-
-
 def _device(name: str | None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device).cpu()  # "meta" is no device to compute on
-    # PyTorch without CUDA asserts.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"device {name!r} cannot be used: {reason}") from error
+    # PyTorch without CUDA asserts, and looks for the modules of devices that others provide.
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = re.split(r"\. |\n", str(error).strip(), maxsplit=1)[0]
+        raise UserError(
+            f"device {name!r} cannot be used: {reason}; accepted here: {', '.join(_devices())}"
+        ) from error
     return device
+
+
+def _devices() -> list[str]:
+    if not torch.accelerator.is_available():
+        return ["cpu"]
+    kind = torch.accelerator.current_accelerator().type
+    return ["cpu", *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
 
 
 def _files(images: Sequence[str]) -> Iterator[Path]:
@@ -143,10 +109,8 @@ def _files(images: Sequence[str]) -> Iterator[Path]:
         path = Path(image)
         if path.is_dir():
             yield from find_images(path)
-        elif path.exists():
-            yield path
         else:
-            raise FileNotFoundError(2, "No such image file or folder", str(path))
+            yield path
 
 
 class _ImageFiles(Dataset[tuple[Image.Image, int]]):
@@ -159,7 +123,10 @@ class _ImageFiles(Dataset[tuple[Image.Image, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return open_image(self.files[index]), -1
+        try:
+            return open_image(self.files[index]), -1
+        except FileNotFoundError as error:
+            raise ImageError(str(self.files[index]), "it is there no more") from error
 
 
 def _batches(

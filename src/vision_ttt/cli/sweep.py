@@ -13,8 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from vision_ttt.bench.readme import replace_in
-from vision_ttt.cli.bench_session import check_picture
-from vision_ttt.cli.main import CommandParser
+from vision_ttt.cli.bench_session import check_picture, write_picture
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import Interrupted, UserError
 from vision_ttt.sweeps import SWEEPS, Sweep
@@ -22,75 +21,10 @@ from vision_ttt.sweeps.figure import sweep_figure
 from vision_ttt.sweeps.one_run import Task
 from vision_ttt.sweeps.results import Result, finished, read_results, write_results
 from vision_ttt.sweeps.runs import Failure, Outcome, run_all
-from vision_ttt.sweeps.tables import changes, describe, markdown, tabulate
+from vision_ttt.sweeps.tables import by_row, changes, describe, markdown, tabulate
 
 _LOGGER = logging.getLogger(__name__)
 RUN_FAILED = 1
-_EPILOG = """A sweep that was killed goes on where it was by the same command: finished runs are
-kept, an interrupted one resumes from its last checkpoint. Exit codes: 0 every run is finished; 1 a
-run failed, and is named with the end of its log; 2 something to mend in the command; 130 Ctrl-C."""
-
-
-def add_arguments(parser: CommandParser) -> None:
-    """Declare which sweep, which part of it, and where the results go."""
-    parser.epilog = _EPILOG
-    parser.add_argument(
-        "name",
-        choices=list(SWEEPS),
-        help="; ".join(f"{name}: {sweep.title}" for name, sweep in SWEEPS.items()),
-    )
-    parser.add_argument(
-        "--list", type=bool, default=False, help="print the rows and what each changes, run nothing"
-    )
-    parser.add_argument(
-        "--rows", type=str, nargs="+", default=None, help="rows to train; default: all"
-    )
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="each row is trained with each"
-    )
-    parser.add_argument(
-        "--epochs", type=int, default=None, help="of every run; default: the sweep's own"
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=None,
-        help="runs side by side, one thread each; default: the cores",
-    )
-    parser.add_argument(
-        "--output",
-        type=str,
-        default=None,
-        help="folder of the runs, OUTPUT/ROW/seed-K; default: runs/sweep-NAME",
-    )
-    parser.add_argument(
-        "--results",
-        type=str,
-        default=None,
-        help="CSV file to write, one line per run; default: OUTPUT/results.csv",
-    )
-    parser.add_argument(
-        "--page",
-        type=str,
-        default=None,
-        help="page to put the table into, between <!-- bench:NAME --> and <!-- /bench -->",
-    )
-    parser.add_argument(
-        "--figure", type=str, default=None, help="picture to write; default: OUTPUT/NAME.png"
-    )
-    parser.add_argument(
-        "--table-only",
-        type=bool,
-        default=False,
-        help="train nothing: make table and picture from the CSV file of --results",
-    )
-
-
-def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
-    """Parse `argv` and keep it: every result says what command it is of."""
-    arguments = parser.parse_command(argv)
-    arguments.command = ("vision-ttt", "sweep", *argv)
-    return arguments
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -99,20 +33,21 @@ def run(arguments: jsonargparse.Namespace) -> int:
     if arguments.list:
         _list(sweep)
         return 0
-    output = Path(arguments.output or f"runs/sweep-{sweep.name}")
-    figure = arguments.figure or str(output / f"{sweep.name}.png")
-    check_picture(figure)
-    if arguments.page is not None and not Path(arguments.page).is_file():
-        raise FileNotFoundError(2, "No such page", arguments.page)
-    results_file = Path(arguments.results or output / "results.csv")
+    check_picture(arguments.figure)
+    results_file, figure = Path(arguments.results), Path(arguments.figure)
+    former = read_results(results_file) if results_file.exists() else []
+    if former:
+        by_row(sweep, former)  # raises where they are another sweep's, and not to be lost
     if arguments.table_only:
-        results, failures = read_results(results_file), []
+        if not former:
+            raise UserError(f"{results_file} holds no results; train some first")
+        results, failures = former, []
     else:
-        results, failures = _train(sweep, arguments, output)
+        results, failures = _train(sweep, arguments, Path(arguments.output))
         write_results(results_file, results)
     if results:
         _show(sweep, results)
-        _draw(sweep, results, Path(figure))
+        write_picture(sweep_figure(sweep, results), figure, dpi=110)
         if arguments.page is not None:
             replace_in(Path(arguments.page), sweep.name, markdown(sweep, results))
         _LOGGER.info("results in %s and %s", results_file, figure)
@@ -125,8 +60,6 @@ def _train(
     sweep: Sweep, arguments: jsonargparse.Namespace, output: Path
 ) -> tuple[list[Result], list[Failure]]:
     jobs = os.cpu_count() or 1 if arguments.jobs is None else arguments.jobs
-    if jobs < 1:
-        raise UserError(f"jobs is {jobs}; it must be at least 1")
     overrides = {} if arguments.epochs is None else {"epochs": arguments.epochs}
     # Seed by seed: whatever moment a reader looks, rows have seen about the same seeds.
     tasks = [
@@ -210,8 +143,3 @@ def _show(sweep: Sweep, results: Sequence[Result]) -> None:
             table.add_row(*line)
         print_whole(table)
     Console().print(describe(sweep, results), markup=False, highlight=False, soft_wrap=True)
-
-
-def _draw(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sweep_figure(sweep, results).savefig(path, dpi=110)

@@ -10,7 +10,7 @@ import torch
 from timm.data import resolve_data_config
 from torch import Tensor, nn
 
-import vision_ttt  # noqa: F401  (registers the models with timm)
+import vision_ttt.models  # noqa: F401  (registers the models with timm)
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import nearest
 

@@ -38,7 +38,8 @@ def export_timm(model: nn.Module, metadata: ModelMetadata, folder: Path) -> Agre
         made = Path(temporary)
         # Loaders of the hub's other libraries ask for the format.
         weights = {name: x.contiguous() for name, x in model.state_dict().items()}
-        safetensors.torch.save_file(weights, made / WEIGHTS_FILE, metadata={"format": "pt"})
+        content = safetensors.torch.save(weights, metadata={"format": "pt"})
+        (made / WEIGHTS_FILE).write_bytes(content)
         (made / CONFIG_FILE).write_text(json.dumps(_config(model, metadata), indent=2))
         agreement = verify(_from_folder(made), model, shapes, str(folder), tolerance=1e-6)
         verify(_by_overlay(made, metadata), model, shapes, str(folder), tolerance=1e-6)

@@ -10,10 +10,8 @@ from typing import Any
 import jsonargparse
 import yaml
 
-from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.config import FIELDS, ConfigError, TrainConfig
 from vision_ttt.errors import nearest
-from vision_ttt.models.vittt_ablations import ABLATIONS
 
 __all__ = ["available", "load", "load_stages", "read", "resolve"]
 
@@ -56,6 +54,8 @@ def read(recipe: str) -> dict[str, Any]:
     values = _parse(name, resource.read_text(encoding="utf-8"))
     if not plus:
         return values
+    from vision_ttt.models.vittt_ablations import ABLATIONS  # with PyTorch
+
     if ablation not in ABLATIONS:
         raise ConfigError(f"unknown ablation {ablation!r}; known are {', '.join(ABLATIONS)}")
     own = {"model_args": ABLATIONS[ablation].keywords, "output": f"{values['output']}+{ablation}"}
@@ -109,6 +109,8 @@ def load_stages(recipe: str, overrides: Mapping[str, Any] | None = None) -> dict
     overrides = overrides or {}
     if stages is None:
         return {"": resolve(_overridden(values, overrides))}
+    from vision_ttt.engine.checkpoint import WEIGHTS_FILE  # with PyTorch
+
     runs: dict[str, TrainConfig] = {}
     output = Path(str({**values, **overrides}.get("output", f"runs/{recipe}")))
     start: dict[str, Any] = {}

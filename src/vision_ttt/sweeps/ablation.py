@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vision_ttt.models.vittt_ablations import ABLATIONS
+from vision_ttt.sweeps import TITLES
 from vision_ttt.sweeps.definition import Panel, Sweep, Variant
 
 PUBLISHED = "vittt"
@@ -30,7 +31,7 @@ _ROWS = (
 
 ABLATION_DIGITS = Sweep(
     name="ablation-digits",
-    title="What each design step of Vittt brings, on handwritten digits",
+    title=TITLES["ablation-digits"],
     recipe="digits",
     # Half a minute a run. Trained by the recipe's twelve epochs Vittt is at 99 %, where 500 images
     # tell little apart.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from vision_ttt.models.design_space import INNER_MODELS, NANO, PUBLISHED
+from vision_ttt.sweeps import TITLES
 from vision_ttt.sweeps.definition import Panel, Sweep, Variant
 
 LOSSES = ("dot_product", "mse", "rmse", "mae", "smooth_l1")
@@ -90,7 +91,7 @@ def _panels() -> tuple[Panel, ...]:
 
 DESIGN_SPACE_DIGITS = Sweep(
     name="design-space-digits",
-    title="Ways of inner training, on handwritten digits",
+    title=TITLES["design-space-digits"],
     recipe="digits",
     # Small batches and a high rate: as many updates as half a minute has room for.
     base={"model": NANO, "epochs": 5, "batch_size": 32, "learning_rate": 4e-3},

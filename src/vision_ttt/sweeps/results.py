@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from vision_ttt.bench.rows import Run
+from vision_ttt.bench.rows import Run, read_cells
 from vision_ttt.engine import TrainConfig
 from vision_ttt.engine.files import write_text
 from vision_ttt.errors import UserError
@@ -100,21 +100,18 @@ def read_results(path: Path) -> list[Result]:
         UserError: the columns are others, or a cell is not a value of its column.
         OSError: the file cannot be read.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise UserError(
-                f"{path} is no file of a sweep's results: its columns are {reader.fieldnames}, and "
-                f"must be {list(COLUMNS)}"
-            )
-        results = []
-        for cells in reader:
-            if None in cells or None in cells.values():  # DictReader's sign of too many or too few
-                raise UserError(f"{path}, line {reader.line_num}: not {len(COLUMNS)} cells")
-            try:
-                results.append(_from_cells(cells))
-            except ValueError as error:
-                raise UserError(f"{path}, line {reader.line_num}: {error}") from error
+    columns, lines = read_cells(path)
+    if columns != COLUMNS:
+        raise UserError(
+            f"{path} is no file of a sweep's results: its columns are {list(columns)}, and must be"
+            f" {list(COLUMNS)}"
+        )
+    results = []
+    for number, cells in lines.items():
+        try:
+            results.append(_from_cells(cells))
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: {error}") from error
     return results
 
 

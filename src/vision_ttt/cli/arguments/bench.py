@@ -1,0 +1,253 @@
+"""The arguments of `vision-ttt bench ops|models|train|table`."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import jsonargparse
+
+from vision_ttt.bench.names import FLASH_LINEAR_ATTENTION, OPS, TINY
+from vision_ttt.cli.checks import (
+    LARGEST_BATCH,
+    check_input_file,
+    check_range,
+    check_renewed_file,
+    flag,
+    shortened,
+)
+from vision_ttt.cli.parser import CommandParser
+from vision_ttt.errors import UserError
+
+KINDS = {
+    "ops": "time the backends of an op and their peers, beside the machine's matmul rate",
+    "models": "time inference of models against the resolution",
+    "train": "time training steps (forward and backward) of models against the resolution",
+    "table": "print the newest rows of a CSV file as Markdown, or put them into a README",
+}
+DTYPES = ("float32", "bfloat16", "float16")
+
+# More than these is a slip of the finger, and would take hours or all memory to find out.
+LARGEST_SIDE = 8_192  # pixels
+MOST_PIXELS = 2**30  # of a batch
+LARGEST_SHAPE = 2**31  # numbers in one of an op's tensors
+MOST_REPEATS = 10_000
+MOST_THREADS = 1_024
+
+_EPILOG = """Examples:
+
+  vision-ttt bench models --resolutions 224 512 1280
+  vision-ttt bench ops --op ttt_mlp --lengths 196 6400
+  vision-ttt bench table benchmarks/results/models-cpu.csv --figure models.png
+
+`vision-ttt bench WHAT --help` explains the flags of each."""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare what to do; each has flags of its own."""
+    parser.epilog = _EPILOG
+    summaries = "; ".join(f"{kind}: {summary}" for kind, summary in KINDS.items())
+    parser.add_argument("what", type=Literal[tuple(KINDS)], help=summaries)
+
+
+def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
+    """Parse `argv`: what to do, then its own flags."""
+    what = parser.parse_command(argv[:1]).what
+    own = CommandParser(f"{parser.prog} {what}", KINDS[what])
+    if what == "table":
+        add_table_arguments(own)
+    else:
+        (add_op_arguments if what == "ops" else add_model_arguments)(own)
+        add_measuring_arguments(own, what)
+    arguments = own.parse_command(argv[1:])
+    arguments.what = what
+    arguments.command = ["vision-ttt", "bench", *argv]
+    return arguments
+
+
+def check(arguments: jsonargparse.Namespace) -> None:
+    """Refuse what can be known to fail before hours of measuring."""
+    check_renewed_file("--figure", arguments.figure)
+    _check_order(arguments.exponent)
+    if arguments.what == "table":
+        check_input_file("the table", arguments.file)
+        if arguments.readme is not None:
+            check_input_file("--readme", arguments.readme)
+        return
+    check_range(arguments, repeats=(1, MOST_REPEATS), threads=(1, MOST_THREADS))
+    if arguments.max_seconds is not None and not arguments.max_seconds > 0:
+        raise UserError(f"--max-seconds is {arguments.max_seconds:g}; it must be above 0")
+    check_renewed_file("--output", arguments.output)
+    if arguments.what == "ops":
+        _check_shapes(arguments)
+    else:
+        check_range(arguments, batch_size=(1, LARGEST_BATCH), resolutions=(1, LARGEST_SIDE))
+        pixels = arguments.batch_size * max(arguments.resolutions) ** 2
+        if pixels > MOST_PIXELS:
+            raise UserError(f"a batch has {pixels:,} pixels; it must have at most {MOST_PIXELS:,}")
+        if arguments.dtype == "float16" and arguments.device == "cpu":
+            raise UserError("dtype float16 is for cuda; accepted on cpu: float32, bfloat16")
+    _check_exponent(arguments)
+
+
+def _check_shapes(arguments: jsonargparse.Namespace) -> None:
+    batch, tokens, heads, dim = arguments.shape
+    sizes = {"batch": batch, "heads": heads, "dim": dim}
+    named = [*sizes.items(), ("mini-batch-size", arguments.mini_batch_size)]
+    named += [("tokens", length) for length in arguments.lengths or [tokens]]
+    for name, size in named:
+        if size < 1:
+            raise UserError(f"{name} is {shortened(size)}; it must be at least 1")
+    longest = max(arguments.lengths or [tokens])
+    largest = {
+        "q": (batch, longest, heads, dim),
+        "w1": (heads, dim, 4 * dim),
+        "the products of a mini-batch's tokens": (
+            *(batch, heads, math.ceil(longest / arguments.mini_batch_size)),
+            *(arguments.mini_batch_size, arguments.mini_batch_size),
+        ),
+    }
+    for name, shape in largest.items():
+        if math.prod(shape) > LARGEST_SHAPE:
+            raise UserError(
+                f"{name} would have {shortened(math.prod(shape))} numbers; at most"
+                f" {LARGEST_SHAPE:,} are measured"
+            )
+
+
+def _check_exponent(arguments: jsonargparse.Namespace) -> None:
+    if arguments.exponent is None:
+        return
+    smallest, largest = arguments.exponent
+    sizes = "lengths" if arguments.what == "ops" else "resolutions"
+    if len({size for size in arguments[sizes] or [] if smallest <= size <= largest}) < 2:
+        raise UserError(
+            f"--exponent {smallest} {largest} needs two sizes or more between them; name them"
+            f" by {flag(sizes)}"
+        )
+
+
+def _check_order(exponent: Sequence[int] | None) -> None:
+    if exponent is not None and exponent[0] >= exponent[1]:
+        raise UserError(f"--exponent is {exponent[0]} {exponent[1]}; the first must be the smaller")
+
+
+def add_op_arguments(parser: CommandParser) -> None:
+    """Declare the op, the backends and the shapes of `bench ops`."""
+    parser.add_argument("--op", type=Literal[OPS], default="ttt_linear", help="what to time")
+    parser.add_argument(
+        "--backends",
+        type=str,
+        nargs="+",
+        default=None,
+        help=f"default: all that serve the shape; on cuda {FLASH_LINEAR_ATTENTION} too. Where it"
+        " takes part all heads scan forwards and all tokens share one learning rate, which is what"
+        " it can compute",
+    )
+    parser.add_argument(
+        "--shape",
+        type=int,
+        nargs=4,
+        default=[1, 6400, 6, 64],
+        metavar=("B", "T", "H", "d"),
+        help="batch, tokens, heads (half of them scan backwards) and head dimension",
+    )
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=None, help="several T in place of the shape's"
+    )
+    parser.add_argument("--mini_batch_size", type=int, default=16, help="tokens per gradient step")
+
+
+def add_model_arguments(parser: CommandParser) -> None:
+    """Declare the models and images of `bench models` and `bench train`."""
+    parser.add_argument(
+        "--models",
+        type=str,
+        nargs="+",
+        default=None,
+        help="timm names; models with attention are measured with fused and with plain attention,"
+        " 'NAME (fused attention)' picks one. Default: those registered of " + ", ".join(TINY),
+    )
+    parser.add_argument(
+        "--resolutions", type=int, nargs="+", default=[224], help="pixels along a side"
+    )
+    parser.add_argument("--batch_size", type=int, default=1, help="images per call")
+
+
+def add_measuring_arguments(parser: CommandParser, what: str) -> None:
+    """Declare how to measure and what to do with the rows."""
+    parser.add_argument(
+        "--device", type=Literal["cpu", "cuda"], default="cpu", help="where to compute"
+    )
+    parser.add_argument(
+        "--dtype",
+        type=Literal[DTYPES],
+        default="float32",
+        help="of weights and inputs; when training, of autocast over float32 weights",
+    )
+    parser.add_argument(
+        "--compile", type=bool, default=False, help="run every contender by torch.compile"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="timed turns of each contender")
+    parser.add_argument(
+        "--max_seconds",
+        type=float,
+        default=None,
+        help="a contender whose call takes longer is not timed, at that size and larger ones",
+    )
+    parser.add_argument(
+        "--threads", type=int, default=None, help="of the CPU; default: torch's own choice"
+    )
+    parser.add_argument(
+        "--baseline", type=str, default=None, help="the contender that ratios refer to"
+    )
+    parser.add_argument(
+        "--output",
+        type=str,
+        default=None,
+        help=f"CSV file to append to; default: benchmarks/results/{what}-DEVICE.csv",
+    )
+    parser.add_argument(
+        "--figure",
+        type=str,
+        default=None,
+        help="picture of cost against size to write, or to write anew",
+    )
+    add_exponent_argument(parser)
+    parser.add_argument("--json", type=bool, default=False, help="print JSON, not a table")
+
+
+def add_exponent_argument(parser: CommandParser) -> None:
+    """Declare between which sizes the exponent of time is fitted."""
+    parser.add_argument(
+        "--exponent",
+        type=int,
+        nargs=2,
+        default=None,
+        metavar=("FROM", "TO"),
+        help="fit time ~ tokens^s between these sizes (pixels along a side; ops: tokens), tell s",
+    )
+
+
+def add_table_arguments(parser: CommandParser) -> None:
+    """Declare the rows of `bench table` and where they go."""
+    parser.add_argument("file", type=str, help="CSV file that `vision-ttt bench` wrote")
+    parser.add_argument(
+        "--baseline", type=str, default=None, help="the contender that ratios refer to"
+    )
+    add_exponent_argument(parser)
+    parser.add_argument(
+        "--readme",
+        type=str,
+        default=None,
+        help="page to put the table into, between <!-- bench:NAME --> and <!-- /bench -->",
+    )
+    parser.add_argument(
+        "--name", type=str, default=None, help="NAME of the place; default: the file's, no suffix"
+    )
+    parser.add_argument(
+        "--figure",
+        type=str,
+        default=None,
+        help="picture of cost against size to write, of the rows that share the last row's"
+        " batch size, dtype and machine; one that is there is written anew",
+    )

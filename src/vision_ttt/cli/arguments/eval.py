@@ -1,0 +1,60 @@
+"""The arguments of `vision-ttt eval`."""
+
+from pathlib import Path
+from typing import Literal
+
+import jsonargparse
+
+from vision_ttt.cli.checks import LARGEST_BATCH, check_input_file, check_range
+from vision_ttt.cli.parser import CommandParser
+from vision_ttt.engine.config import MOST_WORKERS
+from vision_ttt.errors import UserError
+from vision_ttt.file_kinds import is_of_the_system
+
+_EPILOG = """Examples:
+
+  vision-ttt eval runs/digits/last.safetensors
+  vision-ttt eval runs/folder/best.safetensors --dataset OTHER --split all --json"""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare the checkpoint, the dataset and how to go through it."""
+    parser.epilog = _EPILOG
+    parser.add_argument("checkpoint", type=str, help="path of a last.safetensors")
+    parser.add_argument(
+        "--dataset",
+        type=str | None,
+        default=None,
+        help="'digits', an image folder or a name timm reads; null: the one it was trained on",
+    )
+    parser.add_argument(
+        "--dataset_root", type=str | None, default=None, help="folder given to timm beside a name"
+    )
+    parser.add_argument(
+        "--split",
+        type=Literal["test", "train", "all"],
+        default="test",
+        help="part of the dataset, as training would divide it",
+    )
+    parser.add_argument("--batch_size", type=int, default=64, help="images per forward pass")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that decode images")
+    parser.add_argument(
+        "--precision", type=Literal["float32", "bfloat16"], default="float32", help="arithmetic"
+    )
+    parser.add_argument(
+        "--skip_bad",
+        type=bool,
+        default=False,
+        help="go on where an image does not decode, and name and count it; otherwise stop",
+    )
+    parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
+
+
+def check(arguments: jsonargparse.Namespace) -> None:
+    """Refuse numbers out of range, no checkpoint, and a dataset without a name."""
+    check_range(arguments, batch_size=(1, LARGEST_BATCH), num_workers=(0, MOST_WORKERS))
+    if arguments.dataset is not None and not arguments.dataset.strip():
+        raise UserError("--dataset is empty; name one, or leave it out for the one trained on")
+    if arguments.dataset is not None and is_of_the_system(Path(arguments.dataset)):
+        raise UserError(f"--dataset {arguments.dataset} is the system's; name one of your own")
+    check_input_file("the checkpoint", arguments.checkpoint)

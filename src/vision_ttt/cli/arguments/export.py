@@ -1,0 +1,75 @@
+"""The arguments of `vision-ttt export`."""
+
+from pathlib import Path
+
+import jsonargparse
+
+from vision_ttt.cli.checks import (
+    LARGEST_BATCH,
+    check_input_file,
+    check_output_file,
+    check_range,
+)
+from vision_ttt.cli.parser import CommandParser
+from vision_ttt.errors import UserError
+
+_EPILOG = """Examples:
+
+  vision-ttt export runs/digits/last.safetensors exported
+  vision-ttt export runs/digits/last.safetensors digits.onnx --dynamic-size
+  vision-ttt export runs/digits/last.safetensors digits.pt2 --portable"""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare the checkpoint, where it goes, and which images the result takes."""
+    parser.epilog = _EPILOG
+    parser.add_argument("checkpoint", type=str, help="path of a last.safetensors")
+    parser.add_argument(
+        "output",
+        type=str,
+        help="its name tells the format: FILE.onnx, FILE.pt2 (torch.export), or a folder for timm"
+        " and the Hugging Face hub (model.safetensors and config.json)",
+    )
+    parser.add_argument(
+        "--batch_size",
+        type=int | None,
+        default=None,
+        help="images per call of an .onnx or .pt2; null: any number",
+    )
+    parser.add_argument(
+        "--dynamic_size",
+        type=bool,
+        default=False,
+        help="take images of any height and width that are whole patches, in an .onnx or .pt2",
+    )
+    parser.add_argument(
+        "--portable",
+        type=bool,
+        default=False,
+        help="of a .pt2: PyTorch's operations only, so that it loads without vision_ttt; slower",
+    )
+    parser.add_argument(
+        "--overwrite", type=bool, default=False, help="write though the output is there already"
+    )
+
+
+def check(arguments: jsonargparse.Namespace) -> None:
+    """Refuse what does not fit together, and what cannot be read or written."""
+    output = Path(arguments.output)
+    if output.suffix not in ("", ".onnx", ".pt2") or not output.name:
+        raise UserError(
+            f"the output {arguments.output!r} must be a .onnx or .pt2 file, or a folder (a name"
+            " without suffix)"
+        )
+    check_range(arguments, batch_size=(1, LARGEST_BATCH))
+    if arguments.portable and output.suffix != ".pt2":
+        raise UserError(f"--portable is for a .pt2 file, not for {output}")
+    if output.suffix == "" and (arguments.dynamic_size or arguments.batch_size is not None):
+        raise UserError("--batch-size and --dynamic-size are for .onnx and .pt2 files")
+    if output.exists() and not arguments.overwrite:
+        raise UserError(f"{output} is there already; name another, or give --overwrite")
+    if output.is_file() and output.suffix == "":
+        raise UserError(f"{output} is a file, and a folder is to be written; name another")
+    if output.suffix != "" or not output.is_dir():
+        check_output_file("the output", arguments.output, suffixes=(output.suffix,), overwrite=True)
+    check_input_file("the checkpoint", arguments.checkpoint)

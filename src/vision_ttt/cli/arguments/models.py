@@ -1,0 +1,22 @@
+"""The arguments of `vision-ttt models`."""
+
+import jsonargparse
+
+from vision_ttt.cli.parser import CommandParser
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare the filter and the form of the output."""
+    parser.add_argument(
+        "pattern",
+        type=str,
+        nargs="?",
+        help="names to list, with * and ? as wildcards, e.g. 'vittt_tiny*'; null: all",
+    )
+    parser.add_argument("--json", type=bool, default=False, help="print JSON instead of a table")
+
+
+def check(arguments: jsonargparse.Namespace) -> None:
+    """Without a pattern, every name matches; jsonargparse takes no default without a flag."""
+    if arguments.pattern is None:
+        arguments.pattern = "*"

@@ -1,0 +1,70 @@
+"""The arguments of `vision-ttt predict`."""
+
+import jsonargparse
+
+from vision_ttt.cli.checks import (
+    LARGEST_BATCH,
+    check_input_file,
+    check_output_file,
+    check_range,
+    check_readable,
+)
+from vision_ttt.cli.parser import CommandParser
+from vision_ttt.engine.config import MOST_WORKERS
+
+_EPILOG = """Examples:
+
+  vision-ttt predict photo.jpg --checkpoint runs/digits/last.safetensors
+  vision-ttt predict FOLDER --checkpoint C.safetensors --output answers.csv --skip-bad"""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare the images, the checkpoint and the form of the answer."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "images", type=str, nargs="+", help="image files, or folders for all images in them"
+    )
+    parser.add_argument("--checkpoint", type=str, required=True, help="path of a last.safetensors")
+    parser.add_argument("--topk", type=int, default=5, help="classes told per image")
+    parser.add_argument(
+        "--output", type=str | None, default=None, help="a .csv or .json file to write, not print"
+    )
+    parser.add_argument(
+        "--overwrite", type=bool, default=False, help="write though the output is there already"
+    )
+    parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
+    parser.add_argument("--batch_size", type=int, default=64, help="images per forward pass")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that decode images")
+    parser.add_argument(
+        "--device",
+        type=str | None,
+        default=None,
+        help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
+    )
+    parser.add_argument(
+        "--skip_bad",
+        type=bool,
+        default=False,
+        help="go on where an image does not decode, and name and count it; otherwise stop",
+    )
+
+
+def check(arguments: jsonargparse.Namespace) -> None:
+    """Refuse numbers out of range, files that are not there, an output that cannot be written."""
+    check_range(
+        arguments,
+        topk=(1, 1_000_000),
+        batch_size=(1, LARGEST_BATCH),
+        num_workers=(0, MOST_WORKERS),
+    )
+    if arguments.output is not None:
+        check_output_file(
+            "the output",
+            arguments.output,
+            suffixes=(".csv", ".json"),
+            overwrite=arguments.overwrite,
+        )
+    check_input_file("the checkpoint", arguments.checkpoint)
+    for image in arguments.images:
+        # What is no file is refused when it is opened, where --skip-bad may skip it.
+        check_readable("the image", image)

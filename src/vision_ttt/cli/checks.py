@@ -1,0 +1,148 @@
+"""Refusals that commands share, in one line each; free of PyTorch."""
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+
+from vision_ttt.errors import UserError
+from vision_ttt.file_kinds import is_of_the_system, kind_of_file
+
+LARGEST_BATCH = 65_536  # images at once; more is a slip of the finger
+
+
+def check_range(arguments: jsonargparse.Namespace, **ranges: tuple[float, float]) -> None:
+    """Check that each argument, and each of a list, lies between two bounds; None is let through.
+
+    Raises:
+        UserError: one does not.
+    """
+    for name, (low, high) in ranges.items():
+        value = arguments[name]
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None and not low <= each <= high:
+                raise UserError(
+                    f"{flag(name)} is {shortened(each)}; it must be at least {low:,}"
+                    f" and at most {high:,}"
+                )
+
+
+def check_input_file(name: str, given: str) -> None:
+    """Check that a file is there and is one that can be read to its end.
+
+    Raises:
+        UserError: the name is empty; it is a folder, a named pipe or a device.
+        FileNotFoundError: there is none.
+    """
+    mode = check_readable(name, given)
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{name} {given} is {kind_of_file(mode)}; a file is needed")
+
+
+def check_readable(name: str, given: str) -> int:
+    """Check that a file or folder is there and not the system's own; return its `st_mode`.
+
+    Raises:
+        UserError: the name is empty; it lies in /proc or /sys.
+        FileNotFoundError: there is none.
+    """
+    path = _path(name, given)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise FileNotFoundError(2, "No such file", given) from None
+    if is_of_the_system(path):
+        raise UserError(f"{name} {given} is the system's; name one of your own")
+    return mode
+
+
+def check_output_file(
+    name: str,
+    given: str,
+    *,
+    suffixes: Sequence[str],
+    overwrite: bool,
+) -> None:
+    """Check that a file can be written: a known suffix, in a folder, and not there already.
+
+    Args:
+        overwrite: it may be there, if it is a file.
+
+    Raises:
+        UserError: it cannot.
+    """
+    path = _path(name, given)
+    if path.suffix.lower() not in suffixes:
+        raise UserError(f"{name} {given} must be a {' or '.join(suffixes)} file")
+    if path.exists() or path.is_symlink():
+        check_replaceable(name, given, overwrite=overwrite)
+    if not path.parent.is_dir():
+        raise UserError(f"the folder {path.parent} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"the folder {path.parent} cannot be written to")
+
+
+def check_new_folder(name: str, given: str) -> None:
+    """Check that a folder and those above it are there or can be made.
+
+    Raises:
+        UserError: the name is empty, or what is there is no folder, or cannot be written to.
+    """
+    path = _path(name, given).absolute()
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir():
+        raise UserError(f"{name} {given} cannot be made: {there} is no folder")
+    if is_of_the_system(there) or not os.access(there, os.W_OK):
+        raise UserError(f"{name} {given} cannot be made: {there} cannot be written to")
+
+
+def check_renewed_file(name: str, given: str | None) -> None:
+    """Check that what is made anew from kept results, or added to, is a file or can be made.
+
+    Raises:
+        UserError: it is something else, or its folder cannot be made or written to.
+    """
+    if given is None:
+        return
+    path = _path(name, given)
+    if path.exists():
+        check_replaceable(name, given, overwrite=True)
+    else:
+        check_new_folder(name, str(path.parent))
+
+
+def check_replaceable(name: str, given: str, *, overwrite: bool) -> None:
+    """Check that a file that is there may be written in place of.
+
+    Raises:
+        UserError: it is no file, or `overwrite` is off.
+    """
+    path = Path(given)
+    mode = path.lstat().st_mode if path.is_symlink() and not path.exists() else path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise UserError(f"{name} {given} is {kind_of_file(mode)}; name a file")
+    if not overwrite:
+        raise UserError(f"{name} {given} is there already; name another file, or give --overwrite")
+
+
+def flag(name: str) -> str:
+    """The flag of an argument as help shows it."""
+    return f"--{name.replace('_', '-')}"
+
+
+def shortened(value: Any) -> str:
+    """A value for a message; a number of a thousand digits is cut."""
+    try:
+        text = str(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
+
+
+def _path(name: str, given: str) -> Path:
+    if not given:
+        raise UserError(f"{name} is empty; the path of a file is needed")
+    return Path(given)

@@ -1,0 +1,130 @@
+"""The parser of a command's arguments: how flags are spelt, and how help and refusals read."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import jsonargparse
+
+from vision_ttt.errors import UserError, nearest
+
+# What jsonargparse says of a value: of which argument and, mostly, which value.
+_REFUSED = re.compile(
+    r'Parser key "(?P<name>\w+)[^"]*"(?: element \d+)?:(?:.*(?:Got|Given) value: ?(?P<value>.*))?'
+)
+_FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+
+
+class CommandParser(jsonargparse.ArgumentParser):
+    """A parser of flags that are declared as `--some_flag` and shown as `--some-flag`.
+
+    It takes both spellings, and bare `--switch` for `--switch true`; it answers an unknown flag
+    with its nearest neighbours.
+    """
+
+    def __init__(self, prog: str, summary: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            exit_on_error=False,
+            formatter_class=_HelpFormatter,
+        )
+
+    def parse_command(
+        self, argv: Sequence[str], *, defaults: bool = True
+    ) -> jsonargparse.Namespace:
+        """Parse `argv`; with `defaults=False` only what was given is in the answer.
+
+        Raises:
+            UserError: the arguments do not fit, in one line.
+        """
+        try:
+            # parse_args merges defaults by default; its `defaults` cannot do so with required ones.
+            return self.parse_args(self._spelt_out(argv), defaults=defaults)
+        except argparse.ArgumentError as error:
+            raise UserError(f"{self._explained(error)} (see {self.prog} --help)") from error
+
+    def format_help(self) -> str:
+        """The help, every flag in it spelt with hyphens."""
+        return _FLAG.sub(lambda match: _shown(match[0]), super().format_help())
+
+    def _explained(self, error: argparse.ArgumentError) -> str:
+        """What the parsers say, in one line, with our names of flags and types."""
+        text = " ".join(str(error).split())
+        refused = _REFUSED.match(text)
+        if refused is not None:
+            action = next(each for each in self._actions if each.dest == refused["name"])
+            value = refused["value"]
+            if value is None:  # Python reads no integer of thousands of digits
+                received = "is too long" if "digits" in text else "cannot be taken"
+            else:
+                received = f"is {value!r}"
+            text = f"{_called(action)} {received}; it must be {_words(action._typehint)}"
+        missing, colon, names = text.partition("are required: ")
+        if colon:
+            by_name = {action.dest: _called(action) for action in self._actions}
+            names = ", ".join(by_name.get(name, name) for name in names.split(", "))
+        return _FLAG.sub(lambda match: _shown(match[0]), missing + colon + names)
+
+    def _spelt_out(self, argv: Sequence[str]) -> list[str]:
+        flags = self._option_string_actions
+        spelt = []
+        for position, token in enumerate(argv):
+            if not token.startswith("--") or token == "--":
+                spelt.append(token)
+                continue
+            name, equals, value = token.partition("=")
+            top, dot, key = name.partition(".")
+            if top not in flags:
+                top = next((flag for flag in flags if _shown(flag) == _shown(top)), top)
+            if top not in flags or (dot and (not key or not _is_mapping(flags[top]))):
+                known = [_shown(flag) for flag in flags if flag.startswith("--")]
+                raise UserError(
+                    f"unknown flag {name}; nearest: {nearest(_shown(top), known)}"
+                    f" (see {self.prog} --help)"
+                )
+            spelt.append(top + dot + key + equals + value)
+            follower = argv[position + 1] if position + 1 < len(argv) else "--"
+            is_switch = getattr(flags[top], "_typehint", None) is bool
+            if is_switch and not equals and follower.lower() not in ("true", "false"):
+                spelt.append("true")
+        return spelt
+
+
+class _HelpFormatter(jsonargparse.DefaultHelpFormatter):
+    """Keeps the paragraphs of a description or epilog apart, and indented lines as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        return "\n\n".join(
+            part if part.startswith(" ") or "\n " in part else fill(part, width, indent)
+            for part in text.split("\n\n")
+        )
+
+
+def _shown(flag: str) -> str:
+    return flag.replace("_", "-")
+
+
+def _called(action: argparse.Action) -> str:
+    """An argument as its user calls it: --flag or name."""
+    return _shown(action.option_strings[-1]) if action.option_strings else action.dest
+
+
+def _is_mapping(action: argparse.Action) -> bool:
+    return get_origin(getattr(action, "_typehint", None)) is dict
+
+
+def _words(kind: Any) -> str:
+    """What a type accepts, for a sentence."""
+    accepted = get_args(kind)
+    if get_origin(kind) is Literal:
+        return ("one of " if len(accepted) > 1 else "") + ", ".join(map(str, accepted))
+    if get_origin(kind) is dict:
+        return "names with values, such as --model-args.depth 2"
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_words(each) for each in accepted)
+    plain = {int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+    return plain.get(kind, "text")
