@@ -12,6 +12,7 @@ from tolerances import assert_close
 from vision_ttt.cli.convert import convertible_models
 from vision_ttt.cli.main import main
 from vision_ttt.engine import load_model
+from vision_ttt.models import create_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ARGUMENTS = {
@@ -94,13 +95,13 @@ def test_a_diffusion_model_tells_its_shapes_itself(released, tmp_path, capsys):
     with torch.no_grad():
         inputs = [tensors[f"input.{name}"] for name in "xty"]
         assert_close(loaded(*inputs), tensors["output.out"], 3.4e-5)
-        by_timm = timm.create_model(
+        by_name = create_model(
             DIFFUSION,
             pretrained=True,
             pretrained_cfg_overlay={"file": str(out), "num_classes": 10},
             **metadata.model_args,
         ).eval()
-        assert_close(by_timm(*inputs), tensors["output.out"], 3.4e-5)
+        assert_close(by_name(*inputs), tensors["output.out"], 3.4e-5)
     for command in (["eval", str(out)], ["export", str(out), str(tmp_path / "a.onnx")]):
         assert main(command) == 2
         assert "holds a diffusion model (for vision-ttt sample), not" in capsys.readouterr().err

@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 from safetensors.torch import load_file
 from timm.models import group_parameters
@@ -16,7 +15,7 @@ from vision_ttt.bench import count_macs, count_parameters
 from vision_ttt.convert.dit3 import DIT3
 from vision_ttt.layers import AdaptiveNorm
 from vision_ttt.layers.sincos2d import sincos_table
-from vision_ttt.models import DiT3
+from vision_ttt.models import DiT3, create_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = {"input_size": 8, "hidden_size": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -77,7 +76,7 @@ def test_released_model():
 def test_sizes_are_the_supplements(size, dim, patch):
     """Table 3 gives width, heads, depth and patch; the parameters follow from them."""
     with torch.device("meta"):
-        model = timm.create_model(f"dit3_{size}_patch{patch}_32")
+        model = create_model(f"dit3_{size}_patch{patch}_32")
     assert isinstance(model, DiT3)
     heads = {384: 6, 768: 12}[dim]
     d = dim // heads
@@ -92,26 +91,24 @@ def test_sizes_are_the_supplements(size, dim, patch):
 
 def test_macs_grow_linearly_with_the_tokens():
     with torch.device("meta"):
-        model = timm.create_model("dit3_small_patch2_32", depth=1)
+        model = create_model("dit3_small_patch2_32", depth=1)
     sizes = (16, 32, 64)
     first, second, third = (count_macs(model, (4, size, size)) for size in sizes)
     assert third - second == 4 * (second - first) > 0  # but for the conditions, of no token
 
 
 def test_timms_words_and_ours_build_the_same():
-    theirs = timm.create_model("dit3_nano_patch4_32", in_chans=1, img_size=(16, 24), num_classes=7)
-    ours = timm.create_model(
-        "dit3_nano_patch4_32", in_channels=1, input_size=(16, 24), num_classes=7
-    )
+    theirs = create_model("dit3_nano_patch4_32", in_chans=1, img_size=(16, 24), num_classes=7)
+    ours = create_model("dit3_nano_patch4_32", in_channels=1, input_size=(16, 24), num_classes=7)
     for model in (theirs, ours):
         assert (model.in_channels, model.input_size, model.num_classes) == (1, (16, 24), 7)
         assert model.pretrained_cfg["input_size"] == (1, 16, 24)
         assert model.pretrained_cfg["mean"] == (0.5,)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     # timm's defaults of other models of the family stay what they were
-    assert timm.create_model("dit3_nano_patch4_32").pretrained_cfg["input_size"] == (3, 32, 32)
+    assert create_model("dit3_nano_patch4_32").pretrained_cfg["input_size"] == (3, 32, 32)
     with pytest.raises(TypeError, match="hidden"):
-        timm.create_model("dit3_nano_patch4_32", hidden=3)
+        create_model("dit3_nano_patch4_32", hidden=3)
 
 
 def test_it_starts_from_zero():

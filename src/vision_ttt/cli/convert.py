@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonargparse
-import timm
 import torch
 from rich.console import Console
 from timm.data import ImageNetInfo
@@ -15,6 +14,7 @@ from vision_ttt.convert import FAMILIES, Family, read_release, remap
 from vision_ttt.engine.building import build_model, data_config
 from vision_ttt.engine.checkpoint import ModelMetadata, load_model, save_weights
 from vision_ttt.errors import UserError, nearest
+from vision_ttt.models.registry import list_models, model_entrypoint
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -43,7 +43,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
 def convertible_models() -> list[str]:
     """Names of the models that released weights can be converted for."""
     modules = {family.model.__module__ for family in FAMILIES}
-    return [n for n in timm.list_models() if timm.model_entrypoint(n).__module__ in modules]
+    return [name for name in list_models() if model_entrypoint(name).__module__ in modules]
 
 
 def _family_of(name: str) -> Family:
@@ -53,7 +53,7 @@ def _family_of(name: str) -> Family:
             f"no released weights are known for a model {name!r}; nearest: "
             f"{nearest(name, accepted)}"
         )
-    module = timm.model_entrypoint(name).__module__
+    module = model_entrypoint(name).__module__
     return next(family for family in FAMILIES if family.model.__module__ == module)
 
 

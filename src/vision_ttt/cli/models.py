@@ -1,19 +1,17 @@
 """`vision-ttt models`: every model with its parameters and multiply-adds beside the paper's."""
 
-import fnmatch
 import json
 from typing import NamedTuple
 
 import jsonargparse
-import timm
 import torch
 from rich.console import Console
 from rich.table import Table
 
-import vision_ttt
 from vision_ttt.bench import count_macs, count_parameters, equation_13_macs
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import UserError, nearest
+from vision_ttt.models import create_model, list_models
 from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
 
 
@@ -46,7 +44,7 @@ PUBLISHED = {
 def describe(name: str) -> dict[str, object]:
     """A model's name, input size, parameters and MACs, counted and published."""
     with torch.device("meta"):  # counts need shapes only
-        model = timm.create_model(name)
+        model = create_model(name)
     size = tuple(model.pretrained_cfg["input_size"])
     published = PUBLISHED.get(name, Published("", None, None, None))
     return {
@@ -61,12 +59,10 @@ def describe(name: str) -> dict[str, object]:
 
 def run(arguments: jsonargparse.Namespace) -> int:
     """List the models whose names match."""
-    ours = [name for name in timm.list_models() if _is_ours(name)]
-    chosen = fnmatch.filter(ours, arguments.pattern)
+    chosen = list_models(arguments.pattern)
     if not chosen:
-        raise UserError(
-            f"no model matches {arguments.pattern!r}; nearest: {nearest(arguments.pattern, ours)}"
-        )
+        near = nearest(arguments.pattern, list_models())
+        raise UserError(f"no model matches {arguments.pattern!r}; nearest: {near}")
     rows = [describe(name) for name in chosen]
     if arguments.json:
         Console().print_json(json.dumps(rows), highlight=False)
@@ -96,7 +92,3 @@ def run(arguments: jsonargparse.Namespace) -> int:
         )
     print_whole(table)
     return 0
-
-
-def _is_ours(name: str) -> bool:
-    return timm.model_entrypoint(name).__module__.startswith(f"{vision_ttt.__name__}.")

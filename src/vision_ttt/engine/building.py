@@ -10,9 +10,9 @@ import torch
 from timm.data import resolve_data_config
 from torch import Tensor, nn
 
-import vision_ttt.models  # noqa: F401  (registers the models with timm)
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import nearest
+from vision_ttt.models.registry import create_model, is_model, list_models, model_config
 
 # create_model's own arguments load files or run code, and have no place in a recipe or checkpoint.
 _RESERVED = set(inspect.signature(timm.create_model).parameters) - {"kwargs"}
@@ -31,7 +31,7 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
     Raises:
         ConfigError: unknown model (with the nearest known), or arguments it does not take.
     """
-    if not timm.is_model(name):
+    if not is_model(name):
         raise ConfigError(f"unknown model {name!r}; nearest: {_nearest_models(name)}")
     reserved = sorted(_RESERVED & set(model_args))
     if reserved:
@@ -39,7 +39,7 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
             f"model_args may not hold {', '.join(reserved)}; weights come by initial_weights"
         )
     try:
-        return timm.create_model(name, **model_args)
+        return create_model(name, **model_args)
     # Constructors of timm's many models raise anything on arguments that they do not check.
     except Exception as error:
         reason = str(error) or type(error).__name__
@@ -100,8 +100,8 @@ def model_arguments(
         if key in _ELSEWHERE:
             raise ConfigError(f"model_args may not hold {key}; {_ELSEWHERE[key]}")
     arguments: dict[str, Any] = {"num_classes": num_classes, "in_chans": 3}
-    if image_size is not None and timm.is_model(name):
-        config = timm.models.get_pretrained_cfg(name)
+    if image_size is not None and is_model(name):
+        config = model_config(name)
         if config is None or config.fixed_input_size:
             arguments["img_size"] = image_size
     return {**arguments, **(extra or {})}
@@ -176,5 +176,5 @@ def _some(names: list[str]) -> str:
 
 def _nearest_models(name: str) -> str:
     """Models that look like `name`, among those that begin as it does if there are any."""
-    every = timm.list_models()
+    every = sorted({*timm.list_models(), *list_models()})
     return nearest(name, [other for other in every if other.startswith(name[:5])] or every)

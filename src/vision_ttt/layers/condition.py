@@ -30,12 +30,16 @@ class TimestepEmbedding(nn.Module):
             nn.init.zeros_(projection.bias)
 
     def forward(self, t: Tensor) -> Tensor:
-        weight = self.mlp[0].weight
-        precision = torch.promote_types(torch.float32, weight.dtype)
-        numbers = torch.arange(FREQUENCIES, device=t.device, dtype=precision)
-        frequencies = torch.exp(-math.log(10_000) / FREQUENCIES * numbers)
-        angles = t.to(precision)[:, None] * frequencies
-        return self.mlp(torch.cat((angles.cos(), angles.sin()), dim=-1).to(weight.dtype))
+        return self.mlp(_sinusoid(t, self.mlp[0].weight.dtype))
+
+
+@torch.fx.wrap
+def _sinusoid(t: Tensor, dtype: torch.dtype) -> Tensor:
+    precision = torch.promote_types(torch.float32, dtype)
+    numbers = torch.arange(FREQUENCIES, device=t.device, dtype=precision)
+    frequencies = torch.exp(-math.log(10_000) / FREQUENCIES * numbers)
+    angles = t.to(precision)[:, None] * frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype)
 
 
 class LabelEmbedding(nn.Module):
@@ -63,7 +67,6 @@ class LabelEmbedding(nn.Module):
     def forward(self, y: Tensor) -> Tensor:
         if self.training and self.dropout > 0:
             # float32 whatever the default: few bits would round the probability.
-            chances = torch.rand(len(y), device=y.device, dtype=torch.float32)
-            dropped = chances < self.dropout
+            dropped = torch.rand_like(y, dtype=torch.float32) < self.dropout
             y = torch.where(dropped, self.num_classes, y)
         return self.table(y)

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
+from vision_ttt.layers.grid import check_grid
 from vision_ttt.ops import depthwise_conv2d
+
+torch.fx.wrap("check_grid")
 
 
 class DepthwiseConv2d(nn.Conv2d):
@@ -39,13 +42,7 @@ class DepthwiseConv2d(nn.Conv2d):
         Raises:
             ValueError: T does not fit the grid.
         """
-        height, width = grid
-        length = x.shape[1]
-        if length != height * width + len(extra):
-            raise ValueError(
-                f"{length} tokens do not fill a grid of {height} × {width}"
-                + (f" and {len(extra)} extra tokens" if extra else "")
-            )
+        check_grid(x.shape[1], grid, len(extra))
         if not extra:
             return depthwise_conv2d(x, self.weight, grid)
         image, others = split_extra(x, extra)

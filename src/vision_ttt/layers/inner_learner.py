@@ -64,6 +64,7 @@ class InnerLearner(nn.Module, ABC):
         self.state_names = tuple(state_shapes)
         heads = directions * num_heads
         states = heads if learnable_states == 0 else learnable_states * num_heads
+        self._copies = heads // states
         for name, shape in state_shapes.items():
             x = torch.empty(states, *shape)
             if learnable_states == 0:
@@ -94,24 +95,15 @@ class InnerLearner(nn.Module, ABC):
         Raises:
             ValueError: somebody has put offsets of another shape.
         """
-        offset = self.position_offset
-        if offset.shape != (self.directions, self.mini_batch_size):
-            raise ValueError(
-                f"position_offset must have shape [{self.directions}, {self.mini_batch_size}], got "
-                f"{list(offset.shape)}"
-            )
-        dtype = torch.promote_types(offset.dtype, torch.float32)
-        steps = torch.arange(1, self.mini_batch_size + 1, dtype=dtype, device=offset.device)
-        return (1 / steps + offset).clamp(min=0)
+        return _position_scale(self.position_offset, self.directions, self.mini_batch_size)
 
     def state(self) -> tuple[Tensor, ...]:
         """The initial state [heads, …] of every head of both directions."""
         tensors = tuple(getattr(self, name) for name in self.state_names)
-        copies = self.directions * self.num_heads // tensors[0].shape[0]
-        if copies == 1:
+        if self._copies == 1:
             return tensors
         # directions share one
-        return tuple(x.repeat(copies, *(1,) * (x.ndim - 1)) for x in tensors)
+        return tuple(torch.cat([x] * self._copies) for x in tensors)
 
     @property
     def reverse_heads(self) -> int:
@@ -145,3 +137,15 @@ class InnerLearner(nn.Module, ABC):
             f"num_heads={self.num_heads}, head_dim={self.head_dim}, "
             f"directions={self.directions}, mini_batch_size={self.mini_batch_size}"
         )
+
+
+@torch.fx.wrap
+def _position_scale(offset: Tensor, directions: int, mini_batch_size: int) -> Tensor:
+    if offset.shape != (directions, mini_batch_size):
+        raise ValueError(
+            f"position_offset must have shape [{directions}, {mini_batch_size}], got "
+            f"{list(offset.shape)}"
+        )
+    dtype = torch.promote_types(offset.dtype, torch.float32)
+    steps = torch.arange(1, mini_batch_size + 1, dtype=dtype, device=offset.device)
+    return (1 / steps + offset).clamp(min=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from vision_ttt.layers.extra_tokens import ExtraTokens
@@ -22,7 +21,7 @@ def pool_tokens(x: Tensor, pool: str, class_tokens: ExtraTokens | None) -> Tenso
         return x.mean(1)
     if pool == "max_norm":
         strongest = x.float().norm(dim=-1).argmax(1)  # [B]
-        return x[torch.arange(x.shape[0], device=x.device), strongest]
+        return x.take_along_dim(strongest[:, None, None], dim=1).squeeze(1)
     if extra is None:
         raise ValueError(f"pool {pool!r} needs class tokens, and there are none")
     return extra.mean(1)

@@ -99,8 +99,8 @@ class TTTLayer(nn.Module):
         q, k = self.conv_q(q), self.conv_k(k)
         q, k, v = (view.unflatten(-1, (self.heads, self.head_dim)) for view in (q, k, v))
         # Rates are at least float32: they multiply sums of gradients whatever the views' precision.
-        logits = rate_logits.to(torch.promote_types(rate_logits.dtype, torch.float32))
-        return q, k, v, self.rates(logits), gate if self.widths["gate"] else None
+        eta = self.rates(_at_least_float32(rate_logits))
+        return q, k, v, eta, gate if self.widths["gate"] else None
 
     def rates(self, logits: Tensor) -> Tensor:
         """η = η_base σ(logits) / d (TTT, Sec. 2.7)."""
@@ -112,3 +112,8 @@ class TTTLayer(nn.Module):
     def _answer(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, gate: Tensor | None) -> Tensor:
         z = self.learner(q, k, v, eta).flatten(2)  # [B, T, directions · D]
         return self.out_proj(self.merge(z, gate))
+
+
+@torch.fx.wrap
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

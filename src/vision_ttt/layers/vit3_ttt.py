@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vision_ttt.layers.grid import check_grid
 from vision_ttt.layers.in_parts import in_parts
 from vision_ttt.layers.rotary2d import rotate
 from vision_ttt.ops.vit3_inner import depthwise, depthwise_step, gated_unit, gated_unit_step
+
+torch.fx.wrap("check_grid")
 
 
 class ViT3TTT(nn.Module):
@@ -65,9 +68,7 @@ class ViT3TTT(nn.Module):
         Raises:
             ValueError: T is not h · w.
         """
-        height, width = grid
-        if x.shape[1] != height * width:
-            raise ValueError(f"{x.shape[1]} tokens do not fill a grid of {height} × {width}")
+        check_grid(x.shape[1], grid)
         (q1, k1, v1), (q2, k2, v2) = self.views(x, rotations)
         w1, w2 = gated_unit_step(k1, v1, self.w1, self.w2)
         w3 = depthwise_step(k2, v2, self.w3, grid)
@@ -84,8 +85,9 @@ class ViT3TTT(nn.Module):
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Queries, keys and values: three [B, T, H, d] for the gated units, three [B, T, d]."""
         dim, head_dim = self.num_heads * self.head_dim, self.head_dim
-        q, k, v, *others = self.qkv(x).split((dim, dim, dim, *[head_dim] * 3), dim=-1)
+        widths = (dim, dim, dim, head_dim, head_dim, head_dim)
+        q, k, v, q2, k2, v2 = self.qkv(x).split(widths, dim=-1)
         if rotations is not None:
             q, k = rotate(q, rotations), rotate(k, rotations)
         heads = (self.num_heads, head_dim)
-        return tuple(part.unflatten(-1, heads) for part in (q, k, v)), tuple(others)
+        return tuple(part.unflatten(-1, heads) for part in (q, k, v)), (q2, k2, v2)

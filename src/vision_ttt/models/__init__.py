@@ -1,4 +1,4 @@
-"""Model families, one file each. Importing this package registers them with timm."""
+"""Model families, one file each. Importing this package registers the classifiers with timm."""
 
 from vision_ttt.models import vittt_ablations
 from vision_ttt.models.design_space import DesignSpace, design_space_nano_patch4_32
@@ -13,6 +13,7 @@ from vision_ttt.models.dit3 import (
     dit3_small_patch8_32,
 )
 from vision_ttt.models.h_vit3 import HViT3, hvit3_base, hvit3_small, hvit3_tiny
+from vision_ttt.models.registry import create_model, is_model, list_models
 from vision_ttt.models.vit3 import (
     ViT3,
     vit3_base_patch16_224,
@@ -28,6 +29,9 @@ from vision_ttt.models.vittt import (
 )
 
 __all__ = [
+    "create_model",
+    "is_model",
+    "list_models",
     "Vittt",
     "vittt_base_patch16_224",
     "vittt_nano_patch4_32",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from vision_ttt.inner import (
     SimplifiedGLU,
     mse,
 )
-from vision_ttt.models.pooled_classifier import choose
+from vision_ttt.models.pooled_classifier import choose, feature_cfg
 from vision_ttt.models.vit3 import ViT3
 from vision_ttt.ops import ttt_linear
 
@@ -74,10 +75,10 @@ class LearnerMixer(nn.Module):
         self, x: Tensor, grid: tuple[int, int] = (0, 0), rotations: Tensor | None = None
     ) -> Tensor:
         """Mix x [B, T, D]; grid and rotations are what a block of ViT³ hands over besides."""
-        q, k, v = (part.unflatten(-1, self.heads) for part in self.qkv(x).chunk(3, dim=-1))
-        return self.proj(self._learn(q, k, v).flatten(2))
+        q, k, v = self.qkv(x).unflatten(-1, (3, *self.heads)).unbind(2)  # each [B, T, H, d]
+        return self.proj(_learn(self, q, k, v).flatten(2))
 
-    def _learn(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def learn(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         state, learner = dict(self.state.items()), self.learner
         if not (learner.causal and learner.model == Linear() and learner.loss is mse):
             return learner(q, k, v, state)
@@ -91,6 +92,11 @@ class LearnerMixer(nn.Module):
             mini_batch_size=size,
             position_scale=1 / count,
         )
+
+
+@torch.fx.wrap  # torch.func, by which the learner learns, sees through no tracer's proxies
+def _learn(mixer: LearnerMixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return mixer.learn(q, k, v)
 
 
 class _NoConvolution(nn.Module):
@@ -180,6 +186,18 @@ class DesignSpace(ViT3):
             block.ttt = LearnerMixer(embed_dim, num_heads, learner)
 
     @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade compute for memory: of each inner step keep only what it begins with.
+
+        PyTorch's checkpointing of whole blocks does not go with torch.func, by which they learn;
+        the published layer, which needs no torch.func, has it.
+        """
+        mixers = [block.ttt for block in self.blocks if isinstance(block.ttt, LearnerMixer)]
+        for mixer in mixers:
+            mixer.learner = replace(mixer.learner, checkpoint=enable)
+        super().set_grad_checkpointing(enable and not mixers)
+
+    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Positions and the inner models' initial states (vectors go anyway)."""
         states = {name for name, _ in self.named_parameters() if ".ttt.state." in name}
@@ -219,6 +237,6 @@ def design_space_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> Desi
         DesignSpace,
         NANO,
         pretrained,
-        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        feature_cfg=feature_cfg(kwargs.get("depth", 2)),
         **kwargs,
     )

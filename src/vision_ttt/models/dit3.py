@@ -9,20 +9,26 @@ from typing import Any
 
 import torch
 from timm.layers import to_2tuple
-from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
+from timm.models import PretrainedCfg, build_model_with_cfg, checkpoint
 from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.fx.node import has_side_effect
 
 from vision_ttt.layers.condition import LabelEmbedding, TimestepEmbedding
 from vision_ttt.layers.dit3 import DiT3Block, DiT3Head
 from vision_ttt.layers.sincos2d import sincos_table
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
+from vision_ttt.models.registry import model_config, register_denoiser
+from vision_ttt.models.torchscript import NotScriptable
 from vision_ttt.models.vit3 import inner_states
+
+torch.fx.wrap("sincos_table")
 
 RELEASED_GUIDED_CHANNELS = 3
 """The release guides three channels of a latent, though it has four."""
 
 
-class DiT3(nn.Module):
+class DiT3(NotScriptable, nn.Module):
     """DiT³: noisy images [B, C, H, W], times [B] and classes [B] → what the noise is.
 
     DiT (Peebles and Xie) with ViT³'s blocks (ViT³, supplement, Sec. 3 and Table 3)::
@@ -146,14 +152,19 @@ class DiT3(nn.Module):
         Raises:
             ValueError: shapes or labels do not fit.
         """
-        self._check_inputs(x, t, y)
+        self._refuse_tracing()
+        labels = self.label_embed.table.num_embeddings
+        _check_inputs(x, t, y, self.in_channels, self.patch_size, self.num_classes, labels)
         x = self.patch_embed(x)  # [B, D, h, w]
         grid = (x.shape[-2], x.shape[-1])
         positions = sincos_table(grid, x.shape[1], x.device)
         x = x.flatten(2).transpose(1, 2) + positions.to(x.dtype)
         c = self.time_embed(t) + self.label_embed(y)
         for block in self.blocks:
-            x = checkpoint(block, x, c, grid) if self.grad_checkpointing else block(x, c, grid)
+            if self.grad_checkpointing and not is_fx_symbolic_tracing():
+                x = checkpoint(block, x, c, grid)
+            else:
+                x = block(x, c, grid)
         return self._unpatchify(self.head(x, c), grid)
 
     def forward_with_cfg(
@@ -202,32 +213,34 @@ class DiT3(nn.Module):
         side = self.patch_size
         x = x.unflatten(-1, (side, side, -1)).unflatten(1, grid)  # [B, h, w, p, p, C]
         x = x.permute(0, 5, 1, 3, 2, 4)  # [B, C, h, p, w, p]
-        return x.reshape(*x.shape[:2], side * grid[0], side * grid[1])
+        return x.flatten(4, 5).flatten(2, 3)
 
-    def _check_inputs(self, x: Tensor, t: Tensor, y: Tensor) -> None:
-        if x.ndim != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(f"x must be [B, {self.in_channels}, H, W], got {list(x.shape)}")
-        self._check_size(x.shape[2], x.shape[3])
-        if t.shape != x.shape[:1] or y.shape != x.shape[:1]:
-            raise ValueError(
-                f"t and y must be [{len(x)}], one for each of x {list(x.shape)}, got "
-                f"{list(t.shape)} and {list(y.shape)}"
-            )
-        if y.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"y must be classes as int64 or int32, got {y.dtype}")
-        # Elsewhere, looking at the labels would wait for the device or break the graph.
-        if y.is_cpu and len(y) and not torch.compiler.is_compiling():
-            known = self.label_embed.table.num_embeddings
-            if y.min() < 0 or y.max() >= known:
-                none = f", {known - 1} being none" if known > self.num_classes else ""
-                raise ValueError(f"y must be classes 0 to {known - 1}{none}, got {y.tolist()}")
 
-    def _check_size(self, height: int, width: int) -> None:
-        side = self.patch_size
-        if side < 1 or height < 1 or width < 1 or height % side or width % side:
-            raise ValueError(
-                f"images of {height} × {width} are not whole patches of {side} × {side}"
-            )
+@torch.fx.wrap
+@has_side_effect  # a graph of torch.fx keeps it, though nothing uses its result
+def _check_inputs(
+    x: Tensor, t: Tensor, y: Tensor, channels: int, patch_size: int, num_classes: int, labels: int
+) -> None:
+    if x.ndim != 4 or x.shape[1] != channels:
+        raise ValueError(f"x must be [B, {channels}, H, W], got {list(x.shape)}")
+    _check_size(x.shape[2], x.shape[3], patch_size)
+    if t.shape != x.shape[:1] or y.shape != x.shape[:1]:
+        raise ValueError(
+            f"t and y must be [{len(x)}], one for each of x {list(x.shape)}, got "
+            f"{list(t.shape)} and {list(y.shape)}"
+        )
+    if y.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"y must be classes as int64 or int32, got {y.dtype}")
+    # Elsewhere, looking at the labels would wait for the device or break the graph.
+    visible = y.is_cpu and len(y) and not torch.compiler.is_compiling()
+    if visible and (y.min() < 0 or y.max() >= labels):
+        none = f", {labels - 1} being none" if labels > num_classes else ""
+        raise ValueError(f"y must be classes 0 to {labels - 1}{none}, got {y.tolist()}")
+
+
+def _check_size(height: int, width: int, side: int) -> None:
+    if side < 1 or height < 1 or width < 1 or height % side or width % side:
+        raise ValueError(f"images of {height} × {width} are not whole patches of {side} × {side}")
 
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -237,34 +250,21 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def pretrained_cfg(input_size: tuple[int, int, int]) -> dict[str, Any]:
+def _config(channels: int) -> PretrainedCfg:
     """timm's description of a model's input and weights: pixels from -1 to 1, or latents."""
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": input_size,
-        "pool_size": None,
-        "crop_pct": 1.0,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.5,) * input_size[0],
-        "std": (0.5,) * input_size[0],
-        "first_conv": None,  # timm would make it one of another number of channels
-        "classifier": None,
-        "license": "apache-2.0",
-    }
+    return PretrainedCfg(
+        input_size=(channels, 32, 32),
+        fixed_input_size=True,
+        crop_pct=1.0,
+        interpolation="bicubic",
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+        num_classes=1000,
+        license="apache-2.0",
+    )
 
 
-default_cfgs = generate_default_cfgs(
-    {
-        "dit3_nano_patch4_32": pretrained_cfg((3, 32, 32)),
-        **{
-            f"dit3_{size}_patch{patch}_32": pretrained_cfg((4, 32, 32))
-            for size in ("small", "base")
-            for patch in (8, 4, 2)
-        },
-    }
-)
+PIXELS, LATENTS = _config(3), _config(4)
 
 
 def _create(size: str, patch: int, pretrained: bool, **kwargs: Any) -> DiT3:
@@ -275,11 +275,17 @@ def _create(size: str, patch: int, pretrained: bool, **kwargs: Any) -> DiT3:
     for ours, timms in (("input_size", "img_size"), ("in_channels", "in_chans")):
         if ours in kwargs:
             kwargs[timms] = kwargs.pop(ours)
+    name = f"dit3_{size}_patch{patch}_32"
     model = build_model_with_cfg(
         _dit3,
-        f"dit3_{size}_patch{patch}_32",
+        name,
         pretrained,
-        **{**SIZES[size], "patch_size": patch, **kwargs},
+        **{
+            **SIZES[size],
+            "patch_size": patch,
+            "pretrained_cfg": model_config(name).to_dict(),
+            **kwargs,
+        },
     )
     channels = model.in_channels
     model.pretrained_cfg |= {
@@ -294,43 +300,43 @@ def _dit3(img_size: int | tuple[int, int], in_chans: int, **kwargs: Any) -> DiT3
     return DiT3(input_size=img_size, in_channels=in_chans, **kwargs)
 
 
-@register_model
+@register_denoiser(PIXELS)
 def dit3_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
     """DiT³ for 32 × 32 pixels and a laptop: 64 tokens."""
     return _create("nano", 4, pretrained, **kwargs)
 
 
-@register_model
+@register_denoiser(LATENTS)
 def dit3_small_patch8_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
     """DiT³-S/8 of 32 × 32 latents: 16 tokens."""
     return _create("small", 8, pretrained, **kwargs)
 
 
-@register_model
+@register_denoiser(LATENTS)
 def dit3_small_patch4_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
     """DiT³-S/4 of 32 × 32 latents: 64 tokens."""
     return _create("small", 4, pretrained, **kwargs)
 
 
-@register_model
+@register_denoiser(LATENTS)
 def dit3_small_patch2_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
     """DiT³-S/2 of 32 × 32 latents: 256 tokens."""
     return _create("small", 2, pretrained, **kwargs)
 
 
-@register_model
+@register_denoiser(LATENTS)
 def dit3_base_patch8_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
     """DiT³-B/8 of 32 × 32 latents: 16 tokens."""
     return _create("base", 8, pretrained, **kwargs)
 
 
-@register_model
+@register_denoiser(LATENTS)
 def dit3_base_patch4_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
     """DiT³-B/4 of 32 × 32 latents: 64 tokens."""
     return _create("base", 4, pretrained, **kwargs)
 
 
-@register_model
+@register_denoiser(LATENTS)
 def dit3_base_patch2_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
     """DiT³-B/2 of 32 × 32 latents: 256 tokens."""
     return _create("base", 2, pretrained, **kwargs)

@@ -18,13 +18,17 @@ from timm.models import (
 )
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.fx.node import has_side_effect
 
 from vision_ttt.layers import ConvMlp, ViT3Block
 from vision_ttt.layers.conv_stem import ConvStem, Downsample
 from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
-from vision_ttt.models.pooled_classifier import PooledClassifier, choose
+from vision_ttt.models.pooled_classifier import PooledClassifier, choose, feature_cfg
 from vision_ttt.models.vit3 import PRETRAINED_CFG, inner_states
+
+torch.fx.wrap("rotary_table")
 
 
 class HViT3Stage(nn.Module):
@@ -66,7 +70,7 @@ class HViT3Stage(nn.Module):
         rotations = rotary_table(grid, x.shape[-1], x.device)
         x = x.flatten(1, 2)
         for block in self.blocks:
-            if self.grad_checkpointing:
+            if self.grad_checkpointing and not is_fx_symbolic_tracing():
                 x = checkpoint(block, x, grid, rotations)
             else:
                 x = block(x, grid, rotations)
@@ -186,15 +190,8 @@ class HViT3(PooledClassifier):
 
     def _embed(self, x: Tensor) -> Tensor:
         """Maps [B, D, h, w] of images, in the channels-last memory format: tokens for free."""
-        if x.ndim != 4 or x.shape[1] != self.in_chans:
-            raise ValueError(f"images must be [B, {self.in_chans}, H, W], got {list(x.shape)}")
-        size = tuple(x.shape[-2:])
-        if not self.dynamic_img_size and size != self.img_size:
-            raise ValueError(
-                f"images are {size[0]} × {size[1]} pixels, the model was made for "
-                f"{self.img_size[0]} × {self.img_size[1]}; make it with img_size={size}, or with "
-                "dynamic_img_size=True for changing sizes"
-            )
+        self._refuse_tracing()
+        _check_images(x, self.in_chans, None if self.dynamic_img_size else self.img_size)
         return self.stem(x.contiguous(memory_format=torch.channels_last))
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -259,6 +256,20 @@ class HViT3(PooledClassifier):
         return taken
 
 
+@torch.fx.wrap
+@has_side_effect  # a graph of torch.fx keeps it, though nothing uses its result
+def _check_images(x: Tensor, in_chans: int, only: tuple[int, int] | None) -> None:
+    if x.ndim != 4 or x.shape[1] != in_chans:
+        raise ValueError(f"images must be [B, {in_chans}, H, W], got {list(x.shape)}")
+    size = tuple(x.shape[-2:])
+    if only is not None and size != only:
+        raise ValueError(
+            f"images are {size[0]} × {size[1]} pixels, the model was made for {only[0]} × "
+            f"{only[1]}; make it with img_size={size}, or with dynamic_img_size=True for changing "
+            "sizes"
+        )
+
+
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"dims": (64, 128, 320, 512), "depths": (1, 3, 9, 4), "num_heads": (2, 4, 10, 16)},
     "small": {"dims": (64, 128, 320, 512), "depths": (2, 6, 18, 8), "num_heads": (2, 4, 10, 16)},
@@ -266,18 +277,22 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 default_cfgs = generate_default_cfgs(
-    {f"hvit3_{size}": {**PRETRAINED_CFG, "first_conv": "stem.0.conv"} for size in SIZES}
+    {
+        f"hvit3_{size}": {**PRETRAINED_CFG, "first_conv": "stem.0.conv", "pool_size": (7, 7)}
+        for size in SIZES
+    }
 )
 
 
 def _create(size: str, pretrained: bool, **kwargs: Any) -> HViT3:
     """Build an H-ViT³ of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
+    arguments = {**SIZES[size], **kwargs}
     return build_model_with_cfg(
         HViT3,
         f"hvit3_{size}",
         pretrained,
-        feature_cfg={"out_indices": (0, 1, 2, 3), "feature_cls": "getter"},
-        **{**SIZES[size], **kwargs},
+        feature_cfg=feature_cfg(len(arguments["dims"]), most=4),
+        **arguments,
     )
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from timm.layers import PatchEmbed, resample_abs_pos_embed
 from torch import Tensor, nn
+from torch.fx.node import has_side_effect
 
 
+@has_side_effect  # a graph of torch.fx keeps it, though nothing uses its result
 def check_image_size(
     x: Tensor, patch_embed: PatchEmbed, in_chans: int, *, dynamic: bool, pad: bool
 ) -> None:

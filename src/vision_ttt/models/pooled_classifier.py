@@ -9,6 +9,9 @@ import torch
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+
+from vision_ttt.models.torchscript import NotScriptable
 
 POOLS = ("avg", "")
 
@@ -24,7 +27,12 @@ def choose(name: str, value: str, accepted: Collection[str]) -> str:
     return value
 
 
-class Classifier(nn.Module):
+def feature_cfg(blocks: int, most: int = 3) -> dict[str, Any]:
+    """How timm's ``features_only`` takes a model's maps: after the last ``most`` or all blocks."""
+    return {"out_indices": min(most, blocks), "feature_cls": "getter"}
+
+
+class Classifier(NotScriptable, nn.Module):
     """A stack of `blocks`, their final `norm` and a `head`, whose names timm knows.
 
     A subclass makes them, sets `grad_checkpointing`, and has :meth:`forward_features`,
@@ -57,7 +65,9 @@ class Classifier(nn.Module):
         return self.forward_head(self.forward_features(x))
 
     def _run(self, block: nn.Module, *inputs: Any) -> Tensor:
-        return checkpoint(block, *inputs) if self.grad_checkpointing else block(*inputs)
+        if self.grad_checkpointing and not is_fx_symbolic_tracing():
+            return checkpoint(block, *inputs)
+        return block(*inputs)
 
     @staticmethod
     def _make_head(num_features: int, num_classes: int, like: Tensor) -> nn.Module:

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from vision_ttt.layers import Mlp, ViT3Block, ViT3TTT
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.image_size import check_image_size, embed_patches
-from vision_ttt.models.pooled_classifier import PooledClassifier, choose
+from vision_ttt.models.pooled_classifier import PooledClassifier, choose, feature_cfg
+
+torch.fx.wrap("check_image_size")
 
 
 class ViT3(PooledClassifier):
@@ -142,6 +144,7 @@ class ViT3(PooledClassifier):
 
     def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Tokens [B, T, D] and their grid."""
+        self._refuse_tracing()
         dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
         check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
         x = embed_patches(x, self.patch_embed, pad=pad)  # [B, h, w, D]
@@ -231,7 +234,7 @@ def _create(size: str, pretrained: bool, **kwargs: Any) -> ViT3:
         ViT3,
         f"vit3_{size}_patch16_224",
         pretrained,
-        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        feature_cfg=feature_cfg(kwargs.get("depth", 12)),
         **{**SIZES[size], **kwargs},
     )
 

@@ -34,7 +34,10 @@ from vision_ttt.models.image_size import (
     embed_patches,
     positions_for,
 )
-from vision_ttt.models.pooled_classifier import Classifier, choose
+from vision_ttt.models.pooled_classifier import Classifier, choose, feature_cfg
+
+torch.fx.wrap("check_image_size")
+torch.fx.wrap("positions_for")
 
 DESIGN_ROUTE = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
 """Table 3's route: each step adds its part to the one before; the last is the published model."""
@@ -238,6 +241,7 @@ class Vittt(Classifier):
 
     def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int], tuple[int, ...]]:
         """Tokens [B, N, D], their grid, and the positions of class tokens among them."""
+        self._refuse_tracing()
         dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
         check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
         x = embed_patches(x, self.patch_embed, pad=pad)  # [B, h, w, D]
@@ -354,7 +358,7 @@ def create_vittt(variant: str, size: str, pretrained: bool = False, **kwargs: An
         variant,
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        feature_cfg=feature_cfg(arguments["depth"]),
         **arguments,
     )
 

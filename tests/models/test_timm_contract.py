@@ -1,0 +1,161 @@
+"""What loops over timm's registry ask of every model: each of our names, at a small size."""
+
+import copy
+import io
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+
+from tolerances import assert_close
+from vision_ttt.models import create_model, is_model, list_models
+
+NAMES = [name for name in timm.list_models() if name in list_models()]
+DENOISERS = [name for name in list_models() if name not in NAMES]
+SMALL = {
+    "vittt": {"embed_dim": 32, "depth": 2, "num_heads": 1, "patch_size": 8, "img_size": 32},
+    "vit3": {"embed_dim": 32, "depth": 2, "num_heads": 1, "patch_size": 8, "img_size": 32},
+    "hvit3": {"dims": (16, 32), "depths": (1, 1), "num_heads": (1, 1), "img_size": 32},
+    "design": {"embed_dim": 32, "depth": 2, "num_heads": 1, "patch_size": 8, "img_size": 32},
+}
+
+of_every_classifier = pytest.mark.parametrize("name", NAMES)
+
+
+def small(name, **options):
+    torch.manual_seed(0)
+    arguments = {"num_classes": 4, **SMALL[name.split("_")[0]], **options}
+    return timm.create_model(name, **arguments)
+
+
+def images():
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def test_models_that_are_no_classifiers_are_not_timms():
+    assert len(NAMES) > 20
+    assert DENOISERS == [name for name in list_models() if name.startswith("dit3_")] != []
+    for name in DENOISERS:
+        assert is_model(name)
+        assert not timm.is_model(name)
+    with torch.device("meta"):
+        model = create_model("dit3_base_patch8_32", depth=1, num_classes=None)
+    assert model.num_classes == 1000
+    assert model.pretrained_cfg["architecture"] == "dit3_base_patch8_32"
+    assert list_models("hvit3_*") == ["hvit3_base", "hvit3_small", "hvit3_tiny"]
+    assert not is_model("dit3_huge")
+    with pytest.raises(RuntimeError, match="dit3_huge"):
+        create_model("dit3_huge")
+    assert type(create_model("resnet18", num_classes=2)).__name__ == "ResNet"
+
+
+@of_every_classifier
+def test_default_cfg(name):
+    """Of the published size: what is described is what the model does."""
+    with torch.device("meta"):
+        model = timm.create_model(name).eval()
+    config, state = model.default_cfg, model.state_dict()
+    features = model.forward_features(torch.empty(1, *config["input_size"], device="meta"))
+    if hasattr(model, "output_fmt"):  # maps, not tokens
+        assert model.output_fmt == "NHWC"
+        assert tuple(config["pool_size"]) == tuple(features.shape[1:3])
+    else:
+        assert config["pool_size"] is None
+        assert features.ndim == 3
+    for key in ("classifier", "first_conv"):
+        assert f"{config[key]}.weight" in state
+    assert state[f"{config['first_conv']}.weight"].shape[1] == config["input_size"][0]
+    assert state[f"{config['classifier']}.weight"].shape[0] == config["num_classes"]
+    assert {"mean", "std", "interpolation", "crop_pct", "license"} <= config.keys()
+
+
+@of_every_classifier
+def test_heads(name):
+    model = small(name).eval()
+    features = model.forward_features(images())
+    assert_close(model.forward_head(features), model(images()), 1e-5)
+    feature = model.forward_head(features, pre_logits=True)
+    assert feature.shape == (2, model.num_features) == (2, model.head_hidden_size)
+    model.reset_classifier(7)
+    assert model(images()).shape == (2, model.num_classes) == (2, 7)
+    model.reset_classifier(0)
+    assert_close(model(images()), feature, 1e-5)
+    model.reset_classifier(0, "")
+    assert_close(model(images()), features, 1e-5)
+
+
+@of_every_classifier
+@pytest.mark.parametrize("shallow", [False, True])
+def test_features_only(name, shallow):
+    cut = {"depths": (1,), "dims": (16,), "num_heads": (1,)} if "hvit3" in name else {"depth": 1}
+    model = small(name, features_only=True, **(cut if shallow else {})).eval()
+    maps = model(images())
+    assert len(maps) == (1 if shallow else 2)
+    assert [x.shape[1] for x in maps] == model.feature_info.channels()
+    assert [32 // x.shape[-1] for x in maps] == model.feature_info.reduction()
+
+
+@of_every_classifier
+def test_forward_intermediates(name):
+    model = small(name).eval()
+    modules = dict(model.named_modules())
+    assert all(info["module"] in modules for info in model.feature_info)
+    final, maps = model.forward_intermediates(images())
+    assert_close(final, model.forward_features(images()), 1e-6)
+    assert [x.shape[1] for x in maps] == [info["num_chs"] for info in model.feature_info]
+    (last,) = model.forward_intermediates(images(), indices=1, intermediates_only=True)
+    assert torch.equal(last, maps[-1])
+    assert model.prune_intermediate_layers(1, prune_head=True) == [1]
+    assert_close(model(images()), model.forward_head(final, pre_logits=True), 1e-5)
+
+
+@of_every_classifier
+def test_gradient_checkpointing_changes_no_gradient(name):
+    model = small(name, drop_path_rate=0.2)
+    model.train()
+
+    def gradients():
+        model.zero_grad()
+        torch.manual_seed(1)
+        F.cross_entropy(model(images()), torch.tensor([0, 3])).backward()
+        return {key: x.grad.clone() for key, x in model.named_parameters()}
+
+    wanted = gradients()
+    model.set_grad_checkpointing()
+    got = gradients()
+    for key, x in wanted.items():
+        assert_close(got[key], x, 1e-5, key)
+    model.set_grad_checkpointing(False)
+    gradients()
+
+
+@of_every_classifier
+def test_copies_and_files(name):
+    model = small(name).eval()
+    wanted = model(images())
+    other = small(name, num_classes=4).eval()
+    for parameter in other.parameters():
+        torch.nn.init.normal_(parameter)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(other(images()), wanted)
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(images()), wanted)
+    with torch.no_grad():
+        next(twin.parameters()).add_(1)
+    assert torch.equal(model(images()), wanted)
+
+
+@of_every_classifier
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+def test_torchscript_is_refused_in_a_sentence(name):
+    model = small(name).eval()
+    extractor = small(name, features_only=True).eval()
+    with pytest.raises(TypeError, match=r"TorchScript .* cannot hold this model.*torch\.export"):
+        torch.jit.script(torch.nn.Sequential(model))
+    for each in (model, extractor):
+        with pytest.raises(TypeError, match=r"TorchScript .* cannot hold this model"):
+            torch.jit.trace(each, images())
