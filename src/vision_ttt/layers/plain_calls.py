@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch import nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.nn.modules import module as all_modules
 
 
@@ -24,6 +25,7 @@ def are_plain(modules: Iterable[tuple[nn.Module | None, type[nn.Module]]]) -> bo
         or all_modules._global_forward_pre_hooks
         or all_modules._global_backward_hooks
         or all_modules._global_backward_pre_hooks
+        or is_fx_symbolic_tracing()  # which records the call of every module
     ):
         return False
     for module, kind in modules:

@@ -42,8 +42,8 @@ class SwiGLU(nn.Module):
             return self._infer(x)
         hidden = self.fc1(x)  # [..., 2 · hidden]
         # torch.compile decides for itself what to compute again; torch.func has no way to.
-        recompute = hidden.requires_grad and not (torch.compiler.is_compiling() or is_transformed())
-        if plain and recompute:
+        transformed = torch.compiler.is_compiling() or is_transformed()
+        if plain and hidden.requires_grad and not transformed:
             # It stops at fc2's input: the product itself is not repeated.
             return checkpoint(self._down, hidden, use_reentrant=False, preserve_rng_state=False)
         return self._down(hidden)
