@@ -27,7 +27,8 @@ def export_timm(model: nn.Module, metadata: ModelMetadata, folder: Path) -> Agre
         overlay = dict(file="FOLDER/model.safetensors", num_classes=N)
         timm.create_model(NAME, pretrained=True, pretrained_cfg_overlay=overlay, **model_args)
 
-    Pushed to the hub as it is, it loads with ``"hf-hub:OWNER/NAME"``.
+    Pushed to the hub as it is, it loads with ``"hf-hub:OWNER/NAME"``. So it does, here and there,
+    with the automatic classes of transformers.
 
     Raises:
         ExportError: what timm loads does not compute the same.
@@ -50,15 +51,17 @@ def export_timm(model: nn.Module, metadata: ModelMetadata, folder: Path) -> Agre
 
 
 def _config(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:
-    """What timm's `local-dir:` and `hf-hub:` read from config.json."""
+    """What timm's `local-dir:` and `hf-hub:` read from config.json, and transformers after them."""
     own = model.pretrained_cfg
+    # The number of classes stands on top: transformers hands it to timm beside model_args.
+    arguments = {key: x for key, x in metadata.model_args.items() if key != "num_classes"}
     kept = ("classifier", "first_conv", "fixed_input_size", "license")
     return {
         "architecture": metadata.model,
         "num_classes": len(metadata.classes),
         "num_features": model.num_features,
         "label_names": list(metadata.classes),
-        "model_args": metadata.model_args,
+        "model_args": arguments,
         "pretrained_cfg": {
             **{name: own[name] for name in kept if own.get(name) is not None},
             **metadata.input,

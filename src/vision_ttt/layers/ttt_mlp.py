@@ -60,6 +60,10 @@ class TTTMLP(TTTLayer):
         # saved: a trained model runs at its full rate.
         self.register_buffer("warmup", torch.ones((), dtype=torch.float32), persistent=False)
 
+    def init_non_persistent_buffers(self) -> None:
+        """Set what no file of weights holds: by timm's name, for models made on the meta device."""
+        self.warmup.fill_(1)
+
     def rates(self, logits: Tensor) -> Tensor:
         """η = warm-up · η_base σ(logits) / d."""
         return super().rates(logits) * self.warmup
