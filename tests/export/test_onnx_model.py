@@ -45,3 +45,61 @@ def test_fixed_sizes(make_model: Callable, tmp_path: Path) -> None:
     x = torch.randn(2, 3, 20, 20)
     (got,) = session.run(None, {"images": x.numpy()})
     torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=0, atol=1e-5)
+
+
+PLAIN = {"depth": 1, "embed_dim": 32, "num_heads": 1}
+STAGES = {"img_size": 32, "dims": (16, 32), "depths": (1, 1), "num_heads": (1, 1)}
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "axes", "shapes"),
+    [
+        ("vittt_nano_patch4_32", {}, {0: "batch"}, [(1, 20, 20), (3, 20, 20)]),
+        pytest.param(
+            *("vittt_nano_patch4_32", {"inner_model": "mlp"}, {0: "batch"}, [(3, 20, 20)]),
+            marks=slow,
+        ),
+        pytest.param(
+            *("vit3_tiny_patch16_224", {**PLAIN, "img_size": 32}, {}, [(2, 32, 32)]), marks=slow
+        ),
+        pytest.param("hvit3_tiny", STAGES, {}, [(2, 32, 32)], marks=slow),
+        pytest.param(
+            *("design_space_nano_patch4_32", {**PLAIN, "inner_model": "vit3"}, {}, [(2, 32, 32)]),
+            marks=slow,
+        ),
+    ],
+)
+def test_pytorchs_own_exporter_needs_no_help(
+    make_model: Callable,
+    name: str,
+    options: dict[str, object],
+    axes: dict[int, str],
+    shapes: list[tuple[int, int, int]],
+) -> None:
+    """Of the model as it is, with its gradients and kernels: what comes out is ONNX alone."""
+    model, _ = make_model(name, **options)
+    traced = torch.randn(2, 3, *shapes[0][1:])
+    program = torch.onnx.export(
+        model, (traced,), dynamo=True, verbose=False, dynamic_shapes=(axes,) if axes else None
+    )
+    content = program.model_proto.SerializeToString()
+    assert {node.domain for node in program.model_proto.graph.node} == {""}
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    for batch, *size in shapes:
+        x = torch.randn(batch, 3, *size)
+        (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=0, atol=1e-5)
+    kernels = torch.export.export(model, (traced,)).graph_module.code
+    assert "vision_ttt" in kernels  # and afterwards it is as before
+
+
+def test_the_former_exporter_is_refused(make_model: Callable, tmp_path: Path) -> None:
+    model, _ = make_model()
+    with (
+        pytest.warns(DeprecationWarning, match="TorchScript-based ONNX export"),
+        pytest.raises(TypeError, match=r"dynamo=False\) cannot hold this model"),
+    ):
+        torch.onnx.export(
+            model, (torch.zeros(1, 3, 20, 20),), tmp_path / "model.onnx", dynamo=False
+        )

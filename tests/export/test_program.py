@@ -24,9 +24,18 @@ assert (got - logits).abs().max() < 1e-5, (got, logits)
 """
 
 
-@pytest.mark.parametrize("portable", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_any_image_size(make_model: Callable, tmp_path: Path, portable: bool) -> None:
-    model, metadata = make_model(global_pool="double")
+@pytest.mark.parametrize(
+    ("portable", "inner_model"),
+    [
+        (False, "linear"),
+        pytest.param(True, "linear", marks=pytest.mark.slow),
+        pytest.param(True, "mlp", marks=pytest.mark.slow),
+    ],
+)
+def test_any_image_size(
+    make_model: Callable, tmp_path: Path, portable: bool, inner_model: str
+) -> None:
+    model, metadata = make_model(global_pool="double", inner_model=inner_model)
     model = accepting_any_size(model, metadata)
     shapes = InputShapes.of(model, metadata.input["input_size"], dynamic_size=True)
     path = tmp_path / "model.pt2"

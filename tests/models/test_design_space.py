@@ -116,3 +116,17 @@ def test_positions_and_initial_states_do_not_decay():
 def test_what_cannot_be_is_named(wrong, message):
     with pytest.raises(ValueError, match=message):
         small(**wrong)
+
+
+def test_torch_export_is_refused_where_torch_func_learns():
+    """PyTorch fails there with words about something else, and torch.func is unusable after."""
+    with pytest.raises(ValueError, match=r"torch\.export cannot see .* inner_model='vit3'"):
+        torch.export.export(small().eval(), (image(),))
+    for options in (
+        {"inner_model": "vit3"},
+        {"inner_model": "linear", "inner_loss": "mse", "inner_causal": True},
+    ):
+        model = small(**options).eval()
+        torch.testing.assert_close(
+            torch.export.export(model, (image(),)).module()(image()), model(image())
+        )

@@ -10,7 +10,8 @@ from vision_ttt.layers.in_parts import in_parts
 from vision_ttt.layers.rotary2d import rotate
 from vision_ttt.ops.vit3_inner import depthwise, depthwise_step, gated_unit, gated_unit_step
 
-torch.fx.wrap("check_grid")
+for _name in ("check_grid", "depthwise", "depthwise_step", "gated_unit", "gated_unit_step"):
+    torch.fx.wrap(_name)
 
 
 class ViT3TTT(nn.Module):

@@ -79,8 +79,19 @@ class LearnerMixer(nn.Module):
         return self.proj(_learn(self, q, k, v).flatten(2))
 
     def learn(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The answers [B, T, H, d] to the queries of the states that learnt from k and v.
+
+        Raises:
+            ValueError: torch.export traces, and there is no closed form.
+        """
         state, learner = dict(self.state.items()), self.learner
         if not (learner.causal and learner.model == Linear() and learner.loss is mse):
+            if torch.compiler.is_exporting():
+                raise ValueError(
+                    "torch.export cannot see through torch.func, by which this model learns; it "
+                    "can with inner_model='vit3', or with inner_model='linear', inner_loss='mse' "
+                    "and inner_causal=True"
+                )
             return learner(q, k, v, state)
         size = learner.mini_batch_size or k.shape[1]
         dtype = torch.promote_types(q.dtype, torch.float32)

@@ -65,6 +65,11 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def exporting_onnx() -> bool:
+    """Whether torch.onnx.export traces: its graphs hold PyTorch's own operations only."""
+    return torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()
+
+
 def requested_backend(op: str, requested: str | None, refusals: Mapping[str, Refusal]) -> str:
     """Name the backend asked for by a call of ``op`` or by an override, or AUTO if none is.
 

@@ -95,6 +95,7 @@ def kernels_serve(*tensors: Tensor) -> bool:
         and _backend._override in (None, "cpu")
         and not torch.is_autocast_enabled("cpu")
         and not _backend.is_transformed()
+        and not _backend.exporting_onnx()
     )
 
 

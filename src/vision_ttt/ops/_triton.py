@@ -30,4 +30,9 @@ def triton_serves(*tensors: Tensor) -> bool:
     for x in tensors:
         if not (x.is_cuda or (interpreted and x.is_cpu)) or x.dtype not in DTYPES or not x.numel():
             return False
-    return FOUND and override in (None, "triton") and not _backend.is_transformed()
+    return (
+        FOUND
+        and override in (None, "triton")
+        and not _backend.is_transformed()
+        and not _backend.exporting_onnx()
+    )

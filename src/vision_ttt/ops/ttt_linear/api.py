@@ -6,11 +6,13 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+from vision_ttt.ops._backend import exporting_onnx
 from vision_ttt.ops._learner_op import run_learner
 from vision_ttt.ops._overriding import overridable
 from vision_ttt.ops.ttt_linear.autograd import KERNELS, ttt_linear_op
 from vision_ttt.ops.ttt_linear.contract import CONTRACTS
 from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
+from vision_ttt.ops.ttt_linear.scan import ttt_linear_scan
 
 State = tuple[Tensor, Tensor]
 
@@ -115,13 +117,16 @@ def ttt_linear(
     options = {"mini_batch_size": mini_batch_size, "reverse_heads": reverse_heads, "eps": eps}
     arguments = *tensors, *options.values()
     CONTRACTS.public.check(dict(zip(CONTRACTS.public.names, arguments, strict=True)))
-    o, w, b = run_learner(
-        "ttt_linear",
-        ttt_linear_op,
-        KERNELS,
-        ttt_linear_reference,
-        tensors,
-        **options,
-        backend=backend,
-    )
+    if exporting_onnx():
+        o, w, b = ttt_linear_scan(*tensors, **options)
+    else:
+        o, w, b = run_learner(
+            "ttt_linear",
+            ttt_linear_op,
+            KERNELS,
+            ttt_linear_reference,
+            tensors,
+            **options,
+            backend=backend,
+        )
     return (o, (w, b)) if return_state else o

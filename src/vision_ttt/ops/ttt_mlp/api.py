@@ -6,11 +6,13 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+from vision_ttt.ops._backend import exporting_onnx
 from vision_ttt.ops._learner_op import run_learner
 from vision_ttt.ops._overriding import overridable
 from vision_ttt.ops.ttt_mlp.autograd import KERNELS, ttt_mlp_op
 from vision_ttt.ops.ttt_mlp.contract import CONTRACTS
 from vision_ttt.ops.ttt_mlp.reference import ttt_mlp_reference
+from vision_ttt.ops.ttt_mlp.scan import ttt_mlp_scan
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -121,7 +123,10 @@ def ttt_mlp(
     options = {"mini_batch_size": mini_batch_size, "reverse_heads": reverse_heads, "eps": eps}
     arguments = *tensors, *options.values()
     CONTRACTS.public.check(dict(zip(CONTRACTS.public.names, arguments, strict=True)))
-    o, w1, b1, w2, b2 = run_learner(
-        "ttt_mlp", ttt_mlp_op, KERNELS, ttt_mlp_reference, tensors, **options, backend=backend
-    )
-    return (o, (w1, b1, w2, b2)) if return_state else o
+    if exporting_onnx():
+        o, *state = ttt_mlp_scan(*tensors, **options)
+    else:
+        o, *state = run_learner(
+            "ttt_mlp", ttt_mlp_op, KERNELS, ttt_mlp_reference, tensors, **options, backend=backend
+        )
+    return (o, tuple(state)) if return_state else o
