@@ -83,6 +83,7 @@ def test_heads(name):
     assert_close(model(images()), feature, 1e-5)
     model.reset_classifier(0, "")
     assert_close(model(images()), features, 1e-5)
+    assert not any(module.training for module in model.modules())
 
 
 @of_every_classifier
@@ -159,3 +160,13 @@ def test_torchscript_is_refused_in_a_sentence(name):
     for each in (model, extractor):
         with pytest.raises(TypeError, match=r"TorchScript .* cannot hold this model"):
             torch.jit.trace(each, images())
+
+
+@of_every_classifier
+def test_made_on_a_device_and_in_a_precision(name):
+    model = small(name, device="meta", dtype=torch.bfloat16)
+    tensors = [x for x in model.state_dict().values() if x.is_floating_point()]
+    assert {(x.device.type, x.dtype) for x in tensors} == {("meta", torch.bfloat16)}
+    assert {x.dtype for x in small(name).parameters()} == {torch.float32}
+    with pytest.raises(TypeError, match="devise"):
+        small(name, devise="meta")

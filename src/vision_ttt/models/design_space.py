@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from vision_ttt.inner import (
@@ -20,6 +20,7 @@ from vision_ttt.inner import (
     SimplifiedGLU,
     mse,
 )
+from vision_ttt.models.building import build_model
 from vision_ttt.models.pooled_classifier import choose, feature_cfg
 from vision_ttt.models.vit3 import ViT3
 from vision_ttt.ops import ttt_linear
@@ -244,7 +245,7 @@ default_cfgs = generate_default_cfgs(
 @register_model
 def design_space_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> DesignSpace:
     """Two blocks of width 64 for 32 × 32 images, to compare ways of inner training."""
-    return build_model_with_cfg(
+    return build_model(
         DesignSpace,
         NANO,
         pretrained,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from timm.layers import to_2tuple
-from timm.models import PretrainedCfg, build_model_with_cfg, checkpoint
+from timm.models import PretrainedCfg, checkpoint
 from torch import Tensor, nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.fx.node import has_side_effect
@@ -18,6 +18,7 @@ from vision_ttt.layers.condition import LabelEmbedding, TimestepEmbedding
 from vision_ttt.layers.dit3 import DiT3Block, DiT3Head
 from vision_ttt.layers.sincos2d import sincos_table
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
+from vision_ttt.models.building import build_model
 from vision_ttt.models.registry import model_config, register_denoiser
 from vision_ttt.models.torchscript import NotScriptable
 from vision_ttt.models.vit3 import inner_states
@@ -276,7 +277,7 @@ def _create(size: str, patch: int, pretrained: bool, **kwargs: Any) -> DiT3:
         if ours in kwargs:
             kwargs[timms] = kwargs.pop(ours)
     name = f"dit3_{size}_patch{patch}_32"
-    model = build_model_with_cfg(
+    model = build_model(
         _dit3,
         name,
         pretrained,

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from timm.layers import DropPath, calculate_drop_path_rates, to_2tuple
 from timm.models import (
-    build_model_with_cfg,
     checkpoint,
     generate_default_cfgs,
     register_model,
@@ -25,6 +24,7 @@ from vision_ttt.layers import ConvMlp, ViT3Block
 from vision_ttt.layers.conv_stem import ConvStem, Downsample
 from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
+from vision_ttt.models.building import build_model
 from vision_ttt.models.pooled_classifier import PooledClassifier, choose, feature_cfg
 from vision_ttt.models.vit3 import PRETRAINED_CFG, inner_states
 
@@ -287,7 +287,7 @@ default_cfgs = generate_default_cfgs(
 def _create(size: str, pretrained: bool, **kwargs: Any) -> HViT3:
     """Build an H-ViT³ of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
     arguments = {**SIZES[size], **kwargs}
-    return build_model_with_cfg(
+    return build_model(
         HViT3,
         f"hvit3_{size}",
         pretrained,

@@ -109,7 +109,7 @@ class PooledClassifier(Classifier):
             self.global_pool = choose("global_pool", global_pool, POOLS)
         self.num_classes = num_classes
         like = next(self.parameters(), torch.empty(0))  # the head comes first in __init__
-        self.head = self._make_head(self.num_features, num_classes, like)
+        self.head = self._make_head(self.num_features, num_classes, like).train(self.training)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits of features [B, …, D], or with ``pre_logits`` the feature the head would see."""

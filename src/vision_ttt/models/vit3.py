@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from vision_ttt.layers import Mlp, ViT3Block, ViT3TTT
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
+from vision_ttt.models.building import build_model
 from vision_ttt.models.image_size import check_image_size, embed_patches
 from vision_ttt.models.pooled_classifier import PooledClassifier, choose, feature_cfg
 
@@ -230,7 +231,7 @@ default_cfgs = generate_default_cfgs({f"vit3_{size}_patch16_224": PRETRAINED_CFG
 
 def _create(size: str, pretrained: bool, **kwargs: Any) -> ViT3:
     """Build a ViT³ of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
-    return build_model_with_cfg(
+    return build_model(
         ViT3,
         f"vit3_{size}_patch16_224",
         pretrained,

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates
 from timm.models import (
-    build_model_with_cfg,
     generate_default_cfgs,
     register_model,
 )
@@ -28,6 +27,7 @@ from vision_ttt.layers import (
 )
 from vision_ttt.layers.pooling import POOLS, pool_tokens
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
+from vision_ttt.models.building import build_model
 from vision_ttt.models.image_size import (
     check_image_size,
     checkpoint_filter_fn,
@@ -219,7 +219,8 @@ class Vittt(Classifier):
             tokens = () if self.class_tokens is None else (self.class_tokens.placement,)
             self.global_pool = choose("global_pool", global_pool, ("avg", "max_norm", "", *tokens))
         self.num_classes = num_classes
-        self.head = self._make_head(self.embed_dim, num_classes, self.pos_embed)
+        head = self._make_head(self.embed_dim, num_classes, self.pos_embed)
+        self.head = head.train(self.training)
 
     @torch.jit.ignore
     def set_input_size(
@@ -353,7 +354,7 @@ default_cfgs = generate_default_cfgs(
 def create_vittt(variant: str, size: str, pretrained: bool = False, **kwargs: Any) -> Vittt:
     """Build a Vittt of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
     arguments = {**SIZES[size], **kwargs}
-    return build_model_with_cfg(
+    return build_model(
         Vittt,
         variant,
         pretrained,

@@ -69,7 +69,9 @@ def learn_by_scan(
         for x, rank in zip(state, (3, 2) * (len(state) // 2), strict=True)
     )
     tokens = (_mini_batches(x.to(dtype), count, mini_batch_size, reverse_heads) for x in views)
-    end, o = scan(one_mini_batch, beginning, (*tokens, p_last))
+    # After a scan of another op, PyTorch would make inputs of numbers that are the code's.
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        end, o = scan(one_mini_batch, beginning, (*tokens, p_last))
     o = o.permute(1, 0, 3, 2, 4).reshape(batch, count * mini_batch_size, heads, dim)
     return _scan_order(o[:, :length], reverse_heads).to(q.dtype), *end
 
