@@ -23,6 +23,18 @@ got = torch.export.load(sys.argv[1]).module()(images)
 assert (got - logits).abs().max() < 1e-5, (got, logits)
 """
 
+LOAD_WITH_OPS = """
+import sys, torch
+path, case, module = sys.argv[1:]
+if module:
+    __import__(module)
+load = torch.export.load if "program" in path else torch._inductor.aoti_load_package
+images, logits = torch.load(case)
+loaded = load(path)
+got = (loaded.module() if "program" in path else loaded)(images)
+assert (got - logits).abs().max() < 1e-5, (got, logits)
+"""
+
 
 @pytest.mark.parametrize(
     ("portable", "inner_model"),
@@ -62,6 +74,27 @@ def test_a_portable_program_needs_no_vision_ttt(make_model: Callable, tmp_path: 
     torch.save((images, model(images).detach()), case)
     command = [sys.executable, "-c", LOAD_ALONE, str(path), str(case)]
     subprocess.run(command, check=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_programs_with_kernels_need_the_ops_and_no_more(
+    make_model: Callable, tmp_path: Path
+) -> None:
+    """And PyTorch names them where they are missing; the package is AOTInductor's."""
+    model, metadata = make_model()
+    shapes = InputShapes.of(model, metadata.input["input_size"])
+    case, program, package = (tmp_path / name for name in ("case.pt", "program.pt2", "package.pt2"))
+    export_program(model, metadata, program, shapes)
+    images = torch.randn(2, 3, 20, 20)
+    torch.save((images, model(images).detach()), case)
+    loaded = torch.export.load(program)
+    torch._inductor.aoti_compile_and_package(loaded, package_path=str(package))
+    for path in (program, package):
+        for module in ("vision_ttt.ops", ""):
+            command = [sys.executable, "-c", LOAD_WITH_OPS, str(path), str(case), module]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            assert (done.returncode == 0) == bool(module), done.stderr
+            assert module or "vision_ttt" in done.stderr
 
 
 def test_a_fixed_batch_is_fixed(make_model: Callable, tmp_path: Path) -> None:
