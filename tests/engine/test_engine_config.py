@@ -11,6 +11,7 @@ import yaml
 from vision_ttt import recipes
 from vision_ttt.engine import ConfigError, TrainConfig
 from vision_ttt.engine.config import _RANGES, FIELDS
+from vision_ttt.models import is_model
 from vision_ttt.models.vittt_ablations import ABLATIONS
 
 
@@ -89,7 +90,7 @@ def test_every_number_has_a_range_and_every_field_its_help() -> None:
 def test_packaged_recipe_loads(name: str) -> None:
     stages = recipes.load_stages(name)
     for stage, config in stages.items():
-        assert timm.is_model(config.model)
+        assert is_model(config.model)
         assert Path(config.output) == Path("runs", name, stage)
     text = (Path(recipes.__file__).parent / f"{name}.yaml").read_text(encoding="utf-8")
     header = text[: text.index("\nmodel:")]

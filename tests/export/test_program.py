@@ -28,10 +28,12 @@ import sys, torch
 path, case, module = sys.argv[1:]
 if module:
     __import__(module)
-load = torch.export.load if "program" in path else torch._inductor.aoti_load_package
 images, logits = torch.load(case)
-loaded = load(path)
-got = (loaded.module() if "program" in path else loaded)(images)
+if path.endswith("program.pt2"):
+    loaded = torch.export.load(path).module()
+else:
+    loaded = torch._inductor.aoti_load_package(path)
+got = loaded(images)
 assert (got - logits).abs().max() < 1e-5, (got, logits)
 """
 
