@@ -144,8 +144,11 @@ def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, mo
         (["models", "--models", "vittt_tinny_patch16_224"], "nearest: vittt_tiny_patch16_224"),
         (["models", "--dtype", "float16"], "accepted on cpu: float32, bfloat16"),
         (["models", "--resolutions", "0"], "at least 1"),
-        (["models", *NANO, "--resolutions", "32", "33"], "does not take images of 33² pixels"),
-        (["models", *NANO, "--resolutions", "3"], "3²"),
+        (
+            ["models", *NANO, "--resolutions", "32", "33"],
+            "33 × 33 are not whole patches of 4 × 4",
+        ),
+        (["models", *NANO, "--resolutions", "3"], "images of 3 × 3 are not whole patches"),
         (["models", "--exponent", "224", "1280"], "--resolutions"),
         (["ops", "--exponent", "9", "9"], "the first must be the smaller"),
         (["ops", "--lengths", "8", "64", "--exponent", "9", "99"], "--lengths"),

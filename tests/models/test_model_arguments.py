@@ -3,10 +3,9 @@
 import math
 
 import pytest
-import timm
 import torch
 
-import vision_ttt  # noqa: F401  (registers the models)
+from vision_ttt.models import create_model
 from vision_ttt.models.arguments import check_sides
 
 NANO, VIT3, HVIT3, DIT3 = (
@@ -69,7 +68,7 @@ def test_a_wrong_argument_is_named(name: str, argument: str, value: object) -> N
     said = {"depths": "depth", "dims": "embed_dim", "in_chans": "in_chan"}.get(argument, argument)
     said = "size" if said == "img_size" else said
     with torch.device("meta"), pytest.raises((ValueError, TypeError), match=said):
-        timm.create_model(name, **{argument: value})
+        create_model(name, **{argument: value})
 
 
 def test_sizes_that_a_model_makes_fit() -> None:
@@ -79,5 +78,5 @@ def test_sizes_that_a_model_makes_fit() -> None:
     with pytest.raises(ValueError, match="7 × 7 are not whole patches of 16 × 16"):
         check_sides(7, 16, whole_patches=False)
     with torch.device("meta"):
-        model = timm.create_model(NANO, img_size=(30, 50), dynamic_img_size=True)
+        model = create_model(NANO, img_size=(30, 50), dynamic_img_size=True)
     assert model.pos_embed.shape[1] == 7 * 12

@@ -12,7 +12,7 @@ from torch import nn
 
 from vision_ttt.engine.building import build_model, model_arguments
 from vision_ttt.errors import UserError, nearest
-from vision_ttt.models import DiT3  # with it all models are registered with timm
+from vision_ttt.models import is_model
 
 NUM_CLASSES = 1000
 
@@ -67,12 +67,12 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
     found = []
     for given in names:
         name, attention = re.fullmatch(r"(.*?)(?: \(([^)]*)\))?", given, re.DOTALL).groups()
+        if is_model(name) and not timm.is_model(name):
+            raise UserError(f"{name!r} denoises images; models that classify them are measured")
         if not timm.is_model(name):
             raise UserError(f"unknown model {name!r}; nearest: {nearest(name, timm.list_models())}")
         with torch.device("meta"):  # its structure is wanted, not its weights
             model = timm.create_model(name)
-        if isinstance(model, DiT3):
-            raise UserError(f"{name!r} denoises images; models that classify them are measured")
         kinds = list(ATTENTION) if _attentions(model) else [None]
         if attention is not None and attention not in kinds:
             labels = [Contender(name, kind).label for kind in kinds]

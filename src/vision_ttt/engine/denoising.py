@@ -51,7 +51,7 @@ class Denoising:
             refuse_unused(config, names, "objective is 'flow', whose noise has no schedule")
         if config.objective == "flow" and model.learn_sigma:
             raise ConfigError(
-                "objective is 'flow', which has no variances to learn; set --model_args.learn_sigma"
+                "objective is 'flow', which has no variances to learn; set --model-args.learn_sigma"
                 " false, or --objective noise"
             )
         self.precision = config.precision
