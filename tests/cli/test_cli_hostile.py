@@ -169,6 +169,7 @@ CASES = [
     (["bench", "models", "--models", "a\nb"], "unknown model"),
     (["bench", "models", "--device", "tpu"], "--device is 'tpu'; it must be one of cpu, cuda"),
     (["models", "[!"], "no model matches"),
+    (["train", "digits", "--model-args.depth", "{a: " * 3000 + "1" + "}" * 3000], "too deeply"),
 ]
 
 

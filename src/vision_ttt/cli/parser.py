@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import jsonargparse
 
+from vision_ttt.cli.checks import shortened
 from vision_ttt.errors import UserError, nearest
 
 # What jsonargparse says of a value: of which argument and, mostly, which value.
@@ -45,6 +46,9 @@ class CommandParser(jsonargparse.ArgumentParser):
             return self.parse_args(self._spelt_out(argv), defaults=defaults)
         except argparse.ArgumentError as error:
             raise UserError(f"{self._explained(error)} (see {self.prog} --help)") from error
+        except RecursionError as error:
+            deepest = max((token.count("{") + token.count("["), token) for token in argv)[1]
+            raise UserError(f"a value is nested too deeply: {shortened(deepest)}") from error
 
     def format_help(self) -> str:
         """The help, every flag in it spelt with hyphens."""
