@@ -107,7 +107,8 @@ def ttt_linear(
 
     Returns:
         o [B, T, H, d] in q's dtype; with ``return_state`` also W [B, H, d, d] and b [B, H, d],
-        in float32 (float64 where q is). Differentiable in every tensor argument.
+        in float32 (float64 where q is). Differentiable in every tensor argument; a
+        second derivative (``create_graph=True``) is the definition's, with a state per token.
 
     Raises:
         TypeError: a dtype or type is not among those above.

@@ -113,7 +113,8 @@ def ttt_mlp(
 
     Returns:
         o [B, T, H, d] in q's dtype; with ``return_state`` also the state, each tensor with a
-        leading [B, H], in float32 (float64 where q is). Differentiable in every tensor argument.
+        leading [B, H], in float32 (float64 where q is). Differentiable in every tensor argument; a
+        second derivative (``create_graph=True``) is the definition's, with a state per token.
 
     Raises:
         TypeError: a dtype or type is not among those above.
