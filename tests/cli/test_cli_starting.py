@@ -142,7 +142,9 @@ def test_ctrl_c_while_importing_is_one_line(waiting_for: str) -> None:
     """The signal comes when a module begins to be imported, seconds before any work."""
     code = textwrap.dedent(
         f"""
-        import sys, time
+        import signal, sys, time
+        # Started in the background of a shell, Python ignores interrupts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         class Tell:
             def find_spec(self, name, path=None, target=None):
                 if name == {waiting_for!r}:

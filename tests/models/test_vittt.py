@@ -370,6 +370,7 @@ def test_bfloat16_autocast_is_close():
         assert_close(model(images()), wanted, 5e-2)
 
 
+@pytest.mark.slow
 def test_importing_costs_little_beside_timm():
     code = (
         "import time; a = time.perf_counter(); import timm; b = time.perf_counter();"
