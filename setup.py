@@ -21,6 +21,7 @@ KERNELS = (
     "ttt_mlp/kernels.cpp",
     "fused/kernels.cpp",
     "conv2d/kernels.cpp",
+    "packed/kernels.cpp",
 )
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 X86 = {
@@ -31,6 +32,7 @@ X86 = {
         "-mprefer-vector-width=512",
     ],
 }
+X86["avx512bf16"] = [*X86["avx512"], "-mavx512bf16"]
 PROBE = "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"
 
 

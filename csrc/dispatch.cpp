@@ -5,6 +5,7 @@
 #include "conv2d/conv2d.h"
 #include "fused/fused.h"
 #include "learner/problem.h"
+#include "packed/packed.h"
 
 #define VISION_TTT_DECLARE(isa)                                              \
   int ttt_linear_forward_##isa(const Problem&, const Outputs&);              \
@@ -19,19 +20,24 @@
   void conv2d_weight_##isa(const Conv2d&, float*);                           \
   void layer_norm_##isa(const LayerNorm&);                                   \
   void swiglu_##isa(const SwiGlu&);                                          \
-  void swiglu_backward_##isa(const SwiGlu&);
+  void swiglu_backward_##isa(const SwiGlu&);                                 \
+  int packed_linear_##isa(const PackedLinear&);                              \
+  int64_t packed_vittt_block_scratch_##isa(const PackedVitttBlock&);         \
+  int packed_vittt_block_##isa(const PackedVitttBlock&);
 
 #define VISION_TTT_KERNELS(isa)                                              \
   {#isa,                     ttt_linear_forward_##isa,  ttt_linear_backward_##isa, \
    ttt_mlp_forward_##isa,    ttt_mlp_backward_##isa,                         \
    conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
    gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
-   layer_norm_##isa,         swiglu_##isa,              swiglu_backward_##isa}
+   layer_norm_##isa,         swiglu_##isa,              swiglu_backward_##isa, \
+   packed_linear_##isa,      packed_vittt_block_scratch_##isa, packed_vittt_block_##isa}
 
 VISION_TTT_DECLARE(baseline)
 #ifdef VISION_TTT_X86
 VISION_TTT_DECLARE(avx2)
 VISION_TTT_DECLARE(avx512)
+VISION_TTT_DECLARE(avx512bf16)
 #endif
 
 namespace {
@@ -51,6 +57,9 @@ struct Kernels {
   void (*layer_norm)(const LayerNorm&);
   void (*swiglu)(const SwiGlu&);
   void (*swiglu_backward)(const SwiGlu&);
+  int (*packed_linear)(const PackedLinear&);
+  int64_t (*packed_vittt_block_scratch)(const PackedVitttBlock&);
+  int (*packed_vittt_block)(const PackedVitttBlock&);
 };
 
 Kernels choose() {
@@ -62,7 +71,9 @@ Kernels choose() {
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-  if (avx512 && avx2 && allowed("avx512")) return VISION_TTT_KERNELS(avx512);
+  bool bf16 = avx512 && avx2 && __builtin_cpu_supports("avx512bf16");
+  if (bf16 && allowed("avx512bf16")) return VISION_TTT_KERNELS(avx512bf16);
+  if (avx512 && avx2 && (allowed("avx512") || allowed("avx512bf16"))) return VISION_TTT_KERNELS(avx512);
   if (avx2 && (allowed("avx2") || allowed("avx512"))) return VISION_TTT_KERNELS(avx2);
 #endif
   return VISION_TTT_KERNELS(baseline);
@@ -101,5 +112,12 @@ void vision_ttt_conv2d_weight(const Conv2d* p, float* g) { kernels().conv2d_weig
 void vision_ttt_layer_norm(const LayerNorm* p) { kernels().layer_norm(*p); }
 void vision_ttt_swiglu(const SwiGlu* p) { kernels().swiglu(*p); }
 void vision_ttt_swiglu_backward(const SwiGlu* p) { kernels().swiglu_backward(*p); }
+int vision_ttt_packed_linear(const PackedLinear* p) { return kernels().packed_linear(*p); }
+int64_t vision_ttt_packed_vittt_block_scratch(const PackedVitttBlock* p) {
+  return kernels().packed_vittt_block_scratch(*p);
+}
+int vision_ttt_packed_vittt_block(const PackedVitttBlock* p) {
+  return kernels().packed_vittt_block(*p);
+}
 
 const char* vision_ttt_instruction_set() { return kernels().name; }

@@ -1,6 +1,7 @@
 // The depth-wise Conv2d for one instruction set; compiled once for each, see the build.
 #include "../vector.h"
 #include "conv2d.h"
+#include "token.h"
 
 namespace {
 
@@ -8,53 +9,18 @@ VISION_TTT_INLINE float* token(const Sequence& s, int64_t batch, int64_t t) {
   return s.data + batch * s.batch + t * s.token;
 }
 
-// Taps [start, stop) of K that fall inside an axis of `size` when the middle one is at `place`.
-struct Taps {
-  int64_t start, stop;
-
-  Taps(int64_t place, int64_t size, int64_t kernel) {
-    const int64_t half = kernel / 2;
-    start = place < half ? half - place : 0;
-    stop = size - place + half < kernel ? size - place + half : kernel;
-  }
-};
-
-// One token of the output. K = 0 takes any taps; inside the image the published ones are unrolled.
-template <int K>
-VISION_TTT_INLINE void convolve_token(const Conv2d& p, const float* centre, Taps rows, Taps cols,
-                                      float* out) {
-  const int64_t kernel = K ? K : p.kernel;
-  if (K) rows.start = cols.start = 0, rows.stop = cols.stop = K;
-  for (int64_t c = 0; c < p.channels; c += kLanes) {
-    Vector total = p.residual ? load(centre + c) : Vector{};
-    for (int64_t i = rows.start; i < rows.stop; ++i)
-      for (int64_t j = cols.start; j < cols.stop; ++j) {
-        const int64_t offset = (i - kernel / 2) * p.width + j - kernel / 2;
-        total += load(p.weight + (i * kernel + j) * p.channels + c) *
-                 load(centre + offset * p.x.token + c);
-      }
-    store(out + c, total);
-  }
-}
-
 }  // namespace
 
 void VISION_TTT_KERNEL(conv2d)(const Conv2d& p) {
+  const TokenConvolution convolve{p.x.token, p.height, p.width,    p.channels,
+                                  p.kernel,  p.weight, nullptr,    p.residual != 0};
   const int64_t tasks = p.batch * p.height;  // rows of tokens
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t task = 0; task < tasks; ++task) {
     const int64_t batch = task / p.height, row = task % p.height;
-    const Taps rows(row, p.height, p.kernel);
     for (int64_t col = 0; col < p.width; ++col) {
-      const Taps cols(col, p.width, p.kernel);
       const int64_t t = row * p.width + col;
-      const float* centre = token(p.x, batch, t);
-      float* out = token(p.y, batch, t);
-      const int64_t inside = (rows.stop - rows.start) * (cols.stop - cols.start);
-      if (p.kernel == 3 && inside == 9)
-        convolve_token<3>(p, centre, rows, cols, out);
-      else
-        convolve_token<0>(p, centre, rows, cols, out);
+      convolve(token(p.x, batch, t), row, col, token(p.y, batch, t));
     }
   }
 }

@@ -1,0 +1,54 @@
+// One token of a depth-wise Conv2d on a grid of tokens.
+#pragma once
+
+#include "../vector.h"
+
+namespace {
+
+// Taps [start, stop) of K that fall inside an axis of `size` when the middle one is at `place`.
+struct Taps {
+  int64_t start, stop;
+
+  Taps(int64_t place, int64_t size, int64_t kernel) {
+    const int64_t half = kernel / 2;
+    start = place < half ? half - place : 0;
+    stop = size - place + half < kernel ? size - place + half : kernel;
+  }
+};
+
+// A grid's rows of tokens, x_row floats from one token to the next, and the kernel's weight
+// [K · K, C]. The bias [C] may be null; with `residual` the token itself is added.
+struct TokenConvolution {
+  int64_t x_row, height, width, channels, kernel;
+  const float *weight, *bias;
+  bool residual;
+
+  // K = 0 takes any taps; inside the image the published ones are unrolled.
+  template <int K>
+  VISION_TTT_INLINE void run(const float* centre, Taps rows, Taps cols, float* out) const {
+    const int64_t size = K ? K : kernel;
+    if (K) rows.start = cols.start = 0, rows.stop = cols.stop = K;
+    for (int64_t c = 0; c < channels; c += kLanes) {
+      Vector total = residual ? load(centre + c) : Vector{};
+      if (bias) total += load(bias + c);
+      for (int64_t i = rows.start; i < rows.stop; ++i)
+        for (int64_t j = cols.start; j < cols.stop; ++j) {
+          const int64_t offset = (i - size / 2) * width + j - size / 2;
+          total += load(weight + (i * size + j) * channels + c) * load(centre + offset * x_row + c);
+        }
+      store(out + c, total);
+    }
+  }
+
+  // The token at (row, col), whose numbers begin at `centre`.
+  VISION_TTT_INLINE void operator()(const float* centre, int64_t row, int64_t col,
+                                    float* out) const {
+    const Taps rows(row, height, kernel), cols(col, width, kernel);
+    if (kernel == 3 && (rows.stop - rows.start) * (cols.stop - cols.start) == 9)
+      run<3>(centre, rows, cols, out);
+    else
+      run<0>(centre, rows, cols, out);
+  }
+};
+
+}  // namespace

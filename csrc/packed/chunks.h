@@ -1,0 +1,93 @@
+// Tokens in chunks, whose intermediate results stay in a core's second cache level.
+#pragma once
+
+#include <atomic>
+#include <cstdlib>
+
+#include "../vector.h"
+
+namespace {
+
+// Neighbouring tokens of one image.
+struct Chunk {
+  int64_t image, start, count;
+};
+
+constexpr int64_t kTileOfRows = 6;     // what a product's registers hold
+constexpr int64_t kRowsOfChunk = 96;
+
+// How images of `length` tokens are cut: in multiples of a tile but for the last, and for few images
+// into as many chunks as can be shared evenly by the threads.
+struct Chunks {
+  int64_t batch, length, of_image;
+
+  Chunks(int64_t images, int64_t tokens, int64_t threads) : batch(images), length(tokens) {
+    of_image = (tokens + kRowsOfChunk - 1) / kRowsOfChunk;
+    if (images % threads) of_image = (of_image + threads - 1) / threads * threads;
+    const int64_t tiles = (tokens + kTileOfRows - 1) / kTileOfRows;
+    if (of_image > tiles) of_image = tiles;
+  }
+
+  int64_t count() const { return batch * of_image; }
+  int64_t rows() const { return kRowsOfChunk + kTileOfRows; }  // at most
+
+  Chunk operator[](int64_t i) const {
+    const int64_t n = i % of_image;
+    return {i / of_image, begin(n), begin(n + 1) - begin(n)};
+  }
+
+ private:
+  int64_t begin(int64_t n) const {
+    return n == of_image ? length : n * length / of_image / kTileOfRows * kTileOfRows;
+  }
+};
+
+// Memory of one thread, handed out in pieces that begin at cache lines.
+class Buffers {
+ public:
+  static constexpr size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  explicit Buffers(size_t bytes) {
+    if (posix_memalign(&base_, 64, bytes ? bytes : 64)) base_ = nullptr;
+#ifdef VISION_TTT_POISON
+    for (size_t i = 0; base_ && i + 4 <= bytes; i += 4)
+      *reinterpret_cast<float*>(static_cast<char*>(base_) + i) = __builtin_nanf("");
+#endif
+  }
+  ~Buffers() { std::free(base_); }
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+
+  bool ok() const { return base_ != nullptr; }
+  void start_over() { used_ = 0; }
+  template <class T>
+  T* take(size_t count) {
+    T* piece = reinterpret_cast<T*>(static_cast<char*>(base_) + used_);
+    used_ += padded(count * sizeof(T));
+    return piece;
+  }
+
+ private:
+  void* base_ = nullptr;
+  size_t used_ = 0;
+};
+
+// body(chunk, buffers) for every chunk, on whichever thread is free, each with so many bytes.
+template <class Body>
+int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Body& body) {
+  std::atomic<int> failed{0};
+#pragma omp parallel num_threads(int(threads)) if (threads > 1)
+  {
+    Buffers buffers(bytes);
+    if (!buffers.ok()) failed = 1;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < chunks.count(); ++i) {
+      if (!buffers.ok()) continue;
+      buffers.start_over();
+      body(chunks[i], buffers);
+    }
+  }
+  return failed;
+}
+
+}  // namespace

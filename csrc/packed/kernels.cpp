@@ -1,0 +1,29 @@
+// Inference with packed weights for one instruction set; compiled once for each, see the build.
+#include "linear.h"
+#include "vittt_block.h"
+
+namespace {
+
+template <class Element, class In>
+int linear_from(const PackedLinear& p) {
+  return p.out_is_bfloat16 ? linear<Element, In, Bfloat16>(p) : linear<Element, In, float>(p);
+}
+
+template <class Element>
+int linear_with(const PackedLinear& p) {
+  return p.x_is_bfloat16 ? linear_from<Element, Bfloat16>(p) : linear_from<Element, float>(p);
+}
+
+}  // namespace
+
+int VISION_TTT_KERNEL(packed_linear)(const PackedLinear& p) {
+  return p.is_bfloat16 ? linear_with<Bfloat16>(p) : linear_with<float>(p);
+}
+
+int64_t VISION_TTT_KERNEL(packed_vittt_block_scratch)(const PackedVitttBlock& p) {
+  return p.is_bfloat16 ? VitttPasses<Bfloat16>::bytes(p) : VitttPasses<float>::bytes(p);
+}
+
+int VISION_TTT_KERNEL(packed_vittt_block)(const PackedVitttBlock& p) {
+  return p.is_bfloat16 ? VitttPasses<Bfloat16>(p).run() : VitttPasses<float>(p).run();
+}

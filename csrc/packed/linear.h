@@ -1,0 +1,50 @@
+// A linear layer on packed weights.
+#pragma once
+
+#include "chunks.h"
+#include "product.h"
+
+namespace {
+
+// The chunk's rows as the product takes them: x itself, or a copy in the weight's precision.
+template <class Element, class In>
+const Element* inputs(const In* x, int64_t x_row, int64_t rows, int64_t inner, int64_t padded,
+                      Buffers& buffers) {
+  Element* copy = buffers.take<Element>(rows * padded);
+  for (int64_t t = 0; t < rows; ++t) {
+    const In* from = x + t * x_row;
+    Element* to = copy + t * padded;
+    int64_t i = 0;
+    for (; i + kLanes <= inner; i += kLanes) store(to + i, load(from + i));
+    // The rest goes through vectors of its own: neither row has more numbers.
+    if (i < padded) {
+      In some[kLanes] = {};
+      Element rounded[kLanes];
+      std::memcpy(some, from + i, (inner - i) * sizeof(In));
+      store(rounded, load(some));
+      std::memcpy(to + i, rounded, (padded - i) * sizeof(Element));
+    }
+  }
+  return copy;
+}
+
+template <class Element, class In, class Out>
+int linear(const PackedLinear& p) {
+  const int64_t inner = p.weight.inner, columns = p.weight.columns;
+  constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
+  const int64_t padded = (inner + step - 1) / step * step;
+  const bool as_it_is = std::is_same<Element, In>::value && padded == inner;
+  const Chunks chunks(1, p.rows, p.threads);
+  const size_t bytes = as_it_is ? 0 : Buffers::padded(chunks.rows() * padded * sizeof(Element));
+  return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+    const In* x = static_cast<const In*>(p.x) + c.start * p.x_row;
+    Out* out = static_cast<Out*>(p.out) + c.start * p.out_row;
+    const Sink<Out> sink{out, p.out_row, columns, p.weight.bias};
+    if constexpr (std::is_same<Element, In>::value)
+      if (as_it_is) return product(x, p.x_row, c.count, p.weight, sink);
+    product(inputs<Element>(x, p.x_row, c.count, inner, padded, buffers), padded, c.count, p.weight,
+            sink);
+  });
+}
+
+}  // namespace

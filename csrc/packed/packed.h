@@ -1,0 +1,66 @@
+// The C interface of inference with packed weights. Float32 tokens in and out; what lies between the
+// products of a block is of the weights' precision, float32 or bfloat16.
+#pragma once
+
+#include "../fused/fused.h"
+#include "../learner/problem.h"
+
+extern "C" {
+
+// A weight [columns, inner] of a linear layer, transposed and cut into panels of 64 columns. The last
+// panel is filled up with zeros to a multiple of 16. A panel lies in memory as [inner, width], in
+// bfloat16 as [inner / 2, width, 2], where an odd inner is filled up as well.
+struct Packed {
+  const void* data;   // null: there is no such layer
+  const float* bias;  // [columns], or null
+  int64_t inner, columns;
+};
+
+// LN(x) ⊙ weight + bias, [D] for all images or, image_stride apart, for each.
+struct NormParameters {
+  const float *weight, *bias;
+  int64_t image_stride;
+  double eps;
+};
+
+// out [N, columns] = x [N, inner] weightᵀ + bias.
+struct PackedLinear {
+  const void* x;
+  void* out;
+  Packed weight;
+  int64_t rows, x_row, out_row;
+  int64_t is_bfloat16;                     // of the weight
+  int64_t x_is_bfloat16, out_is_bfloat16;
+  int64_t threads;
+};
+
+// y ← y + conv(y), y ← y + TTT(LN(y)), y ← y + SwiGLU(LN(y)) on tokens of grids.
+struct PackedVitttBlock {
+  const float* y;      // [B, T, D]
+  float* out;          // [B, T, D]
+  void* scratch;       // vision_ttt_packed_vittt_block_scratch() bytes
+  const float* conv2d; // [K · K, D], or null: none
+  NormParameters norm, mlp_norm;
+  Packed views;        // of k, q where it is not k, and v: R D columns each
+  Packed gate;         // D columns
+  Packed rates;        // the logits of the heads' rates
+  Packed out_proj, mlp_gate, mlp_value, mlp_out;
+  Convolution conv_q, conv_k;
+  State initial;       // [H, ...]
+  const float *inner_weight, *inner_bias;  // [H, d]
+  const float* scale;                      // [R, b]
+  const float *post_weight, *post_bias;    // [R, D]
+  int64_t batch, length, height, width, dim, heads, directions;
+  int64_t kernel;      // of conv2d
+  int64_t taps;        // of conv_q and conv_k
+  int64_t shared_qk, is_mlp;  // 0 or 1
+  int64_t mini_batch_size, is_bfloat16, threads;
+  float inner_eps, post_eps, rate;
+};
+
+VISION_TTT_EXPORT int vision_ttt_packed_linear(const PackedLinear*);
+VISION_TTT_EXPORT int64_t vision_ttt_packed_vittt_block_scratch(const PackedVitttBlock*);
+// Returns 0, or 1 where memory for the scratch of a thread could not be had.
+VISION_TTT_EXPORT int vision_ttt_packed_vittt_block(const PackedVitttBlock*);
+
+}  // extern "C"

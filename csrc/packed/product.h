@@ -1,0 +1,142 @@
+// Products of a few rows with packed weights: registers hold the sums over the whole inner axis.
+#pragma once
+
+#include <type_traits>
+
+#include "../bfloat16.h"
+#include "packed.h"
+
+namespace {
+
+constexpr int64_t kPanel = 64;
+
+// What becomes of the sums: out = add + scale ⊙ (sums + bias), each but the sums optional.
+template <class Out>
+struct Sink {
+  Out* out;
+  int64_t out_row;
+  int64_t columns;
+  const float* bias = nullptr;
+  const float* scale = nullptr;
+  const float* add = nullptr;  // may be out itself
+  int64_t add_row = 0;
+
+  VISION_TTT_INLINE void put(int64_t row, int64_t column, Vector v) const {
+    if (column + kLanes > columns) return put_some(row, column, v);
+    if (bias) v += load(bias + column);
+    if (scale) v *= load(scale + column);
+    if (add) v += load(add + row * add_row + column);
+    store(out + row * out_row + column, v);
+  }
+
+  // The last columns, fewer than a vector's.
+  void put_some(int64_t row, int64_t column, Vector v) const {
+    for (int64_t i = 0; column + i < columns; ++i) {
+      float x = v[i];
+      if (bias) x += bias[column + i];
+      if (scale) x *= scale[column + i];
+      if (add) x += add[row * add_row + column + i];
+      Out numbers[kLanes];
+      store(numbers, splat(x));
+      out[row * out_row + column + i] = numbers[0];
+    }
+  }
+};
+
+// So many numbers of the inner axis are multiplied at once.
+constexpr int64_t step_of(const float*) { return 1; }
+constexpr int64_t step_of(const Bfloat16*) { return 2; }
+VISION_TTT_INLINE Vector load_weights(const float* p) { return load(p); }
+VISION_TTT_INLINE Vector load_weights(const Bfloat16* p) { return load_pairs(p); }
+VISION_TTT_INLINE Vector splat_inputs(const float* p) { return splat(*p); }
+VISION_TTT_INLINE Vector splat_inputs(const Bfloat16* p) { return splat_pair(p); }
+VISION_TTT_INLINE Vector add_product(Vector sum, Vector a, Vector b, const float*) {
+  return sum + a * b;
+}
+VISION_TTT_INLINE Vector add_product(Vector sum, Vector a, Vector b, const Bfloat16*) {
+  return add_product_of_pairs(sum, a, b);
+}
+
+// R rows of x times V vectors of a panel's columns; `inner` is a multiple of step_of(x).
+template <int R, int V, class Element, class Out>
+VISION_TTT_INLINE void product_tile(const Element* x, int64_t x_row, const Element* panel,
+                                    int64_t width, int64_t inner, const Sink<Out>& sink,
+                                    int64_t row, int64_t column) {
+  constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
+  Vector sums[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sums[r][v] = Vector{};
+  for (int64_t k = 0; k < inner; k += step) {
+    Vector weights[V];
+    for (int v = 0; v < V; ++v) weights[v] = load_weights(panel + k * width + v * kLanes * step);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Vector input = splat_inputs(x + r * x_row + k);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sums[r][v] = add_product(sums[r][v], input, weights[v], x);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sink.put(row + r, column + v * kLanes, sums[r][v]);
+}
+
+// 6 rows of 4 vectors fill 32 registers, 6 of 2 fill 16, and hide the latency of a multiply-add.
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = VISION_TTT_REGISTERS == 32 ? 4 : 2;
+
+// One panel's columns for all rows; the rows left over share a smaller tile.
+template <int V, class Element, class Out>
+VISION_TTT_INLINE void product_columns(const Element* x, int64_t x_row, int64_t rows,
+                                       const Element* panel, int64_t width, int64_t inner,
+                                       const Sink<Out>& sink, int64_t column) {
+  int64_t i = 0;
+  for (; i + kTileRows <= rows; i += kTileRows)
+    product_tile<kTileRows, V>(x + i * x_row, x_row, panel, width, inner, sink, i, column);
+  x += i * x_row;
+  switch (rows - i) {
+    case 5: return product_tile<5, V>(x, x_row, panel, width, inner, sink, i, column);
+    case 4: return product_tile<4, V>(x, x_row, panel, width, inner, sink, i, column);
+    case 3: return product_tile<3, V>(x, x_row, panel, width, inner, sink, i, column);
+    case 2: return product_tile<2, V>(x, x_row, panel, width, inner, sink, i, column);
+    case 1: return product_tile<1, V>(x, x_row, panel, width, inner, sink, i, column);
+  }
+}
+
+// Part of a weight: columns from `first` (a multiple of kPanel) on, and a range of the inner axis.
+struct Part {
+  int64_t first, columns, inner_start, inner;
+
+  explicit Part(const Packed& w) : first(0), columns(w.columns), inner_start(0), inner(w.inner) {}
+};
+
+// rows of x [rows, part.inner] times a part of the weight.
+template <class Element, class Out>
+__attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t rows,
+                                       const Packed& w, const Part& part, const Sink<Out>& sink) {
+  constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
+  const int64_t depth = (w.inner + step - 1) / step * step;
+  const int64_t inner = (part.inner + step - 1) / step * step;
+  for (int64_t j = 0; j < part.columns; j += kPanel) {
+    const int64_t left = w.columns - part.first - j, padded = (left + 15) / 16 * 16;
+    const int64_t width = padded < kPanel ? padded : kPanel;
+    const Element* panel = static_cast<const Element*>(w.data) + (part.first + j) * depth +
+                           part.inner_start * width;
+    int64_t c = 0;
+    auto columns = [&](auto vectors) {
+      constexpr int V = decltype(vectors)::value;
+      for (; c + V * kLanes <= width; c += V * kLanes)
+        product_columns<V>(x, x_row, rows, panel + c * step, width, inner, sink, j + c);
+    };
+    columns(std::integral_constant<int, kTileVectors>{});
+    if constexpr (kTileVectors > 2) columns(std::integral_constant<int, 2>{});
+    columns(std::integral_constant<int, 1>{});
+  }
+}
+
+template <class Element, class Out>
+VISION_TTT_INLINE void product(const Element* x, int64_t x_row, int64_t rows, const Packed& w,
+                               const Sink<Out>& sink) {
+  product(x, x_row, rows, w, Part(w), sink);
+}
+
+}  // namespace

@@ -1,0 +1,49 @@
+"""Whether a module is, once and for all, what the library wrote: asked when a model is converted."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+class Unknown(Exception):
+    """A part that the packed block does not know; says which and why."""
+
+
+def require(module: nn.Module | None, path: str, *kinds: type[nn.Module]) -> None:
+    """Raise unless ``module`` is exactly of one of ``kinds`` and nobody has changed or watches it.
+
+    Raises:
+        Unknown: it is of another class, has a method replaced, a hook, or a parametrisation.
+    """
+    kind = type(module)
+    if kind not in kinds:
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise Unknown(f"{path} is a {kind.__name__}, not a {names}")
+    own = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    names = {name for each in own for name in vars(each) if not name.startswith("__")} | {"forward"}
+    replaced = names & set(module.__dict__)
+    if replaced:
+        raise Unknown(f"{path} has its own {', '.join(sorted(replaced))}")
+    if any(
+        getattr(module, hooks)
+        for hooks in (
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_backward_hooks",
+            "_backward_pre_hooks",
+        )
+    ):
+        raise Unknown(f"{path} has a hook")
+
+
+def require_tensors(module: nn.Module, path: str) -> None:
+    """Raise unless all parameters and buffers of ``module`` are plain float32 tensors on a CPU.
+
+    Raises:
+        Unknown: one is not.
+    """
+    for name, x in (*module.named_parameters(), *module.named_buffers()):
+        if type(x.data) is not type(x.data.detach()) or not x.is_cpu:
+            raise Unknown(f"{path}.{name} is on {x.device}")
+        if not x.is_floating_point():
+            raise Unknown(f"{path}.{name} is of {x.dtype}")

@@ -1,0 +1,151 @@
+"""The Vittt block on packed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from vision_ttt.inference.known_parts import Unknown, require
+from vision_ttt.layers import (
+    TTTMLP,
+    DepthwiseConv2d,
+    DirectionalConv1d,
+    GatedNorm,
+    LinearLearner,
+    MLPLearner,
+    SwiGLU,
+    TTTLinear,
+    VitttBlock,
+    VitttMixer,
+)
+from vision_ttt.layers.extra_tokens import merge_extra, split_extra
+from vision_ttt.layers.grid import check_grid
+from vision_ttt.ops import depthwise_conv2d
+from vision_ttt.ops.packed import VitttBlockParameters, pack, packed_vittt_block
+from vision_ttt.ops.packed.vittt_block import refusal
+
+LEARNERS = {TTTLinear: LinearLearner, TTTMLP: MLPLearner}
+
+
+class PackedVitttBlock(nn.Module):
+    """:class:`vision_ttt.VitttBlock` for evaluation on a CPU: [B, T, D], (h, w) → [B, T, D].
+
+    Args:
+        block: the block whose weights it packs; left as it is.
+        dtype: float32 or bfloat16, of the packed weights.
+
+    Raises:
+        Unknown: a part is not the library's own, is changed or watched, or of a size that the
+            kernels do not take.
+    """
+
+    kind = VitttBlock
+
+    def __init__(self, block: VitttBlock, dtype: torch.dtype) -> None:
+        super().__init__()
+        _require_known_parts(block)
+        mixer, ttt, mlp = block.mixer, block.mixer.ttt, block.mlp
+        learner = ttt.learner
+        dim, hidden = ttt.out_proj.in_features, mlp.fc2.in_features
+        reason = refusal(dim, ttt.head_dim, learner.mini_batch_size, hidden)
+        if reason:
+            raise Unknown(reason)
+        self.sizes = {
+            "heads": ttt.heads,
+            "directions": learner.directions,
+            "taps": 0 if isinstance(ttt.conv_q, nn.Identity) else ttt.conv_q.kernel_size[0],
+            "hidden": hidden,
+            "mini_batch_size": learner.mini_batch_size,
+        }
+        # The rate at a logit of +∞: the base rate over d, in TTT-MLP times its warm-up.
+        self.rate = ttt.rates(torch.full((), torch.inf)).item()
+        self.eps = (mixer.norm.eps, learner.eps, ttt.merge.eps, block.norm.eps)
+        self.has_conv2d = mixer.conv2d is not None
+        for name, x in zip(VitttBlockParameters._fields, _parameters(block, dtype), strict=True):
+            self.register_buffer(name, x)
+
+    def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
+        """Run the block; ``extra`` names positions in T that are not of the grid.
+
+        Raises:
+            ValueError: T is not h · w + len(extra).
+        """
+        if self.has_conv2d:
+            check_grid(y.shape[1], grid, len(extra))
+        p = VitttBlockParameters(*(self._buffers[name] for name in VitttBlockParameters._fields))
+        if extra and self.has_conv2d:
+            image, others = split_extra(y, extra)
+            y = merge_extra(image + self._convolve(image, grid), others, extra)
+            p = p._replace(conv2d=y.new_empty(0))
+        return packed_vittt_block(
+            y, p, grid=tuple(grid), rate=self.rate, eps=self.eps, **self.sizes
+        )
+
+    def _convolve(self, image: Tensor, grid: tuple[int, int]) -> Tensor:
+        kernel = round(self.conv2d.shape[0] ** 0.5)
+        weight = self.conv2d.t().reshape(-1, 1, kernel, kernel)
+        return depthwise_conv2d(image, weight, grid)
+
+
+def _require_known_parts(block: VitttBlock) -> None:
+    require(block, "it", VitttBlock)
+    mixer = block.mixer
+    require(mixer, "mixer", VitttMixer)
+    ttt, mlp = mixer.ttt, block.mlp
+    require(ttt, "mixer.ttt", *LEARNERS)
+    require(mlp, "mlp", SwiGLU)
+    require(ttt.learner, "mixer.ttt.learner", LEARNERS[type(ttt)])
+    require(ttt.merge, "mixer.ttt.merge", GatedNorm)
+    if mixer.conv2d is not None:
+        require(mixer.conv2d, "mixer.conv2d", DepthwiseConv2d)
+    for path in ("mixer.ttt.conv_q", "mixer.ttt.conv_k"):
+        require(block.get_submodule(path), path, DirectionalConv1d, nn.Identity)
+    for path in ("mixer.drop_path", "drop_path"):
+        require(block.get_submodule(path), path, DropPath, nn.Identity)
+    for path in ("mixer.norm", "norm"):
+        require(block.get_submodule(path), path, nn.LayerNorm)
+    for path in ("mixer.ttt.in_proj", "mixer.ttt.rate_proj", "mixer.ttt.out_proj"):
+        require(block.get_submodule(path), path, nn.Linear)
+    for path in ("mlp.fc1", "mlp.fc2"):
+        require(block.get_submodule(path), path, nn.Linear)
+    if type(ttt.conv_q) is not type(ttt.conv_k):
+        raise Unknown("mixer.ttt convolves one of q and k only")
+
+
+def _parameters(block: VitttBlock, dtype: torch.dtype) -> VitttBlockParameters:
+    """The block's, packed or copied; the op checks their shapes."""
+    mixer, ttt, mlp = block.mixer, block.mixer.ttt, block.mlp
+    learner = ttt.learner
+    nothing = block.norm.weight.new_empty(0, dtype=torch.float32)
+
+    def copy(x: Tensor | None) -> Tensor:
+        return nothing if x is None else x.detach().float().clone()
+
+    views, gate = ttt.in_proj.weight.split(
+        (ttt.widths["k"] + ttt.widths["q"] + ttt.widths["v"], ttt.widths["gate"])
+    )
+    convolutions = []
+    for conv in (ttt.conv_q, ttt.conv_k):
+        taken = isinstance(conv, DirectionalConv1d)
+        convolutions += [copy(conv.weight.squeeze(1) if taken else None)]
+        convolutions += [copy(conv.bias if taken else None)]
+    state = [copy(x) for x in learner.state()]
+    conv2d = None if mixer.conv2d is None else mixer.conv2d.weight.flatten(1).t()
+    mlp_gate, mlp_value = mlp.fc1.weight.chunk(2)
+    return VitttBlockParameters(
+        copy(conv2d).contiguous(),
+        *(copy(mixer.norm.weight), copy(mixer.norm.bias)),
+        pack(views, dtype),
+        pack(gate, dtype) if len(gate) else nothing,
+        *(pack(ttt.rate_proj.weight, dtype), copy(ttt.rate_proj.bias)),
+        *convolutions,
+        *(state + [nothing] * (4 - len(state))),
+        *(copy(learner.norm_weight), copy(learner.norm_bias), copy(learner.position_scale())),
+        *(copy(ttt.merge.weight), copy(ttt.merge.bias)),
+        pack(ttt.out_proj.weight, dtype),
+        *(copy(block.norm.weight), copy(block.norm.bias)),
+        *(pack(mlp_gate, dtype), pack(mlp_value, dtype), pack(mlp.fc2.weight, dtype)),
+    )

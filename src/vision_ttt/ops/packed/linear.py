@@ -1,0 +1,127 @@
+"""The op ``vision_ttt::packed_linear``: a linear layer whose weight is packed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_int64, c_void_p
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.flop_counter import register_flop_formula
+
+from vision_ttt.ops._native import LIBRARY, call_kernel
+from vision_ttt.ops.packed.weights import DTYPES, PackedStructure, packed_size, unpack
+
+
+class _PackedLinear(ctypes.Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("weight", PackedStructure),
+        *((name, c_int64) for name in ("rows", "x_row", "out_row", "is_bfloat16")),
+        *((name, c_int64) for name in ("x_is_bfloat16", "out_is_bfloat16", "threads")),
+    )
+
+
+def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:
+    """x Wᵀ + b with W packed by :func:`pack`: inference on a CPU.
+
+    Products are of numbers in W's dtype, sums in float32.
+
+    Args:
+        x: [..., inner], float32 or bfloat16.
+        weight: of ``pack(W, dtype)``.
+        bias: [columns], float32, or None.
+        columns: W's rows.
+
+    Returns:
+        [..., columns] in x's dtype.
+
+    Raises:
+        TypeError: a dtype is not accepted.
+        ValueError: shapes do not fit, a tensor is elsewhere, or the compiled kernels are missing.
+    """
+    return torch.ops.vision_ttt.packed_linear(x, weight, bias, columns)
+
+
+torch.library.define(
+    "vision_ttt::packed_linear", "(Tensor x, Tensor weight, Tensor? bias, int columns) -> Tensor"
+)
+
+
+def check(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> None:
+    """Raise unless the arguments are one layer's.
+
+    Raises:
+        TypeError, ValueError: see :func:`packed_linear`.
+    """
+    if x.dtype not in DTYPES or weight.dtype not in DTYPES:
+        raise TypeError(f"packed_linear: dtypes must be of {DTYPES}, got {x.dtype}, {weight.dtype}")
+    if bias is not None and bias.dtype != torch.float32:
+        raise TypeError(f"packed_linear: bias must be float32, got {bias.dtype}")
+    given = [x, weight] if bias is None else [x, weight, bias]
+    if any(tensor.device.type != "cpu" for tensor in given):
+        raise ValueError(f"packed_linear: is for CPUs, got tensors on {[t.device for t in given]}")
+    if not x.ndim or columns < 1 or not x.shape[-1]:
+        raise ValueError(
+            f"packed_linear: x must be [..., inner] and columns at least 1, got {list(x.shape)} "
+            f"and {columns}"
+        )
+    size = packed_size(columns, x.shape[-1], weight.dtype)
+    if weight.shape != (size,) or not weight.is_contiguous():
+        raise ValueError(
+            f"packed_linear: [{columns}, {x.shape[-1]}] packed in {weight.dtype} are {size} numbers, "
+            f"got {list(weight.shape)}"
+        )
+    if bias is not None and bias.shape != (columns,):
+        raise ValueError(f"packed_linear: bias must be [{columns}], got {list(bias.shape)}")
+
+
+@torch.library.impl("vision_ttt::packed_linear", "CPU")
+def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:
+    check(x, weight, bias, columns)
+    if LIBRARY is None:
+        return packed_linear_definition(x, weight, bias, columns)
+    inner = x.shape[-1]
+    rows = x.reshape(-1, inner)
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    out = x.new_empty(*x.shape[:-1], columns)
+    if out.numel():
+        problem = _PackedLinear(
+            rows.data_ptr(),
+            out.data_ptr(),
+            PackedStructure.of(weight, bias, columns, inner),
+            *(rows.shape[0], rows.stride(0), columns, weight.dtype == torch.bfloat16),
+            *(x.dtype == torch.bfloat16, x.dtype == torch.bfloat16, torch.get_num_threads()),
+        )
+        if call_kernel("vision_ttt_packed_linear", problem):
+            raise MemoryError("vision_ttt::packed_linear: no memory for the scratch of a thread")
+    return out
+
+
+def packed_linear_definition(
+    x: Tensor, weight: Tensor, bias: Tensor | None, columns: int
+) -> Tensor:
+    """The op in PyTorch's operations."""
+    unpacked = unpack(weight, columns, x.shape[-1]).float()
+    return F.linear(x.to(weight.dtype).float(), unpacked, bias).to(x.dtype)
+
+
+@torch.library.register_fake("vision_ttt::packed_linear")
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], columns)
+
+
+@register_flop_formula(torch.ops.vision_ttt.packed_linear)
+def packed_linear_flops(
+    x_shape: Sequence[int], _weight: object, _bias: object, columns: int, **_: object
+) -> int:
+    """Two per number of W and row."""
+    rows = 1
+    for n in x_shape:
+        rows *= n
+    return 2 * rows * columns
