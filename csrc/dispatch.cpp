@@ -23,7 +23,9 @@
   void swiglu_backward_##isa(const SwiGlu&);                                 \
   int packed_linear_##isa(const PackedLinear&);                              \
   int64_t packed_vittt_block_scratch_##isa(const PackedVitttBlock&);         \
-  int packed_vittt_block_##isa(const PackedVitttBlock&);
+  int packed_vittt_block_##isa(const PackedVitttBlock&);                     \
+  int64_t packed_vit3_block_scratch_##isa(const PackedVit3Block&);           \
+  int packed_vit3_block_##isa(const PackedVit3Block&);
 
 #define VISION_TTT_KERNELS(isa)                                              \
   {#isa,                     ttt_linear_forward_##isa,  ttt_linear_backward_##isa, \
@@ -31,7 +33,8 @@
    conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
    gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
    layer_norm_##isa,         swiglu_##isa,              swiglu_backward_##isa, \
-   packed_linear_##isa,      packed_vittt_block_scratch_##isa, packed_vittt_block_##isa}
+   packed_linear_##isa,      packed_vittt_block_scratch_##isa, packed_vittt_block_##isa, \
+   packed_vit3_block_scratch_##isa, packed_vit3_block_##isa}
 
 VISION_TTT_DECLARE(baseline)
 #ifdef VISION_TTT_X86
@@ -60,21 +63,27 @@ struct Kernels {
   int (*packed_linear)(const PackedLinear&);
   int64_t (*packed_vittt_block_scratch)(const PackedVitttBlock&);
   int (*packed_vittt_block)(const PackedVitttBlock&);
+  int64_t (*packed_vit3_block_scratch)(const PackedVit3Block&);
+  int (*packed_vit3_block)(const PackedVit3Block&);
 };
 
 Kernels choose() {
 #ifdef VISION_TTT_X86
-  // VISION_TTT_CPU_ISA=avx2 or baseline asks for less than the machine has, to test or compare.
+  // VISION_TTT_CPU_ISA=avx2 or another asks for less than the machine has, to test or compare.
+  static const char* const kNames[] = {"baseline", "avx2", "avx512", "avx512bf16"};
   const char* asked = std::getenv("VISION_TTT_CPU_ISA");
-  auto allowed = [&](const char* isa) { return !asked || !std::strcmp(asked, isa); };
+  int most = 3;
+  for (int i = 0; asked && i <= 3; ++i)
+    if (!std::strcmp(asked, kNames[i])) most = i;
   __builtin_cpu_init();
-  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-  bool bf16 = avx512 && avx2 && __builtin_cpu_supports("avx512bf16");
-  if (bf16 && allowed("avx512bf16")) return VISION_TTT_KERNELS(avx512bf16);
-  if (avx512 && avx2 && (allowed("avx512") || allowed("avx512bf16"))) return VISION_TTT_KERNELS(avx512);
-  if (avx2 && (allowed("avx2") || allowed("avx512"))) return VISION_TTT_KERNELS(avx2);
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq");
+  if (most >= 3 && avx512 && __builtin_cpu_supports("avx512bf16"))
+    return VISION_TTT_KERNELS(avx512bf16);
+  if (most >= 2 && avx512) return VISION_TTT_KERNELS(avx512);
+  if (most >= 1 && avx2) return VISION_TTT_KERNELS(avx2);
 #endif
   return VISION_TTT_KERNELS(baseline);
 }
@@ -118,6 +127,12 @@ int64_t vision_ttt_packed_vittt_block_scratch(const PackedVitttBlock* p) {
 }
 int vision_ttt_packed_vittt_block(const PackedVitttBlock* p) {
   return kernels().packed_vittt_block(*p);
+}
+int64_t vision_ttt_packed_vit3_block_scratch(const PackedVit3Block* p) {
+  return kernels().packed_vit3_block_scratch(*p);
+}
+int vision_ttt_packed_vit3_block(const PackedVit3Block* p) {
+  return kernels().packed_vit3_block(*p);
 }
 
 const char* vision_ttt_instruction_set() { return kernels().name; }

@@ -12,16 +12,14 @@ VISION_TTT_INLINE float* token(const Sequence& s, int64_t batch, int64_t t) {
 }  // namespace
 
 void VISION_TTT_KERNEL(conv2d)(const Conv2d& p) {
-  const TokenConvolution convolve{p.x.token, p.height, p.width,    p.channels,
-                                  p.kernel,  p.weight, nullptr,    p.residual != 0};
+  const TokenConvolution<float> convolve{p.x.token, p.height, p.width, p.channels, p.kernel,
+                                         p.weight, p.channels, nullptr, p.residual != 0};
   const int64_t tasks = p.batch * p.height;  // rows of tokens
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t task = 0; task < tasks; ++task) {
     const int64_t batch = task / p.height, row = task % p.height;
-    for (int64_t col = 0; col < p.width; ++col) {
-      const int64_t t = row * p.width + col;
-      convolve(token(p.x, batch, t), row, col, token(p.y, batch, t));
-    }
+    for (int64_t t = row * p.width; t < (row + 1) * p.width; ++t)
+      convolve(token(p.x, batch, t), t, token(p.y, batch, t));
   }
 }
 

@@ -16,16 +16,19 @@ struct Taps {
   }
 };
 
-// A grid's rows of tokens, x_row floats from one token to the next, and the kernel's weight
-// [K · K, C]. The bias [C] may be null; with `residual` the token itself is added.
+// A grid's tokens, x_row numbers from one to the next, some of their channels, and the kernel's weight
+// [K · K, weight_row] of them. The bias may be null; with `residual` the token itself is added.
+template <class In>
 struct TokenConvolution {
   int64_t x_row, height, width, channels, kernel;
-  const float *weight, *bias;
+  const float* weight;
+  int64_t weight_row;
+  const float* bias;
   bool residual;
 
   // K = 0 takes any taps; inside the image the published ones are unrolled.
   template <int K>
-  VISION_TTT_INLINE void run(const float* centre, Taps rows, Taps cols, float* out) const {
+  VISION_TTT_INLINE void run(const In* centre, Taps rows, Taps cols, float* out) const {
     const int64_t size = K ? K : kernel;
     if (K) rows.start = cols.start = 0, rows.stop = cols.stop = K;
     for (int64_t c = 0; c < channels; c += kLanes) {
@@ -34,16 +37,15 @@ struct TokenConvolution {
       for (int64_t i = rows.start; i < rows.stop; ++i)
         for (int64_t j = cols.start; j < cols.stop; ++j) {
           const int64_t offset = (i - size / 2) * width + j - size / 2;
-          total += load(weight + (i * size + j) * channels + c) * load(centre + offset * x_row + c);
+          total += load(weight + (i * size + j) * weight_row + c) * load(centre + offset * x_row + c);
         }
       store(out + c, total);
     }
   }
 
-  // The token at (row, col), whose numbers begin at `centre`.
-  VISION_TTT_INLINE void operator()(const float* centre, int64_t row, int64_t col,
-                                    float* out) const {
-    const Taps rows(row, height, kernel), cols(col, width, kernel);
+  // The token at a place in its image's sequence, whose numbers begin at `centre`.
+  VISION_TTT_INLINE void operator()(const In* centre, int64_t place, float* out) const {
+    const Taps rows(place / width, height, kernel), cols(place % width, width, kernel);
     if (kernel == 3 && (rows.stop - rows.start) * (cols.stop - cols.start) == 9)
       run<3>(centre, rows, cols, out);
     else

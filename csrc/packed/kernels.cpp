@@ -1,5 +1,6 @@
 // Inference with packed weights for one instruction set; compiled once for each, see the build.
 #include "linear.h"
+#include "vit3_block.h"
 #include "vittt_block.h"
 
 namespace {
@@ -26,4 +27,12 @@ int64_t VISION_TTT_KERNEL(packed_vittt_block_scratch)(const PackedVitttBlock& p)
 
 int VISION_TTT_KERNEL(packed_vittt_block)(const PackedVitttBlock& p) {
   return p.is_bfloat16 ? VitttPasses<Bfloat16>(p).run() : VitttPasses<float>(p).run();
+}
+
+int64_t VISION_TTT_KERNEL(packed_vit3_block_scratch)(const PackedVit3Block& p) {
+  return p.is_bfloat16 ? Vit3Passes<Bfloat16>(p).bytes() : Vit3Passes<float>(p).bytes();
+}
+
+int VISION_TTT_KERNEL(packed_vit3_block)(const PackedVit3Block& p) {
+  return p.is_bfloat16 ? Vit3Passes<Bfloat16>(p).run() : Vit3Passes<float>(p).run();
 }

@@ -38,4 +38,46 @@ struct SwiGluMlp {
   }
 };
 
+// y ← y + g ⊙ (W₂ GELU(W₁ x + b₁) + b₂) for rows of x [rows, D], some hidden units after the others.
+template <class Element>
+struct GeluMlp {
+  const Packed &fc1, &fc2;
+  bool tanh_form;
+
+  static size_t bytes(int64_t rows) {
+    const size_t numbers = rows * kHiddenAtOnce;
+    return Buffers::padded(numbers * sizeof(float)) + Buffers::padded(numbers * sizeof(Element));
+  }
+
+  void operator()(const Element* x, int64_t rows, const float* gate, float* y,
+                  Buffers& buffers) const {
+    float* z = buffers.take<float>(rows * kHiddenAtOnce);
+    Element* h = buffers.take<Element>(rows * kHiddenAtOnce);
+    for (int64_t start = 0; start < fc1.columns; start += kHiddenAtOnce) {
+      const int64_t count = hidden_at(start);
+      first(x, rows, start, count, z);
+      gelu_numbers(z, rows * count, tanh_form, h);
+      second(h, rows, start, count, gate, y);
+    }
+  }
+
+  int64_t hidden_at(int64_t start) const {
+    const int64_t left = fc1.columns - start;
+    return left < kHiddenAtOnce ? left : kHiddenAtOnce;
+  }
+  void first(const Element* x, int64_t rows, int64_t start, int64_t count, float* z) const {
+    Part some(fc1);
+    some.first = start, some.columns = count;
+    product(x, fc1.inner, rows, fc1, some, Sink<float>{z, count, count, fc1.bias + start});
+  }
+  void second(const Element* h, int64_t rows, int64_t start, int64_t count, const float* gate,
+              float* y) const {
+    Part sums(fc2);
+    sums.inner_start = start, sums.inner = count;
+    const int64_t dim = fc2.columns;
+    const float* bias = start ? nullptr : fc2.bias;
+    product(h, count, rows, fc2, sums, Sink<float>{y, dim, dim, bias, gate, y, dim});
+  }
+};
+
 }  // namespace

@@ -58,9 +58,30 @@ struct PackedVitttBlock {
   float inner_eps, post_eps, rate;
 };
 
+// y ← y + conv(y), y ← y + g₁ ⊙ TTT(LN(y)), y ← y + g₂ ⊙ MLP(LN(y)) on tokens of grids: the block of
+// ViT³, H-ViT³ and DiT³.
+struct PackedVit3Block {
+  const float* y;                     // [B, T, D]
+  float* out;                         // [B, T, D]
+  void* scratch;                      // vision_ttt_packed_vit3_block_scratch() bytes
+  const float *conv2d, *conv2d_bias;  // [3 · 3, D], [D]
+  NormParameters norm1, norm2;
+  const float *gate1, *gate2;         // [D] for each image, gate_stride apart, or null: ones
+  Packed qkv, proj, fc1, fc2;
+  const float* rotations;             // [T, D / 2, 2], or null: q and k are taken as they are
+  const float* units;                 // [H, d, 2 d]: W₂ beside W₁
+  const float* kernels;               // [3 · 3, d]
+  const float *mlp_conv, *mlp_conv_bias;  // [3 · 3, hidden], [hidden], or null: none
+  int64_t batch, length, height, width, dim, heads, gate_stride;
+  int64_t tanh_gelu, is_bfloat16, threads;
+  double loss_scale;
+};
+
 VISION_TTT_EXPORT int vision_ttt_packed_linear(const PackedLinear*);
 VISION_TTT_EXPORT int64_t vision_ttt_packed_vittt_block_scratch(const PackedVitttBlock*);
 // Returns 0, or 1 where memory for the scratch of a thread could not be had.
 VISION_TTT_EXPORT int vision_ttt_packed_vittt_block(const PackedVitttBlock*);
+VISION_TTT_EXPORT int64_t vision_ttt_packed_vit3_block_scratch(const PackedVit3Block*);
+VISION_TTT_EXPORT int vision_ttt_packed_vit3_block(const PackedVit3Block*);
 
 }  // extern "C"

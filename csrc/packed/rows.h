@@ -68,4 +68,12 @@ VISION_TTT_INLINE void swiglu_numbers(const float* gate, const float* value, int
   }
 }
 
+template <class Out>
+VISION_TTT_INLINE void gelu_numbers(const float* x, int64_t count, bool tanh_form, Out* out) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Vector v = load(x + i);
+    store(out + i, tanh_form ? gelu_tanh(v).value : gelu(v).value);
+  }
+}
+
 }  // namespace

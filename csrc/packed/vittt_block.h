@@ -35,17 +35,15 @@ struct VitttPasses {
 
   // y ← y + conv(y), k, q, v = Linear(LN(y)), and the rates' logits.
   int project() const {
-    const TokenConvolution convolve{p.dim,    p.height, p.width, p.dim,
-                                    p.kernel, p.conv2d, nullptr, true};
+    const TokenConvolution<float> convolve{p.dim, p.height, p.width, p.dim, p.kernel,
+                                           p.conv2d, p.dim, nullptr, true};
     const size_t bytes = Buffers::padded(chunks.rows() * p.dim * sizeof(Element));
     return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
       const int64_t first = c.image * p.length + c.start;
       float* y = p.out + first * p.dim;
       if (p.conv2d)
-        for (int64_t t = 0; t < c.count; ++t) {
-          const int64_t place = c.start + t;
-          convolve(p.y + (first + t) * p.dim, place / p.width, place % p.width, y + t * p.dim);
-        }
+        for (int64_t t = 0; t < c.count; ++t)
+          convolve(p.y + (first + t) * p.dim, c.start + t, y + t * p.dim);
       else
         std::memcpy(y, p.y + first * p.dim, c.count * p.dim * sizeof(float));
       Element* x = buffers.take<Element>(c.count * p.dim);
