@@ -24,6 +24,7 @@ def _is_the_command() -> bool:
 # seconds: its modules import what they need themselves. Everyone else gets the whole library.
 if not _is_the_command():
     from vision_ttt import models
+    from vision_ttt.inference import for_inference
     from vision_ttt.layers import TTTMLP, TTTLayer, TTTLinear, VitttBlock, VitttMixer
     from vision_ttt.models import Vittt
     from vision_ttt.ops import ttt_linear, ttt_mlp, use_backend
@@ -31,6 +32,7 @@ if not _is_the_command():
 __all__ = [
     "__version__",
     "models",
+    "for_inference",
     "ttt_linear",
     "ttt_mlp",
     "use_backend",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Unknown(Exception):
@@ -13,7 +13,8 @@ def require(module: nn.Module | None, path: str, *kinds: type[nn.Module]) -> Non
     """Raise unless ``module`` is exactly of one of ``kinds`` and nobody has changed or watches it.
 
     Raises:
-        Unknown: it is of another class, has a method replaced, a hook, or a parametrisation.
+        Unknown: it is of another class (a wrapper's, a parametrised one), has a method of its own or
+            a hook, or a tensor of another kind than PyTorch's.
     """
     kind = type(module)
     if kind not in kinds:
@@ -34,16 +35,6 @@ def require(module: nn.Module | None, path: str, *kinds: type[nn.Module]) -> Non
         )
     ):
         raise Unknown(f"{path} has a hook")
-
-
-def require_tensors(module: nn.Module, path: str) -> None:
-    """Raise unless all parameters and buffers of ``module`` are plain float32 tensors on a CPU.
-
-    Raises:
-        Unknown: one is not.
-    """
-    for name, x in (*module.named_parameters(), *module.named_buffers()):
-        if type(x.data) is not type(x.data.detach()) or not x.is_cpu:
-            raise Unknown(f"{path}.{name} is on {x.device}")
-        if not x.is_floating_point():
-            raise Unknown(f"{path}.{name} is of {x.dtype}")
+    for name, x in (*module._parameters.items(), *module._buffers.items()):
+        if x is not None and type(x) not in (Tensor, nn.Parameter):
+            raise Unknown(f"{path}.{name} is a {type(x).__name__}")

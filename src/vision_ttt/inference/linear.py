@@ -1,11 +1,11 @@
-"""A linear layer on packed weights."""
+"""Linear layers, of tokens and of patches, on packed weights."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.inference.known_parts import require
+from vision_ttt.inference.known_parts import Unknown, require
 from vision_ttt.ops.packed import pack, packed_linear
 
 
@@ -20,22 +20,68 @@ class PackedLinear(nn.Module):
         Unknown: it is no plain ``nn.Linear``.
     """
 
-    weight: Tensor
+    packed: Tensor
     bias: Tensor | None
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
         require(linear, "it", nn.Linear)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.register_buffer("weight", pack(linear.weight, dtype))
+        self.register_buffer("packed", pack(linear.weight, dtype))
         bias = None if linear.bias is None else linear.bias.detach().float().clone()
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return packed_linear(x, self.weight, self.bias, self.out_features)
+        return packed_linear(x, self.packed, self.bias, self.out_features)
 
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"dtype={self.weight.dtype}"
+            f"dtype={self.packed.dtype}"
+        )
+
+
+class PackedPatches(nn.Module):
+    """A convolution whose patches do not overlap, as one product: for evaluation on a CPU.
+
+    Args:
+        conv: its stride is its kernel size. Images [B, C, H, W] → [B, out_channels, h, w], its
+            memory channels last.
+        dtype: float32 or bfloat16, of the packed weight.
+
+    Raises:
+        Unknown: it is no plain ``nn.Conv2d`` of that kind.
+    """
+
+    packed: Tensor
+    bias: Tensor | None
+
+    def __init__(self, conv: nn.Conv2d, dtype: torch.dtype) -> None:
+        super().__init__()
+        require(conv, "it", nn.Conv2d)
+        if conv.stride != conv.kernel_size or conv.groups != 1 or conv.dilation != (1, 1):
+            raise Unknown("its patches overlap")
+        if conv.padding not in ((0, 0), "valid"):
+            raise Unknown("it pads")
+        self.kernel_size, self.stride = conv.kernel_size, conv.stride
+        self.in_channels, self.out_channels = conv.in_channels, conv.out_channels
+        self.register_buffer("packed", pack(conv.weight.flatten(1), dtype))
+        bias = None if conv.bias is None else conv.bias.detach().float().clone()
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = self.kernel_size
+        if x.ndim != 4 or x.shape[1] != self.in_channels:
+            raise ValueError(f"images must be [B, {self.in_channels}, H, W], got {list(x.shape)}")
+        rows, columns = x.shape[2] // height, x.shape[3] // width
+        x = x[:, :, : rows * height, : columns * width]
+        patches = x.unflatten(3, (columns, width)).unflatten(2, (rows, height))
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # [B, rows, columns, C · h · w]
+        out = packed_linear(patches, self.packed, self.bias, self.out_channels)
+        return out.permute(0, 3, 1, 2)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"dtype={self.packed.dtype}"
         )

@@ -1,0 +1,106 @@
+"""A model that can be evaluated and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+
+class EvaluationOnly(nn.Module):
+    """What :func:`vision_ttt.for_inference` returns: called as the model it holds.
+
+    Other attributes than its own are the model's. It can be copied, pickled, compiled, exported, and
+    called by several threads at once.
+
+    Args:
+        model: in evaluation mode, its parameters frozen.
+        cast: the dtype of the model's inputs, where it is another than the caller's; outputs are
+            float32 then.
+    """
+
+    def __init__(self, model: nn.Module, cast: torch.dtype | None) -> None:
+        super().__init__()
+        self.model = model
+        self.cast = cast
+        super().train(False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result.
+
+        Raises:
+            RuntimeError: a parameter or an argument wants a gradient.
+        """
+        if not torch.compiler.is_compiling():
+            self._refuse_gradients(args, kwargs)
+        with torch.no_grad():
+            if self.cast is None:
+                return self.model(*args, **kwargs)
+            return _cast(self.model(*_cast(args, self.cast), **_cast(kwargs, self.cast)), torch.float32)
+
+    def _refuse_gradients(self, args: Any, kwargs: Any) -> None:
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                raise RuntimeError(f"{name} requires a gradient: {_WHAT_IT_IS}")
+        given = (*args, *kwargs.values())
+        if torch.is_grad_enabled() and any(
+            isinstance(x, Tensor) and x.requires_grad for x in given
+        ):
+            raise RuntimeError(f"an argument requires a gradient: {_WHAT_IT_IS}")
+
+    def train(self, mode: bool = True) -> EvaluationOnly:
+        """Stay in evaluation mode.
+
+        Raises:
+            RuntimeError: training mode is asked for.
+        """
+        if mode:
+            raise RuntimeError(f"train() is not for this copy: {_WHAT_IT_IS}")
+        return super().train(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> EvaluationOnly:
+        """Keep the parameters frozen.
+
+        Raises:
+            RuntimeError: gradients are asked for.
+        """
+        if requires_grad:
+            raise RuntimeError(f"requires_grad_() is not for this copy: {_WHAT_IT_IS}")
+        return super().requires_grad_(False)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> NoReturn:
+        """Refuse: the weights are packed.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"load_state_dict() is not for this copy: {_WHAT_IT_IS}")
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "model":  # not there yet while it is being unpickled
+                raise
+            return getattr(super().__getattr__("model"), name)
+
+
+_WHAT_IT_IS = (
+    "for_inference packed its weights for evaluation; train, load or change the model it was made of "
+    "and call for_inference again"
+)
+
+
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    """Floating tensors in x, and in what x contains, in another dtype."""
+    if isinstance(x, Tensor):
+        return x.to(dtype) if x.is_floating_point() else x
+    if isinstance(x, Mapping):
+        return {key: _cast(value, dtype) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(_cast(value, dtype) for value in x)
+    return x
