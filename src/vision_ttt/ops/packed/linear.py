@@ -12,7 +12,13 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 from vision_ttt.ops._native import LIBRARY, call_kernel
-from vision_ttt.ops.packed.weights import DTYPES, PackedStructure, packed_size, unpack
+from vision_ttt.ops.packed.weights import (
+    DTYPES,
+    PackedStructure,
+    as_it_lies,
+    packed_shape,
+    unpack,
+)
 
 
 class _PackedLinear(ctypes.Structure):
@@ -62,18 +68,19 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> None:
     if bias is not None and bias.dtype != torch.float32:
         raise TypeError(f"packed_linear: bias must be float32, got {bias.dtype}")
     given = [x, weight] if bias is None else [x, weight, bias]
-    if any(tensor.device.type != "cpu" for tensor in given):
-        raise ValueError(f"packed_linear: is for CPUs, got tensors on {[t.device for t in given]}")
+    if any(not tensor.is_cpu or tensor.layout != torch.strided for tensor in given):
+        got = ", ".join(f"{tensor.layout} on {tensor.device}" for tensor in given)
+        raise ValueError(f"packed_linear: takes dense tensors on a CPU, got {got}")
     if not x.ndim or columns < 1 or not x.shape[-1]:
         raise ValueError(
             f"packed_linear: x must be [..., inner] and columns at least 1, got {list(x.shape)} "
             f"and {columns}"
         )
-    size = packed_size(columns, x.shape[-1], weight.dtype)
-    if weight.shape != (size,) or not weight.is_contiguous():
+    shape = packed_shape(columns, x.shape[-1], weight.dtype)
+    if weight.shape != shape:
         raise ValueError(
-            f"packed_linear: [{columns}, {x.shape[-1]}] packed in {weight.dtype} are {size} numbers, "
-            f"got {list(weight.shape)}"
+            f"packed_linear: weight [{columns}, {x.shape[-1]}] packed in {weight.dtype} must be "
+            f"{list(shape)}, got {list(weight.shape)}"
         )
     if bias is not None and bias.shape != (columns,):
         raise ValueError(f"packed_linear: bias must be [{columns}], got {list(bias.shape)}")
@@ -85,10 +92,11 @@ def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int)
     if LIBRARY is None:
         return packed_linear_definition(x, weight, bias, columns)
     inner = x.shape[-1]
-    rows = x.reshape(-1, inner)
+    rows = as_it_lies(x).reshape(-1, inner)
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
-    bias = None if bias is None else bias.contiguous()
+    weight = as_it_lies(weight).contiguous()
+    bias = None if bias is None else as_it_lies(bias).contiguous()
     out = x.new_empty(*x.shape[:-1], columns)
     if out.numel():
         problem = _PackedLinear(
@@ -107,8 +115,14 @@ def packed_linear_definition(
     x: Tensor, weight: Tensor, bias: Tensor | None, columns: int
 ) -> Tensor:
     """The op in PyTorch's operations."""
-    unpacked = unpack(weight, columns, x.shape[-1]).float()
-    return F.linear(x.to(weight.dtype).float(), unpacked, bias).to(x.dtype)
+    unpacked = at_least_float32(unpack(weight, columns, x.shape[-1]))
+    rounded = at_least_float32(x.to(weight.dtype))
+    return F.linear(rounded, unpacked, bias).to(x.dtype)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in float32, or as it is in float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @torch.library.register_fake("vision_ttt::packed_linear")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from vision_ttt.ops._native import LANES, LIBRARY, call_kernel
-from vision_ttt.ops.packed.weights import DTYPES, NormStructure, PackedStructure, packed_size
+from vision_ttt.ops.packed.weights import DTYPES, NormStructure, PackedStructure, as_it_lies, packed_shape
 
 
 class Vit3BlockParameters(NamedTuple):
@@ -160,15 +160,15 @@ def _check(
         "conv2d_bias": (dim,),
         **dict.fromkeys(norms, (0,) if modulated else (dim,)),
         "modulation": if_there("modulation", batch, 6, dim),
-        "qkv": (packed_size(views, dim, dtype),),
+        "qkv": packed_shape(views, dim, dtype),
         "qkv_bias": if_there("qkv_bias", views),
         "units": (heads, d, 2 * d),
         "kernels": (9, d),
-        "proj": (packed_size(dim, dim + d, dtype),),
+        "proj": packed_shape(dim, dim + d, dtype),
         "proj_bias": if_there("proj_bias", dim),
-        "fc1": (packed_size(hidden, dim, dtype),),
+        "fc1": packed_shape(hidden, dim, dtype),
         "fc1_bias": (hidden,),
-        "fc2": (packed_size(dim, hidden, dtype),),
+        "fc2": packed_shape(dim, hidden, dtype),
         "fc2_bias": (dim,),
         "mlp_conv": if_there("mlp_conv", 9, hidden),
         "mlp_conv_bias": (hidden,) if has["mlp_conv"].numel() else (0,),
@@ -194,13 +194,13 @@ def _packed_vit3_block(
         )
     shapes, dtypes = tuple(x.shape for x in parameters), tuple(x.dtype for x in parameters)
     _check(y.shape, shapes, dtypes, tuple(ints))
-    if any(not x.is_cpu for x in (y, *parameters)):
-        raise ValueError("packed_vit3_block: is for CPUs, got tensors elsewhere")
+    if any(not x.is_cpu or x.layout != torch.strided for x in (y, *parameters)):
+        raise ValueError("packed_vit3_block: takes dense tensors on a CPU, got others")
     out = y.new_empty(y.shape)
     if not y.numel():
         return out
-    y = y.contiguous()
-    p = Vit3BlockParameters(*(x.contiguous() for x in parameters))
+    y = as_it_lies(y).contiguous()
+    p = Vit3BlockParameters(*(as_it_lies(x).contiguous() for x in parameters))
     height, width, heads, hidden, tanh_gelu = ints
     loss_scale, *eps = floats
     batch, length, dim = y.shape

@@ -48,7 +48,7 @@ def packed_vit3_block_definition(
     q, k, v, q2, k2, v2 = views.split((dim, dim, dim, d, d, d), dim=-1)
     if rotations.numel():
         q, k = rotate(q, rotations), rotate(k, rotations)
-    q, k, v = (view.unflatten(-1, (heads, d)) for view in (q.to(dtype).float(), k, v))
+    q, k, v = (view.unflatten(-1, (heads, d)) for view in (q.to(dtype).to(y.dtype), k, v))
     w2, w1 = units.chunk(2, dim=-1)
     w1, w2 = gated_unit_step(k, v, w1, w2, loss_scale=loss_scale)
     w3 = depthwise_step(k2, v2, kernels.t().reshape(d, 1, 3, 3), grid, loss_scale=loss_scale)
@@ -56,5 +56,5 @@ def packed_vit3_block_definition(
     y = y + gate(linear(o, proj, proj_bias, dim), 0)
     h = F.gelu(linear(norm(y, 1), fc1, fc1_bias, hidden), **gelu)
     if mlp_conv.numel():
-        h = F.gelu(convolve(h.to(dtype).float(), mlp_conv, mlp_conv_bias), **gelu)
+        h = F.gelu(convolve(h.to(dtype).to(y.dtype), mlp_conv, mlp_conv_bias), **gelu)
     return y + gate(linear(h, fc2, fc2_bias, dim), 1)

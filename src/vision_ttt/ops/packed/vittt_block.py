@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Sequence
 from ctypes import c_float, c_int64, c_void_p
 from typing import NamedTuple
@@ -19,8 +20,7 @@ from vision_ttt.ops._learner_kernels import (
     _State,
 )
 from vision_ttt.ops._native import LANES, LIBRARY, call_kernel
-from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_definition
-from vision_ttt.ops.packed.weights import DTYPES, NormStructure, PackedStructure, packed_size
+from vision_ttt.ops.packed.weights import DTYPES, NormStructure, PackedStructure, as_it_lies, packed_shape
 from vision_ttt.ops.ttt_linear.autograd import ttt_linear_flops
 from vision_ttt.ops.ttt_mlp.autograd import ttt_mlp_flops
 
@@ -175,17 +175,17 @@ def _check(
         raise ValueError(f"packed_vittt_block: {reason}")
     given = dict(zip(has, dtypes, strict=True))
     dtype = given["out_proj"]
-    views = {packed_size(n * inner, dim, dtype): n for n in (2, 3)}
-    taken = views.get(has["views"].numel(), 2)
+    views = {packed_shape(n * inner, dim, dtype): n for n in (2, 3)}
+    taken = views.get(tuple(has["views"]), 2)
     kernel = round(has["conv2d"][0] ** 0.5) if len(has["conv2d"]) == 2 else 1
     two_layers, convolved = has["w2"].numel() > 0, taps > 0
     wide = 4 * head_dim if two_layers else head_dim
     wanted: dict[str, tuple[int, ...]] = {
         "conv2d": (kernel * kernel, dim) if has["conv2d"].numel() else (0,),
         **dict.fromkeys(("norm_weight", "norm_bias", "mlp_norm_weight", "mlp_norm_bias"), (dim,)),
-        "views": (packed_size(taken * inner, dim, dtype),),
-        "gate": (packed_size(dim, dim, dtype),) if has["gate"].numel() else (0,),
-        "rates": (packed_size(heads, dim, dtype),),
+        "views": packed_shape(taken * inner, dim, dtype),
+        "gate": packed_shape(dim, dim, dtype) if has["gate"].numel() else (0,),
+        "rates": packed_shape(heads, dim, dtype),
         "rates_bias": (heads,),
         **dict.fromkeys(("conv_q_weight", "conv_k_weight"), (inner, taps) if convolved else (0,)),
         **dict.fromkeys(("conv_q_bias", "conv_k_bias"), (inner,) if convolved else (0,)),
@@ -196,9 +196,9 @@ def _check(
         **dict.fromkeys(("inner_weight", "inner_bias"), (heads, head_dim)),
         "position_scale": (directions, mini_batch_size),
         **dict.fromkeys(("post_weight", "post_bias"), (directions, dim)),
-        "out_proj": (packed_size(dim, dim, dtype),),
-        **dict.fromkeys(("mlp_gate", "mlp_value"), (packed_size(hidden, dim, dtype),)),
-        "mlp_out": (packed_size(dim, hidden, dtype),),
+        "out_proj": packed_shape(dim, dim, dtype),
+        **dict.fromkeys(("mlp_gate", "mlp_value"), packed_shape(hidden, dim, dtype)),
+        "mlp_out": packed_shape(dim, hidden, dtype),
     }
     for name, shape in wanted.items():
         if has[name] != shape:
@@ -224,13 +224,13 @@ def _packed_vittt_block(
         )
     shapes, dtypes = tuple(x.shape for x in parameters), tuple(x.dtype for x in parameters)
     _check(y.shape, shapes, dtypes, tuple(ints))
-    if any(not x.is_cpu for x in (y, *parameters)):
-        raise ValueError("packed_vittt_block: is for CPUs, got tensors elsewhere")
+    if any(not x.is_cpu or x.layout != torch.strided for x in (y, *parameters)):
+        raise ValueError("packed_vittt_block: takes dense tensors on a CPU, got others")
     out = y.new_empty(y.shape)
     if not y.numel():
         return out
-    y = y.contiguous()
-    p = VitttBlockParameters(*(x.contiguous() for x in parameters))
+    y = as_it_lies(y).contiguous()
+    p = VitttBlockParameters(*(as_it_lies(x).contiguous() for x in parameters))
     height, width, heads, directions, taps, hidden, mini_batch_size = ints
     rate, norm_eps, inner_eps, post_eps, mlp_norm_eps = floats
     dim, inner, is_bfloat16 = y.shape[2], directions * y.shape[2], p.views.dtype == torch.bfloat16
@@ -279,8 +279,8 @@ def packed_vittt_block_flops(
     batch, length, dim = y
     _, _, heads, directions, taps, hidden, mini_batch_size = ints
     inner = directions * dim
-    weights = p.views[0] + p.gate[0] + heads * dim + dim * dim + 3 * hidden * dim
-    weights += p.conv2d[0] * dim * (len(p.conv2d) == 2) + 2 * inner * taps
+    weights = math.prod(p.views) + math.prod(p.gate) + math.prod(p.conv2d)
+    weights += heads * dim + dim * dim + 3 * hidden * dim + 2 * inner * taps
     views = [batch, length, heads, inner // heads]
     if p.w2[0]:
         learner = ttt_mlp_flops(views, *[None] * 3, p.w1, *[None] * 6, mini_batch_size)

@@ -36,7 +36,7 @@ def packed_vittt_block_definition(
         y = y + depthwise_conv2d_reference(y, weight, height, width)
     x = F.layer_norm(y, (dim,), norm_weight, norm_bias, norm_eps)
     projected = packed_linear_definition(x, views, None, views.numel() // dim)
-    k, *q, v = projected.to(dtype).float().split(inner, dim=-1)
+    k, *q, v = projected.to(dtype).to(y.dtype).split(inner, dim=-1)
     q = q[0] if q else k
     reverse = inner - dim
     if taps:
@@ -52,7 +52,7 @@ def packed_vittt_block_definition(
         *(mini_batch_size, heads // directions * (directions - 1), inner_eps),
     )
     logits = packed_linear_definition(x, gate, None, dim) if gate.numel() else None
-    z = z.flatten(2).to(dtype).float()
+    z = z.flatten(2).to(dtype).to(y.dtype)
     merged = gated_norm_reference(z, logits, post_weight, post_bias, post_eps)
     y = y + packed_linear_definition(merged, out_proj, None, dim)
     x = F.layer_norm(y, (dim,), mlp_norm_weight, mlp_norm_bias, mlp_norm_eps)

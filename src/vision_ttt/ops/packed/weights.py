@@ -21,10 +21,10 @@ def padded(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int]:
     return -(-columns // 16) * 16, -(-inner // step) * step
 
 
-def packed_size(columns: int, inner: int, dtype: torch.dtype) -> int:
-    """Numbers in :func:`pack`'s result."""
+def packed_shape(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Of :func:`pack`'s result."""
     width, depth = padded(columns, inner, dtype)
-    return width * depth
+    return (width * depth // 2, 2) if dtype == torch.bfloat16 else (width * depth,)
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -38,7 +38,7 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: float32 or bfloat16, to round to.
 
     Returns:
-        A vector in that dtype.
+        A vector in float32, [pairs, 2] in bfloat16.
 
     Raises:
         ValueError: another dtype, or a weight that is no matrix.
@@ -50,27 +50,29 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
     columns, inner = weight.shape
     width, depth = padded(columns, inner, dtype)
     weight = F.pad(weight.detach().to(dtype), (0, depth - inner, 0, width - columns))
-    return torch.cat([_panel(part).flatten() for part in weight.split(PANEL)])
+    panels = weight.split(PANEL)
+    if dtype == torch.float32:
+        return torch.cat([panel.t().flatten() for panel in panels])
+    pairs = [panel.unflatten(1, (-1, 2)).transpose(0, 1) for panel in panels]
+    return torch.cat([panel.flatten(0, 1) for panel in pairs])
 
 
 def unpack(packed: Tensor, columns: int, inner: int) -> Tensor:
     """The weight [columns, inner] that :func:`pack` packed, in the packed dtype."""
-    width, depth = padded(columns, inner, packed.dtype)
-    step = depth if packed.dtype == torch.float32 else 2
-    parts = packed.split([min(PANEL, width - start) * depth for start in range(0, width, PANEL)])
-    if packed.dtype == torch.float32:
-        panels = [part.view(depth, -1).t() for part in parts]
+    pairs = packed.ndim == 2
+    width, depth = padded(columns, inner, torch.bfloat16 if pairs else torch.float32)
+    sizes = [min(PANEL, width - start) * depth for start in range(0, width, PANEL)]
+    parts = packed.reshape(-1).split(sizes)
+    if pairs:
+        panels = [x.view(depth // 2, -1, 2).transpose(0, 1).flatten(1) for x in parts]
     else:
-        panels = [
-            part.view(depth // step, -1, step).transpose(0, 1).flatten(1) for part in parts
-        ]
+        panels = [x.view(depth, -1).t() for x in parts]
     return torch.cat(panels)[:columns, :inner]
 
 
-def _panel(rows: Tensor) -> Tensor:
-    if rows.dtype == torch.float32:
-        return rows.t()
-    return rows.unflatten(1, (-1, 2)).transpose(0, 1)
+def as_it_lies(x: Tensor) -> Tensor:
+    """x, or a copy where its memory holds the negatives of its numbers."""
+    return x.resolve_neg()
 
 
 class PackedStructure(ctypes.Structure):

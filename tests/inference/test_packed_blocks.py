@@ -1,0 +1,134 @@
+"""A block on packed weights is the block, to rounding."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from inference_blocks import BLOCKS, DIM, inputs, make, pack_block
+
+from tolerances import FORWARD, assert_close
+from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters
+from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
+from vision_ttt.ops.packed.vittt_block import VitttBlockParameters
+from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_definition
+
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = ((1, (1, 1)), (3, (5, 7)), (1, (23, 17)), (2, (14, 14)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_it_is_the_block(name, dtype):
+    block = make(name)
+    packed = pack_block(block, dtype)
+    for batch, grid in SHAPES:
+        given = inputs(name, batch, grid)
+        before = given[0].clone()
+        assert_close(packed(*given), block(*given), FORWARD[dtype], f"{grid}")
+        assert torch.equal(given[0], before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_it_is_its_definition(name, dtype):
+    """Which rounds to bfloat16 where the kernels do, so that it is held to tighter bounds."""
+    packed, given = pack_block(make(name), dtype), inputs(name, 2, (9, 8))
+    y, grid = given[0], (9, 8)
+    p = dict(packed._buffers)
+    if "vittt" in type(packed).__name__.lower():
+        parameters = [p[field] for field in VitttBlockParameters._fields]
+        ints, floats = [*grid, *packed.sizes.values()], [packed.rate, *packed.eps]
+        wanted = packed_vittt_block_definition(y, parameters, ints, floats)
+        got = torch.ops.vision_ttt.packed_vittt_block(y, parameters, ints, floats)
+    else:
+        p["modulation"] = torch.randn(2, 6, DIM) if name == "dit3" else p["modulation"]
+        p["rotations"] = given[2] if name == "h-vit3" else p["rotations"]
+        parameters = [p[field] for field in Vit3BlockParameters._fields]
+        ints, floats = [*grid, packed.heads, packed.hidden, packed.tanh_gelu], [0.3, *packed.eps]
+        wanted = packed_vit3_block_definition(y, parameters, ints, floats)
+        got = torch.ops.vision_ttt.packed_vit3_block(y, parameters, ints, floats)
+    assert_close(got, wanted, 1e-5 if dtype == torch.float32 else 4e-3)
+
+
+@pytest.mark.parametrize("name", ["vittt", "vit3", "h-vit3"])
+def test_threads_of_openmp(name):
+    packed, given = pack_block(make(name), torch.float32), inputs(name, 1, (31, 14))
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(packed(*given))
+            assert torch.equal(packed(*given), results[-1])  # the same bits again
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        assert_close(result, results[0], 1e-6)
+
+
+@pytest.mark.parametrize("name", ["vittt", "vit3"])
+def test_threads_of_python(name):
+    packed, given = pack_block(make(name), torch.bfloat16), inputs(name, 1, (12, 11))
+    wanted = packed(*given)
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(lambda _: packed(*given), range(16)):
+            assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["vittt", "vit3"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strides_and_images_alone(name, dtype):
+    packed, (y, grid) = pack_block(make(name), dtype), inputs(name, 3, (6, 9))
+    wanted = packed(y, grid)
+    assert torch.equal(packed(y.transpose(1, 2).contiguous().transpose(1, 2), grid), wanted)
+    for i in range(3):
+        assert_close(packed(y[i : i + 1], grid), wanted[i : i + 1], 1e-6)
+
+
+@pytest.mark.parametrize("extra", [(0,), (3,), (0, 36)])
+def test_class_tokens(extra):
+    block = make("vittt")
+    y = torch.randn(2, 35 + len(extra), DIM)
+    assert_close(pack_block(block, torch.float32)(y, (5, 7), extra), block(y, (5, 7), extra), 1e-5)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_wrong_grid_is_refused(name):
+    packed, (y, *rest) = pack_block(make(name), torch.float32), inputs(name, 1, (5, 7))
+    if name == "the bare layer":
+        pytest.skip("it sees no grid")
+    with pytest.raises(ValueError, match="35|grid"):
+        packed(y[:, 1:], *rest)
+
+
+CODE = """
+import sys, torch
+sys.path[:0] = sys.argv[1:]
+from inference_blocks import BLOCKS, inputs, make, pack_block
+from vision_ttt.ops._native import instruction_set
+for name in ("vittt", "vittt with TTT-MLP", "vit3", "h-vit3"):
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        block, given = make(name), inputs(name, 2, (9, 11))
+        got, wanted = pack_block(block, dtype)(*given), block(*given)
+        error = (got - wanted).abs().max() / wanted.abs().max()
+        assert error < tolerance, (name, dtype, error)
+print(instruction_set())
+"""
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_other_instruction_sets(isa):
+    """Whose registers are narrower, and which have no products of bfloat16."""
+    folders = [os.path.dirname(os.path.dirname(__file__))]
+    run = subprocess.run(
+        [sys.executable, "-c", CODE, *folders],
+        env=os.environ | {"VISION_TTT_CPU_ISA": isa},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    order = ["baseline", "avx2", "avx512"]
+    assert order.index(run.stdout.strip()) <= order.index(isa)

@@ -1,0 +1,115 @@
+"""The packed product is the product."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tolerances import FORWARD, assert_close
+from vision_ttt.inference.known_parts import Unknown
+from vision_ttt.inference.linear import PackedLinear, PackedPatches
+from vision_ttt.ops.packed import pack, packed_linear, unpack
+
+DTYPES = (torch.float32, torch.bfloat16)
+SIZES = ((1, 1, 1), (5, 3, 7), (6, 64, 64), (13, 17, 65), (97, 50, 100), (200, 192, 6), (7, 33, 128))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "inner", "columns"), SIZES)
+def test_it_is_the_product(rows, inner, columns, dtype):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(columns)
+    packed = pack(weight, dtype)
+    assert torch.equal(unpack(packed, columns, inner), weight.to(dtype))
+    wanted = F.linear(x.to(dtype).double(), weight.to(dtype).double())
+    assert_close(packed_linear(x, packed, None, columns), wanted, 1e-6)
+    assert_close(packed_linear(x, packed, bias, columns), wanted + bias, 1e-6)
+    half = packed_linear(x.bfloat16(), packed, bias, columns)
+    assert half.dtype == torch.bfloat16
+    wanted = F.linear(x.bfloat16().double(), weight.to(dtype).double(), bias.double())
+    assert_close(half, wanted, FORWARD[torch.bfloat16])
+
+
+def test_any_axes_and_strides():
+    x, weight = torch.randn(3, 70, 4, 64), torch.randn(40, 64)
+    packed, wanted = pack(weight, torch.float32), F.linear(x, weight)
+    assert_close(packed_linear(x, packed, None, 40), wanted, 1e-6)
+    assert_close(packed_linear(x[0, 0, 0], packed, None, 40), wanted[0, 0, 0], 1e-6)
+    assert_close(packed_linear(x[:, ::7], packed, None, 40), wanted[:, ::7], 1e-6)
+    turned = x.transpose(1, 3).contiguous().transpose(1, 3)
+    assert_close(packed_linear(turned, packed, None, 40), wanted, 1e-6)
+    assert packed_linear(x[:0], packed, None, 40).shape == (0, 70, 4, 40)
+
+
+def test_nothing_spoils_the_neighbours():
+    """NaN beyond the columns and rows asked for would show in what padding is multiplied by."""
+    memory = torch.full((9, 80), torch.nan)
+    x = memory[:7, :33].copy_(torch.randn(7, 33))
+    weight = torch.randn(21, 33)
+    for dtype in DTYPES:
+        got = packed_linear(x, pack(weight, dtype), None, 21)
+        assert_close(got, F.linear(x, weight), FORWARD[dtype])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": torch.randn(4, 9)}, ValueError, r"\[5, 9\] packed .* must be \[144\], got \[128\]"),
+        ({"x": torch.randn(4, 8).double()}, TypeError, "torch.float64"),
+        ({"columns": 17}, ValueError, r"must be \[256\]"),
+        ({"columns": 0}, ValueError, "at least 1"),
+        ({"bias": torch.randn(4)}, ValueError, r"bias must be \[5\], got \[4\]"),
+        ({"bias": torch.randn(5).half()}, TypeError, "float16"),
+    ],
+)
+def test_bad_input(change, error, message):
+    arguments = {"x": torch.randn(4, 8), "weight": pack(torch.randn(5, 8), torch.float32)}
+    arguments |= {"bias": None, "columns": 5} | change
+    with pytest.raises(error, match=message):
+        packed_linear(**arguments)
+
+
+@pytest.mark.parametrize("weight", [torch.randn(3), torch.randn(2, 0)])
+def test_only_matrices_are_packed(weight):
+    with pytest.raises(ValueError, match="columns, inner"):
+        pack(weight, torch.float32)
+    with pytest.raises(ValueError, match="float16"):
+        pack(torch.randn(2, 2), torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_patches(dtype, bias):
+    conv = nn.Conv2d(3, 24, (4, 2), stride=(4, 2), bias=bias)
+    images = torch.randn(2, 3, 18, 11)
+    wanted = conv(images).detach()
+    got = PackedPatches(conv, dtype)(images)
+    assert_close(got, wanted, FORWARD[dtype])
+    with pytest.raises(ValueError, match="B, 3, H, W"):
+        PackedPatches(conv, dtype)(images[:, :2])
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.Conv2d(4, 4, 2, stride=2, groups=4),
+        nn.Conv2d(4, 4, 2, stride=2, padding=1),
+        nn.Conv2d(4, 4, 2, stride=2, dilation=2),
+    ],
+)
+def test_other_convolutions_stay(conv):
+    with pytest.raises(Unknown):
+        PackedPatches(conv, torch.float32)
+
+
+def test_opcheck():
+    packed = pack(torch.randn(5, 8), torch.float32)
+    for x in (torch.randn(3, 8), torch.randn(2, 3, 8, dtype=torch.bfloat16)):
+        torch.library.opcheck(
+            torch.ops.vision_ttt.packed_linear.default, (x, packed, torch.randn(5), 5)
+        )
+
+
+def test_a_layer_says_what_it_is():
+    assert "in_features=8, out_features=5" in repr(PackedLinear(nn.Linear(8, 5), torch.float32))

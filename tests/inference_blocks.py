@@ -1,0 +1,59 @@
+"""Blocks of every family that inference knows, with parameters that hide no term."""
+
+import torch
+
+from vision_ttt.inference.vit3 import PackedDit3Block, PackedVit3Block
+from vision_ttt.inference.vittt import PackedVitttBlock
+from vision_ttt.layers import (
+    TTTMLP,
+    ConvMlp,
+    DiT3Block,
+    TTTLinear,
+    ViT3Block,
+    VitttBlock,
+    VitttMixer,
+)
+from vision_ttt.layers.rotary2d import rotary_table
+
+DIM = 64
+PUBLISHED = {"bidirectional": True, "share_qk": True, "conv_kernel_size": 4, "gate": True}
+
+
+def vittt(ttt=TTTLinear, *, conv2d=True, **kwargs):
+    return VitttBlock(VitttMixer(DIM, ttt=ttt(DIM, 2, **kwargs), conv2d=conv2d), DIM, 176)
+
+
+BLOCKS = {
+    "vittt": lambda: vittt(**PUBLISHED),
+    "vittt with TTT-MLP": lambda: vittt(TTTMLP, **PUBLISHED),
+    "the bare layer": lambda: vittt(conv2d=False),
+    "q of its own": lambda: vittt(bidirectional=True, conv_kernel_size=3),
+    "one state for both": lambda: vittt(**PUBLISHED, learnable_states=1, mini_batch_size=5),
+    "vit3": lambda: ViT3Block(DIM, 2),
+    "no bias": lambda: ViT3Block(DIM, 4, qkv_bias=False),
+    "h-vit3": lambda: ViT3Block(DIM, 2, mlp=ConvMlp(DIM, 272)),
+    "dit3": lambda: DiT3Block(DIM, 2),
+}
+
+
+def make(name):
+    torch.manual_seed(0)
+    block = BLOCKS[name]().eval().requires_grad_(False)
+    for parameter in block.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    return block
+
+
+def pack_block(block, dtype):
+    kinds = {VitttBlock: PackedVitttBlock, ViT3Block: PackedVit3Block, DiT3Block: PackedDit3Block}
+    return kinds[type(block)](block, dtype)
+
+
+def inputs(name, batch, grid):
+    """What a block is called with."""
+    y = torch.randn(batch, grid[0] * grid[1], DIM)
+    if name == "dit3":
+        return y, torch.randn(batch, DIM), grid
+    if name == "h-vit3":
+        return y, grid, rotary_table(grid, DIM)
+    return y, grid
