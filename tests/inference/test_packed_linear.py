@@ -11,7 +11,15 @@ from vision_ttt.inference.linear import PackedLinear, PackedPatches
 from vision_ttt.ops.packed import pack, packed_linear, unpack
 
 DTYPES = (torch.float32, torch.bfloat16)
-SIZES = ((1, 1, 1), (5, 3, 7), (6, 64, 64), (13, 17, 65), (97, 50, 100), (200, 192, 6), (7, 33, 128))
+SIZES = (
+    (1, 1, 1),
+    (5, 3, 7),
+    (6, 64, 64),
+    (13, 17, 65),
+    (97, 50, 100),
+    (200, 192, 6),
+    (7, 33, 128),
+)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

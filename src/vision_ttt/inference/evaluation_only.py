@@ -38,7 +38,9 @@ class EvaluationOnly(nn.Module):
         with torch.no_grad():
             if self.cast is None:
                 return self.model(*args, **kwargs)
-            return _cast(self.model(*_cast(args, self.cast), **_cast(kwargs, self.cast)), torch.float32)
+            return _cast(
+                self.model(*_cast(args, self.cast), **_cast(kwargs, self.cast)), torch.float32
+            )
 
     def _refuse_gradients(self, args: Any, kwargs: Any) -> None:
         for name, parameter in self.model.named_parameters():

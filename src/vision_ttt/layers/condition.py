@@ -30,7 +30,8 @@ class TimestepEmbedding(nn.Module):
             nn.init.zeros_(projection.bias)
 
     def forward(self, t: Tensor) -> Tensor:
-        return self.mlp(_sinusoid(t, self.mlp[0].weight.dtype))
+        dtype = next(self.mlp.parameters(), t).dtype
+        return self.mlp(_sinusoid(t, dtype))
 
 
 @torch.fx.wrap

@@ -13,7 +13,13 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from vision_ttt.ops._native import LANES, LIBRARY, call_kernel
-from vision_ttt.ops.packed.weights import DTYPES, NormStructure, PackedStructure, as_it_lies, packed_shape
+from vision_ttt.ops.packed.weights import (
+    DTYPES,
+    NormStructure,
+    PackedStructure,
+    as_it_lies,
+    packed_shape,
+)
 
 
 class Vit3BlockParameters(NamedTuple):
@@ -212,7 +218,9 @@ def _packed_vit3_block(
         *branches,
         *gates,
         *(
-            PackedStructure.of(getattr(p, name), _or_none(getattr(p, f"{name}_bias")), *widths[name])
+            PackedStructure.of(
+                getattr(p, name), _or_none(getattr(p, f"{name}_bias")), *widths[name]
+            )
             for name in PACKED
         ),
         *(p.rotations.data_ptr() or None, p.units.data_ptr(), p.kernels.data_ptr()),

@@ -20,7 +20,13 @@ from vision_ttt.ops._learner_kernels import (
     _State,
 )
 from vision_ttt.ops._native import LANES, LIBRARY, call_kernel
-from vision_ttt.ops.packed.weights import DTYPES, NormStructure, PackedStructure, as_it_lies, packed_shape
+from vision_ttt.ops.packed.weights import (
+    DTYPES,
+    NormStructure,
+    PackedStructure,
+    as_it_lies,
+    packed_shape,
+)
 from vision_ttt.ops.ttt_linear.autograd import ttt_linear_flops
 from vision_ttt.ops.ttt_mlp.autograd import ttt_mlp_flops
 
