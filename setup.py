@@ -22,6 +22,7 @@ KERNELS = (
     "fused/kernels.cpp",
     "conv2d/kernels.cpp",
     "packed/kernels.cpp",
+    "peak/kernels.cpp",
 )
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 X86 = {

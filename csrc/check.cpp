@@ -9,6 +9,7 @@
 #include "conv2d/conv2d.h"
 #include "fused/fused.h"
 #include "learner/problem.h"
+#include "peak/peak.h"
 #include "vittt_block/vittt_block.h"
 
 namespace {
@@ -185,6 +186,8 @@ int main() {
   check_vittt_block(2, 3, 7, 2, false, true);
   check_vittt_block(1, 9, 9, 1, false, false, 192);  // the MLP wider than the projection
   check_vittt_block(1, 65, 64, 2, true, true);  // the MLP in two parts
+  float sums = 0.0f;
+  expect(vision_ttt_fma_peak(100, 2, &sums) > 0 && sums > 0.0f, "chains of multiply-adds");
   std::printf("%s: %s\n", vision_ttt_instruction_set(), failures ? "FAILED" : "ok");
   return failures != 0;
 }

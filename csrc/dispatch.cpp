@@ -6,6 +6,7 @@
 #include "fused/fused.h"
 #include "learner/problem.h"
 #include "packed/packed.h"
+#include "peak/peak.h"
 
 #define VISION_TTT_DECLARE(isa)                                              \
   int ttt_linear_forward_##isa(const Problem&, const Outputs&);              \
@@ -25,7 +26,8 @@
   int64_t packed_vittt_block_scratch_##isa(const PackedVitttBlock&);         \
   int packed_vittt_block_##isa(const PackedVitttBlock&);                     \
   int64_t packed_vit3_block_scratch_##isa(const PackedVit3Block&);           \
-  int packed_vit3_block_##isa(const PackedVit3Block&);
+  int packed_vit3_block_##isa(const PackedVit3Block&);                       \
+  int64_t fma_peak_##isa(int64_t, int64_t, float*);
 
 #define VISION_TTT_KERNELS(isa)                                              \
   {#isa,                     ttt_linear_forward_##isa,  ttt_linear_backward_##isa, \
@@ -34,7 +36,7 @@
    gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
    layer_norm_##isa,         swiglu_##isa,              swiglu_backward_##isa, \
    packed_linear_##isa,      packed_vittt_block_scratch_##isa, packed_vittt_block_##isa, \
-   packed_vit3_block_scratch_##isa, packed_vit3_block_##isa}
+   packed_vit3_block_scratch_##isa, packed_vit3_block_##isa, fma_peak_##isa}
 
 VISION_TTT_DECLARE(baseline)
 #ifdef VISION_TTT_X86
@@ -65,6 +67,7 @@ struct Kernels {
   int (*packed_vittt_block)(const PackedVitttBlock&);
   int64_t (*packed_vit3_block_scratch)(const PackedVit3Block&);
   int (*packed_vit3_block)(const PackedVit3Block&);
+  int64_t (*fma_peak)(int64_t, int64_t, float*);
 };
 
 Kernels choose() {
@@ -133,6 +136,9 @@ int64_t vision_ttt_packed_vit3_block_scratch(const PackedVit3Block* p) {
 }
 int vision_ttt_packed_vit3_block(const PackedVit3Block* p) {
   return kernels().packed_vit3_block(*p);
+}
+int64_t vision_ttt_fma_peak(int64_t rounds, int64_t threads, float* result) {
+  return kernels().fma_peak(rounds, threads, result);
 }
 
 const char* vision_ttt_instruction_set() { return kernels().name; }
