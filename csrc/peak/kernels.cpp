@@ -10,8 +10,8 @@ constexpr int kChains = VISION_TTT_REGISTERS == 32 ? 16 : 12;
 
 float run_chains(int64_t rounds) {
   Vector chains[kChains];
-  for (int i = 0; i < kChains; ++i) chains[i] = splat(1.0f + 0.01f * float(i));
-  Vector factor = splat(0.999f), summand = splat(0.001f);  // they converge to 1
+  for (int i = 0; i < kChains; ++i) chains[i] = splat(1.0f + 0.01f * float(i + 1));
+  Vector factor = splat(0.999f), summand = splat(0.001f);  // they fall towards 1
   for (int64_t round = 0; round < rounds; ++round)
     for (int i = 0; i < kChains; ++i) chains[i] = chains[i] * factor + summand;
   Vector total{};

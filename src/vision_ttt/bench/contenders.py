@@ -1,4 +1,4 @@
-"""Who is measured: models by their timm names, and by kind of attention where they have it."""
+"""Who is measured: models by their timm names, kinds of attention and runtimes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import timm
 import torch
 from torch import nn
 
+from vision_ttt.bench.names import RUNTIMES
 from vision_ttt.engine.building import build_model, model_arguments
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import is_model
@@ -20,19 +21,28 @@ SIZES = frozenset(("nano", "tiny", "small", "base", "large", "huge"))
 
 ATTENTION = {"fused attention": True, "plain attention": False}
 
+_LABEL = re.compile(r"(.*?)(?::([^ ]*))?(?: \(([^)]*)\))?", re.DOTALL)
+
 
 @dataclass(frozen=True)
 class Contender:
-    """A model, and for models with attention whether torch's fused kernel computes it."""
+    """A model and how it is run: its modules, or deployed by a runtime."""
 
     name: str
     """timm's."""
     attention: str | None = None
-    """A key of ATTENTION."""
+    """A key of ATTENTION, for modules with attention: whether torch's fused kernel computes it."""
+    runtime: str | None = None
+    """A key of RUNTIMES; None for the modules."""
 
     @property
     def label(self) -> str:
-        """The name in rows, tables and figures, e.g. "deit_tiny_patch16_224 (plain attention)"."""
+        """The name in rows, tables and figures.
+
+        E.g. "deit_tiny_patch16_224 (plain attention)", "deit_tiny_patch16_224:openvino".
+        """
+        if self.runtime is not None:
+            return f"{self.name}:{self.runtime}"
         return self.name if self.attention is None else f"{self.name} ({self.attention})"
 
     @property
@@ -58,50 +68,49 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
     """List the contenders called `names`.
 
     Args:
-        names: timm names, which stand for every kind of attention that the model has, or labels,
-            which stand for one.
+        names: timm names, which stand for the modules with every kind of attention that the model
+            has, or labels, which stand for one contender.
 
     Raises:
-        UserError: a model is unknown or has no such attention; the message names the nearest.
+        UserError: a model or runtime is unknown, or the model has no such attention; the message
+            names the nearest.
     """
     found = []
     for given in names:
-        name, attention = re.fullmatch(r"(.*?)(?: \(([^)]*)\))?", given, re.DOTALL).groups()
+        name, runtime, attention = _LABEL.fullmatch(given).groups()
         if is_model(name) and not timm.is_model(name):
             raise UserError(f"{name!r} denoises images; models that classify them are measured")
         if not timm.is_model(name):
             raise UserError(f"unknown model {name!r}; nearest: {nearest(name, timm.list_models())}")
+        if runtime is not None and runtime not in RUNTIMES:
+            raise UserError(f"unknown runtime {runtime!r}; accepted: {', '.join(RUNTIMES)}")
         with torch.device("meta"):  # its structure is wanted, not its weights
             model = timm.create_model(name)
         kinds = list(ATTENTION) if _attentions(model) else [None]
-        if attention is not None and attention not in kinds:
+        if attention is not None and (runtime is not None or attention not in kinds):
             labels = [Contender(name, kind).label for kind in kinds]
+            labels += [Contender(name, runtime=each).label for each in RUNTIMES]
             raise UserError(f"{given!r} is no contender; accepted: {', '.join(labels)}")
-        found += [Contender(name, kind) for kind in kinds if attention in (None, kind)]
+        if runtime is not None:
+            kinds = [None]
+        found += [Contender(name, kind, runtime) for kind in kinds if attention in (None, kind)]
     return list(dict.fromkeys(found))
 
 
+def model_of(label: str) -> str:
+    """The timm name in a contender's label."""
+    return _LABEL.fullmatch(label)[1]
+
+
 def registered(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Part names into those that timm knows and those that it does not."""
+    """Part names into those whose models timm knows and those that it does not."""
     names = list(names)
-    known = [name for name in names if timm.is_model(name)]
+    known = [name for name in names if timm.is_model(model_of(name))]
     return known, [name for name in names if name not in known]
 
 
-def default_baseline(label: str, labels: Iterable[str]) -> str:
-    """What a contender is compared with among others unless it is named.
-
-    `dual` for backends; for models the first with fused attention of the same size (DeiT-S for
-    Vittt-S), else the first with fused attention of any, else the first.
-    """
-    labels = list(labels)
-    fused = [other for other in labels if "fused attention" in other]
-    of_its_size = [other for other in fused if _size(other) == _size(label)]
-    return "dual" if "dual" in labels else (of_its_size or fused or labels)[0]
-
-
-def _size(label: str) -> set[str]:
-    """The words for the size in a model's name."""
+def size_of(label: str) -> set[str]:
+    """The words for the size in a contender's label."""
     return SIZES.intersection(re.split(r"\W|_", label))
 
 

@@ -2,58 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from vision_ttt.bench.contenders import size_of
+from vision_ttt.bench.names import MOST_LINES
 from vision_ttt.bench.rows import Row
 from vision_ttt.bench.tables import by_line
 
+_LABEL_HEIGHT = 0.055  # of a panel: labels closer than that would cover each other
 
-def cost_figure(rows: Sequence[Row]) -> Figure:
-    """Multiply-adds, throughput and memory against resolution (ops: tokens), log axes.
 
-    The three panels of Vision-TTT's Fig. 6; memory is left out where none was measured.
+def chosen_lines(
+    rows: Sequence[Row], contenders: Sequence[str] | None = None
+) -> dict[str, list[Row]]:
+    """The lines of a picture, label → rows by size.
+
+    By default those measured at two sizes or more, of models of the last such row's size, at most
+    MOST_LINES: the fastest at the largest size. Single points are left to the tables; where there
+    is nothing else they are drawn.
+
+    Args:
+        contenders: whose lines to draw instead.
 
     Raises:
-        ValueError: there are no rows.
+        ValueError: there are no rows, or more contenders than MOST_LINES.
     """
     if not rows:
         raise ValueError("there are no rows to draw")
+    if contenders is not None:
+        if len(contenders) > MOST_LINES:
+            raise ValueError(f"a picture has {MOST_LINES} lines at most, got {len(contenders)}")
+        rows = [row for row in rows if row.contender in contenders]
+    lines = {label: sorted(own, key=lambda row: row.extent) for label, own in by_line(rows).items()}
+    if contenders is not None:
+        return lines
+    long = {label: own for label, own in lines.items() if len({row.extent for row in own}) > 1}
+    lines = long or lines
+    size = size_of(list(lines.values())[-1][-1].contender)
+    lines = {label: own for label, own in lines.items() if size_of(own[-1].contender) == size}
+
+    def at_the_end(label: str) -> tuple[int, float]:
+        row = lines[label][-1]
+        return -row.extent, float("inf") if row.seconds is None else row.seconds
+
+    return {label: lines[label] for label in sorted(lines, key=at_the_end)[:MOST_LINES]}
+
+
+def cost_figure(lines: Mapping[str, Sequence[Row]]) -> Figure:
+    """Time and memory against resolution (ops: tokens), log axes, the labels at the lines' ends.
+
+    Memory is what a call takes at its peak and what is held between calls; the panel is left out
+    where none was measured.
+
+    Args:
+        lines: see :func:`chosen_lines`.
+    """
+    rows = [row for own in lines.values() for row in own]
     of_ops = rows[0].resolution is None
-    has_memory = any(row.peak_bytes for row in rows)
-    figure = Figure(figsize=(4.2 * (2 + has_memory), 3.8), layout="constrained")
-    axes = figure.subplots(1, 2 + has_memory, squeeze=False)[0]
-    per = "call" if of_ops else "image, forward"
-    axes[0].set(title="Multiply-adds", ylabel=f"GMACs per {per}")
-    axes[1].set(title="Throughput", ylabel="tokens per second" if of_ops else "images per second")
+    has_memory = any(_mebibytes(row) > 0 for row in rows)
+    figure = Figure(figsize=(5.6 * (1 + has_memory), 3.9), layout="constrained")
+    axes = figure.subplots(1, 1 + has_memory, squeeze=False)[0]
+    call = "call" if of_ops or rows[0].batch_size > 1 else "image"
+    axes[0].set(title="Time", ylabel=f"ms per {call}")
+    _draw(axes[0], lines, lambda row: float("nan") if row.seconds is None else 1e3 * row.seconds)
     if has_memory:
-        axes[2].set(title=f"Memory above the {'inputs' if of_ops else 'weights'}", ylabel="MiB")
-    sizes = sorted({row.extent for row in rows})
-    for number, (label, own) in enumerate(by_line(rows).items()):
-        own = sorted(own, key=lambda row: row.extent)
-        values = [
-            [row.macs / 1e9 for row in own],
-            [row.per_second or float("nan") for row in own],  # not measured
-            # A call that took no page has no place on a log axis.
-            [row.peak_bytes / 2**20 if row.peak_bytes else float("nan") for row in own],
-        ]
-        for axis, heights in zip(axes, values, strict=False):
-            # Two kinds of attention have the same multiply-adds: both lines must show.
-            style = "--" if number % 2 else "-"
-            axis.plot([row.extent for row in own], heights, style, marker=".", label=label)
-    for axis in axes:
-        axis.set(xscale="log", yscale="log", xlabel="tokens" if of_ops else "pixels along a side")
-        axis.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.grid(alpha=0.3, which="both")
+        axes[1].set(title=f"Memory beside the {'inputs' if of_ops else 'weights'}", ylabel="MiB")
+        _draw(axes[1], lines, _mebibytes)
     first = rows[0]
     figure.suptitle(
         f"{first.measured if not of_ops else first.case or 'ttt_linear'}, batch {first.batch_size},"
         f" {first.dtype}, {first.run.device_name}, {first.run.threads} threads",
         fontsize=9,
     )
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return figure
+
+
+def _mebibytes(row: Row) -> float:
+    """What a call took and what is kept; NaN where neither, which has no place on a log axis."""
+    total = (row.peak_bytes or 0) + (row.held_bytes or 0)
+    return total / 2**20 if total else float("nan")
+
+
+def _draw(axis: Axes, lines: Mapping[str, Sequence[Row]], value: Callable[[Row], float]) -> None:
+    sizes = sorted({row.extent for own in lines.values() for row in own})
+    of_ops = next(iter(lines.values()))[0].resolution is None
+    axis.set(xscale="log", yscale="log", xlabel="tokens" if of_ops else "pixels along a side")
+    axis.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.grid(alpha=0.3, which="both")
+    ends = {}
+    for label, own in lines.items():
+        heights = [value(row) for row in own]
+        (line,) = axis.plot([row.extent for row in own], heights, marker=".", label=label)
+        known = [height for height in heights if height == height]
+        if known:
+            ends[label] = (known[-1], line.get_color())
+    _write_labels(axis, ends)
+
+
+def _write_labels(axis: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
+    """Write each line's label right of the panel at the height of its end, none over another."""
+    to_axes = axis.transData + axis.transAxes.inverted()
+    lowest = 0.0
+    for label, (height, color) in sorted(ends.items(), key=lambda end: end[1][0]):
+        place = max(to_axes.transform((axis.get_xlim()[1], height))[1], lowest)
+        lowest = place + _LABEL_HEIGHT
+        axis.text(
+            *(1.02, place, label.replace("_patch16_224", "")),
+            transform=axis.transAxes,
+            color=color,
+            fontsize=8,
+            va="center",
+        )

@@ -5,15 +5,30 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import torch
 
-from vision_ttt.bench.protocol import Prepare, Timing, unless_out_of_memory
+from vision_ttt.bench.protocol import OUT_OF_MEMORY, Prepare, Timing, unless_out_of_memory
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): sets the peak resident size to the present one
+
+
+class Memory(NamedTuple):
+    """Bytes, or None where they were not measured."""
+
+    peak: int | None = None
+    """Of a warm call, above what was in use before it; see :func:`peak_memory`."""
+    held: int | None = None
+    """What the first call left in use: a runtime that keeps its buffers has small peaks."""
 
 
 def can_measure(device: torch.device) -> bool:
@@ -46,7 +61,7 @@ def peak_memory(prepare: Prepare, device: torch.device) -> int | None:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    ctypes.CDLL(None).malloc_trim(0)
+    _hand_back_free_pages()
     before = _resident("VmRSS")
     _CLEAR_REFS.write_text(_RESET_PEAK)
     call()
@@ -64,6 +79,64 @@ def measure_memory(
         return timing, None
     peak, failure = unless_out_of_memory(lambda: peak_memory(prepare, device))
     return (Timing(None, None, failure) if failure else timing), peak
+
+
+def memory_in_processes(
+    build: Callable[[], Prepare], device: torch.device, *, runs: int
+) -> tuple[Memory, str]:
+    """Measure the warm call of something in fresh processes, one after the other.
+
+    A process that has computed other things has a heap in pieces, of which a call takes now more,
+    now less; hence fresh ones, and the median of `runs`.
+
+    Args:
+        build: makes in each process what prepares the call; it is pickled, so a function of a
+            module or a partial of one.
+
+    Returns:
+        (the memory, ""), or (none, why): the call got none.
+    """
+    if runs < 1 or not can_measure(device):
+        return Memory(), ""
+    # Processes of a server that has imported torch and never computed: they start at once, and
+    # no thread of this process is copied in the middle of something.
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["vision_ttt.bench.entrants"])
+    found = []
+    for _ in range(runs):
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            try:
+                memory, failure = pool.submit(
+                    _of_warm_call, build, device, torch.get_num_threads()
+                ).result()
+            except BrokenProcessPool:  # the system ended it
+                memory, failure = None, OUT_OF_MEMORY
+        if failure:
+            return Memory(), failure
+        found.append(memory)
+    return Memory(*(int(median(values)) for values in zip(*found, strict=True))), ""
+
+
+def _of_warm_call(
+    build: Callable[[], Prepare], device: torch.device, threads: int
+) -> tuple[Memory | None, str]:
+    torch.set_num_threads(threads)
+
+    def measure() -> Memory:
+        prepare = build()
+        _hand_back_free_pages()
+        before = _resident("RssAnon")  # pages of libraries, which others share, do not count
+        prepare()()
+        _hand_back_free_pages()
+        held = max(0, _resident("RssAnon") - before)
+        return Memory(peak_memory(prepare, device), held)
+
+    return unless_out_of_memory(measure)
+
+
+def _hand_back_free_pages() -> None:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _resident(field: str) -> int:

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vision_ttt.bench.complexity import count_macs
-from vision_ttt.bench.contenders import NUM_CLASSES, Contender
-from vision_ttt.bench.kernels import ATTENTION, kernels_run
-from vision_ttt.bench.memory import measure_memory
-from vision_ttt.bench.protocol import (
-    Advance,
-    Dropouts,
-    Prepare,
-    Settings,
-    Timing,
-    interleave,
-    unless_out_of_memory,
-)
+from vision_ttt.bench.contenders import Contender
+from vision_ttt.bench.entrants import build, enter
+from vision_ttt.bench.memory import Memory, measure_memory, memory_in_processes
+from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, Timing, interleave
 from vision_ttt.bench.rows import Row, Run
 from vision_ttt.engine.config import ConfigError
-from vision_ttt.models.evaluation_mode import evaluation_mode
 
 
 def steps_of_models(contenders: int, resolutions: int, repeats: int) -> int:
@@ -66,9 +54,11 @@ def measure_models(
     forward and backward pass of the cross-entropy in training mode, float32 weights under autocast
     to the dtype; no optimiser. Its memory holds the gradients.
 
-    Every contender first runs one image, to see which fused kernels serve it. One whose label
-    promises fused attention and that runs none is not timed. Neither is one that gets no memory or
-    takes too long, nor is it tried again at that size or above. The row says why.
+    A deployed model takes images in float32, whatever it computes in; its logits are compared with
+    those of the modules before it is timed. Modules first run one image, to see which fused kernels
+    serve them; a contender whose label promises fused attention and that runs none is not timed.
+    Neither is one whose runtime is missing or computes something else, nor one that gets no memory
+    or takes too long, nor is it tried again at that size or above. The row says why.
 
     Yields:
         The rows of one resolution, one per contender.
@@ -81,7 +71,7 @@ def measure_models(
         # Compiled code is per model; what former resolutions left would count against its limit.
         torch.compiler.reset()
         entrants = {
-            contender.label: _enter(
+            contender.label: enter(
                 contender,
                 resolution,
                 settings,
@@ -106,9 +96,10 @@ def measure_models(
         rows = []
         for contender in contenders:
             label = contender.label
-            timing, peak = timings[label], None
+            timing, memory = timings[label], Memory()
             if label in ready:
-                timing, peak = measure_memory(ready[label], settings.device, timing)
+                make = functools.partial(build, contender, resolution, settings, train)
+                timing, memory = _measure_memory(ready[label], make, settings, timing)
             if timing.failure:
                 dropouts.add(label, resolution, f"{resolution}²", timing.failure)
             rows.append(
@@ -129,78 +120,28 @@ def measure_models(
                     seconds_spread=timing.spread,
                     repeats=settings.repeats,
                     macs=multiply_adds(contender, resolution),
-                    peak_bytes=peak,
+                    peak_bytes=memory.peak,
                     matmul_macs_per_second=None,
                     run=run,
                     autocast=train and settings.dtype != torch.float32,
                     kernels=", ".join(entrants[label].kernels),
                     failure=timing.failure,
+                    held_bytes=memory.held,
+                    memory_runs=0 if memory.held is None else settings.memory_runs,
                 )
             )
             advance(label)
         yield rows
 
 
-class _Entrant(NamedTuple):
-    """A contender at a size: what prepares its call, or why it is not to be timed."""
-
-    prepare: Prepare | None
-    kernels: Sequence[str] = ()
-    failure: str = ""
-
-
-def _enter(
-    contender: Contender, resolution: int, settings: Settings, train: bool, failure: str
-) -> _Entrant:
-    """Build a contender and see which kernels it runs, unless a former failure keeps it out."""
-    if failure:
-        return _Entrant(None, failure=failure)
-    model = contender.build(resolution).to(settings.device).train(train)
-    if not train:
-        model = model.to(settings.dtype)
-    kernels, failure = unless_out_of_memory(lambda: _kernels_of(model, resolution, settings, train))
-    if failure:
-        return _Entrant(None, failure=failure)
-    if contender.fused and not any(name.startswith(ATTENTION) for name in kernels):
-        return _Entrant(None, kernels, "no fused attention kernel serves it")
-    return _Entrant(_prepare(model, resolution, settings, train), kernels)
-
-
-def _kernels_of(model: nn.Module, resolution: int, settings: Settings, train: bool) -> list[str]:
-    """The kernels that the model runs on one image, with gradients to come where it trains."""
-    dtype = torch.float32 if train else settings.dtype
-    image = torch.randn(1, 3, resolution, resolution, device=settings.device, dtype=dtype)
-    autocast = _autocast(settings.device, settings.dtype, enabled=train)
-    with evaluation_mode(model), torch.set_grad_enabled(train), autocast:
-        return kernels_run(lambda: model(image))
-
-
-def _autocast(device: torch.device, dtype: torch.dtype, *, enabled: bool = True) -> torch.autocast:
-    return torch.autocast(device.type, dtype=dtype, enabled=enabled and dtype != torch.float32)
-
-
-def _prepare(model: nn.Module, resolution: int, settings: Settings, train: bool) -> Prepare:
-    function = torch.compile(model, dynamic=False) if settings.compiled else model
-    shape = (settings.batch_size, 3, resolution, resolution)
-
-    def prepare() -> Callable[[], object]:
-        if not train:
-            images = torch.randn(shape, device=settings.device, dtype=settings.dtype)
-            return functools.partial(_infer, function, images)
-        images = torch.randn(shape, device=settings.device)
-        labels = torch.randint(NUM_CLASSES, shape[:1], device=settings.device)
-        model.zero_grad(set_to_none=True)
-        return functools.partial(_step, function, images, labels, settings.dtype)
-
-    return prepare
-
-
-@torch.inference_mode()
-def _infer(model: nn.Module, images: Tensor) -> Tensor:
-    return model(images)
-
-
-def _step(model: nn.Module, images: Tensor, labels: Tensor, dtype: torch.dtype) -> None:
-    with _autocast(images.device, dtype):
-        loss = F.cross_entropy(model(images).float(), labels)
-    loss.backward()
+def _measure_memory(
+    prepare: Prepare, make: Callable[[], Prepare], settings: Settings, timing: Timing
+) -> tuple[Timing, Memory]:
+    """On a CPU in fresh processes, on CUDA of the very contender that was timed."""
+    if timing.failure:
+        return timing, Memory()
+    if settings.device.type == "cuda":
+        timing, peak = measure_memory(prepare, settings.device, timing)
+        return timing, Memory(peak)
+    memory, failure = memory_in_processes(make, settings.device, runs=settings.memory_runs)
+    return (Timing(None, None, failure) if failure else timing), memory

@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 WARMUP_CALLS = 2  # the first pays for what is built once; the second says how long a call takes
 SHORTEST_REPEAT = 0.2  # seconds; shorter calls are repeated and averaged, or noise is what one sees
+REST = 0.05  # seconds before a turn; until then threads of the contender before may wait actively
 OUT_OF_MEMORY = "out of memory"
 
 # What the allocator of a CPU says where it gets no memory; it has no error class of its own.
@@ -43,6 +44,8 @@ class Settings:
     shortest_repeat: float = SHORTEST_REPEAT
     longest_call: float = math.inf
     """Seconds, both: see :func:`interleave`."""
+    memory_runs: int = 0
+    """How many processes of their own measure a model's memory on a CPU; 0: it is not measured."""
 
     @property
     def dtype_name(self) -> str:
@@ -94,9 +97,13 @@ def interleave(
     many calls on fresh inputs as fill `shortest_repeat` seconds and at least one; every other round
     runs in reverse order. The mean seconds per call of a turn are one sample.
 
-    On a CPU a call is timed by the clock. On CUDA it is timed by events in the queue, which is not
-    drained between the calls of a turn: what the host does ahead of the device costs nothing, as in
-    use, and what the device waits for counts. Before each call its cache is overwritten.
+    On a CPU a call is timed by the clock, and a turn begins after a rest: threads of torch's pool
+    wait actively for 10 ms after their last call, those of other runtimes for up to 40 ms, and would
+    take the processor from the next contender.
+
+    On CUDA a call is timed by events in the queue, which is not drained between the calls of a
+    turn: what the host does ahead of the device costs nothing, as in use, and what the device waits
+    for counts. Before each call its cache is overwritten.
 
     A contender that runs out of memory or takes too long drops out; the others go on.
 
@@ -179,6 +186,7 @@ def unless_out_of_memory(step: Callable[[], Result]) -> tuple[Result | None, str
 
 def _seconds_on_cpu(prepare: Prepare, calls: int, device: torch.device) -> float:
     samples = []
+    time.sleep(REST)
     for _ in range(calls):
         call = prepare()
         start = time.perf_counter()

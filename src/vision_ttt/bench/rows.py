@@ -84,6 +84,16 @@ class Row:
     """Of a model: the fused kernels that ran, separated by commas."""
     failure: str = ""
     """Why nothing was measured."""
+    held_bytes: int | None = None
+    """Memory that the first call of a model left in use, beside its weights."""
+    memory_runs: int = 0
+    """The processes whose median both figures of memory are; 0: the process that was timed."""
+    fma_macs_per_second: float | None = None
+    """The machine's float32 multiply-adds on registers alone, before the run; this and those below
+    with all threads, see :mod:`vision_ttt.bench.rates`."""
+    product_macs_per_second: float | None = None
+    """Its best matrix product, float32."""
+    bfloat16_product_macs_per_second: float | None = None
 
     @property
     def size(self) -> int:
@@ -108,6 +118,13 @@ class Row:
         if self.matmul_macs_per_second is None or self.seconds is None:
             return None
         return self.macs / self.seconds / self.matmul_macs_per_second
+
+    @property
+    def fma_share(self) -> float | None:
+        """The op's rate of multiply-adds over the machine's on registers alone."""
+        if self.fma_macs_per_second is None or self.seconds is None:
+            return None
+        return self.macs / self.seconds / self.fma_macs_per_second
 
     @property
     def circumstances(self) -> tuple[Any, ...]:

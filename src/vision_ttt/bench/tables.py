@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vision_ttt.bench.contenders import default_baseline
+from vision_ttt.bench.rivals import find_rivals
 from vision_ttt.bench.rows import Row, find_baseline
 
 
@@ -37,53 +37,82 @@ class Fit(NamedTuple):
 def tabulate(
     rows: Sequence[Row], baseline: str | None = None, *, among: Sequence[Row] | None = None
 ) -> Table:
-    """Tabulate rows of one command with their speeds relative to a baseline contender.
+    """Tabulate rows of one command with their speeds relative to others of it.
 
-    Beside the speed of a model stands the limit at equal efficiency, the ratio of multiply-adds;
-    beside that of an op its share of the machine's matmul rate.
+    A model is compared with its :class:`~vision_ttt.bench.rivals.Rivals`: the strongest alternative
+    first, whose ratio of multiply-adds stands beside it as the limit at equal efficiency. An op is
+    compared with `dual`; beside that stand its shares of the machine's matmul rate and of its
+    multiply-adds on registers.
 
     A row without a measurement says why in the place of its time.
 
     Args:
         rows: the table's lines.
-        baseline: its name; by default each row has its own, see :func:`default_baseline`.
-        among: rows with the baselines'; by default `rows`.
+        baseline: the one contender to compare all with, in place of those.
+        among: rows with those compared with; by default `rows`.
     """
     among = rows if among is None else among
     of_ops = rows[0].resolution is None
+    comparisons = {row: _compared_with(row, baseline, among) for row in rows}
+    kinds = [
+        kind
+        for kind in next(iter(comparisons.values()))
+        if any(others[kind] is not None for others in comparisons.values())
+    ]
+    held = any(row.held_bytes is not None for row in rows)
     headings = ["contender", *(["pass", "tokens"] if of_ops else ["pixels"]), "batch"]
-    headings += ["ms", "±", "tokens/s" if of_ops else "images/s", "× baseline"]
-    headings += ["of matmul" if of_ops else "by MACs", "MACs", "MiB"]
+    headings += ["ms", "±", "tokens/s" if of_ops else "images/s", *(f"× {kind}" for kind in kinds)]
+    headings += ["of matmul", "of FMA peak"] if of_ops else ["by MACs"]
+    headings += ["MACs", "MiB", *(["MiB held"] if held else [])]
     lines = []
-    for row in rows:
-        base = find_baseline(row, baseline or _own_baseline(row, among), among)
+    for row, others in comparisons.items():
         size = [row.measured, f"{row.tokens:,}"] if of_ops else [f"{row.resolution}²"]
         if of_ops:
-            limit = "" if row.matmul_share is None else f"{row.matmul_share:.0%}"
+            shares = (row.matmul_share, row.fma_share)
+            limits = ["" if share is None else f"{share:.0%}" for share in shares]
         else:
-            limit = "" if base is None else f"{base.macs / row.macs:.2f}"
+            first = next(iter(others.values()))
+            limits = ["" if first is None else f"{first.macs / row.macs:.2f}"]
         if row.seconds is None:
-            figures = [row.failure, "", "", ""]
+            figures = [row.failure, "", "", *("" for _ in kinds)]
         else:
-            known = base is not None and base.seconds is not None
             figures = [
                 *(_figure(1e3 * row.seconds), _figure(1e3 * row.seconds_spread)),
-                *(_figure(row.per_second), _figure(base.seconds / row.seconds) if known else ""),
+                *(_figure(row.per_second), *(speed(row, others[kind]) for kind in kinds)),
             ]
         lines.append(
             [
                 *(row.contender, *size, str(row.batch_size)),
-                *(*figures, limit, _count(row.macs)),
-                "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.1f}",
+                *(*figures, *limits, _count(row.macs), _mebibytes(row.peak_bytes)),
+                *([_mebibytes(row.held_bytes)] if held else []),
             ]
         )
     return Table(headings, lines)
 
 
+def _compared_with(row: Row, baseline: str | None, among: Sequence[Row]) -> dict[str, Row | None]:
+    """What the speed of a row refers to, by its heading."""
+    if row.resolution is not None and baseline is None:
+        return find_rivals(row, among)._asdict()
+    return {"baseline": find_baseline(row, baseline or _default_baseline(among), among)}
+
+
+def _default_baseline(among: Sequence[Row]) -> str:
+    labels = list(dict.fromkeys(row.contender for row in among))
+    return "dual" if "dual" in labels else labels[0]
+
+
+def speed(row: Row, other: Row | None) -> str:
+    """How many times as fast as another row a row is, or ""."""
+    known = other is not None and None not in (other.seconds, row.seconds)
+    return _figure(other.seconds / row.seconds) if known else ""
+
+
 def describe(rows: Sequence[Row], baseline: str | None = None) -> str:
     """What the rows of one command have in common, in a line."""
     row, run = rows[0], rows[0].run
-    baselines = [baseline] if baseline else [_own_baseline(other, rows) for other in rows]
+    if baseline is None and row.resolution is None:
+        baseline = _default_baseline(rows)
     kernels = f", kernels for {run.instruction_set}" if run.instruction_set else ""
     where = f"{run.processor}, {run.cores} cores{kernels}, {run.threads} threads"
     if row.device != "cpu":
@@ -98,16 +127,24 @@ def describe(rows: Sequence[Row], baseline: str | None = None) -> str:
         f"{how}, median of {row.repeats} ± interquartile range",
         *([row.case] if row.case else []),
         where,
+        *machine_rates(row),
         versions,
         run.started,
-        f"baseline: {', '.join(dict.fromkeys(baselines))}",
+        *([f"baseline: {baseline}"] if baseline else []),
         *_kernels(rows),
     ]
     return "; ".join(parts)
 
 
-def _own_baseline(row: Row, among: Sequence[Row]) -> str:
-    return default_baseline(row.contender, dict.fromkeys(other.contender for other in among))
+def machine_rates(row: Row) -> list[str]:
+    """What the machine was measured to do at most before the row, in a phrase or none."""
+    rates = {
+        "FMA peak": row.fma_macs_per_second,
+        "best product float32": row.product_macs_per_second,
+        "bfloat16": row.bfloat16_product_macs_per_second,
+    }
+    known = [f"{name} {2e-9 * rate:,.0f}" for name, rate in rates.items() if rate is not None]
+    return [f"{', '.join(known)} GFLOP/s"] if known else []
 
 
 def _kernels(rows: Sequence[Row]) -> list[str]:
@@ -159,6 +196,10 @@ def _figure(value: float) -> str:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(decimals, 4)}f}"
+
+
+def _mebibytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 2**20:,.1f}"
 
 
 def _count(value: float) -> str:

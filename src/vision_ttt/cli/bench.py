@@ -13,8 +13,9 @@ from rich.console import Console
 from vision_ttt.bench.contenders import find_contenders, registered
 from vision_ttt.bench.correctness import find_error
 from vision_ttt.bench.flash_linear_attention import NAME as PEER
+from vision_ttt.bench.headline import headline
 from vision_ttt.bench.models import measure_models, multiply_adds, steps_of_models
-from vision_ttt.bench.names import TINY
+from vision_ttt.bench.names import DEPLOYED, TINY
 from vision_ttt.bench.op_contenders import known_contenders, op_contenders, refusal
 from vision_ttt.bench.ops import measure_ops, steps_of_ops
 from vision_ttt.bench.problems import Problem
@@ -57,7 +58,7 @@ def _ops(arguments: jsonargparse.Namespace) -> int:
         if error is not None:
             _log.error("%r gives wrong results and is not timed: %s", name, error)
     if right:
-        _check_baseline(arguments.baseline, right)
+        _check_measured("baseline", arguments.baseline, right)
         measure_and_show(
             arguments,
             settings,
@@ -69,14 +70,17 @@ def _ops(arguments: jsonargparse.Namespace) -> int:
 
 def _models(arguments: jsonargparse.Namespace) -> int:
     resolutions = list(dict.fromkeys(arguments.resolutions))
-    settings = _settings(arguments, batch_size=arguments.batch_size)
+    settings = _settings(arguments, arguments.batch_size, arguments.memory_runs)
     names = arguments.models
     if names is None:
-        names, missing = registered(TINY)
+        deployed = (
+            arguments.what == "models" and arguments.device == "cpu" and not settings.compiled
+        )
+        names, missing = registered([*TINY, *(DEPLOYED if deployed else ())])
         if missing:
             _log.info("not among the models yet, and left out: %s", ", ".join(missing))
     contenders = find_contenders(names)
-    _check_baseline(arguments.baseline, [contender.label for contender in contenders])
+    _check_measured("baseline", arguments.baseline, [contender.label for contender in contenders])
     for contender, resolution in itertools.product(contenders, resolutions):
         multiply_adds(contender, resolution)  # raises where the images do not fit
     measure_and_show(
@@ -100,10 +104,16 @@ def _table(arguments: jsonargparse.Namespace) -> int:
     rows = read_rows(path)
     if not rows:
         raise UserError(f"{path} has no rows")
-    _check_baseline(arguments.baseline, [row.contender for row in rows])
+    labels = [row.contender for row in rows]
+    _check_measured("baseline", arguments.baseline, labels)
+    for name in (arguments.headline, *(arguments.lines or ())):
+        _check_measured("contender", name, labels)
     if arguments.figure is not None:
-        draw(comparable(newest(rows)), Path(arguments.figure))
-    text = markdown(rows, arguments.baseline, between=arguments.exponent)
+        draw(comparable(newest(rows)), Path(arguments.figure), arguments.lines)
+    if arguments.headline is None:
+        text = markdown(rows, arguments.baseline, between=arguments.exponent)
+    else:
+        text = headline(rows, arguments.headline)
     if arguments.readme is None:
         Console().print(text, markup=False, highlight=False, soft_wrap=True)
     else:
@@ -111,7 +121,7 @@ def _table(arguments: jsonargparse.Namespace) -> int:
     return 0
 
 
-def _settings(arguments: jsonargparse.Namespace, batch_size: int) -> Settings:
+def _settings(arguments: jsonargparse.Namespace, batch_size: int, memory_runs: int = 0) -> Settings:
     return Settings(
         device=torch.device(arguments.device),
         dtype=getattr(torch, arguments.dtype),
@@ -119,6 +129,7 @@ def _settings(arguments: jsonargparse.Namespace, batch_size: int) -> Settings:
         compiled=arguments.compile,
         repeats=arguments.repeats,
         longest_call=math.inf if arguments.max_seconds is None else arguments.max_seconds,
+        memory_runs=memory_runs,
     )
 
 
@@ -137,7 +148,7 @@ def _serving(names: Sequence[str] | None, problem: Problem, settings: Settings) 
             raise UserError(f"backend {name!r} cannot serve: {reason}")
 
 
-def _check_baseline(baseline: str | None, accepted: Iterable[str]) -> None:
-    accepted = list(dict.fromkeys(accepted))
-    if baseline is not None and baseline not in accepted:
-        raise UserError(f"baseline {baseline!r} is not measured; accepted: {', '.join(accepted)}")
+def _check_measured(argument: str, name: str | None, labels: Iterable[str]) -> None:
+    accepted = list(dict.fromkeys(labels))
+    if name is not None and name not in accepted:
+        raise UserError(f"{argument} {name!r} is not measured; accepted: {', '.join(accepted)}")

@@ -1,5 +1,6 @@
 """One session of `vision-ttt bench`: measure behind a progress bar, keep the rows, show them."""
 
+import dataclasses
 import io
 import json
 import logging
@@ -15,12 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vision_ttt.bench.figures import cost_figure
+from vision_ttt.bench.figures import chosen_lines, cost_figure
 from vision_ttt.bench.machine import describe_run
 from vision_ttt.bench.memory import can_measure
 from vision_ttt.bench.protocol import Advance, Settings
+from vision_ttt.bench.rates import Rates, measure_rates
 from vision_ttt.bench.rows import Row, Run, append_rows
-from vision_ttt.bench.tables import describe, exponents, tabulate
+from vision_ttt.bench.tables import by_line, describe, exponents, tabulate
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
@@ -39,13 +41,16 @@ def measure_and_show(
     append_rows(path, [])  # what cannot be written is told before anything is measured
     if not can_measure(settings.device):
         _log.info("memory is not measured: on a CPU it takes Linux")
+    # Of the GPU the makers tell the rates.
+    rates = (measure_rates() if settings.device.type == "cpu" else Rates())._asdict()
     rows: list[Row] = []
     with _progress(steps) as advance:
         for measured in measure(describe_run(arguments.command, settings.device), advance):
+            measured = [dataclasses.replace(row, **rates) for row in measured]
             append_rows(path, measured)
             rows += measured
     if arguments.figure is not None:
-        draw(rows, Path(arguments.figure))
+        draw(rows, Path(arguments.figure), arguments.lines)
     fits = exponents(rows, arguments.exponent) if arguments.exponent else {}
     console = Console()
     if arguments.json:
@@ -70,9 +75,13 @@ def _show(rows: Sequence[Row], baseline: str | None) -> None:
     print_whole(table)
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(rows: Sequence[Row], path: Path, lines: Sequence[str] | None) -> None:
     """Write the picture of cost against size, in the format of the path's suffix."""
-    write_picture(cost_figure(rows), path, dpi=150)
+    drawn = chosen_lines(rows, lines)
+    left_out = [label for label in by_line(rows) if label not in drawn]
+    if left_out:
+        _log.info("the picture leaves out %s; --lines names others", ", ".join(left_out))
+    write_picture(cost_figure(drawn), path, dpi=150)
 
 
 def write_picture(figure: Figure, path: Path, *, dpi: int) -> None:

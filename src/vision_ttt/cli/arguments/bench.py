@@ -6,7 +6,14 @@ from typing import Literal
 
 import jsonargparse
 
-from vision_ttt.bench.names import FLASH_LINEAR_ATTENTION, OPS, TINY
+from vision_ttt.bench.names import (
+    DEPLOYED,
+    FLASH_LINEAR_ATTENTION,
+    MOST_LINES,
+    OPS,
+    RUNTIMES,
+    TINY,
+)
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
     check_input_file,
@@ -32,10 +39,13 @@ MOST_PIXELS = 2**30  # of a batch
 LARGEST_SHAPE = 2**31  # numbers in one of an op's tensors
 MOST_REPEATS = 10_000
 MOST_THREADS = 1_024
+MOST_MEMORY_RUNS = 100
 
 _EPILOG = """Examples:
 
   vision-ttt bench models --resolutions 224 512 1280
+  vision-ttt bench models --dtype bfloat16 --models deit_tiny_patch16_224:openvino \
+      vittt_tiny_patch16_224:for_inference
   vision-ttt bench ops --op ttt_mlp --lengths 196 6400
   vision-ttt bench table benchmarks/results/models-cpu.csv --figure models.png
 
@@ -56,7 +66,10 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     if what == "table":
         add_table_arguments(own)
     else:
-        (add_op_arguments if what == "ops" else add_model_arguments)(own)
+        if what == "ops":
+            add_op_arguments(own)
+        else:
+            add_model_arguments(own, what)
         add_measuring_arguments(own, what)
     arguments = own.parse_command(argv[1:])
     arguments.what = what
@@ -68,6 +81,10 @@ def check(arguments: jsonargparse.Namespace) -> None:
     """Refuse what can be known to fail before hours of measuring."""
     check_renewed_file("--figure", arguments.figure)
     _check_order(arguments.exponent)
+    if len(arguments.lines or ()) > MOST_LINES:
+        raise UserError(
+            f"--lines names {len(arguments.lines)} contenders; a picture shows at most {MOST_LINES}"
+        )
     if arguments.what == "table":
         check_input_file("the table", arguments.file)
         if arguments.readme is not None:
@@ -81,12 +98,25 @@ def check(arguments: jsonargparse.Namespace) -> None:
         _check_shapes(arguments)
     else:
         check_range(arguments, batch_size=(1, LARGEST_BATCH), resolutions=(1, LARGEST_SIDE))
+        check_range(arguments, memory_runs=(0, MOST_MEMORY_RUNS))
+        _check_runtimes(arguments)
         pixels = arguments.batch_size * max(arguments.resolutions) ** 2
         if pixels > MOST_PIXELS:
             raise UserError(f"a batch has {pixels:,} pixels; it must have at most {MOST_PIXELS:,}")
         if arguments.dtype == "float16" and arguments.device == "cpu":
             raise UserError("dtype float16 is for cuda; accepted on cpu: float32, bfloat16")
     _check_exponent(arguments)
+
+
+def _check_runtimes(arguments: jsonargparse.Namespace) -> None:
+    deployed = [name for name in arguments.models or () if ":" in name]
+    for wanted, off in (
+        ("bench models", arguments.what == "train"),
+        ("--device cpu", arguments.device != "cpu"),
+        ("models without --compile", arguments.compile),
+    ):
+        if deployed and off:
+            raise UserError(f"{shortened(deployed[0])!r} names a runtime, which is for {wanted}")
 
 
 def _check_shapes(arguments: jsonargparse.Namespace) -> None:
@@ -157,20 +187,33 @@ def add_op_arguments(parser: CommandParser) -> None:
     parser.add_argument("--mini_batch_size", type=int, default=16, help="tokens per gradient step")
 
 
-def add_model_arguments(parser: CommandParser) -> None:
+def add_model_arguments(parser: CommandParser, what: str) -> None:
     """Declare the models and images of `bench models` and `bench train`."""
-    parser.add_argument(
-        "--models",
-        type=str,
-        nargs="+",
-        default=None,
-        help="timm names; models with attention are measured with fused and with plain attention,"
-        " 'NAME (fused attention)' picks one. Default: those registered of " + ", ".join(TINY),
+    names = (
+        "timm names; models with attention are measured with fused and with plain attention,"
+        " 'NAME (fused attention)' picks one."
     )
+    default = f" Default: those registered of {', '.join(TINY)}"
+    if what == "models":
+        runtimes = "; ".join(f"{name} ({summary})" for name, summary in RUNTIMES.items())
+        names += (
+            " NAME:RUNTIME is the model as one deploys it on a CPU, computing in --dtype, compared"
+            f" with its modules before it is timed; RUNTIME is one of: {runtimes}. The last two"
+            " come with pip install 'vision-ttt[bench]'; what is missing is named and left out."
+        )
+        default += f"; on cpu also {', '.join(DEPLOYED)}"
+    parser.add_argument("--models", type=str, nargs="+", default=None, help=names + default)
     parser.add_argument(
         "--resolutions", type=int, nargs="+", default=[224], help="pixels along a side"
     )
     parser.add_argument("--batch_size", type=int, default=1, help="images per call")
+    parser.add_argument(
+        "--memory_runs",
+        type=int,
+        default=3,
+        help="processes in which the memory of a model's second call on a CPU is measured, each"
+        " fresh; their median is told. 0: it is not measured",
+    )
 
 
 def add_measuring_arguments(parser: CommandParser, what: str) -> None:
@@ -198,7 +241,11 @@ def add_measuring_arguments(parser: CommandParser, what: str) -> None:
         "--threads", type=int, default=None, help="of the CPU; default: torch's own choice"
     )
     parser.add_argument(
-        "--baseline", type=str, default=None, help="the contender that ratios refer to"
+        "--baseline",
+        type=str,
+        default=None,
+        help="the contender that ratios refer to; default for ops: dual, for models: the fastest"
+        " other model of the same size, then its modules with fused and with plain attention",
     )
     parser.add_argument(
         "--output",
@@ -212,8 +259,21 @@ def add_measuring_arguments(parser: CommandParser, what: str) -> None:
         default=None,
         help="picture of cost against size to write, or to write anew",
     )
+    add_lines_argument(parser)
     add_exponent_argument(parser)
     parser.add_argument("--json", type=bool, default=False, help="print JSON, not a table")
+
+
+def add_lines_argument(parser: CommandParser) -> None:
+    """Declare which contenders the picture shows."""
+    parser.add_argument(
+        "--lines",
+        type=str,
+        nargs="+",
+        default=None,
+        help="contenders in the picture, at most six; default: the fastest that were measured at"
+        " several sizes, of one size of models",
+    )
 
 
 def add_exponent_argument(parser: CommandParser) -> None:
@@ -232,7 +292,11 @@ def add_table_arguments(parser: CommandParser) -> None:
     """Declare the rows of `bench table` and where they go."""
     parser.add_argument("file", type=str, help="CSV file that `vision-ttt bench` wrote")
     parser.add_argument(
-        "--baseline", type=str, default=None, help="the contender that ratios refer to"
+        "--baseline",
+        type=str,
+        default=None,
+        help="the contender that ratios refer to; default for ops: dual, for models: the fastest"
+        " other model of the same size, then its modules with fused and with plain attention",
     )
     add_exponent_argument(parser)
     parser.add_argument(
@@ -244,6 +308,15 @@ def add_table_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--name", type=str, default=None, help="NAME of the place; default: the file's, no suffix"
     )
+    parser.add_argument(
+        "--headline",
+        type=str,
+        default=None,
+        metavar="CONTENDER",
+        help="in place of the tables, what its newest rows say: a sentence, and a short table of"
+        " its speed beside the strongest alternative, eager PyTorch and plain attention",
+    )
+    add_lines_argument(parser)
     parser.add_argument(
         "--figure",
         type=str,

@@ -1,0 +1,138 @@
+"""What is timed of a model: its modules, or what a runtime makes of them; built and checked."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vision_ttt.bench.contenders import NUM_CLASSES, Contender
+from vision_ttt.bench.kernels import ATTENTION, kernels_run
+from vision_ttt.bench.protocol import Prepare, Settings, unless_out_of_memory
+from vision_ttt.bench.runtimes import Deployed, deploy, find_difference, refusal
+from vision_ttt.models.evaluation_mode import evaluation_mode
+
+
+class Entrant(NamedTuple):
+    """A contender at a size: what prepares its call, or why it is not to be timed."""
+
+    prepare: Prepare | None
+    kernels: Sequence[str] = ()
+    failure: str = ""
+
+
+def enter(
+    contender: Contender, resolution: int, settings: Settings, train: bool, failure: str
+) -> Entrant:
+    """Build and check a contender, unless a former failure keeps it out."""
+    if failure:
+        return Entrant(None, failure=failure)
+    if contender.runtime is not None:
+        return _enter_deployed(contender, resolution, settings)
+    model = _modules(contender, resolution, settings, train)
+    kernels, failure = unless_out_of_memory(lambda: _kernels_of(model, resolution, settings, train))
+    if failure:
+        return Entrant(None, failure=failure)
+    if contender.fused and not any(name.startswith(ATTENTION) for name in kernels):
+        return Entrant(None, kernels, "no fused attention kernel serves it")
+    return Entrant(_prepare(model, resolution, settings, train), kernels)
+
+
+def _enter_deployed(contender: Contender, resolution: int, settings: Settings) -> Entrant:
+    """Deploy a model and compare what it computes with the modules."""
+    reason = refusal(contender.runtime, settings.dtype)
+    if reason is not None:
+        return Entrant(None, failure=reason)
+
+    def deploy_and_check() -> tuple[Deployed, str | None]:
+        deployed, modules, images = _deployed(contender, resolution, settings)
+        return deployed, find_difference(deployed, modules, images, settings.dtype)
+
+    try:
+        result, failure = unless_out_of_memory(deploy_and_check)
+    except Exception as error:
+        if contender.runtime == "for_inference":
+            raise
+        # Another project's failure ends no measurement of ours.
+        return Entrant(None, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
+    if failure:
+        return Entrant(None, failure=failure)
+    deployed, difference = result
+    if difference is not None:
+        return Entrant(None, failure=difference)
+    return Entrant(_prepare_deployed(deployed, resolution, settings))
+
+
+def _deployed(
+    contender: Contender, resolution: int, settings: Settings
+) -> tuple[Deployed, nn.Module, Tensor]:
+    """A deployed model, its modules in float32 and images of the size it is for."""
+    modules = contender.build(resolution).eval().requires_grad_(False)
+    images = torch.randn(settings.batch_size, 3, resolution, resolution)
+    # Some runtimes convert the very modules they are given.
+    own = copy.deepcopy(modules)
+    return deploy(contender.runtime, own, images, settings.dtype), modules, images
+
+
+def _modules(contender: Contender, resolution: int, settings: Settings, train: bool) -> nn.Module:
+    """Weights of the dtype for inference, of float32 where autocast casts them."""
+    model = contender.build(resolution).to(settings.device).train(train)
+    return model if train else model.to(settings.dtype)
+
+
+def build(contender: Contender, resolution: int, settings: Settings, train: bool) -> Prepare:
+    """What prepares the calls of a contender, made anew."""
+    if contender.runtime is not None:
+        deployed, *_ = _deployed(contender, resolution, settings)
+        return _prepare_deployed(deployed, resolution, settings)
+    return _prepare(_modules(contender, resolution, settings, train), resolution, settings, train)
+
+
+def _kernels_of(model: nn.Module, resolution: int, settings: Settings, train: bool) -> list[str]:
+    """The kernels that the model runs on one image, with gradients to come where it trains."""
+    dtype = torch.float32 if train else settings.dtype
+    image = torch.randn(1, 3, resolution, resolution, device=settings.device, dtype=dtype)
+    autocast = _autocast(settings.device, settings.dtype, enabled=train)
+    with evaluation_mode(model), torch.set_grad_enabled(train), autocast:
+        return kernels_run(lambda: model(image))
+
+
+def _autocast(device: torch.device, dtype: torch.dtype, *, enabled: bool = True) -> torch.autocast:
+    return torch.autocast(device.type, dtype=dtype, enabled=enabled and dtype != torch.float32)
+
+
+def _prepare(model: nn.Module, resolution: int, settings: Settings, train: bool) -> Prepare:
+    function = torch.compile(model, dynamic=False) if settings.compiled else model
+    shape = (settings.batch_size, 3, resolution, resolution)
+
+    def prepare() -> Callable[[], object]:
+        if not train:
+            images = torch.randn(shape, device=settings.device, dtype=settings.dtype)
+            return functools.partial(_infer, function, images)
+        images = torch.randn(shape, device=settings.device)
+        labels = torch.randint(NUM_CLASSES, shape[:1], device=settings.device)
+        model.zero_grad(set_to_none=True)
+        return functools.partial(_step, function, images, labels, settings.dtype)
+
+    return prepare
+
+
+def _prepare_deployed(deployed: Deployed, resolution: int, settings: Settings) -> Prepare:
+    shape = (settings.batch_size, 3, resolution, resolution)
+    return lambda: functools.partial(deployed, torch.randn(shape))
+
+
+@torch.inference_mode()
+def _infer(model: nn.Module, images: Tensor) -> Tensor:
+    return model(images)
+
+
+def _step(model: nn.Module, images: Tensor, labels: Tensor, dtype: torch.dtype) -> None:
+    with _autocast(images.device, dtype):
+        loss = F.cross_entropy(model(images).float(), labels)
+    loss.backward()

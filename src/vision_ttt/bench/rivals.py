@@ -1,0 +1,49 @@
+"""What a model is compared with: the alternatives measured beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from vision_ttt.bench.contenders import model_of, size_of
+from vision_ttt.bench.rows import Row
+from vision_ttt.models import is_model
+
+
+class Rivals(NamedTuple):
+    """Other projects' models of a row's size in the same command, at the same resolution.
+
+    Each the fastest of its kind, or None where none was timed.
+    """
+
+    strongest: Row | None
+    """However it is run: what one would deploy instead."""
+    eager: Row | None
+    """PyTorch's modules with fused attention."""
+    plain: Row | None
+    """With plain attention, as the papers measure."""
+
+
+def find_rivals(row: Row, among: Sequence[Row]) -> Rivals:
+    """The rivals of a row of a model among rows of any commands.
+
+    Of its size are DeiT-S for Vittt-S; where no such model takes part, all are.
+    """
+    beside = [
+        other
+        for other in among
+        if (other.run, other.measured, other.size) == (row.run, row.measured, row.size)
+        and not is_model(model_of(other.contender))
+    ]
+    own_size = size_of(row.contender)
+    of_its_size = [other for other in beside if size_of(other.contender) == own_size] or beside
+    return Rivals(
+        _fastest(of_its_size),
+        _fastest(other for other in of_its_size if "(fused attention)" in other.contender),
+        _fastest(other for other in of_its_size if "(plain attention)" in other.contender),
+    )
+
+
+def _fastest(rows: Iterable[Row]) -> Row | None:
+    timed = (row for row in rows if row.seconds is not None)
+    return min(timed, key=lambda row: row.seconds, default=None)

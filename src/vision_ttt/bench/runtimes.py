@@ -1,0 +1,148 @@
+"""A model as one deploys it for inference on a CPU: by a runtime, with the runtime's best settings.
+
+Every runtime gets as many threads as torch has at that moment. Threads of one that is idle must not
+take the processor from the next contender: ONNX Runtime's are told not to wait actively after a
+call, and the protocol rests between turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.bench.names import RUNTIMES
+
+Deployed = Callable[[Tensor], Tensor]
+"""images [B, 3, h, w], float32, of the shape it was made for → logits [B, num_classes]."""
+
+# max|got − wanted| / max|wanted| of the logits. A peer need not be as exact as we are to be timed;
+# it must compute the same function.
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+
+
+class Runtime(NamedTuple):
+    """What deploys a model: (model in evaluation mode, images, dtype) → its call."""
+
+    deploy: Callable[[nn.Module, Tensor, torch.dtype], Deployed]
+    packages: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+
+
+def refusal(name: str, dtype: torch.dtype) -> str | None:
+    """Why a runtime cannot serve here, in a few words, or None if it can."""
+    runtime = TABLE[name]
+    missing = [package for package in runtime.packages if find_spec(package) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed: pip install 'vision-ttt[bench]'"
+    if dtype not in runtime.dtypes:
+        return f"{RUNTIMES[name]} computes in float32 here"
+    return None
+
+
+def deploy(name: str, model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
+    """Hand a model in evaluation mode, of float32 weights, to a runtime that serves the dtype."""
+    return TABLE[name].deploy(model, images, dtype)
+
+
+def find_difference(
+    deployed: Deployed, model: nn.Module, images: Tensor, dtype: torch.dtype
+) -> str | None:
+    """Compare the logits of a deployed model with those of the modules in float32.
+
+    Returns:
+        What is wrong; None if nothing exceeds the dtype's tolerance.
+    """
+    with torch.inference_mode():
+        wanted = model(images)
+        got = deployed(images).float()
+    if got.shape != wanted.shape or not got.isfinite().all():
+        return f"its logits {list(got.shape)} are not finite ones {list(wanted.shape)}"
+    error = ((got - wanted).abs().max() / wanted.abs().max()).item()
+    if error <= TOLERANCES[dtype]:
+        return None
+    return f"logits are off by {error:.2g} of the largest, over {TOLERANCES[dtype]:.0e}"
+
+
+def _for_inference(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
+    from vision_ttt import for_inference
+
+    packed = for_inference(model, dtype=None if dtype == torch.float32 else dtype)
+    return torch.inference_mode()(packed)
+
+
+def _inductor(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
+    # Weights become constants, packed for the product, where no gradient can be asked for.
+    compiled = torch.compile(model.to(dtype), dynamic=False, options={"freezing": True})
+    return torch.no_grad()(lambda images: compiled(images.to(dtype)))
+
+
+def _onnxruntime(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    with _onnx_file(model, images) as path:
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+    name = session.get_inputs()[0].name
+    return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
+
+
+def _openvino(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
+    import openvino
+
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        # Said in both cases: by itself it takes bfloat16 where the processor has it.
+        "INFERENCE_PRECISION_HINT": "f32" if dtype == torch.float32 else "bf16",
+    }
+    with _onnx_file(model, images) as path:
+        compiled = openvino.Core().compile_model(str(path), "CPU", settings)
+    request = compiled.create_infer_request()
+
+    def call(images: Tensor) -> Tensor:
+        answer = request.infer([images.numpy()], share_inputs=True, share_outputs=True)
+        return torch.from_numpy(answer[0])
+
+    return call
+
+
+@contextmanager
+def _onnx_file(model: nn.Module, images: Tensor) -> Iterator[Path]:
+    """The model as an ONNX file of fixed sizes, there inside the block."""
+    logger = logging.getLogger("onnxscript")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # notes of the translator about its own workings
+            path = Path(folder) / "model.onnx"
+            torch.onnx.export(model, (images,), path, dynamo=True, verbose=False)
+            yield path
+    finally:
+        logger.setLevel(level)
+
+
+_ONNX = ("onnx", "onnxscript")
+TABLE: Mapping[str, Runtime] = {
+    "for_inference": Runtime(_for_inference),
+    "inductor": Runtime(_inductor),
+    "onnxruntime": Runtime(_onnxruntime, (*_ONNX, "onnxruntime"), (torch.float32,)),
+    "openvino": Runtime(_openvino, (*_ONNX, "openvino")),
+}
+"""By the names of :data:`vision_ttt.bench.names.RUNTIMES`."""
