@@ -102,6 +102,12 @@ def model_of(label: str) -> str:
     return _LABEL.fullmatch(label)[1]
 
 
+def is_ours(label: str) -> bool:
+    """Whether a contender's model is one of this package, however it is run."""
+    name = model_of(label)
+    return timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("vision_ttt.")
+
+
 def registered(names: Iterable[str]) -> tuple[list[str], list[str]]:
     """Part names into those whose models timm knows and those that it does not."""
     names = list(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vision_ttt.bench.rivals import find_rivals
+from vision_ttt.bench.rivals import Rivals, find_rivals
 from vision_ttt.bench.rows import Row, newest
 from vision_ttt.bench.tables import machine_rates, speed
 from vision_ttt.errors import UserError
@@ -47,7 +47,7 @@ def headline(rows: Sequence[Row], contender: str) -> str:
     )
 
 
-def _sentence(compared: Sequence[tuple[Row, object]]) -> str:
+def _sentence(compared: Sequence[tuple[Row, Rivals]]) -> str:
     row, rivals = max(
         compared,
         key=lambda each: (each[0].resolution, each[0].dtype == "float32", each[0].run.started),
@@ -56,15 +56,17 @@ def _sentence(compared: Sequence[tuple[Row, object]]) -> str:
     others = {
         f"the strongest alternative measured, `{rivals.strongest.contender}`": rivals.strongest,
         "eager PyTorch with fused attention": rivals.eager,
-        "plain attention": rivals.plain,
+        "eager PyTorch with plain attention": rivals.plain,
     }
-    said = [
-        f"{speed(row, other)} times as fast as {name}" for name, other in others.items() if other
-    ]
+    said = {  # once where the strongest is one of the others
+        other.contender: f"{speed(row, other)} times as fast as {name}"
+        for name, other in reversed(others.items())
+        if other is not None
+    }
     machine = "; ".join([f"{run.processor}, {run.threads} threads", *machine_rates(row)])
     return (
         f"One image of {row.resolution}² pixels, {row.dtype}: `{row.contender}` takes"
-        f" {_milliseconds(row)} ms, {', '.join(said)} ({machine})."
+        f" {_milliseconds(row)} ms, {', '.join(reversed(said.values()))} ({machine})."
     )
 
 

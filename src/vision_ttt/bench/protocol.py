@@ -98,8 +98,8 @@ def interleave(
     runs in reverse order. The mean seconds per call of a turn are one sample.
 
     On a CPU a call is timed by the clock, and a turn begins after a rest: threads of torch's pool
-    wait actively for 10 ms after their last call, those of other runtimes for up to 40 ms, and would
-    take the processor from the next contender.
+    wait actively for 10 ms after their last call, those of other runtimes for up to 40 ms, and
+    would take the processor from the next contender.
 
     On CUDA a call is timed by events in the queue, which is not drained between the calls of a
     turn: what the host does ahead of the device costs nothing, as in use, and what the device waits

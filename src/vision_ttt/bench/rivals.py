@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from vision_ttt.bench.contenders import model_of, size_of
+from vision_ttt.bench.contenders import is_ours, size_of
 from vision_ttt.bench.rows import Row
-from vision_ttt.models import is_model
 
 
 class Rivals(NamedTuple):
@@ -33,7 +32,7 @@ def find_rivals(row: Row, among: Sequence[Row]) -> Rivals:
         other
         for other in among
         if (other.run, other.measured, other.size) == (row.run, row.measured, row.size)
-        and not is_model(model_of(other.contender))
+        and not is_ours(other.contender)
     ]
     own_size = size_of(row.contender)
     of_its_size = [other for other in beside if size_of(other.contender) == own_size] or beside
