@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vision_ttt.bench.contenders import Contender, default_baseline, find_contenders, registered
+from vision_ttt.bench.contenders import Contender, find_contenders, is_ours, registered
 from vision_ttt.bench.models import measure_models, steps_of_models
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.errors import UserError
@@ -22,9 +22,16 @@ def test_attention_is_a_contender_of_each_kind():
     ]
     assert find_contenders([found[2].label]) == [found[2]]
     assert [contender.fused for contender in found] == [False, True, False]
-    assert default_baseline(NANO, (contender.label for contender in found)) == found[1].label
-    assert default_baseline("b", ["a", "b"]) == "a"
-    assert default_baseline("cpu", ["cpu", "dual"]) == "dual"
+
+
+def test_a_runtime_is_a_contender_of_its_own():
+    names = [f"{DEIT}:openvino", f"{NANO}:for_inference", f"{DEIT}:openvino"]
+    found = find_contenders(names)
+    assert found == [Contender(DEIT, runtime="openvino"), Contender(NANO, runtime="for_inference")]
+    assert [contender.label for contender in found] == names[:2]
+    assert [is_ours(name) for name in (*names, NANO, DEIT, "backend")] == [
+        *(False, True, False, True, False, False)
+    ]
 
 
 @pytest.mark.parametrize(("kind", "fused"), [("fused attention", 12), ("plain attention", 0)])
@@ -51,6 +58,8 @@ def test_the_label_tells_which_attention_runs(kind: str, fused: int, monkeypatch
         ("vittt_tinny_patch16_224", "nearest: vittt_tiny_patch16_224"),
         (f"{NANO} (plain attention)", f"accepted: {NANO}"),
         (f"{DEIT} (flash)", "plain attention"),
+        (f"{DEIT}:openvno", "accepted: for_inference, inductor, onnxruntime, openvino"),
+        (f"{DEIT}:openvino (plain attention)", f"accepted: {DEIT} .*{DEIT}:openvino"),
     ],
 )
 def test_unknown_contenders(name: str, told: str):
@@ -59,7 +68,9 @@ def test_unknown_contenders(name: str, told: str):
 
 
 def test_registered_parts_the_names():
+    deployed = [f"{NANO}:openvino", "no_such_model:openvino"]
     assert registered([NANO, "no_such_model"]) == ([NANO], ["no_such_model"])
+    assert registered(deployed) == (deployed[:1], deployed[1:])
 
 
 @pytest.fixture

@@ -1,6 +1,9 @@
 """Peak memory against allocations of known size."""
 
 import ctypes
+import functools
+import os
+import signal
 
 import pytest
 import torch
@@ -88,6 +91,43 @@ def test_gradients_count():
 
     prepare()()
     assert memory.peak_memory(prepare, CPU) > 31 * MIB
+
+
+def _prepare_widening(mebibytes: int, kept: int):
+    """A call with intermediates of 2 · `mebibytes` that keeps a buffer of `kept` from the first."""
+    model, x, buffers = _Widening(mebibytes), torch.zeros(1), []
+
+    def call():
+        if not buffers:
+            buffers.append(torch.ones(kept * MIB // 4))
+        with torch.no_grad():
+            return model(x)
+
+    return lambda: call
+
+
+@linux
+def test_fresh_processes_tell_the_median_peak_and_what_is_held():
+    build = functools.partial(_prepare_widening, 16, 24)
+    got, failure = memory.memory_in_processes(build, CPU, runs=2)
+    assert failure == ""
+    assert 32 <= got.peak / MIB + 1 < 41
+    assert 24 <= got.held / MIB + 1 < 33
+    assert memory.memory_in_processes(build, CPU, runs=0) == (memory.Memory(), "")
+
+
+def _no_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def _killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@linux
+@pytest.mark.parametrize("build", [_no_memory, _killed])
+def test_a_process_that_gets_no_memory_ends_nothing(build):
+    assert memory.memory_in_processes(build, CPU, runs=1) == (memory.Memory(), "out of memory")
 
 
 def test_unknown_systems_measure_nothing(monkeypatch, tmp_path):

@@ -2,11 +2,13 @@
 
 import csv
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
 
-from vision_ttt.bench.figures import cost_figure
+from vision_ttt.bench.figures import chosen_lines, cost_figure
+from vision_ttt.bench.headline import headline
 from vision_ttt.bench.readme import markdown, replace_in
 from vision_ttt.bench.rows import COLUMNS, Row, Run, append_rows, comparable, newest, read_rows
 from vision_ttt.bench.tables import describe, exponents, tabulate
@@ -27,6 +29,7 @@ RUN = Run(
     vision_ttt="0.1.0",
 )
 PIXELS = "pixels along a side"
+DEIT, VITTT = "deit_tiny_patch16_224", "vittt_tiny_patch16_224"
 MODEL = Row(
     what="models",
     contender="deit (fused attention)",
@@ -114,17 +117,20 @@ def test_newest_row_of_each_settings():
 def test_ratios_hold_within_one_command_only():
     fast = dataclasses.replace(MODEL, contender="vittt", seconds=0.025, macs=250_000_000)
     elsewhere = dataclasses.replace(fast, run=dataclasses.replace(RUN, started="later"))
-    larger = dataclasses.replace(fast, resolution=448)
-    headings, lines = tabulate([MODEL, fast, elsewhere, larger])
+    larger = dataclasses.replace(fast, resolution=448, contender=VITTT)
+    headings, lines = tabulate([MODEL, fast, elsewhere, larger], MODEL.contender)
     column = headings.index("× baseline")
     assert [line[column] for line in lines] == ["1.00", "4.00", "", ""]
     assert [line[headings.index("by MACs")] for line in lines] == ["1.00", "5.00", "", ""]
     assert lines[1] == ["vittt", "224²", "4", "25.0", "2.00", "160", "4.00", "5.00", "250M", "3.0"]
     assert tabulate([MODEL, fast], "vittt").lines[0][column] == "0.250"
+    ours = dataclasses.replace(elsewhere, contender=VITTT)
+    headings, lines = tabulate([MODEL, ours, larger])
+    assert [line[headings.index("× strongest")] for line in lines] == ["1.00", "", ""]
 
 
 def test_table_of_ops():
-    headings, (line,) = tabulate([OP])
+    headings, (line,) = tabulate([dataclasses.replace(OP, fma_macs_per_second=4e10)])
     assert dict(zip(headings, line, strict=True)) == {
         "contender": "cpu",
         "pass": "forward",
@@ -135,6 +141,7 @@ def test_table_of_ops():
         "tokens/s": "128,000",
         "× baseline": "1.00",
         "of matmul": "50%",
+        "of FMA peak": "25%",
         "MACs": "1G",
         "MiB": "",
     }
@@ -158,28 +165,80 @@ def test_exponents():
     assert "tokens^" not in markdown(rows)
 
 
-def test_each_size_of_model_has_its_own_baseline():
-    def row(contender: str, seconds: float | None, failure: str = "") -> Row:
-        return dataclasses.replace(MODEL, contender=contender, seconds=seconds, failure=failure)
+def _row(contender: str, seconds: float | None, failure: str = "", **changes) -> Row:
+    changes = {"contender": contender, "seconds": seconds, "failure": failure, **changes}
+    return dataclasses.replace(MODEL, **changes)
 
-    rows = [
-        row("deit_small_patch16_224 (fused attention)", 3.0),
-        row("deit_small_patch16_224 (plain attention)", 6.0),
-        row("deit_base_patch16_224 (fused attention)", 8.0),
-        row("vittt_small_patch16_224", 1.0),
-        row("vittt_base_patch16_224", 2.0),
-        row("vittt_nano_patch4_32", 0.5),
-    ]
+
+def _column(rows: list[Row], heading: str) -> list[str]:
     headings, lines = tabulate(rows)
-    column = headings.index("× baseline")
-    assert [line[column] for line in lines] == ["1.00", "0.500", "1.00", "3.00", "4.00", "6.00"]
-    assert "baseline: deit_small_patch16_224 (fused attention), deit_base" in describe(rows)
-    named = tabulate(rows, "deit_base_patch16_224 (fused attention)").lines
-    assert named[3][column] == "8.00"
-    without = [*rows[:2], row(rows[2].contender, None, "out of memory"), *rows[3:]]
-    lines = tabulate(without).lines
-    assert lines[2][headings.index("ms")] == "out of memory"
-    assert [line[column] for line in lines] == ["1.00", "0.500", "", "3.00", "", "6.00"]
+    return [line[headings.index(heading)] for line in lines]
+
+
+def test_a_model_is_compared_with_the_strongest_of_its_size_then_eager_then_plain():
+    rows = [
+        _row(f"{DEIT} (fused attention)", 3.0),
+        _row(f"{DEIT} (plain attention)", 6.0),
+        _row(f"{DEIT}:openvino", 1.5),
+        _row(f"{DEIT}:onnxruntime", None, "onnx not installed"),
+        _row("deit_base_patch16_224 (fused attention)", 8.0),
+        _row(VITTT, 1.0),
+        _row(f"{VITTT}:for_inference", 0.5),  # no rival, fast as it is
+        _row("vittt_base_patch16_224", 2.0),
+        _row("vittt_nano_patch4_32", 0.5),  # there is no rival of its size
+    ]
+    strongest = ["0.500", "0.250", "1.00", "", "1.00", "1.50", "3.00", "4.00", "3.00"]
+    assert _column(rows, "× strongest") == strongest
+    assert _column(rows, "× eager") == [
+        *("1.00", "0.500", "2.00", "", "1.00", "3.00", "6.00", "4.00", "6.00")
+    ]
+    assert _column(rows, "× plain")[4:8] == ["", "6.00", "12.0", ""]
+    assert "baseline" not in describe(rows)
+    named = tabulate(rows, "deit_base_patch16_224 (fused attention)")
+    assert named.lines[5][named.headings.index("× baseline")] == "8.00"
+    assert not any("×" in heading for heading in tabulate(rows[5:8]).headings)
+
+
+def test_what_the_machine_can_do_is_told():
+    assert "FMA peak" not in describe([MODEL])
+    rates = {"fma_macs_per_second": 1e11, "product_macs_per_second": 8e10}
+    assert "; FMA peak 200, best product float32 160 GFLOP/s;" in describe(
+        [dataclasses.replace(MODEL, **rates)]
+    )
+
+
+def test_memory_that_is_held_has_a_column_where_it_was_measured():
+    assert "MiB held" not in tabulate([MODEL]).headings
+    held = dataclasses.replace(MODEL, held_bytes=5 * 2**20, memory_runs=3)
+    assert _column([held, MODEL], "MiB held") == ["5.0", ""]
+
+
+def test_headline():
+    small = [_row(f"{DEIT} (fused attention)", 0.02), _row(VITTT, 0.01)]
+    large = [
+        dataclasses.replace(row, resolution=1280)
+        for row in (
+            _row(f"{DEIT}:openvino", 1.5),
+            _row(f"{DEIT} (fused attention)", 3.0),
+            _row(f"{DEIT} (plain attention)", 9.0),
+            _row(VITTT, 0.3),
+        )
+    ]
+    sentence, _, *table = headline([*large, *small], VITTT).splitlines()
+    assert sentence == (
+        f"One image of 1280² pixels, float32: `{VITTT}` takes 300 ms, 5.00 times as fast as the"
+        f" strongest alternative measured, `{DEIT}:openvino`, 10.0 times as fast as eager PyTorch"
+        " with fused attention, 30.0 times as fast as eager PyTorch with plain attention"
+        " (A Processor, 3 GHz, 2 threads)."
+    )
+    assert table[2:] == [
+        f"| 224² | 4 | float32 | 10.0 | `{DEIT} (fused attention)` | 20.0 | 2.00 | 2.00 |  |",
+        f"| 1280² | 4 | float32 | 300 | `{DEIT}:openvino` | 1,500 | 5.00 | 10.0 | 30.0 |",
+    ]
+    # Said once where the strongest is one of the others.
+    assert headline(small, VITTT).count("times as fast") == 1
+    with pytest.raises(UserError, match="not timed beside another model"):
+        headline([_row(VITTT, 0.1), _row(f"{DEIT}:openvino", None, "missing")], VITTT)
 
 
 def test_kernels_and_gpu_are_told():
@@ -202,7 +261,8 @@ def test_a_file_of_a_former_version_is_read_and_grows(tmp_path: Path):
     path = tmp_path / "rows.csv"
     append_rows(path, [MODEL])
     header, cells = path.read_text().splitlines()
-    old = [name for name in header.split(",") if name not in ("failure", "case", "kernels", "cuda")]
+    added = ("failure", "case", "kernels", "cuda", "held_bytes", "fma_macs_per_second")
+    old = [name for name in header.split(",") if name not in added]
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
     with path.open("w", newline="") as file:
@@ -234,25 +294,59 @@ def test_markdown_goes_between_its_markers(tmp_path: Path):
         replace_in(page, "ops", text)
 
 
-def test_markdown_compares_with_the_baseline_of_the_same_command():
-    fast = dataclasses.replace(MODEL, contender="vittt", seconds=0.05)
-    again = dataclasses.replace(MODEL, seconds=1.0, run=dataclasses.replace(RUN, started="later"))
-    lines = [line for line in markdown([MODEL, fast, again]).splitlines() if line.startswith("| ")]
+def test_markdown_compares_with_rows_of_the_same_command():
+    deit = dataclasses.replace(MODEL, contender=f"{DEIT} (fused attention)")
+    fast = dataclasses.replace(MODEL, contender=VITTT, seconds=0.05)
+    again = dataclasses.replace(deit, seconds=1.0, run=dataclasses.replace(RUN, started="later"))
+    lines = [line for line in markdown([deit, fast, again]).splitlines() if line.startswith("| ")]
     (speed,) = [line.split(" | ")[6] for line in lines if line.startswith("| vittt")]
     assert speed == "2.00"
     assert sum(line.startswith("| deit") for line in lines) == 1
 
 
-@pytest.mark.parametrize(("row", "panels"), [(MODEL, 3), (OP, 2)])
-def test_figure_has_a_line_per_contender_on_log_axes(row: Row, panels: int):
+@pytest.mark.parametrize(("row", "panels"), [(MODEL, 2), (OP, 1)])
+def test_figure_has_a_labelled_line_per_contender_on_log_axes(row: Row, panels: int):
     double = {"resolution": 448} if row.tokens is None else {"tokens": 12800}
-    rows = [row, dataclasses.replace(row, **double), dataclasses.replace(row, contender="b")]
-    rows.append(dataclasses.replace(rows[1], contender="c", seconds=None, failure="out of memory"))
-    figure = cost_figure(rows)
+    rows = [row, dataclasses.replace(row, **double)]
+    rows += [dataclasses.replace(each, contender="b") for each in rows]
+    rows[3] = dataclasses.replace(rows[3], seconds=None, failure="out of memory")
+    rows.append(dataclasses.replace(row, contender="a single point"))
+    figure = cost_figure(chosen_lines(rows))
     assert len(figure.axes) == panels  # memory only where it was measured
+    assert not figure.legends
     for axis in figure.axes:
         assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
-        assert [len(line.get_xdata()) for line in axis.lines] == [2, 1, 1]
+        assert [len(line.get_xdata()) for line in axis.lines] == [2, 2]
+        assert sorted(text.get_text() for text in axis.texts) == sorted(chosen_lines(rows))
     figure.draw_without_rendering()
     with pytest.raises(ValueError, match="no rows"):
-        cost_figure([])
+        chosen_lines([])
+
+
+def test_labels_of_a_picture_do_not_cover_each_other():
+    rows = [
+        dataclasses.replace(MODEL, contender=name, resolution=side, seconds=seconds)
+        for name, seconds in {"a": 1.0, "b": 1.001, "c": 1.002}.items()
+        for side in (224, 448)
+    ]
+    figure = cost_figure(chosen_lines(rows))
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        boxes = sorted((text.get_window_extent() for text in axis.texts), key=lambda box: box.y0)
+        assert all(low.y1 <= high.y0 for low, high in itertools.pairwise(boxes))
+
+
+def test_lines_of_a_picture():
+    names = [f"{DEIT}:{runtime}" for runtime in "abcdefg"]
+    rows = [
+        _row(name, seconds, resolution=side)
+        for seconds, name in enumerate([*names[::-1], "deit_base_patch16_224", VITTT], start=1)
+        for side in (224, 448)
+    ]
+    single = _row("vittt_tiny_patch16_224:for_inference", 0.1)
+    lines = chosen_lines([*rows, single])
+    assert list(lines) == names[:0:-1]  # the fastest six of those that are lines, of one size
+    assert list(chosen_lines(rows, [VITTT, names[0]])) == [names[0], VITTT]
+    assert list(chosen_lines([single])) == [single.contender]
+    with pytest.raises(ValueError, match="6 lines at most, got 7"):
+        chosen_lines(rows, names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -98,23 +99,33 @@ def _draw(axis: Axes, lines: Mapping[str, Sequence[Row]], value: Callable[[Row],
     for label, own in lines.items():
         heights = [value(row) for row in own]
         (line,) = axis.plot([row.extent for row in own], heights, marker=".", label=label)
-        known = [height for height in heights if height == height]
+        known = [
+            (row.extent, height)
+            for row, height in zip(own, heights, strict=True)
+            if not math.isnan(height)
+        ]
         if known:
-            ends[label] = (known[-1], line.get_color())
+            ends[label] = (*known[-1], line.get_color())
     _write_labels(axis, ends)
 
 
-def _write_labels(axis: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
-    """Write each line's label right of the panel at the height of its end, none over another."""
+def _write_labels(axis: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
+    """Write each line's label right of its end, those of one size above each other."""
+    (
+        axis.get_xlim(),
+        axis.get_ylim(),
+    )  # asked for, the axes fit the lines, which is put off till then
     to_axes = axis.transData + axis.transAxes.inverted()
-    lowest = 0.0
-    for label, (height, color) in sorted(ends.items(), key=lambda end: end[1][0]):
-        place = max(to_axes.transform((axis.get_xlim()[1], height))[1], lowest)
-        lowest = place + _LABEL_HEIGHT
+    lowest: dict[float, float] = {}
+    for label, (extent, height, color) in sorted(ends.items(), key=lambda end: end[1][1]):
+        x, y = to_axes.transform((extent, height))
+        y = max(y, lowest.get(extent, 0.0))
+        lowest[extent] = y + _LABEL_HEIGHT
         axis.text(
-            *(1.02, place, label.replace("_patch16_224", "")),
+            *(x + 0.02, y, label.replace("_patch16_224", "")),
             transform=axis.transAxes,
             color=color,
             fontsize=8,
             va="center",
+            bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.5},
         )
