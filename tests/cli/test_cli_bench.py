@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from vision_ttt.bench import flash_linear_attention as peer
+from vision_ttt.bench.contenders import registered
+from vision_ttt.bench.names import DEPLOYED, TINY
 from vision_ttt.bench.op_contenders import op_contenders
 from vision_ttt.bench.rows import append_rows, read_rows
 from vision_ttt.cli import bench, bench_session
 from vision_ttt.cli.main import main
+from vision_ttt.errors import UserError
 from vision_ttt.ops.ttt_linear import autograd
 
 SHAPE = ["--shape", "1", "40", "2", "16", "--mini-batch-size", "8", "--repeats", "1"]
-NANO = ["--models", "vittt_nano_patch4_32", "--repeats", "1"]
+NANO = ["--models", "vittt_nano_patch4_32", "--repeats", "1", "--memory-runs", "1"]
 
 
 def test_models_to_csv_table_figure_and_readme(tmp_path: Path, capsys, monkeypatch):
@@ -110,6 +113,44 @@ def test_who_takes_too_long_is_left_out_and_shown(tmp_path: Path, capsys, monkey
     assert "| a call takes over 1e-09 s |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("argv", "deployed"),
+    [
+        (["models"], True),
+        (["models", "--compile"], False),
+        (["train"], False),
+    ],
+)
+def test_what_one_would_deploy_takes_part_in_inference_by_default(argv, deployed, monkeypatch):
+    asked = []
+
+    def find_contenders(names):
+        asked.extend(names)
+        raise UserError("enough")
+
+    monkeypatch.setattr(bench, "find_contenders", find_contenders)
+    assert main(["bench", *argv]) == 2
+    assert set(asked) == set(registered([*TINY, *(DEPLOYED if deployed else ())])[0])
+
+
+def test_a_headline_goes_into_a_page(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    output, page = tmp_path / "models.csv", tmp_path / "README.md"
+    models = ["vittt_nano_patch4_32", "deit_tiny_patch16_224"]
+    argv = ["bench", "models", "--models", *models, "--resolutions", "32", "--repeats", "1"]
+    assert main([*argv, "--output", str(output), "--memory-runs", "0"]) == 0
+    assert all(row.product_macs_per_second > 0 for row in read_rows(output))
+    page.write_text("<!-- bench:headline -->\n<!-- /bench -->\n")
+    argv = ["bench", "table", str(output), "--readme", str(page), "--name", "headline"]
+    assert main([*argv, "--headline", models[0]]) == 0
+    said = page.read_text()
+    assert "One image of 32² pixels, float32: `vittt_nano_patch4_32` takes" in said
+    assert "times as fast as the strongest alternative measured" in said
+    assert main([*argv, "--headline", "absent"]) == 2
+    assert "'absent' is not measured; accepted: vittt_nano_patch4_32" in capsys.readouterr().err
+    assert page.read_text() == said
+
+
 @pytest.mark.parametrize("installed", [False, True])
 def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, monkeypatch):
     by_default = op_contenders("ttt_linear", torch.device("cuda"))
@@ -157,6 +198,12 @@ def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, mo
         (["models", "--figure", "a.xyz"], "suffix must be one of"),
         (["models", *NANO, "--baseline", "deit"], "accepted: vittt_nano_patch4_32"),
         (["models", "--shape", "1"], "unknown flag --shape"),
+        (["models", "--models", "deit_tiny_patch16_224:onnx"], "accepted: for_inference, inductor"),
+        (["train", "--models", DEPLOYED[0]], "which is for bench models"),
+        (["models", "--models", DEPLOYED[0], "--device", "cuda"], "is for --device cpu"),
+        (["models", "--models", DEPLOYED[0], "--compile"], "is for models without --compile"),
+        (["models", "--memory-runs", "-1"], "--memory-runs is -1"),
+        (["models", "--lines", *"abcdefg"], "--lines names 7 contenders"),
         (["train", "--repeats", "0"], "repeats is 0"),
         (["ops", "--backends", "fast"], "unknown backend 'fast'"),
         (["ops", "--backends", "cpu", "--shape", "1", "9", "2", "17"], "'cpu' cannot serve"),
