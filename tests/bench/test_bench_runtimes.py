@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import vision_ttt
+from vision_ttt import inference
 from vision_ttt.bench import names, runtimes
 from vision_ttt.bench.contenders import Contender, find_contenders
 from vision_ttt.bench.machine import describe_run, installed
@@ -26,7 +26,7 @@ def _for_inference(model, *, dtype=None):
 
 @pytest.fixture
 def _modules_for_inference(monkeypatch):
-    monkeypatch.setattr(vision_ttt, "for_inference", _for_inference, raising=False)
+    monkeypatch.setattr(inference, "for_inference", _for_inference)
 
 
 def _rows(labels, settings=BRIEF):

@@ -73,7 +73,7 @@ def find_difference(
 
 
 def _for_inference(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
-    from vision_ttt import for_inference
+    from vision_ttt.inference import for_inference
 
     packed = for_inference(model, dtype=None if dtype == torch.float32 else dtype)
     return torch.inference_mode()(packed)
