@@ -26,6 +26,15 @@ from vision_ttt.ops.fused_ttt_linear import cpu as fused
 from vision_ttt.ops.fused_ttt_linear.reference import fused_ttt_linear_reference
 from vision_ttt.ops.gated_norm.cpu import gated_norm_backward_op, gated_norm_op
 from vision_ttt.ops.gated_norm.reference import gated_norm_reference
+from vision_ttt.ops.packed import (
+    Vit3BlockParameters,
+    VitttBlockParameters,
+    pack,
+    packed_linear,
+)
+from vision_ttt.ops.packed.linear import packed_linear_definition
+from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
+from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_definition
 from vision_ttt.ops.swiglu import swiglu_
 from vision_ttt.ops.swiglu.cpu import swiglu_backward_op, swiglu_in_place_op, swiglu_op
 from vision_ttt.ops.swiglu.reference import swiglu_reference
@@ -167,6 +176,63 @@ def block(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *a: function(a[0], list(a[1:23]), *a[23:28], list(a[28:]))
 
 
+def packed_linear_arguments(s: Sizes) -> list[Any]:
+    dtype = torch.bfloat16 if s.gated else torch.float32
+    weight = pack(normal(s.dim, s.channels), dtype)
+    return [normal(s.batch, s.length, s.channels), weight, normal(s.dim), s.dim]
+
+
+def packed_vittt_arguments(s: Sizes) -> list[Any]:
+    d, taps, b = max(s.dim, 16), s.taps, min(s.mini_batch, 64)
+    directions, dim, hidden = 1 + (s.heads % 2 == 0), s.heads * max(s.dim, 16), 48
+    dim //= directions
+    inner, heads = directions * dim, s.heads
+    convolution = [normal(inner, taps), normal(inner)]
+    parameters = VitttBlockParameters(
+        *(normal(taps * taps, dim), normal(dim), normal(dim)),
+        pack(normal((2 if s.gated else 3) * inner, dim), torch.float32),
+        pack(normal(dim, dim), torch.float32) if s.gated else torch.empty(0),
+        *(pack(normal(heads, dim), torch.float32), normal(heads)),
+        *(*convolution, *convolution),
+        *(normal(heads, d, d), normal(heads, d), torch.empty(0), torch.empty(0)),
+        *(normal(heads, d), normal(heads, d), torch.rand(directions, b)),
+        *(normal(directions, dim), normal(directions, dim)),
+        pack(normal(dim, dim), torch.float32),
+        *(normal(dim), normal(dim)),
+        *(pack(normal(hidden, dim), torch.float32) for _ in range(2)),
+        pack(normal(dim, hidden), torch.float32),
+    )
+    ints = [s.height, s.width, heads, directions, taps, hidden, b]
+    return [normal(s.batch, s.length, dim), *parameters, *ints, 1 / d, *[1e-2] * 4]
+
+
+def packed_vit3_arguments(s: Sizes) -> list[Any]:
+    d, heads, hidden = max(s.dim, 16), s.heads, 48
+    dim = heads * d
+    views = 3 * (dim + d)
+    parameters = Vit3BlockParameters(
+        *(normal(9, dim), normal(dim), normal(dim), normal(dim), normal(dim), normal(dim)),
+        torch.empty(0),
+        *(pack(normal(views, dim), torch.float32), normal(views)),
+        *(normal(heads, d, 2 * d), normal(9, d)),
+        *(pack(normal(dim, dim + d), torch.float32), normal(dim)),
+        *(pack(normal(hidden, dim), torch.float32), normal(hidden)),
+        *(pack(normal(dim, hidden), torch.float32), normal(dim)),
+        *((normal(9, hidden), normal(hidden)) if s.gated else (torch.empty(0),) * 2),
+        normal(s.length, dim // 2, 2) if s.gated else torch.empty(0),
+    )
+    ints = [s.height, s.width, heads, hidden, 0]
+    return [normal(s.batch, s.length, dim), *parameters, *ints, 0.3, 1e-2, 1e-2]
+
+
+def packed_block(function: Callable[..., Tensor], fields: int, ints: int) -> Callable[..., Tensor]:
+    """``function`` on arguments side by side."""
+    first = 1 + fields
+    return lambda *a: function(
+        a[0], list(a[1:first]), list(a[first : first + ints]), list(a[first + ints :])
+    )
+
+
 def in_place(op: Callable[..., None], result: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Run an op that writes into its first argument, and read its result there."""
 
@@ -295,6 +361,21 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
         ),
         "fused_ttt_linear_backward": lambda: Call(
             torch.ops.vision_ttt.fused_ttt_linear_backward, fused_backward_arguments(s), None
+        ),
+    }
+    calls |= {
+        "packed_linear": lambda: Call(
+            packed_linear, packed_linear_arguments(s), packed_linear_definition
+        ),
+        "packed_vittt_block": lambda: Call(
+            packed_block(torch.ops.vision_ttt.packed_vittt_block, 26, 7),
+            packed_vittt_arguments(s),
+            packed_block(packed_vittt_block_definition, 26, 7),
+        ),
+        "packed_vit3_block": lambda: Call(
+            packed_block(torch.ops.vision_ttt.packed_vit3_block, 20, 5),
+            packed_vit3_arguments(s),
+            packed_block(packed_vit3_block_definition, 20, 5),
         ),
     }
     if SGEMM is not None:

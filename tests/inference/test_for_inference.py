@@ -49,7 +49,8 @@ def test_the_logits_are_the_models(name, dtype):
     with torch.no_grad():
         wanted = model(images)
     logits = fast(images)
-    assert logits.dtype == torch.float32 and not logits.requires_grad
+    assert logits.dtype == torch.float32
+    assert not logits.requires_grad
     assert_close(logits, wanted, 2e-2 if dtype == torch.bfloat16 else FORWARD[torch.float32])
     for key, x in model.state_dict().items():
         assert torch.equal(x, before[key])
@@ -180,7 +181,8 @@ def test_a_changed_block_stays_and_is_named(change):
         wanted = model(images)
     with pytest.warns(RuntimeWarning, match="blocks.1") as warned:
         fast = for_inference(model)
-    assert len(warned) == 1 and CHANGES[change] in str(warned[0].message)
+    assert len(warned) == 1
+    assert CHANGES[change] in str(warned[0].message)
     assert "blocks.0" not in str(warned[0].message)
     assert isinstance(fast.blocks[0], PackedVitttBlock)
     assert_close(fast(images), wanted, 1e-5)
@@ -211,7 +213,8 @@ def test_hooked_layers_of_other_models_stay():
     model.head.register_forward_hook(lambda *_: seen.append(1))
     fast = for_inference(model, strict=True)
     fast(images_of("deit"))
-    assert seen and type(fast.head) is nn.Linear
+    assert seen
+    assert type(fast.head) is nn.Linear
 
 
 def test_without_the_kernels(monkeypatch):
@@ -245,7 +248,8 @@ def test_it_cannot_be_trained(fast):
     ):
         with pytest.raises(RuntimeError, match="call for_inference again"):
             call()
-    assert not fast.eval().training and fast.requires_grad_(False) is fast
+    assert not fast.eval().training
+    assert fast.requires_grad_(False) is fast
     with torch.no_grad():  # where nobody asks for gradients
         fast(images.clone().requires_grad_())
     other = copy.deepcopy(fast)
@@ -262,7 +266,8 @@ def test_copies(fast):
 
 
 def test_attributes_are_the_models(fast):
-    assert fast.num_classes == 10 and fast.pretrained_cfg["first_conv"] == "patch_embed.proj"
+    assert fast.num_classes == 10
+    assert fast.pretrained_cfg["first_conv"] == "patch_embed.proj"
     assert fast.forward_features(images_of("nano")).shape == (2, 64, 96)
     with pytest.raises(AttributeError, match="no_such"):
         fast.no_such  # noqa: B018

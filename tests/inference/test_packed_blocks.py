@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from inference_blocks import BLOCKS, DIM, inputs, make, pack_block
 
+from inference_blocks import BLOCKS, DIM, inputs, make, pack_block
 from tolerances import FORWARD, assert_close
 from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
@@ -100,7 +100,7 @@ def test_a_wrong_grid_is_refused(name):
     packed, (y, *rest) = pack_block(make(name), torch.float32), inputs(name, 1, (5, 7))
     if name == "the bare layer":
         pytest.skip("it sees no grid")
-    with pytest.raises(ValueError, match="35|grid"):
+    with pytest.raises(ValueError, match=r"35|grid"):
         packed(y[:, 1:], *rest)
 
 

@@ -8,6 +8,7 @@ import jsonargparse
 from rich.console import Console
 from rich.table import Table
 
+from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.data import (
     DatasetError,
     DatasetSpec,
@@ -44,11 +45,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
         order=even_order(images, Share(accelerator.process_index, accelerator.num_processes)),
         image_shape=metadata.input["input_size"],
     )
-    model.to(accelerator.device)
+    model, precision = fast_model(model, accelerator.device, arguments.dtype)
     bad_images = BadImages(arguments.skip_bad)
-    evaluation = evaluate(
-        model, loader, accelerator, bad_images=bad_images, precision=arguments.precision
-    )
+    evaluation = evaluate(model, loader, accelerator, bad_images=bad_images, precision=precision)
     bad_images.names[:] = all_names(bad_images.names, accelerator)
     if not accelerator.is_main_process:
         return 0

@@ -17,6 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.data import (
     ImageError,
     TransformedImages,
@@ -27,6 +28,7 @@ from vision_ttt.data import (
     watched,
 )
 from vision_ttt.engine import ModelMetadata, load_model
+from vision_ttt.engine.evaluate import autocast
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
 
@@ -40,7 +42,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     device = _device(arguments.device)
     model, metadata = load_model(arguments.checkpoint)
     files = list(_files(arguments.images))
-    model.to(device)
+    model, precision = fast_model(model, device, arguments.dtype)
     console, errors = Console(), Console(stderr=True)
 
     predictions: list[Prediction] = []
@@ -49,7 +51,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     quiet = not errors.is_terminal
     with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
         bar = progress.add_task("", total=len(files))
-        for indices, probabilities, bad in _batches(model, metadata, files, arguments, device):
+        batches = _batches(model, metadata, files, arguments, device, precision)
+        for indices, probabilities, bad in batches:
             for name, reason in bad:
                 error = ImageError(name, reason)
                 if not arguments.skip_bad:
@@ -135,6 +138,7 @@ def _batches(
     files: Sequence[Path],
     arguments: jsonargparse.Namespace,
     device: torch.device,
+    precision: str,
 ) -> Iterator[tuple[Tensor, Tensor, list[tuple[str, str]]]]:
     """Per batch the places of its images [B], their probabilities [B, C] and the bad ones."""
     loader = make_loader(
@@ -147,7 +151,7 @@ def _batches(
         images = batch["images"]
         probabilities = torch.empty(0, len(metadata.classes))
         if len(images):
-            with torch.inference_mode():
+            with torch.inference_mode(), autocast(device, precision):
                 probabilities = model(images.to(device)).float().softmax(dim=-1).cpu()
         yield batch["indices"], probabilities, batch["bad"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class EvaluationOnly(nn.Module):
     """What :func:`vision_ttt.for_inference` returns: called as the model it holds.
 
-    Other attributes than its own are the model's. It can be copied, pickled, compiled, exported, and
+    Other attributes than its own are the model's. It can be copied, pickled, compiled, exported and
     called by several threads at once.
 
     Args:
@@ -92,8 +92,8 @@ class EvaluationOnly(nn.Module):
 
 
 _WHAT_IT_IS = (
-    "for_inference packed its weights for evaluation; train, load or change the model it was made of "
-    "and call for_inference again"
+    "for_inference packed its weights for evaluation; train, load or change the model it was made "
+    "of and call for_inference again"
 )
 
 

@@ -1,4 +1,4 @@
-"""Whether a module is, once and for all, what the library wrote: asked when a model is converted."""
+"""Whether a module is just what the library wrote: asked once, when a model is converted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def require(module: nn.Module | None, path: str, *kinds: type[nn.Module]) -> Non
     """Raise unless ``module`` is exactly of one of ``kinds`` and nobody has changed or watches it.
 
     Raises:
-        Unknown: it is of another class (a wrapper's, a parametrised one), has a method of its own or
+        Unknown: it is of another class (a wrapper's, a parametrised one), has a method of its own,
             a hook, or a tensor of another kind than PyTorch's.
     """
     kind = type(module)

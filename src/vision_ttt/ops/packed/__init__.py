@@ -1,4 +1,4 @@
-"""Inference on packed weights: a linear layer, and whole blocks; see :func:`vision_ttt.for_inference`."""
+"""Linear layers and whole blocks on packed weights, for :func:`vision_ttt.for_inference`."""
 
 from vision_ttt.ops.packed.linear import packed_linear
 from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters, packed_vit3_block

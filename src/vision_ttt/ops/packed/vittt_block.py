@@ -212,7 +212,7 @@ def _check(
                 f"packed_vittt_block: {name} must be {list(shape)}, got {list(has[name])}"
             )
         right = dtype if name in PACKED and has[name].numel() else torch.float32
-        if has[name].numel() and given[name] != right or dtype not in DTYPES:
+        if (has[name].numel() and given[name] != right) or dtype not in DTYPES:
             raise TypeError(f"packed_vittt_block: {name} must be {right}, got {given[name]}")
     if kernel % 2 == 0:
         raise ValueError(f"packed_vittt_block: conv2d's kernel must be odd, got {kernel}")

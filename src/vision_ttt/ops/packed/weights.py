@@ -30,7 +30,7 @@ def packed_shape(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, ...
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Cut the transposed weight into panels of 64 columns that lie in memory one after the other.
 
-    A panel is [inner, 64], in bfloat16 [inner / 2, 64, 2], as the dot products of pairs take it. The
+    A panel is [inner, 64], in bfloat16 [inner / 2, 64, 2] for dot products of pairs. The
     last panel is as narrow as the columns left, filled up with zeros to a multiple of 16.
 
     Args:
