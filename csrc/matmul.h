@@ -5,8 +5,9 @@
 
 namespace {
 
-// One product C [rows, cols] (+)= A [rows, depth] B [depth, cols]. B and C are row-major; A may have
-// any strides, so that a transposed A costs nothing. cols is a multiple of kLanes.
+// One product C [rows, cols] = (S +) A [rows, depth] B [depth, cols]. B, C and S are row-major; A may
+// have any strides, so that a transposed A costs nothing, and S is C itself, or one row for all with
+// start_row = 0. cols is a multiple of kLanes.
 struct Operands {
   long depth;
   const float* a;
@@ -15,10 +16,12 @@ struct Operands {
   long b_row;
   float* c;
   long c_row;
+  const float* start = nullptr;
+  long start_row = 0;
 };
 
 // R rows times V vectors of C stay in registers over the whole depth.
-template <int R, int V, bool kAccumulate>
+template <int R, int V, bool kStarts>
 VISION_TTT_INLINE void product_block(const Operands& o, long i, long j) {
   const float* a = o.a + i * o.a_row;
   const float* b = o.b + j;
@@ -26,7 +29,7 @@ VISION_TTT_INLINE void product_block(const Operands& o, long i, long j) {
   Vector acc[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v)
-      acc[r][v] = kAccumulate ? load(c + r * o.c_row + v * kLanes) : Vector{};
+      acc[r][v] = kStarts ? load(o.start + (i + r) * o.start_row + j + v * kLanes) : Vector{};
   for (long k = 0; k < o.depth; ++k) {
     Vector row[V];
     for (int v = 0; v < V; ++v) row[v] = load(b + k * o.b_row + v * kLanes);
@@ -40,10 +43,10 @@ VISION_TTT_INLINE void product_block(const Operands& o, long i, long j) {
 }
 
 // All rows of one column block: blocks of R rows, then a smaller one for the rest.
-template <int R, int V, bool kAccumulate>
+template <int R, int V, bool kStarts>
 VISION_TTT_INLINE void product_rows(const Operands& o, long i, long rows, long j) {
-  for (; i + R <= rows; i += R) product_block<R, V, kAccumulate>(o, i, j);
-  if constexpr (R > 1) product_rows<R / 2, V, kAccumulate>(o, i, rows, j);
+  for (; i + R <= rows; i += R) product_block<R, V, kStarts>(o, i, j);
+  if constexpr (R > 1) product_rows<R / 2, V, kStarts>(o, i, rows, j);
 }
 
 // Rows held beside 4, 2 and 1 vectors of columns. Powers of two, because mini-batches and heads are;
@@ -54,15 +57,22 @@ constexpr int kRowsOf4 = 4, kRowsOf2 = 8, kRowsOf1 = 8;
 constexpr int kRowsOf4 = 0, kRowsOf2 = 4, kRowsOf1 = 8;
 #endif
 
-template <bool kAccumulate>
+// Rows of the tiles that a product of so many columns consists of: where they are many, it may as well
+// be asked for in as many slices, with something else between.
+constexpr long tile_rows(long cols) {
+  if (kRowsOf4 > 0 && cols >= 4 * kLanes) return kRowsOf4;
+  return cols >= 2 * kLanes ? kRowsOf2 : kRowsOf1;
+}
+
+template <bool kStarts>
 __attribute__((noinline)) void product(long rows, long cols, const Operands& o) {
   long j = 0;
   if constexpr (kRowsOf4 > 0)
     for (; j + 4 * kLanes <= cols; j += 4 * kLanes)
-      product_rows<kRowsOf4, 4, kAccumulate>(o, 0, rows, j);
+      product_rows<kRowsOf4, 4, kStarts>(o, 0, rows, j);
   for (; j + 2 * kLanes <= cols; j += 2 * kLanes)
-    product_rows<kRowsOf2, 2, kAccumulate>(o, 0, rows, j);
-  for (; j < cols; j += kLanes) product_rows<kRowsOf1, 1, kAccumulate>(o, 0, rows, j);
+    product_rows<kRowsOf2, 2, kStarts>(o, 0, rows, j);
+  for (; j < cols; j += kLanes) product_rows<kRowsOf1, 1, kStarts>(o, 0, rows, j);
 }
 
 // C = A B, A row-major with rows of a_row floats.
@@ -74,13 +84,29 @@ VISION_TTT_INLINE void multiply(long rows, long depth, long cols, const float* a
 // C += A B.
 VISION_TTT_INLINE void multiply_add(long rows, long depth, long cols, const float* a, long a_row,
                                     const float* b, float* c) {
-  product<true>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols});
+  product<true>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols, c, cols});
+}
+
+// C = A B + 1 sᵀ: s is added to every row.
+VISION_TTT_INLINE void multiply_add_row(long rows, long depth, long cols, const float* a, long a_row,
+                                        const float* b, const float* s, float* c) {
+  product<true>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols, s, 0});
+}
+
+// C += A B, A [n, n] zero above its diagonal, of which whole tiles are skipped.
+VISION_TTT_INLINE void multiply_add_lower(long n, long cols, const float* a, long a_row,
+                                          const float* b, float* c) {
+  const long rows = tile_rows(cols);
+  for (long i = 0; i < n; i += rows) {
+    const long end = i + rows < n ? i + rows : n;
+    multiply_add(end - i, end, cols, a + i * a_row, a_row, b, c + i * cols);
+  }
 }
 
 // C += Aᵀ B, A [depth, rows] row-major with rows of a_row floats.
 VISION_TTT_INLINE void multiply_add_transposed(long rows, long depth, long cols, const float* a,
                                                long a_row, const float* b, float* c) {
-  product<true>(rows, cols, {depth, a, 1, a_row, b, cols, c, cols});
+  product<true>(rows, cols, {depth, a, 1, a_row, b, cols, c, cols, c, cols});
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 #include "../functions.h"
 #include "../matmul.h"
-#include "inner_norm.h"
+#include "inner_norms.h"
 
 namespace {
 
@@ -94,6 +94,14 @@ struct Head {
   }
 };
 
+// Neighbouring heads of one image.
+struct Heads {
+  const Problem& p;
+  int64_t first, count;
+
+  Head operator[](int64_t i) const { return Head(p, first + i); }
+};
+
 // [n, D] → [D, cols]; the columns past n are zero.
 template <int D>
 VISION_TTT_INLINE void transpose_rows(const float* rows, int64_t n, int64_t cols, float* out) {
@@ -115,6 +123,26 @@ VISION_TTT_INLINE void keep_lower(float* x, int64_t n, int64_t cols, float offse
     }
 }
 
+// The taps of the convolutions that one head's views go through, each [K + 1, D]; null where a view is
+// taken as it is.
+template <int D>
+struct Taps {
+  float *q, *k;
+
+  static size_t floats(const Problem& p) { return 2 * (p.taps + 1) * D; }
+  static Taps load(Scratch& scratch, const Head& head) {
+    return {load_one(scratch, head, head.p.conv_q), load_one(scratch, head, head.p.conv_k)};
+  }
+
+ private:
+  static float* load_one(Scratch& scratch, const Head& head, const Convolution& conv) {
+    if (!conv.weight) return nullptr;
+    float* taps = scratch.take((head.p.taps + 1) * D);
+    load_taps<D>(conv, head.scan.head, head.p.taps, taps);
+    return taps;
+  }
+};
+
 // The tokens of one mini-batch, and what its test views see of its training views.
 // q and k are neighbours, so that one product serves both.
 template <int D>
@@ -125,16 +153,15 @@ struct Views {
   float* k_t;         // Kᵀ [D, cols], columns past n zero
   float* attention;   // A [n, cols], zero above the diagonal
   float* eta;         // [n]
-  float *taps_q, *taps_k;  // [K + 1, D], null where the view is not convolved
+  Taps<D> taps;       // of the head at hand
   float* raw;              // [K - 1 + n, D]: the tokens that a convolution sees
 
   static size_t floats(const Problem& p) {
     int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
-    size_t convolutions = p.taps ? (2 * (p.taps + 1) + p.taps - 1 + b) * D : 0;
-    return 4 * padded * D + padded * padded + padded + convolutions + 8 * 16;
+    size_t convolutions = p.taps ? (p.taps - 1 + b) * D : 0;
+    return 4 * padded * D + padded * padded + padded + convolutions + 6 * 16;
   }
-  void allocate(Scratch& scratch, const Head& head) {
-    const Problem& p = head.p;
+  void allocate(Scratch& scratch, const Problem& p) {
     int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
     k = scratch.take(2 * padded * D);
     q = k;  // set per mini-batch: right behind its k
@@ -142,16 +169,7 @@ struct Views {
     k_t = scratch.take(D * padded);
     attention = scratch.take(padded * padded);
     eta = scratch.take(padded);
-    taps_q = allocate_taps(scratch, head, p.conv_q);
-    taps_k = allocate_taps(scratch, head, p.conv_k);
     raw = p.taps ? scratch.take((p.taps - 1 + b) * D) : nullptr;
-  }
-
-  static float* allocate_taps(Scratch& scratch, const Head& head, const Convolution& conv) {
-    if (!conv.weight) return nullptr;
-    float* taps = scratch.take((head.p.taps + 1) * D);
-    load_taps<D>(conv, head.scan.head, head.p.taps, taps);
-    return taps;
   }
 
   // Take in the training and label views of the tokens from `start`.
@@ -164,12 +182,12 @@ struct Views {
       for (int64_t t = n; t < cols; ++t) eta[t] = 0.0f;
       for (int64_t t = 0; t < cols; t += kLanes) store(eta + t, head.p.rate * sigmoid(load(eta + t)));
     }
-    load_view(head, head.p.k, taps_k, start, k);
+    load_view(head, head.p.k, taps.k, start, k);
     load_rows<D>(head.p.v, head.p.is_bfloat16, head.scan, start, n, v);
   }
 
   void load_queries(const Head& head, int64_t start) {
-    load_view(head, head.p.q, taps_q, start, q);
+    load_view(head, head.p.q, taps.q, start, q);
   }
 
   void load_view(const Head& head, const Tokens& x, const float* taps, int64_t start, float* rows) {

@@ -7,25 +7,40 @@
 
 namespace {
 
-// One task is one head of one image. Tasks go to whichever thread is free, so that their number need
-// not be a multiple of the threads'; each writes its own results, hence the same bits every time.
+// The most heads, up to `most`, that a task can take without any thread's work growing.
+inline int64_t heads_per_task(const Problem& p, int64_t most) {
+  auto rounds = [&](int64_t tasks) { return (tasks + p.threads - 1) / p.threads; };
+  for (int64_t count = most; count > 1; --count) {
+    const int64_t tasks = p.batch * ((p.heads + count - 1) / count);
+    if (count * rounds(tasks) <= rounds(p.batch * p.heads)) return count;
+  }
+  return 1;
+}
+
+// One task is some neighbouring heads of one image. Tasks go to whichever thread is free, so that
+// their number need not be a multiple of the threads'; each head writes its own results in an order
+// of its own, hence the same bits every time, whichever heads share a task.
 template <class Pass>
 int run_heads(const Problem& p, const typename Pass::Tensors& tensors) {
-  const int64_t tasks = p.batch * p.heads;
+  const int64_t per_task = heads_per_task(p, Pass::kHeads);
+  const int64_t per_image = (p.heads + per_task - 1) / per_task;
   const size_t floats = Pass::floats(p);
   std::atomic<int> failed{0};
 #pragma omp parallel for schedule(dynamic, 1) num_threads(int(p.threads)) if (p.threads > 1)
-  for (int64_t task = 0; task < tasks; ++task) {
+  for (int64_t task = 0; task < p.batch * per_image; ++task) {
     Scratch scratch(floats);
+    const int64_t first = task % per_image * per_task, rest = p.heads - first;
+    const Heads heads{p, task / per_image * p.heads + first, rest < per_task ? rest : per_task};
     if (scratch.ok())
-      Pass::run(Head(p, task), tensors, scratch);
+      Pass::run(heads, tensors, scratch);
     else
       failed = 1;
   }
   return failed;
 }
 
-// A Pass<D> names its Tensors, counts the floats of its scratch and runs one head.
+// A Pass<D> names its Tensors, says how many heads it takes together at most, counts the floats of its
+// scratch and runs.
 template <template <int> class Pass>
 int run(const Problem& p, const typename Pass<16>::Tensors& tensors) {
   switch (p.dim) {

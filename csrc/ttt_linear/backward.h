@@ -10,7 +10,7 @@ size_t backward_floats(const Problem& p) {
   const int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
   const size_t states = p.interval * (D * D + round_up(D, 16));
   const size_t rows = 10 * padded * D + D * padded + padded * padded;
-  return MiniBatch<D>::floats(p) + states + 2 * D * D + 3 * D + round_up(b, 16) + rows + 32 * 16;
+  return MiniBatch<D>::floats(p) + Taps<D>::floats(p) + states + 2 * D * D + 3 * D + round_up(b, 16) + rows + 32 * 16;
 }
 
 template <int D>
@@ -30,7 +30,8 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
   float* dbias = scratch.take(D);
   float* dscale = scratch.take(b);
   MiniBatch<D> batch;
-  batch.allocate(scratch, head);
+  batch.allocate(scratch, p);
+  batch.taps = Taps<D>::load(scratch, head);
   float* dz = scratch.take(2 * padded * D);  // [∂Z_q; ∂Z_k] once both are known
   float* through_w = scratch.take(2 * padded * D);
   float* update = scratch.take(padded * D);   // U = A G
@@ -60,10 +61,12 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
     for (int64_t m = 0; m + 1 < members; ++m) {
       const int64_t number = segment + m;
       batch.begin(head, number * b, head.size(number));
-      batch.learn(head, states_w + m * D * D, states_b + m * D, norm, batch.n, (number + 1) * b);
+      RowsAhead<D> ahead(head, (number + 1) * b, b, {&p.k, &p.v}, slices(b, D) + slices(D, D));
+      batch.learn(states_w + m * D * D, states_b + m * D, norm, batch.n, ahead);
       copy(states_w + (m + 1) * D * D, states_w + m * D * D, D * D);
       copy(states_b + (m + 1) * D, states_b + m * D, D);
-      batch.update(head.scale(batch.n - 1), states_w + (m + 1) * D * D, states_b + (m + 1) * D);
+      batch.update(head.scale(batch.n - 1), states_w + (m + 1) * D * D, states_b + (m + 1) * D,
+                   ahead);
     }
 
     for (int64_t m = members - 1; m >= 0; --m) {
@@ -71,10 +74,14 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
       const float* w = states_w + m * D * D;
       const float p_last = head.scale(n - 1);
 
+      RowsAhead<D> ahead(head, start - b, b, {&p.q, &p.k, &p.v, &grad.o},
+                         2 * slices(2 * n, D) + slices(D, D));
+      RowsAhead<D> results(head, start, n, {&grad.dq, &grad.dk, &grad.dv}, 2 * slices(n, D));
+
       // The forward pass, again.
       batch.begin(head, start, n);
       batch.load_queries(head, start);
-      batch.learn(head, w, states_b + m * D, norm, 2 * n, start - b);
+      batch.learn(w, states_b + m * D, norm, 2 * n, ahead);
       batch.attend();
       const int64_t cols = batch.cols;
       multiply(n, n, D, batch.attention, cols, batch.step, update);
@@ -82,8 +89,6 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
       // o = f(q), Z_q = Q W + b - p U
       load_rows<D>(grad.o, p.is_bfloat16, head.scan, start, n, dq);
       for (int64_t t = 0; t < n; ++t) {
-        prefetch_row<D>(p.q, p.is_bfloat16, head.scan, start - b + t);
-        prefetch_row<D>(grad.o, p.is_bfloat16, head.scan, start - b + t);
         const float p_t = head.scale(t);
         Row<D> gradient = Row<D>::of(dq + t * D), dz_q = gradient;
         Row<D> u = Row<D>::of(update + t * D);
@@ -108,13 +113,15 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
       multiply_add_transposed(n, n, D, dattention, cols, batch.q, dk);
 
       // W ← W - p_n Kᵀ G, b ← b - p_n Σ G: dstep starts as -p_n (K ∂W + ∂b)
-      for (int64_t t = 0; t < n; ++t) copy(dstep + t * D, db, D);
-      multiply_add(n, D, D, batch.k, D, dw, dstep);
+      in_slices(n, results, [&](int64_t t, int64_t rows) {
+        multiply_add_row(rows, D, D, batch.k + t * D, D, dw, db, dstep + t * D);
+      });
       transpose(dw, D, D, transposed);
-      multiply(n, D, D, batch.step, D, transposed, through_w);
+      in_slices(n, results, [&](int64_t t, int64_t rows) {
+        multiply(rows, D, D, batch.step + t * D, D, transposed, through_w + t * D);
+      });
       float dscale_last = 0.0f;
       for (int64_t t = 0; t < n; ++t) {
-        prefetch_row<D, true>(grad.dq, p.is_bfloat16, head.scan, start + t);
         Row<D> k_dw = Row<D>::of(dstep + t * D);
         dscale_last += k_dw.dot(Row<D>::of(batch.step + t * D));
         (k_dw * -p_last).to(dstep + t * D);
@@ -126,8 +133,6 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
       // G = η g(z_k, k, v), z_k = K W + b
       float* dz_k = dz + n * D;
       for (int64_t t = 0; t < n; ++t) {
-        prefetch_row<D, true>(grad.dk, p.is_bfloat16, head.scan, start + t);
-        prefetch_row<D, true>(grad.dv, p.is_bfloat16, head.scan, start + t);
         Row<D> z = Row<D>::of(batch.z_k + t * D);
         Row<D> k = Row<D>::of(batch.k + t * D), v = Row<D>::of(batch.v + t * D);
         Row<D> ds = Row<D>::of(dstep + t * D);
@@ -149,14 +154,18 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
 
       // Q W, K W
       transpose(w, D, D, transposed);
-      multiply(2 * n, D, D, dz, D, transposed, through_w);
+      in_slices(2 * n, ahead, [&](int64_t t, int64_t rows) {
+        multiply(rows, D, D, dz + t * D, D, transposed, through_w + t * D);
+      });
       for (int64_t t = 0; t < n; ++t) {
         (Row<D>::of(dq + t * D) + Row<D>::of(through_w + t * D)).to(dq + t * D);
         (Row<D>::of(dk + t * D) + Row<D>::of(through_w + (n + t) * D)).to(dk + t * D);
         accumulate(db, Row<D>::of(dz + t * D) + Row<D>::of(dz_k + t * D));
       }
-      multiply_add_transposed(D, n, D, batch.q, D, dz, dw);
-      multiply_add_transposed(D, n, D, batch.k, D, dz_k, dw);
+      in_slices(D, ahead, [&](int64_t i, int64_t rows) {
+        multiply_add_transposed(rows, n, D, batch.q + i, D, dz, dw + i * D);
+        multiply_add_transposed(rows, n, D, batch.k + i, D, dz_k, dw + i * D);
+      });
 
       store_rows<D>(grad.dq, p.is_bfloat16, head.scan, start, n, dq);
       store_rows<D>(grad.dk, p.is_bfloat16, head.scan, start, n, dk);

@@ -1,50 +1,75 @@
-// Forward pass of ttt_linear over one head of one image.
+// Forward pass of ttt_linear over heads of one image.
 #pragma once
 
 #include "mini_batch.h"
 
 namespace {
 
+// Heads that go along the tokens together. Their rows lie side by side in memory, where one alone
+// would leave the most of every page it touches to the next; their states stay in the second cache
+// level.
+template <int D>
+constexpr int64_t kHeadsTogether = D <= 64 ? 4 : 2;
+
+// What the forward pass carries along the tokens of one head.
+template <int D>
+struct Learner {
+  float *w, *b;  // the state
+  Taps<D> taps;
+};
+
 template <int D>
 size_t forward_floats(const Problem& p) {
-  return MiniBatch<D>::floats(p) + D * D + D + 32;
+  return MiniBatch<D>::floats(p) + kHeadsTogether<D> * (D * D + D + Taps<D>::floats(p) + 4 * 16);
+}
+
+// One mini-batch of one head; `ahead` are the tokens that come next.
+template <int D>
+void forward_mini_batch(const Head& head, int64_t number, const Learner<D>& learner,
+                        const Outputs& out, MiniBatch<D>& batch, RowsAhead<D>& ahead) {
+  const Problem& p = head.p;
+  float *w = learner.w, *b = learner.b;
+  if (out.kept.w1 && number && number % p.interval == 0) {
+    copy(out.kept.w1 + head.kept_index(number) * D * D, w, D * D);
+    copy(out.kept.b1 + head.kept_index(number) * D, b, D);
+  }
+  const int64_t start = number * p.mini_batch_size, n = head.size(number);
+  batch.taps = learner.taps;
+  batch.begin(head, start, n);
+  batch.load_queries(head, start);
+  batch.learn(w, b, head.norm(), 2 * n, ahead);
+  batch.attend();
+  head.scale_rows(batch.attention, n, batch.cols);
+  multiply_add_lower(n, D, batch.attention, batch.cols, batch.step, batch.z_q);
+  inner_outputs<D>(n, batch.q, batch.z_q, head.norm());
+  store_rows<D>(out.o, p.is_bfloat16, head.scan, start, n, batch.z_q);
+  batch.update(head.scale(n - 1), w, b, ahead);
 }
 
 template <int D>
-void forward_head(const Head& head, const Outputs& out, Scratch& scratch) {
-  const Problem& p = head.p;
-  const Norm norm = head.norm();
-  float* w = scratch.take(D * D);
-  float* b = scratch.take(D);
+void forward_heads(const Heads& heads, const Outputs& out, Scratch& scratch) {
+  const Problem& p = heads.p;
   MiniBatch<D> batch;
-  batch.allocate(scratch, head);
-  copy(w, p.initial.w1 + head.initial_index() * D * D, D * D);
-  copy(b, p.initial.b1 + head.initial_index() * D, D);
-
-  for (int64_t number = 0; number < head.mini_batches(); ++number) {
-    if (out.kept.w1 && number && number % p.interval == 0) {
-      copy(out.kept.w1 + head.kept_index(number) * D * D, w, D * D);
-      copy(out.kept.b1 + head.kept_index(number) * D, b, D);
-    }
-    const int64_t start = number * p.mini_batch_size, n = head.size(number);
-    batch.begin(head, start, n);
-    batch.load_queries(head, start);
-    batch.learn(head, w, b, norm, 2 * n, start + n);
-    batch.attend();
-    head.scale_rows(batch.attention, n, batch.cols);
-    multiply_add(n, n, D, batch.attention, batch.cols, batch.step, batch.z_q);
-    for (int64_t t = 0; t < n; ++t) {
-      prefetch_row<D>(p.q, p.is_bfloat16, head.scan, start + n + t);
-      prefetch_row<D, true>(out.o, p.is_bfloat16, head.scan, start + n + t);
-      inner_output(Row<D>::of(batch.q + t * D), Row<D>::of(batch.z_q + t * D), norm)
-          .to(batch.z_q + t * D);
-    }
-    store_rows<D>(out.o, p.is_bfloat16, head.scan, start, n, batch.z_q);
-    batch.update(head.scale(n - 1), w, b);
+  batch.allocate(scratch, p);
+  Learner<D> learners[kHeadsTogether<D>];
+  for (int64_t i = 0; i < heads.count; ++i) {
+    const Head head = heads[i];
+    learners[i] = {scratch.take(D * D), scratch.take(D), Taps<D>::load(scratch, head)};
+    copy(learners[i].w, p.initial.w1 + head.initial_index() * D * D, D * D);
+    copy(learners[i].b, p.initial.b1 + head.initial_index() * D, D);
   }
-  if (!out.last.w1) return;
-  copy(out.last.w1 + head.index * D * D, w, D * D);
-  copy(out.last.b1 + head.index * D, b, D);
+  const int64_t b = p.mini_batch_size;
+  for (int64_t number = 0; number < heads[0].mini_batches(); ++number)
+    for (int64_t i = 0; i < heads.count; ++i) {
+      const bool last = i + 1 == heads.count;
+      RowsAhead<D> ahead(heads[last ? 0 : i + 1], (number + last) * b, b, {&p.q, &p.k, &p.v, &out.o},
+                         slices(2 * b, D) + slices(D, D));
+      forward_mini_batch(heads[i], number, learners[i], out, batch, ahead);
+    }
+  for (int64_t i = 0; out.last.w1 && i < heads.count; ++i) {
+    copy(out.last.w1 + heads[i].index * D * D, learners[i].w, D * D);
+    copy(out.last.b1 + heads[i].index * D, learners[i].b, D);
+  }
 }
 
 }  // namespace

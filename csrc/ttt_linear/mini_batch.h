@@ -1,7 +1,7 @@
 // One mini-batch of ttt_linear: what forward and backward share.
 #pragma once
 
-#include "../learner/head.h"
+#include "../learner/rows_ahead.h"
 
 namespace {
 
@@ -17,9 +17,9 @@ struct MiniBatch : Views<D> {
     return Views<D>::floats(p) + 3 * round_up(p.mini_batch_size, kLanes) * D + 2 * 16;
   }
   // Rows are padded to whole vectors, so that a square can be transposed.
-  void allocate(Scratch& scratch, const Head& head) {
-    Views<D>::allocate(scratch, head);
-    const int64_t padded = round_up(head.p.mini_batch_size, kLanes);
+  void allocate(Scratch& scratch, const Problem& p) {
+    Views<D>::allocate(scratch, p);
+    const int64_t padded = round_up(p.mini_batch_size, kLanes);
     z_k = scratch.take(2 * padded * D);
     z_q = z_k;
     step = scratch.take(padded * D);
@@ -30,22 +30,16 @@ struct MiniBatch : Views<D> {
     z_q = z_k + n * D;
   }
 
-  // z for the first `rows` of [k; q], and the steps. Meanwhile the tokens from `next` are fetched.
-  void learn(const Head& head, const float* w, const float* b, const Norm& norm, int64_t rows,
-             int64_t next) {
-    for (int64_t t = 0; t < rows; ++t) copy(z_k + t * D, b, D);
-    multiply_add(rows, D, D, k, D, w, z_k);
-    for (int64_t t = 0; t < n; ++t) {
-      prefetch_row<D>(head.p.k, head.p.is_bfloat16, head.scan, next + t);
-      prefetch_row<D>(head.p.v, head.p.is_bfloat16, head.scan, next + t);
-      Row<D> g = inner_gradient(Row<D>::of(z_k + t * D), Row<D>::of(k + t * D),
-                                Row<D>::of(v + t * D), norm);
-      (g * eta[t]).to(step + t * D);
-    }
+  // z for the first `rows` of [k; q], and the steps.
+  void learn(const float* w, const float* b, const Norm& norm, int64_t rows, RowsAhead<D>& ahead) {
+    in_slices(rows, ahead, [&](int64_t t, int64_t count) {
+      multiply_add_row(count, D, D, k + t * D, D, w, b, z_k + t * D);
+    });
+    inner_gradients<D>(n, z_k, k, v, eta, norm, step);
   }
 
   // W ← W - p_n Kᵀ G, b ← b - p_n Σ G. Overwrites the steps with -p_n G.
-  void update(float p_last, float* w, float* b) {
+  void update(float p_last, float* w, float* b, RowsAhead<D>& ahead) {
     Row<D> bias = Row<D>::of(b);
     for (int64_t t = 0; t < n; ++t) {
       Row<D> scaled = Row<D>::of(step + t * D) * -p_last;
@@ -53,7 +47,9 @@ struct MiniBatch : Views<D> {
       bias = bias + scaled;
     }
     bias.to(b);
-    multiply_add_transposed(D, n, D, k, D, step, w);
+    in_slices(D, ahead, [&](int64_t i, int64_t count) {
+      multiply_add_transposed(count, n, D, k + i, D, step, w + i * D);
+    });
   }
 };
 

@@ -11,16 +11,17 @@ class BackwardPass {
  public:
   static size_t floats(const Problem& p) {
     const int64_t padded = round_up(p.mini_batch_size, kLanes);
-    return MiniBatch<D>::floats(p, Direction::kBackward) +
+    return MiniBatch<D>::floats(p, Direction::kBackward) + Taps<D>::floats(p) +
            (held_states(p) + 1) * Weights<D>::kFloats + 2 * D + round_up(p.mini_batch_size, 16) +
            D * kPanel + 6 * padded * 4 * D + 9 * padded * D + D * padded + padded * kPanel +
-           2 * padded * padded + padded + 24 * 16;
+           2 * padded * padded + padded + 26 * 16;
   }
 
   BackwardPass(const Head& h, const Gradients& gradients, Scratch& scratch)
       : head(h), p(h.p), grad(gradients), norm(h.norm()) {
     const int64_t padded = round_up(p.mini_batch_size, kLanes);
-    batch.allocate(scratch, head, Direction::kBackward);
+    batch.allocate(scratch, p, Direction::kBackward);
+    batch.taps = Taps<D>::load(scratch, head);
     states = scratch.take(held_states(p) * Weights<D>::kFloats);
     dw = {scratch.take(Weights<D>::kFloats)};
     dweight = scratch.take(D);
@@ -93,9 +94,11 @@ class BackwardPass {
     for (int64_t number = segment; number + 1 < stop; ++number) {
       const int64_t place = number < start ? 0 : number - start, first = number * p.mini_batch_size;
       batch.load_training(head, first, head.size(number));
-      batch.learn(head, state(place), norm, batch.n, first + p.mini_batch_size);
+      RowsAhead<D> ahead(head, first + p.mini_batch_size, p.mini_batch_size, {&p.k, &p.v},
+                         MiniBatch<D>::kAsks);
+      batch.learn(state(place), norm, batch.n, ahead);
       if (number >= start) copy(state(place + 1).data, state(place).data, Weights<D>::kFloats);
-      batch.update(head.scale(batch.n - 1), state(number < start ? 0 : place + 1));
+      batch.update(head.scale(batch.n - 1), state(number < start ? 0 : place + 1), ahead);
     }
   }
 
@@ -105,15 +108,24 @@ class BackwardPass {
     n = head.size(number);
     batch.load_training(head, start, n);
     batch.load_queries(head, start);
-    batch.learn(head, w, norm, 2 * n, start - p.mini_batch_size);
+    const int64_t b = p.mini_batch_size;
+    RowsAhead<D> ahead(head, start - b, b, {&p.q, &p.k, &p.v, &grad.o}, MiniBatch<D>::kAsks);
+    RowsAhead<D> results(head, start, n, {&grad.dq, &grad.dk, &grad.dv}, kPanels<D>);
+    batch.learn(w, norm, 2 * n, ahead);
     cols = batch.cols;
     read(w);
     through_output();
     through_layer2();
-    for (int64_t c = 0; c < kPanels<D>; ++c) through_layer1(c, w);
+    for (int64_t c = 0; c < kPanels<D>; ++c) {
+      results.ask();
+      through_layer1(c, w);
+    }
     through_attention1();
     through_inner_gradient();
-    for (int64_t c = 0; c < kPanels<D>; ++c) through_weights(c, w);
+    for (int64_t c = 0; c < kPanels<D>; ++c) {
+      ahead.ask();
+      through_weights(c, w);
+    }
     add_rows<D>(dz2, 2 * n, dw.b2());
     store_rows<D>(grad.dk, p.is_bfloat16, head.scan, start, n, dk());
     store_rows<D>(grad.dq, p.is_bfloat16, head.scan, start, n, dq());
@@ -146,8 +158,6 @@ class BackwardPass {
   void through_output() {
     load_rows<D>(grad.o, p.is_bfloat16, head.scan, start, n, dq());
     for (int64_t t = 0; t < n; ++t) {
-      prefetch_row<D>(p.q, p.is_bfloat16, head.scan, start - p.mini_batch_size + t);
-      prefetch_row<D>(grad.o, p.is_bfloat16, head.scan, start - p.mini_batch_size + t);
       const float p_t = head.scale(t);
       Row<D> gradient = Row<D>::of(dq() + t * D), dz = gradient, u = Row<D>::of(update2 + t * D);
       if (norm.weight) {
@@ -178,7 +188,6 @@ class BackwardPass {
       multiply_add(n, kPanel, D, batch.x2.panel(c), kPanel, dw.w2(c), dstep2);
     float dscale_last = 0.0f;
     for (int64_t t = 0; t < n; ++t) {
-      prefetch_row<D, true>(grad.dq, p.is_bfloat16, head.scan, start + t);
       Row<D> m = Row<D>::of(dstep2 + t * D), step = Row<D>::of(batch.step2 + t * D);
       dscale_last += m.dot(step);
       (m * -p_last).to(dstep2 + t * D);
@@ -264,8 +273,6 @@ class BackwardPass {
   // 7. g2 = g(Z2, k, v)
   void through_inner_gradient() {
     for (int64_t t = 0; t < n; ++t) {
-      prefetch_row<D, true>(grad.dk, p.is_bfloat16, head.scan, start + t);
-      prefetch_row<D, true>(grad.dv, p.is_bfloat16, head.scan, start + t);
       const int64_t at = t * D;
       Row<D> a = Row<D>::of(dg2 + at);
       if (norm.weight) {

@@ -7,7 +7,7 @@ namespace {
 
 template <int D>
 size_t forward_floats(const Problem& p) {
-  return MiniBatch<D>::floats(p, Direction::kForward) + Weights<D>::kFloats;
+  return MiniBatch<D>::floats(p, Direction::kForward) + Taps<D>::floats(p) + 2 * 16 + Weights<D>::kFloats;
 }
 
 template <int D>
@@ -16,7 +16,8 @@ void forward_head(const Head& head, const Outputs& out, Scratch& scratch) {
   const Norm norm = head.norm();
   const Weights<D> w{scratch.take(Weights<D>::kFloats)};
   MiniBatch<D> batch;
-  batch.allocate(scratch, head, Direction::kForward);
+  batch.allocate(scratch, p, Direction::kForward);
+  batch.taps = Taps<D>::load(scratch, head);
   w.load(p.initial, head.initial_index());
 
   for (int64_t number = 0; number < head.mini_batches(); ++number) {
@@ -25,7 +26,9 @@ void forward_head(const Head& head, const Outputs& out, Scratch& scratch) {
     const int64_t start = number * p.mini_batch_size, n = head.size(number);
     batch.load_training(head, start, n);
     batch.load_queries(head, start);
-    batch.learn(head, w, norm, 2 * n, start + n);
+    RowsAhead<D> ahead(head, start + n, n, {&p.q, &p.k, &p.v, &out.o},
+                       MiniBatch<D>::kAsks + kPanels<D>);
+    batch.learn(w, norm, 2 * n, ahead);
 
     // Z1_q = Q W1 + b1 - P A1 G1, X2_q = σ(Z1_q)
     const int64_t cols = batch.cols;
@@ -34,7 +37,8 @@ void forward_head(const Head& head, const Outputs& out, Scratch& scratch) {
     for (int64_t t = 0; t < n; ++t) copy(batch.z2_q() + t * D, w.b2(), D);
     for (int64_t c = 0; c < kPanels<D>; ++c) {
       float *z = batch.z1_q(c), *x = batch.x2_q(c);
-      multiply_add(n, n, kPanel, batch.attention, cols, batch.step1.panel(c), z);
+      ahead.ask();
+      multiply_add_lower(n, kPanel, batch.attention, cols, batch.step1.panel(c), z);
       for (int64_t i = 0; i < n * kPanel; i += kLanes) store(x + i, gelu_tanh(load(z + i)).value);
       multiply_add(n, kPanel, D, x, kPanel, w.w2(c), batch.z2_q());
     }
@@ -42,15 +46,10 @@ void forward_head(const Head& head, const Outputs& out, Scratch& scratch) {
     // Z2_q = X2_q W2 + b2 - P A2 G2
     batch.attend2();
     head.scale_rows(batch.attention2, n, cols);
-    multiply_add(n, n, D, batch.attention2, cols, batch.step2, batch.z2_q());
-    for (int64_t t = 0; t < n; ++t) {
-      prefetch_row<D>(p.q, p.is_bfloat16, head.scan, start + n + t);
-      prefetch_row<D, true>(out.o, p.is_bfloat16, head.scan, start + n + t);
-      float* z = batch.z2_q() + t * D;
-      inner_output(Row<D>::of(batch.q + t * D), Row<D>::of(z), norm).to(z);
-    }
+    multiply_add_lower(n, D, batch.attention2, cols, batch.step2, batch.z2_q());
+    inner_outputs<D>(n, batch.q, batch.z2_q(), norm);
     store_rows<D>(out.o, p.is_bfloat16, head.scan, start, n, batch.z2_q());
-    batch.update(head.scale(n - 1), w);
+    batch.update(head.scale(n - 1), w, ahead);
   }
   if (out.last.w1) w.store(out.last, head.index);
 }

@@ -9,15 +9,17 @@ namespace {
 template <int D>
 struct Forward {
   using Tensors = Outputs;
+  static constexpr int64_t kHeads = 1;
   static size_t floats(const Problem& p) { return forward_floats<D>(p); }
-  static void run(const Head& h, const Outputs& t, Scratch& s) { forward_head<D>(h, t, s); }
+  static void run(const Heads& h, const Outputs& t, Scratch& s) { forward_head<D>(h[0], t, s); }
 };
 
 template <int D>
 struct Backward {
   using Tensors = Gradients;
+  static constexpr int64_t kHeads = 1;
   static size_t floats(const Problem& p) { return BackwardPass<D>::floats(p); }
-  static void run(const Head& h, const Gradients& t, Scratch& s) { BackwardPass<D>(h, t, s).run(); }
+  static void run(const Heads& h, const Gradients& t, Scratch& s) { BackwardPass<D>(h[0], t, s).run(); }
 };
 
 }  // namespace

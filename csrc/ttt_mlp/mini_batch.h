@@ -6,7 +6,7 @@
 // products of the width that fills the registers.
 #pragma once
 
-#include "../learner/head.h"
+#include "../learner/rows_ahead.h"
 
 namespace {
 
@@ -96,10 +96,10 @@ struct MiniBatch : Views<D> {
            padded * padded + 12 * 16;
   }
 
-  void allocate(Scratch& scratch, const Head& head, Direction direction) {
-    Views<D>::allocate(scratch, head);
+  void allocate(Scratch& scratch, const Problem& p, Direction direction) {
+    Views<D>::allocate(scratch, p);
     // Rows are padded to whole vectors, so that a square can be transposed.
-    const int64_t padded = round_up(head.p.mini_batch_size, kLanes);
+    const int64_t padded = round_up(p.mini_batch_size, kLanes);
     const bool backward = direction == Direction::kBackward;
     z1 = Hidden::take<D>(scratch, 2 * padded);
     x2 = Hidden::take<D>(scratch, 2 * padded);
@@ -121,14 +121,16 @@ struct MiniBatch : Views<D> {
   float* z2_q() const { return z2 + n * D; }
   float* w2_transposed(int64_t c) const { return w2_t + c * w2_t_stride; }
 
+  // How often learn and update ask for rows ahead, the former two times of three.
+  static constexpr int64_t kAsks = 3 * kPanels<D>;
+
   // Z1 for the first `rows` of [k; q], then all the training views make of it, to the steps.
-  // Meanwhile the tokens from `next` are fetched.
-  void learn(const Head& head, const Weights<D>& w, const Norm& norm, int64_t rows, int64_t next) {
+  void learn(const Weights<D>& w, const Norm& norm, int64_t rows, RowsAhead<D>& ahead) {
     for (int64_t t = 0; t < n; ++t) copy(z2 + t * D, w.b2(), D);
     for (int64_t c = 0; c < kPanels<D>; ++c) {
       float* z = z1.panel(c);
-      for (int64_t t = 0; t < rows; ++t) copy(z + t * kPanel, w.b1(c), kPanel);
-      multiply_add(rows, D, kPanel, k, D, w.w1(c), z);
+      ahead.ask();
+      multiply_add_row(rows, D, kPanel, k, D, w.w1(c), w.b1(c), z);
       float *x = x2.panel(c), *s = slope.panel(c);
       float* b = bend.data ? bend.panel(c) : nullptr;
       for (int64_t i = 0; i < n * kPanel; i += kLanes) {
@@ -139,17 +141,12 @@ struct MiniBatch : Views<D> {
       }
       multiply_add(n, kPanel, D, x, kPanel, w.w2(c), z2);
     }
-    for (int64_t t = 0; t < n; ++t) {
-      prefetch_row<D>(head.p.k, head.p.is_bfloat16, head.scan, next + t);
-      prefetch_row<D>(head.p.v, head.p.is_bfloat16, head.scan, next + t);
-      Row<D> g = inner_gradient(Row<D>::of(z2 + t * D), Row<D>::of(k + t * D),
-                                Row<D>::of(v + t * D), norm);
-      g.to(g2 + t * D);
-      (g * eta[t]).to(step2 + t * D);
-    }
+    inner_gradients<D>(n, z2, k, v, nullptr, norm, g2);
+    for (int64_t t = 0; t < n; ++t) (Row<D>::of(g2 + t * D) * eta[t]).to(step2 + t * D);
     for (int64_t c = 0; c < kPanels<D>; ++c) {
       float *e = e1.panel(c), *step = step1.panel(c);
       const float* s = slope.panel(c);
+      ahead.ask();
       transpose(w.w2(c), kPanel, D, w2_transposed(c));
       multiply(n, D, kPanel, g2, D, w2_transposed(c), e);
       for (int64_t t = 0; t < n; ++t)
@@ -171,11 +168,12 @@ struct MiniBatch : Views<D> {
   }
 
   // W ← W - p_n Xᵀ G, b ← b - p_n Σ G in both layers. Overwrites the steps with -p_n G.
-  void update(float p_last, const Weights<D>& w) {
+  void update(float p_last, const Weights<D>& w, RowsAhead<D>& ahead) {
     auto scale = [&](float* step, int64_t floats) {
       for (int64_t i = 0; i < floats; i += kLanes) store(step + i, load(step + i) * -p_last);
     };
     for (int64_t c = 0; c < kPanels<D>; ++c) {
+      ahead.ask();
       scale(step1.panel(c), n * kPanel);
       add_rows<kPanel>(step1.panel(c), n, w.b1(c));
       multiply_add_transposed(D, n, kPanel, k, D, step1.panel(c), w.w1(c));
