@@ -35,14 +35,6 @@ VISION_TTT_INLINE Row<D> remove_norm_directions(const Row<D>& g, const Row<D>& x
   return g - g.mean() - x_hat * (g.dot(x_hat) * (1.0f / D));
 }
 
-// f(x), given z = x W + b.
-template <int D>
-VISION_TTT_INLINE Row<D> inner_output(const Row<D>& x, const Row<D>& z, const Norm& norm) {
-  if (!norm.weight) return z;
-  Row<D> x_hat = standardise(z, norm.eps).x;
-  return x + x_hat * Row<D>::of(norm.weight) + Row<D>::of(norm.bias);
-}
-
 // g = ∂/∂z ½‖f(k) - v‖², given z = k W + b.
 template <int D>
 VISION_TTT_INLINE Row<D> inner_gradient(const Row<D>& z, const Row<D>& k, const Row<D>& v,

@@ -31,17 +31,6 @@ struct Scan {
   int64_t token(int64_t step) const { return reverse ? length - 1 - step : step; }
 };
 
-// Ask for a token's row that will be loaded or stored soon.
-template <int D>
-VISION_TTT_INLINE void prefetch_row(const Tokens& x, bool is_bfloat16, const Scan& scan,
-                                    int64_t step) {
-  if (step < 0 || step >= scan.length) return;
-  const int64_t bytes = is_bfloat16 ? 2 : 4;
-  int64_t offset = scan.batch * x.batch + scan.token(step) * x.token + scan.head * x.head;
-  const char* row = static_cast<const char*>(x.data) + offset * bytes;
-  for (int64_t line = 0; line < D * bytes; line += 64) __builtin_prefetch(row + line);
-}
-
 template <int D>
 VISION_TTT_INLINE void load_rows(const Tokens& x, bool is_bfloat16, const Scan& scan, int64_t start,
                                  int64_t n, float* rows) {

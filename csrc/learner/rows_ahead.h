@@ -14,27 +14,45 @@ namespace {
 template <int D>
 class RowsAhead {
  public:
+  // Of `tensors` the tokens at the steps [start, start + n) of the scan, where there are any.
   RowsAhead(const Head& head, int64_t start, int64_t n, std::initializer_list<const Tokens*> tensors,
             int64_t times)
-      : head_(head), start_(start), n_(n) {
-    for (const Tokens* x : tensors) tensors_[count_++] = x;
-    share_ = times > 0 ? (count_ * n + times - 1) / times : 0;
+      : is_bfloat16_(head.p.is_bfloat16) {
+    const Problem& p = head.p;
+    const int64_t first = start < 0 ? 0 : start, end = start + n < p.length ? start + n : p.length;
+    if (first >= end) return;
+    const int64_t bytes = p.is_bfloat16 ? 2 : 4;
+    rows_ = left_ = end - first;
+    for (const Tokens* x : tensors) {
+      const int64_t offset = head.scan.batch * x->batch + head.scan.token(first) * x->token +
+                             head.scan.head * x->head;
+      next_[count_] = static_cast<const char*>(x->data) + offset * bytes;
+      step_[count_++] = (head.scan.reverse ? -x->token : x->token) * bytes;
+    }
+    share_ = (count_ * rows_ + times - 1) / times;
   }
 
   VISION_TTT_INLINE void ask() {
-    for (int64_t i = 0; i < share_ && tensor_ < count_; ++i) {
-      prefetch_row<D>(*tensors_[tensor_], head_.p.is_bfloat16, head_.scan, start_ + token_);
-      if (++token_ == n_) token_ = 0, ++tensor_;
+    for (int64_t i = 0; i < share_ && at_ < count_; ++i) {
+      // A fixed number of lines: a processor that guessed a loop's end wrong would fetch beyond it.
+      is_bfloat16_ ? prefetch_lines<2 * D>(next_[at_]) : prefetch_lines<4 * D>(next_[at_]);
+      next_[at_] += step_[at_];
+      if (--left_ == 0) left_ = rows_, ++at_;
     }
   }
 
  private:
-  static constexpr int kMost = 8;
-  Head head_;
-  int64_t start_, n_;
-  const Tokens* tensors_[kMost];
-  int64_t count_ = 0, share_ = 0;
-  int64_t tensor_ = 0, token_ = 0;  // the next row to ask for
+  template <int kBytes>
+  VISION_TTT_INLINE static void prefetch_lines(const char* row) {
+    for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(row + line);
+  }
+
+  static constexpr int kMost = 4;
+  bool is_bfloat16_;
+  const char* next_[kMost];
+  int64_t step_[kMost];
+  int64_t rows_ = 0, left_ = 0;
+  int64_t count_ = 0, share_ = 0, at_ = 0;
 };
 
 // A product of D columns in slices of `rows` rows, with a call for rows ahead before each.

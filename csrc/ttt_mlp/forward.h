@@ -7,7 +7,8 @@ namespace {
 
 template <int D>
 size_t forward_floats(const Problem& p) {
-  return MiniBatch<D>::floats(p, Direction::kForward) + Taps<D>::floats(p) + 2 * 16 + Weights<D>::kFloats;
+  return MiniBatch<D>::floats(p, Direction::kForward) + Taps<D>::floats(p) + 2 * 16 +
+         Weights<D>::kFloats;
 }
 
 template <int D>
