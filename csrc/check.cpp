@@ -11,7 +11,6 @@
 #include "learner/problem.h"
 #include "peak/peak.h"
 #include "packed/packed.h"
-#include "vittt_block/vittt_block.h"
 
 namespace {
 
@@ -133,37 +132,6 @@ void check_conv2d(int64_t B, int64_t h, int64_t w, int64_t C, int64_t K) {
   expect(y.finite() && dweight.finite(), "conv2d is finite");
 }
 
-// The only product that a block asks for: c [n, m] = b [n, k] aᵀ [k, m], or added to c.
-void sgemm(const char*, const char*, const int64_t* m, const int64_t* n, const int64_t* k,
-           const float*, const float* a, const int64_t* lda, const float* b, const int64_t* ldb,
-           const float* beta, float* c, const int64_t* ldc) {
-  for (int64_t i = 0; i < *n; ++i)
-    for (int64_t j = 0; j < *m; ++j) {
-      float total = *beta ? c[i * *ldc + j] : 0.0f;
-      for (int64_t l = 0; l < *k; ++l) total += b[i * *ldb + l] * a[j * *lda + l];
-      c[i * *ldc + j] = total;
-    }
-}
-
-void check_vittt_block(int64_t B, int64_t h, int64_t w, int64_t R, bool own_q, bool gate,
-                       int64_t hidden = 48) {
-  const int64_t D = 32, d = 16, H = R * D / d, b = 16, K = 3, taps = 4;
-  const int64_t columns = 2 * R * D + (own_q ? R * D : 0) + (gate ? D : 0);
-  Buffer y(B * h * w * D), out(y.size, false), conv2d(D * K * K), norms(4 * D), in_proj(columns * D);
-  Buffer rates(H * D), rate_bias(H), conv(2 * H * d * (taps + 1)), w0(H * d * d), b0(H * d);
-  Buffer inner(2 * H * d), offset(R * b), post(2 * R * D), out_proj(D * D), fc1(2 * hidden * D);
-  Buffer fc2(D * hidden);
-  float* bias = conv + 2 * H * d * taps;
-  VitttBlock block{y, out, nullptr, sgemm, conv2d, norms, norms + D, in_proj, rates, rate_bias,
-                   conv, bias, conv + H * d * taps, bias + H * d, w0, b0, inner, inner + H * d,
-                   offset, post, post + R * D, out_proj, norms + 2 * D, norms + 3 * D, fc1, fc2,
-                   B, h, w, D, H, R, own_q ? R * D : 0, gate ? D : 0, K, taps, b, hidden, 2,
-                   1e-6f, 1e-6f, 1e-6f, 1e-6f, 0.1f};
-  Buffer scratch(vision_ttt_vittt_block_scratch(&block), false);
-  block.scratch = scratch;
-  expect(vision_ttt_vittt_block(&block) == 0 && out.finite(), "a whole block is finite");
-}
-
 // A packed weight of exactly its size; what there is none of has no data.
 struct PackedBuffer {
   Buffer data, bias;
@@ -249,10 +217,6 @@ int main() {
   check_conv2d(1, 1, 1, 16, 3);
   check_conv2d(2, 4, 5, 48, 3);
   check_conv2d(1, 3, 2, 32, 5);
-  check_vittt_block(1, 1, 1, 1, false, false);
-  check_vittt_block(2, 3, 7, 2, false, true);
-  check_vittt_block(1, 9, 9, 1, false, false, 192);  // the MLP wider than the projection
-  check_vittt_block(1, 65, 64, 2, true, true);  // the MLP in two parts
   float sums = 0.0f;
   expect(vision_ttt_fma_peak(100, 2, &sums) > 0 && sums > 0.0f, "chains of multiply-adds");
   for (bool is_bfloat16 : {false, true}) {

@@ -42,8 +42,6 @@ from vision_ttt.ops.ttt_linear.autograd import ttt_linear_backward_op, ttt_linea
 from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
 from vision_ttt.ops.ttt_mlp.autograd import ttt_mlp_backward_op, ttt_mlp_op
 from vision_ttt.ops.ttt_mlp.reference import ttt_mlp_reference
-from vision_ttt.ops.vittt_block.cpu import SGEMM, vittt_block_op
-from vision_ttt.ops.vittt_block.reference import vittt_block_reference
 
 
 class Sizes(NamedTuple):
@@ -158,22 +156,16 @@ def fused_backward_arguments(s: Sizes) -> list[Any]:
     return [normal(*out.shape), *arguments[:13], *saved, *arguments[13:]]
 
 
-def block_arguments(s: Sizes) -> list[Any]:
-    tensors, (widths, b, *_) = (a := fused_arguments(s))[:13], a[13:]
-    directions, dim = tensors[-1].shape
-    heads, hidden = s.heads, 48
-    square = [normal(dim, dim), normal(dim), normal(dim)]
-    parameters = [normal(dim, 1, s.taps, s.taps), normal(dim), normal(dim)]
-    parameters += [normal(sum(widths), dim), normal(heads, dim), normal(heads)]
-    parameters += [*tensors[2:10], normal(directions, b), *tensors[11:]]
-    parameters += [*square, normal(2 * hidden, dim), normal(dim, hidden)]
-    numbers = [s.height, s.width, widths[1], widths[3], 1.0]
-    return [normal(s.batch, s.length, dim), *parameters, *numbers, *[1e-2] * 4]
+def in_parts(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The fused op's public function on its custom op's arguments."""
+    names = "widths", "mini_batch_size", "reverse_heads", "base_learning_rate"
+    names = (*names, "inner_eps", "post_eps")
 
+    def run(*a: Any) -> Tensor:
+        pairs = a[2:4], a[4:6], a[6:8], a[8:10], a[10], a[11:13]
+        return op(*a[:2], *pairs, **dict(zip(names, a[13:], strict=True)))
 
-def block(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``function`` on arguments side by side."""
-    return lambda *a: function(a[0], list(a[1:23]), *a[23:28], list(a[28:]))
+    return run
 
 
 def packed_linear_arguments(s: Sizes) -> list[Any]:
@@ -244,11 +236,6 @@ def in_place(op: Callable[..., None], result: Callable[..., Tensor]) -> Callable
     return run
 
 
-def fused_result(projected: Tensor, *arguments: Any) -> Tensor:
-    widths, post = arguments[12], arguments[10]
-    return projected[..., widths[0] + widths[1] :][..., : post.shape[1]]
-
-
 def with_grid(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, y, height, width, *rest: op(x, y, (height, width), *rest)
 
@@ -286,7 +273,7 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
     def with_grad(arguments: list[Any], width: int) -> list[Any]:
         return [normal(s.batch, s.length, width), *arguments]
 
-    calls = {
+    return {
         "directional_conv1d": lambda: Call(ops.directional_conv1d, conv1d_arguments(s), conv1d),
         "directional_conv1d op": lambda: Call(directional_conv1d_op, conv1d_arguments(s), conv1d),
         "directional_conv1d_backward": lambda: Call(
@@ -350,20 +337,16 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
             ttt_mlp_backward_op, learner_backward(ttt_mlp_op, mlp_arguments(s), 5), None
         ),
         "fused_ttt_linear": lambda: Call(
-            lambda *a: fused.fused_ttt_linear_op(*a, False)[0],
-            fused_arguments(s),
-            fused_ttt_linear_reference,
+            in_parts(ops.fused_ttt_linear), fused_arguments(s), fused_ttt_linear_reference
         ),
-        "fused_ttt_linear_": lambda: Call(
-            in_place(fused.fused_ttt_linear_in_place_op, fused_result),
+        "fused_ttt_linear op": lambda: Call(
+            lambda *a: fused.fused_ttt_linear_op(*a, False)[0],
             fused_arguments(s),
             fused_ttt_linear_reference,
         ),
         "fused_ttt_linear_backward": lambda: Call(
             torch.ops.vision_ttt.fused_ttt_linear_backward, fused_backward_arguments(s), None
         ),
-    }
-    calls |= {
         "packed_linear": lambda: Call(
             packed_linear, packed_linear_arguments(s), packed_linear_definition
         ),
@@ -378,11 +361,6 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
             packed_block(packed_vit3_block_definition, 20, 5),
         ),
     }
-    if SGEMM is not None:
-        calls["vittt_block"] = lambda: Call(
-            block(vittt_block_op), block_arguments(s), block(vittt_block_reference)
-        )
-    return calls
 
 
 NAMES = tuple(make_calls(Sizes()))

@@ -40,6 +40,8 @@ def calls_on_a_gpu(backend=None, parameters=torch.bfloat16, tokens=torch.bfloat1
             for name, parameter in module.named_parameters(recurse=False):
                 fake = torch.empty(parameter.shape, dtype=parameters, device="cuda")
                 setattr(module, name, nn.Parameter(fake))
+            for name, x in module.named_buffers(recurse=False):
+                setattr(module, name, torch.empty(x.shape, dtype=x.dtype, device="cuda"))
         recorder.calls.clear()
         y = block(torch.empty(TOKENS, dtype=tokens, device="cuda"), (5, 7))
     assert y.shape == TOKENS

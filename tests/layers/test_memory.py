@@ -1,17 +1,19 @@
-"""What a block keeps for the backward pass, and what inference overwrites."""
+"""What a block keeps for the backward pass."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from tolerances import assert_close
-from vision_ttt.layers import SwiGLU, VitttBlock, VitttMixer
+from vision_ttt.layers import TTTLinear, VitttBlock, VitttMixer
 from vision_ttt.ops import use_backend
 
+VITTT = {"bidirectional": True, "share_qk": True, "conv_kernel_size": 4, "gate": True}
 
-def make_block(dim=64, hidden=176):
+
+def make_block(dim=64, hidden=176, fused=False):
     torch.manual_seed(0)
-    return VitttBlock(VitttMixer(dim, dim // 32), dim, hidden)
+    ttt = TTTLinear(dim, dim // 32, fused=fused, **VITTT)
+    return VitttBlock(VitttMixer(dim, ttt=ttt), dim, hidden)
 
 
 def kept_per_token(block, x, grid):
@@ -31,12 +33,14 @@ def kept_per_token(block, x, grid):
     return sum(storages.values()) / x.numel() / 4
 
 
-def test_training_keeps_each_stage_once():
-    block, grid = make_block(), (20, 30)
+@pytest.mark.parametrize("fused", [False, True])
+def test_training_keeps_each_stage_once(fused):
+    block, grid = make_block(fused=fused), (20, 30)
     x = torch.randn(1, 600, 64, requires_grad=True)
     # Inputs of Conv2d, both norms, their outputs, that of the merge: 6; projections: 5; both
-    # directions' outputs: 2; pre-activations: 2 · 176 / 64; states and rates: below 1.
-    wanted = 6 + 5 + 2 + 2 * 176 / 64
+    # directions' outputs: 2; pre-activations and activation: 3 · 176 / 64; states and rates: below
+    # 1; and both directions' convolved q and k, unless they are one op's own: 4.
+    wanted = 6 + 5 + 2 + 3 * 176 / 64 + (0 if fused else 4)
     assert wanted <= kept_per_token(block, x, grid) < wanted + 1
 
 
@@ -70,26 +74,10 @@ def test_inference_computes_what_training_does(backend):
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("shape", [(10, 64), (2, 5, 64), (7, 64), (1, 64)])
-def test_swiglu_in_parts(shape, monkeypatch):
-    mlp, x = SwiGLU(64, 48), torch.randn(shape)
-    wanted = mlp(x)
-    monkeypatch.setattr(SwiGLU, "TOKENS_AT_ONCE", 3)
-    parts, linear = [], F.linear
-    monkeypatch.setattr(F, "linear", lambda x, *args: parts.append(len(x)) or linear(x, *args))
-    with torch.no_grad():
-        assert_close(mlp(x), wanted, 1e-6)
-        assert max(parts) <= 3 or shape[0] == 1
-        parts.clear()
-        mlp(x.transpose(0, -2))  # not contiguous
-    assert parts
-
-
-def test_autocast_keeps_the_residual_stream_in_float32(monkeypatch):
+def test_autocast_keeps_the_residual_stream_in_float32():
     block, x = make_block(), torch.randn(1, 24, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted = block(x, (4, 6))
-        monkeypatch.setattr(SwiGLU, "TOKENS_AT_ONCE", 5)
         with torch.no_grad():
             got = block(x, (4, 6))
     assert got.dtype == wanted.dtype == torch.float32

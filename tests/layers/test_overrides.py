@@ -20,8 +20,6 @@ from vision_ttt.layers import (
     VitttBlock,
     VitttMixer,
 )
-from vision_ttt.layers.in_parts import TOKENS_AT_ONCE
-from vision_ttt.layers.overwriting import may_overwrite
 from vision_ttt.ops.swiglu import swiglu
 
 GRID = (5, 7)
@@ -188,6 +186,30 @@ def test_what_is_replaced_is_what_runs(change):
         assert_close(a, b, 2e-5)
     with torch.no_grad():
         assert_close(block(y, GRID), wanted[0], 2e-6)
+
+
+def test_rates_of_a_subclass_made_as_such():
+    torch.manual_seed(0)
+    layer, x = OwnRates(64, 2, **VITTT), torch.randn(TOKENS)
+    exact = TTTLinear(64, 2, **VITTT, base_learning_rate=3.0)
+    exact.load_state_dict(layer.state_dict())
+    wanted = exact(x)
+    assert_close(layer(x), wanted, 1e-6)
+    with torch.no_grad():
+        assert_close(layer(x), wanted, 1e-6)
+
+
+def test_an_mlp_of_another_make():
+    block, y = make("vittt"), torch.randn(TOKENS)
+    block.mlp = nn.Sequential(nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 64))
+    middle = block.mixer(y, GRID)
+    wanted = middle + block.mlp(block.norm(middle))
+    out = block(y, GRID)
+    assert_close(out, wanted, 1e-6)
+    out.sum().backward()
+    assert all(parameter.grad is not None for parameter in block.mlp.parameters())
+    with torch.no_grad():
+        assert_close(block(y, GRID), wanted, 1e-6)
 
 
 @pytest.mark.parametrize("part", ["mlp", "mixer.ttt"])
@@ -361,8 +383,7 @@ def listen(block, path, kept):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_what_a_part_returned_is_not_overwritten(name, way, dtype):
     plain = make(name).to(dtype)
-    y = torch.randn(1, 1056, 64).to(dtype)  # more than are taken at once
-    assert y.shape[1] > TOKENS_AT_ONCE
+    y = torch.randn(1, 1056, 64).to(dtype)
     before = y.clone()
     with torch.inference_mode():
         wanted = plain(y, (32, 33))
@@ -395,6 +416,31 @@ def test_a_branch_that_returns_its_input(name):
         assert torch.equal(y, before)
 
 
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_branch_that_returns_a_tensor_it_keeps(name):
+    """As one does that computes only once."""
+    block, y = make(name), torch.randn(TOKENS)
+
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.answer = torch.randn(TOKENS)
+
+        def forward(self, *_):
+            return self.answer
+
+    parts = {"vittt": ("mixer.conv2d", "mixer.ttt", "mlp")}.get(name, ("cpe", "ttt", "mlp"))
+    for part in parts:
+        changed = copy.deepcopy(block)
+        changed.set_submodule(part, Cached())
+        answer = changed.get_submodule(part).answer
+        before = answer.clone()
+        with torch.no_grad():
+            wanted = changed(y, GRID)
+            assert torch.equal(changed(y, GRID), wanted)
+        assert torch.equal(answer, before)
+
+
 @pytest.mark.parametrize("module", [SwiGLU(64, 48), Mlp(64, 48), ViT3TTT(64, 2)], ids=type)
 def test_a_layer_alone_leaves_its_input(module):
     x = torch.randn(TOKENS)
@@ -402,42 +448,3 @@ def test_a_layer_alone_leaves_its_input(module):
     with torch.inference_mode():
         module(x, *arguments)
     assert torch.equal(x, before)
-
-
-# And where nobody has touched anything, the fast way is taken.
-
-
-def test_nothing_is_overwritten_under_gradients_transforms_or_compilers():
-    seen = []
-
-    def look(x):
-        seen.append(may_overwrite())
-        return x
-
-    look(torch.ones(1))
-    with torch.no_grad():
-        torch.func.vmap(look)(torch.ones(2))
-        assert may_overwrite()
-        torch.compile(lambda x: x + may_overwrite(), backend="eager", fullgraph=True)(
-            torch.zeros(1)
-        )
-    assert seen == [False, False]
-
-
-def test_an_untouched_layer_takes_the_fast_way(monkeypatch):
-    from vision_ttt.layers import ttt_linear
-
-    calls, fused = [], ttt_linear.fused_ttt_linear.fused_ttt_linear
-
-    def record(*arguments, in_place, **options):
-        calls.append(in_place)
-        return fused(*arguments, in_place=in_place, **options)
-
-    monkeypatch.setattr(ttt_linear.fused_ttt_linear, "fused_ttt_linear", record)
-    layer, x = make("vittt").mixer.ttt, torch.randn(TOKENS)
-    layer(x)
-    with torch.no_grad():
-        layer(x)
-        layer.in_proj.register_forward_hook(lambda *_: None)
-        layer(x)
-    assert calls == [False, True, False]

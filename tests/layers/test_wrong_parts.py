@@ -50,17 +50,24 @@ CHANGES = [
     parameter("learner.b0", 2, 31),
 ]
 REFUSED = r"must have shape \[.+\], got \[.*\]"
+HIDDEN = "learner is not called while fused is True"
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
 @pytest.mark.parametrize("layout", [{"conv_kernel_size": 4}, VITTT], ids=["one", "vittt"])
+@pytest.mark.parametrize("fused", [False, True], ids=["modules", "fused"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_layer_refuses_parts_that_do_not_fit(change, layout, mode):
-    layer = TTTLinear(64, 2, **layout)
-    change(layer)
+def test_a_layer_refuses_parts_that_do_not_fit(change, fused, layout, mode):
+    layer = TTTLinear(64, 2, **layout, fused=fused)
     x = torch.randn(2, 40, 64, requires_grad=mode == "training")
-    with torch.set_grad_enabled(mode == "training"), pytest.raises(ValueError, match=REFUSED):
+
+    def call_changed():
+        change(layer)
         layer(x)
+
+    refused = f"{REFUSED}|{HIDDEN}" if fused else REFUSED
+    with torch.set_grad_enabled(mode == "training"), pytest.raises(ValueError, match=refused):
+        call_changed()
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)

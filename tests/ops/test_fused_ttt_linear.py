@@ -10,13 +10,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tolerances import FORWARD, GRADIENT, assert_close
-from vision_ttt.layers import DirectionalConv1d, TTTLinear
-from vision_ttt.ops import fused_ttt_linear as fused
+from vision_ttt.layers import TTTLinear
 from vision_ttt.ops import use_backend
-from vision_ttt.ops.fused_ttt_linear.cpu import (
-    fused_ttt_linear_in_place_op,
-    fused_ttt_linear_op,
-)
+from vision_ttt.ops.fused_ttt_linear import api
+from vision_ttt.ops.fused_ttt_linear.cpu import fused_ttt_linear_op
 
 VITTT = {"bidirectional": True, "share_qk": True, "gate": True}
 LAYOUTS = {
@@ -36,7 +33,7 @@ LAYOUTS = {
 
 def make_layer(dim=64, heads=2, **layout):
     torch.manual_seed(0)
-    layer = TTTLinear(dim, heads, **({"conv_kernel_size": 4} | layout))
+    layer = TTTLinear(dim, heads, **({"conv_kernel_size": 4, "fused": True} | layout))
     for parameter in layer.parameters():  # none at a value that hides a term
         if parameter.ndim < 3:
             torch.nn.init.normal_(parameter, 0.1 if parameter.ndim == 1 else 0, 0.2)
@@ -54,7 +51,9 @@ def values_and_gradients(layer, x):
 
 def assert_same(layer, x):
     out, gradients = values_and_gradients(layer, x)
-    wanted, wanted_gradients = values_and_gradients(copy.deepcopy(layer).double(), x.double())
+    exact = copy.deepcopy(layer).double()
+    exact.fused = False
+    wanted, wanted_gradients = values_and_gradients(exact, x.double())
     assert_close(out, wanted, FORWARD[torch.float32])
     for name, gradient in gradients.items():
         if wanted_gradients[name].abs().max() == 0:
@@ -65,13 +64,15 @@ def assert_same(layer, x):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the layer runs as one op."""
-    count = []
-    original = fused.fused_ttt_linear
-    monkeypatch.setattr(
-        fused, "fused_ttt_linear", lambda *a, **k: count.append(1) or original(*a, **k)
-    )
-    return count
+    """The arguments of each call of the kernel's op."""
+    calls = []
+
+    def record(*arguments):
+        calls.append(arguments)
+        return fused_ttt_linear_op(*arguments)
+
+    monkeypatch.setattr(api, "fused_ttt_linear_op", record)
+    return calls
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
@@ -90,30 +91,50 @@ def test_dimensions(dim, heads):
     assert_same(make_layer(dim, heads, **VITTT), torch.randn(2, 70, dim))
 
 
-def test_what_the_kernels_do_not_take_runs_op_by_op(calls):
+def test_what_the_kernel_does_not_take_runs_op_by_op(calls):
     x = torch.randn(2, 9, 64)
-    for layer in (
-        make_layer(conv_kernel_size=0),
-        make_layer(mini_batch_size=65),
-        make_layer(heads=8),  # head dimension 8
-        make_layer().bfloat16(),
-    ):
-        layer(x.to(layer.out_proj.weight.dtype))
+
+    def assert_composed(layer, x, tolerance):
+        plain = copy.deepcopy(layer)
+        plain.fused = False
+        out, gradients = values_and_gradients(layer, x)
+        wanted, wanted_gradients = values_and_gradients(plain, x)
+        assert out.dtype == wanted.dtype
+        assert_close(out, wanted, tolerance)
+        for name, gradient in gradients.items():
+            assert_close(gradient, wanted_gradients[name], tolerance, name)
+
+    assert_composed(make_layer(mini_batch_size=65, **VITTT), x, 1e-6)
+    assert_composed(make_layer(heads=8), x, 1e-6)  # head dimension 8
+    assert_composed(make_layer(24, 1, **VITTT), x[..., :24], 1e-6)
+    assert_composed(make_layer().double(), x.double(), 1e-12)
+    assert_composed(make_layer(**VITTT).bfloat16(), x.bfloat16(), 2e-2)
     with use_backend("dual"):
-        make_layer()(x)
+        assert_composed(make_layer(**VITTT), x, 1e-6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        make_layer()(x)
+        assert_composed(make_layer(**VITTT), x, 2e-2)
     assert not calls
-    make_layer()(x)
+    layer = make_layer()
+    wanted = torch.vmap(lambda x: layer(x[None])[0])(x)
+    assert not calls
+    assert_close(layer(x), wanted, 1e-6)
     assert calls
 
 
-@pytest.mark.parametrize(("taps", "reverse_channels"), [(2, 64), (6, 64), (4, 0)])
-def test_convolutions_that_differ_run_op_by_op(taps, reverse_channels, calls):
-    layer = make_layer(**VITTT)
-    layer.conv_k = DirectionalConv1d(128, taps, reverse_channels)
-    assert_same(layer, torch.randn(2, 20, 64))
-    assert not calls
+def test_the_op_itself_runs_where_its_kernel_does_not(calls):
+    """As a program does that was exported elsewhere."""
+    layer, x = make_layer(32, 2, **VITTT), torch.randn(2, 9, 32)
+    wanted = layer(x)
+    arguments = [x.double() if isinstance(x, torch.Tensor) else x for x in calls[0][:-1]]
+    out, *nothing = fused_ttt_linear_op(*arguments, False)
+    assert_close(layer.out_proj(out.float()), wanted, 1e-6)
+    assert not any(x.numel() for x in nothing)
+    torch.library.opcheck(
+        fused_ttt_linear_op,
+        ([x.detach() if isinstance(x, torch.Tensor) else x for x in arguments] + [False]),
+    )
+    with pytest.raises(ValueError, match="the compiled kernel takes float32"):
+        fused_ttt_linear_op(*arguments, True)
 
 
 @pytest.mark.parametrize("part", ["conv_q", "conv_k", "merge"])
@@ -126,8 +147,18 @@ def test_parameters_in_another_precision_are_not_read_as_float32(part, gradients
     assert not calls
 
 
+def test_learners_parameters_may_have_fewer_bits(calls):
+    layer = make_layer(**VITTT)
+    layer.learner.bfloat16()
+    exact = copy.deepcopy(layer)
+    exact.learner.float()
+    x = torch.randn(2, 20, 64)
+    assert torch.equal(layer(x), exact(x))
+    assert len(calls) == 2
+
+
 @pytest.mark.parametrize("layout", [VITTT, {"bidirectional": True}, {}], ids=["vittt", "q", "one"])
-def test_inference_in_place_gives_the_same_bits_and_leaves_its_input(layout):
+def test_inference_gives_the_same_bits_and_leaves_its_input(layout):
     layer, x = make_layer(**layout), torch.randn(2, 50, 64)
     before = x.clone()
     wanted = layer(x)
@@ -147,39 +178,25 @@ def test_what_a_hook_has_seen_stays_as_it_was():
         assert torch.equal(seen[0], torch.nn.functional.linear(x, layer.in_proj.weight))
 
 
-def op_arguments(layer, x):
-    """What the layer hands to the op."""
-    recorded = []
-
-    def record(*args, **options):
-        recorded.append((args, options))
-        return original(*args, **options)
-
-    original, fused.fused_ttt_linear = fused.fused_ttt_linear, record
-    try:
-        layer(x)
-    finally:
-        fused.fused_ttt_linear = original
-    (projected, logits, *pairs), options = recorded[0]
-    tensors = [projected, logits]
-    for part in pairs:
-        tensors += part if isinstance(part, tuple) else [part]
-    options.pop("in_place")
-    leaves = [x.detach().requires_grad_() for x in tensors]
-    return leaves, list(options.values())
+def op_arguments(layer, x, calls):
+    """What the layer hands to the kernel's op, the tensors as leaves."""
+    calls.clear()
+    layer(x)
+    ((*arguments, _),) = calls
+    leaves = [x.detach().requires_grad_() for x in arguments[:13]]
+    return leaves, arguments[13:]
 
 
 @pytest.mark.parametrize("layout", [VITTT, {}], ids=["vittt", "one direction"])
-def test_opcheck(layout):
-    tensors, options = op_arguments(make_layer(32, 2, **layout), torch.randn(2, 70, 32))
+def test_opcheck(layout, calls):
+    tensors, options = op_arguments(make_layer(32, 2, **layout), torch.randn(2, 70, 32), calls)
     torch.library.opcheck(fused_ttt_linear_op, (*tensors, *options, True))
     plain = [x.detach() for x in tensors]
     torch.library.opcheck(fused_ttt_linear_op, (*plain, *options, False))
-    torch.library.opcheck(fused_ttt_linear_in_place_op, (*plain, *options))
 
 
-def test_backward_needs_what_forward_kept():
-    tensors, options = op_arguments(make_layer(32, 2), torch.randn(1, 9, 32))
+def test_backward_needs_what_forward_kept(calls):
+    tensors, options = op_arguments(make_layer(32, 2), torch.randn(1, 9, 32), calls)
     out, *_ = fused_ttt_linear_op(*tensors, *options, False)
     with pytest.raises(RuntimeError, match="keep=False"):
         out.sum().backward()
@@ -197,21 +214,19 @@ def test_as_many_flops_as_op_by_op():
         layer(x).sum().backward()
 
     in_one, in_one_step = count(lambda: layer(x)), count(step)
-    with torch.no_grad():
-        in_place = count(lambda: layer(x))
-    layer.merge.register_forward_hook(lambda *_: None)  # now its parts are called
-    assert count(lambda: layer(x)) == in_one == in_place
+    layer.fused = False
+    assert count(lambda: layer(x)) == in_one
     assert count(step) == in_one_step
 
 
-def test_the_same_bits_whatever_the_threads():
+def test_the_same_bits_whatever_the_threads(calls):
     layer, x = make_layer(**VITTT), torch.randn(2, 300, 64)
     before = torch.get_num_threads()
     results = []
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            tensors, options = op_arguments(layer, x)
+            tensors, options = op_arguments(layer, x, calls)
             out, *_ = fused_ttt_linear_op(*tensors, *options, True)
             results.append((out, *torch.autograd.grad(out.square().sum(), tensors)))
     finally:

@@ -18,7 +18,8 @@ class TanhMlp(Mlp):
         hidden: width between the projections.
     """
 
-    def _each_token(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Tokens [B, T, D] → [B, T, D]; the grid, which other MLPs need, plays no part."""
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 

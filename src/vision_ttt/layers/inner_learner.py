@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,8 @@ class InnerLearner(nn.Module, ABC):
         self.norm_weight = nn.Parameter(torch.empty(heads, head_dim))
         self.norm_bias = nn.Parameter(torch.empty(heads, head_dim))
         self.position_offset = nn.Parameter(torch.empty(directions, mini_batch_size))
+        # A constant of the layer, so that not every call makes it anew.
+        self.register_buffer("inverse_steps", self._inverse_steps(), persistent=False)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -89,13 +91,30 @@ class InnerLearner(nn.Module, ABC):
         self.norm_bias.zero_()
         self.position_offset.zero_()
 
+    def _inverse_steps(self) -> Tensor:
+        """1/j for j = 1 … b, in at least float32, where the offsets are."""
+        offset = self.position_offset
+        dtype = torch.promote_types(offset.dtype, torch.float32)
+        steps = torch.arange(1, self.mini_batch_size + 1, dtype=dtype, device=offset.device)
+        return 1 / steps
+
+    def init_non_persistent_buffers(self) -> None:
+        """Set what no file of weights holds: by timm's name, for models made on the meta device."""
+        self.inverse_steps = self._inverse_steps()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InnerLearner:
+        """Move or cast everything; what is no parameter is not rounded, but made anew."""
+        super()._apply(fn, recurse)
+        self.init_non_persistent_buffers()
+        return self
+
     def position_scale(self) -> Tensor:
         """p_j = max(0, 1/j + learned offset) of each direction's heads: [directions, b].
 
         Raises:
             ValueError: somebody has put offsets of another shape.
         """
-        return _position_scale(self.position_offset, self.directions, self.mini_batch_size)
+        return _position_scale(self.position_offset, self.inverse_steps, self.directions)
 
     def state(self) -> tuple[Tensor, ...]:
         """The initial state [heads, …] of every head of both directions."""
@@ -123,10 +142,14 @@ class InnerLearner(nn.Module, ABC):
             "ln_weight": self.norm_weight,
             "ln_bias": self.norm_bias,
             "mini_batch_size": self.mini_batch_size,
-            "position_scale": self.position_scale().repeat_interleave(self.num_heads, dim=0),
+            "position_scale": self._of_each_head(self.position_scale()),
             "reverse_heads": self.reverse_heads,
             "eps": self.eps,
         }
+
+    def _of_each_head(self, x: Tensor) -> Tensor:
+        """x [directions, b] for heads of each direction: [heads, b]."""
+        return x.unsqueeze(1).expand(-1, self.num_heads, -1).flatten(0, 1)
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> Tensor:
@@ -140,12 +163,10 @@ class InnerLearner(nn.Module, ABC):
 
 
 @torch.fx.wrap
-def _position_scale(offset: Tensor, directions: int, mini_batch_size: int) -> Tensor:
-    if offset.shape != (directions, mini_batch_size):
+def _position_scale(offset: Tensor, inverse_steps: Tensor, directions: int) -> Tensor:
+    if offset.shape != (directions, *inverse_steps.shape):
         raise ValueError(
-            f"position_offset must have shape [{directions}, {mini_batch_size}], got "
+            f"position_offset must have shape [{directions}, {len(inverse_steps)}], got "
             f"{list(offset.shape)}"
         )
-    dtype = torch.promote_types(offset.dtype, torch.float32)
-    steps = torch.arange(1, mini_batch_size + 1, dtype=dtype, device=offset.device)
-    return (1 / steps + offset).clamp(min=0)
+    return (inverse_steps + offset).clamp(min=0)

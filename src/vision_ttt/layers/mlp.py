@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vision_ttt.layers.in_parts import in_parts
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
 
 
@@ -29,9 +28,6 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Tokens [B, T, D] → [B, T, D]; the grid, which other MLPs need, plays no part."""
-        return in_parts(self._each_token, x, producers=(self.fc1, self.fc2))
-
-    def _each_token(self, x: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(x)))
 
 

@@ -88,18 +88,13 @@ class TTTLayer(nn.Module):
 
     def views(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v [B, T, heads, d], eta [B, T, heads] and the gate's logits [B, T, D] or None."""
-        return self._views(self.in_proj(x), self.rate_proj(x))
-
-    def _views(
-        self, projected: Tensor, rate_logits: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        k, q, v, gate = projected.split(list(self.widths.values()), dim=-1)
+        k, q, v, gate = self.in_proj(x).split(list(self.widths.values()), dim=-1)
         if not self.widths["q"]:
             q = k
         q, k = self.conv_q(q), self.conv_k(k)
         q, k, v = (view.unflatten(-1, (self.heads, self.head_dim)) for view in (q, k, v))
         # Rates are at least float32: they multiply sums of gradients whatever the views' precision.
-        eta = self.rates(_at_least_float32(rate_logits))
+        eta = self.rates(_at_least_float32(self.rate_proj(x)))
         return q, k, v, eta, gate if self.widths["gate"] else None
 
     def rates(self, logits: Tensor) -> Tensor:
@@ -107,9 +102,7 @@ class TTTLayer(nn.Module):
         return torch.sigmoid(logits) * (self.base_learning_rate / self.head_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._answer(*self.views(x))
-
-    def _answer(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, gate: Tensor | None) -> Tensor:
+        q, k, v, eta, gate = self.views(x)
         z = self.learner(q, k, v, eta).flatten(2)  # [B, T, directions · D]
         return self.out_proj(self.merge(z, gate))
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
-from vision_ttt.layers.directional_conv1d import DirectionalConv1d
-from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.linear_learner import LinearLearner
-from vision_ttt.layers.overwriting import may_overwrite
-from vision_ttt.layers.plain_calls import does_as, is_plain
 from vision_ttt.layers.ttt_layer import TTTLayer
 from vision_ttt.ops import fused_ttt_linear
-from vision_ttt.ops._native import kernels_serve
+
+FUSED_PARTS = ("conv_q", "conv_k", "learner", "merge")
+"""Modules that only hold parameters where the layer is fused."""
+FUSED_METHODS = ("views", "rates")
+"""Methods that are not called where the layer is fused."""
 
 
 class TTTLinear(TTTLayer):
     """:class:`TTTLayer` with linear inner models, :class:`LinearLearner`: [B, T, D] → [B, T, D].
-
-    On a CPU in float32 everything between the projections runs as one op.
 
     Args:
         dim: D.
@@ -31,12 +30,20 @@ class TTTLinear(TTTLayer):
         gate: multiply by GELU(Linear_g(x)) before the output projection.
         learnable_states: see :class:`LinearLearner`; one per direction by default.
         base_learning_rate: η_base.
+        fused: run what stands between the projections as one op,
+            :func:`vision_ttt.ops.fused_ttt_linear`, which computes the same from the same
+            parameters and keeps less for the backward pass. ``conv_q``, ``conv_k``, ``learner`` and
+            ``merge`` then only hold parameters: hooks on them do not run, and replacing one is an
+            error until ``fused`` is set to False, which one may at any time.
 
     Raises:
-        ValueError: D is not a multiple of H, or an argument is out of its range.
+        ValueError: D is not a multiple of H, an argument is out of its range, or ``fused`` is asked
+            for without a Conv1d.
+        TypeError: ``fused`` is asked of a subclass that overrides ``views`` or ``rates``.
     """
 
     learner: LinearLearner
+    fused: bool = False
 
     def __init__(
         self,
@@ -50,7 +57,12 @@ class TTTLinear(TTTLayer):
         gate: bool = False,
         learnable_states: int | None = None,
         base_learning_rate: float = 1.0,
+        fused: bool = False,
     ) -> None:
+        if fused:
+            _refuse_overrides(type(self))
+            if not conv_kernel_size:
+                raise ValueError("fused needs a Conv1d on q and k, got conv_kernel_size=0")
         super().__init__(
             dim,
             num_heads,
@@ -63,6 +75,7 @@ class TTTLinear(TTTLayer):
             gate=gate,
             base_learning_rate=base_learning_rate,
         )
+        self.__dict__["fused"] = fused  # assigned, it can only be switched off
 
     def inner_problem(self, x: Tensor) -> dict[str, Tensor | int]:
         """The inner learner's data, state and rates: what :func:`vision_ttt.ttt_linear` gets."""
@@ -70,51 +83,14 @@ class TTTLinear(TTTLayer):
         return self.learner.problem(q, k, v, eta)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self._is_plain():
+        if not self.fused:
             return super().forward(x)
-        projected, rate_logits = self.in_proj(x), self.rate_proj(x)
-        if not kernels_serve(projected, *self._weights()):
-            return self._answer(*self._views(projected, rate_logits))
-        return self.out_proj(self._fused(projected, rate_logits))
-
-    def _is_plain(self) -> bool:
-        """Whether all between the projections is as published, and nobody listens."""
-        return (
-            does_as(self, TTTLinear)
-            and is_plain(self.conv_q, DirectionalConv1d)
-            and is_plain(self.conv_k, DirectionalConv1d)
-            and is_plain(self.learner, LinearLearner)
-            and is_plain(self.merge, GatedNorm)
-            and self._parts_agree()
-        )
-
-    def _parts_agree(self) -> bool:
-        """Whether one op can stand for parts of such shapes."""
-        conv_q, conv_k, learner = self.conv_q, self.conv_k, self.learner
-        dim = learner.num_heads * self.head_dim
-        reverse_channels = learner.reverse_heads * self.head_dim
-        return (
-            fused_ttt_linear.fits(self.head_dim, dim, learner.mini_batch_size)
-            and conv_q.weight.shape == conv_k.weight.shape
-            and conv_q.weight.shape[0] == self.heads * self.head_dim
-            and conv_q.reverse_channels == conv_k.reverse_channels == reverse_channels
-            and self.merge.weight.numel() == self.heads * self.head_dim
-            and self.merge.weight.shape[1] == dim
-        )
-
-    def _weights(self) -> tuple[Tensor, ...]:
-        """Those the one op reads as they are; it takes the learner's in any precision."""
-        conv_q, conv_k, merge = self.conv_q, self.conv_k, self.merge
-        return conv_q.weight, conv_q.bias, conv_k.weight, conv_k.bias, merge.weight, merge.bias
-
-    def _fused(self, projected: Tensor, rate_logits: Tensor) -> Tensor:
-        """What stands between the projections, in one op: :class:`TTTLayer`'s composition."""
-        learner, merge = self.learner, self.merge
-        return fused_ttt_linear.fused_ttt_linear(
-            projected,
-            rate_logits,
-            (self.conv_q.weight, self.conv_q.bias),
-            (self.conv_k.weight, self.conv_k.bias),
+        conv_q, conv_k, learner, merge = self.conv_q, self.conv_k, self.learner, self.merge
+        mixed = fused_ttt_linear(
+            self.in_proj(x),
+            self.rate_proj(x),
+            (conv_q.weight, conv_q.bias),
+            (conv_k.weight, conv_k.bias),
             learner.state(),
             (learner.norm_weight, learner.norm_bias),
             learner.position_scale(),
@@ -125,5 +101,37 @@ class TTTLinear(TTTLayer):
             base_learning_rate=self.base_learning_rate,
             inner_eps=learner.eps,
             post_eps=merge.eps,
-            in_place=may_overwrite() and is_plain(self.in_proj, nn.Linear),
-        )
+        )  # [B, T, D]
+        return self.out_proj(mixed)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse_to_ignore(name, value)
+        super().__setattr__(name, value)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        self._refuse_to_ignore(name, module)
+        super().add_module(name, module)
+
+    def _refuse_to_ignore(self, name: str, value: Any) -> None:
+        """Raise where the fused op would go on as if nothing had been assigned."""
+        if name == "fused" and value and not self.fused:
+            raise ValueError("TTTLinear: fused can be switched off later, not on")
+        if self.fused and name in (*FUSED_PARTS, *FUSED_METHODS):
+            raise ValueError(
+                f"TTTLinear: {name} is not called while fused is True, which makes one op of "
+                f"{', '.join(FUSED_PARTS)}; set fused = False before replacing it"
+            )
+        if self.fused and name == "__class__":
+            _refuse_overrides(value)
+
+    def extra_repr(self) -> str:
+        return "fused=True" if self.fused else ""
+
+
+def _refuse_overrides(kind: type[TTTLinear]) -> None:
+    """Raise unless the class leaves what the fused op computes as :class:`TTTLinear` has it."""
+    for name in FUSED_METHODS:
+        if getattr(kind, name) is not getattr(TTTLinear, name):
+            raise TypeError(
+                f"{kind.__name__} overrides {name}, which is not called where fused is True"
+            )

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.layers.grid import check_grid
-from vision_ttt.layers.in_parts import in_parts
 from vision_ttt.layers.rotary2d import rotate
 from vision_ttt.ops.vit3_inner import depthwise, depthwise_step, gated_unit, gated_unit_step
 
@@ -74,12 +73,8 @@ class ViT3TTT(nn.Module):
         w1, w2 = gated_unit_step(k1, v1, self.w1, self.w2)
         w3 = depthwise_step(k2, v2, self.w3, grid)
         o2 = depthwise(q2, w3, grid)  # [B, T, d]
-
-        def answer(q1: Tensor, o2: Tensor) -> Tensor:
-            o1 = gated_unit(q1, w1, w2).flatten(2)  # [B, t, D]
-            return self.proj(torch.cat((o1, o2), dim=-1))
-
-        return in_parts(answer, q1, o2, producers=(self.proj,))
+        o1 = gated_unit(q1, w1, w2).flatten(2)  # [B, T, D]
+        return self.proj(torch.cat((o1, o2), dim=-1))
 
     def views(
         self, x: Tensor, rotations: Tensor | None = None

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
-from vision_ttt.layers.plain_calls import is_plain
 from vision_ttt.layers.swiglu import SwiGLU
 from vision_ttt.layers.ttt_linear import TTTLinear
-from vision_ttt.layers.whole_block import as_one_op
 
 
 class VitttMixer(nn.Module):
@@ -90,9 +88,5 @@ class VitttBlock(nn.Module):
         self.drop_path = nn.Identity() if drop_path is None else drop_path
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
-        if is_plain(self.mixer, VitttMixer):
-            out = as_one_op(self, y, grid, extra)
-            if out is not None:
-                return out
         y = self.mixer(y, grid, extra)  # [B, T, D]
         return y + self.drop_path(self.mlp(self.norm(y)))

@@ -3,6 +3,7 @@
 from vision_ttt.ops._backend import use_backend
 from vision_ttt.ops.depthwise_conv2d import depthwise_conv2d
 from vision_ttt.ops.directional_conv1d import directional_conv1d
+from vision_ttt.ops.fused_ttt_linear import fused_ttt_linear
 from vision_ttt.ops.gated_norm import gated_norm
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.ttt_linear import ttt_linear
@@ -11,6 +12,7 @@ from vision_ttt.ops.ttt_mlp import ttt_mlp
 __all__ = [
     "depthwise_conv2d",
     "directional_conv1d",
+    "fused_ttt_linear",
     "gated_norm",
     "swiglu",
     "ttt_linear",

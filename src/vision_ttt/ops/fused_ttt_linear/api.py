@@ -7,9 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vision_ttt.ops.fused_ttt_linear.cpu import fused_ttt_linear_in_place_op, fused_ttt_linear_op
+from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops.fused_ttt_linear.composition import fused_ttt_linear_composition
+from vision_ttt.ops.fused_ttt_linear.contract import CONTRACT, check
+from vision_ttt.ops.fused_ttt_linear.cpu import fused_ttt_linear_op, kernel_serves
 
 
+@overridable
 def fused_ttt_linear(
     projected: Tensor,
     rate_logits: Tensor,
@@ -26,14 +30,13 @@ def fused_ttt_linear(
     base_learning_rate: float,
     inner_eps: float,
     post_eps: float,
-    in_place: bool = False,
 ) -> Tensor:
     """All of a TTT-Linear layer between its projections (Vision-TTT, Algorithm 1, lines 8-20).
 
     The composition, in this order, of ``directional_conv1d`` on q and on k, the rates
     η = η_base σ(logits) / d, :func:`vision_ttt.ops.ttt_linear` and ``gated_norm``. In one op the
     convolved views are never written to memory, and the views' gradients land side by side in that
-    of the projection.
+    of the projection. That op is for float32 on a CPU; elsewhere the composition itself runs.
 
     Args:
         projected: [B, T, C], the columns of k, q, v and the gate side by side.
@@ -48,8 +51,6 @@ def fused_ttt_linear(
         reverse_heads: the last this-many heads scan from T to 1.
         base_learning_rate: η_base.
         inner_eps, post_eps: added to the norms' variances.
-        in_place: write the result over the columns of v and return a view of ``projected``, for
-            inference: no gradient follows. One that is not contiguous is left as it is.
 
     Returns:
         [B, T, D] with D = H · d / R, differentiable in every tensor.
@@ -60,14 +61,10 @@ def fused_ttt_linear(
     """
     tensors = (projected, rate_logits, *conv_q, *conv_k, *state, *inner_norm, position_scale)
     tensors = (*tensors, *post_norm)
-    options = list(widths), mini_batch_size, reverse_heads, base_learning_rate, inner_eps, post_eps
-    if in_place and projected.is_contiguous():
-        fused_ttt_linear_in_place_op(*tensors, *options)
-        start = widths[0] + widths[1]
-        return projected[..., start : start + post_norm[0].shape[1]]
-    out, *_ = fused_ttt_linear_op(
-        *tensors,
-        *options,
-        torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
-    )
+    numbers = mini_batch_size, reverse_heads, base_learning_rate, inner_eps, post_eps
+    check(CONTRACT, tensors, widths, numbers)
+    if not kernel_serves(tensors, mini_batch_size):
+        return fused_ttt_linear_composition(*tensors, widths, *numbers)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    out, *_ = fused_ttt_linear_op(*tensors, list(widths), *numbers, keep)
     return out

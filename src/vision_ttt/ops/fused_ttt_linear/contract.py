@@ -33,7 +33,6 @@ _NUMBERS = {
     "post_eps": Real(0),
 }
 CONTRACT = Contract("fused_ttt_linear", _TENSORS, _NUMBERS)
-IN_PLACE_CONTRACT = Contract("fused_ttt_linear_", _TENSORS, _NUMBERS, dense=("projected",))
 BACKWARD_CONTRACT = Contract(
     "fused_ttt_linear_backward",
     {

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from vision_ttt.ops._learner_kernels import add_shares
-from vision_ttt.ops._native import require_servable
+from vision_ttt.ops._native import are_servable, kernels_serve, require_servable
 from vision_ttt.ops._second_derivative import derive_twice
 from vision_ttt.ops.directional_conv1d.cpu import directional_conv1d_backward
+from vision_ttt.ops.fused_ttt_linear.composition import fused_ttt_linear_composition
 from vision_ttt.ops.fused_ttt_linear.contract import (
     BACKWARD_CONTRACT,
     CONTRACT,
-    IN_PLACE_CONTRACT,
     check,
     fits,
 )
@@ -63,9 +63,15 @@ class _Options(NamedTuple):
     post_eps: float
 
 
-def _fits(x: _Inputs, options: _Options) -> bool:
+def _fits(x: _Inputs, mini_batch_size: int) -> bool:
     """Whether the kernels take a layer of these sizes."""
-    return fits(x.w0.shape[1], x.post_weight.shape[1], options.mini_batch_size)
+    return fits(x.w0.shape[1], x.post_weight.shape[1], mini_batch_size)
+
+
+def kernel_serves(tensors: Sequence[Tensor], mini_batch_size: int) -> bool:
+    """Whether the kernel is to take these tensors, in the op's order."""
+    x = _Inputs(*tensors)
+    return _fits(x, mini_batch_size) and kernels_serve(*_read_as_they_are(x))
 
 
 def _read_as_they_are(x: _Inputs) -> tuple[Tensor, ...]:
@@ -111,30 +117,18 @@ def fused_ttt_linear_op(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute :func:`fused_ttt_linear`; with ``keep`` also what its backward needs."""
     x, options, keep = _Inputs(*args[:13]), _Options(*args[13:19]), args[19]
     check(CONTRACT, x, options.widths, options[1:])
-    require_servable(CONTRACT.op, _fits(x, options), *_read_as_they_are(x))
+    fits_it = _fits(x, options.mini_batch_size)
+    if not keep and not (fits_it and are_servable(*_read_as_they_are(x))):
+        # A program that was exported where the kernel serves, and runs where it does not.
+        out = fused_ttt_linear_composition(*x, *options)
+        batch, new = out.shape[0], out.new_empty
+        return out, new(0), new(0, batch, *x.w0.shape), new(0, batch, *x.b0.shape)
+    require_servable(CONTRACT.op, fits_it, *_read_as_they_are(x))
     columns = _Columns.of(x.projected.contiguous(), options.widths)
     z, _, _, kept_w, kept_b = _call(x, options, columns).forward(keep, last_state=False)
     z = z.flatten(2)  # [B, T, R · D]
     out = gated_norm_forward(z, columns.gate, x.post_weight, x.post_bias, options.post_eps)
     return out, z if keep else z.new_empty(0), kept_w, kept_b
-
-
-@torch.library.custom_op(
-    "vision_ttt::fused_ttt_linear_",
-    mutates_args=("projected",),
-    schema=f"({_INPUTS}, {_OPTIONS}) -> ()".replace("Tensor p", "Tensor(a!) p", 1),
-)
-def fused_ttt_linear_in_place_op(*args: Any) -> None:
-    """Write the result over the first columns of v; projected's last axis must be contiguous."""
-    x, options = _Inputs(*args[:13]), _Options(*args[13:])
-    check(IN_PLACE_CONTRACT, x, options.widths, options[1:])
-    require_servable(IN_PLACE_CONTRACT.op, _fits(x, options), *_read_as_they_are(x))
-    columns = _Columns.of(x.projected, options.widths)
-    call = _call(x, options, columns)
-    # A mini-batch's targets have been read before its outputs are written.
-    call.forward(False, last_state=False, o=columns.v.unflatten(-1, x.w0.shape[:2]))
-    out = columns.v[..., : x.post_weight.shape[1]]
-    gated_norm_forward(columns.v, columns.gate, x.post_weight, x.post_bias, options.post_eps, out)
 
 
 @torch.library.custom_op(
@@ -147,7 +141,9 @@ def fused_ttt_linear_in_place_op(*args: Any) -> None:
 def _backward_op(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     x, (z, *kept), options = _Inputs(*args[:13]), args[13:16], _Options(*args[16:])
     check(BACKWARD_CONTRACT, (grad, *x, z, *kept), options.widths, options[1:])
-    require_servable(BACKWARD_CONTRACT.op, _fits(x, options), grad, z, *_read_as_they_are(x))
+    require_servable(
+        BACKWARD_CONTRACT.op, _fits(x, options.mini_batch_size), grad, z, *_read_as_they_are(x)
+    )
     heads, dim, _ = x.w0.shape
     states = num_checkpoints(z.shape[1], dim, options.mini_batch_size)
     if len(kept[0]) != states:
@@ -201,11 +197,6 @@ def _(*args: Any) -> tuple[Tensor, ...]:
     )
 
 
-@fused_ttt_linear_in_place_op.register_fake
-def _(*args: Any) -> None:
-    return None
-
-
 @_backward_op.register_fake
 def _(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in args[:13])
@@ -236,9 +227,7 @@ def _sizes(shapes: Sequence[Sequence[int]]) -> tuple[list[int], int]:
     return views, 4 * math.prod(views) * x.conv_q_weight[-1]
 
 
-@register_flop_formula(
-    [torch.ops.vision_ttt.fused_ttt_linear, torch.ops.vision_ttt.fused_ttt_linear_]
-)
+@register_flop_formula(torch.ops.vision_ttt.fused_ttt_linear)
 def fused_ttt_linear_flops(*args: Any, **_: Any) -> int:
     """ttt_linear's, and two convolutions'."""
     views, convolutions = _sizes(args[:13])
