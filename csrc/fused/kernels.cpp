@@ -30,20 +30,34 @@ VISION_TTT_INLINE float* mutable_row(const Sequence& s, int64_t batch, int64_t t
   return s.data + batch * s.batch + token * s.token;
 }
 
-// Four taps, the published number, unrolled: K = 0 takes any number.
+// One token's channels [start, stop), whose scan goes by `step`. K = 0 takes any taps, some of them
+// beyond the sequence; four, the published number, are unrolled where all are inside.
 template <int K>
-VISION_TTT_INLINE void conv1d_column(const Conv1d& p, const Span& span, int64_t c, int64_t step) {
+VISION_TTT_INLINE void conv1d_token(const Conv1d& p, int64_t batch, int64_t t, int64_t start,
+                                    int64_t stop, int64_t step) {
   const int64_t taps = K ? K : p.taps;
-  const Vector bias = p.bias ? load(p.bias + c) : Vector{};
-  const float* weight = p.weight + c;
-  for (int64_t t = span.start; t < span.stop; ++t) {
-    Vector total = bias;
+  const float* x = row(p.x, batch, t);
+  float* y = mutable_row(p.y, batch, t);
+  for (int64_t c = start; c < stop; c += kLanes) {
+    Vector total = p.bias ? load(p.bias + c) : Vector{};
     for (int64_t j = 0; j < taps; ++j) {
-      const int64_t s = t + step * (j - (taps - 1));
-      if (s < 0 || s >= p.length) continue;
-      total += load(weight + j * p.channels) * load(row(p.x, span.batch, s) + c);
+      const int64_t shift = step * (j - (taps - 1));
+      if (!K && (t + shift < 0 || t + shift >= p.length)) continue;
+      total += load(p.weight + j * p.channels + c) * load(x + shift * p.x.token + c);
     }
-    store(mutable_row(p.y, span.batch, t) + c, total);
+    store(y + c, total);
+  }
+}
+
+VISION_TTT_INLINE void conv1d_direction(const Conv1d& p, const Span& span, int64_t start,
+                                        int64_t stop, int64_t step) {
+  // Token by token, not channel by channel: what is read lies side by side.
+  for (int64_t t = span.start; t < span.stop; ++t) {
+    const int64_t first = t - step * (p.taps - 1);
+    if (p.taps == 4 && first >= 0 && first < p.length)
+      conv1d_token<4>(p, span.batch, t, start, stop, step);
+    else
+      conv1d_token<0>(p, span.batch, t, start, stop, step);
   }
 }
 
@@ -55,13 +69,8 @@ void VISION_TTT_KERNEL(conv1d)(const Conv1d& p) {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t task = 0; task < tasks; ++task) {
     const Span span(task, p.length);
-    for (int64_t c = 0; c < p.channels; c += kLanes) {
-      const int64_t step = c < forward ? 1 : -1;
-      if (p.taps == 4)
-        conv1d_column<4>(p, span, c, step);
-      else
-        conv1d_column<0>(p, span, c, step);
-    }
+    conv1d_direction(p, span, 0, forward, 1);
+    conv1d_direction(p, span, forward, p.channels, -1);
   }
 }
 
