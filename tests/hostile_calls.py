@@ -38,6 +38,8 @@ from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_defi
 from vision_ttt.ops.swiglu import swiglu_
 from vision_ttt.ops.swiglu.cpu import swiglu_backward_op, swiglu_in_place_op, swiglu_op
 from vision_ttt.ops.swiglu.reference import swiglu_reference
+from vision_ttt.ops.swiglu_mlp.definition import swiglu_mlp_definition
+from vision_ttt.ops.swiglu_mlp.op import swiglu_mlp_backward_op, swiglu_mlp_op
 from vision_ttt.ops.ttt_linear.autograd import ttt_linear_backward_op, ttt_linear_op
 from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
 from vision_ttt.ops.ttt_mlp.autograd import ttt_mlp_backward_op, ttt_mlp_op
@@ -109,6 +111,12 @@ def norm_arguments(s: Sizes) -> list[Any]:
     gate = normal(s.batch, s.length, dim) if s.gated else None
     weights = normal(parts, dim), normal(parts, dim)
     return [normal(s.batch, s.length, parts * dim), gate, *weights, 1e-2]
+
+
+def swiglu_mlp_arguments(s: Sizes) -> list[Any]:
+    dim, hidden = s.channels, 2 * s.dim
+    x = normal(s.batch, s.length, dim)
+    return [x, normal(2 * hidden, dim) / dim, normal(dim, hidden) / hidden]
 
 
 def learner_arguments(s: Sizes, *state: tuple[int, ...]) -> list[Any]:
@@ -314,6 +322,15 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
         ),
         "swiglu_ op": lambda: Call(
             in_place(swiglu_in_place_op, half), [normal(s.batch, s.length, wide)], glu
+        ),
+        "swiglu_mlp": lambda: Call(ops.swiglu_mlp, swiglu_mlp_arguments(s), swiglu_mlp_definition),
+        "swiglu_mlp op": lambda: Call(
+            swiglu_mlp_op, swiglu_mlp_arguments(s), swiglu_mlp_definition
+        ),
+        "swiglu_mlp_backward": lambda: Call(
+            swiglu_mlp_backward_op,
+            with_grad(swiglu_mlp_arguments(s), s.channels),
+            gradient_of(swiglu_mlp_definition, 3),
         ),
         "swiglu_backward": lambda: Call(
             swiglu_backward_op,

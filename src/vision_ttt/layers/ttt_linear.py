@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from vision_ttt.layers.fusable import Fusable
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.ttt_layer import TTTLayer
 from vision_ttt.ops import fused_ttt_linear
 
-FUSED_PARTS = ("conv_q", "conv_k", "learner", "merge")
-"""Modules that only hold parameters where the layer is fused."""
-FUSED_METHODS = ("views", "rates")
-"""Methods that are not called where the layer is fused."""
 
-
-class TTTLinear(TTTLayer):
+class TTTLinear(TTTLayer, Fusable):
     """:class:`TTTLayer` with linear inner models, :class:`LinearLearner`: [B, T, D] → [B, T, D].
 
     Args:
@@ -33,8 +28,8 @@ class TTTLinear(TTTLayer):
         fused: run what stands between the projections as one op,
             :func:`vision_ttt.ops.fused_ttt_linear`, which computes the same from the same
             parameters and keeps less for the backward pass. ``conv_q``, ``conv_k``, ``learner`` and
-            ``merge`` then only hold parameters: hooks on them do not run, and replacing one is an
-            error until ``fused`` is set to False, which one may at any time.
+            ``merge`` then only hold parameters, see :class:`vision_ttt.layers.fusable.Fusable`:
+            hooks on them do not run, and replacing one is an error until ``fused`` is set to False.
 
     Raises:
         ValueError: D is not a multiple of H, an argument is out of its range, or ``fused`` is asked
@@ -43,7 +38,8 @@ class TTTLinear(TTTLayer):
     """
 
     learner: LinearLearner
-    fused: bool = False
+    fused_parts = ("conv_q", "conv_k", "learner", "merge")
+    fused_methods = ("views", "rates")
 
     def __init__(
         self,
@@ -59,10 +55,8 @@ class TTTLinear(TTTLayer):
         base_learning_rate: float = 1.0,
         fused: bool = False,
     ) -> None:
-        if fused:
-            _refuse_overrides(type(self))
-            if not conv_kernel_size:
-                raise ValueError("fused needs a Conv1d on q and k, got conv_kernel_size=0")
+        if fused and not conv_kernel_size:
+            raise ValueError("fused needs a Conv1d on q and k, got conv_kernel_size=0")
         super().__init__(
             dim,
             num_heads,
@@ -75,7 +69,8 @@ class TTTLinear(TTTLayer):
             gate=gate,
             base_learning_rate=base_learning_rate,
         )
-        self.__dict__["fused"] = fused  # assigned, it can only be switched off
+        if fused:
+            self.fuse()
 
     def inner_problem(self, x: Tensor) -> dict[str, Tensor | int]:
         """The inner learner's data, state and rates: what :func:`vision_ttt.ttt_linear` gets."""
@@ -103,35 +98,3 @@ class TTTLinear(TTTLayer):
             post_eps=merge.eps,
         )  # [B, T, D]
         return self.out_proj(mixed)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._refuse_to_ignore(name, value)
-        super().__setattr__(name, value)
-
-    def add_module(self, name: str, module: nn.Module | None) -> None:
-        self._refuse_to_ignore(name, module)
-        super().add_module(name, module)
-
-    def _refuse_to_ignore(self, name: str, value: Any) -> None:
-        """Raise where the fused op would go on as if nothing had been assigned."""
-        if name == "fused" and value and not self.fused:
-            raise ValueError("TTTLinear: fused can be switched off later, not on")
-        if self.fused and name in (*FUSED_PARTS, *FUSED_METHODS):
-            raise ValueError(
-                f"TTTLinear: {name} is not called while fused is True, which makes one op of "
-                f"{', '.join(FUSED_PARTS)}; set fused = False before replacing it"
-            )
-        if self.fused and name == "__class__":
-            _refuse_overrides(value)
-
-    def extra_repr(self) -> str:
-        return "fused=True" if self.fused else ""
-
-
-def _refuse_overrides(kind: type[TTTLinear]) -> None:
-    """Raise unless the class leaves what the fused op computes as :class:`TTTLinear` has it."""
-    for name in FUSED_METHODS:
-        if getattr(kind, name) is not getattr(TTTLinear, name):
-            raise TypeError(
-                f"{kind.__name__} overrides {name}, which is not called where fused is True"
-            )

@@ -76,15 +76,22 @@ class VitttBlock(nn.Module):
         dim: D.
         mlp_hidden: hidden width of the SwiGLU.
         drop_path: applied to the MLP branch.
+        fused_mlp: see :class:`vision_ttt.layers.SwiGLU`'s ``fused``.
     """
 
     def __init__(
-        self, mixer: nn.Module, dim: int, mlp_hidden: int, *, drop_path: nn.Module | None = None
+        self,
+        mixer: nn.Module,
+        dim: int,
+        mlp_hidden: int,
+        *,
+        drop_path: nn.Module | None = None,
+        fused_mlp: bool = False,
     ) -> None:
         super().__init__()
         self.mixer = mixer
         self.norm = nn.LayerNorm(dim, eps=1e-6)
-        self.mlp = SwiGLU(dim, mlp_hidden)
+        self.mlp = SwiGLU(dim, mlp_hidden, fused=fused_mlp)
         self.drop_path = nn.Identity() if drop_path is None else drop_path
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:

@@ -46,6 +46,11 @@ INNER_MODELS = {"linear": TTTLinear, "mlp": TTTMLP}
 """The published layer, and the one of the TTT paper whose inner model has two layers."""
 
 
+def _steps(design: str) -> tuple[str, ...]:
+    """The steps of the design route that lead to this one, itself included."""
+    return DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]
+
+
 def _mixer(
     dim: int,
     num_heads: int,
@@ -54,10 +59,11 @@ def _mixer(
     inner_model: str,
     mini_batch_size: int,
     learnable_states: int | None,
+    fused: bool,
     drop_path: nn.Module,
 ) -> VitttMixer:
     """The mixer of one step of the design route."""
-    has = DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]
+    has = _steps(design)
     ttt = INNER_MODELS[inner_model](
         dim,
         num_heads,
@@ -67,6 +73,7 @@ def _mixer(
         conv_kernel_size=4 if "conv1d" in has else 0,
         gate="gating" in has,
         learnable_states=learnable_states,
+        **({"fused": True} if fused else {}),  # TTT-MLP has no such op
     )
     return VitttMixer(dim, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path)
 
@@ -94,6 +101,10 @@ class Vittt(Classifier):
         mini_batch_size: tokens per inner gradient step, b.
         learnable_states: how many initial inner states each block learns, 0 to 2 (Fig. 7b); by
             default one per direction.
+        fused: run the middle of each block's TTT-Linear layer, and its MLP, as one op each, which
+            takes less memory in training. Their parts are then not called, see
+            :class:`vision_ttt.layers.TTTLinear` and :class:`vision_ttt.layers.SwiGLU`. It takes
+            TTT-Linear with a Conv1d ("conv1d", "dual" or "conv2d").
         dynamic_img_size: accept any image size; the position embedding is interpolated to it.
         dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
         drop_rate: dropout before the head.
@@ -123,6 +134,7 @@ class Vittt(Classifier):
         inner_model: str = "linear",
         mini_batch_size: int = 16,
         learnable_states: int | None = None,
+        fused: bool = False,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
@@ -136,6 +148,7 @@ class Vittt(Classifier):
             depth=depth,
             num_heads=num_heads,
             mini_batch_size=mini_batch_size,
+            fused=fused,
             dynamic_img_size=dynamic_img_size,
             dynamic_img_pad=dynamic_img_pad,
             drop_rate=drop_rate,
@@ -144,7 +157,12 @@ class Vittt(Classifier):
         check_sides(img_size, patch_size, whole_patches=not dynamic_img_size, pad=dynamic_img_pad)
         choose("design", design, DESIGN_ROUTE)
         choose("inner_model", inner_model, INNER_MODELS)
-        if global_pool == "head" and "dual" not in DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]:
+        if fused and (inner_model != "linear" or "conv1d" not in _steps(design)):
+            raise ValueError(
+                f"fused takes inner_model='linear' and a design with a Conv1d ('conv1d', 'dual' or "
+                f"'conv2d'), got {inner_model!r} and {design!r}"
+            )
+        if global_pool == "head" and "dual" not in _steps(design):
             raise ValueError(
                 f"global_pool='head' needs a design that scans both ways ('dual' or 'conv2d'): the "
                 f"head token comes before the image, which {design!r} never shows it"
@@ -181,10 +199,13 @@ class Vittt(Classifier):
                 inner_model=inner_model,
                 mini_batch_size=mini_batch_size,
                 learnable_states=learnable_states,
+                fused=fused,
                 drop_path=DropPath(rate),
             )
             hidden = mlp_width(embed_dim, mlp_ratio)
-            self.blocks.append(VitttBlock(mixer, embed_dim, hidden, drop_path=DropPath(rate)))
+            self.blocks.append(
+                VitttBlock(mixer, embed_dim, hidden, drop_path=DropPath(rate), fused_mlp=fused)
+            )
         reduction = self.patch_embed.feat_ratio()
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": reduction}

@@ -6,6 +6,7 @@ from vision_ttt.ops.directional_conv1d import directional_conv1d
 from vision_ttt.ops.fused_ttt_linear import fused_ttt_linear
 from vision_ttt.ops.gated_norm import gated_norm
 from vision_ttt.ops.swiglu import swiglu
+from vision_ttt.ops.swiglu_mlp import swiglu_mlp
 from vision_ttt.ops.ttt_linear import ttt_linear
 from vision_ttt.ops.ttt_mlp import ttt_mlp
 
@@ -15,6 +16,7 @@ __all__ = [
     "fused_ttt_linear",
     "gated_norm",
     "swiglu",
+    "swiglu_mlp",
     "ttt_linear",
     "ttt_mlp",
     "use_backend",

@@ -1,0 +1,11 @@
+"""What swiglu_mlp asks of its arguments."""
+
+from vision_ttt.ops._contract import Contract
+
+_TENSORS = {"x": "... D", "up": "2*H D", "down": "E H"}
+_ALIKE = tuple(_TENSORS)
+PUBLIC_CONTRACT = Contract("swiglu_mlp", _TENSORS, alike=_ALIKE, autocast=True)
+CONTRACT = Contract("swiglu_mlp", _TENSORS, alike=_ALIKE)
+BACKWARD_CONTRACT = Contract(
+    "swiglu_mlp_backward", {"grad": "... E", **_TENSORS}, alike=("grad", *_ALIKE)
+)
