@@ -20,7 +20,7 @@ _WHOLE_NUMBERS = {
     "mini_batch_size": (1, 2**31 - 1),
 }
 _RATES = ("drop_rate", "drop_path_rate", "class_dropout_prob")
-_SWITCHES = ("dynamic_img_size", "dynamic_img_pad", "learn_sigma", "qkv_bias", "fused")
+_SWITCHES = ("dynamic_img_size", "dynamic_img_pad", "learn_sigma", "qkv_bias", "fused", "fused_mlp")
 
 
 def check_arguments(**arguments: Any) -> None:

@@ -101,10 +101,12 @@ class Vittt(Classifier):
         mini_batch_size: tokens per inner gradient step, b.
         learnable_states: how many initial inner states each block learns, 0 to 2 (Fig. 7b); by
             default one per direction.
-        fused: run the middle of each block's TTT-Linear layer, and its MLP, as one op each, which
-            takes less memory in training. Their parts are then not called, see
-            :class:`vision_ttt.layers.TTTLinear` and :class:`vision_ttt.layers.SwiGLU`. It takes
-            TTT-Linear with a Conv1d ("conv1d", "dual" or "conv2d").
+        fused: run what stands between the projections of each block's TTT-Linear layer as one op:
+            less time and memory in training. Its parts are then not called, see
+            :class:`vision_ttt.layers.TTTLinear`. It takes a design with a Conv1d.
+        fused_mlp: run each block's MLP as one op, which keeps only its input for the backward pass:
+            a third less memory in training for some more time. See
+            :class:`vision_ttt.layers.SwiGLU`.
         dynamic_img_size: accept any image size; the position embedding is interpolated to it.
         dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
         drop_rate: dropout before the head.
@@ -135,6 +137,7 @@ class Vittt(Classifier):
         mini_batch_size: int = 16,
         learnable_states: int | None = None,
         fused: bool = False,
+        fused_mlp: bool = False,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
@@ -149,6 +152,7 @@ class Vittt(Classifier):
             num_heads=num_heads,
             mini_batch_size=mini_batch_size,
             fused=fused,
+            fused_mlp=fused_mlp,
             dynamic_img_size=dynamic_img_size,
             dynamic_img_pad=dynamic_img_pad,
             drop_rate=drop_rate,
@@ -204,7 +208,7 @@ class Vittt(Classifier):
             )
             hidden = mlp_width(embed_dim, mlp_ratio)
             self.blocks.append(
-                VitttBlock(mixer, embed_dim, hidden, drop_path=DropPath(rate), fused_mlp=fused)
+                VitttBlock(mixer, embed_dim, hidden, drop_path=DropPath(rate), fused_mlp=fused_mlp)
             )
         reduction = self.patch_embed.feat_ratio()
         self.feature_info = [

@@ -1,0 +1,64 @@
+"""Models whose layers run as ops: the same numbers from the same weights."""
+
+import pytest
+import torch
+
+from tolerances import assert_close
+from vision_ttt.layers import SwiGLU, TTTLinear
+from vision_ttt.models import create_model
+
+NANO = "vittt_nano_patch4_32"
+SWITCHES = [{"fused": True}, {"fused_mlp": True}, {"fused": True, "fused_mlp": True}]
+
+
+def make(**options):
+    torch.manual_seed(0)
+    return create_model(NANO, depth=2, num_classes=10, **options)
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "+".join(switches))
+@pytest.mark.parametrize("design", ["conv1d", "dual", "conv2d"])
+def test_the_same_values_and_gradients(design, switches):
+    plain, fused = make(design=design), make(design=design, **switches)
+    fused.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    outs = [model(x) for model in (plain, fused)]
+    assert_close(outs[1], outs[0], 1e-5)
+    gradients = [
+        torch.autograd.grad(out.square().sum(), list(model.parameters()))
+        for out, model in zip(outs, (plain, fused), strict=True)
+    ]
+    for (name, _), a, b in zip(plain.named_parameters(), *gradients, strict=True):
+        assert_close(b, a, 1e-4, name)
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "+".join(switches))
+def test_every_block_has_the_switch(switches):
+    model = make(**switches)
+    layers = {"fused": TTTLinear, "fused_mlp": SwiGLU}
+    for name, kind in layers.items():
+        states = [module.fused for module in model.modules() if isinstance(module, kind)]
+        assert states == 2 * [switches.get(name, False)]
+
+
+@pytest.mark.parametrize(
+    "options", [{"inner_model": "mlp"}, *({"design": d} for d in ("ttt_layer", "gating"))], ids=str
+)
+def test_what_has_no_such_op_is_refused(options):
+    with pytest.raises(ValueError, match="fused takes inner_model='linear' and a design with a"):
+        make(fused=True, **options)
+    make(fused_mlp=True, **options)
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "+".join(switches))
+def test_under_fx_compile_and_autocast(switches):
+    plain, fused = make().eval(), make(**switches).eval()
+    x = torch.randn(2, 3, 32, 32)
+    wanted = plain(x)
+    traced = torch.fx.symbolic_trace(fused.blocks[0], concrete_args={"grid": (8, 8), "extra": ()})
+    tokens = torch.randn(2, 64, 96)
+    assert_close(traced(tokens, (8, 8), ()), plain.blocks[0](tokens, (8, 8)), 1e-5)
+    compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(x), wanted, 1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(fused(x), plain(x), 2e-2)
