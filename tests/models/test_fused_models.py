@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tolerances import assert_close
+from vision_ttt import for_inference
 from vision_ttt.layers import SwiGLU, TTTLinear
 from vision_ttt.models import create_model
 
@@ -62,3 +63,9 @@ def test_under_fx_compile_and_autocast(switches):
     assert_close(compiled(x), wanted, 1e-5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert_close(fused(x), plain(x), 2e-2)
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "+".join(switches))
+def test_for_inference_knows_them(switches):
+    model, x = make(**switches).eval(), torch.randn(2, 3, 32, 32)
+    assert_close(for_inference(model, strict=True)(x), model(x).detach(), 1e-5)

@@ -19,9 +19,13 @@ class Fusable(nn.Module):
         TypeError: ``fused`` is asked of a subclass that overrides such a method.
     """
 
-    fused: bool = False
+    fused: bool
     fused_parts: ClassVar[tuple[str, ...]]
     fused_methods: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self) -> None:
+        self.__dict__["fused"] = False  # not assigned, which asks for it
+        super().__init__()
 
     def fuse(self) -> None:
         """Switch the op on: for constructors, once all parts are there."""
