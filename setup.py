@@ -15,7 +15,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("csrc")
-COMMON_SOURCES = ("dispatch.cpp",)
+COMMON_SOURCES = ("dispatch.cpp", "sizes.cpp")
 KERNELS = (
     "ttt_linear/kernels.cpp",
     "ttt_mlp/kernels.cpp",

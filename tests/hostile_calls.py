@@ -6,26 +6,16 @@ hands over: an axis too many, another size, dtype, layout or device, a number be
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vision_ttt import ops
-from vision_ttt.ops.depthwise_conv2d.cpu import depthwise_conv2d_backward_op, depthwise_conv2d_op
-from vision_ttt.ops.depthwise_conv2d.reference import depthwise_conv2d_reference
+from vision_ttt.ops._op import Op
+from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.depthwise_correlation import depthwise_correlation
-from vision_ttt.ops.depthwise_correlation.cpu import depthwise_correlation_op
-from vision_ttt.ops.depthwise_correlation.reference import depthwise_correlation_reference
-from vision_ttt.ops.directional_conv1d.cpu import (
-    directional_conv1d_backward_op,
-    directional_conv1d_op,
-)
-from vision_ttt.ops.directional_conv1d.reference import directional_conv1d_reference
-from vision_ttt.ops.fused_ttt_linear import cpu as fused
-from vision_ttt.ops.fused_ttt_linear.reference import fused_ttt_linear_reference
-from vision_ttt.ops.gated_norm.cpu import gated_norm_backward_op, gated_norm_op
-from vision_ttt.ops.gated_norm.reference import gated_norm_reference
 from vision_ttt.ops.packed import (
     Vit3BlockParameters,
     VitttBlockParameters,
@@ -36,14 +26,7 @@ from vision_ttt.ops.packed.linear import packed_linear_definition
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
 from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_definition
 from vision_ttt.ops.swiglu import swiglu_
-from vision_ttt.ops.swiglu.cpu import swiglu_backward_op, swiglu_in_place_op, swiglu_op
-from vision_ttt.ops.swiglu.reference import swiglu_reference
-from vision_ttt.ops.swiglu_mlp.definition import swiglu_mlp_definition
-from vision_ttt.ops.swiglu_mlp.op import swiglu_mlp_backward_op, swiglu_mlp_op
-from vision_ttt.ops.ttt_linear.autograd import ttt_linear_backward_op, ttt_linear_op
-from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
-from vision_ttt.ops.ttt_mlp.autograd import ttt_mlp_backward_op, ttt_mlp_op
-from vision_ttt.ops.ttt_mlp.reference import ttt_mlp_reference
+from vision_ttt.ops.swiglu.op import swiglu_in_place_op
 
 
 class Sizes(NamedTuple):
@@ -74,21 +57,6 @@ class Call(NamedTuple):
 
 def normal(*shape: int) -> Tensor:
     return 0.3 * torch.randn(*shape, dtype=torch.float32)
-
-
-def gradient_of(definition: Callable[..., Tensor], tensors: int) -> Callable[..., tuple]:
-    """(gradient of the result, tensors, options) → the tensors' gradients."""
-
-    def gradients(grad: Tensor, *arguments: Any) -> list[Tensor]:
-        inputs, options = arguments[:tensors], arguments[tensors:]
-        inputs = [None if x is None else x.detach().requires_grad_() for x in inputs]
-        given = [x for x in inputs if x is not None]
-        with torch.enable_grad():
-            out = definition(*inputs, *options)
-        found = iter(torch.autograd.grad(out, given, grad))
-        return [torch.empty(0) if x is None else next(found) for x in inputs]
-
-    return gradients
 
 
 def conv1d_arguments(s: Sizes) -> list[Any]:
@@ -137,12 +105,6 @@ def mlp_arguments(s: Sizes) -> list[Any]:
     return learner_arguments(s, (s.dim, h), (h,), (h, s.dim), (s.dim,))
 
 
-def learner_backward(op: Any, arguments: list[Any], results: int) -> list[Any]:
-    outcomes = op(*arguments, True, "auto")
-    grads = [normal(*x.shape) for x in outcomes[:results]]
-    return [*grads, *arguments[:-3], *outcomes[results:], *arguments[-3:], "auto"]
-
-
 def fused_arguments(s: Sizes) -> list[Any]:
     s = s._replace(dim=max(s.dim, 16), mini_batch=min(s.mini_batch, 64))
     directions, inner = 1 + (s.heads % 2 == 0), s.heads * s.dim
@@ -158,22 +120,22 @@ def fused_arguments(s: Sizes) -> list[Any]:
     return [*tensors, widths, s.mini_batch, reverse, 1.0, 1e-2, 1e-2]
 
 
-def fused_backward_arguments(s: Sizes) -> list[Any]:
-    arguments = fused_arguments(s)
-    out, *saved = fused.fused_ttt_linear_op(*arguments, True)
-    return [normal(*out.shape), *arguments[:13], *saved, *arguments[13:]]
+def swiglu_arguments(s: Sizes) -> list[Any]:
+    return [normal(s.batch, s.length, 2 * s.channels)]
 
 
-def in_parts(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The fused op's public function on its custom op's arguments."""
-    names = "widths", "mini_batch_size", "reverse_heads", "base_learning_rate"
-    names = (*names, "inner_eps", "post_eps")
-
-    def run(*a: Any) -> Tensor:
-        pairs = a[2:4], a[4:6], a[6:8], a[8:10], a[10], a[11:13]
-        return op(*a[:2], *pairs, **dict(zip(names, a[13:], strict=True)))
-
-    return run
+ARGUMENTS: dict[str, Callable[[Sizes], list[Any]]] = {
+    "depthwise_conv2d": conv2d_arguments,
+    "depthwise_correlation": correlation_arguments,
+    "directional_conv1d": conv1d_arguments,
+    "fused_ttt_linear": fused_arguments,
+    "gated_norm": norm_arguments,
+    "swiglu": swiglu_arguments,
+    "swiglu_mlp": swiglu_mlp_arguments,
+    "ttt_linear": linear_arguments,
+    "ttt_mlp": mlp_arguments,
+}
+"""Of every op of the table, as its custom op takes them."""
 
 
 def packed_linear_arguments(s: Sizes) -> list[Any]:
@@ -233,6 +195,51 @@ def packed_block(function: Callable[..., Tensor], fields: int, ints: int) -> Cal
     )
 
 
+def bare_results(op: Op, arguments: Sequence[Any], *, keep: bool = False) -> tuple[Tensor, ...]:
+    """Of the custom op: all, or without ``keep`` those that the definition has."""
+    extra = () if op.kept is None else (keep, "auto") if op.late else (keep,)
+    out = op.forward_op(*arguments, *extra)
+    out = out if isinstance(out, (tuple, list)) else (out,)
+    return tuple(out) if keep else tuple(out[: op.results])
+
+
+def backward_arguments(op: Op, arguments: list[Any]) -> list[Any]:
+    """Of the custom op's backward pass, with gradients of 0.3 or so."""
+    results = bare_results(op, arguments, keep=True)
+    grads = [normal(*x.shape).to(x) for x in results[: op.results]]
+    tensors, options = arguments[: op.tensors], arguments[op.tensors :]
+    backend = ["auto"] if op.late else []
+    return [*grads, *tensors, *results[op.results :], *options, *backend]
+
+
+def gradients_of(op: Op, grad: Tensor, *arguments: Any) -> list[Tensor]:
+    """The tensors' gradients by the definition, given that of its one result."""
+    inputs, options = arguments[: op.tensors], arguments[op.tensors :]
+    inputs = [None if x is None else x.detach().requires_grad_() for x in inputs]
+    given = [x for x in inputs if x is not None]
+    with torch.enable_grad():
+        out = op.definition(op.inputs(*inputs, *options))
+    found = iter(torch.autograd.grad(out, given, grad))
+    return [torch.empty(0) if x is None else next(found) for x in inputs]
+
+
+def definition_of(op: Op) -> Callable[..., Any]:
+    """The definition on arguments side by side."""
+    return lambda *arguments: op.definition(op.inputs(*arguments))
+
+
+def in_parts(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The fused op's public function on its custom op's arguments."""
+    names = "widths", "mini_batch_size", "reverse_heads", "base_learning_rate"
+    names = (*names, "inner_eps", "post_eps")
+
+    def run(*a: Any) -> Tensor:
+        pairs = a[2:4], a[4:6], a[6:8], a[8:10], a[10], a[11:13]
+        return op(*a[:2], *pairs, **dict(zip(names, a[13:], strict=True)))
+
+    return run
+
+
 def in_place(op: Callable[..., None], result: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Run an op that writes into its first argument, and read its result there."""
 
@@ -255,115 +262,58 @@ def by_name(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     )
 
 
-def first(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Tensor]:
-    return lambda *a: function(*a)[0]
-
-
-def kernel(op: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
-    """A learner's custom op on its own arguments: o and the last state."""
-
-    def run(*arguments: Any) -> tuple[Tensor, ...]:
-        results = op(*arguments, False, "auto")
-        return results[: 1 + len(results) // 2]
-
-    return run
-
-
 def half(x: Tensor) -> Tensor:
     return x[..., : x.shape[-1] // 2]
 
 
+PUBLIC: dict[str, Callable[..., Tensor]] = {
+    "depthwise_conv2d": with_grid(ops.depthwise_conv2d),
+    "depthwise_correlation": with_grid(depthwise_correlation),
+    "directional_conv1d": ops.directional_conv1d,
+    "fused_ttt_linear": in_parts(ops.fused_ttt_linear),
+    "gated_norm": ops.gated_norm,
+    "swiglu": ops.swiglu,
+    "swiglu_mlp": ops.swiglu_mlp,
+    "ttt_linear": by_name(ops.ttt_linear),
+    "ttt_mlp": by_name(ops.ttt_mlp),
+}
+"""The public functions on the arguments above."""
+
+
+def first_result(op: Op) -> Callable[..., Tensor]:
+    """The definition's first result on arguments side by side."""
+
+    def run(*arguments: Any) -> Tensor:
+        out = op.definition(op.inputs(*arguments))
+        return out if isinstance(out, Tensor) else out[0]
+
+    return run
+
+
 def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
     """Every op of the namespace by a name for reports."""
-    conv1d, conv2d = directional_conv1d_reference, depthwise_conv2d_reference
-    norm, glu, wide = gated_norm_reference, swiglu_reference, 2 * s.channels
+    calls: dict[str, Callable[[], Call]] = {}
 
-    def with_grad(arguments: list[Any], width: int) -> list[Any]:
-        return [normal(s.batch, s.length, width), *arguments]
+    def add(op: Op) -> None:
+        make = ARGUMENTS[op.name]
+        calls[op.name] = lambda: Call(PUBLIC[op.name], make(s), first_result(op))
+        calls[f"{op.name} op"] = lambda: Call(
+            lambda *a: bare_results(op, a), make(s), definition_of(op)
+        )
+        if op.backward_op is not None:
+            definition = partial(gradients_of, op) if op.kept is None else None
+            calls[f"{op.name}_backward"] = lambda: Call(
+                op.backward_op, backward_arguments(op, make(s)), definition
+            )
 
-    return {
-        "directional_conv1d": lambda: Call(ops.directional_conv1d, conv1d_arguments(s), conv1d),
-        "directional_conv1d op": lambda: Call(directional_conv1d_op, conv1d_arguments(s), conv1d),
-        "directional_conv1d_backward": lambda: Call(
-            directional_conv1d_backward_op,
-            with_grad(conv1d_arguments(s), s.channels),
-            gradient_of(conv1d, 3),
-        ),
-        "depthwise_conv2d": lambda: Call(
-            with_grid(ops.depthwise_conv2d), conv2d_arguments(s), conv2d
-        ),
-        "depthwise_conv2d op": lambda: Call(depthwise_conv2d_op, conv2d_arguments(s), conv2d),
-        "depthwise_conv2d_backward": lambda: Call(
-            depthwise_conv2d_backward_op,
-            with_grad(conv2d_arguments(s), s.channels),
-            gradient_of(conv2d, 2),
-        ),
-        "depthwise_correlation": lambda: Call(
-            with_grid(depthwise_correlation),
-            correlation_arguments(s),
-            depthwise_correlation_reference,
-        ),
-        "depthwise_correlation op": lambda: Call(
-            depthwise_correlation_op, correlation_arguments(s), depthwise_correlation_reference
-        ),
-        "gated_norm": lambda: Call(ops.gated_norm, norm_arguments(s), norm),
-        "gated_norm op": lambda: Call(gated_norm_op, norm_arguments(s), norm),
-        "gated_norm_backward": lambda: Call(
-            gated_norm_backward_op,
-            with_grad(norm_arguments(s), s.channels),
-            gradient_of(norm, 4),
-        ),
-        "swiglu": lambda: Call(ops.swiglu, [normal(s.batch, s.length, wide)], glu),
-        "swiglu op": lambda: Call(swiglu_op, [normal(s.batch, s.length, wide)], glu),
-        "swiglu_": lambda: Call(
-            lambda x: swiglu_(x.clone() if isinstance(x, Tensor) else x),
-            [normal(s.batch, s.length, wide)],
-            glu,
-        ),
-        "swiglu_ op": lambda: Call(
-            in_place(swiglu_in_place_op, half), [normal(s.batch, s.length, wide)], glu
-        ),
-        "swiglu_mlp": lambda: Call(ops.swiglu_mlp, swiglu_mlp_arguments(s), swiglu_mlp_definition),
-        "swiglu_mlp op": lambda: Call(
-            swiglu_mlp_op, swiglu_mlp_arguments(s), swiglu_mlp_definition
-        ),
-        "swiglu_mlp_backward": lambda: Call(
-            swiglu_mlp_backward_op,
-            with_grad(swiglu_mlp_arguments(s), s.channels),
-            gradient_of(swiglu_mlp_definition, 3),
-        ),
-        "swiglu_backward": lambda: Call(
-            swiglu_backward_op,
-            with_grad([normal(s.batch, s.length, wide)], s.channels),
-            gradient_of(glu, 1),
-        ),
-        "ttt_linear": lambda: Call(
-            by_name(ops.ttt_linear), linear_arguments(s), first(ttt_linear_reference)
-        ),
-        "ttt_linear op": lambda: Call(
-            kernel(ttt_linear_op), linear_arguments(s), ttt_linear_reference
-        ),
-        "ttt_linear_backward": lambda: Call(
-            ttt_linear_backward_op,
-            learner_backward(ttt_linear_op, linear_arguments(s), 3),
-            None,
-        ),
-        "ttt_mlp": lambda: Call(by_name(ops.ttt_mlp), mlp_arguments(s), first(ttt_mlp_reference)),
-        "ttt_mlp op": lambda: Call(kernel(ttt_mlp_op), mlp_arguments(s), ttt_mlp_reference),
-        "ttt_mlp_backward": lambda: Call(
-            ttt_mlp_backward_op, learner_backward(ttt_mlp_op, mlp_arguments(s), 5), None
-        ),
-        "fused_ttt_linear": lambda: Call(
-            in_parts(ops.fused_ttt_linear), fused_arguments(s), fused_ttt_linear_reference
-        ),
-        "fused_ttt_linear op": lambda: Call(
-            lambda *a: fused.fused_ttt_linear_op(*a, False)[0],
-            fused_arguments(s),
-            fused_ttt_linear_reference,
-        ),
-        "fused_ttt_linear_backward": lambda: Call(
-            torch.ops.vision_ttt.fused_ttt_linear_backward, fused_backward_arguments(s), None
-        ),
+    for op in TABLE.values():
+        add(op)
+    glu = definition_of(TABLE["swiglu"])
+    calls["swiglu_"] = lambda: Call(
+        lambda x: swiglu_(x.clone() if isinstance(x, Tensor) else x), swiglu_arguments(s), glu
+    )
+    calls["swiglu_ op"] = lambda: Call(in_place(swiglu_in_place_op, half), swiglu_arguments(s), glu)
+    calls |= {
         "packed_linear": lambda: Call(
             packed_linear, packed_linear_arguments(s), packed_linear_definition
         ),
@@ -378,6 +328,7 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
             packed_block(packed_vit3_block_definition, 20, 5),
         ),
     }
+    return calls
 
 
 NAMES = tuple(make_calls(Sizes()))

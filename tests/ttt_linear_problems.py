@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from vision_ttt.ops import ttt_linear
-from vision_ttt.ops.ttt_linear import autograd, triton_backend
+from vision_ttt.ops import _triton, ttt_linear
+from vision_ttt.ops._table import TABLE
 
 Problem = dict[str, Tensor]
-KERNELS = sorted(
-    name for name in autograd.KERNELS if name != "triton" or triton_backend.INTERPRETED
-)
+OP = TABLE["ttt_linear"]
+KERNELS = sorted(name for name in OP.backends if name != "triton" or _triton.INTERPRETED)
+NAMES = OP.inputs._fields[: OP.tensors]
 BACKENDS = [*KERNELS, "reference"]
 
 

@@ -4,13 +4,14 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import ttt_mlp
-from vision_ttt.ops.ttt_mlp import autograd
+from vision_ttt.ops._table import TABLE
 
 Problem = dict[str, Tensor]
-KERNELS = sorted(autograd.KERNELS)
+OP = TABLE["ttt_mlp"]
+KERNELS = sorted(OP.backends)
 BACKENDS = [*KERNELS, "reference"]
 STATE = ("w1", "b1", "w2", "b2")
-NAMES = ("q", "k", "v", "eta", *STATE, "ln_weight", "ln_bias", "position_scale")
+NAMES = OP.inputs._fields[: OP.tensors]
 
 
 def exact_dtype(backend: str) -> torch.dtype:

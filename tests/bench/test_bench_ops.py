@@ -14,8 +14,7 @@ from vision_ttt.bench.ops import measure_ops, steps_of_ops
 from vision_ttt.bench.problems import Problem
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.ops import _native
-from vision_ttt.ops.ttt_linear import autograd
-from vision_ttt.ops.ttt_mlp import autograd as ttt_mlp_autograd
+from vision_ttt.ops._table import TABLE
 
 CPU = torch.device("cpu")
 PROBLEM = Problem(batch=1, tokens=50, heads=4, dim=16, mini_batch_size=8)
@@ -80,15 +79,15 @@ def _changed(kernel, field: str, index: int):
     ],
 )
 def test_a_wrong_result_is_named(field: str, index: int, told: str, monkeypatch):
-    wrong = _changed(autograd.KERNELS["dual"], field, index)
-    monkeypatch.setitem(autograd.KERNELS, "wrong", wrong)
+    wrong = _changed(TABLE["ttt_linear"].backends["dual"], field, index)
+    monkeypatch.setitem(TABLE["ttt_linear"].backends, "wrong", wrong)
     assert told in find_error("wrong", PROBLEM, torch.float32, CPU)
 
 
 def test_not_a_number_is_an_error(monkeypatch):
-    dual = autograd.KERNELS["dual"]
+    dual = TABLE["ttt_linear"].backends["dual"]
     nan = dual._replace(forward=lambda *args: tuple(x * float("nan") for x in dual.forward(*args)))
-    monkeypatch.setitem(autograd.KERNELS, "nan", nan)
+    monkeypatch.setitem(TABLE["ttt_linear"].backends, "nan", nan)
     assert "off by inf" in find_error("nan", PROBLEM, torch.float32, CPU)
 
 
@@ -96,8 +95,8 @@ def test_an_error_of_our_own_is_not_hidden(monkeypatch):
     def broken(*args):
         raise RuntimeError("a bug of ours")
 
-    kernel = autograd.KERNELS["dual"]._replace(forward=broken)
-    monkeypatch.setitem(autograd.KERNELS, "broken", kernel)
+    kernel = TABLE["ttt_linear"].backends["dual"]._replace(forward=broken)
+    monkeypatch.setitem(TABLE["ttt_linear"].backends, "broken", kernel)
     with pytest.raises(RuntimeError, match="a bug of ours"):
         find_error("broken", PROBLEM, torch.float32, CPU)
 
@@ -148,8 +147,8 @@ def test_the_backend_that_runs_is_told(dtype: torch.dtype, backend: str):
 
 
 def test_a_wrong_kernel_of_another_op_is_named(monkeypatch):
-    wrong = _changed(ttt_mlp_autograd.KERNELS["dual"], "forward", 3)
-    monkeypatch.setitem(ttt_mlp_autograd.KERNELS, "wrong", wrong)
+    wrong = _changed(TABLE["ttt_mlp"].backends["dual"], "forward", 3)
+    monkeypatch.setitem(TABLE["ttt_mlp"].backends, "wrong", wrong)
     assert "final state w2" in find_error(
         "wrong", PROBLEM._replace(op="ttt_mlp"), torch.float32, CPU
     )
@@ -174,12 +173,12 @@ def test_the_shared_case_is_marked_and_representable():
 
 
 def test_an_op_without_memory_is_a_row(monkeypatch):
-    dual = autograd.KERNELS["dual"]
+    dual = TABLE["ttt_linear"].backends["dual"]
 
     def greedy(*args):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setitem(autograd.KERNELS, "greedy", dual._replace(backward=greedy))
+    monkeypatch.setitem(TABLE["ttt_linear"].backends, "greedy", dual._replace(backward=greedy))
     settings = Settings(CPU, repeats=1, shortest_repeat=0)
     run = describe_run(["vision-ttt", "bench"], CPU)
     problems = [PROBLEM, PROBLEM._replace(tokens=60)]
@@ -193,8 +192,8 @@ def test_an_op_without_memory_is_a_row(monkeypatch):
 def test_who_takes_part_unless_named():
     peer = "flash-linear-attention"
     cuda = torch.device("cuda")
-    assert op_contenders("ttt_linear", CPU) == [*autograd.KERNELS]
-    assert op_contenders("ttt_linear", cuda) == [*autograd.KERNELS, peer]
+    assert op_contenders("ttt_linear", CPU) == [*TABLE["ttt_linear"].backends]
+    assert op_contenders("ttt_linear", cuda) == [*TABLE["ttt_linear"].backends, peer]
     assert op_contenders("ttt_mlp", cuda) == ["cpu", "dual"]
     assert "for cuda, not cpu" in refusal(peer, PROBLEM, torch.float32, CPU)
 

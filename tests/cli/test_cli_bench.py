@@ -17,7 +17,7 @@ from vision_ttt.bench.rows import append_rows, read_rows
 from vision_ttt.cli import bench, bench_session
 from vision_ttt.cli.main import main
 from vision_ttt.errors import UserError
-from vision_ttt.ops.ttt_linear import autograd
+from vision_ttt.ops._table import TABLE
 
 SHAPE = ["--shape", "1", "40", "2", "16", "--mini-batch-size", "8", "--repeats", "1"]
 NANO = ["--models", "vittt_nano_patch4_32", "--repeats", "1", "--memory-runs", "1"]
@@ -70,13 +70,13 @@ def test_default_output_is_named_after_command_and_device(tmp_path: Path, monkey
 
 
 def test_a_wrong_kernel_is_not_timed(tmp_path: Path, capsys, monkeypatch):
-    dual = autograd.KERNELS["dual"]
+    dual = TABLE["ttt_linear"].backends["dual"]
 
     def wrong_forward(*args):
         o, *others = dual.forward(*args)
         return o + 0.01, *others
 
-    monkeypatch.setitem(autograd.KERNELS, "hasty", dual._replace(forward=wrong_forward))
+    monkeypatch.setitem(TABLE["ttt_linear"].backends, "hasty", dual._replace(forward=wrong_forward))
     output = tmp_path / "ops.csv"
     argv = ["bench", "ops", *SHAPE, "--output", str(output), "--backends", "hasty", "dual"]
     assert main(argv) == 1

@@ -17,7 +17,7 @@ from vision_ttt.layers import (
     VitttBlock,
     VitttMixer,
 )
-from vision_ttt.ops.fused_ttt_linear import api
+from vision_ttt.ops._table import TABLE
 
 VITTT = {"bidirectional": True, "share_qk": True, "conv_kernel_size": 4, "gate": True}
 TOKENS = (2, 35, 64)
@@ -41,10 +41,9 @@ def make_layer(kind=TTTLinear, **options):
 @pytest.fixture
 def calls(monkeypatch):
     """How often the kernel's op runs."""
-    count, original = [], api.fused_ttt_linear_op
-    monkeypatch.setattr(
-        api, "fused_ttt_linear_op", lambda *args: count.append(1) or original(*args)
-    )
+    op, count = TABLE["fused_ttt_linear"], []
+    original = op.forward_op
+    monkeypatch.setattr(op, "forward_op", lambda *args: count.append(1) or original(*args))
     return count
 
 

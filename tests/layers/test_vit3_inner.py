@@ -10,7 +10,6 @@ from torch.library import opcheck
 from tolerances import assert_close
 from vision_ttt.ops import depthwise_conv2d, use_backend
 from vision_ttt.ops.depthwise_correlation import depthwise_correlation
-from vision_ttt.ops.depthwise_correlation.cpu import depthwise_correlation_op
 from vision_ttt.ops.vit3_inner import depthwise, depthwise_step, gated_unit, gated_unit_step
 from vision_ttt.ops.vit3_inner.gated_unit import TOKENS_AT_ONCE
 
@@ -170,4 +169,4 @@ def test_correlation_is_the_weight_gradient_of_the_convolution():
 
 def test_correlation_is_a_sound_custom_op():
     x, y = (randn(1, 12, 16, seed=s, dtype=torch.float32).requires_grad_() for s in (1, 2))
-    opcheck(depthwise_correlation_op, (x, y, 3, 4, 3))
+    opcheck(torch.ops.vision_ttt.depthwise_correlation, (x, y, 3, 4, 3))

@@ -159,7 +159,7 @@ GOOD = {"x": ones(7, 8), "y": ones(12), "z": ones(4), "count": 4, "limit": 0, "e
     [{}, {"z": None}, {"y": ones(3, 4)}, {"x": ones(8)}, {"x": ones(2, 0, 8)}, {"eps": 1.5}],
 )
 def test_what_the_table_says_is_accepted(change):
-    CONTRACT.check(GOOD | change)
+    CONTRACT.check(tuple((GOOD | change).values()))
 
 
 @pytest.mark.parametrize(
@@ -177,28 +177,18 @@ def test_what_the_table_says_is_accepted(change):
 )
 def test_what_the_table_does_not_say_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        CONTRACT.check(GOOD | change)
-
-
-def test_a_kernel_is_guarded_by_position():
-    @CONTRACT.guards
-    def kernel(*arguments):
-        return len(arguments)
-
-    assert kernel(*GOOD.values()) == 6
-    with pytest.raises(ValueError, match="z must have shape"):
-        kernel(*(GOOD | {"z": ones(9)}).values())
+        CONTRACT.check(tuple((GOOD | change).values()))
 
 
 def test_what_was_accepted_once_says_nothing_of_other_calls():
     contract = Contract("op", {"x": "C"}, {"count": Whole(1, "C")}, dense=("x",))
-    contract.check({"x": ones(4), "count": 1})
+    contract.check((ones(4), 1))
     for change in ({"count": True}, {"count": 1.0}, {"x": ones(4).bool()}, {"x": [1.0] * 4}):
         with pytest.raises(TypeError):
-            contract.check({"x": ones(4), "count": 1} | change)
+            contract.check(tuple(({"x": ones(4), "count": 1} | change).values()))
     for change in ({"count": 5}, {"x": ones(0)}, {"x": ones(8)[::2]}, {"x": ones(4, 1)}):
         with pytest.raises(ValueError, match="op: "):
-            contract.check({"x": ones(4), "count": 1} | change)
+            contract.check(tuple(({"x": ones(4), "count": 1} | change).values()))
 
 
 def test_tensors_without_content_are_checked_too():

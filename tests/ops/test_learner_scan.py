@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from vision_ttt.ops import ttt_linear, ttt_mlp
-from vision_ttt.ops.ttt_linear.scan import ttt_linear_scan
-from vision_ttt.ops.ttt_mlp.scan import ttt_mlp_scan
+from vision_ttt.ops._table import TABLE
 
 OPS = {
-    "ttt_linear": (ttt_linear, ttt_linear_scan, ((4, 4), (4,))),
-    "ttt_mlp": (ttt_mlp, ttt_mlp_scan, ((4, 16), (16,), (16, 4), (4,))),
+    "ttt_linear": (ttt_linear, ((4, 4), (4,))),
+    "ttt_mlp": (ttt_mlp, ((4, 16), (16,), (16, 4), (4,))),
 }
 
 
@@ -31,7 +30,7 @@ def test_the_scan_computes_the_op(
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    op, scan, shapes = OPS[name]
+    op, shapes = OPS[name]
     batch, heads, dim, size = 2, 3, 4, 8
     views = [random(batch, length, heads, dim) for _ in range(3)]
     eta = random(batch, length, heads).abs() / dim
@@ -48,6 +47,7 @@ def test_the_scan_computes_the_op(
         return_state=True,
         backend="reference",
     )
-    got = scan(*tensors, position_scale, size, reverse_heads, 1e-6)
+    inputs = TABLE[name].inputs(*tensors, position_scale, size, reverse_heads, 1e-6)
+    got = TABLE[name].exported(inputs)
     for mine, theirs in zip(got, (wanted, *last), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)

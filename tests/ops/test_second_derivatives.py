@@ -5,73 +5,11 @@ import timm
 import torch
 
 import vision_ttt  # noqa: F401, registers the models
-from hostile_calls import (
-    Sizes,
-    conv1d_arguments,
-    conv2d_arguments,
-    correlation_arguments,
-    fused_arguments,
-    linear_arguments,
-    mlp_arguments,
-    norm_arguments,
-    normal,
-)
+from hostile_calls import ARGUMENTS, Sizes, linear_arguments, mlp_arguments, normal
 from tolerances import assert_close
 from vision_ttt.layers import TTTLinear
 from vision_ttt.ops import swiglu, ttt_linear, ttt_mlp, use_backend
-from vision_ttt.ops.depthwise_conv2d import cpu as conv2d
-from vision_ttt.ops.depthwise_conv2d.reference import depthwise_conv2d_reference
-from vision_ttt.ops.depthwise_correlation.cpu import depthwise_correlation_op
-from vision_ttt.ops.depthwise_correlation.reference import depthwise_correlation_reference
-from vision_ttt.ops.directional_conv1d import cpu as conv1d
-from vision_ttt.ops.directional_conv1d.reference import directional_conv1d_reference
-from vision_ttt.ops.fused_ttt_linear.cpu import fused_ttt_linear_op
-from vision_ttt.ops.fused_ttt_linear.reference import fused_ttt_linear_reference
-from vision_ttt.ops.gated_norm import cpu as norm
-from vision_ttt.ops.gated_norm.reference import gated_norm_reference
-from vision_ttt.ops.swiglu.reference import swiglu_reference
-from vision_ttt.ops.ttt_linear.autograd import ttt_linear_op
-from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
-from vision_ttt.ops.ttt_mlp.autograd import ttt_mlp_op
-from vision_ttt.ops.ttt_mlp.reference import ttt_mlp_reference
-
-S = Sizes()
-OPS = {
-    "directional_conv1d": (
-        conv1d.directional_conv1d_op, directional_conv1d_reference, lambda: conv1d_arguments(S)
-    ),
-    "depthwise_conv2d": (
-        conv2d.depthwise_conv2d_op, depthwise_conv2d_reference, lambda: conv2d_arguments(S)
-    ),
-    "depthwise_correlation": (
-        depthwise_correlation_op, depthwise_correlation_reference, lambda: correlation_arguments(S)
-    ),
-    "gated_norm": (norm.gated_norm_op, gated_norm_reference, lambda: norm_arguments(S)),
-    "no gate": (
-        norm.gated_norm_op, gated_norm_reference, lambda: norm_arguments(S._replace(gated=False))
-    ),
-    "swiglu": (swiglu, swiglu_reference, lambda: [normal(2, 5, 64)]),
-    "ttt_linear": (
-        lambda *a: ttt_linear_op(*a, True, "auto")[0],
-        lambda *a: ttt_linear_reference(*a)[0],
-        lambda: linear_arguments(S),
-    ),
-    "ttt_linear, last state": (
-        lambda *a: ttt_linear_op(*a, True, "dual")[1],
-        lambda *a: ttt_linear_reference(*a)[1],
-        lambda: linear_arguments(S._replace(gated=False)),
-    ),
-    "ttt_mlp": (
-        lambda *a: ttt_mlp_op(*a, True, "auto")[0],
-        lambda *a: ttt_mlp_reference(*a)[0],
-        lambda: mlp_arguments(S),
-    ),
-    "fused_ttt_linear": (
-        lambda *a: fused_ttt_linear_op(*a, True)[0],
-        fused_ttt_linear_reference,
-        lambda: fused_arguments(S),
-    ),
-}  # fmt: skip
+from vision_ttt.ops._table import TABLE
 
 
 def penalty_gradients(op, arguments, dtype):
@@ -90,12 +28,22 @@ def penalty_gradients(op, arguments, dtype):
     return torch.autograd.grad(penalty, tensors, **options)
 
 
-@pytest.mark.parametrize(("op", "definition", "make"), OPS.values(), ids=OPS)
-def test_gradient_of_a_gradient_penalty(op, definition, make):
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("op", TABLE.values(), ids=TABLE)
+def test_gradient_of_a_gradient_penalty(op, gated):
     torch.manual_seed(0)
-    arguments = make()
-    got = penalty_gradients(op, arguments, torch.float32)
-    wanted = penalty_gradients(definition, arguments, torch.float64)
+    arguments = ARGUMENTS[op.name](Sizes(gated=gated))
+    # Of a learner that is not gated the last result of the state, by its second backend.
+    place, backend = (0, "auto") if gated or not op.late else (1, "dual")
+    extra = () if op.kept is None else (True, backend) if op.late else (True,)
+
+    def one(out):
+        return out if isinstance(out, torch.Tensor) else out[place]
+
+    got = penalty_gradients(lambda *a: one(op.forward_op(*a, *extra)), arguments, torch.float32)
+    wanted = penalty_gradients(
+        lambda *a: one(op.definition(op.inputs(*a))), arguments, torch.float64
+    )
     for i, (x, exact) in enumerate(zip(got, wanted, strict=True)):
         assert_close(x, exact, 2e-4, str(i))
 
@@ -116,9 +64,14 @@ def test_gradgradcheck(op, make):
 def test_third_derivative():
     x = normal(2, 5, 64).requires_grad_()
     exact = x.detach().double().requires_grad_()
+    op = TABLE["swiglu"]
     thirds = []
-    for op, start in ((swiglu, x), (swiglu_reference, exact)):
-        value = op(start)
+
+    def definition(x):
+        return op.definition(op.inputs(x))
+
+    for function, start in ((swiglu, x), (definition, exact)):
+        value = function(start)
         for _ in range(3):
             (value,) = torch.autograd.grad(value.sin().sum(), start, create_graph=True)
         thirds.append(value)

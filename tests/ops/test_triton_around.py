@@ -1,4 +1,4 @@
-"""The Triton kernels around ttt_linear without a GPU: interpreted, each file in a process."""
+"""The Triton kernels without a GPU: interpreted, each file in a process of its own."""
 
 import os
 import subprocess
@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("kernels", ["convolutions", "pointwise"])
-def test_interpreted(kernels):
+@pytest.mark.parametrize(
+    "file", ["test_every_op", "triton_interpreted_convolutions", "triton_interpreted_pointwise"]
+)
+def test_interpreted(file):
     pytest.importorskip("triton")
-    path = Path(__file__).with_name(f"triton_interpreted_{kernels}.py")
+    path = Path(__file__).with_name(f"{file}.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     run = subprocess.run(
         [*command, str(path)],

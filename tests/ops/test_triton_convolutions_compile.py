@@ -11,6 +11,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402  (may be missing, s
 from triton.compiler import ASTSource  # noqa: E402
 
 from machine_code import check_unspilled, usage_of  # noqa: E402
+from vision_ttt.ops._table import TABLE  # noqa: E402
 
 OPS = "vision_ttt.ops"
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
@@ -26,28 +27,19 @@ class Recorder:
         self.launched = arguments, options
 
 
-def directional_conv1d(backend, x, parameters=torch.float32, reverse=None, taps=4):
+def directional_conv1d(x, parameters=torch.float32, reverse=None, taps=4):
     channels = x.shape[-1]
     reverse = channels // 2 if reverse is None else reverse
     weight, bias = (torch.zeros(s, dtype=parameters) for s in ((channels, 1, taps), channels))
-    return {
-        "forward_kernel": lambda: backend.directional_conv1d_triton(x, weight, bias, reverse),
-        "backward_kernel": lambda: backend.directional_conv1d_triton_backward(
-            x, x, weight, bias, reverse
-        ),
-    }
+    return x, weight, bias, reverse
 
 
-def depthwise_conv2d(backend, x, parameters=torch.float32, size=3):
+def depthwise_conv2d(x, parameters=torch.float32, size=3):
     weight = torch.zeros(x.shape[-1], 1, size, size, dtype=parameters)
-    grid = x.shape[1] // 14, 14
-    return {
-        "forward_kernel": lambda: backend.depthwise_conv2d_triton(x, weight, *grid),
-        "backward_kernel": lambda: backend.depthwise_conv2d_triton_backward(x, x, weight, *grid),
-    }
+    return x, weight, x.shape[1] // 14, 14
 
 
-LAUNCHES = {"directional_conv1d": directional_conv1d, "depthwise_conv2d": depthwise_conv2d}
+ARGUMENTS = {"directional_conv1d": directional_conv1d, "depthwise_conv2d": depthwise_conv2d}
 
 
 def machine_code(op, kernel, x, monkeypatch, directory, **options):
@@ -55,7 +47,8 @@ def machine_code(op, kernel, x, monkeypatch, directory, **options):
     kernels = import_module(f"{OPS}.{op}.triton_kernels")
     jitted, recorder = getattr(kernels, kernel), Recorder()
     monkeypatch.setattr(kernels, kernel, recorder)
-    LAUNCHES[op](import_module(f"{OPS}.{op}.triton_backend"), x, **options)[kernel]()
+    inputs, backend = TABLE[op].inputs(*ARGUMENTS[op](x, **options)), TABLE[op].backends["triton"]
+    backend.forward(inputs) if kernel == "forward_kernel" else backend.backward(inputs, x)
     arguments, launch = recorder.launched
     assert len(arguments) == len(jitted.params)
     signature, constants, aligned = {}, {}, {}
@@ -76,7 +69,7 @@ def machine_code(op, kernel, x, monkeypatch, directory, **options):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
-@pytest.mark.parametrize("op", LAUNCHES)
+@pytest.mark.parametrize("op", ARGUMENTS)
 def test_tokens_move_sixteen_bytes_at_a_time(op, kernel, dtype, monkeypatch, tmp_path):
     """A view of a wider projection, whose border between directions is no multiple of a block."""
     x = torch.zeros(2, 196, 576, dtype=dtype)[..., 192:384]

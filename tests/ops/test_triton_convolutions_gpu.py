@@ -5,8 +5,6 @@ import torch
 
 from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.ops import depthwise_conv2d, directional_conv1d
-from vision_ttt.ops.depthwise_conv2d.cpu import depthwise_conv2d_op
-from vision_ttt.ops.directional_conv1d.cpu import directional_conv1d_op
 
 pytestmark = pytest.mark.gpu
 
@@ -94,12 +92,6 @@ def problem(*shape):
     channels = shape[-1]
     parameters = random(channels, 1, 4), random(channels), random(channels, 1, 3, 3)
     return random(*shape, dtype=torch.bfloat16), *parameters
-
-
-def test_opcheck():
-    x, weight, bias, taps = problem(2, 12, 192)
-    torch.library.opcheck(directional_conv1d_op, (x, weight, bias, 96))
-    torch.library.opcheck(depthwise_conv2d_op, (x, taps, 3, 4))
 
 
 def test_compiles_as_one_graph_and_for_any_grid():

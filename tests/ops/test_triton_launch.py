@@ -11,14 +11,12 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402  (may be missing, see above)
 from triton.runtime import driver  # noqa: E402
 
-from ttt_linear_problems import make_problem  # noqa: E402
-from vision_ttt.ops.depthwise_conv2d import triton_backend as conv2d  # noqa: E402
-from vision_ttt.ops.directional_conv1d import triton_backend as conv1d  # noqa: E402
-from vision_ttt.ops.gated_norm import triton_backend as norm  # noqa: E402
-from vision_ttt.ops.swiglu import triton_backend as swiglu  # noqa: E402
-from vision_ttt.ops.ttt_linear import triton_backend, triton_tuning  # noqa: E402
+from ttt_linear_problems import NAMES, make_problem  # noqa: E402
+from vision_ttt.ops._table import TABLE  # noqa: E402
+from vision_ttt.ops.ttt_linear import triton_tuning  # noqa: E402
 
-NAMES = ("q", "k", "v", "eta", "w0", "b0", "ln_weight", "ln_bias", "position_scale")
+OP = TABLE["ttt_linear"]
+TRITON = OP.backends["triton"]
 
 
 class Utilities:
@@ -89,11 +87,12 @@ def make_inputs(batch, length, heads):
 def test_ttt_linear(idle, monkeypatch):
     monkeypatch.setattr(triton_tuning, "_crowds", lambda *_: False)
     inputs = make_inputs(2, 608, 4)  # 16 divides it, not the other length below
-    *results, kept_w, kept_b = triton_backend.ttt_linear_triton(*inputs, 16, 2, 1e-6, True)
+    inputs = OP.inputs(*inputs, 16, 2, 1e-6)
+    *results, kept_w, kept_b = TRITON.forward(inputs, True)
     assert set(idle.launches) == {("forward_kernel", 8, 4, None), ("forward_kernel", 8, 8, None)}
     idle.launches.clear()
     grads = [torch.zeros_like(x) for x in results]
-    triton_backend.ttt_linear_triton_backward(*grads, *inputs, kept_w, kept_b, 16, 2, 1e-6)
+    TRITON.backward(inputs, *grads, kept_w, kept_b)
     segments = kept_w.shape[0] + 1
     assert segments == 3
     programs = {"segments_kernel": 8 * segments, "scan_kernel": 8}
@@ -103,9 +102,10 @@ def test_ttt_linear(idle, monkeypatch):
     # Nothing is compiled anew for other batches, lengths or numbers of heads.
     loaded = len(idle.utils.loaded)
     inputs = make_inputs(3, 555, 6)
-    *results, kept_w, kept_b = triton_backend.ttt_linear_triton(*inputs, 16, 1, 1e-6, True)
+    inputs = OP.inputs(*inputs, 16, 1, 1e-6)
+    *results, kept_w, kept_b = TRITON.forward(inputs, True)
     grads = [torch.zeros_like(x) for x in results]
-    triton_backend.ttt_linear_triton_backward(*grads, *inputs, kept_w, kept_b, 16, 1, 1e-6)
+    TRITON.backward(inputs, *grads, kept_w, kept_b)
     assert len(idle.utils.loaded) == loaded
 
 
@@ -115,9 +115,10 @@ def test_ttt_linear_with_mini_batches_of_several_tiles(idle, monkeypatch):
     loaded = set()
     for size, shape in ((64, (2, 608, 4)), (20, (3, 555, 6)), (100, (1, 600, 2))):
         inputs = [*make_inputs(*shape)[:-1], torch.ones(shape[2], size)]
-        *results, kept_w, kept_b = triton_backend.ttt_linear_triton(*inputs, size, 2, 1e-6, True)
+        inputs = OP.inputs(*inputs, size, 2, 1e-6)
+        *results, kept_w, kept_b = TRITON.forward(inputs, True)
         grads = [torch.zeros_like(x) for x in results]
-        triton_backend.ttt_linear_triton_backward(*grads, *inputs, kept_w, kept_b, size, 2, 1e-6)
+        TRITON.backward(inputs, *grads, kept_w, kept_b)
         loaded.add(len(idle.utils.loaded))
     assert {warps for _, _, warps, _ in idle.launches} == {8}
     assert loaded == {3}
@@ -125,7 +126,7 @@ def test_ttt_linear_with_mini_batches_of_several_tiles(idle, monkeypatch):
 
 def test_ttt_linear_where_programs_crowd(idle, monkeypatch):
     monkeypatch.setattr(triton_tuning, "_crowds", lambda *_: True)
-    triton_backend.ttt_linear_triton(*make_inputs(2, 50, 4), 16, 2, 1e-6, False)
+    TRITON.forward(OP.inputs(*make_inputs(2, 50, 4), 16, 2, 1e-6), False)
     assert {launch[2:] for launch in idle.launches} == {(4, None), (4, 168), (8, None)}
 
 
@@ -134,22 +135,25 @@ CONV1D, CONV2D, NORM = torch.randn(64, 1, 4), torch.randn(64, 1, 3, 3), torch.ra
 
 
 @pytest.mark.parametrize(
-    ("launcher", "arguments", "programs"),
+    ("op", "arguments", "grad", "programs"),
     [
-        (conv1d.directional_conv1d_triton, (X, CONV1D, NORM[0], 32), 4),
-        (conv1d.directional_conv1d_triton_backward, (X, X, CONV1D, NORM[0], 32), 4),
-        (conv2d.depthwise_conv2d_triton, (X, CONV2D, 5, 7), 2),
-        (conv2d.depthwise_conv2d_triton_backward, (X, X, CONV2D, 5, 7), 2),
-        (norm.gated_norm_triton, (torch.cat([X, X], -1), X, NORM, NORM, 1e-6), 9),
-        (norm.gated_norm_triton_backward, (X, torch.cat([X, X], -1), X, NORM, NORM, 1e-6), 5),
-        (swiglu.swiglu_triton, (X,), 2),
-        (swiglu.swiglu_triton_backward, (X[..., :32], X), 2),
+        ("directional_conv1d", (X, CONV1D, NORM[0], 32), X, (4, 4)),
+        ("depthwise_conv2d", (X, CONV2D, 5, 7), X, (2, 2)),
+        ("gated_norm", (torch.cat([X, X], -1), X, NORM, NORM, 1e-6), X, (9, 5)),
+        ("swiglu", (X,), X[..., :32], (2, 2)),
     ],
-    ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_around_it(launcher, arguments, programs, idle):
-    launcher(*arguments)
-    assert [launch[1] for launch in idle.launches] == [programs]
-    loaded = len(idle.utils.loaded)
-    launcher(*arguments)
-    assert len(idle.utils.loaded) == loaded
+def test_around_it(op, arguments, grad, programs, idle):
+    op = TABLE[op]
+    inputs, triton = op.inputs(*arguments), op.backends["triton"]
+    for launch, wanted in zip(
+        (lambda: triton.forward(inputs), lambda: triton.backward(inputs, grad)),
+        programs,
+        strict=True,
+    ):
+        idle.launches.clear()
+        launch()
+        assert [launch[1] for launch in idle.launches] == [wanted]
+        loaded = len(idle.utils.loaded)
+        launch()
+        assert len(idle.utils.loaded) == loaded

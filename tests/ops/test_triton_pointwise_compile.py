@@ -6,8 +6,8 @@ from importlib import import_module
 import pytest
 import torch
 
+from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.gated_norm import triton_backend as gated_norm_backend
-from vision_ttt.ops.swiglu import triton_backend as swiglu_backend
 
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402  (may be missing, see above)
@@ -60,12 +60,13 @@ def describe(x):
     return ("fp32", False) if isinstance(x, float) else ("i32", x % 16 == 0)
 
 
-def compile_launched(monkeypatch, directory, module, kernel, launch, *arguments):
-    module = import_module(module)
-    recorder = Recorder(getattr(module, kernel), directory)
+def compile_launched(monkeypatch, directory, op, kernel, arguments, grad):
+    op, module = TABLE[op], import_module(f"vision_ttt.ops.{op}.triton_kernels")
+    recorder = Recorder(getattr(module, f"{kernel}_kernel"), directory)
+    inputs, backend = op.inputs(*arguments), op.backends["triton"]
     with monkeypatch.context() as patch:
-        patch.setattr(module, kernel, recorder)
-        launch(*arguments)
+        patch.setattr(module, f"{kernel}_kernel", recorder)
+        backend.forward(inputs) if kernel == "forward" else backend.backward(inputs, grad)
     return recorder.usage
 
 
@@ -77,13 +78,8 @@ def norm_usage(monkeypatch, tmp_path):
         z, gate = wide[..., parts * dim : 2 * parts * dim], wide[..., :dim] if gated else None
         parameter = torch.empty(parts, dim, device="meta")
         arguments = (z, gate, parameter, parameter, 1e-6)
-        launch = gated_norm_backend.gated_norm_triton
-        if kernel == "backward":
-            launch = gated_norm_backend.gated_norm_triton_backward
-            arguments = (torch.empty(8, 1024, dim, dtype=dtype, device="meta"), *arguments)
-        module = "vision_ttt.ops.gated_norm.triton_kernels"
-        name = f"{kernel}_kernel"
-        return compile_launched(monkeypatch, tmp_path, module, name, launch, *arguments)
+        grad = torch.empty(8, 1024, dim, dtype=dtype, device="meta")
+        return compile_launched(monkeypatch, tmp_path, "gated_norm", kernel, arguments, grad)
 
     return usage
 
@@ -92,13 +88,8 @@ def norm_usage(monkeypatch, tmp_path):
 def swiglu_usage(monkeypatch, tmp_path):
     def usage(kernel, hidden, dtype=torch.bfloat16):
         arguments = (torch.empty(8, 1024, 2 * hidden, dtype=dtype, device="meta"),)
-        launch = swiglu_backend.swiglu_triton
-        if kernel == "backward":
-            launch = swiglu_backend.swiglu_triton_backward
-            arguments = (torch.empty(8, 1024, hidden, dtype=dtype, device="meta"), *arguments)
-        module = "vision_ttt.ops.swiglu.triton_kernels"
-        name = f"{kernel}_kernel"
-        return compile_launched(monkeypatch, tmp_path, module, name, launch, *arguments)
+        grad = torch.empty(8, 1024, hidden, dtype=dtype, device="meta")
+        return compile_launched(monkeypatch, tmp_path, "swiglu", kernel, arguments, grad)
 
     return usage
 

@@ -1,7 +1,7 @@
 """The Triton kernels of gated_norm and swiglu, interpreted, against PyTorch in float64.
 
 The interpreter has to be chosen before the kernels are imported: run this file in a process of its
-own with TRITON_INTERPRET=1. In it they take the CPU kernels' place.
+own with TRITON_INTERPRET=1.
 """
 
 import pytest
@@ -9,16 +9,9 @@ import torch
 
 from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.ops import gated_norm, swiglu, use_backend
+from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.gated_norm import triton_backend
-from vision_ttt.ops.gated_norm.cpu import gated_norm_backward_op, gated_norm_op
 from vision_ttt.ops.swiglu import swiglu_
-from vision_ttt.ops.swiglu.cpu import swiglu_backward_op, swiglu_op
-from vision_ttt.ops.swiglu.triton_backend import swiglu_triton, swiglu_triton_backward
-
-gated_norm_op.register_kernel("cpu", triton_backend.gated_norm_triton)
-gated_norm_backward_op.register_kernel("cpu", triton_backend.gated_norm_triton_backward)
-swiglu_op.register_kernel("cpu", swiglu_triton)
-swiglu_backward_op.register_kernel("cpu", swiglu_triton_backward)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -55,6 +48,12 @@ def solve(function, *inputs, grad):
     return out.detach(), *torch.autograd.grad(out, inputs, grad.to(out.dtype))
 
 
+def solve_exactly(function, *inputs, grad):
+    """The same by PyTorch in float64."""
+    with use_backend("reference"):
+        return solve(function, *(x.double() for x in inputs), grad=grad.double())
+
+
 def check(function, *inputs, grad=None):
     """The kernels' results against PyTorch's in float64; every result in its tensor's dtype."""
     before = [x.clone() for x in inputs]
@@ -63,7 +62,7 @@ def check(function, *inputs, grad=None):
     if grad is None:
         grad = random(*leaf.shape, dtype=leaf.dtype, seed=4)
     got = solve(function, *inputs, grad=grad)
-    wanted = solve(function, *(x.double() for x in inputs), grad=grad.double())
+    wanted = solve_exactly(function, *inputs, grad=grad)
     assert got[0].dtype == inputs[0].dtype
     assert_close(got[0], wanted[0], FORWARD[got[0].dtype], "output")
     for index, x in enumerate(inputs):
@@ -129,7 +128,7 @@ def test_with_eps_0_the_padding_leaves_no_trace():
 def test_a_mean_far_from_zero():
     """The variance is that of centred numbers; E[z²] - E[z]² would leave none of its digits."""
     z, gate, weight, bias = norm_inputs(1, 5, 2, 48)
-    exact = solve(gated_norm, *(x.double() for x in (z + 1e3, gate, weight, bias)), grad=gate)
+    exact = solve_exactly(gated_norm, z + 1e3, gate, weight, bias, grad=gate)
     got = solve(gated_norm, z + 1e3, gate, weight, bias, grad=gate)
     for result, wanted in zip(got, exact, strict=True):
         assert_close(result, wanted, 1e-3)
@@ -236,7 +235,7 @@ def test_activations_near_and_far_out(dtype):
         (gated_norm, [zeros, x, zeros[0], ones[0]]),
     ):
         got = solve(function, *inputs, grad=ones)
-        wanted = solve(function, *(y.double() for y in inputs), grad=ones)
+        wanted = solve_exactly(function, *inputs, grad=ones)
         for result, exact in zip(got, wanted, strict=True):
             assert ((result - exact).abs() <= tolerance * (1 + exact.abs())).all()
 
@@ -250,7 +249,9 @@ def test_what_is_not_finite_is_as_with_pytorch(value):
         (gated_norm, [ones, x, 0 * ones[0], ones[0]]),
         (ungated, [x, ones[0], ones[0]]),
     ):
-        got, wanted = function(*inputs), function(*(y.double() for y in inputs))
+        got = function(*inputs)
+        with use_backend("reference"):
+            wanted = function(*(y.double() for y in inputs))
         assert torch.allclose(got, wanted.float(), equal_nan=True)
 
 
@@ -301,10 +302,12 @@ def test_all_of_the_results_is_written_and_nothing_else(parts, dim, monkeypatch)
     x, half = random(2, 9, 2 * dim), random(2, 9, dim)
     wanted = [solve(gated_norm, *inputs, grad=grad), solve(swiglu, x, grad=half)]
     guard = Guard(monkeypatch)
-    out = triton_backend.gated_norm_triton(*inputs, 1e-6)
-    got = [out, *triton_backend.gated_norm_triton_backward(grad, *inputs, 1e-6)]
+    norm, glu = TABLE["gated_norm"], TABLE["swiglu"]
+    backend, given = norm.backends["triton"], norm.inputs(*inputs, 1e-6)
+    got = [backend.forward(given), *backend.backward(given, grad)]
     assert all(torch.equal(a, b) for a, b in zip(got, wanted[0], strict=True))
-    got = swiglu_triton(x), swiglu_triton_backward(half, x)
+    backend, given = glu.backends["triton"], glu.inputs(x)
+    got = backend.forward(given), backend.backward(given, half)
     assert all(torch.equal(a, b) for a, b in zip(got, wanted[1], strict=True))
     assert len(guard.buffers) == 7
     guard.check()
@@ -333,75 +336,22 @@ def test_offsets_beyond_32_bits(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
-def test_opcheck():
-    inputs = norm_inputs(2, 9, 2, 24, torch.bfloat16, torch.float32)
-    z, gate, weight, bias = (x.requires_grad_() for x in inputs)
-    torch.library.opcheck(gated_norm_op, (z, gate, weight, bias, 1e-6))
-    torch.library.opcheck(gated_norm_op, (z, None, weight, bias, 1e-6))
-    torch.library.opcheck(swiglu_op, (z,))
-
-
-def test_opcheck_of_the_backward_ops():
-    """Autograd would hide a wrong dtype: it casts gradients to their tensors'."""
-    z, _, weight, bias = norm_inputs(2, 9, 2, 24, torch.bfloat16)
-    gate = random(2, 9, 24, dtype=torch.float16)
-    norms = weight.half(), bias
-    utilities = ("test_schema", "test_faketensor")
-    for arguments in ((z[..., :24], z, gate, *norms, 1e-6), (z[..., :24], z, None, *norms, 1e-6)):
-        torch.library.opcheck(gated_norm_backward_op, arguments, test_utils=utilities)
-    torch.library.opcheck(swiglu_backward_op, (z[..., :24], z), test_utils=utilities)
-
-
-def test_compiles_as_one_graph_and_for_any_length():
-    for function in (gated_norm, swiglu):
-        compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
-        for length in (9, 20):
-            inputs = norm_inputs(2, length, 2, 24, torch.bfloat16, torch.float32)
-            inputs = inputs[:1] if function is swiglu else inputs
-            grad = random(2, length, 24, dtype=torch.bfloat16)
-            wanted = solve(function, *inputs, grad=grad)
-            got = solve(compiled, *inputs, grad=grad)
-            assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
-
-
-def test_what_the_kernels_do_not_take_goes_through_pytorch(monkeypatch):
-    inputs = norm_inputs(1, 5, 2, 24)
-
-    def runs_a_kernel(function, *inputs):
-        out = function(inputs[0].detach().requires_grad_(), *inputs[1:])
-        return "vision_ttt" in out.grad_fn.name()
-
-    assert runs_a_kernel(gated_norm, *inputs)
-    assert not runs_a_kernel(gated_norm, *(x.double() for x in inputs))
-    assert not runs_a_kernel(gated_norm, inputs[0][:0], inputs[1][:0], *inputs[2:])
-    assert runs_a_kernel(swiglu, random(4, 6))
-    with use_backend("dual"):
-        assert not runs_a_kernel(gated_norm, *inputs)
-        assert not runs_a_kernel(swiglu, random(4, 6))
-    monkeypatch.setattr(triton_backend, "LARGEST_TILE", 2 * 32)
-    assert runs_a_kernel(gated_norm, *inputs)
-    monkeypatch.setattr(triton_backend, "LARGEST_TILE", 2 * 32 - 1)
-    assert not runs_a_kernel(gated_norm, *inputs)
-    monkeypatch.undo()
-    monkeypatch.setattr(triton_backend, "MOST_TOKENS", 4)
-    assert not runs_a_kernel(gated_norm, *inputs)
-    assert runs_a_kernel(gated_norm, *(x[:, :4] for x in inputs[:2]), *inputs[2:])
-
-
-def test_forward_derivatives_are_pytorch_s():
-    z, gate, weight, bias = norm_inputs(1, 5, 2, 24)
-    x, tangent = random(2, 5, 48), random(2, 5, 48, seed=1)
-    _, derivative = torch.func.jvp(swiglu, (x,), (tangent,))
-    _, wanted = torch.func.jvp(swiglu, (x.double(),), (tangent.double(),))
-    assert_close(derivative, wanted, 1e-5)
-    tangent = random(1, 5, 48, seed=1)
-    _, derivative = torch.func.jvp(lambda z: gated_norm(z, gate, weight, bias), (z,), (tangent,))
-    doubles = [y.double() for y in (gate, weight, bias)]
-    function = lambda z: gated_norm(z, *doubles)  # noqa: E731
-    _, wanted = torch.func.jvp(function, (z.double(),), (tangent.double(),))
-    assert_close(derivative, wanted, 1e-5)
-
-
 def test_the_widest_tile():
     dim = triton_backend.LARGEST_TILE // 2
     check(gated_norm, *norm_inputs(1, 1, 2, dim))
+
+
+def test_sizes_that_the_kernels_refuse(monkeypatch):
+    inputs = TABLE["gated_norm"].inputs(*norm_inputs(1, 5, 2, 24), 1e-6)
+    for name, fits, reason in (
+        ("LARGEST_TILE", 2 * 32, "2 · 24 channels, each padded to a power of two, are over 63"),
+        ("MOST_TOKENS", 5, "5 tokens are over 4"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(triton_backend, name, fits)
+            gated_norm(*inputs)
+            patch.setattr(triton_backend, name, fits - 1)
+            with pytest.raises(ValueError, match=f"'triton' .* cannot serve: {reason}"):
+                gated_norm(*inputs)
+            with use_backend(None):
+                gated_norm(*inputs)

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vision_ttt.bench.op_contenders import KERNELS
 from vision_ttt.ops._backend import AUTO
+from vision_ttt.ops._table import TABLE
 
 ATTENTION = "attention by "
 """How the names of attention kernels begin."""
@@ -16,7 +17,6 @@ ATTENTION = "attention by "
 _ATTENTION = "aten::_scaled_dot_product_"
 _OURS = "vision_ttt::"
 _BACKEND_PLACE = -1  # of the arguments of an op with several backends
-_MINI_BATCH_PLACE = -5
 
 
 class _Recorder(TorchDispatchMode):
@@ -57,10 +57,9 @@ def kernels_run(call: Callable[[], object]) -> list[str]:
 
 def _serving(op: str, args: tuple[Any, ...]) -> str:
     """The backend of a call of the custom op."""
-    q, mini_batch_size, backend = args[0], args[_MINI_BATCH_PLACE], args[_BACKEND_PLACE]
+    backend = args[_BACKEND_PLACE]
     if backend != AUTO:
         return backend
-    # As fastest_backend does it when the op runs.
-    return next(
-        name for name, kernel in KERNELS[op].items() if kernel.refusal(q, mini_batch_size) is None
-    )
+    # As the op does it when it runs.
+    inputs = TABLE[op].inputs(*args[: TABLE[op].width])
+    return next(name for name in KERNELS[op] if TABLE[op].refusal(name, inputs) is None)

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from vision_ttt.bench import flash_linear_attention
 from vision_ttt.bench.problems import Problem
-from vision_ttt.ops._learner_op import Kernel
-from vision_ttt.ops.ttt_linear import autograd as ttt_linear_autograd
-from vision_ttt.ops.ttt_mlp import autograd as ttt_mlp_autograd
+from vision_ttt.ops._op import Backend
+from vision_ttt.ops._table import TABLE
 
-KERNELS: dict[str, Mapping[str, Kernel]] = {
-    "ttt_linear": ttt_linear_autograd.KERNELS,
-    "ttt_mlp": ttt_mlp_autograd.KERNELS,
+KERNELS: dict[str, Mapping[str, Backend]] = {
+    name: TABLE[name].backends for name in ("ttt_linear", "ttt_mlp")
 }
 """Of each op, fastest first."""
 
@@ -81,7 +79,9 @@ def refusal(name: str, problem: Problem, dtype: torch.dtype, device: torch.devic
     if name == "reference":
         return None
     view = torch.empty(1, 1, 1, problem.dim, dtype=dtype, device=device)
-    return KERNELS[problem.op][name].refusal(view, problem.mini_batch_size)
+    op = TABLE[problem.op]
+    inputs = op.inputs(*[None] * op.width)._replace(q=view, mini_batch_size=problem.mini_batch_size)
+    return op.refusal(name, inputs)
 
 
 def op_contender(name: str, problem: Problem) -> OpContender:

@@ -8,30 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from vision_ttt.ops.ttt_linear.scan import ttt_linear_scan
-from vision_ttt.ops.ttt_mlp.scan import ttt_mlp_scan
+from vision_ttt.ops._op import Op
+from vision_ttt.ops._table import TABLE
 
-Op = Callable[..., tuple[Tensor, ...]]
+Decomposition = Callable[..., tuple[Tensor, ...]]
 
 
-def _custom_op(scan: Op) -> Op:
-    """A scan with the arguments and results of the op's custom op; the backend plays no part."""
+def _decomposition(op: Op) -> Decomposition:
+    """The op as a scan, for its custom op's arguments; the backend plays no part."""
 
-    def op(*arguments: Any) -> tuple[Tensor, ...]:
+    def decomposed(*arguments: Any) -> tuple[Tensor, ...]:
         *problem, save_states, _ = arguments
         assert not save_states, "exported without gradients"
-        o, *state = scan(*problem)
+        o, *state = op.exported(op.inputs(*problem))
         return o, *state, *(x.new_empty(0, *x.shape) for x in state)
 
-    return op
+    return decomposed
 
 
-def decompositions() -> dict[Any, Op]:
+def decompositions() -> dict[Any, Decomposition]:
     """What ``ExportedProgram.run_decompositions`` needs to replace the ops."""
-    return {
-        torch.ops.vision_ttt.ttt_linear.default: _custom_op(ttt_linear_scan),
-        torch.ops.vision_ttt.ttt_mlp.default: _custom_op(ttt_mlp_scan),
-    }
+    return {op.forward_op: _decomposition(op) for op in TABLE.values() if op.late}

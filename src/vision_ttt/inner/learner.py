@@ -147,8 +147,7 @@ class Learner:
         reverse_heads: int,
         state_per_image: bool,
     ) -> None:
-        arguments = {"q": q, "k": k, "v": v, "eta": eta, "reverse_heads": reverse_heads}
-        _CONTRACT.check(arguments)
+        _CONTRACT.check((q, k, v, eta, reverse_heads))
         batch, length, heads, _ = q.shape
         if reverse_heads and self._mixes_tokens:
             raise ValueError(f"Learner: {self.model} mixes tokens and cannot scan in reverse")
@@ -171,7 +170,7 @@ class Learner:
             if not self.causal:
                 raise ValueError("Learner: position_scale belongs to a causal scan")
             size = length if self.mini_batch_size is None else self.mini_batch_size
-            _SCALE_CONTRACT.check({"position_scale": position_scale, "heads": heads, "size": size})
+            _SCALE_CONTRACT.check((position_scale, heads, size))
 
     def _learn(
         self,

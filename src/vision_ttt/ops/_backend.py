@@ -8,7 +8,7 @@ A backend that was asked for and cannot serve raises; only the last rule ever ch
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -25,8 +25,8 @@ _override_source = f"the environment variable {ENVIRONMENT_VARIABLE}"
 _outside = _override, _override_source
 _blocks: list[list[str | None]] = []  # [name] of each use_backend block that is open, oldest first
 
-Refusal = Callable[[], str | None]
-"""Says in a few words why a backend cannot serve a call, or None if it can."""
+Refusal = Callable[[str], str | None]
+"""Says in a few words why the backend of a name cannot serve a call, or None if it can."""
 
 
 @contextmanager
@@ -56,6 +56,11 @@ def _apply_innermost() -> None:
     _override, _override_source = (_blocks[-1][0], "use_backend()") if _blocks else _outside
 
 
+def override() -> str | None:
+    """The backend that the innermost block or the environment asks for."""
+    return _override
+
+
 def is_transformed() -> bool:
     """Whether forward-mode derivatives or a torch.func transform (grad, vmap, …) are at work.
 
@@ -70,14 +75,16 @@ def exporting_onnx() -> bool:
     return torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()
 
 
-def requested_backend(op: str, requested: str | None, refusals: Mapping[str, Refusal]) -> str:
+def requested_backend(
+    op: str, requested: str | None, names: Iterable[str], refusal: Refusal
+) -> str:
     """Name the backend asked for by a call of ``op`` or by an override, or AUTO if none is.
 
     Args:
         op: the op's public name, for error messages.
         requested: the call's ``backend`` argument.
-        refusals: for each backend of the op a function that returns None if the backend can serve
-            this call and otherwise the reason why not.
+        names: the op's backends.
+        refusal: why the backend of a name cannot serve this call.
 
     Raises:
         ValueError: the backend asked for is unknown or cannot serve this call.
@@ -85,29 +92,11 @@ def requested_backend(op: str, requested: str | None, refusals: Mapping[str, Ref
     name, source = (requested, "backend=") if requested else (_override, _override_source)
     if name is None:
         return AUTO
-    if name not in refusals:
+    if name not in names:
         raise ValueError(
-            f"{op}: unknown backend {name!r} (from {source}); available: {sorted(refusals)}"
+            f"{op}: unknown backend {name!r} (from {source}); available: {sorted(names)}"
         )
-    reason = refusals[name]()
+    reason = refusal(name)
     if reason is not None:
         raise ValueError(f"{op}: backend {name!r} (from {source}) cannot serve: {reason}")
     return name
-
-
-def fastest_backend(op: str, refusals: Mapping[str, Refusal]) -> str:
-    """Name the first of ``refusals``, fastest first, that can serve.
-
-    Called when the op runs and not when it is traced, so that an exported program picks a backend
-    on the machine where it runs.
-
-    Raises:
-        ValueError: none can.
-    """
-    reasons = {}
-    for name, refusal in refusals.items():
-        reason = refusal()
-        if reason is None:
-            return name
-        reasons[name] = reason
-    raise ValueError(f"{op}: no backend can serve this call: {reasons}")

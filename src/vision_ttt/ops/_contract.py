@@ -7,9 +7,8 @@ once more where the kernel is launched, since compiled and exported programs cal
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MOST_SIGNATURES = 1024
 """Calls that a contract remembers to have accepted."""
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 Axis = int | str | tuple[str, ...]
 """A size, a symbol, or a product of both."""
 Shape = tuple[Axis, ...]
@@ -77,6 +75,8 @@ class Contract:
         dense_last: tensors whose last axis must be contiguous.
         dense: tensors that must be contiguous, as those that a kernel writes to.
         may_be_0: symbols of sizes that may be 0; those of leading axes left open may, too.
+        others: arguments between the tensors and the numbers that no table can describe.
+        further: (op, arguments by name): raises what else there is to say.
     """
 
     def __init__(
@@ -92,11 +92,14 @@ class Contract:
         dense_last: Sequence[str] = (),
         dense: Sequence[str] = (),
         may_be_0: Sequence[str] = "B",
+        others: Sequence[str] = (),
+        further: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.op = op
         self.tensors = dict(tensors)
         self.numbers = dict(numbers or {})
-        self.names = (*tensors, *self.numbers)
+        self.others, self.further = tuple(others), further
+        self.names = (*tensors, *self.others, *self.numbers)
         self.odd, self.alike, self.together = tuple(odd), tuple(alike), tuple(together)
         self.autocast = autocast
         self.dense_last, self.dense = tuple(dense_last), tuple(dense)
@@ -133,8 +136,8 @@ class Contract:
                 known |= unknown(row)
         return ordered
 
-    def check(self, values: Mapping[str, Any]) -> None:
-        """Raise unless the arguments, tensors and numbers by name, keep to the contract.
+    def check(self, arguments: Sequence[Any]) -> None:
+        """Raise unless the arguments, in the order of ``names``, keep to the contract.
 
         Raises:
             TypeError: an argument's type or dtype is not accepted.
@@ -142,18 +145,24 @@ class Contract:
         """
         # A model's calls are alike, and between two products of a small image there is little time.
         if torch.compiler.is_compiling():
-            self._check_table(values)
+            self._check_table(self._by_name(arguments))
         else:
-            self._check_table_once(values)
-        self._check_layout(values)
+            self._check_table_once(arguments)
+        if self.dense_last or self.dense:
+            self._check_layout(self._by_name(arguments))
 
-    def _check_table_once(self, values: Mapping[str, Any]) -> None:
+    def _by_name(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self.names, arguments, strict=True))
+
+    def _check_table_once(self, arguments: Sequence[Any]) -> None:
         """Check the table, unless a call that was equal in all that it is about has passed."""
         devices = ("cpu", "cuda") if self.autocast else ()
         signature: list[Any] = [torch.is_autocast_enabled(device) for device in devices]
-        for x in values.values():
+        for x in arguments:
             if isinstance(x, Tensor):
                 signature += x.shape, x.dtype, x.layout, x.device
+            elif isinstance(x, list):  # as the dispatcher makes one of a tuple
+                signature += list, *x
             else:
                 signature += type(x), x
         key = tuple(signature)
@@ -161,9 +170,9 @@ class Contract:
             if key in self._accepted:
                 return
         except TypeError:  # symbolic sizes, and whatever else has no hash
-            self._check_table(values)
+            self._check_table(self._by_name(arguments))
             return
-        self._check_table(values)
+        self._check_table(self._by_name(arguments))
         if len(self._accepted) == MOST_SIGNATURES:
             self._accepted.clear()
         self._accepted.add(key)
@@ -201,6 +210,8 @@ class Contract:
         for name, limits in self.numbers.items():
             if isinstance(limits, Whole) and limits.most is not None:
                 self._check_range(name, known[name], limits, known)
+        if self.further is not None:
+            self.further(self.op, values)
 
     def _check_range(self, name: str, value: int, limits: Whole, known: Mapping[str, Any]) -> None:
         most = known[limits.most] if isinstance(limits.most, str) else limits.most
@@ -256,16 +267,6 @@ class Contract:
                 raise ValueError(
                     f"{self.op}: {name} must be contiguous, got strides {values[name].stride()}"
                 )
-
-    def guards(self, kernel: Function) -> Function:
-        """Decorate a function of the op's arguments, by position: check them first."""
-
-        @functools.wraps(kernel)
-        def guarded(*args: Any) -> Any:
-            self.check(dict(zip(self.names, args, strict=True)))
-            return kernel(*args)
-
-        return cast(Function, guarded)
 
 
 def check_number(op: str, name: str, value: Any, limits: Whole | Real) -> None:

@@ -8,19 +8,20 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int64, c_void_p
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._native import call_kernel, contiguous_last
+from vision_ttt.ops._native import call_kernel, contiguous_last, mirrors
 
 DIMENSIONS = (16, 32, 64, 128)
 LARGEST_MINI_BATCH = 64
 DTYPES = (torch.float32, torch.bfloat16)
 
 
+@mirrors("Tokens")
 class _Tokens(ctypes.Structure):
     _fields_ = (
         ("data", c_void_p),
@@ -35,10 +36,12 @@ class _Tokens(ctypes.Structure):
         return cls(x.data_ptr(), *x.stride()[:3])
 
 
+@mirrors("Convolution")
 class _Convolution(ctypes.Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p))
 
 
+@mirrors("State")
 class _State(ctypes.Structure):
     _fields_ = tuple((name, c_void_p) for name in ("w1", "b1", "w2", "b2"))
 
@@ -48,6 +51,7 @@ class _State(ctypes.Structure):
         return cls(*(x.data_ptr() if x.numel() else None for x in tensors))
 
 
+@mirrors("Problem")
 class _Problem(ctypes.Structure):
     _fields_ = (
         *((name, _Tokens) for name in ("q", "k", "v")),
@@ -63,10 +67,12 @@ class _Problem(ctypes.Structure):
     )
 
 
+@mirrors("Outputs")
 class _Outputs(ctypes.Structure):
     _fields_ = (("o", _Tokens), ("last", _State), ("kept", _State))
 
 
+@mirrors("Gradients")
 class _Gradients(ctypes.Structure):
     _fields_ = (
         ("o", _Tokens),
@@ -78,8 +84,9 @@ class _Gradients(ctypes.Structure):
     )
 
 
-def refusal(q: Tensor, mini_batch_size: int) -> str | None:
-    """Why these kernels cannot serve a call on q [B, T, H, d], or None if they can."""
+def refusal(inputs: Any) -> str | None:
+    """Why these kernels cannot serve a learner's inputs, or None if they can."""
+    q, mini_batch_size = inputs.q, inputs.mini_batch_size
     if q.device.type != "cpu":
         return f"tensors are on {q.device.type}"
     if q.dtype not in DTYPES:
@@ -97,8 +104,7 @@ class LearnerCall:
     """One call's problem, with the float32 copies it points to kept alive.
 
     Args:
-        tensors: q, k, v, eta, the initial state, ln_weight, ln_bias, position_scale, as of the op.
-            The state has a weight and a bias per layer.
+        inputs: as of the op. The state has a weight and a bias per layer.
         rate: where given, eta holds logits and the rates are rate · σ(eta).
         convolutions: for q and for k the weight [H · d, 1, K] and the bias [H · d] of a depth-wise
             convolution to take them through on their way in, looking back in scan order.
@@ -113,14 +119,11 @@ class LearnerCall:
 
     def __init__(
         self,
-        tensors: Sequence[Tensor | None],
-        mini_batch_size: int,
-        reverse_heads: int,
-        eps: float,
+        inputs: Sequence[Any],
         rate: float | None = None,
         convolutions: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        q, k, v, *others = tensors
+        q, k, v, *others, mini_batch_size, reverse_heads, eps = inputs
         batch, length, heads, dim = q.shape
         self.views = [contiguous_last(x) for x in (q, k, v)]
         eta, *state, ln_weight, ln_bias, scale = others
@@ -215,26 +218,20 @@ class LearnerCall:
             raise MemoryError(f"{function}: no memory for the scratch of a thread")
 
     @classmethod
-    def run_forward(cls, *args: object) -> tuple[Tensor, ...]:
+    def run_forward(cls, inputs: Any, save_states: bool) -> tuple[Tensor, ...]:
         """The op's forward pass: arguments and results as the dual form's."""
-        *tensors, mini_batch_size, reverse_heads, eps, save_states = args
-        return cls(tensors, mini_batch_size, reverse_heads, eps).forward(save_states)
+        return cls(inputs).forward(save_states)
 
     @classmethod
-    def run_backward(cls, *args: object) -> tuple[Tensor, ...]:
+    def run_backward(cls, inputs: Any, *grads_and_kept: Tensor) -> tuple[Tensor, ...]:
         """The op's backward pass: arguments and results as the dual form's."""
-        *tensors, mini_batch_size, reverse_heads, eps = args
         states = 2 * cls.layers
-        incoming, inputs, kept = (
-            tensors[: 1 + states],
-            tensors[1 + states : -states],
-            tensors[-states:],
-        )
-        q = inputs[0]
+        incoming, kept = grads_and_kept[:-states], grads_and_kept[-states:]
+        q = inputs.q
         views = tuple(q.new_empty(q.shape) for _ in range(3))
-        call = cls(inputs, mini_batch_size, reverse_heads, eps)
-        shares = call.backward(incoming, kept, views)
-        return *views, *(add_shares(*pair, q) for pair in zip(shares, inputs[3:], strict=True))
+        shares = cls(inputs).backward(incoming, kept, views)
+        tensors = inputs[3:-3]  # all but the views
+        return *views, *(add_shares(*pair, q) for pair in zip(shares, tensors, strict=True))
 
 
 def _with_one_batch_axis(state: Sequence[Tensor], batch: int) -> list[Tensor]:

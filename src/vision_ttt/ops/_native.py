@@ -8,16 +8,16 @@ import json
 import shlex
 import sys
 import warnings
+from collections.abc import Callable
 from ctypes import c_int64, c_void_p
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 import torch  # its OpenMP runtime is loaded first, so that the kernels share its thread pool
 from torch import Tensor
-
-from vision_ttt.ops import _backend
 
 LANES = 16
 """Floats of the widest vector; what is a multiple of it suits every instruction set."""
@@ -30,6 +30,7 @@ def _load() -> ctypes.CDLL | None:
     library = ctypes.CDLL(str(paths[0]))
     library.vision_ttt_instruction_set.restype = ctypes.c_char_p
     library.vision_ttt_chunk_tokens.restype = c_int64
+    library.vision_ttt_sizeof.restype = c_int64
     return library
 
 
@@ -76,44 +77,60 @@ def instruction_set() -> str | None:
     return None if LIBRARY is None else LIBRARY.vision_ttt_instruction_set().decode()
 
 
-def are_servable(*tensors: Tensor) -> bool:
-    """Whether the kernels around ttt_linear can read these: float32, on the CPU, not empty."""
+def refusal(*tensors: Tensor | None) -> str | None:
+    """Why the kernels around ttt_linear cannot read these tensors, or None if they can."""
     for x in tensors:
-        if not x.is_cpu or x.dtype != torch.float32 or x.numel() == 0:
-            return False
-    return LIBRARY is not None
+        if x is None:
+            continue
+        if not x.is_cpu:
+            return f"a tensor is on {x.device.type}"
+        if x.dtype != torch.float32:
+            return f"dtype {x.dtype} is not torch.float32"
+        if x.numel() == 0:
+            return "a tensor is empty"
+    return None if LIBRARY is not None else "the compiled kernels are missing"
 
 
-def kernels_serve(*tensors: Tensor) -> bool:
-    """Whether the kernels around ttt_linear are to take these tensors.
-
-    Autocast keeps them out, and so does an override of the backend by another than "cpu": it leaves
-    PyTorch's own operations only.
-    """
-    return (
-        are_servable(*tensors)
-        and _backend._override in (None, "cpu")
-        and not torch.is_autocast_enabled("cpu")
-        and not _backend.is_transformed()
-        and not _backend.exporting_onnx()
-    )
+def no_vectors(channels: int) -> str | None:
+    """Why the kernels cannot serve so many channels, or None if they can."""
+    return f"{channels} channels are no multiple of {LANES}" if channels % LANES else None
 
 
-def require_servable(op: str, fits: bool, *tensors: Tensor) -> None:
-    """Raise where an op's compiled kernel was called for what it cannot read.
+def require_servable(op: str, reason: str | None) -> None:
+    """Raise where an op that has no other way was called for what its kernel refuses.
 
     Raises:
-        ValueError: the tensors are not float32 on the CPU, or of sizes that do not fit.
+        ValueError: there is a reason.
     """
-    if not fits or not are_servable(*tensors):
-        got = ", ".join(f"{list(x.shape)} {x.dtype} on {x.device}" for x in tensors)
-        raise ValueError(
-            f"{op}: the compiled kernel takes float32 tensors on the CPU that are not empty, "
-            f"channels in multiples of {LANES}; got {got}"
-            + (" and the kernels are missing" if LIBRARY is None else "")
-        )
+    if reason is not None:
+        raise ValueError(f"{op}: the compiled kernel cannot serve: {reason}")
 
 
+Structure = TypeVar("Structure", bound=type[ctypes.Structure])
+
+
+def mirrors(name: str) -> Callable[[Structure], Structure]:
+    """Decorate a structure that the kernels know as ``name``: both must have the same size.
+
+    Raises:
+        ImportError: they do not; the kernels were built from other sources than these.
+    """
+
+    def compare(structure: Structure) -> Structure:
+        here = ctypes.sizeof(structure)
+        there = here if LIBRARY is None else LIBRARY.vision_ttt_sizeof(name.encode())
+        if here != there:
+            raise ImportError(
+                f"{name} has {here} bytes here and {there} in the compiled CPU kernels, which were "
+                f"built from other sources; build them anew: {install_command()}"
+            )
+        structure.mirrored = name
+        return structure
+
+    return compare
+
+
+@mirrors("Sequence")
 class SequencePointer(ctypes.Structure):
     """csrc/fused/fused.h's Sequence."""
 

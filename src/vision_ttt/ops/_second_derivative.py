@@ -7,56 +7,45 @@ of the definition: any number of times, at the definition's cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-Definition = Callable[..., Tensor | tuple[Tensor, ...]]
+if TYPE_CHECKING:
+    from vision_ttt.ops._op import Op
 
 
-def derive_twice(
-    backward_op: Any, definition: Definition, *, tensors: int, results: int = 1, unused: int = 0
-) -> None:
-    """Register the derivative of ``backward_op``.
-
-    Args:
-        backward_op: the custom op (gradients of the results, the op's tensors, ``unused`` further
-            tensors, options) → a gradient per tensor of the op, of any shape where it was None.
-        definition: (the op's tensors, options) → its result, or a tuple of results, by
-            differentiable operations.
-        tensors: how many tensors the op takes; each may be None.
-        results: how many results have a gradient.
-        unused: how many tensors more the backward pass takes to save work.
-    """
+def derive_twice(op: Op, backward_op: Any) -> None:
+    """Register the derivative of ``backward_op``, the custom op of ``op``'s backward pass."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs[: results + tensors])
-        ctx.options = inputs[results + tensors + unused :]
+        grads, arguments, _ = op.split(inputs)
+        ctx.save_for_backward(*grads, *arguments[: op.tensors])
+        ctx.options = arguments[op.tensors :]
         ctx.count = len(inputs)
 
     def derivative(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        grads, inputs = ctx.saved_tensors[:results], ctx.saved_tensors[results:]
+        grads, inputs = ctx.saved_tensors[: op.results], ctx.saved_tensors[op.results :]
         given = [i for i, x in enumerate(inputs) if x is not None]
 
         def gradient(grads: Sequence[Tensor], present: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            def op(*present: Tensor) -> Tensor | tuple[Tensor, ...]:
-                arguments: list[Tensor | None] = [None] * tensors
+            def definition(*present: Tensor) -> Tensor | tuple[Tensor, ...]:
+                arguments: list[Tensor | None] = [None] * op.tensors
                 for i, x in zip(given, present, strict=True):
                     arguments[i] = x
-                return definition(*arguments, *ctx.options)
+                return op.definition(op.inputs(*arguments, *ctx.options))
 
-            _, pull_back = torch.func.vjp(op, *present)
-            return pull_back(tuple(grads) if results > 1 else grads[0])
+            _, pull_back = torch.func.vjp(definition, *present)
+            return pull_back(tuple(grads) if op.results > 1 else grads[0])
 
         present = tuple(inputs[i] for i in given)
         _, pull_back = torch.func.vjp(gradient, tuple(grads), present)
         of_grads, of_present = pull_back(tuple(cotangents[i] for i in given))
-        of_inputs: list[Tensor | None] = [None] * tensors
+        of_inputs: list[Tensor | None] = [None] * op.tensors
         for i, x in zip(given, of_present, strict=True):
             of_inputs[i] = x
-        rest = [None] * (ctx.count - results - tensors)
-        return *of_grads, *of_inputs, *rest
+        return *of_grads, *of_inputs, *[None] * (ctx.count - op.results - op.tensors)
 
     backward_op.register_autograd(derivative, setup_context=setup_context)

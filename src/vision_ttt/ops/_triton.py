@@ -13,26 +13,24 @@ import os
 import torch
 from torch import Tensor
 
-from vision_ttt.ops import _backend
-
 FOUND = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def triton_serves(*tensors: Tensor) -> bool:
-    """Whether the GPU kernels around ttt_linear take these tensors, which may differ in dtype.
-
-    An override of the backend by another than "triton" leaves PyTorch's own operations only.
-    """
-    override = _backend._override
-    interpreted = INTERPRETED and override == "triton"
+def refusal(*tensors: Tensor | None, may_be_empty: bool = False) -> str | None:
+    """Why Triton cannot take these tensors, which may differ in dtype, or None if it can."""
+    if not FOUND:
+        return "Triton is not installed (on Linux: pip install triton)"
     for x in tensors:
-        if not (x.is_cuda or (interpreted and x.is_cpu)) or x.dtype not in DTYPES or not x.numel():
-            return False
-    return (
-        FOUND
-        and override in (None, "triton")
-        and not _backend.is_transformed()
-        and not _backend.exporting_onnx()
-    )
+        if x is None:
+            continue
+        if x.is_cpu and not INTERPRETED:
+            return "tensors are on cpu, and TRITON_INTERPRET=1 is not set"
+        if not x.is_cuda and not x.is_cpu:
+            return f"tensors are on {x.device.type}"
+        if x.dtype not in DTYPES:
+            return f"dtype {x.dtype} is not one of {DTYPES}"
+        if not may_be_empty and not x.numel():
+            return "a tensor is empty"
+    return None

@@ -1,6 +1,25 @@
 """What depthwise_conv2d asks of its arguments."""
 
+from typing import NamedTuple
+
+from torch import Tensor
+
 from vision_ttt.ops._contract import Contract, Whole
+
+
+class Inputs(NamedTuple):
+    """The op's arguments, shaped as below."""
+
+    x: Tensor
+    weight: Tensor
+    height: int
+    width: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(h, w)."""
+        return self.height, self.width
+
 
 CONTRACT = Contract(
     "depthwise_conv2d",

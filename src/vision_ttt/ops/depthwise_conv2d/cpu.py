@@ -1,30 +1,27 @@
-"""The custom op ``vision_ttt::depthwise_conv2d`` on csrc/conv2d's CPU kernels."""
+"""depthwise_conv2d on a CPU: the compiled kernels in csrc/conv2d."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
+from vision_ttt.ops import _native
 from vision_ttt.ops._native import (
-    LANES,
     LIBRARY,
     SequencePointer,
-    are_servable,
     call_kernel,
     contiguous_last,
-    require_servable,
+    mirrors,
 )
-from vision_ttt.ops._second_derivative import derive_twice
-from vision_ttt.ops.depthwise_conv2d.contract import BACKWARD_CONTRACT, CONTRACT
-from vision_ttt.ops.depthwise_conv2d.reference import depthwise_conv2d_reference
+from vision_ttt.ops._op import Backend
+from vision_ttt.ops.depthwise_conv2d.contract import Inputs
 
 
+@mirrors("Conv2d")
 class _Conv2d(ctypes.Structure):
     _fields_ = (
         ("x", SequencePointer),
@@ -35,9 +32,9 @@ class _Conv2d(ctypes.Structure):
     )
 
 
-def fits(x: Tensor) -> bool:
-    """Whether the channels are whole vectors."""
-    return x.shape[-1] % LANES == 0
+def refusal(inputs: Inputs) -> str | None:
+    """Why the kernels cannot serve, or None if they can."""
+    return _native.no_vectors(inputs.x.shape[-1]) or _native.refusal(inputs.x, inputs.weight)
 
 
 def _taps(weight: Tensor) -> Tensor:
@@ -45,10 +42,10 @@ def _taps(weight: Tensor) -> Tensor:
     return weight.flatten(1).t().contiguous()
 
 
-def conv2d_problem(
+def _problem(
     x: Tensor, y: Tensor, taps: Tensor | None, kernel: int, grid: Sequence[int]
 ) -> _Conv2d:
-    """A call of csrc/conv2d on x and y [B, T, C]; the weight's gradient needs no taps."""
+    """A call on x and y [B, T, C]; the weight's gradient needs no taps."""
     return _Conv2d(
         SequencePointer.of(x),
         SequencePointer.of(y),
@@ -57,85 +54,31 @@ def conv2d_problem(
     )
 
 
-@torch.library.custom_op(
-    "vision_ttt::depthwise_conv2d",
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, SymInt height, SymInt width) -> Tensor",
-)
-@CONTRACT.guards
-def depthwise_conv2d_op(x: Tensor, weight: Tensor, *grid: int) -> Tensor:
-    """See :func:`vision_ttt.ops.depthwise_conv2d.depthwise_conv2d`."""
-    if not fits(x) or not are_servable(x, weight):
-        return depthwise_conv2d_reference(x, weight, *grid).contiguous()
-    x, taps = contiguous_last(x), _taps(weight)
+def correlate(x: Tensor, y: Tensor, kernel: int, grid: Sequence[int]) -> Tensor:
+    """The weight's gradient [C, 1, K, K], given that of the output, y [B, T, C]."""
+    x, y = contiguous_last(x), contiguous_last(y)
+    taps = x.new_empty(kernel * kernel, x.shape[-1])
+    problem = _problem(x, y, None, kernel, grid)
+    LIBRARY.vision_ttt_conv2d_weight(ctypes.byref(problem), c_void_p(taps.data_ptr()))
+    return taps.t().contiguous().view(-1, 1, kernel, kernel)
+
+
+def _forward(inputs: Inputs) -> Tensor:
+    x, taps = contiguous_last(inputs.x), _taps(inputs.weight)
     y = x.new_empty(x.shape)
-    call_kernel("vision_ttt_conv2d", conv2d_problem(x, y, taps, weight.shape[-1], grid))
+    problem = _problem(x, y, taps, inputs.weight.shape[-1], inputs.grid)
+    call_kernel("vision_ttt_conv2d", problem)
     return y
 
 
-@torch.library.custom_op(
-    "vision_ttt::depthwise_conv2d_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor weight, SymInt height, SymInt width) "
-    "-> (Tensor dx, Tensor dweight)",
-)
-@BACKWARD_CONTRACT.guards
-def depthwise_conv2d_backward_op(
-    grad: Tensor, x: Tensor, weight: Tensor, *grid: int
-) -> tuple[Tensor, Tensor]:
-    """Gradients of x and weight."""
-    require_servable(BACKWARD_CONTRACT.op, fits(x), grad, x, weight)
-    x, grad = contiguous_last(x), contiguous_last(grad)
+def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
+    x, weight = inputs.x, inputs.weight
+    grad = contiguous_last(grad.to(x.dtype))
     kernel = weight.shape[-1]
     mirrored = _taps(weight).flip(0)  # what x gave to the right comes back from the right
     dx = x.new_empty(x.shape)
-    call_kernel("vision_ttt_conv2d", conv2d_problem(grad, dx, mirrored, kernel, grid))
-    dtaps = torch.empty_like(mirrored)
-    problem = conv2d_problem(x, grad, None, kernel, grid)
-    LIBRARY.vision_ttt_conv2d_weight(ctypes.byref(problem), c_void_p(dtaps.data_ptr()))
-    return dx, dtaps.t().contiguous().view(weight.shape)
+    call_kernel("vision_ttt_conv2d", _problem(grad, dx, mirrored, kernel, inputs.grid))
+    return dx, correlate(x, grad, kernel, inputs.grid)
 
 
-@depthwise_conv2d_op.register_fake
-def _(x: Tensor, weight: Tensor, height: int, width: int) -> Tensor:
-    torch._check(x.shape[1] == height * width, lambda: "the tokens do not fill the grid")
-    return x.new_empty(x.shape)
-
-
-@depthwise_conv2d_backward_op.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, *ctx.grid = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return *depthwise_conv2d_backward_op(grad, *ctx.saved_tensors, *ctx.grid), None, None
-
-
-depthwise_conv2d_op.register_autograd(_backward, setup_context=_setup_context)
-derive_twice(depthwise_conv2d_backward_op, depthwise_conv2d_reference, tensors=2)
-
-
-@register_flop_formula(torch.ops.vision_ttt.depthwise_conv2d)
-def depthwise_conv2d_flops(
-    x_shape: Sequence[int], weight_shape: Sequence[int], *_: Any, **__: Any
-) -> int:
-    """K² multiply-adds per token and channel."""
-    batch, length, channels = x_shape
-    return 2 * batch * length * channels * weight_shape[-1] ** 2
-
-
-@register_flop_formula(torch.ops.vision_ttt.depthwise_conv2d_backward)
-def depthwise_conv2d_backward_flops(
-    grad_shape: Sequence[int],
-    x_shape: Sequence[int],
-    weight_shape: Sequence[int],
-    *_: Any,
-    **__: Any,
-) -> int:
-    """As many for x and for the weight each."""
-    return 2 * depthwise_conv2d_flops(x_shape, weight_shape)
+BACKEND = Backend(_forward, _backward, refusal)

@@ -1,4 +1,4 @@
-"""The op on a GPU: both passes' launches, which stand behind the CPU kernels' custom ops."""
+"""depthwise_conv2d on a GPU: both passes' launches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vision_ttt.ops import _triton
 from vision_ttt.ops._native import contiguous_last
-from vision_ttt.ops.depthwise_conv2d.contract import BACKWARD_CONTRACT, CONTRACT
-from vision_ttt.ops.depthwise_conv2d.cpu import depthwise_conv2d_backward_op, depthwise_conv2d_op
+from vision_ttt.ops._op import Backend
+from vision_ttt.ops.depthwise_conv2d.contract import Inputs
 
 PATCH = (8, 8)
 """Rows and columns of a program: as square as can be, since it reads the tokens around it too."""
@@ -36,27 +37,21 @@ def _launch(kernel: Any, x: Tensor, weight: Tensor, grid: tuple[int, ...], *argu
         )
 
 
-@depthwise_conv2d_op.register_kernel("cuda")
-@CONTRACT.guards
-def depthwise_conv2d_triton(x: Tensor, weight: Tensor, *grid: int) -> Tensor:
-    """Compute what the CPU kernel does, in float32, rounded to x's dtype at the end."""
+def _forward(inputs: Inputs) -> Tensor:
     from vision_ttt.ops.depthwise_conv2d.triton_kernels import forward_kernel
 
-    x, weight = contiguous_last(x), weight.contiguous()
+    x, weight = contiguous_last(inputs.x), inputs.weight.contiguous()
+    grid = inputs.grid
     y = x.new_empty(x.shape)
     _launch(forward_kernel, x, weight, grid, x, weight, y, *x.stride()[:2])
     return y
 
 
-@depthwise_conv2d_backward_op.register_kernel("cuda")
-@BACKWARD_CONTRACT.guards
-def depthwise_conv2d_triton_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, *grid: int
-) -> tuple[Tensor, Tensor]:
-    """Compute what the CPU kernel does, each gradient in its tensor's dtype."""
+def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     from vision_ttt.ops.depthwise_conv2d.triton_kernels import backward_kernel
 
-    grad, x, weight = contiguous_last(grad), contiguous_last(x), weight.contiguous()
+    grad, x = contiguous_last(grad), contiguous_last(inputs.x)
+    weight, grid = inputs.weight.contiguous(), inputs.grid
     dx = x.new_empty(x.shape)
     # PyTorch adds the patches' shares up in an order that does not change.
     taps = weight.shape[-1] ** 2
@@ -68,3 +63,6 @@ def depthwise_conv2d_triton_backward(
     )
     dweight = shares.sum(0).t().to(weight.dtype).contiguous()
     return dx, dweight.view(weight.shape)
+
+
+BACKEND = Backend(_forward, _backward, lambda inputs: _triton.refusal(*inputs[:2]))

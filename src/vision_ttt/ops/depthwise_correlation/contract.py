@@ -1,6 +1,26 @@
 """What depthwise_correlation asks of its arguments."""
 
+from typing import NamedTuple
+
+from torch import Tensor
+
 from vision_ttt.ops._contract import Contract, Whole
+
+
+class Inputs(NamedTuple):
+    """The op's arguments, shaped as below."""
+
+    x: Tensor
+    y: Tensor
+    height: int
+    width: int
+    kernel_size: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(h, w)."""
+        return self.height, self.width
+
 
 CONTRACT = Contract(
     "depthwise_correlation",

@@ -1,6 +1,20 @@
 """What directional_conv1d asks of its arguments."""
 
+from typing import NamedTuple
+
+from torch import Tensor
+
 from vision_ttt.ops._contract import Contract, Whole
+
+
+class Inputs(NamedTuple):
+    """The op's arguments, shaped as below."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    reverse_channels: int
+
 
 CONTRACT = Contract(
     "directional_conv1d",

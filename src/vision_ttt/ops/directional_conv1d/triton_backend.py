@@ -1,4 +1,4 @@
-"""The op on a GPU: both passes' launches, which stand behind the CPU kernels' custom ops."""
+"""directional_conv1d on a GPU: both passes' launches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vision_ttt.ops import _triton
 from vision_ttt.ops._native import contiguous_last
-from vision_ttt.ops.directional_conv1d.contract import BACKWARD_CONTRACT, CONTRACT
-from vision_ttt.ops.directional_conv1d.cpu import (
-    directional_conv1d_backward_op,
-    directional_conv1d_op,
-)
+from vision_ttt.ops._op import Backend
+from vision_ttt.ops.directional_conv1d.contract import Inputs
 
 TILE = (64, 64)
 """Tokens and channels of a program; in bfloat16 a token's are one line of the cache."""
@@ -37,28 +35,20 @@ def _launch(kernel: Any, x: Tensor, weight: Tensor, reverse_channels: int, *argu
         )
 
 
-@directional_conv1d_op.register_kernel("cuda")
-@CONTRACT.guards
-def directional_conv1d_triton(
-    x: Tensor, weight: Tensor, bias: Tensor, reverse_channels: int
-) -> Tensor:
-    """Compute what the CPU kernel does, in float32, rounded to x's dtype at the end."""
+def _forward(inputs: Inputs) -> Tensor:
     from vision_ttt.ops.directional_conv1d.triton_kernels import forward_kernel
 
+    x, weight, bias, reverse_channels = inputs
     x, weight, bias = contiguous_last(x), weight.contiguous(), bias.contiguous()
     y = x.new_empty(x.shape)
     _launch(forward_kernel, x, weight, reverse_channels, x, weight, bias, y, *x.stride()[:2])
     return y
 
 
-@directional_conv1d_backward_op.register_kernel("cuda")
-@BACKWARD_CONTRACT.guards
-def directional_conv1d_triton_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse_channels: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute what the CPU kernel does, each gradient in its tensor's dtype."""
+def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     from vision_ttt.ops.directional_conv1d.triton_kernels import backward_kernel
 
+    x, weight, bias, reverse_channels = inputs
     grad, x, weight = contiguous_last(grad), contiguous_last(x), weight.contiguous()
     _, _, taps = weight.shape
     dx = x.new_empty(x.shape)
@@ -72,3 +62,6 @@ def directional_conv1d_triton_backward(
     total = shares.sum(0)
     dweight = total[:taps].t().unsqueeze(1).to(weight.dtype).contiguous()
     return dx, dweight, total[taps].to(bias.dtype, copy=True)
+
+
+BACKEND = Backend(_forward, _backward, lambda inputs: _triton.refusal(*inputs[:3]))

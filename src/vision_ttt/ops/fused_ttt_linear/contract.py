@@ -3,12 +3,57 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from vision_ttt.ops._contract import Contract, Real, Whole
-from vision_ttt.ops._learner_kernels import DIMENSIONS, LARGEST_MINI_BATCH
-from vision_ttt.ops._native import LANES
+
+
+class Inputs(NamedTuple):
+    """The op's arguments: see the public function, which takes some of them in pairs."""
+
+    projected: Tensor
+    rate_logits: Tensor
+    conv_q_weight: Tensor
+    conv_q_bias: Tensor
+    conv_k_weight: Tensor
+    conv_k_bias: Tensor
+    w0: Tensor
+    b0: Tensor
+    ln_weight: Tensor
+    ln_bias: Tensor
+    position_scale: Tensor
+    post_weight: Tensor
+    post_bias: Tensor
+    widths: Sequence[int]
+    mini_batch_size: int
+    reverse_heads: int
+    base_learning_rate: float
+    inner_eps: float
+    post_eps: float
+
+
+def _check_layer(op: str, values: Mapping[str, Any]) -> None:
+    """Raise unless the widths and the directions are those of one layer."""
+    heads, dim = values["b0"].shape
+    directions, channels = values["post_weight"].shape
+    inner, rows = heads * dim, values["position_scale"].shape[0]
+    columns, widths = values["projected"].shape[-1], values["widths"]
+    choices = itertools.product((inner,), (0, inner), (inner,), (0, channels))
+    if tuple(widths) not in choices or sum(widths) != columns:
+        raise ValueError(
+            f"{op}: widths must be [{inner}, 0 or {inner}, {inner}, 0 or {channels}], "
+            f"{columns} columns together, got {list(widths)}"
+        )
+    if directions > 2 or directions * channels != inner or heads % rows:
+        raise ValueError(
+            f"{op}: {heads} heads of {dim} channels want 1 or 2 directions of "
+            f"{inner} channels together and a position scale for every head or for neighbours, "
+            f"got post_weight {[directions, channels]} and {rows} position scales"
+        )
+
 
 _TENSORS = {
     "projected": "B T C",
@@ -25,6 +70,7 @@ _TENSORS = {
     "post_weight": "R D",
     "post_bias": "R D",
 }
+_KEPT = {"z": "B T H*d", "kept_w": "N B H d d", "kept_b": "N B H d"}
 _NUMBERS = {
     "mini_batch_size": Whole(1),
     "reverse_heads": Whole(0, "H"),
@@ -32,49 +78,14 @@ _NUMBERS = {
     "inner_eps": Real(0),
     "post_eps": Real(0),
 }
-CONTRACT = Contract("fused_ttt_linear", _TENSORS, _NUMBERS)
+CONTRACT = Contract(
+    "fused_ttt_linear", _TENSORS, _NUMBERS, others=("widths",), further=_check_layer
+)
 BACKWARD_CONTRACT = Contract(
     "fused_ttt_linear_backward",
-    {
-        "grad": "B T D",
-        **_TENSORS,
-        "z": "B T H*d",
-        "kept_w": "N B H d d",
-        "kept_b": "N B H d",
-    },
+    {"grad": "B T D", **_TENSORS, **_KEPT},
     _NUMBERS,
     may_be_0="BN",
+    others=("widths",),
+    further=_check_layer,
 )
-
-
-def fits(dim: int, channels: int, mini_batch_size: int) -> bool:
-    """Whether the kernels take heads of dimension ``dim``, ``channels`` of them per direction."""
-    return dim in DIMENSIONS and channels % LANES == 0 and mini_batch_size <= LARGEST_MINI_BATCH
-
-
-def check(
-    contract: Contract, tensors: Sequence[Any], widths: Sequence[int], numbers: Sequence[Any]
-) -> None:
-    """Raise unless tensors, widths and numbers, in the op's order, are those of one layer.
-
-    Raises:
-        TypeError, ValueError: as :meth:`Contract.check`.
-    """
-    values = dict(zip(contract.names, (*tensors, *numbers), strict=True))
-    contract.check(values)
-    heads, dim = values["b0"].shape
-    directions, channels = values["post_weight"].shape
-    inner, rows = heads * dim, values["position_scale"].shape[0]
-    columns = values["projected"].shape[-1]
-    choices = itertools.product((inner,), (0, inner), (inner,), (0, channels))
-    if tuple(widths) not in choices or sum(widths) != columns:
-        raise ValueError(
-            f"{contract.op}: widths must be [{inner}, 0 or {inner}, {inner}, 0 or {channels}], "
-            f"{columns} columns together, got {list(widths)}"
-        )
-    if directions > 2 or directions * channels != inner or heads % rows:
-        raise ValueError(
-            f"{contract.op}: {heads} heads of {dim} channels want 1 or 2 directions of "
-            f"{inner} channels together and a position scale for every head or for neighbours, "
-            f"got post_weight {[directions, channels]} and {rows} position scales"
-        )

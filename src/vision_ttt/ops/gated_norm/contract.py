@@ -1,6 +1,23 @@
 """What gated_norm asks of its arguments."""
 
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
 from vision_ttt.ops._contract import Contract, Real
+
+
+class Inputs(NamedTuple):
+    """The op's arguments, shaped as below."""
+
+    z: Tensor
+    gate: Tensor | None
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
 
 CONTRACT = Contract(
     "gated_norm",

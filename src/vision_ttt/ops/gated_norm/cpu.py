@@ -1,28 +1,28 @@
-"""The custom op ``vision_ttt::gated_norm`` on csrc/fused's CPU kernels."""
+"""gated_norm on a CPU: the compiled kernels in csrc/fused."""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from vision_ttt.ops import _native
 from vision_ttt.ops._native import (
-    LANES,
     LIBRARY,
     SequencePointer,
-    are_servable,
     call_kernel,
     contiguous_last,
-    require_servable,
+    mirrors,
 )
-from vision_ttt.ops._second_derivative import derive_twice
-from vision_ttt.ops.gated_norm.contract import BACKWARD_CONTRACT, CONTRACT
-from vision_ttt.ops.gated_norm.reference import gated_norm_reference
+from vision_ttt.ops._op import Backend
+from vision_ttt.ops.gated_norm.contract import Inputs
+
+MOST_DIRECTIONS = 2
 
 
+@mirrors("GatedNorm")
 class _GatedNorm(ctypes.Structure):
     _fields_ = (
         *((name, SequencePointer) for name in ("z", "gate", "out")),
@@ -33,6 +33,7 @@ class _GatedNorm(ctypes.Structure):
     )
 
 
+@mirrors("GatedNormGradients")
 class _GatedNormGradients(ctypes.Structure):
     _fields_ = (
         ("z", SequencePointer),
@@ -42,15 +43,23 @@ class _GatedNormGradients(ctypes.Structure):
     )
 
 
-def fits(weight: Tensor) -> bool:
-    """Whether the kernel takes norms [R, D] of this shape."""
-    parts, dim = weight.shape
-    return parts <= 2 and dim % LANES == 0
+def refusal(inputs: Inputs) -> str | None:
+    """Why the kernels cannot serve, or None if they can."""
+    parts, dim = inputs.weight.shape
+    if parts > MOST_DIRECTIONS:
+        return f"{parts} directions are over {MOST_DIRECTIONS}"
+    return _native.no_vectors(dim) or _native.refusal(*inputs[:4])
 
 
-def _problem(
-    z: Tensor, gate: Tensor | None, out: Tensor, weight: Tensor, bias: Tensor, eps: float
-) -> _GatedNorm:
+def _prepared(inputs: Inputs) -> Inputs:
+    """The inputs in the strides that the kernels read."""
+    z, gate, weight, bias, eps = inputs
+    gate = None if gate is None else contiguous_last(gate)
+    return Inputs(contiguous_last(z), gate, weight.contiguous(), bias.contiguous(), eps)
+
+
+def _problem(inputs: Inputs, out: Tensor) -> _GatedNorm:
+    z, gate, weight, bias, eps = inputs
     parts, dim = weight.shape
     return _GatedNorm(
         *(SequencePointer.of(x) for x in (z, gate, out)),
@@ -60,38 +69,23 @@ def _problem(
     )
 
 
-def _prepared(
-    z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    gate = None if gate is None else contiguous_last(gate)
-    return contiguous_last(z), gate, weight.contiguous(), bias.contiguous()
-
-
-def gated_norm_forward(
-    z: Tensor,
-    gate: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    out: Tensor | None = None,
-) -> Tensor:
-    """See :func:`vision_ttt.ops.gated_norm.gated_norm`; out [B, T, D] may be z's first columns."""
-    z, gate, weight, bias = _prepared(z, gate, weight, bias)
+def gated_norm_forward(inputs: Inputs, out: Tensor | None = None) -> Tensor:
+    """The op's result, written to out [B, T, D] if given, which may be z's first columns."""
+    inputs = _prepared(inputs)
+    z = inputs.z
     if out is None:
-        out = z.new_empty(*z.shape[:2], weight.shape[1])
-    call_kernel("vision_ttt_gated_norm", _problem(z, gate, out, weight, bias, eps))
+        out = z.new_empty(*z.shape[:2], inputs.weight.shape[1])
+    call_kernel("vision_ttt_gated_norm", _problem(inputs, out))
     return out
 
 
 def gated_norm_backward(
-    grad: Tensor,
-    inputs: tuple[Tensor, Tensor | None, Tensor, Tensor],
-    eps: float,
-    dgate: Tensor | None,
+    inputs: Inputs, grad: Tensor, dgate: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of z, weight and bias; that of the gate is written to dgate [B, T, D]."""
-    z, gate, weight, bias = _prepared(*inputs)
-    grad = contiguous_last(grad)
+    inputs = _prepared(inputs)
+    z, weight = inputs.z, inputs.weight
+    grad = contiguous_last(grad.to(z.dtype))
     dz = z.new_empty(z.shape)
     # Each chunk of tokens writes a share of its own: the sum is the same whatever the threads.
     chunks = z.shape[0] * -(-z.shape[1] // LIBRARY.vision_ttt_chunk_tokens())
@@ -101,68 +95,16 @@ def gated_norm_backward(
         SequencePointer.of(dgate),
         *(shares[0].data_ptr(), shares[1].data_ptr()),
     )
-    problem = _problem(z, gate, grad, weight, bias, eps)
-    call_kernel("vision_ttt_gated_norm_backward", problem, gradients)
+    call_kernel("vision_ttt_gated_norm_backward", _problem(inputs, grad), gradients)
     dweight, dbias = shares.sum(1).unbind()
     return dz, dweight.clone(), dbias.clone()
 
 
-@torch.library.custom_op(
-    "vision_ttt::gated_norm",
-    mutates_args=(),
-    schema="(Tensor z, Tensor? gate, Tensor weight, Tensor bias, float eps) -> Tensor",
-)
-@CONTRACT.guards
-def gated_norm_op(
-    z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> Tensor:
-    """See :func:`vision_ttt.ops.gated_norm.gated_norm`."""
-    if not fits(weight) or not are_servable(z, weight, bias, *() if gate is None else (gate,)):
-        return gated_norm_reference(z, gate, weight, bias, eps)
-    return gated_norm_forward(z, gate, weight, bias, eps)
-
-
-@torch.library.custom_op(
-    "vision_ttt::gated_norm_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor z, Tensor? gate, Tensor weight, Tensor bias, float eps) "
-    "-> (Tensor dz, Tensor dgate, Tensor dweight, Tensor dbias)",
-)
-@BACKWARD_CONTRACT.guards
-def gated_norm_backward_op(
-    grad: Tensor, z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of all four tensors; that of a gate which is not there is empty."""
-    tensors = (grad, z, weight, bias) if gate is None else (grad, z, weight, bias, gate)
-    require_servable(BACKWARD_CONTRACT.op, fits(weight), *tensors)
+def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gate = inputs.gate
     dgate = None if gate is None else gate.new_empty(gate.shape)
-    dz, dweight, dbias = gated_norm_backward(grad, (z, gate, weight, bias), eps, dgate)
-    return dz, z.new_empty(0) if dgate is None else dgate, dweight, dbias
+    dz, dweight, dbias = gated_norm_backward(inputs, grad, dgate)
+    return dz, dz.new_empty(0) if dgate is None else dgate, dweight, dbias
 
 
-@gated_norm_op.register_fake
-def _(z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return z.new_empty(*z.shape[:2], weight.shape[1])
-
-
-@gated_norm_backward_op.register_fake
-def _(
-    grad: Tensor, z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dgate = z.new_empty(0) if gate is None else gate.new_empty(gate.shape)
-    return z.new_empty(z.shape), dgate, weight.new_empty(weight.shape), bias.new_empty(bias.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.eps = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    dz, dgate, dweight, dbias = gated_norm_backward_op(grad, *saved, ctx.eps)
-    return dz, None if saved[1] is None else dgate, dweight, dbias, None
-
-
-gated_norm_op.register_autograd(_backward, setup_context=_setup_context)
-derive_twice(gated_norm_backward_op, gated_norm_reference, tensors=4)
+BACKEND = Backend(gated_norm_forward, _backward, refusal)

@@ -1,4 +1,4 @@
-"""The custom op ``vision_ttt::gated_norm`` on a GPU: what it serves, and both passes' launches."""
+"""gated_norm on a GPU: what the Triton kernels serve, and both passes' launches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vision_ttt.ops import _triton
 from vision_ttt.ops._native import contiguous_last
-from vision_ttt.ops.gated_norm.contract import BACKWARD_CONTRACT, CONTRACT
-from vision_ttt.ops.gated_norm.cpu import gated_norm_backward_op, gated_norm_op
+from vision_ttt.ops._op import Backend
+from vision_ttt.ops.gated_norm.contract import Inputs
 
 LARGEST_TILE = 2**13
 """Numbers R · D of a token, padded: a program's registers hold hardly more."""
@@ -27,11 +28,15 @@ def _padded(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def fits(z: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels take norms [R, D] of this shape, for this many tokens."""
-    parts, dim = weight.shape
-    tile = _padded(parts) * _padded(dim)
-    return tile <= LARGEST_TILE and z.shape[0] * z.shape[1] <= MOST_TOKENS
+def refusal(inputs: Inputs) -> str | None:
+    """Why the kernels cannot serve, or None if they can."""
+    parts, dim = inputs.weight.shape
+    batch, length, _ = inputs.z.shape
+    if _padded(parts) * _padded(dim) > LARGEST_TILE:
+        return f"{parts} · {dim} channels, each padded to a power of two, are over {LARGEST_TILE}"
+    if batch * length > MOST_TOKENS:
+        return f"{batch * length} tokens are over {MOST_TOKENS}"
+    return _triton.refusal(*inputs[:4])
 
 
 class _Launch:
@@ -72,14 +77,10 @@ def _strides(x: Tensor | None) -> tuple[int, int] | None:
     return None if x is None else x.stride()[:2]
 
 
-@gated_norm_op.register_kernel("cuda")
-@CONTRACT.guards
-def gated_norm_triton(
-    z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> Tensor:
-    """See :func:`vision_ttt.ops.gated_norm.gated_norm`."""
+def _forward(inputs: Inputs) -> Tensor:
     from vision_ttt.ops.gated_norm import triton_kernels
 
+    z, gate, weight, bias, eps = inputs
     z, gate = contiguous_last(z), None if gate is None else contiguous_last(gate)
     weight, bias = weight.contiguous(), bias.contiguous()
     launch = _Launch(z, weight, tile=512, programs=FORWARD_PROGRAMS)
@@ -93,14 +94,10 @@ def gated_norm_triton(
     return out
 
 
-@gated_norm_backward_op.register_kernel("cuda")
-@BACKWARD_CONTRACT.guards
-def gated_norm_triton_backward(
-    grad: Tensor, z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of all four tensors; that of a gate which is not there is empty."""
+def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from vision_ttt.ops.gated_norm import triton_kernels
 
+    z, gate, weight, bias, eps = inputs
     grad, z = contiguous_last(grad), contiguous_last(z)
     gate = None if gate is None else contiguous_last(gate)
     gain, offset = weight.contiguous(), bias.contiguous()
@@ -122,3 +119,6 @@ def gated_norm_triton_backward(
     dweight = dweight.sum(0).to(weight.dtype)
     dbias = dbias.sum(0).to(bias.dtype).repeat(bias.shape[0], 1)
     return dz, z.new_empty(0) if dgate is None else dgate, dweight, dbias
+
+
+BACKEND = Backend(_forward, _backward, refusal)

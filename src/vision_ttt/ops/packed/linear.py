@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from vision_ttt.ops._native import LIBRARY, call_kernel
+from vision_ttt.ops._native import LIBRARY, call_kernel, mirrors
 from vision_ttt.ops.packed.weights import (
     DTYPES,
     PackedStructure,
@@ -21,6 +21,7 @@ from vision_ttt.ops.packed.weights import (
 )
 
 
+@mirrors("PackedLinear")
 class _PackedLinear(ctypes.Structure):
     _fields_ = (
         ("x", c_void_p),

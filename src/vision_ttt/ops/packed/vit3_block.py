@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from vision_ttt.ops._native import LANES, LIBRARY, call_kernel
+from vision_ttt.ops._native import LANES, LIBRARY, call_kernel, mirrors
 from vision_ttt.ops.packed.weights import (
     DTYPES,
     NormStructure,
@@ -99,6 +99,7 @@ torch.library.define(
 )
 
 
+@mirrors("PackedVit3Block")
 class _PackedVit3Block(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("y", "out", "scratch", "conv2d", "conv2d_bias")),

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.layers.rotary2d import rotate
-from vision_ttt.ops.depthwise_conv2d.reference import depthwise_conv2d_reference
+from vision_ttt.ops.depthwise_conv2d import contract as conv2d_contract
+from vision_ttt.ops.depthwise_conv2d.definition import depthwise_conv2d_definition
 from vision_ttt.ops.packed.linear import packed_linear_definition
 from vision_ttt.ops.vit3_inner import depthwise, depthwise_step, gated_unit, gated_unit_step
 
@@ -29,7 +30,7 @@ def packed_vit3_block_definition(
 
     def convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         weight = weight.t().reshape(-1, 1, 3, 3)
-        return x + depthwise_conv2d_reference(x, weight, *grid) + bias
+        return x + depthwise_conv2d_definition(conv2d_contract.Inputs(x, weight, *grid)) + bias
 
     def norm(x: Tensor, branch: int) -> Tensor:
         if not modulation.numel():

@@ -19,7 +19,8 @@ from vision_ttt.ops._learner_kernels import (
     _Convolution,
     _State,
 )
-from vision_ttt.ops._native import LANES, LIBRARY, call_kernel
+from vision_ttt.ops._native import LANES, LIBRARY, call_kernel, mirrors
+from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.packed.weights import (
     DTYPES,
     NormStructure,
@@ -27,8 +28,6 @@ from vision_ttt.ops.packed.weights import (
     as_it_lies,
     packed_shape,
 )
-from vision_ttt.ops.ttt_linear.autograd import ttt_linear_flops
-from vision_ttt.ops.ttt_mlp.autograd import ttt_mlp_flops
 
 
 class VitttBlockParameters(NamedTuple):
@@ -120,6 +119,7 @@ torch.library.define(
 )
 
 
+@mirrors("PackedVitttBlock")
 class _PackedVitttBlock(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("y", "out", "scratch", "conv2d")),
@@ -288,8 +288,7 @@ def packed_vittt_block_flops(
     weights = math.prod(p.views) + math.prod(p.gate) + math.prod(p.conv2d)
     weights += heads * dim + dim * dim + 3 * hidden * dim + 2 * inner * taps
     views = [batch, length, heads, inner // heads]
-    if p.w2[0]:
-        learner = ttt_mlp_flops(views, *[None] * 3, p.w1, *[None] * 6, mini_batch_size)
-    else:
-        learner = ttt_linear_flops(views, *[None] * 8, mini_batch_size)
+    op = TABLE["ttt_mlp" if p.w2[0] else "ttt_linear"]
+    inner = op.inputs(*[None] * op.width)._replace(q=views, mini_batch_size=mini_batch_size)
+    learner = op.flops(inner._replace(w1=p.w1) if p.w2[0] else inner)
     return 2 * batch * length * weights + learner

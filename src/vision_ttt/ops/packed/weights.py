@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vision_ttt.ops._native import mirrors
+
 PANEL = 64
 """Columns of a panel, of which a product's registers hold the sums for a few rows."""
 
@@ -75,6 +77,7 @@ def as_it_lies(x: Tensor) -> Tensor:
     return x.resolve_neg()
 
 
+@mirrors("Packed")
 class PackedStructure(ctypes.Structure):
     """csrc/packed/packed.h's Packed."""
 
@@ -88,6 +91,7 @@ class PackedStructure(ctypes.Structure):
         return cls(data.data_ptr(), None if bias is None else bias.data_ptr(), inner, columns)
 
 
+@mirrors("NormParameters")
 class NormStructure(ctypes.Structure):
     """csrc/packed/packed.h's NormParameters."""
 

@@ -1,6 +1,17 @@
 """What swiglu asks of its argument."""
 
+from typing import NamedTuple
+
+from torch import Tensor
+
 from vision_ttt.ops._contract import Contract
+
+
+class Inputs(NamedTuple):
+    """The op's arguments, shaped as below."""
+
+    x: Tensor
+
 
 CONTRACT = Contract("swiglu", {"x": "... 2*H"})
 IN_PLACE_CONTRACT = Contract("swiglu_", {"x": "... 2*H"}, dense=("x",))

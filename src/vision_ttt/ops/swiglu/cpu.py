@@ -1,20 +1,20 @@
-"""The custom op ``vision_ttt::swiglu`` on csrc/fused's CPU kernels."""
+"""swiglu on a CPU: the compiled kernels in csrc/fused."""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._native import LANES, are_servable, call_kernel, require_servable
-from vision_ttt.ops._second_derivative import derive_twice
-from vision_ttt.ops.swiglu.contract import BACKWARD_CONTRACT, CONTRACT, IN_PLACE_CONTRACT
-from vision_ttt.ops.swiglu.reference import swiglu_reference
+from vision_ttt.ops import _native
+from vision_ttt.ops._native import call_kernel, mirrors
+from vision_ttt.ops._op import Backend
+from vision_ttt.ops.swiglu.contract import Inputs
 
 
+@mirrors("SwiGlu")
 class _SwiGlu(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "out", "dx")),
@@ -22,9 +22,9 @@ class _SwiGlu(ctypes.Structure):
     )
 
 
-def fits(x: Tensor) -> bool:
-    """Whether both halves are whole vectors."""
-    return x.shape[-1] % (2 * LANES) == 0
+def refusal(inputs: Inputs) -> str | None:
+    """Why the kernels cannot serve, or None if they can."""
+    return _native.no_vectors(inputs.x.shape[-1] // 2) or _native.refusal(inputs.x)
 
 
 def _problem(x: Tensor, out: Tensor, dx: Tensor | None) -> _SwiGlu:
@@ -34,59 +34,23 @@ def _problem(x: Tensor, out: Tensor, dx: Tensor | None) -> _SwiGlu:
     return _SwiGlu(*pointers, rows, width // 2, width, out.shape[-1], torch.get_num_threads())
 
 
-@torch.library.custom_op("vision_ttt::swiglu", mutates_args=())
-@CONTRACT.guards
-def swiglu_op(x: torch.Tensor) -> torch.Tensor:
-    """See :func:`vision_ttt.ops.swiglu.swiglu`."""
-    if not fits(x) or not are_servable(x):
-        return swiglu_reference(x)
-    x = x.contiguous()
-    out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+def write(x: Tensor, out: Tensor) -> None:
+    """Write the result to out [..., H], or to the first half of out [..., 2 H], which may be x."""
     call_kernel("vision_ttt_swiglu", _problem(x, out, None))
+
+
+def _forward(inputs: Inputs) -> Tensor:
+    x = inputs.x.contiguous()
+    out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+    write(x, out)
     return out
 
 
-@torch.library.custom_op("vision_ttt::swiglu_", mutates_args=("x",))
-@IN_PLACE_CONTRACT.guards
-def swiglu_in_place_op(x: torch.Tensor) -> None:
-    """Write the result over the first half of x, contiguous."""
-    require_servable(IN_PLACE_CONTRACT.op, fits(x), x)
-    call_kernel("vision_ttt_swiglu", _problem(x, x, None))
-
-
-@torch.library.custom_op("vision_ttt::swiglu_backward", mutates_args=())
-@BACKWARD_CONTRACT.guards
-def swiglu_backward_op(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of x [..., 2 H], given that of the output."""
-    require_servable(BACKWARD_CONTRACT.op, fits(x), grad, x)
-    x, grad = x.contiguous(), grad.contiguous()
+def _backward(inputs: Inputs, grad: Tensor) -> Tensor:
+    x, grad = inputs.x.contiguous(), grad.to(inputs.x.dtype).contiguous()
     dx = torch.empty_like(x)
     call_kernel("vision_ttt_swiglu_backward", _problem(x, grad, dx))
     return dx
 
 
-@swiglu_op.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
-
-
-@swiglu_in_place_op.register_fake
-def _(x: Tensor) -> None:
-    return None
-
-
-@swiglu_backward_op.register_fake
-def _(grad: Tensor, x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, grad: Tensor) -> Tensor:
-    return swiglu_backward_op(grad, *ctx.saved_tensors)
-
-
-swiglu_op.register_autograd(_backward, setup_context=_setup_context)
-derive_twice(swiglu_backward_op, swiglu_reference, tensors=1)
+BACKEND = Backend(_forward, _backward, refusal)

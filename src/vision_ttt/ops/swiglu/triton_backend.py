@@ -1,4 +1,4 @@
-"""The custom op ``vision_ttt::swiglu`` on a GPU: what it serves, and both passes' launches."""
+"""swiglu on a GPU: both passes' launches."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vision_ttt.ops import _triton
 from vision_ttt.ops._native import contiguous_last
-from vision_ttt.ops.swiglu.contract import BACKWARD_CONTRACT, CONTRACT
-from vision_ttt.ops.swiglu.cpu import swiglu_backward_op, swiglu_op
+from vision_ttt.ops._op import Backend
+from vision_ttt.ops.swiglu.contract import Inputs
 
 WIDEST_BLOCK = 256
 """Columns of a program; wider blocks leave more of the last one empty."""
 TILE = 2048
 """Numbers of a program's output: 16 of each thread."""
-
-
-def fits(x: Tensor) -> bool:
-    """Whether x has two halves, which is all that the kernels ask for."""
-    return x.shape[-1] % 2 == 0
 
 
 def _launch(kernel: Any, rows: int, hidden: int, *arguments: Any) -> None:
@@ -35,12 +31,10 @@ def _rows(x: Tensor) -> Tensor:
     return contiguous_last(x.reshape(-1, x.shape[-1]))
 
 
-@swiglu_op.register_kernel("cuda")
-@CONTRACT.guards
-def swiglu_triton(x: Tensor) -> Tensor:
-    """See :func:`vision_ttt.ops.swiglu.swiglu`."""
+def _forward(inputs: Inputs) -> Tensor:
     from vision_ttt.ops.swiglu import triton_kernels
 
+    x = inputs.x
     rows, hidden = _rows(x), x.shape[-1] // 2
     out = x.new_empty(*x.shape[:-1], hidden)
     arguments = (rows, out, rows.stride(0))
@@ -49,14 +43,15 @@ def swiglu_triton(x: Tensor) -> Tensor:
     return out
 
 
-@swiglu_backward_op.register_kernel("cuda")
-@BACKWARD_CONTRACT.guards
-def swiglu_triton_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of x [..., 2 H], given that of the output."""
+def _backward(inputs: Inputs, grad: Tensor) -> Tensor:
     from vision_ttt.ops.swiglu import triton_kernels
 
+    x = inputs.x
     gradients, rows, dx = _rows(grad), _rows(x), x.new_empty(x.shape)
     arguments = (gradients, rows, dx, gradients.stride(0), rows.stride(0))
     with torch.cuda.device_of(x):
         _launch(triton_kernels.backward_kernel, rows.shape[0], grad.shape[-1], *arguments)
     return dx
+
+
+BACKEND = Backend(_forward, _backward, lambda inputs: _triton.refusal(inputs.x))

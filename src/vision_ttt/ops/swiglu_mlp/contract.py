@@ -1,6 +1,19 @@
 """What swiglu_mlp asks of its arguments."""
 
+from typing import NamedTuple
+
+from torch import Tensor
+
 from vision_ttt.ops._contract import Contract
+
+
+class Inputs(NamedTuple):
+    """The op's arguments, shaped as below."""
+
+    x: Tensor
+    up: Tensor
+    down: Tensor
+
 
 _TENSORS = {"x": "... D", "up": "2*H D", "down": "E H"}
 _ALIKE = tuple(_TENSORS)

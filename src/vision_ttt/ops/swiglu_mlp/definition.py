@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from vision_ttt.ops.swiglu.reference import swiglu_reference
+from vision_ttt.ops.swiglu import contract as activation
+from vision_ttt.ops.swiglu.definition import swiglu_definition
+from vision_ttt.ops.swiglu_mlp.contract import Inputs
 
 
-def swiglu_mlp_definition(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def swiglu_mlp_definition(inputs: Inputs) -> Tensor:
     """See :func:`vision_ttt.ops.swiglu_mlp`."""
-    return F.linear(swiglu_reference(F.linear(x, up)), down)
+    x, up, down = inputs
+    return F.linear(swiglu_definition(activation.Inputs(F.linear(x, up))), down)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vision_ttt.ops._learner_kernels import LearnerCall
+from vision_ttt.ops._learner_kernels import LearnerCall, refusal
+from vision_ttt.ops._op import Backend
 from vision_ttt.ops.ttt_linear.dual import checkpoint_interval
 
 
@@ -12,3 +13,6 @@ class Call(LearnerCall):
     op = "ttt_linear"
     layers = 1
     checkpoint_interval = staticmethod(checkpoint_interval)
+
+
+BACKEND = Backend(Call.run_forward, Call.run_backward, refusal)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vision_ttt.ops._op import Backend
+from vision_ttt.ops.ttt_linear.contract import Inputs
 from vision_ttt.ops.ttt_linear.inner_model import (
     InnerNorm,
     inner_gradient,
@@ -56,24 +58,14 @@ def _initial_state(w0: Tensor, b0: Tensor, batch: int, dtype: torch.dtype) -> tu
 
 
 def ttt_linear_dual(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    position_scale: Tensor | None,
-    mini_batch_size: int,
-    reverse_heads: int,
-    eps: float,
-    save_states: bool,
+    inputs: Inputs, save_states: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute o [B, T, H, d], the final W [B, H, d, d] and b [B, H, d], and the kept states.
 
     The kept states are W [N, B, H, d, d] and b [N, B, H, d], N = 0 unless ``save_states``.
     """
+    q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale, *options = inputs
+    mini_batch_size, reverse_heads, eps = options
     batch, length, heads, dim = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     norm = InnerNorm.of(ln_weight, ln_bias, eps, dtype)
@@ -106,29 +98,15 @@ def ttt_linear_dual(
 
 
 def ttt_linear_dual_backward(
-    grad_o: Tensor,
-    grad_w: Tensor,
-    grad_b: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    position_scale: Tensor | None,
-    kept_w: Tensor,
-    kept_b: Tensor,
-    mini_batch_size: int,
-    reverse_heads: int,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    inputs: Inputs, grad_o: Tensor, grad_w: Tensor, grad_b: Tensor, kept_w: Tensor, kept_b: Tensor
+) -> tuple[Tensor, ...]:
     """Pull gradients of o, W and b back to the nine tensors from q to position_scale.
 
     Gradients come in the dtypes and shapes of what they belong to; those of absent inputs are
     empty tensors.
     """
+    q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale, *options = inputs
+    mini_batch_size, reverse_heads, eps = options
     batch, length, heads, dim = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     norm = InnerNorm.of(ln_weight, ln_bias, eps, dtype)
@@ -226,3 +204,6 @@ def ttt_linear_dual_backward(
         of(dbias, ln_bias),
         of(dscale, position_scale),
     )
+
+
+BACKEND = Backend(ttt_linear_dual, ttt_linear_dual_backward, lambda inputs: None)

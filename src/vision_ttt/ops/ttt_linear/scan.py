@@ -8,24 +8,14 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._learner_scan import State, detached, learn_by_scan
+from vision_ttt.ops.ttt_linear.contract import Inputs
 from vision_ttt.ops.ttt_linear.inner_model import InnerNorm, inner_gradient, inner_output
 
 
-def ttt_linear_scan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    position_scale: Tensor | None,
-    mini_batch_size: int,
-    reverse_heads: int,
-    eps: float,
-) -> tuple[Tensor, ...]:
+def ttt_linear_scan(inputs: Inputs) -> tuple[Tensor, ...]:
     """o and the last W, b of :func:`vision_ttt.ops.ttt_linear`; no gradient follows."""
+    q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale, *options = inputs
+    mini_batch_size, reverse_heads, eps = options
     dtype = torch.promote_types(q.dtype, torch.float32)
     ln_weight, ln_bias = detached(ln_weight, ln_bias)
 

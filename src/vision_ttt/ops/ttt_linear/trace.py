@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vision_ttt.ops.ttt_linear.contract import CONTRACTS
+from vision_ttt.ops.ttt_linear.contract import CONTRACTS, Inputs
 from vision_ttt.ops.ttt_linear.dual import ttt_linear_dual
 from vision_ttt.ops.ttt_linear.inner_model import InnerNorm, inner_gradient, inner_output
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches, put, take
@@ -50,8 +50,7 @@ def ttt_linear_trace(
         TypeError, ValueError: as :func:`ttt_linear`.
     """
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
-    arguments = *tensors, mini_batch_size, reverse_heads, eps
-    CONTRACTS.public.check(dict(zip(CONTRACTS.public.names, arguments, strict=True)))
+    CONTRACTS.public.check(Inputs(*tensors, mini_batch_size, reverse_heads, eps))
     dtype = torch.promote_types(q.dtype, torch.float32)
     trace = InnerTrace(*(q.new_empty(q.shape[:3], dtype=dtype) for _ in InnerTrace._fields))
     norm = InnerNorm.of(ln_weight, ln_bias, eps, dtype)
@@ -73,6 +72,6 @@ def ttt_linear_trace(
             # The state moves on by the op itself, one mini-batch in scan order at a time.
             views = (x.transpose(1, 2) for x in (q_t, k_t, v_t, eta_t))
             scale = None if position_scale is None else position_scale[..., : stop - start]
-            options = (stop - start, 0, eps, False)
-            _, w, b, _, _ = ttt_linear_dual(*views, w, b, ln_weight, ln_bias, scale, *options)
+            inputs = Inputs(*views, w, b, ln_weight, ln_bias, scale, stop - start, 0, eps)
+            _, w, b, _, _ = ttt_linear_dual(inputs, save_states=False)
     return trace

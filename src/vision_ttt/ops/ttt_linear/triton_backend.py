@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vision_ttt.ops import _triton
 from vision_ttt.ops._native import contiguous_last
-from vision_ttt.ops._triton import DTYPES, FOUND, INTERPRETED
+from vision_ttt.ops._op import Backend
+from vision_ttt.ops.ttt_linear.contract import Inputs
 from vision_ttt.ops.ttt_linear.dual import checkpoint_interval, num_checkpoints
 
 DIMENSIONS = (16, 32, 64, 128)
@@ -16,19 +18,12 @@ TILE = 16
 """Tokens of a tile, the fewest for tensor cores: a mini-batch takes as many as it fills."""
 
 
-def refusal(q: Tensor, mini_batch_size: int) -> str | None:
-    """Why these kernels cannot serve a call on q [B, T, H, d], or None if they can."""
-    if not FOUND:
-        return "Triton is not installed (on Linux: pip install triton)"
-    if q.device.type == "cpu" and not INTERPRETED:
-        return "tensors are on cpu, and TRITON_INTERPRET=1 is not set"
-    if q.device.type not in ("cpu", "cuda"):
-        return f"tensors are on {q.device.type}"
-    if q.dtype not in DTYPES:
-        return f"dtype {q.dtype} is not one of {DTYPES}"
+def refusal(inputs: Inputs) -> str | None:
+    """Why these kernels cannot serve, or None if they can."""
+    q = inputs.q
     if q.shape[-1] not in DIMENSIONS:
         return f"head dimension {q.shape[-1]} is not one of {DIMENSIONS}"
-    return None
+    return _triton.refusal(q, may_be_empty=True)
 
 
 def _kind(dtype: torch.dtype, dim: int, mini_batch_size: int) -> dict[str, Any]:
@@ -44,10 +39,8 @@ def _kind(dtype: torch.dtype, dim: int, mini_batch_size: int) -> dict[str, Any]:
 class _Call:
     """One call's tensors as the kernels take them, and the arguments that all kernels share."""
 
-    def __init__(
-        self, tensors: tuple[Tensor | None, ...], mini_batch_size: int, reverse_heads: int
-    ) -> None:
-        q, k, v, *others = tensors
+    def __init__(self, inputs: Inputs) -> None:
+        q, k, v, *others, mini_batch_size, reverse_heads, _ = inputs
         self.views = [contiguous_last(x) for x in (q, k, v)]
         self.strides = [x.stride()[:3] for x in self.views]
         self.others = [None if x is None else x.float().contiguous() for x in others]
@@ -71,25 +64,13 @@ class _Call:
 
 
 def ttt_linear_triton(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    position_scale: Tensor | None,
-    mini_batch_size: int,
-    reverse_heads: int,
-    eps: float,
-    save_states: bool,
+    inputs: Inputs, save_states: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute what :func:`ttt_linear_dual` does."""
     from vision_ttt.ops.ttt_linear import triton_forward
 
-    tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
-    call = _Call(tensors, mini_batch_size, reverse_heads)
+    q, mini_batch_size = inputs.q, inputs.mini_batch_size
+    call = _Call(inputs)
     batch, length, heads, dim = q.shape
     count = num_checkpoints(length, dim, mini_batch_size) if save_states else 0
     o = call.empty(*q.shape, dtype=q.dtype)
@@ -101,36 +82,21 @@ def ttt_linear_triton(
             call.programs,
             *(*call.views, *call.others, o, w, b),
             *((kept_w, kept_b) if count else (None, None)),
-            *(*call.strides, call.state_batch, call.scale_head, *call.sizes, eps),
+            *(*call.strides, call.state_batch, call.scale_head, *call.sizes, inputs.eps),
             **call.kind,
         )
     return o, w, b, kept_w, kept_b
 
 
 def ttt_linear_triton_backward(
-    grad_o: Tensor,
-    grad_w: Tensor,
-    grad_b: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    position_scale: Tensor | None,
-    kept_w: Tensor,
-    kept_b: Tensor,
-    mini_batch_size: int,
-    reverse_heads: int,
-    eps: float,
+    inputs: Inputs, grad_o: Tensor, grad_w: Tensor, grad_b: Tensor, kept_w: Tensor, kept_b: Tensor
 ) -> tuple[Tensor, ...]:
     """Compute what :func:`ttt_linear_dual_backward` does."""
     from vision_ttt.ops.ttt_linear import triton_scan, triton_segments
 
-    inputs = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
-    call = _Call(inputs, mini_batch_size, reverse_heads)
+    q, ln_weight, position_scale = inputs.q, inputs.ln_weight, inputs.position_scale
+    mini_batch_size = inputs.mini_batch_size
+    call = _Call(inputs)
     batch, length, heads, dim = q.shape
     segments = num_checkpoints(length, dim, mini_batch_size) + 1
     grad_o = contiguous_last(grad_o.to(q.dtype))
@@ -171,7 +137,7 @@ def ttt_linear_triton_backward(
             *(*call.views, *call.others, grad_o, kept_w, kept_b, dq, *between, w_before),
             *(of_segments, dscale),
             *(*call.strides, grad_o.stride()[:3], call.state_batch, call.scale_head),
-            *(*call.sizes, call.programs, eps),
+            *(*call.sizes, call.programs, inputs.eps),
             **call.kind,
         )
         triton_scan.scan.launch(
@@ -192,10 +158,10 @@ def ttt_linear_triton_backward(
         return share.sum_to_size(like.shape).to(like.dtype).contiguous()
 
     if dscale is not None:
-        dscale = _of_positions(dscale, dlast, mini_batch_size, reverse_heads)
+        dscale = _of_positions(dscale, dlast, mini_batch_size, inputs.reverse_heads)
     per_head = (None if x is None else x.sum(0) for x in (dweight, dbias, dscale))
     others = (deta, dw0, db0, *per_head)
-    return dq, dk, dv, *map(summed, others, inputs[3:])
+    return dq, dk, dv, *map(summed, others, inputs[3:-3])
 
 
 def _of_positions(x: Tensor, last: Tensor, mini_batch_size: int, reverse_heads: int) -> Tensor:
@@ -209,3 +175,6 @@ def _of_positions(x: Tensor, last: Tensor, mini_batch_size: int, reverse_heads: 
     x[..., -1] += last[..., :whole].sum(-1)
     x[..., (length - 1) % mini_batch_size] += last[..., whole:].sum(-1)
     return x
+
+
+BACKEND = Backend(ttt_linear_triton, ttt_linear_triton_backward, refusal)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vision_ttt.ops._op import Backend
 from vision_ttt.ops.ttt_linear.inner_model import (
     InnerNorm,
     inner_gradient_backward,
@@ -18,6 +19,7 @@ from vision_ttt.ops.ttt_linear.inner_model import (
     inner_output_backward,
 )
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches, put, take
+from vision_ttt.ops.ttt_mlp.contract import Inputs
 from vision_ttt.ops.ttt_mlp.inner_model import (
     InnerStep,
     State,
@@ -64,27 +66,13 @@ def _advance(
     return State(*write(k, steps[0], w1, b1, p), *write(inner.x2, steps[1], w2, b2, p))
 
 
-def ttt_mlp_dual(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    position_scale: Tensor | None,
-    mini_batch_size: int,
-    reverse_heads: int,
-    eps: float,
-    save_states: bool,
-) -> tuple[Tensor, ...]:
+def ttt_mlp_dual(inputs: Inputs, save_states: bool) -> tuple[Tensor, ...]:
     """Compute o [B, T, H, d], the final state with a leading B, and the kept states.
 
     The kept states are those of w1, b1, w2, b2 with a leading [N, B], N = 0 unless ``save_states``.
     """
+    q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale, *options = inputs
+    mini_batch_size, reverse_heads, eps = options
     batch, length, heads, dim = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     norm = InnerNorm.of(ln_weight, ln_bias, eps, dtype)
@@ -117,35 +105,24 @@ def ttt_mlp_dual(
 
 
 def ttt_mlp_dual_backward(
+    inputs: Inputs,
     grad_o: Tensor,
     grad_w1: Tensor,
     grad_b1: Tensor,
     grad_w2: Tensor,
     grad_b2: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    position_scale: Tensor | None,
     kept_w1: Tensor,
     kept_b1: Tensor,
     kept_w2: Tensor,
     kept_b2: Tensor,
-    mini_batch_size: int,
-    reverse_heads: int,
-    eps: float,
 ) -> tuple[Tensor, ...]:
     """Pull gradients of o and the final state back to the eleven tensors from q to position_scale.
 
     Gradients come in the dtypes and shapes of what they belong to; those of absent inputs are
     empty tensors.
     """
+    q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale, *options = inputs
+    mini_batch_size, reverse_heads, eps = options
     batch, length, heads, dim = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     norm = InnerNorm.of(ln_weight, ln_bias, eps, dtype)
@@ -249,3 +226,6 @@ def ttt_mlp_dual_backward(
         of(dbias, ln_bias),
         of(dscale, position_scale),
     )
+
+
+BACKEND = Backend(ttt_mlp_dual, ttt_mlp_dual_backward, lambda inputs: None)

@@ -10,27 +10,15 @@ from torch import Tensor
 from vision_ttt.ops import _learner_scan
 from vision_ttt.ops._learner_scan import detached, learn_by_scan
 from vision_ttt.ops.ttt_linear.inner_model import InnerNorm, inner_output
+from vision_ttt.ops.ttt_mlp.contract import Inputs
 from vision_ttt.ops.ttt_mlp.inner_model import State, gelu, inner_step
 from vision_ttt.ops.ttt_mlp.layer import Layer, read, write
 
 
-def ttt_mlp_scan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    position_scale: Tensor | None,
-    mini_batch_size: int,
-    reverse_heads: int,
-    eps: float,
-) -> tuple[Tensor, ...]:
+def ttt_mlp_scan(inputs: Inputs) -> tuple[Tensor, ...]:
     """o and the last state of :func:`vision_ttt.ops.ttt_mlp`; no gradient follows."""
+    q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale, *options = inputs
+    mini_batch_size, reverse_heads, eps = options
     dtype = torch.promote_types(q.dtype, torch.float32)
     ln_weight, ln_bias = detached(ln_weight, ln_bias)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._native import kernels_serve
 from vision_ttt.ops.swiglu import swiglu
-from vision_ttt.ops.swiglu.cpu import fits
+from vision_ttt.ops.swiglu.contract import Inputs
+from vision_ttt.ops.swiglu.op import OP as SWIGLU
 from vision_ttt.ops.vit3_inner.descent import (
     LOSS_SCALE,
     at_least_float32,
@@ -78,8 +78,8 @@ def _ascent(k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
 
 def _swiglu_gradient(z: Tensor, v: Tensor) -> Tensor:
     """∂⟨swiglu(z), v⟩/∂z [B, H, t, 2 d] with z = [z₂ z₁]."""
-    if not torch.is_grad_enabled() and kernels_serve(z, v) and fits(z):
-        return torch.ops.vision_ttt.swiglu_backward(v, z)  # which has no derivative itself
+    if not torch.is_grad_enabled() and SWIGLU.choose(Inputs(z)) == "cpu":
+        return SWIGLU.backward_op(v, z)
     z2, z1 = z.chunk(2, dim=-1)
     gate = z2.sigmoid()
     silu = z2 * gate

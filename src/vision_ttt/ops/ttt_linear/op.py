@@ -1,4 +1,4 @@
-"""The public op: what it computes, its checks, and the way to a backend."""
+"""The public op: what it computes, and who computes it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,53 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from vision_ttt.ops._backend import exporting_onnx
-from vision_ttt.ops._learner_op import run_learner
+from vision_ttt.ops._learner_op import learner_op
 from vision_ttt.ops._overriding import overridable
-from vision_ttt.ops.ttt_linear.autograd import KERNELS, ttt_linear_op
-from vision_ttt.ops.ttt_linear.contract import CONTRACTS
-from vision_ttt.ops.ttt_linear.reference import ttt_linear_reference
+from vision_ttt.ops.ttt_linear import cpu, dual, triton_backend
+from vision_ttt.ops.ttt_linear.contract import CONTRACTS, Inputs
+from vision_ttt.ops.ttt_linear.definition import ttt_linear_definition
+from vision_ttt.ops.ttt_linear.dual import checkpoint_interval, num_checkpoints
 from vision_ttt.ops.ttt_linear.scan import ttt_linear_scan
+from vision_ttt.ops.ttt_linear.scan_order import mini_batches
 
 State = tuple[Tensor, Tensor]
+
+
+def _products(tokens: int, dim: int, wide: int, narrow: int = 0) -> int:
+    """FLOPs of ``wide`` products n·d·d and ``narrow`` ones n·n·d in a mini-batch of n tokens."""
+    return 2 * tokens * dim * (wide * dim + narrow * tokens)
+
+
+def ttt_linear_flops(shapes: Inputs) -> int:
+    """Vision-TTT's Eq. 13, the op's share: 3 T d² + 2 b T d multiply-adds per head."""
+    batch, length, heads, dim = shapes.q
+    sizes = [stop - start for start, stop in mini_batches(length, shapes.mini_batch_size)]
+    return batch * heads * sum(_products(n, dim, wide=3, narrow=2) for n in sizes)
+
+
+def ttt_linear_backward_flops(shapes: Inputs) -> int:
+    """Every mini-batch's products again with their derivatives, and the replay of its state."""
+    batch, length, heads, dim = shapes.q
+    mini_batch_size = shapes.mini_batch_size
+    sizes = [stop - start for start, stop in mini_batches(length, mini_batch_size)]
+    interval = checkpoint_interval(dim, mini_batch_size)
+    replayed = [n for i, n in enumerate(sizes[:-1]) if (i + 1) % interval]
+    total = sum(_products(n, dim, wide=8, narrow=6) for n in sizes)
+    return batch * heads * (total + sum(_products(n, dim, wide=2) for n in replayed))
+
+
+OP = learner_op(
+    "ttt_linear",
+    Inputs,
+    CONTRACTS,
+    ttt_linear_definition,
+    {"cpu": cpu.BACKEND, "triton": triton_backend.BACKEND, "dual": dual.BACKEND},
+    state=("w0", "b0"),
+    num_checkpoints=num_checkpoints,
+    exported=ttt_linear_scan,
+    flops=ttt_linear_flops,
+    backward_flops=ttt_linear_backward_flops,
+)
 
 
 @overload
@@ -115,19 +153,5 @@ def ttt_linear(
         ValueError: a shape does not fit, or the backend asked for is unknown or cannot serve.
     """
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
-    options = {"mini_batch_size": mini_batch_size, "reverse_heads": reverse_heads, "eps": eps}
-    arguments = *tensors, *options.values()
-    CONTRACTS.public.check(dict(zip(CONTRACTS.public.names, arguments, strict=True)))
-    if exporting_onnx():
-        o, w, b = ttt_linear_scan(*tensors, **options)
-    else:
-        o, w, b = run_learner(
-            "ttt_linear",
-            ttt_linear_op,
-            KERNELS,
-            ttt_linear_reference,
-            tensors,
-            **options,
-            backend=backend,
-        )
-    return (o, (w, b)) if return_state else o
+    o, *state = OP(Inputs(*tensors, mini_batch_size, reverse_heads, eps), backend)
+    return (o, tuple(state)) if return_state else o

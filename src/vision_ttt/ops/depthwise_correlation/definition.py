@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vision_ttt.ops.depthwise_correlation.contract import Inputs
 
-def depthwise_correlation_reference(
-    x: Tensor, y: Tensor, height: int, width: int, kernel_size: int
-) -> Tensor:
+
+def depthwise_correlation_definition(inputs: Inputs) -> Tensor:
     """See :func:`vision_ttt.ops.depthwise_correlation.depthwise_correlation`."""
+    x, y, height, width, kernel_size = inputs
     reach = kernel_size // 2
     grid = height, width
     image = F.pad(x.unflatten(1, grid), (0, 0, reach, reach, reach, reach))  # [B, h + …, w + …, C]

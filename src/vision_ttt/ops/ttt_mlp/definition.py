@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vision_ttt.ops.ttt_linear.reference import layer_norm
+from vision_ttt.ops.ttt_linear.definition import layer_norm
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches, take
+from vision_ttt.ops.ttt_mlp.contract import Inputs
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -21,23 +22,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (x.unsqueeze(-2) @ weight).squeeze(-2) + bias
 
 
-def ttt_mlp_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    position_scale: Tensor | None,
-    mini_batch_size: int,
-    reverse_heads: int,
-    eps: float,
-) -> tuple[Tensor, ...]:
+def ttt_mlp_definition(inputs: Inputs) -> tuple[Tensor, ...]:
     """Compute o [B, T, H, d] and the final w1, b1, w2, b2 with a leading B; see :func:`ttt_mlp`."""
+    q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale, *options = inputs
+    mini_batch_size, reverse_heads, eps = options
     batch, length, heads, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vision_ttt.ops.ttt_linear.contract import Inputs
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches, take
 
 
@@ -20,21 +21,10 @@ def layer_norm(z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return (z - mean) / torch.sqrt(variance + eps) * weight + bias
 
 
-def ttt_linear_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eta: Tensor,
-    w0: Tensor,
-    b0: Tensor,
-    ln_weight: Tensor | None,
-    ln_bias: Tensor | None,
-    position_scale: Tensor | None,
-    mini_batch_size: int,
-    reverse_heads: int,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def ttt_linear_definition(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Compute (o [B, T, H, d], W [B, H, d, d], b [B, H, d]); see :func:`ttt_linear`."""
+    q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale, *options = inputs
+    mini_batch_size, reverse_heads, eps = options
     batch, length, heads, dim = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
 

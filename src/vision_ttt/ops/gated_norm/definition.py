@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from vision_ttt.ops.gated_norm.contract import Inputs
 
-def gated_norm_reference(
-    z: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> Tensor:
+
+def gated_norm_definition(inputs: Inputs) -> Tensor:
     """See :func:`vision_ttt.ops.gated_norm.gated_norm`."""
+    z, gate, weight, bias, eps = inputs
     parts, dim = weight.shape
     z = F.layer_norm(z.unflatten(-1, (parts, dim)), (dim,), eps=eps)  # [B, T, R, D]
     total = (z * weight + bias).sum(-2)

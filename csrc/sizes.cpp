@@ -1,0 +1,39 @@
+// How large the structures of the C interface are, so that whoever fills them from another language
+// can compare.
+#include <cstring>
+
+#include "conv2d/conv2d.h"
+#include "fused/fused.h"
+#include "learner/problem.h"
+#include "packed/packed.h"
+
+#define VISION_TTT_SIZE(structure) \
+  if (!std::strcmp(name, #structure)) return sizeof(structure);
+
+extern "C" {
+
+// The bytes of the structure called `name`, or -1: there is none of this name.
+VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
+  VISION_TTT_SIZE(Sequence)
+  VISION_TTT_SIZE(Conv1d)
+  VISION_TTT_SIZE(Conv1dWeights)
+  VISION_TTT_SIZE(GatedNorm)
+  VISION_TTT_SIZE(GatedNormGradients)
+  VISION_TTT_SIZE(LayerNorm)
+  VISION_TTT_SIZE(SwiGlu)
+  VISION_TTT_SIZE(Conv2d)
+  VISION_TTT_SIZE(Tokens)
+  VISION_TTT_SIZE(Convolution)
+  VISION_TTT_SIZE(State)
+  VISION_TTT_SIZE(Problem)
+  VISION_TTT_SIZE(Outputs)
+  VISION_TTT_SIZE(Gradients)
+  VISION_TTT_SIZE(Packed)
+  VISION_TTT_SIZE(NormParameters)
+  VISION_TTT_SIZE(PackedLinear)
+  VISION_TTT_SIZE(PackedVitttBlock)
+  VISION_TTT_SIZE(PackedVit3Block)
+  return -1;
+}
+
+}  // extern "C"

@@ -1,0 +1,136 @@
+"""An op's custom ops: schema, shapes, derivatives, autocast, FLOPs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from vision_ttt.ops._backend import AUTO
+from vision_ttt.ops._second_derivative import derive_twice
+
+if TYPE_CHECKING:
+    from vision_ttt.ops._op import Op
+
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Those with autocast."""
+
+
+def register_forward(op: Op, schema: str) -> Any:
+    """Register ``vision_ttt::NAME``, without a derivative."""
+
+    @torch.library.custom_op(f"vision_ttt::{op.name}", mutates_args=(), schema=schema)
+    def forward(*args: Any) -> Any:
+        inputs, rest = op.inputs(*args[: op.width]), args[op.width :]
+        op.bare_contract.check(inputs)
+        keep, asked = (rest[:-1], rest[-1]) if op.late else (rest, AUTO)
+        with without_autocast(inputs[0]):
+            last_resort = not op.late and not any(keep)
+            return op.serving(inputs, asked, last_resort=last_resort).forward(inputs, *keep)
+
+    @forward.register_fake
+    def _(*args: Any) -> Any:
+        rest = args[op.width :]
+        return op.fake(op.inputs(*args[: op.width]), *(rest[:-1] if op.late else rest))
+
+    if op.flops is not None:
+
+        @register_flop_formula(getattr(torch.ops.vision_ttt, op.name))
+        def _(*args: Any, **_: Any) -> int:
+            return op.flops(op.inputs(*args[: op.width]))
+
+    for device_type in DEVICES if op.autocast else ():
+        _register_autocast(op, device_type)
+    return forward
+
+
+def register_backward(op: Op, forward: Any, schema: str) -> None:
+    """Register ``vision_ttt::NAME_backward`` as the derivative of ``forward``, and its own."""
+    name = f"{op.name}_backward"
+
+    @torch.library.custom_op(f"vision_ttt::{name}", mutates_args=(), schema=schema)
+    def backward(*args: Any) -> Any:
+        op.backward_contract.check(args[:-1] if op.late else args)
+        grads, inputs, kept = op.split(args)
+        if op.kept is not None and len(kept[-1]) != op.kept(inputs):
+            wanted, got = op.kept(inputs), len(kept[-1])
+            raise ValueError(f"{name}: needs {wanted} kept states, got {got}")
+        with without_autocast(inputs[0]):
+            backend = op.serving(inputs, args[-1] if op.late else AUTO)
+            return backend.backward(inputs, *grads, *kept)
+
+    @backward.register_fake
+    def _(*args: Any) -> Any:
+        tensors = args[op.results : op.results + op.tensors]
+        like = tensors[0]
+        grads = tuple(like.new_empty(0) if x is None else x.new_empty(x.shape) for x in tensors)
+        return grads if len(grads) > 1 else grads[0]
+
+    if op.backward_flops is not None:
+
+        @register_flop_formula(getattr(torch.ops.vision_ttt, name))
+        def _(*args: Any, **_: Any) -> int:
+            return op.backward_flops(op.split(args)[1])
+
+    def derivative(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if op.kept is not None and not ctx.keeps:
+            raise RuntimeError(f"vision_ttt::{op.name} was called to keep nothing: no backward")
+        gradients = backward(*grads[: op.results], *ctx.saved_tensors, *ctx.options, *ctx.backend)
+        pairs = zip(_given(op, ctx), gradients if op.tensors > 1 else (gradients,), strict=True)
+        return *(None if x is None else grad for x, grad in pairs), *[None] * ctx.others
+
+    forward.register_autograd(derivative, setup_context=partial(_save, op))
+    derive_twice(op, backward)
+
+
+def register_composed_backward(op: Op, forward: Any) -> None:
+    """Register ``op.composed_backward``, of differentiable operations, as the derivative."""
+
+    def derivative(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = op.inputs(*_given(op, ctx), *ctx.options)
+        return *op.composed_backward(inputs, grad), *[None] * ctx.others
+
+    forward.register_autograd(derivative, setup_context=partial(_save, op))
+
+
+def _save(op: Op, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Save a call's tensors, what it kept for the backward pass, and its options."""
+    kept = () if op.kept is None else output[op.results :]
+    if kept:
+        ctx.mark_non_differentiable(*kept)
+        ctx.keeps = inputs[op.width]
+    ctx.save_for_backward(*inputs[: op.tensors], *kept)
+    ctx.options = inputs[op.tensors : op.width]
+    ctx.backend = inputs[-1:] if op.late else ()
+    ctx.others = len(inputs) - op.tensors
+
+
+def _given(op: Op, ctx: Any) -> tuple[Tensor | None, ...]:
+    """The tensors that the op was called with."""
+    return ctx.saved_tensors[: op.tensors]
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[None]:
+    """Keep autocast from rounding what chooses its own precision."""
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
+
+
+_AUTOCAST_RULES: list[torch.library.Library] = []  # a rule lives as long as its library object
+
+
+def _register_autocast(op: Op, device_type: str) -> None:
+    def rule(*args: Any) -> Any:
+        inputs = op.cast(op.inputs(*args[: op.width]))
+        with torch.autocast(device_type, enabled=False):
+            return op.forward_op(*inputs, *args[op.width :])
+
+    library = torch.library.Library("vision_ttt", "FRAGMENT")
+    library.impl(op.name, rule, f"Autocast{device_type.upper()}")
+    _AUTOCAST_RULES.append(library)

@@ -1,0 +1,29 @@
+"""The table of all ops: what each computes, what it asks for, and who computes it."""
+
+from __future__ import annotations
+
+from vision_ttt.ops._op import Op
+from vision_ttt.ops.depthwise_conv2d.op import OP as DEPTHWISE_CONV2D
+from vision_ttt.ops.depthwise_correlation.op import OP as DEPTHWISE_CORRELATION
+from vision_ttt.ops.directional_conv1d.op import OP as DIRECTIONAL_CONV1D
+from vision_ttt.ops.fused_ttt_linear.op import OP as FUSED_TTT_LINEAR
+from vision_ttt.ops.gated_norm.op import OP as GATED_NORM
+from vision_ttt.ops.swiglu.op import OP as SWIGLU
+from vision_ttt.ops.swiglu_mlp.op import OP as SWIGLU_MLP
+from vision_ttt.ops.ttt_linear.op import OP as TTT_LINEAR
+from vision_ttt.ops.ttt_mlp.op import OP as TTT_MLP
+
+TABLE: dict[str, Op] = {
+    op.name: op
+    for op in (
+        DEPTHWISE_CONV2D,
+        DEPTHWISE_CORRELATION,
+        DIRECTIONAL_CONV1D,
+        FUSED_TTT_LINEAR,
+        GATED_NORM,
+        SWIGLU,
+        SWIGLU_MLP,
+        TTT_LINEAR,
+        TTT_MLP,
+    )
+}

@@ -1,0 +1,62 @@
+"""The public op: what it computes, and who computes it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vision_ttt.ops._op import Op
+from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops.depthwise_conv2d import cpu, triton_backend
+from vision_ttt.ops.depthwise_conv2d.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
+from vision_ttt.ops.depthwise_conv2d.definition import depthwise_conv2d_definition
+
+
+def _fake(inputs: Inputs) -> Tensor:
+    x, _, height, width = inputs
+    torch._check(x.shape[1] == height * width, lambda: "the tokens do not fill the grid")
+    return x.new_empty(x.shape)
+
+
+def _flops(shapes: Inputs) -> int:
+    """K² multiply-adds per token and channel."""
+    batch, length, channels = shapes.x
+    return 2 * batch * length * channels * shapes.weight[-1] ** 2
+
+
+OP = Op(
+    "depthwise_conv2d",
+    Inputs,
+    CONTRACT,
+    depthwise_conv2d_definition,
+    {"cpu": cpu.BACKEND, "triton": triton_backend.BACKEND},
+    _fake,
+    schema="(Tensor x, Tensor weight, SymInt height, SymInt width) -> Tensor",
+    backward_schema="(Tensor grad, Tensor x, Tensor weight, SymInt height, SymInt width) "
+    "-> (Tensor dx, Tensor dweight)",
+    backward_contract=BACKWARD_CONTRACT,
+    flops=_flops,
+    backward_flops=lambda shapes: 2 * _flops(shapes),  # as many for x and for the weight each
+)
+
+
+@overridable
+def depthwise_conv2d(x: Tensor, weight: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Convolve each channel of image tokens with a K×K kernel of its own, zero beyond the edges.
+
+    Args:
+        x: [B, T, C], the tokens of a grid (h, w) row by row; the kernels want a contiguous last
+            axis.
+        weight: [C, 1, K, K], as of a depth-wise ``nn.Conv2d``, K odd.
+        grid: (h, w) with T = h · w.
+
+    Returns:
+        [B, T, C], differentiable in x and weight.
+
+    Raises:
+        TypeError: a dtype or type is not accepted.
+        ValueError: the grid or the weight do not fit x, K is even, or the backend asked for cannot
+            serve.
+    """
+    height, width = grid
+    return OP(Inputs(x, weight, height, width))

@@ -1,0 +1,61 @@
+"""The public op: what it computes, and who computes it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vision_ttt.ops._op import Op
+from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops.directional_conv1d import cpu, triton_backend
+from vision_ttt.ops.directional_conv1d.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
+from vision_ttt.ops.directional_conv1d.definition import directional_conv1d_definition
+
+
+def _fake(inputs: Inputs) -> Tensor:
+    return inputs.x.new_empty(inputs.x.shape)
+
+
+def _flops(shapes: Inputs) -> int:
+    """K multiply-adds per token and channel."""
+    batch, length, channels = shapes.x
+    return 2 * batch * length * channels * shapes.weight[-1]
+
+
+OP = Op(
+    "directional_conv1d",
+    Inputs,
+    CONTRACT,
+    directional_conv1d_definition,
+    {"cpu": cpu.BACKEND, "triton": triton_backend.BACKEND},
+    _fake,
+    schema="(Tensor x, Tensor weight, Tensor bias, SymInt reverse_channels) -> Tensor",
+    backward_schema="(Tensor grad, Tensor x, Tensor weight, Tensor bias, SymInt reverse_channels) "
+    "-> (Tensor, Tensor, Tensor)",
+    backward_contract=BACKWARD_CONTRACT,
+    flops=_flops,
+    backward_flops=lambda shapes: 2 * _flops(shapes),  # as many for x and for the weights each
+)
+
+
+@overridable
+def directional_conv1d(x: Tensor, weight: Tensor, bias: Tensor, reverse_channels: int) -> Tensor:
+    """Convolve each channel with taps of its own, looking back in its scan direction only.
+
+    With K taps, y_t = bias + Σ_j weight_j x_{t-(K-1)+j}; the last ``reverse_channels`` channels
+    scan from T to 1 and take x_{t+(K-1)-j} instead. Beyond the ends x is zero.
+
+    Args:
+        x: [B, T, C], any strides; the kernels want a contiguous last axis.
+        weight: [C, 1, K], as of a depth-wise ``nn.Conv1d``.
+        bias: [C].
+        reverse_channels: how many of the last channels look the other way.
+
+    Returns:
+        [B, T, C], contiguous, differentiable in x, weight and bias.
+
+    Raises:
+        TypeError: a dtype or type is not accepted.
+        ValueError: weight, bias or reverse_channels do not fit x's C channels, or the backend asked
+            for cannot serve.
+    """
+    return OP(Inputs(x, weight, bias, reverse_channels))

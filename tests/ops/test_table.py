@@ -1,0 +1,117 @@
+"""The table of ops: that it is whole, and that what stands twice is the same."""
+
+import ctypes
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from hostile_calls import ARGUMENTS, PUBLIC
+from vision_ttt import ops
+from vision_ttt.ops import _native
+from vision_ttt.ops._table import TABLE
+
+every_op = pytest.mark.parametrize("op", TABLE.values(), ids=TABLE)
+FOLDER = Path(ops.__file__).parent
+NOT_IN_IT = {"vit3_inner", "packed"}
+"""Folders of functions that other ops make up, and of ops for inference on packed weights."""
+
+
+ALIKE = {"swiglu_mlp"}
+"""Ops all of whose backends are matrix products around another op."""
+
+
+def names_in(schema) -> list[str]:
+    return [argument.name for argument in schema.arguments]
+
+
+def test_every_folder_is_an_op_of_the_same_files():
+    folders = {path.parent.name for path in FOLDER.glob("*/__init__.py")}
+    assert folders - NOT_IN_IT == set(TABLE) == set(ARGUMENTS) == set(PUBLIC)
+    for op in TABLE.values():
+        files = {path.name for path in (FOLDER / op.name).glob("*.py")}
+        backends = {"triton": "triton_backend.py"}
+        wanted = {"contract.py", "definition.py", "op.py"}
+        if op.name in ALIKE:
+            wanted |= {"products.py"}
+        else:
+            wanted |= {backends.get(name, f"{name}.py") for name in op.backends}
+        assert wanted <= files, op.name
+        assert not files & {"api.py", "reference.py", "autograd.py"}
+
+
+def test_every_custom_op_belongs_to_the_table():
+    known = {"swiglu_"}  # in place, for inference
+    for op in TABLE.values():
+        known |= {op.name} | ({f"{op.name}_backward"} if op.backward_op else set())
+    registered = torch._C._dispatch_get_all_op_names()
+    found = {n.split("::")[1].split(".")[0] for n in registered if "vision_ttt::" in n}
+    assert {name for name in found if not name.startswith("packed_")} == known
+
+
+@every_op
+def test_inputs_contract_and_schema_name_the_same_arguments(op):
+    assert op.contract.names == op.bare_contract.names == op.inputs._fields
+    names = names_in(op.forward_op._schema)
+    assert tuple(names[: op.width]) == op.inputs._fields
+    assert ("backend" in names) == op.late
+    assert len(names) == op.width + (op.kept is not None) + op.late
+    if op.backward_op is not None:
+        names = names_in(op.backward_op._schema)
+        assert tuple(names[: len(names) - op.late]) == op.backward_contract.names
+
+
+@every_op
+def test_a_backward_op_s_arguments_are_told_apart(op):
+    if op.backward_op is None:
+        pytest.skip("its derivative is made up of other ops")
+    names = names_in(op.backward_op._schema)
+    grads, inputs, kept = op.split(names)
+    assert all(name.startswith("grad") for name in grads)
+    assert tuple(inputs) == op.inputs._fields
+    assert [*grads, *inputs[: op.tensors], *kept, *inputs[op.tensors :]] == names[
+        : len(names) - op.late
+    ]
+
+
+def structures() -> list[type[ctypes.Structure]]:
+    importlib.import_module("vision_ttt.ops.packed")
+    for op in TABLE:
+        if (FOLDER / op / "cpu.py").exists():
+            importlib.import_module(f"vision_ttt.ops.{op}.cpu")
+    ours = ctypes.Structure.__subclasses__()
+    return [s for s in ours if s.__module__.startswith("vision_ttt.ops.")]
+
+
+@pytest.mark.parametrize("structure", structures(), ids=lambda s: s.__name__)
+def test_structures_are_as_large_as_the_kernels_have_them(structure):
+    assert _native.LIBRARY.vision_ttt_sizeof(structure.mirrored.encode()) == ctypes.sizeof(
+        structure
+    )
+
+
+def test_every_structure_that_a_header_defines_has_a_size():
+    sources = FOLDER.parents[2] / "csrc"
+    if not sources.exists():
+        pytest.skip("an installed package has no sources")
+    headers = ("conv2d/conv2d.h", "fused/fused.h", "learner/problem.h", "packed/packed.h")
+    defined = {
+        name
+        for header in headers
+        for name in re.findall(r"^struct (\w+) {", (sources / header).read_text(), re.MULTILINE)
+    }
+    assert len(defined) > 10
+    assert all(_native.LIBRARY.vision_ttt_sizeof(name.encode()) > 0 for name in defined)
+    assert {s.mirrored for s in structures()} <= defined
+
+
+def test_a_structure_of_another_size_is_an_error():
+    class Other(ctypes.Structure):
+        _fields_ = (("x", ctypes.c_int64),)
+
+    for name, size in (("Conv1d", r"\d\d+"), ("Nothing", "-1")):
+        message = f"{name} has 8 bytes here and {size} in the compiled CPU kernels"
+        with pytest.raises(ImportError, match=message):
+            _native.mirrors(name)(Other)
