@@ -132,7 +132,7 @@ class Op:
             inputs = self.cast(inputs)
         if _backend.exporting_onnx():
             return self.exported(inputs)
-        name = self.choose(inputs, backend)
+        name = self._choose(inputs, backend)
         if name != AUTO and name not in self.backends:
             return self._define(inputs)
         if self.kept is None:
@@ -150,20 +150,29 @@ class Op:
         Raises:
             ValueError: the backend asked for is unknown or cannot serve.
         """
+        return REFERENCE if _backend.exporting_onnx() else self._choose(inputs, backend)
+
+    def _choose(self, inputs: Any, backend: str | None) -> str:
         if self.composition is None:
-            name = requested_backend(
-                self.name, backend, self.names(), lambda name: self._public_refusal(name, inputs)
-            )
-            if name != AUTO:
-                return name
+            if backend or _backend.override():
+                return requested_backend(
+                    self.name,
+                    backend,
+                    self.names(),
+                    lambda name: self._public_refusal(name, inputs),
+                )
             if self.late:
                 return REFERENCE if is_transformed() else AUTO
         elif _backend.override() not in (None, *self.backends):
             return REFERENCE
-        if not _backend.exporting_onnx():
-            for name in self._unasked(inputs[0]):
-                if self._public_refusal(name, inputs) is None:
-                    return name
+        if is_transformed():
+            return REFERENCE
+        left_to_pytorch = not self.autocast and torch.is_autocast_enabled("cpu")
+        for name in self._unasked(inputs[0]):
+            if self.backends[name].refusal(inputs) is None and not (
+                left_to_pytorch and name == "cpu"
+            ):
+                return name
         return REFERENCE
 
     def names(self) -> list[str]:
@@ -186,7 +195,9 @@ class Op:
 
     def _unasked(self, x: Tensor) -> Iterable[str]:
         """Backends that come in without being asked for: on a CPU Triton would be interpreted."""
-        return [name for name in self.backends if name != "triton" or not x.is_cpu]
+        if x.is_cpu and "triton" in self.backends:
+            return [name for name in self.backends if name != "triton"]
+        return self.backends
 
     def serving(self, inputs: Any, asked: str = AUTO, *, last_resort: bool = False) -> Backend:
         """The backend asked for, or the first that can serve. Called when a custom op runs.
@@ -198,10 +209,9 @@ class Op:
         Raises:
             ValueError: the one asked for, or every one, refuses.
         """
-        if not self.late:
-            override = _backend.override()
-            if override in self.backends and self.refusal(override, inputs) is None:
-                return self.backends[override]
+        override = None if self.late else _backend.override()
+        if override in self.backends and self.refusal(override, inputs) is None:
+            return self.backends[override]
         if asked != AUTO and asked not in self.backends:
             raise ValueError(
                 f"{self.name}: unknown backend {asked!r}; available: {sorted(self.backends)}"
@@ -210,7 +220,7 @@ class Op:
         names = self._unasked(inputs[0]) if asked == AUTO else (asked,)
         reasons = {}
         for name in names:
-            reason = self.refusal(name, inputs)
+            reason = self.backends[name].refusal(inputs)
             if reason is None:
                 if name == "dual" and inputs[0].is_cpu:
                     warn_if_missing()

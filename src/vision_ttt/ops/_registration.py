@@ -28,8 +28,8 @@ def register_forward(op: Op, schema: str) -> Any:
         inputs, rest = op.inputs(*args[: op.width]), args[op.width :]
         op.bare_contract.check(inputs)
         keep, asked = (rest[:-1], rest[-1]) if op.late else (rest, AUTO)
-        with without_autocast(inputs[0]):
-            last_resort = not op.late and not any(keep)
+        last_resort = not op.late and not any(keep)
+        with _precision_of_its_own(op, inputs[0]):
             return op.serving(inputs, asked, last_resort=last_resort).forward(inputs, *keep)
 
     @forward.register_fake
@@ -59,7 +59,7 @@ def register_backward(op: Op, forward: Any, schema: str) -> None:
         if op.kept is not None and len(kept[-1]) != op.kept(inputs):
             wanted, got = op.kept(inputs), len(kept[-1])
             raise ValueError(f"{name}: needs {wanted} kept states, got {got}")
-        with without_autocast(inputs[0]):
+        with _precision_of_its_own(op, inputs[0]):
             backend = op.serving(inputs, args[-1] if op.late else AUTO)
             return backend.backward(inputs, *grads, *kept)
 
@@ -114,12 +114,14 @@ def _given(op: Op, ctx: Any) -> tuple[Tensor | None, ...]:
     return ctx.saved_tensors[: op.tensors]
 
 
-def without_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """Keep autocast from rounding what chooses its own precision."""
-    kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
+_AS_IT_IS = nullcontext()
+
+
+def _precision_of_its_own(op: Op, x: Tensor) -> AbstractContextManager[None]:
+    """Keep autocast from rounding within an op that it casts for."""
+    if op.autocast and torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return _AS_IT_IS
 
 
 _AUTOCAST_RULES: list[torch.library.Library] = []  # a rule lives as long as its library object
