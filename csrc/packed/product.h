@@ -21,17 +21,32 @@ struct Sink {
   const float* add = nullptr;  // may be out itself
   int64_t add_row = 0;
 
-  VISION_TTT_INLINE void put(int64_t row, int64_t column, Vector v) const {
-    if (column + kLanes > columns) return put_some(row, column, v);
-    if (bias) v += load(bias + column);
-    if (scale) v *= load(scale + column);
-    if (add) v += load(add + row * add_row + column);
-    store(out + row * out_row + column, v);
+  template <int R, int V>
+  VISION_TTT_INLINE void put(int64_t row, int64_t column, const Vector (&sums)[R][V]) const {
+    if (column + V * kLanes > columns) {
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) put_some(row + r, column + v * kLanes, sums[r][v]);
+      return;
+    }
+    Vector shift[V], factor[V];
+    for (int v = 0; v < V; ++v) {
+      shift[v] = bias ? load(bias + column + v * kLanes) : Vector{};
+      factor[v] = scale ? load(scale + column + v * kLanes) : splat(1.0f);
+    }
+    // Unrolled, or the sums go through memory first.
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        Vector x = (sums[r][v] + shift[v]) * factor[v];
+        if (add) x += load(add + (row + r) * add_row + column + v * kLanes);
+        store(out + (row + r) * out_row + column + v * kLanes, x);
+      }
   }
 
-  // The last columns, fewer than a vector's.
+  // As many of a vector's columns as there are.
   void put_some(int64_t row, int64_t column, Vector v) const {
-    for (int64_t i = 0; column + i < columns; ++i) {
+    for (int64_t i = 0; i < kLanes && column + i < columns; ++i) {
       float x = v[i];
       if (bias) x += bias[column + i];
       if (scale) x *= scale[column + i];
@@ -76,8 +91,7 @@ VISION_TTT_INLINE void product_tile(const Element* x, int64_t x_row, const Eleme
       for (int v = 0; v < V; ++v) sums[r][v] = add_product(sums[r][v], input, weights[v], x);
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) sink.put(row + r, column + v * kLanes, sums[r][v]);
+  sink.put(row, column, sums);
 }
 
 // 6 rows of 4 vectors fill 32 registers, 6 of 2 fill 16, and hide the latency of a multiply-add.
