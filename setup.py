@@ -9,6 +9,7 @@ the package installs without the library and says so.
 import os
 import platform
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -71,12 +72,16 @@ class BuildKernels(build_ext):
                 depends=ext.depends,
             )
 
-        objects = []
-        for source in COMMON_SOURCES:
-            objects += compile_source(source, "common", [])
-        for isa, flags in variants.items():
-            for source in KERNELS:
-                objects += compile_source(source, isa, [f"-DVISION_TTT_ISA={isa}", *flags])
+        # The longest first, so that no core waits for the last.
+        jobs = [
+            (source, isa, [f"-DVISION_TTT_ISA={isa}", *flags])
+            for isa, flags in reversed(variants.items())
+            for source in KERNELS
+        ]
+        jobs += [(source, "common", []) for source in COMMON_SOURCES]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            compiled = list(pool.map(lambda job: compile_source(*job), jobs))
+        objects = [name for names in compiled for name in names]
         self.compiler.link_shared_object(
             objects,
             self.get_ext_fullpath(ext.name),
