@@ -135,6 +135,10 @@ def test_eval(checkpoint: str, image_folder: Path, capsys: Said) -> None:
     report = json.loads(capsys.readouterr().out)
     assert (report["images"], report["accuracy"]) == (8, 1.0)
     assert [row["images"] for row in report["classes"]] == [4, 4]
+    assert main(["eval", checkpoint, "--json", "--dtype", "bfloat16"]) == 0
+    rounded = json.loads(capsys.readouterr().out)
+    assert rounded["accuracy"] == 1.0
+    assert 0 < abs(rounded["loss"] - report["loss"]) < 0.05
     assert main(["eval", checkpoint, "--split", "all"]) == 0
     said = capsys.readouterr().out
     assert "dark" in said
@@ -166,7 +170,13 @@ def test_predict_tables_and_json(checkpoint: str, image_folder: Path, capsys: Sa
     for prediction in answer["predictions"]:
         assert prediction["top"][0]["class"] == Path(prediction["image"]).parent.name
         assert sum(entry["probability"] for entry in prediction["top"]) == pytest.approx(1)
-    assert main(["predict", image, "--checkpoint", checkpoint, "--json", "--topk", "1"]) == 0
+    argv = ["predict", image, "--checkpoint", checkpoint, "--json", "--topk", "1"]
+    assert main([*argv, "--dtype", "bfloat16"]) == 0
+    top = json.loads(capsys.readouterr().out)["predictions"][0]["top"][0]
+    assert top["class"] == "dark"
+    exact = answer["predictions"][0]["top"][0]["probability"]
+    assert 0 < abs(top["probability"] - exact) < 0.02
+    assert main(argv) == 0
     assert len(json.loads(capsys.readouterr().out)["predictions"][0]["top"]) == 1
 
 

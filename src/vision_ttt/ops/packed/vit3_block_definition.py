@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vision_ttt.layers.rotary2d import rotate
 from vision_ttt.ops.depthwise_conv2d import contract as conv2d_contract
 from vision_ttt.ops.depthwise_conv2d.definition import depthwise_conv2d_definition
 from vision_ttt.ops.packed.linear import packed_linear_definition
@@ -47,8 +46,10 @@ def packed_vit3_block_definition(
     y = convolve(y, conv2d, conv2d_bias)
     views = linear(norm(y, 0), qkv, qkv_bias, 3 * (dim + d))
     q, k, v, q2, k2, v2 = views.split((dim, dim, dim, d, d, d), dim=-1)
-    if rotations.numel():
-        q, k = rotate(q, rotations), rotate(k, rotations)
+    if rotations.numel():  # cos and sin of each pair of neighbours are a complex number
+        turns = torch.view_as_complex(rotations.contiguous())
+        pairs = (torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
+        q, k = (torch.view_as_real(pair * turns).flatten(-2) for pair in pairs)
     q, k, v = (view.unflatten(-1, (heads, d)) for view in (q.to(dtype).to(y.dtype), k, v))
     w2, w1 = units.chunk(2, dim=-1)
     w1, w2 = gated_unit_step(k, v, w1, w2, loss_scale=loss_scale)

@@ -1,0 +1,20 @@
+"""A trained model says in bfloat16 what it says in float32."""
+
+import pytest
+import torch
+
+from vision_ttt import for_inference, recipes
+from vision_ttt.data import DatasetSpec, evaluation_transform, open_dataset, with_transform
+from vision_ttt.engine import load_model, train
+
+
+@pytest.mark.slow
+def test_digits_are_classified_as_in_float32(tmp_path):
+    config = recipes.load("digits", {"epochs": 3, "output": str(tmp_path)})
+    model, metadata = load_model(train(config).run_dir / "last.safetensors")
+    data = open_dataset(DatasetSpec(**metadata.dataset)).part("test")
+    images = with_transform(data, evaluation_transform(metadata.input), 0, 0)
+    batch = torch.stack([images[i][0] for i in range(len(images))])
+    exact, rounded = (for_inference(model, dtype=dtype)(batch) for dtype in (None, torch.bfloat16))
+    assert (exact - rounded).abs().max() / exact.abs().max() < 2e-2
+    assert (exact.argmax(1) == rounded.argmax(1)).float().mean() >= 0.995
