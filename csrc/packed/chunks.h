@@ -14,7 +14,7 @@ struct Chunk {
 };
 
 constexpr int64_t kTileOfRows = 6;     // what a product's registers hold
-constexpr int64_t kRowsOfChunk = 96;
+constexpr int64_t kRowsOfChunk = 102;
 
 // How images of `length` tokens are cut: in multiples of a tile but for the last, and for few images
 // into as many chunks as can be shared evenly by the threads.

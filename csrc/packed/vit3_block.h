@@ -127,7 +127,8 @@ struct Vit3Passes {
           store(z1 + i, target * silu);
         }
       }
-      ::product<true>(d, 2 * d, {rows, k, 1, row, z, 2 * d, ascent + h * unit, 2 * d});
+      float* sum = ascent + h * unit;
+      ::product<true>(d, 2 * d, {rows, k, 1, row, z, 2 * d, sum, 2 * d, sum, 2 * d});
     }
   }
 
