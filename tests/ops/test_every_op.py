@@ -13,6 +13,7 @@ import threading
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from hostile_calls import ARGUMENTS, PUBLIC, Sizes, backward_arguments, bare_results
 from tolerances import FORWARD, GRADIENT, assert_close
@@ -236,6 +237,19 @@ def test_the_same_bits_twice_and_whatever_the_threads(op, backend):
             assert equal(solve(by(op, backend), arguments), wanted)
     finally:
         torch.set_num_threads(before)
+
+
+@every_backend
+def test_activation_checkpointing(op, backend):
+    """Which computes what was saved anew, for whoever reads it first."""
+    arguments = leaves(arguments_of(op, backend))
+    run = by(op, backend)
+
+    def again(*arguments):
+        return checkpoint(run, *arguments, use_reentrant=False)
+
+    pairs = zip(solve(again, arguments), solve(run, arguments), strict=True)
+    assert all(torch.equal(got, wanted) for got, wanted in pairs)
 
 
 @on_cpu

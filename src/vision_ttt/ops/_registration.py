@@ -79,8 +79,9 @@ def register_backward(op: Op, forward: Any, schema: str) -> None:
     def derivative(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if op.kept is not None and not ctx.keeps:
             raise RuntimeError(f"vision_ttt::{op.name} was called to keep nothing: no backward")
-        gradients = backward(*grads[: op.results], *ctx.saved_tensors, *ctx.options, *ctx.backend)
-        pairs = zip(_given(op, ctx), gradients if op.tensors > 1 else (gradients,), strict=True)
+        saved = ctx.saved_tensors  # once: activation checkpointing computes them for one reader
+        gradients = backward(*grads[: op.results], *saved, *ctx.options, *ctx.backend)
+        pairs = zip(saved[: op.tensors], gradients if op.tensors > 1 else (gradients,), strict=True)
         return *(None if x is None else grad for x, grad in pairs), *[None] * ctx.others
 
     forward.register_autograd(derivative, setup_context=partial(_save, op))
@@ -91,7 +92,7 @@ def register_composed_backward(op: Op, forward: Any) -> None:
     """Register ``op.composed_backward``, of differentiable operations, as the derivative."""
 
     def derivative(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = op.inputs(*_given(op, ctx), *ctx.options)
+        inputs = op.inputs(*ctx.saved_tensors[: op.tensors], *ctx.options)
         return *op.composed_backward(inputs, grad), *[None] * ctx.others
 
     forward.register_autograd(derivative, setup_context=partial(_save, op))
@@ -107,11 +108,6 @@ def _save(op: Op, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.options = inputs[op.tensors : op.width]
     ctx.backend = inputs[-1:] if op.late else ()
     ctx.others = len(inputs) - op.tensors
-
-
-def _given(op: Op, ctx: Any) -> tuple[Tensor | None, ...]:
-    """The tensors that the op was called with."""
-    return ctx.saved_tensors[: op.tensors]
 
 
 _AS_IT_IS = nullcontext()

@@ -27,7 +27,8 @@ def derive_twice(op: Op, backward_op: Any) -> None:
         ctx.count = len(inputs)
 
     def derivative(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        grads, inputs = ctx.saved_tensors[: op.results], ctx.saved_tensors[op.results :]
+        saved = ctx.saved_tensors  # once: activation checkpointing computes them for one reader
+        grads, inputs = saved[: op.results], saved[op.results :]
         given = [i for i, x in enumerate(inputs) if x is not None]
 
         def gradient(grads: Sequence[Tensor], present: Sequence[Tensor]) -> tuple[Tensor, ...]:
