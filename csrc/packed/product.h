@@ -98,14 +98,29 @@ VISION_TTT_INLINE void product_tile(const Element* x, int64_t x_row, const Eleme
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = VISION_TTT_REGISTERS == 32 ? 4 : 2;
 
+// Weights to be read soon, asked for in as many shares as there are tiles until then: a block's are
+// more than the second cache level holds, and what reads them first would wait for each line.
+struct Ahead {
+  const char* next;
+  int64_t bytes;  // left
+
+  VISION_TTT_INLINE void fetch(int64_t shares) {
+    const int64_t lines = (bytes / 64 + shares - 1) / shares;
+    for (int64_t i = 0; i < lines && bytes > 0; ++i, next += 64, bytes -= 64)
+      __builtin_prefetch(next, 0, 2);
+  }
+};
+
 // One panel's columns for all rows; the rows left over share a smaller tile.
 template <int V, class Element, class Out>
 VISION_TTT_INLINE void product_columns(const Element* x, int64_t x_row, int64_t rows,
                                        const Element* panel, int64_t width, int64_t inner,
-                                       const Sink<Out>& sink, int64_t column) {
+                                       const Sink<Out>& sink, int64_t column, Ahead& ahead) {
   int64_t i = 0;
-  for (; i + kTileRows <= rows; i += kTileRows)
+  for (; i + kTileRows <= rows; i += kTileRows) {
+    ahead.fetch((rows - i) / kTileRows);
     product_tile<kTileRows, V>(x + i * x_row, x_row, panel, width, inner, sink, i, column);
+  }
   x += i * x_row;
   switch (rows - i) {
     case 5: return product_tile<5, V>(x, x_row, panel, width, inner, sink, i, column);
@@ -135,11 +150,14 @@ __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t 
     const int64_t width = padded < kPanel ? padded : kPanel;
     const Element* panel = static_cast<const Element*>(w.data) + (part.first + j) * depth +
                            part.inner_start * width;
+    // The panel after this one, or as much of the memory behind it: it may be the next weight's.
+    Ahead ahead{reinterpret_cast<const char*>(panel + depth * width),
+                int64_t(inner * width * sizeof(Element))};
     int64_t c = 0;
     auto columns = [&](auto vectors) {
       constexpr int V = decltype(vectors)::value;
       for (; c + V * kLanes <= width; c += V * kLanes)
-        product_columns<V>(x, x_row, rows, panel + c * step, width, inner, sink, j + c);
+        product_columns<V>(x, x_row, rows, panel + c * step, width, inner, sink, j + c, ahead);
     };
     columns(std::integral_constant<int, kTileVectors>{});
     if constexpr (kTileVectors > 2) columns(std::integral_constant<int, 2>{});
