@@ -35,6 +35,7 @@ def require(module: nn.Module | None, path: str, *kinds: type[nn.Module]) -> Non
         )
     ):
         raise Unknown(f"{path} has a hook")
-    for name, x in (*module._parameters.items(), *module._buffers.items()):
-        if x is not None and type(x) not in (Tensor, nn.Parameter):
+    tensors = *module.named_parameters(recurse=False), *module.named_buffers(recurse=False)
+    for name, x in tensors:
+        if type(x) not in (Tensor, nn.Parameter):
             raise Unknown(f"{path}.{name} is a {type(x).__name__}")

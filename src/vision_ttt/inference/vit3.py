@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
@@ -138,7 +140,9 @@ class PackedDit3Block(PackedVit3Block):
         return norm.norm
 
 
-def _parameters(block: nn.Module, dtype: torch.dtype, layer_norm: object) -> Vit3BlockParameters:
+def _parameters(
+    block: nn.Module, dtype: torch.dtype, layer_norm: Callable[[nn.Module], nn.LayerNorm]
+) -> Vit3BlockParameters:
     """The block's, packed or copied; the op checks their shapes."""
     ttt, mlp = block.ttt, block.mlp
     nothing = ttt.w1.new_empty(0, dtype=torch.float32)
