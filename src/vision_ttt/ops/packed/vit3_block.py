@@ -203,9 +203,8 @@ def _packed_vit3_block(
     _check(y.shape, shapes, dtypes, tuple(ints))
     if any(not x.is_cpu or x.layout != torch.strided for x in (y, *parameters)):
         raise ValueError("packed_vit3_block: takes dense tensors on a CPU, got others")
-    out = y.new_empty(y.shape)
     if not y.numel():
-        return out
+        return y.new_empty(y.shape)
     y = as_it_lies(y).contiguous()
     p = Vit3BlockParameters(*(as_it_lies(x).contiguous() for x in parameters))
     height, width, heads, hidden, tanh_gelu = ints
@@ -215,7 +214,7 @@ def _packed_vit3_block(
     widths = {"qkv": (3 * (dim + dim // heads), dim), "proj": (dim, dim + dim // heads)}
     widths |= {"fc1": (hidden, dim), "fc2": (dim, hidden)}
     problem = _PackedVit3Block(
-        *(y.data_ptr(), out.data_ptr(), None, p.conv2d.data_ptr(), p.conv2d_bias.data_ptr()),
+        *(y.data_ptr(), None, None, p.conv2d.data_ptr(), p.conv2d_bias.data_ptr()),
         *branches,
         *gates,
         *(
@@ -232,7 +231,9 @@ def _packed_vit3_block(
     scratch = y.new_empty(
         LIBRARY.vision_ttt_packed_vit3_block_scratch(ctypes.byref(problem)), dtype=torch.uint8
     )
-    problem.scratch = scratch.data_ptr()
+    # After the scratch: beside the hole that it leaves, the next block's finds place again.
+    out = y.new_empty(y.shape)
+    problem.scratch, problem.out = scratch.data_ptr(), out.data_ptr()
     if call_kernel("vision_ttt_packed_vit3_block", problem):
         raise MemoryError("vision_ttt::packed_vit3_block: no memory for the scratch of a thread")
     return out

@@ -232,9 +232,8 @@ def _packed_vittt_block(
     _check(y.shape, shapes, dtypes, tuple(ints))
     if any(not x.is_cpu or x.layout != torch.strided for x in (y, *parameters)):
         raise ValueError("packed_vittt_block: takes dense tensors on a CPU, got others")
-    out = y.new_empty(y.shape)
     if not y.numel():
-        return out
+        return y.new_empty(y.shape)
     y = as_it_lies(y).contiguous()
     p = VitttBlockParameters(*(as_it_lies(x).contiguous() for x in parameters))
     height, width, heads, directions, taps, hidden, mini_batch_size = ints
@@ -242,7 +241,7 @@ def _packed_vittt_block(
     dim, inner, is_bfloat16 = y.shape[2], directions * y.shape[2], p.views.dtype == torch.bfloat16
     columns = p.views.numel() // dim
     problem = _PackedVitttBlock(
-        *(y.data_ptr(), out.data_ptr(), None, p.conv2d.data_ptr() or None),
+        *(y.data_ptr(), None, None, p.conv2d.data_ptr() or None),
         NormStructure.of(p.norm_weight, p.norm_bias, norm_eps),
         NormStructure.of(p.mlp_norm_weight, p.mlp_norm_bias, mlp_norm_eps),
         PackedStructure.of(p.views, None, columns, dim),
@@ -265,7 +264,9 @@ def _packed_vittt_block(
     scratch = y.new_empty(
         LIBRARY.vision_ttt_packed_vittt_block_scratch(ctypes.byref(problem)), dtype=torch.uint8
     )
-    problem.scratch = scratch.data_ptr()
+    # After the scratch: beside the hole that it leaves, the next block's finds place again.
+    out = y.new_empty(y.shape)
+    problem.scratch, problem.out = scratch.data_ptr(), out.data_ptr()
     if call_kernel("vision_ttt_packed_vittt_block", problem):
         raise MemoryError("vision_ttt::packed_vittt_block: no memory for the scratch of a thread")
     return out
