@@ -42,9 +42,10 @@ def for_inference(
     Args:
         model: on a CPU.
         dtype: of the packed weights and of what is multiplied by them, ``torch.float32`` (the
-            default) or ``torch.bfloat16``, which is faster and whose logits differ by about a
-            hundredth of the largest. States, norms and sums are float32 in either. A model without
-            a block of ours is cast as a whole. Images go in and logits come out in float32.
+            default) or ``torch.bfloat16``, which is faster where the processor multiplies it and
+            whose logits differ by up to a hundredth or so of the largest. States, norms and sums
+            are float32 in either. A model without a block of ours is cast as a whole. Images go in
+            and logits come out in float32.
         strict: raise instead of warn.
 
     Returns:

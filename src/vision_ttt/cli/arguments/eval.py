@@ -42,7 +42,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--dtype",
         type=Literal["float32", "bfloat16"],
         default="float32",
-        help="what weights and activations are kept in; bfloat16 is about twice as fast",
+        help="of weights and activations; bfloat16 is faster where the processor multiplies it",
     )
     parser.add_argument(
         "--skip_bad",
