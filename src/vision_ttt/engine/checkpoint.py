@@ -16,6 +16,7 @@ from vision_ttt._version import __version__
 from vision_ttt.engine.building import build_model, load_weights
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.tensor_files import CheckpointError, read_tensors, write_tensors
+from vision_ttt.models.arguments import architecture
 
 WEIGHTS_FILE = "last.safetensors"
 BEST_FILE = "best.safetensors"
@@ -34,7 +35,8 @@ class ModelMetadata:
     model: str
     """Name in timm's registry."""
     model_args: dict[str, Any]
-    """Constructor arguments: num_classes, in_chans, img_size where the model takes it, …"""
+    """Constructor arguments: num_classes, in_chans, img_size where the model takes it, …; those
+    of :data:`vision_ttt.models.arguments.FUSED` are left out, as they say how it was trained."""
     classes: tuple[str, ...]
     """Class names, by index."""
     input: dict[str, Any]
@@ -55,6 +57,11 @@ class ModelMetadata:
     """Version that wrote the file."""
     format: int = _FORMAT
     """Version of this list of fields."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not isinstance(self.model_args, dict):
+            raise TypeError("model must be a name and model_args a mapping")
+        object.__setattr__(self, "model_args", architecture(self.model_args))
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: ModelMetadata) -> None:
@@ -104,8 +111,6 @@ def _parse_metadata(text: str, path: Path) -> ModelMetadata:
         if values["format"] != _FORMAT:
             raise CheckpointError(f"{path} has format {values['format']}; {_FORMAT} is read")
         metadata = ModelMetadata(**{**values, "classes": tuple(values["classes"])})
-        if not isinstance(metadata.model, str) or not isinstance(metadata.model_args, dict):
-            raise TypeError("model must be a name and model_args a mapping")
         if not isinstance(metadata.diffusion, dict | None):
             raise TypeError("diffusion must be a mapping or null")
         if metadata.model_args["num_classes"] != len(metadata.classes):

@@ -13,6 +13,7 @@ from vision_ttt.engine.building import describe_model, load_weights
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.tensor_files import read_tensors
 from vision_ttt.models import Vittt
+from vision_ttt.models.arguments import architecture
 from vision_ttt.models.image_size import checkpoint_filter_fn
 
 
@@ -50,10 +51,14 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
         parts.append(f"{len(interpolated)} of them interpolated ({', '.join(interpolated)})")
     if left_out:
         parts.append(f"{len(left_out)} left at random ({', '.join(left_out)})")
-    own = f"weights of {describe_model(name, model_args)}"
+    own = _weights_of(name, model_args)
     another = f" Mind: the model trained is {own.removeprefix('weights of ')}."
     told = f"starting from {path}, {source or 'which does not say whose weights it holds'}:"
     return f"{told} {', '.join(parts)}." + (another if source and source != own else "")
+
+
+def _weights_of(name: str, model_args: Mapping[str, Any]) -> str:
+    return f"weights of {describe_model(name, architecture(model_args))}"
 
 
 def _source(text: str | None) -> str | None:
@@ -62,6 +67,6 @@ def _source(text: str | None) -> str | None:
         told = json.loads(text or "null")
         if "state" in told:
             return f"the state of a run of {told['state']['config']['model']}, to be resumed"
-        return f"weights of {describe_model(told['model'], told['model_args'])}"
+        return _weights_of(told["model"], told["model_args"])
     except (ValueError, KeyError, TypeError, AttributeError):  # nothing that we wrote
         return None

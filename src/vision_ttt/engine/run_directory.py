@@ -23,6 +23,7 @@ from vision_ttt.engine.locks import LOCK_FILES, alone_in
 from vision_ttt.engine.logs import environment
 from vision_ttt.engine.state import SavedRun, check_fits, read_state, save_state
 from vision_ttt.engine.tensor_files import CheckpointError
+from vision_ttt.models.arguments import architecture
 
 _LOGGER = logging.getLogger(__name__)
 FORMER = "former"
@@ -30,7 +31,7 @@ FORMER = "former"
 CHECKPOINTS = "checkpoints"
 """Sub-folder of a run directory for the states one resumes from, update-NUMBER.safetensors."""
 Resume = bool | Literal["auto"]
-# What a resumed run may change without becoming another run.
+# What a resumed run may change without becoming another run; beside it whether layers are fused.
 _FREE_FIELDS = {
     *("output", "num_workers", "loader_timeout", "skip_bad", "sharding"),
     *("checkpoint_every", "keep_checkpoints", "wandb_project"),
@@ -195,6 +196,8 @@ def _check_same_run(run_dir: Path, former: dict[str, object], config: TrainConfi
     # As the state file holds them; a field that the former version did not know had its default.
     now, default = (json.loads(json.dumps(asdict(each))) for each in (config, TrainConfig()))
     former = {**default, **former}
+    for each in (former, now):
+        each["model_args"] = architecture(each["model_args"])
     changed = [
         f"{name} {former[name]!r} -> {value!r}"
         for name, value in now.items()

@@ -47,6 +47,7 @@ from vision_ttt.engine.run_directory import (
 from vision_ttt.engine.state import SavedRun, TrainState, optimizer_moments
 from vision_ttt.engine.tasks import TestResult
 from vision_ttt.explain import inner_losses
+from vision_ttt.layers import unfuse
 
 if TYPE_CHECKING:  # it needs diffusers
     from vision_ttt.engine.denoising import DenoisingEvaluation
@@ -123,6 +124,7 @@ def train(
             run = _Run(config, accelerator, state, parts, run_dir, stop)
             evaluation = run.train(progress)
             model = unshared(parts.evaluated, config.model, parts.model_args)
+            unfuse(model)
     return TrainResult(
         run_dir=run_dir,
         metrics=summary(config, state, parts.data, parts.model),

@@ -6,6 +6,7 @@ from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.dit3 import AdaptiveNorm, DiT3Block, DiT3Head
 from vision_ttt.layers.extra_tokens import ExtraTokens
 from vision_ttt.layers.functional_learner import FunctionalLearner
+from vision_ttt.layers.fusable import unfuse
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner
 from vision_ttt.layers.linear_learner import LinearLearner
@@ -31,6 +32,7 @@ __all__ = [
     "MLPLearner",
     "FunctionalLearner",
     "warm_up_inner_rates",
+    "unfuse",
     "DepthwiseConv2d",
     "DirectionalConv1d",
     "ExtraTokens",

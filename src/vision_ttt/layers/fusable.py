@@ -71,3 +71,10 @@ class Fusable(nn.Module):
                 raise TypeError(
                     f"{kind.__name__} overrides {name}, which is not called where fused is True"
                 )
+
+
+def unfuse(model: nn.Module) -> None:
+    """Set ``fused`` to False in every layer of a model: it calls all of its parts from now on."""
+    for module in model.modules():
+        if isinstance(module, Fusable):
+            module.fused = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -20,7 +21,18 @@ _WHOLE_NUMBERS = {
     "mini_batch_size": (1, 2**31 - 1),
 }
 _RATES = ("drop_rate", "drop_path_rate", "class_dropout_prob")
-_SWITCHES = ("dynamic_img_size", "dynamic_img_pad", "learn_sigma", "qkv_bias", "fused", "fused_mlp")
+FUSED = ("fused", "fused_mlp")
+"""How a model trains, not which one it is: parameters and values are the same either way."""
+
+_SWITCHES = ("dynamic_img_size", "dynamic_img_pad", "learn_sigma", "qkv_bias", *FUSED)
+
+
+def architecture(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's constructor arguments but :data:`FUSED`: what its weights are of.
+
+    A model built by them calls all of its parts, so that hooks on any of them run.
+    """
+    return {name: value for name, value in arguments.items() if name not in FUSED}
 
 
 def check_arguments(**arguments: Any) -> None:
