@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from vision_ttt.bench.contenders import Contender, find_contenders, is_ours, registered
-from vision_ttt.bench.models import measure_models, steps_of_models
+from vision_ttt.bench.models import measure_models, multiply_adds, steps_of_models
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.errors import UserError
+from vision_ttt.layers.fusable import Fusable
 from vision_ttt.ops import _native, use_backend
 
 DEIT, NANO = "deit_tiny_patch16_224", "vittt_nano_patch4_32"
@@ -21,7 +22,7 @@ def test_attention_is_a_contender_of_each_kind():
         f"{DEIT} (plain attention)",
     ]
     assert find_contenders([found[2].label]) == [found[2]]
-    assert [contender.fused for contender in found] == [False, True, False]
+    assert [contender.fuses_attention for contender in found] == [False, True, False]
 
 
 def test_a_runtime_is_a_contender_of_its_own():
@@ -32,6 +33,18 @@ def test_a_runtime_is_a_contender_of_its_own():
     assert [is_ours(name) for name in (*names, NANO, DEIT, "backend")] == [
         *(False, True, False, True, False, False)
     ]
+
+
+def test_fused_layers_are_a_contender_that_is_asked_for():
+    (found,) = find_contenders([f"{NANO} (fused)"])
+    assert (found.label, found.fuses_attention) == (f"{NANO} (fused)", False)
+    assert is_ours(found.label)
+    plain, fused = (contender.build(32) for contender in (Contender(NANO), found))
+    for model, switch in ((plain, False), (fused, True)):
+        layers = [module for module in model.modules() if isinstance(module, Fusable)]
+        assert [layer.fused for layer in layers] == len(layers) * [switch]
+        assert len(layers) == 8
+    assert multiply_adds(found, 32) == multiply_adds(Contender(NANO), 32)
 
 
 @pytest.mark.parametrize(("kind", "fused"), [("fused attention", 12), ("plain attention", 0)])
@@ -56,14 +69,20 @@ def test_the_label_tells_which_attention_runs(kind: str, fused: int, monkeypatch
     ("name", "told"),
     [
         ("vittt_tinny_patch16_224", "nearest: vittt_tiny_patch16_224"),
-        (f"{NANO} (plain attention)", f"accepted: {NANO}"),
+        (f"{NANO} (plain attention)", f"accepted: {NANO}, {NANO} (fused), {NANO}:for_inf"),
+        (
+            f"{DEIT} (fused)",
+            f"accepted: {DEIT} (fused attention), {DEIT} (plain attention)",
+        ),
+        (f"{NANO}:openvino (fused)", f"accepted: {NANO}, {NANO} (fused)"),
+        ("vittt_tiny_gating_patch16_224 (fused)", "accepted: vittt_tiny_gating_patch16_224, v"),
         (f"{DEIT} (flash)", "plain attention"),
         (f"{DEIT}:openvno", "accepted: for_inference, inductor, onnxruntime, openvino"),
         (f"{DEIT}:openvino (plain attention)", f"accepted: {DEIT} .*{DEIT}:openvino"),
     ],
 )
 def test_unknown_contenders(name: str, told: str):
-    with pytest.raises(UserError, match=told.replace("(", r"\(")):
+    with pytest.raises(UserError, match=told.replace("(", r"\(").replace(")", r"\)")):
         find_contenders([name])
 
 
@@ -98,7 +117,8 @@ def test_rows_of_models(train: bool, run_):
     assert len(advanced) == steps_of_models(1, 2, repeats=1)
 
 
-def test_training_computes_every_gradient_anew(monkeypatch, run_):
+@pytest.mark.parametrize("kind", [None, "fused"])
+def test_training_computes_every_gradient_anew(kind, monkeypatch, run_):
     built = []
     build = Contender.build
 
@@ -109,7 +129,7 @@ def test_training_computes_every_gradient_anew(monkeypatch, run_):
 
     monkeypatch.setattr(Contender, "build", remember)
     settings = Settings(CPU, repeats=1, shortest_repeat=0)
-    list(measure_models([Contender(NANO)], [32], settings, run_, train=True))
+    list(measure_models([Contender(NANO, kind)], [32], settings, run_, train=True))
     assert built[0].training
     gradients = [parameter.grad for parameter in built[0].parameters()]
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)

@@ -11,7 +11,7 @@ import torch
 
 from vision_ttt.bench import flash_linear_attention as peer
 from vision_ttt.bench.contenders import registered
-from vision_ttt.bench.names import DEPLOYED, TINY
+from vision_ttt.bench.names import DEPLOYED, TINY, TRAINED
 from vision_ttt.bench.op_contenders import op_contenders
 from vision_ttt.bench.rows import append_rows, read_rows
 from vision_ttt.cli import bench, bench_session
@@ -114,14 +114,14 @@ def test_who_takes_too_long_is_left_out_and_shown(tmp_path: Path, capsys, monkey
 
 
 @pytest.mark.parametrize(
-    ("argv", "deployed"),
+    ("argv", "more"),
     [
-        (["models"], True),
-        (["models", "--compile"], False),
-        (["train"], False),
+        (["models"], DEPLOYED),
+        (["models", "--compile"], ()),
+        (["train"], TRAINED),
     ],
 )
-def test_what_one_would_deploy_takes_part_in_inference_by_default(argv, deployed, monkeypatch):
+def test_what_one_would_deploy_or_train_takes_part_by_default(argv, more, monkeypatch):
     asked = []
 
     def find_contenders(names):
@@ -130,7 +130,7 @@ def test_what_one_would_deploy_takes_part_in_inference_by_default(argv, deployed
 
     monkeypatch.setattr(bench, "find_contenders", find_contenders)
     assert main(["bench", *argv]) == 2
-    assert set(asked) == set(registered([*TINY, *(DEPLOYED if deployed else ())])[0])
+    assert set(asked) == set(registered([*TINY, *more])[0])
 
 
 def test_a_headline_goes_into_a_page(tmp_path: Path, capsys, monkeypatch):

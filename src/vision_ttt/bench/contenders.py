@@ -1,4 +1,4 @@
-"""Who is measured: models by their timm names, kinds of attention and runtimes."""
+"""Who is measured: models by their timm names, kinds of attention, fused layers and runtimes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import torch
 from torch import nn
 
 from vision_ttt.bench.names import RUNTIMES
-from vision_ttt.engine.building import build_model, model_arguments
+from vision_ttt.engine.building import build_model, can_build, model_arguments
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import is_model
+from vision_ttt.models.arguments import FUSED as SWITCHES
 
 NUM_CLASSES = 1000
 
 SIZES = frozenset(("nano", "tiny", "small", "base", "large", "huge"))
 
 ATTENTION = {"fused attention": True, "plain attention": False}
+
+FUSED = "fused"
+"""Of a Vittt, in place of a kind of attention: its layers as ops, as the recipes train them."""
+_SWITCHED_ON = dict.fromkeys(SWITCHES, True)
 
 _LABEL = re.compile(r"(.*?)(?::([^ ]*))?(?: \(([^)]*)\))?", re.DOTALL)
 
@@ -30,8 +35,10 @@ class Contender:
 
     name: str
     """timm's."""
-    attention: str | None = None
-    """A key of ATTENTION, for modules with attention: whether torch's fused kernel computes it."""
+    kind: str | None = None
+    """Of the modules. A key of ATTENTION where they have attention: whether torch's fused kernel
+    computes it; FUSED for those built with the switches of
+    :data:`vision_ttt.models.arguments.FUSED`; None for modules that are built in one way only."""
     runtime: str | None = None
     """A key of RUNTIMES; None for the modules."""
 
@@ -39,16 +46,17 @@ class Contender:
     def label(self) -> str:
         """The name in rows, tables and figures.
 
-        E.g. "deit_tiny_patch16_224 (plain attention)", "deit_tiny_patch16_224:openvino".
+        E.g. "deit_tiny_patch16_224 (plain attention)", "deit_tiny_patch16_224:openvino",
+        "vittt_tiny_patch16_224 (fused)".
         """
         if self.runtime is not None:
             return f"{self.name}:{self.runtime}"
-        return self.name if self.attention is None else f"{self.name} ({self.attention})"
+        return self.name if self.kind is None else f"{self.name} ({self.kind})"
 
     @property
-    def fused(self) -> bool:
+    def fuses_attention(self) -> bool:
         """Whether its label promises a fused attention kernel."""
-        return self.attention is not None and ATTENTION[self.attention]
+        return ATTENTION.get(self.kind, False)
 
     def build(self, resolution: int) -> nn.Module:
         """Build the model for images of `resolution` pixels along a side, with random weights.
@@ -56,11 +64,16 @@ class Contender:
         Raises:
             ConfigError: the model is unknown or cannot be built for that size.
         """
-        arguments = model_arguments(self.name, num_classes=NUM_CLASSES, image_size=resolution)
+        arguments = model_arguments(
+            self.name,
+            num_classes=NUM_CLASSES,
+            image_size=resolution,
+            extra=_SWITCHED_ON if self.kind == FUSED else None,
+        )
         model = build_model(self.name, arguments)
-        if self.attention is not None:
+        if self.kind in ATTENTION:
             for module in _attentions(model):
-                module.fused_attn = ATTENTION[self.attention]
+                module.fused_attn = ATTENTION[self.kind]
         return model
 
 
@@ -72,12 +85,12 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
             has, or labels, which stand for one contender.
 
     Raises:
-        UserError: a model or runtime is unknown, or the model has no such attention; the message
-            names the nearest.
+        UserError: a model or runtime is unknown, or the model's modules have no such kind; the
+            message names the nearest.
     """
     found = []
     for given in names:
-        name, runtime, attention = _LABEL.fullmatch(given).groups()
+        name, runtime, kind = _LABEL.fullmatch(given).groups()
         if is_model(name) and not timm.is_model(name):
             raise UserError(f"{name!r} denoises images; models that classify them are measured")
         if not timm.is_model(name):
@@ -87,13 +100,16 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
         with torch.device("meta"):  # its structure is wanted, not its weights
             model = timm.create_model(name)
         kinds = list(ATTENTION) if _attentions(model) else [None]
-        if attention is not None and (runtime is not None or attention not in kinds):
-            labels = [Contender(name, kind).label for kind in kinds]
-            labels += [Contender(name, runtime=each).label for each in RUNTIMES]
-            raise UserError(f"{given!r} is no contender; accepted: {', '.join(labels)}")
-        if runtime is not None:
-            kinds = [None]
-        found += [Contender(name, kind, runtime) for kind in kinds if attention in (None, kind)]
+        if kind is None:
+            chosen = kinds if runtime is None else [None]
+        else:
+            kinds += [FUSED] if can_build(name, _SWITCHED_ON) else []
+            if runtime is not None or kind not in kinds:
+                labels = [Contender(name, each).label for each in kinds]
+                labels += [Contender(name, runtime=each).label for each in RUNTIMES]
+                raise UserError(f"{given!r} is no contender; accepted: {', '.join(labels)}")
+            chosen = [kind]
+        found += [Contender(name, each, runtime) for each in chosen]
     return list(dict.fromkeys(found))
 
 

@@ -38,7 +38,7 @@ def enter(
     kernels, failure = unless_out_of_memory(lambda: _kernels_of(model, resolution, settings, train))
     if failure:
         return Entrant(None, failure=failure)
-    if contender.fused and not any(name.startswith(ATTENTION) for name in kernels):
+    if contender.fuses_attention and not any(name.startswith(ATTENTION) for name in kernels):
         return Entrant(None, kernels, "no fused attention kernel serves it")
     return Entrant(_prepare(model, resolution, settings, train), kernels)
 

@@ -29,5 +29,8 @@ DEPLOYED = (
 )
 """The default contenders for inference on a CPU, beside :data:`TINY`."""
 
+TRAINED = ("vittt_tiny_patch16_224 (fused)",)
+"""The default contenders for training steps, beside :data:`TINY`."""
+
 MOST_LINES = 6
 """Of a picture: more cannot be told apart."""

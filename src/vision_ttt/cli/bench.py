@@ -15,7 +15,7 @@ from vision_ttt.bench.correctness import find_error
 from vision_ttt.bench.flash_linear_attention import NAME as PEER
 from vision_ttt.bench.headline import headline
 from vision_ttt.bench.models import measure_models, multiply_adds, steps_of_models
-from vision_ttt.bench.names import DEPLOYED, TINY
+from vision_ttt.bench.names import DEPLOYED, TINY, TRAINED
 from vision_ttt.bench.op_contenders import known_contenders, op_contenders, refusal
 from vision_ttt.bench.ops import measure_ops, steps_of_ops
 from vision_ttt.bench.problems import Problem
@@ -73,10 +73,10 @@ def _models(arguments: jsonargparse.Namespace) -> int:
     settings = _settings(arguments, arguments.batch_size, arguments.memory_runs)
     names = arguments.models
     if names is None:
-        deployed = (
-            arguments.what == "models" and arguments.device == "cpu" and not settings.compiled
-        )
-        names, missing = registered([*TINY, *(DEPLOYED if deployed else ())])
+        more = TRAINED if arguments.what == "train" else ()
+        if arguments.what == "models" and arguments.device == "cpu" and not settings.compiled:
+            more = DEPLOYED
+        names, missing = registered([*TINY, *more])
         if missing:
             _log.info("not among the models yet, and left out: %s", ", ".join(missing))
     contenders = find_contenders(names)

@@ -13,6 +13,7 @@ from vision_ttt.bench.names import (
     OPS,
     RUNTIMES,
     TINY,
+    TRAINED,
 )
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
@@ -191,7 +192,8 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
     """Declare the models and images of `bench models` and `bench train`."""
     names = (
         "timm names; models with attention are measured with fused and with plain attention,"
-        " 'NAME (fused attention)' picks one."
+        " 'NAME (fused attention)' picks one. 'NAME (fused)' is a Vittt whose layers are ops, as"
+        " the recipes train it."
     )
     default = f" Default: those registered of {', '.join(TINY)}"
     if what == "models":
@@ -202,6 +204,8 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
             " come with pip install 'vision-ttt[bench]'; what is missing is named and left out."
         )
         default += f"; on cpu also {', '.join(DEPLOYED)}"
+    else:
+        default += f"; also {', '.join(TRAINED)}"
     parser.add_argument("--models", type=str, nargs="+", default=None, help=names + default)
     parser.add_argument(
         "--resolutions", type=int, nargs="+", default=[224], help="pixels along a side"
