@@ -28,12 +28,16 @@ def image_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny_fields(image_folder: Path, tmp_path: Path) -> Callable[..., dict]:
-    """Fields of a run of two epochs of four updates on `image_folder`, overridden at will."""
+    """Fields of a run of two epochs of four updates on `image_folder`, overridden at will.
+
+    Layers are fused, as the packaged recipes have them.
+    """
+    model_args = {"depth": 1, "embed_dim": 32, "num_heads": 1, "fused": True, "fused_mlp": True}
 
     def fields(**overrides: object) -> dict:
         return {
             "model": "vittt_nano_patch4_32",
-            "model_args": {"depth": 1, "embed_dim": 32, "num_heads": 1},
+            "model_args": model_args,
             "dataset": str(image_folder),
             "drop_path": 0.1,
             "epochs": 2,

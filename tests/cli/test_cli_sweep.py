@@ -20,7 +20,7 @@ def tiny(tiny_fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     recipe.write_text(yaml.safe_dump(tiny_fields(epochs=2, warmup_epochs=0)))
     rows = (
         Variant("plain", {}, published=77.7, note="All of it"),
-        Variant("bare", {"model_args": {"design": "ttt_layer"}}),
+        Variant("bare", {"model_args": {"design": "ttt_layer", "fused": False}}),
         Variant("wrong", {"model_args": {"num_heads": 5}}),
     )
     shown = Panel("A tiny panel", {"Plain": "plain", "Bare": "bare", "Wrong": "wrong"})

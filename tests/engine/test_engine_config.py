@@ -11,8 +11,11 @@ import yaml
 from vision_ttt import recipes
 from vision_ttt.engine import ConfigError, TrainConfig
 from vision_ttt.engine.config import _RANGES, FIELDS
-from vision_ttt.models import is_model
+from vision_ttt.models import create_model, is_model
+from vision_ttt.models.arguments import FUSED
 from vision_ttt.models.vittt_ablations import ABLATIONS
+
+FUSED_ON = dict.fromkeys(FUSED, True)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,10 @@ def test_packaged_recipe_loads(name: str) -> None:
     stages = recipes.load_stages(name)
     for stage, config in stages.items():
         assert is_model(config.model)
+        with torch.device("meta"):
+            create_model(config.model, **config.model_args)
+        if config.model.startswith("vittt_"):
+            assert config.model_args == FUSED_ON
         assert Path(config.output) == Path("runs", name, stage)
     text = (Path(recipes.__file__).parent / f"{name}.yaml").read_text(encoding="utf-8")
     header = text[: text.index("\nmodel:")]
@@ -136,9 +143,11 @@ def test_recipe_from_a_file_with_overrides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "overrides", "expected"),
     [
-        ("digits+dual", {"depth": 1}, {"design": "dual", "depth": 1}),
-        ("digits+dual", {"design": "conv1d"}, {"design": "conv1d"}),
-        ("digits+dual", {"design": None, "depth": 2}, {"depth": 2}),
+        ("digits+dual", {"depth": 1}, {**FUSED_ON, "design": "dual", "depth": 1}),
+        ("digits+dual", {"design": "conv1d"}, {**FUSED_ON, "design": "conv1d"}),
+        ("digits+dual", {"design": None, "depth": 2}, {**FUSED_ON, "depth": 2}),
+        ("digits+gating", {}, {**FUSED_ON, "design": "gating", "fused": False}),
+        ("digits", dict.fromkeys(FUSED), {}),
         ("digits-diffusion", {"depth": 1}, {"learn_sigma": False, "depth": 1}),
     ],
 )

@@ -85,11 +85,13 @@ def test_every_row_makes_a_finite_step(sweep, name):
 def test_a_run_is_the_recipe_with_the_rows_changes_and_the_users(tmp_path):
     config = ABLATION.config(ABLATION.by_name["b8"], 5, tmp_path, {"epochs": 7})
     assert (config.seed, config.epochs, config.dataset) == (5, 7, "digits")
-    assert config.model_args == {"mini_batch_size": 8}
+    assert config.model_args == {"fused": True, "fused_mlp": True, "mini_batch_size": 8}
     assert config.output == str(tmp_path / "b8" / "seed-5")
     assert config.label_smoothing == 0.1  # of the recipe
     row = DESIGN_SPACE.by_name["linear-mse-b8"]
-    assert DESIGN_SPACE.config(row, 0, tmp_path).batch_size == 32  # of the sweep
+    config = DESIGN_SPACE.config(row, 0, tmp_path)
+    assert config.batch_size == 32  # of the sweep
+    assert not {"fused", "fused_mlp"} & set(config.model_args)  # of the recipe's own model
 
 
 def test_rows_are_found_once_and_in_the_order_asked_for():

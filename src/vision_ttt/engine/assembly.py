@@ -21,6 +21,7 @@ from vision_ttt.engine.building import (
     describe_model,
     load_weights,
     model_arguments,
+    unfusable,
 )
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.freezing import freeze_layers
@@ -55,7 +56,7 @@ class Parts:
     test_set: Dataset
     loaders: Loaders
     model_args: dict[str, Any]
-    """Constructor arguments that build the model again."""
+    """Constructor arguments of the model in training."""
     model_input: dict[str, Any]
     """timm's data config."""
     model: nn.Module
@@ -170,7 +171,11 @@ def _build(
 ) -> tuple[nn.Module, str]:
     """Build the model; return it with a line on the weights that it starts from, "" for none."""
     regularisation = {} if config.drop_path is None else {"drop_path_rate": config.drop_path}
-    model = build_model(config.model, {**model_args, **regularisation})
+    arguments = {**model_args, **regularisation}
+    try:
+        model = build_model(config.model, arguments)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{unfusable(config.model, arguments)}") from error
     start = ""
     if config.initial_weights and initialise:
         start = start_from(Path(config.initial_weights), model, config.model, model_args)

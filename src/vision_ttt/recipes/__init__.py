@@ -13,7 +13,7 @@ import yaml
 from vision_ttt.engine.config import FIELDS, ConfigError, TrainConfig
 from vision_ttt.errors import nearest
 
-__all__ = ["available", "load", "load_stages", "read", "resolve"]
+__all__ = ["available", "load", "load_stages", "merge", "read", "resolve"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def read(recipe: str) -> dict[str, Any]:
     if ablation not in ABLATIONS:
         raise ConfigError(f"unknown ablation {ablation!r}; known are {', '.join(ABLATIONS)}")
     own = {"model_args": ABLATIONS[ablation].keywords, "output": f"{values['output']}+{ablation}"}
-    return _merged(values, own)
+    return merge(values, own)
 
 
 def resolve(values: Mapping[str, Any]) -> TrainConfig:
@@ -115,7 +115,7 @@ def load_stages(recipe: str, overrides: Mapping[str, Any] | None = None) -> dict
     output = Path(str({**values, **overrides}.get("output", f"runs/{recipe}")))
     start: dict[str, Any] = {}
     for name, fields in stages.items():
-        run = _overridden(_merged(values, fields), overrides)
+        run = _overridden(merge(values, fields), overrides)
         runs[name] = resolve({**run, **start, "output": str(output / name)})
         start = {"initial_weights": str(output / name / WEIGHTS_FILE)}
     return runs
@@ -123,7 +123,7 @@ def load_stages(recipe: str, overrides: Mapping[str, Any] | None = None) -> dict
 
 def _overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The fields `values` with `overrides`, and the warm-ups that fit fewer epochs."""
-    merged = _merged(values, overrides)
+    merged = merge(values, overrides)
     own, asked = (each.get("epochs", TrainConfig.epochs) for each in (values, merged))
     if "epochs" not in overrides or not _are_numbers(own, asked) or not 1 <= asked < own:
         return merged
@@ -143,7 +143,7 @@ def _are_numbers(*values: Any) -> bool:
     return all(isinstance(value, int | float) for value in values)
 
 
-def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Fields with some changed, those of model_args key by key; None takes a key away."""
     merged = {**values, **changes}
     own, more = values.get("model_args"), changes.get("model_args")

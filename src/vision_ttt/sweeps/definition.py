@@ -19,7 +19,7 @@ class Variant:
     name: str
     """Folder of its runs, and what `--rows` calls it."""
     changes: Mapping[str, Any]
-    """Fields of :class:`TrainConfig`; `model_args` adds to the recipe's."""
+    """Fields of :class:`TrainConfig`; `model_args` adds to the recipe's, null takes away."""
     published: float | None = None
     """The paper's own figure for this row, in the sweep's `published_unit`."""
     note: str = ""
@@ -96,19 +96,7 @@ class Sweep:
             ConfigError: a value is out of its range.
         """
         values = recipes.read(self.recipe)
-        model_args = {
-            **values.get("model_args", {}),
-            **self.base.get("model_args", {}),
-            **row.changes.get("model_args", {}),
-        }
-        return recipes.resolve(
-            {
-                **values,
-                **self.base,
-                **row.changes,
-                **(overrides or {}),
-                "model_args": model_args,
-                "seed": seed,
-                "output": str(folder / row.name / f"seed-{seed}"),
-            }
-        )
+        own = {"seed": seed, "output": str(folder / row.name / f"seed-{seed}")}
+        for changes in (self.base, row.changes, overrides or {}, own):
+            values = recipes.merge(values, changes)
+        return recipes.resolve(values)

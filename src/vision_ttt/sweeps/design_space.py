@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vision_ttt.models.arguments import FUSED
 from vision_ttt.models.design_space import INNER_MODELS, NANO, PUBLISHED
 from vision_ttt.sweeps import TITLES
 from vision_ttt.sweeps.definition import Panel, Sweep, Variant
@@ -94,7 +95,13 @@ DESIGN_SPACE_DIGITS = Sweep(
     title=TITLES["design-space-digits"],
     recipe="digits",
     # Small batches and a high rate: as many updates as half a minute has room for.
-    base={"model": NANO, "epochs": 5, "batch_size": 32, "learning_rate": 4e-3},
+    base={
+        "model": NANO,
+        "model_args": dict.fromkeys(FUSED),  # which the recipe asks of its own model
+        "epochs": 5,
+        "batch_size": 32,
+        "learning_rate": 4e-3,
+    },
     rows=(
         *_GRID,
         _VIT3,
