@@ -67,6 +67,17 @@ def test_any_image_size(
         program(torch.randn(1, 3, 22, 20))
 
 
+@pytest.mark.parametrize("portable", [False, True])
+def test_fused_layers(make_model: Callable, tmp_path: Path, portable: bool) -> None:
+    model, metadata = make_model(fused=True, fused_mlp=True)
+    shapes = InputShapes.of(model, metadata.input["input_size"])
+    path = tmp_path / "model.pt2"
+    assert export_program(model, metadata, path, shapes, portable=portable).difference < 1e-5
+    targets = {str(node.target) for node in torch.export.load(path).graph.nodes}
+    assert ("vision_ttt.swiglu_mlp.default" in targets) is not portable
+    assert model.blocks[0].mlp.fused
+
+
 def test_a_portable_program_needs_no_vision_ttt(make_model: Callable, tmp_path: Path) -> None:
     model, metadata = make_model()
     shapes = InputShapes.of(model, metadata.input["input_size"])

@@ -5,7 +5,8 @@ import torch
 
 from tolerances import assert_close
 from vision_ttt import for_inference
-from vision_ttt.layers import SwiGLU, TTTLinear
+from vision_ttt.explain import gradient_magnitude_maps, inner_losses
+from vision_ttt.layers import SwiGLU, TTTLinear, unfuse
 from vision_ttt.models import create_model
 
 NANO = "vittt_nano_patch4_32"
@@ -69,3 +70,26 @@ def test_under_fx_compile_and_autocast(switches):
 def test_for_inference_knows_them(switches):
     model, x = make(**switches).eval(), torch.randn(2, 3, 32, 32)
     assert_close(for_inference(model, strict=True)(x), model(x).detach(), 1e-5)
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "+".join(switches))
+def test_explanations_are_those_of_the_parts(switches):
+    plain, fused, x = make(), make(**switches), torch.randn(2, 3, 32, 32)
+    fused.load_state_dict(plain.state_dict())
+    wanted, got = inner_losses(plain, x), inner_losses(fused, x)
+    assert list(got) == list(wanted) == ["blocks.0.mixer.ttt", "blocks.1.mixer.ttt"]
+    for name in wanted:
+        assert_close(got[name], wanted[name], 1e-5)
+    assert_close(gradient_magnitude_maps(fused, x), gradient_magnitude_maps(plain, x), 1e-4)
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "+".join(switches))
+def test_unfused_it_calls_its_parts(switches):
+    plain, fused, x = make(), make(**switches), torch.randn(2, 3, 32, 32)
+    fused.load_state_dict(plain.state_dict())
+    unfuse(fused)
+    fired = []
+    for name, module in fused.named_modules():
+        module.register_forward_hook(lambda *_, name=name: fired.append(name))
+    assert torch.equal(fused(x), plain(x))
+    assert {"blocks.0.mlp.fc1", "blocks.1.mixer.ttt.learner"} <= set(fired)

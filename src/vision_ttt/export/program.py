@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from vision_ttt.engine.files import write_bytes
 from vision_ttt.export.inputs import ExportError, InputShapes
 from vision_ttt.export.plain_ops import decompositions
 from vision_ttt.export.verification import Agreement, verify
+from vision_ttt.layers import unfuse
 from vision_ttt.ops import use_backend
 
 METADATA_FILE = "vision_ttt.json"
@@ -61,7 +63,9 @@ def plain_program(model: nn.Module, shapes: InputShapes) -> ExportedProgram:
     Raises:
         ExportError: it cannot be traced, or holds an op for which there is no decomposition.
     """
-    program = traced(model, shapes, backend="dual")
+    own = copy.deepcopy(model)
+    unfuse(own)  # parts have decompositions, ops of several parts have none
+    program = traced(own, shapes, backend="dual")
     with torch.no_grad():
         program = _at_all_sizes(program.run_decompositions(decompositions()))
     left = sorted(
