@@ -126,7 +126,7 @@ void check_fused(int64_t B, int64_t T, int64_t D) {
 void check_conv2d(int64_t B, int64_t h, int64_t w, int64_t C, int64_t K) {
   const int64_t T = h * w;
   Buffer x(B * T * C), y(B * T * C, false), weight(K * K * C), dweight(K * K * C, false);
-  Conv2d conv{{x, T * C, C}, {y, T * C, C}, weight, B, h, w, C, K, 2, 0};
+  Conv2d conv{{x, T * C, C}, {y, T * C, C}, weight, B, h, w, C, K, 2};
   vision_ttt_conv2d(&conv);
   vision_ttt_conv2d_weight(&conv, dweight);
   expect(y.finite() && dweight.finite(), "conv2d is finite");

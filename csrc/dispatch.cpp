@@ -19,7 +19,6 @@
   void gated_norm_backward_##isa(const GatedNorm&, const GatedNormGradients&); \
   void conv2d_##isa(const Conv2d&);                                          \
   void conv2d_weight_##isa(const Conv2d&, float*);                           \
-  void layer_norm_##isa(const LayerNorm&);                                   \
   void swiglu_##isa(const SwiGlu&);                                          \
   void swiglu_backward_##isa(const SwiGlu&);                                 \
   int packed_linear_##isa(const PackedLinear&);                              \
@@ -34,7 +33,7 @@
    ttt_mlp_forward_##isa,    ttt_mlp_backward_##isa,                         \
    conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
    gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
-   layer_norm_##isa,         swiglu_##isa,              swiglu_backward_##isa, \
+   swiglu_##isa,              swiglu_backward_##isa, \
    packed_linear_##isa,      packed_vittt_block_scratch_##isa, packed_vittt_block_##isa, \
    packed_vit3_block_scratch_##isa, packed_vit3_block_##isa, fma_peak_##isa}
 
@@ -59,7 +58,6 @@ struct Kernels {
   void (*gated_norm_backward)(const GatedNorm&, const GatedNormGradients&);
   void (*conv2d)(const Conv2d&);
   void (*conv2d_weight)(const Conv2d&, float*);
-  void (*layer_norm)(const LayerNorm&);
   void (*swiglu)(const SwiGlu&);
   void (*swiglu_backward)(const SwiGlu&);
   int (*packed_linear)(const PackedLinear&);
@@ -121,7 +119,6 @@ void vision_ttt_gated_norm_backward(const GatedNorm* p, const GatedNormGradients
 }
 void vision_ttt_conv2d(const Conv2d* p) { kernels().conv2d(*p); }
 void vision_ttt_conv2d_weight(const Conv2d* p, float* g) { kernels().conv2d_weight(*p, g); }
-void vision_ttt_layer_norm(const LayerNorm* p) { kernels().layer_norm(*p); }
 void vision_ttt_swiglu(const SwiGlu* p) { kernels().swiglu(*p); }
 void vision_ttt_swiglu_backward(const SwiGlu* p) { kernels().swiglu_backward(*p); }
 int vision_ttt_packed_linear(const PackedLinear* p) { return kernels().packed_linear(*p); }

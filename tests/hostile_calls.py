@@ -25,8 +25,6 @@ from vision_ttt.ops.packed import (
 from vision_ttt.ops.packed.linear import packed_linear_definition
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
 from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_definition
-from vision_ttt.ops.swiglu import swiglu_
-from vision_ttt.ops.swiglu.op import swiglu_in_place_op
 
 
 class Sizes(NamedTuple):
@@ -240,17 +238,6 @@ def in_parts(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def in_place(op: Callable[..., None], result: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Run an op that writes into its first argument, and read its result there."""
-
-    def run(x: Any, *arguments: Any) -> Tensor:
-        x = x.clone() if isinstance(x, Tensor) and x.layout == torch.strided else x
-        op(x, *arguments)
-        return result(x, *arguments)
-
-    return run
-
-
 def with_grid(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, y, height, width, *rest: op(x, y, (height, width), *rest)
 
@@ -260,10 +247,6 @@ def by_name(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *a: op(
         *a[:-4], position_scale=a[-4], mini_batch_size=a[-3], reverse_heads=a[-2], eps=a[-1]
     )
-
-
-def half(x: Tensor) -> Tensor:
-    return x[..., : x.shape[-1] // 2]
 
 
 PUBLIC: dict[str, Callable[..., Tensor]] = {
@@ -308,11 +291,6 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
 
     for op in TABLE.values():
         add(op)
-    glu = definition_of(TABLE["swiglu"])
-    calls["swiglu_"] = lambda: Call(
-        lambda x: swiglu_(x.clone() if isinstance(x, Tensor) else x), swiglu_arguments(s), glu
-    )
-    calls["swiglu_ op"] = lambda: Call(in_place(swiglu_in_place_op, half), swiglu_arguments(s), glu)
     calls |= {
         "packed_linear": lambda: Call(
             packed_linear, packed_linear_arguments(s), packed_linear_definition

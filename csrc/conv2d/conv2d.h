@@ -7,12 +7,11 @@
 extern "C" {
 
 // y_{r,c} = Σ_{i,j} weight_{i,j} x_{r+i-K/2, c+j-K/2} on the grid of tokens r · width + c; x is zero
-// beyond its edges. With `residual` x itself is added.
+// beyond its edges.
 struct Conv2d {
   Sequence x, y;
   const float* weight;  // [K · K, C]
   int64_t batch, height, width, channels, kernel, threads;
-  int64_t residual;  // 0 or 1
 };
 
 VISION_TTT_EXPORT void vision_ttt_conv2d(const Conv2d*);

@@ -13,7 +13,7 @@ VISION_TTT_INLINE float* token(const Sequence& s, int64_t batch, int64_t t) {
 
 void VISION_TTT_KERNEL(conv2d)(const Conv2d& p) {
   const TokenConvolution<float> convolve{p.x.token, p.height, p.width, p.channels, p.kernel,
-                                         p.weight, p.channels, nullptr, p.residual != 0};
+                                         p.weight, p.channels, nullptr, false};
   const int64_t tasks = p.batch * p.height;  // rows of tokens
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t task = 0; task < tasks; ++task) {

@@ -50,21 +50,10 @@ struct GatedNormGradients {
   float* bias;    // [chunks, R, D]
 };
 
-// out = LN(x), and of it, while it is at hand, a projection too narrow for a matrix product of its own.
-struct LayerNorm {
-  const float* x;              // [N, D]
-  float* out;                  // [N, D]
-  const float *weight, *bias;  // [D]
-  const float *narrow_weight, *narrow_bias;  // [H, D], [H], or null
-  float* narrow;               // [N, H], or null
-  int64_t rows, dim, heads, threads;
-  float eps;
-};
-
 // out = SiLU(a) b with a, b the halves of x's rows.
 struct SwiGlu {
   const float* x;    // [N, 2 H], rows x_row floats apart
-  float* out;        // [N, H], rows out_row apart, may be x's own; backward: incoming gradient
+  float* out;        // [N, H], rows out_row apart; backward: incoming gradient
   float* dx;         // [N, 2 H]; backward pass only
   int64_t rows, hidden, x_row, out_row, threads;
 };
@@ -74,7 +63,6 @@ VISION_TTT_EXPORT void vision_ttt_conv1d(const Conv1d*);
 VISION_TTT_EXPORT void vision_ttt_conv1d_weights(const Conv1d*, const Conv1dWeights*);
 VISION_TTT_EXPORT void vision_ttt_gated_norm(const GatedNorm*);
 VISION_TTT_EXPORT void vision_ttt_gated_norm_backward(const GatedNorm*, const GatedNormGradients*);
-VISION_TTT_EXPORT void vision_ttt_layer_norm(const LayerNorm*);
 VISION_TTT_EXPORT void vision_ttt_swiglu(const SwiGlu*);
 VISION_TTT_EXPORT void vision_ttt_swiglu_backward(const SwiGlu*);
 

@@ -196,25 +196,6 @@ void VISION_TTT_KERNEL(gated_norm_backward)(const GatedNorm& p, const GatedNormG
   }
 }
 
-void VISION_TTT_KERNEL(layer_norm)(const LayerNorm& p) {
-#pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
-  for (int64_t t = 0; t < p.rows; ++t) {
-    const float* x = p.x + t * p.dim;
-    float* out = p.out + t * p.dim;
-    const Moments m = moments(x, p.dim, p.eps);
-    for (int64_t i = 0; i < p.dim; i += kLanes) {
-      const Vector x_hat = (load(x + i) - m.mean) * m.inverse_std;
-      store(out + i, x_hat * load(p.weight + i) + load(p.bias + i));
-    }
-    for (int64_t h = 0; h < p.heads; ++h) {
-      Vector total{};
-      for (int64_t i = 0; i < p.dim; i += kLanes)
-        total += load(out + i) * load(p.narrow_weight + h * p.dim + i);
-      p.narrow[t * p.heads + h] = sum(total) + p.narrow_bias[h];
-    }
-  }
-}
-
 void VISION_TTT_KERNEL(swiglu)(const SwiGlu& p) {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t t = 0; t < p.rows; ++t) {

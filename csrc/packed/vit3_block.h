@@ -150,7 +150,7 @@ struct Vit3Passes {
     for (int64_t image = 0; image < p.batch; ++image) {
       float* data = small + image * p.length * 3 * d;
       const Conv2d correlation{{data + d, 0, 3 * d}, {data + 2 * d, 0, 3 * d}, nullptr, 1, p.height,
-                               p.width, d, 3, p.threads, 0};
+                               p.width, d, 3, p.threads};
       float* w = kernels + image * 9 * d;
       vision_ttt_conv2d_weight(&correlation, w);
       for (int64_t i = 0; i < 9 * d; i += kLanes) store(w + i, load(w + i) * scale);

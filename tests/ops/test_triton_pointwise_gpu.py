@@ -6,7 +6,6 @@ import torch
 from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.ops import gated_norm, swiglu, use_backend
 from vision_ttt.ops.gated_norm import triton_backend
-from vision_ttt.ops.swiglu import swiglu_
 
 pytestmark = pytest.mark.gpu
 
@@ -82,9 +81,6 @@ def test_swiglu(hidden, dtype):
     for shape in ((1, 2 * hidden), (3, 197, 2 * hidden), (2, 3, 5, 2 * hidden)):
         x = 2 * random(*shape, dtype=dtype)
         check(swiglu, x)
-        out = swiglu_(x.clone())
-        assert out.is_contiguous()
-        assert torch.equal(out, swiglu(x))
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3, 8])

@@ -28,7 +28,7 @@ class _Conv2d(ctypes.Structure):
         ("y", SequencePointer),
         ("weight", c_void_p),
         *((name, c_int64) for name in ("batch", "height", "width")),
-        *((name, c_int64) for name in ("channels", "kernel", "threads", "residual")),
+        *((name, c_int64) for name in ("channels", "kernel", "threads")),
     )
 
 
@@ -50,7 +50,7 @@ def _problem(
         SequencePointer.of(x),
         SequencePointer.of(y),
         None if taps is None else taps.data_ptr(),
-        *(x.shape[0], *grid, x.shape[-1], kernel, torch.get_num_threads(), 0),
+        *(x.shape[0], *grid, x.shape[-1], kernel, torch.get_num_threads()),
     )
 
 

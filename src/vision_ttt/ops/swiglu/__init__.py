@@ -1,5 +1,5 @@
 """The activation of a SwiGLU MLP in one pass over memory."""
 
-from vision_ttt.ops.swiglu.op import swiglu, swiglu_
+from vision_ttt.ops.swiglu.op import swiglu
 
-__all__ = ["swiglu", "swiglu_"]
+__all__ = ["swiglu"]

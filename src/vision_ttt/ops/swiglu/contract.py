@@ -14,5 +14,4 @@ class Inputs(NamedTuple):
 
 
 CONTRACT = Contract("swiglu", {"x": "... 2*H"})
-IN_PLACE_CONTRACT = Contract("swiglu_", {"x": "... 2*H"}, dense=("x",))
 BACKWARD_CONTRACT = Contract("swiglu_backward", {"grad": "... H", "x": "... 2*H"})

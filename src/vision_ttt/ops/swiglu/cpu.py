@@ -34,15 +34,10 @@ def _problem(x: Tensor, out: Tensor, dx: Tensor | None) -> _SwiGlu:
     return _SwiGlu(*pointers, rows, width // 2, width, out.shape[-1], torch.get_num_threads())
 
 
-def write(x: Tensor, out: Tensor) -> None:
-    """Write the result to out [..., H], or to the first half of out [..., 2 H], which may be x."""
-    call_kernel("vision_ttt_swiglu", _problem(x, out, None))
-
-
 def _forward(inputs: Inputs) -> Tensor:
     x = inputs.x.contiguous()
     out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
-    write(x, out)
+    call_kernel("vision_ttt_swiglu", _problem(x, out, None))
     return out
 
 
