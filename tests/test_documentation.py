@@ -8,7 +8,7 @@ import timm
 import torch
 
 from vision_ttt import VitttBlock, VitttMixer
-from vision_ttt.models.vittt import DESIGN_ROUTE
+from vision_ttt.models.design_route import DESIGN_ROUTE
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]

@@ -36,3 +36,28 @@ def build_model(
         return model if dtype is None else model.to(dtype)
 
     return build_model_with_cfg(make, name, pretrained, **arguments)
+
+
+def pretrained_cfg(image_size: int, *, fixed: bool, **others: Any) -> dict[str, Any]:
+    """timm's description of a classifier's input and weights, of which none are published yet.
+
+    Args:
+        image_size: pixels along a side.
+        fixed: whether the weights depend on it.
+        others: what differs in a family.
+    """
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, image_size, image_size),
+        "pool_size": None,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "fixed_input_size": fixed,
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+        "license": "apache-2.0",
+        **others,
+    }

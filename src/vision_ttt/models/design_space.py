@@ -20,7 +20,7 @@ from vision_ttt.inner import (
     SimplifiedGLU,
     mse,
 )
-from vision_ttt.models.building import build_model
+from vision_ttt.models.building import build_model, pretrained_cfg
 from vision_ttt.models.pooled_classifier import choose, feature_cfg
 from vision_ttt.models.vit3 import ViT3
 from vision_ttt.ops import ttt_linear
@@ -222,24 +222,7 @@ class DesignSpace(ViT3):
 
 NANO = "design_space_nano_patch4_32"
 
-default_cfgs = generate_default_cfgs(
-    {
-        NANO: {
-            "url": "",
-            "num_classes": 1000,
-            "input_size": (3, 32, 32),
-            "pool_size": None,
-            "crop_pct": 0.9,
-            "interpolation": "bicubic",
-            "fixed_input_size": True,
-            "mean": (0.485, 0.456, 0.406),
-            "std": (0.229, 0.224, 0.225),
-            "first_conv": "patch_embed.proj",
-            "classifier": "head",
-            "license": "apache-2.0",
-        }
-    }
-)
+default_cfgs = generate_default_cfgs({NANO: pretrained_cfg(32, fixed=True)})
 
 
 @register_model

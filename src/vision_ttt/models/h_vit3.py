@@ -24,9 +24,9 @@ from vision_ttt.layers import ConvMlp, ViT3Block
 from vision_ttt.layers.conv_stem import ConvStem, Downsample
 from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
-from vision_ttt.models.building import build_model
+from vision_ttt.models.building import build_model, pretrained_cfg
 from vision_ttt.models.pooled_classifier import PooledClassifier, choose, feature_cfg
-from vision_ttt.models.vit3 import PRETRAINED_CFG, inner_states
+from vision_ttt.models.vit3 import inner_states
 
 torch.fx.wrap("rotary_table")
 
@@ -276,12 +276,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"dims": (96, 192, 448, 640), "depths": (2, 6, 18, 8), "num_heads": (3, 6, 14, 20)},
 }
 
-default_cfgs = generate_default_cfgs(
-    {
-        f"hvit3_{size}": {**PRETRAINED_CFG, "first_conv": "stem.0.conv", "pool_size": (7, 7)}
-        for size in SIZES
-    }
-)
+_CFG = pretrained_cfg(224, fixed=False, first_conv="stem.0.conv", pool_size=(7, 7))
+
+default_cfgs = generate_default_cfgs({f"hvit3_{size}": _CFG for size in SIZES})
 
 
 def _create(size: str, pretrained: bool, **kwargs: Any) -> HViT3:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vision_ttt.layers import Mlp, ViT3Block, ViT3TTT
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
-from vision_ttt.models.building import build_model
+from vision_ttt.models.building import build_model, pretrained_cfg
 from vision_ttt.models.image_size import check_image_size, embed_patches
 from vision_ttt.models.pooled_classifier import PooledClassifier, choose, feature_cfg
 
@@ -210,23 +210,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"embed_dim": 768, "num_heads": 12},
 }
 
-PRETRAINED_CFG: dict[str, Any] = {
-    "url": "",
-    "num_classes": 1000,
-    "input_size": (3, 224, 224),
-    "pool_size": None,
-    "crop_pct": 0.9,
-    "interpolation": "bicubic",
-    "fixed_input_size": False,
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-    "first_conv": "patch_embed.proj",
-    "classifier": "head",
-    "license": "apache-2.0",
-}
-"""timm's description of a model's input and weights; `vision-ttt convert` makes weights."""
-
-default_cfgs = generate_default_cfgs({f"vit3_{size}_patch16_224": PRETRAINED_CFG for size in SIZES})
+default_cfgs = generate_default_cfgs(
+    {f"vit3_{size}_patch16_224": pretrained_cfg(224, fixed=False) for size in SIZES}
+)
 
 
 def _create(size: str, pretrained: bool, **kwargs: Any) -> ViT3:

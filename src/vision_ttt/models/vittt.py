@@ -9,25 +9,15 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates
-from timm.models import (
-    generate_default_cfgs,
-    register_model,
-)
+from timm.models import generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from vision_ttt.layers import (
-    TTTMLP,
-    ExtraTokens,
-    GatedNorm,
-    InnerLearner,
-    TTTLinear,
-    VitttBlock,
-    VitttMixer,
-)
+from vision_ttt.layers import ExtraTokens, GatedNorm, InnerLearner, VitttBlock
 from vision_ttt.layers.pooling import POOLS, pool_tokens
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
-from vision_ttt.models.building import build_model
+from vision_ttt.models.building import build_model, pretrained_cfg
+from vision_ttt.models.design_route import check_design, make_mixer
 from vision_ttt.models.image_size import (
     check_image_size,
     checkpoint_filter_fn,
@@ -38,44 +28,6 @@ from vision_ttt.models.pooled_classifier import Classifier, choose, feature_cfg
 
 torch.fx.wrap("check_image_size")
 torch.fx.wrap("positions_for")
-
-DESIGN_ROUTE = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
-"""Table 3's route: each step adds its part to the one before; the last is the published model."""
-
-INNER_MODELS = {"linear": TTTLinear, "mlp": TTTMLP}
-"""The published layer, and the one of the TTT paper whose inner model has two layers."""
-
-
-def _steps(design: str) -> tuple[str, ...]:
-    """The steps of the design route that lead to this one, itself included."""
-    return DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]
-
-
-def _mixer(
-    dim: int,
-    num_heads: int,
-    *,
-    design: str,
-    inner_model: str,
-    mini_batch_size: int,
-    learnable_states: int | None,
-    fused: bool,
-    drop_path: nn.Module,
-) -> VitttMixer:
-    """The mixer of one step of the design route."""
-    has = _steps(design)
-    ttt = INNER_MODELS[inner_model](
-        dim,
-        num_heads,
-        mini_batch_size=mini_batch_size,
-        bidirectional="dual" in has,
-        share_qk="shared_qk" in has,
-        conv_kernel_size=4 if "conv1d" in has else 0,
-        gate="gating" in has,
-        learnable_states=learnable_states,
-        **({"fused": True} if fused else {}),  # TTT-MLP has no such op
-    )
-    return VitttMixer(dim, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path)
 
 
 class Vittt(Classifier):
@@ -95,7 +47,8 @@ class Vittt(Classifier):
         depth: number of blocks.
         num_heads: heads per direction.
         mlp_ratio: SwiGLU hidden width over D.
-        design: a step of Table 3's route, see ``DESIGN_ROUTE``; "conv2d" is the published model.
+        design: a step of Table 3's route, see :mod:`vision_ttt.models.design_route`; "conv2d" is
+            the published model.
         inner_model: "linear" (published: TTT-Linear, base rate 1) or "mlp" (TTT-MLP, base rate 0.1;
             :func:`vision_ttt.layers.warm_up_inner_rates` is its warm-up).
         mini_batch_size: tokens per inner gradient step, b.
@@ -159,18 +112,7 @@ class Vittt(Classifier):
             drop_path_rate=drop_path_rate,
         )
         check_sides(img_size, patch_size, whole_patches=not dynamic_img_size, pad=dynamic_img_pad)
-        choose("design", design, DESIGN_ROUTE)
-        choose("inner_model", inner_model, INNER_MODELS)
-        if fused and (inner_model != "linear" or "conv1d" not in _steps(design)):
-            raise ValueError(
-                f"fused takes inner_model='linear' and a design with a Conv1d ('conv1d', 'dual' or "
-                f"'conv2d'), got {inner_model!r} and {design!r}"
-            )
-        if global_pool == "head" and "dual" not in _steps(design):
-            raise ValueError(
-                f"global_pool='head' needs a design that scans both ways ('dual' or 'conv2d'): the "
-                f"head token comes before the image, which {design!r} never shows it"
-            )
+        check_design(design, inner_model, fused=fused, global_pool=global_pool)
         self.global_pool = choose("global_pool", global_pool, POOLS)
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
@@ -196,7 +138,7 @@ class Vittt(Classifier):
 
         self.blocks = nn.ModuleList()
         for rate in calculate_drop_path_rates(drop_path_rate, depth):
-            mixer = _mixer(
+            mixer = make_mixer(
                 embed_dim,
                 num_heads,
                 design=design,
@@ -346,32 +288,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
 }
 
-
-def pretrained_cfg(size: str) -> dict[str, Any]:
-    """timm's description of a model's input and weights. No weights are published yet."""
-    image_size = SIZES[size].get("img_size", 224)
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, image_size, image_size),
-        "pool_size": None,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        "license": "apache-2.0",
-    }
-
-
 default_cfgs = generate_default_cfgs(
     {
-        "vittt_nano_patch4_32": pretrained_cfg("nano"),
-        "vittt_tiny_patch16_224": pretrained_cfg("tiny"),
-        "vittt_small_patch16_224": pretrained_cfg("small"),
-        "vittt_base_patch16_224": pretrained_cfg("base"),
+        "vittt_nano_patch4_32": pretrained_cfg(32, fixed=True),
+        "vittt_tiny_patch16_224": pretrained_cfg(224, fixed=True),
+        "vittt_small_patch16_224": pretrained_cfg(224, fixed=True),
+        "vittt_base_patch16_224": pretrained_cfg(224, fixed=True),
     }
 )
 

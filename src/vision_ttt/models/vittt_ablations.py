@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from timm.models import generate_default_cfgs, register_model
 
-from vision_ttt.models.vittt import Vittt, create_vittt, pretrained_cfg
+from vision_ttt.models.building import pretrained_cfg
+from vision_ttt.models.vittt import Vittt, create_vittt
 
 
 class Ablation(NamedTuple):
@@ -63,7 +64,9 @@ def _entrypoint(name: str, keywords: dict[str, Any]) -> Callable[..., Vittt]:
     return create
 
 
-default_cfgs = generate_default_cfgs({model_name(row): pretrained_cfg("tiny") for row in ABLATIONS})
+default_cfgs = generate_default_cfgs(
+    {model_name(row): pretrained_cfg(224, fixed=True) for row in ABLATIONS}
+)
 
 for _ablation, _row in ABLATIONS.items():
     _name = model_name(_ablation)

@@ -1,0 +1,66 @@
+"""Table 3's design route: the mixers that lead to the published one, a step at a time."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from vision_ttt.layers import TTTMLP, TTTLinear, VitttMixer
+from vision_ttt.models.pooled_classifier import choose
+
+DESIGN_ROUTE = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
+"""Each step adds its part to the one before; the last is the published model."""
+
+INNER_MODELS = {"linear": TTTLinear, "mlp": TTTMLP}
+"""The published layer, and the one of the TTT paper whose inner model has two layers."""
+
+
+def check_design(design: str, inner_model: str, *, fused: bool, global_pool: str) -> None:
+    """Refuse a design that there is not, or that does not go with the other arguments.
+
+    Raises:
+        ValueError: names what is accepted.
+    """
+    has = _steps(choose("design", design, DESIGN_ROUTE))
+    choose("inner_model", inner_model, INNER_MODELS)
+    if fused and (inner_model != "linear" or "conv1d" not in has):
+        raise ValueError(
+            f"fused takes inner_model='linear' and a design with a Conv1d ('conv1d', 'dual' or "
+            f"'conv2d'), got {inner_model!r} and {design!r}"
+        )
+    if global_pool == "head" and "dual" not in has:
+        raise ValueError(
+            f"global_pool='head' needs a design that scans both ways ('dual' or 'conv2d'): the "
+            f"head token comes before the image, which {design!r} never shows it"
+        )
+
+
+def make_mixer(
+    dim: int,
+    num_heads: int,
+    *,
+    design: str,
+    inner_model: str,
+    mini_batch_size: int,
+    learnable_states: int | None,
+    fused: bool,
+    drop_path: nn.Module,
+) -> VitttMixer:
+    """The mixer of one step of the route, by :class:`vision_ttt.models.Vittt`'s arguments."""
+    has = _steps(design)
+    ttt = INNER_MODELS[inner_model](
+        dim,
+        num_heads,
+        mini_batch_size=mini_batch_size,
+        bidirectional="dual" in has,
+        share_qk="shared_qk" in has,
+        conv_kernel_size=4 if "conv1d" in has else 0,
+        gate="gating" in has,
+        learnable_states=learnable_states,
+        **({"fused": True} if fused else {}),  # TTT-MLP has no such op
+    )
+    return VitttMixer(dim, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path)
+
+
+def _steps(design: str) -> tuple[str, ...]:
+    """The steps that lead to this one, itself included."""
+    return DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]
