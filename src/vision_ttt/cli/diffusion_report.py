@@ -12,13 +12,14 @@ from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 from torch import Tensor
 
+from vision_ttt.cli.report_page import write_page
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.diffusion import make_process, sample
 from vision_ttt.diffusion.pictures import grid, to_pixels, to_png
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE, load_model
-from vision_ttt.engine.files import write_bytes, write_text
+from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.explain.report import Section, png_bytes, render_report
+from vision_ttt.explain.report import Section, png_bytes
 
 _CLASSES, _PER_CLASS, _GUIDANCE = 10, 8, 1.5
 
@@ -53,21 +54,7 @@ def write_diffusion_report(result: TrainResult) -> Path:
             _shown(picture),
         ),
     ]
-    metrics = result.metrics
-    summary = {
-        "test loss": f"{metrics['test_loss']:.4f}",
-        "model": f"{metrics['model']}, {metrics['parameters']:,} parameters",
-        "images": f"{metrics['train_images']:,} for training, {metrics['test_images']:,} for test",
-        "epochs": str(len(metrics["epochs"])),
-        "training time": f"{metrics['seconds']:.0f} s",
-        "seed": str(metrics["seed"]),
-        "versions": ", ".join(f"{name} {version}" for name, version in metrics["versions"].items()),
-    }
-    configuration = (result.run_dir / "config.yaml").read_text(encoding="utf-8")
-    title = f"{metrics['model']} on {metrics['dataset']}"
-    report = result.run_dir / "report.html"
-    write_text(report, render_report(title, summary, sections, configuration))
-    return report
+    return write_page(result, {"test loss": f"{result.metrics['test_loss']:.4f}"}, sections)
 
 
 def show_diffusion_summary(result: TrainResult, report: Path) -> None:

@@ -11,10 +11,11 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
+from vision_ttt.cli.report_page import write_page
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.data.loading import BadImage
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
-from vision_ttt.engine.files import write_bytes, write_text
+from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import gradient_magnitude_maps
 from vision_ttt.explain.figures import (
@@ -23,7 +24,7 @@ from vision_ttt.explain.figures import (
     training_curves,
 )
 from vision_ttt.explain.map_figures import gradient_map_sheet
-from vision_ttt.explain.report import Section, png_bytes, render_report
+from vision_ttt.explain.report import Section, png_bytes
 from vision_ttt.layers import TTTLinear
 from vision_ttt.models import Vittt
 
@@ -74,12 +75,11 @@ def write_run_report(result: TrainResult) -> Path:
         )
     for name, section in sections.items():
         write_bytes(result.run_dir / f"{name}.png", png_bytes(section.figure))
-    report = result.run_dir / "report.html"
-    configuration = (result.run_dir / "config.yaml").read_text(encoding="utf-8")
-    title = f"{result.metrics['model']} on {result.metrics['dataset']}"
-    page = render_report(title, _summary(result), list(sections.values()), configuration)
-    write_text(report, page)
-    return report
+    measured = {
+        "test accuracy": f"{result.metrics['test_accuracy']:.2%}",
+        "test loss": f"{result.metrics['test_loss']:.4f} nats per image",
+    }
+    return write_page(result, measured, list(sections.values()))
 
 
 def show_summary(result: TrainResult, report: Path, title: str | None = None) -> None:
@@ -104,20 +104,6 @@ def show_summary(result: TrainResult, report: Path, title: str | None = None) ->
     table.add_row("weights", str(result.run_dir / WEIGHTS_FILE))
     table.add_row("report", str(report))
     print_whole(table)
-
-
-def _summary(result: TrainResult) -> dict[str, str]:
-    metrics = result.metrics
-    return {
-        "test accuracy": f"{metrics['test_accuracy']:.2%}",
-        "test loss": f"{metrics['test_loss']:.4f} nats per image",
-        "model": f"{metrics['model']}, {metrics['parameters']:,} parameters",
-        "images": f"{metrics['train_images']:,} for training, {metrics['test_images']:,} for test",
-        "epochs": str(len(metrics["epochs"])),
-        "training time": f"{metrics['seconds']:.0f} s",
-        "seed": str(metrics["seed"]),
-        "versions": ", ".join(f"{name} {version}" for name, version in metrics["versions"].items()),
-    }
 
 
 def _has_maps(model: nn.Module) -> bool:

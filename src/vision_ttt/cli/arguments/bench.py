@@ -244,13 +244,7 @@ def add_measuring_arguments(parser: CommandParser, what: str) -> None:
     parser.add_argument(
         "--threads", type=int, default=None, help="of the CPU; default: torch's own choice"
     )
-    parser.add_argument(
-        "--baseline",
-        type=str,
-        default=None,
-        help="the contender that ratios refer to; default for ops: dual, for models: the fastest"
-        " other model of the same size, then its modules with fused and with plain attention",
-    )
+    add_baseline_argument(parser)
     parser.add_argument(
         "--output",
         type=str,
@@ -266,6 +260,17 @@ def add_measuring_arguments(parser: CommandParser, what: str) -> None:
     add_lines_argument(parser)
     add_exponent_argument(parser)
     parser.add_argument("--json", type=bool, default=False, help="print JSON, not a table")
+
+
+def add_baseline_argument(parser: CommandParser) -> None:
+    """Declare what speeds are compared with."""
+    parser.add_argument(
+        "--baseline",
+        type=str,
+        default=None,
+        help="the contender that ratios refer to; default for ops: dual, for models: the fastest"
+        " other model of the same size, then its modules with fused and with plain attention",
+    )
 
 
 def add_lines_argument(parser: CommandParser) -> None:
@@ -295,13 +300,7 @@ def add_exponent_argument(parser: CommandParser) -> None:
 def add_table_arguments(parser: CommandParser) -> None:
     """Declare the rows of `bench table` and where they go."""
     parser.add_argument("file", type=str, help="CSV file that `vision-ttt bench` wrote")
-    parser.add_argument(
-        "--baseline",
-        type=str,
-        default=None,
-        help="the contender that ratios refer to; default for ops: dual, for models: the fastest"
-        " other model of the same size, then its modules with fused and with plain attention",
-    )
+    add_baseline_argument(parser)
     add_exponent_argument(parser)
     parser.add_argument(
         "--readme",

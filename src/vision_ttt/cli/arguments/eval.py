@@ -5,6 +5,7 @@ from typing import Literal
 
 import jsonargparse
 
+from vision_ttt.cli.arguments.inference import add_inference_arguments
 from vision_ttt.cli.checks import LARGEST_BATCH, check_input_file, check_range
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.engine.config import MOST_WORKERS
@@ -36,20 +37,7 @@ def add_arguments(parser: CommandParser) -> None:
         default="test",
         help="part of the dataset, as training would divide it",
     )
-    parser.add_argument("--batch_size", type=int, default=64, help="images per forward pass")
-    parser.add_argument("--num_workers", type=int, default=0, help="processes that decode images")
-    parser.add_argument(
-        "--dtype",
-        type=Literal["float32", "bfloat16"],
-        default="float32",
-        help="of weights and activations; bfloat16 is faster where the processor multiplies it",
-    )
-    parser.add_argument(
-        "--skip_bad",
-        type=bool,
-        default=False,
-        help="go on where an image does not decode, and name and count it; otherwise stop",
-    )
+    add_inference_arguments(parser)
     parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
 
 

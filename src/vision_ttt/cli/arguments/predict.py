@@ -1,9 +1,8 @@
 """The arguments of `vision-ttt predict`."""
 
-from typing import Literal
-
 import jsonargparse
 
+from vision_ttt.cli.arguments.inference import add_inference_arguments
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
     check_input_file,
@@ -35,25 +34,12 @@ def add_arguments(parser: CommandParser) -> None:
         "--overwrite", type=bool, default=False, help="write though the output is there already"
     )
     parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
-    parser.add_argument("--batch_size", type=int, default=64, help="images per forward pass")
-    parser.add_argument("--num_workers", type=int, default=0, help="processes that decode images")
+    add_inference_arguments(parser)
     parser.add_argument(
         "--device",
         type=str | None,
         default=None,
         help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
-    )
-    parser.add_argument(
-        "--dtype",
-        type=Literal["float32", "bfloat16"],
-        default="float32",
-        help="of weights and activations; bfloat16 is faster where the processor multiplies it",
-    )
-    parser.add_argument(
-        "--skip_bad",
-        type=bool,
-        default=False,
-        help="go on where an image does not decode, and name and count it; otherwise stop",
     )
 
 

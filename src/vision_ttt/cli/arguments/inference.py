@@ -1,0 +1,23 @@
+"""The arguments of every command that runs a checkpoint on images."""
+
+from typing import Literal
+
+from vision_ttt.cli.parser import CommandParser
+
+
+def add_inference_arguments(parser: CommandParser) -> None:
+    """Declare how images are read and in which precision the model computes."""
+    parser.add_argument("--batch_size", type=int, default=64, help="images per forward pass")
+    parser.add_argument("--num_workers", type=int, default=0, help="processes that decode images")
+    parser.add_argument(
+        "--dtype",
+        type=Literal["float32", "bfloat16"],
+        default="float32",
+        help="of weights and activations; bfloat16 is faster where the processor multiplies it",
+    )
+    parser.add_argument(
+        "--skip_bad",
+        type=bool,
+        default=False,
+        help="go on where an image does not decode, and name and count it; otherwise stop",
+    )
