@@ -39,11 +39,6 @@ class Evaluation:
     confusion: Tensor
     """Counts [C, C]: row = true class, column = predicted class."""
 
-    @property
-    def class_accuracy(self) -> Tensor:
-        """Accuracy of each class [C]; NaN where the dataset has no image of it."""
-        return self.confusion.diagonal() / self.confusion.sum(dim=1)
-
 
 class BadImages:
     """Names the images that did not decode: stops at the first, or counts them and goes on."""

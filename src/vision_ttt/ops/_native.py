@@ -96,16 +96,6 @@ def no_vectors(channels: int) -> str | None:
     return f"{channels} channels are no multiple of {LANES}" if channels % LANES else None
 
 
-def require_servable(op: str, reason: str | None) -> None:
-    """Raise where an op that has no other way was called for what its kernel refuses.
-
-    Raises:
-        ValueError: there is a reason.
-    """
-    if reason is not None:
-        raise ValueError(f"{op}: the compiled kernel cannot serve: {reason}")
-
-
 Structure = TypeVar("Structure", bound=type[ctypes.Structure])
 
 
