@@ -14,7 +14,7 @@ from vision_ttt.bench.names import RUNTIMES
 from vision_ttt.engine.building import build_model, can_build, model_arguments
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import is_model
-from vision_ttt.models.arguments import FUSED as SWITCHES
+from vision_ttt.models.arguments import FUSED
 
 NUM_CLASSES = 1000
 
@@ -22,9 +22,9 @@ SIZES = frozenset(("nano", "tiny", "small", "base", "large", "huge"))
 
 ATTENTION = {"fused attention": True, "plain attention": False}
 
-FUSED = "fused"
+FUSED_LAYERS = "fused"
 """Of a Vittt, in place of a kind of attention: its layers as ops, as the recipes train them."""
-_SWITCHED_ON = dict.fromkeys(SWITCHES, True)
+_SWITCHED_ON = dict.fromkeys(FUSED, True)
 
 _LABEL = re.compile(r"(.*?)(?::([^ ]*))?(?: \(([^)]*)\))?", re.DOTALL)
 
@@ -37,7 +37,7 @@ class Contender:
     """timm's."""
     kind: str | None = None
     """Of the modules. A key of ATTENTION where they have attention: whether torch's fused kernel
-    computes it; FUSED for those built with the switches of
+    computes it; FUSED_LAYERS for those built with the switches of
     :data:`vision_ttt.models.arguments.FUSED`; None for modules that are built in one way only."""
     runtime: str | None = None
     """A key of RUNTIMES; None for the modules."""
@@ -68,7 +68,7 @@ class Contender:
             self.name,
             num_classes=NUM_CLASSES,
             image_size=resolution,
-            extra=_SWITCHED_ON if self.kind == FUSED else None,
+            extra=_SWITCHED_ON if self.kind == FUSED_LAYERS else None,
         )
         model = build_model(self.name, arguments)
         if self.kind in ATTENTION:
@@ -103,7 +103,7 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
         if kind is None:
             chosen = kinds if runtime is None else [None]
         else:
-            kinds += [FUSED] if can_build(name, _SWITCHED_ON) else []
+            kinds += [FUSED_LAYERS] if can_build(name, _SWITCHED_ON) else []
             if runtime is not None or kind not in kinds:
                 labels = [Contender(name, each).label for each in kinds]
                 labels += [Contender(name, runtime=each).label for each in RUNTIMES]

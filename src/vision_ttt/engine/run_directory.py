@@ -197,7 +197,8 @@ def _check_same_run(run_dir: Path, former: dict[str, object], config: TrainConfi
     now, default = (json.loads(json.dumps(asdict(each))) for each in (config, TrainConfig()))
     former = {**default, **former}
     for each in (former, now):
-        each["model_args"] = architecture(each["model_args"])
+        if isinstance(each["model_args"], dict):  # what was read may be anything
+            each["model_args"] = architecture(each["model_args"])
     changed = [
         f"{name} {former[name]!r} -> {value!r}"
         for name, value in now.items()
