@@ -23,6 +23,8 @@ KERNELS = (
     "fused/kernels.cpp",
     "conv2d/kernels.cpp",
     "packed/kernels.cpp",
+    "linear/kernels.cpp",
+    "swiglu_mlp/kernels.cpp",
     "peak/kernels.cpp",
 )
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]

@@ -5,8 +5,10 @@
 #include "conv2d/conv2d.h"
 #include "fused/fused.h"
 #include "learner/problem.h"
+#include "linear/linear.h"
 #include "packed/packed.h"
 #include "peak/peak.h"
+#include "swiglu_mlp/swiglu_mlp.h"
 
 #define VISION_TTT_DECLARE(isa)                                              \
   int ttt_linear_forward_##isa(const Problem&, const Outputs&);              \
@@ -21,6 +23,10 @@
   void conv2d_weight_##isa(const Conv2d&, float*);                           \
   void swiglu_##isa(const SwiGlu&);                                          \
   void swiglu_backward_##isa(const SwiGlu&);                                 \
+  int swiglu_mlp_##isa(const SwiGluMlpProblem&);                             \
+  int swiglu_mlp_backward_##isa(const SwiGluMlpProblem&);                    \
+  int linear_##isa(const Linear&);                                           \
+  int linear_backward_##isa(const Linear&);                                  \
   int packed_linear_##isa(const PackedLinear&);                              \
   int64_t packed_vittt_block_scratch_##isa(const PackedVitttBlock&);         \
   int packed_vittt_block_##isa(const PackedVitttBlock&);                     \
@@ -33,7 +39,9 @@
    ttt_mlp_forward_##isa,    ttt_mlp_backward_##isa,                         \
    conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
    gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
-   swiglu_##isa,              swiglu_backward_##isa, \
+   swiglu_##isa,             swiglu_backward_##isa,                          \
+   swiglu_mlp_##isa,         swiglu_mlp_backward_##isa, linear_##isa,        \
+   linear_backward_##isa,                                                    \
    packed_linear_##isa,      packed_vittt_block_scratch_##isa, packed_vittt_block_##isa, \
    packed_vit3_block_scratch_##isa, packed_vit3_block_##isa, fma_peak_##isa}
 
@@ -60,6 +68,10 @@ struct Kernels {
   void (*conv2d_weight)(const Conv2d&, float*);
   void (*swiglu)(const SwiGlu&);
   void (*swiglu_backward)(const SwiGlu&);
+  int (*swiglu_mlp)(const SwiGluMlpProblem&);
+  int (*swiglu_mlp_backward)(const SwiGluMlpProblem&);
+  int (*linear)(const Linear&);
+  int (*linear_backward)(const Linear&);
   int (*packed_linear)(const PackedLinear&);
   int64_t (*packed_vittt_block_scratch)(const PackedVitttBlock&);
   int (*packed_vittt_block)(const PackedVitttBlock&);
@@ -121,6 +133,12 @@ void vision_ttt_conv2d(const Conv2d* p) { kernels().conv2d(*p); }
 void vision_ttt_conv2d_weight(const Conv2d* p, float* g) { kernels().conv2d_weight(*p, g); }
 void vision_ttt_swiglu(const SwiGlu* p) { kernels().swiglu(*p); }
 void vision_ttt_swiglu_backward(const SwiGlu* p) { kernels().swiglu_backward(*p); }
+int vision_ttt_swiglu_mlp(const SwiGluMlpProblem* p) { return kernels().swiglu_mlp(*p); }
+int vision_ttt_swiglu_mlp_backward(const SwiGluMlpProblem* p) {
+  return kernels().swiglu_mlp_backward(*p);
+}
+int vision_ttt_linear(const Linear* p) { return kernels().linear(*p); }
+int vision_ttt_linear_backward(const Linear* p) { return kernels().linear_backward(*p); }
 int vision_ttt_packed_linear(const PackedLinear* p) { return kernels().packed_linear(*p); }
 int64_t vision_ttt_packed_vittt_block_scratch(const PackedVitttBlock* p) {
   return kernels().packed_vittt_block_scratch(*p);

@@ -5,7 +5,9 @@
 #include "conv2d/conv2d.h"
 #include "fused/fused.h"
 #include "learner/problem.h"
+#include "linear/linear.h"
 #include "packed/packed.h"
+#include "swiglu_mlp/swiglu_mlp.h"
 
 #define VISION_TTT_SIZE(structure) \
   if (!std::strcmp(name, #structure)) return sizeof(structure);
@@ -20,6 +22,8 @@ VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(GatedNorm)
   VISION_TTT_SIZE(GatedNormGradients)
   VISION_TTT_SIZE(SwiGlu)
+  VISION_TTT_SIZE(SwiGluMlpProblem)
+  VISION_TTT_SIZE(Linear)
   VISION_TTT_SIZE(Conv2d)
   VISION_TTT_SIZE(Tokens)
   VISION_TTT_SIZE(Convolution)

@@ -79,6 +79,12 @@ def norm_arguments(s: Sizes) -> list[Any]:
     return [normal(s.batch, s.length, parts * dim), gate, *weights, 1e-2]
 
 
+def linear_layer_arguments(s: Sizes) -> list[Any]:
+    dim, columns = s.channels, s.heads * s.dim
+    bias = normal(columns) if s.gated else None
+    return [normal(s.batch, s.length, dim), normal(columns, dim), bias]
+
+
 def swiglu_mlp_arguments(s: Sizes) -> list[Any]:
     dim, hidden = s.channels, 2 * s.dim
     x = normal(s.batch, s.length, dim)
@@ -128,6 +134,7 @@ ARGUMENTS: dict[str, Callable[[Sizes], list[Any]]] = {
     "directional_conv1d": conv1d_arguments,
     "fused_ttt_linear": fused_arguments,
     "gated_norm": norm_arguments,
+    "linear": linear_layer_arguments,
     "swiglu": swiglu_arguments,
     "swiglu_mlp": swiglu_mlp_arguments,
     "ttt_linear": linear_arguments,
@@ -255,6 +262,7 @@ PUBLIC: dict[str, Callable[..., Tensor]] = {
     "directional_conv1d": ops.directional_conv1d,
     "fused_ttt_linear": in_parts(ops.fused_ttt_linear),
     "gated_norm": ops.gated_norm,
+    "linear": ops.linear,
     "swiglu": ops.swiglu,
     "swiglu_mlp": ops.swiglu_mlp,
     "ttt_linear": by_name(ops.ttt_linear),

@@ -19,8 +19,8 @@ NOT_IN_IT = {"vit3_inner", "packed"}
 """Folders of functions that other ops make up, and of ops for inference on packed weights."""
 
 
-ALIKE = {"swiglu_mlp"}
-"""Ops all of whose backends are matrix products around another op."""
+ALIKE = {"swiglu_mlp": {"cpu.py", "products.py"}}
+"""Files of backends that are alike, being matrix products around another op."""
 
 
 def names_in(schema) -> list[str]:
@@ -35,7 +35,7 @@ def test_every_folder_is_an_op_of_the_same_files():
         backends = {"triton": "triton_backend.py"}
         wanted = {"contract.py", "definition.py", "op.py"}
         if op.name in ALIKE:
-            wanted |= {"products.py"}
+            wanted |= ALIKE[op.name]
         else:
             wanted |= {backends.get(name, f"{name}.py") for name in op.backends}
         assert wanted <= files, op.name
@@ -96,7 +96,8 @@ def test_every_structure_that_a_header_defines_has_a_size():
     sources = FOLDER.parents[2] / "csrc"
     if not sources.exists():
         pytest.skip("an installed package has no sources")
-    headers = ("conv2d/conv2d.h", "fused/fused.h", "learner/problem.h", "packed/packed.h")
+    headers = ("conv2d/conv2d.h", "fused/fused.h", "learner/problem.h")
+    headers += ("linear/linear.h", "packed/packed.h", "swiglu_mlp/swiglu_mlp.h")
     defined = {
         name
         for header in headers

@@ -9,7 +9,7 @@ from torch import Tensor
 from vision_ttt.layers.fusable import Fusable
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.ttt_layer import TTTLayer
-from vision_ttt.ops import fused_ttt_linear
+from vision_ttt.ops import fused_ttt_linear, linear
 
 
 class TTTLinear(TTTLayer, Fusable):
@@ -25,11 +25,12 @@ class TTTLinear(TTTLayer, Fusable):
         gate: multiply by GELU(Linear_g(x)) before the output projection.
         learnable_states: see :class:`LinearLearner`; one per direction by default.
         base_learning_rate: η_base.
-        fused: run what stands between the projections as one op,
+        fused: run what stands between the wide projections as one op,
             :func:`vision_ttt.ops.fused_ttt_linear`, which computes the same from the same
-            parameters and keeps less for the backward pass. ``conv_q``, ``conv_k``, ``learner`` and
-            ``merge`` then only hold parameters, see :class:`vision_ttt.layers.fusable.Fusable`:
-            hooks on them do not run, and replacing one is an error until ``fused`` is set to False.
+            parameters and keeps less for the backward pass, and these by
+            :func:`vision_ttt.ops.linear`. All parts but ``rate_proj`` then only hold parameters,
+            see :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do not run, and replacing
+            one is an error until ``fused`` is set to False.
 
     Raises:
         ValueError: D is not a multiple of H, an argument is out of its range, or ``fused`` is asked
@@ -38,7 +39,7 @@ class TTTLinear(TTTLayer, Fusable):
     """
 
     learner: LinearLearner
-    fused_parts = ("conv_q", "conv_k", "learner", "merge")
+    fused_parts = ("in_proj", "conv_q", "conv_k", "learner", "merge", "out_proj")
     fused_methods = ("views", "rates")
 
     def __init__(
@@ -82,7 +83,7 @@ class TTTLinear(TTTLayer, Fusable):
             return super().forward(x)
         conv_q, conv_k, learner, merge = self.conv_q, self.conv_k, self.learner, self.merge
         mixed = fused_ttt_linear(
-            self.in_proj(x),
+            linear(x, self.in_proj.weight),
             self.rate_proj(x),
             (conv_q.weight, conv_q.bias),
             (conv_k.weight, conv_k.bias),
@@ -97,4 +98,4 @@ class TTTLinear(TTTLayer, Fusable):
             inner_eps=learner.eps,
             post_eps=merge.eps,
         )  # [B, T, D]
-        return self.out_proj(mixed)
+        return linear(mixed, self.out_proj.weight)

@@ -159,7 +159,7 @@ class DiT3(NotScriptable, nn.Module):
         x = self.patch_embed(x)  # [B, D, h, w]
         grid = (x.shape[-2], x.shape[-1])
         positions = sincos_table(grid, x.shape[1], x.device)
-        x = x.flatten(2).transpose(1, 2) + positions.to(x.dtype)
+        x = x.flatten(2).transpose(1, 2).contiguous() + positions.to(x.dtype)
         c = self.time_embed(t) + self.label_embed(y)
         for block in self.blocks:
             if self.grad_checkpointing and not is_fx_symbolic_tracing():

@@ -55,7 +55,8 @@ def embed_patches(x: Tensor, patch_embed: PatchEmbed, *, pad: bool) -> Tensor:
         height, width = x.shape[-2:]
         patch_height, patch_width = patch_embed.patch_size
         x = F.pad(x, (0, -width % patch_width, 0, -height % patch_height))
-    return patch_embed.proj(x).permute(0, 2, 3, 1)
+    # Sums keep the layout of what they add to: of maps, every block would copy its tokens again.
+    return patch_embed.proj(x).permute(0, 2, 3, 1).contiguous()
 
 
 def positions_for(grid: tuple[int, int], positions: Tensor, own_grid: tuple[int, int]) -> Tensor:

@@ -5,6 +5,7 @@ from vision_ttt.ops.depthwise_conv2d import depthwise_conv2d
 from vision_ttt.ops.directional_conv1d import directional_conv1d
 from vision_ttt.ops.fused_ttt_linear import fused_ttt_linear
 from vision_ttt.ops.gated_norm import gated_norm
+from vision_ttt.ops.linear import linear
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.swiglu_mlp import swiglu_mlp
 from vision_ttt.ops.ttt_linear import ttt_linear
@@ -15,6 +16,7 @@ __all__ = [
     "directional_conv1d",
     "fused_ttt_linear",
     "gated_norm",
+    "linear",
     "swiglu",
     "swiglu_mlp",
     "ttt_linear",

@@ -245,9 +245,12 @@ class Op:
     def cast(self, inputs: Any) -> Any:
         """The inputs as autocast has them. Float64 is left alone, as by PyTorch's own rules."""
         dtype = torch.get_autocast_dtype(_autocast_kind(inputs[0]))
-        casts = {name: getattr(inputs, name) for name in self.autocast}
+        given = {name: getattr(inputs, name) for name in self.autocast}
         return inputs._replace(
-            **{name: x if x.dtype == torch.float64 else x.to(dtype) for name, x in casts.items()}
+            **{
+                name: x if x is None or x.dtype == torch.float64 else x.to(dtype)
+                for name, x in given.items()
+            }
         )
 
     def _without_backend(self, inputs: Any, keep: bool = False) -> Any:

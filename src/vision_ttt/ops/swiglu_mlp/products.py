@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from vision_ttt.ops import _native, _triton
+from vision_ttt.ops import _triton
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.swiglu import contract as activation
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.swiglu.op import OP as SWIGLU
+from vision_ttt.ops.swiglu_mlp import cpu
 from vision_ttt.ops.swiglu_mlp.contract import Inputs
 
 TOKENS_AT_ONCE = 1024
@@ -65,13 +66,8 @@ def _swiglu_backward(grad: Tensor, x: Tensor) -> Tensor:
     return torch.cat((grad * b * s * (1 + a * (1 - s)), grad * a * s), dim=-1).to(x.dtype)
 
 
-def _cpu_refusal(inputs: Inputs) -> str | None:
-    """Why swiglu's kernels cannot serve between the products, or None if they can."""
-    return _native.no_vectors(inputs.down.shape[1]) or _native.refusal(inputs.x)
-
-
 BACKENDS = {
-    "cpu": Backend(_forward, _backward, _cpu_refusal),
+    "cpu": cpu.BACKEND,
     "triton": Backend(_forward, _backward, lambda inputs: _triton.refusal(inputs.x)),
     "dual": Backend(_forward, _backward, lambda inputs: None),
 }

@@ -1,0 +1,105 @@
+// Sums over tokens of products of two of their rows: the gradient of a linear layer's weight.
+#pragma once
+
+#include "../packed/chunks.h"
+#include "../packed/product.h"
+
+namespace {
+
+constexpr int64_t kColumnsAtOnce = 256;  // of the weight's rows, whose sums stay in a core's cache
+// Rows of so many floats begin in ever other sets of the first cache level.
+constexpr int64_t kRowAtOnce = kColumnsAtOnce + 16;
+
+// sums [R, V vectors] += Σ_t a_tᵀ b_t over `rows` rows, those of b lying in a panel.
+template <int R, int V>
+VISION_TTT_INLINE void outer_tile(const float* a, int64_t a_row, const float* panel, int64_t rows,
+                                  float* sums, int64_t sums_row) {
+  Vector total[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) total[r][v] = Vector{};
+  for (int64_t t = 0; t < rows; ++t) {
+    Vector b[V];
+    for (int v = 0; v < V; ++v) b[v] = load(panel + t * kPanel + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Vector factor = splat(a[t * a_row + r]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) total[r][v] += factor * b[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      float* to = sums + r * sums_row + v * kLanes;
+      store(to, load(to) + total[r][v]);
+    }
+}
+
+template <int V>
+VISION_TTT_INLINE void outer_columns(const float* a, int64_t a_row, int64_t count,
+                                     const float* panel, int64_t rows, float* sums,
+                                     int64_t sums_row) {
+  int64_t i = 0;
+  for (; i + kTileRows <= count; i += kTileRows)
+    outer_tile<kTileRows, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row);
+  for (; i + 2 <= count; i += 2)
+    outer_tile<2, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row);
+}
+
+// sums [count, columns] += aᵀ b for `rows` rows of a [rows, count] and b [rows, columns]; `panel` has
+// room for rows · kPanel floats. `count` is even, `columns` a multiple of 16.
+__attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
+                                                  const float* b, int64_t b_row, int64_t columns,
+                                                  int64_t rows, float* panel, float* sums) {
+  for (int64_t j = 0; j < columns; j += kPanel) {
+    const int64_t width = columns - j < kPanel ? columns - j : kPanel;
+    // Every tile reads all of these numbers: side by side they stay in the first cache level.
+    for (int64_t t = 0; t < rows; ++t)
+      for (int64_t c = 0; c < width; c += kLanes)
+        store(panel + t * kPanel + c, load(b + t * b_row + j + c));
+    int64_t c = 0;
+    auto vectors = [&](auto number) {
+      constexpr int V = decltype(number)::value;
+      for (; c + V * kLanes <= width; c += V * kLanes)
+        outer_columns<V>(a, a_row, count, panel + c, rows, sums + j + c, columns);
+    };
+    vectors(std::integral_constant<int, kTileVectors>{});
+    if constexpr (kTileVectors > 2) vectors(std::integral_constant<int, 2>{});
+    vectors(std::integral_constant<int, 1>{});
+  }
+}
+
+// Tokens in parts with sums of their own, which are added up in the same order every time. How tokens
+// are cut depends on their number alone, and so do the bits of a sum: not on the threads.
+struct Parts {
+  int64_t rows, of_part;
+
+  explicit Parts(int64_t tokens) : rows(tokens) {
+    constexpr int64_t kMostChunks = 8, kThreadsToServe = 16;
+    const int64_t chunks = (tokens + kRowsOfChunk - 1) / kRowsOfChunk;
+    const int64_t shared = (chunks + kThreadsToServe - 1) / kThreadsToServe;
+    of_part = kRowsOfChunk * (shared < kMostChunks ? shared : kMostChunks);
+  }
+  int64_t count() const { return (rows + of_part - 1) / of_part; }
+
+  // body(start, count) for the chunks of a part.
+  template <class Body>
+  void for_each_chunk(int64_t part, const Body& body) const {
+    const int64_t end = (part + 1) * of_part < rows ? (part + 1) * of_part : rows;
+    for (int64_t start = part * of_part; start < end; start += kRowsOfChunk)
+      body(start, end - start < kRowsOfChunk ? end - start : kRowsOfChunk);
+  }
+};
+
+// out [columns] = Σ_p parts[p], each part `apart` floats after the other.
+VISION_TTT_INLINE void add_parts(const float* parts, int64_t apart, int64_t count, int64_t columns,
+                                 float* out) {
+  for (int64_t c = 0; c < columns; c += kLanes) {
+    Vector total = load(parts + c);
+    for (int64_t p = 1; p < count; ++p) total += load(parts + p * apart + c);
+    store(out + c, total);
+  }
+}
+
+}  // namespace

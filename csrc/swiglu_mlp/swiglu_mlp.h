@@ -1,0 +1,30 @@
+// The C interface of a SwiGLU MLP and its gradients. float32, everything contiguous, and every axis
+// but that of the rows is a multiple of 16.
+#pragma once
+
+#include <cstdint>
+
+#ifndef VISION_TTT_EXPORT
+#define VISION_TTT_EXPORT __attribute__((visibility("default")))
+#endif
+
+extern "C" {
+
+// out [N, E] = (SiLU(a) ⊙ b) downᵀ with [a, b] = x upᵀ.
+struct SwiGluMlpProblem {
+  const float* x;     // [N, D]
+  const float* up;    // [2 H, D]: of a, then of b
+  const float* down;  // [E, H]
+  const float* grad;  // [N, E]; backward pass only
+  float* out;         // [N, E]; forward pass only
+  float* dx;          // backward pass only, as all gradients
+  float* dup;
+  float* ddown;
+  int64_t rows, dim, hidden, columns, threads;
+};
+
+// Both return 0, or 1 where memory for the packed weights could not be had.
+VISION_TTT_EXPORT int vision_ttt_swiglu_mlp(const SwiGluMlpProblem*);
+VISION_TTT_EXPORT int vision_ttt_swiglu_mlp_backward(const SwiGluMlpProblem*);
+
+}  // extern "C"
