@@ -86,7 +86,7 @@ void check_learner(bool mlp, int64_t B, int64_t T, int64_t H, int64_t d, int64_t
   StateBuffers grad_last(B * H, d, mlp, true), dinitial(B * H, d, mlp, false);
   Buffer dq(tokens, false), dk(tokens, false), dv(tokens, false), deta(B * T * H, false);
   Buffer dweight(biases, false), dbias(biases, false), dscale(B * H * b, false);
-  Gradients g{view(grad_o), grad_last, states, view(dq), view(dk), view(dv), deta, dinitial,
+  Gradients g{view(grad_o), grad_last, states, view(dq), view(dk), view(dv), {}, deta, dinitial,
               norm ? (float*)dweight : nullptr, norm ? (float*)dbias : nullptr, dscale};
   auto backward = mlp ? vision_ttt_ttt_mlp_backward : vision_ttt_ttt_linear_backward;
   expect(backward(&p, &g) == 0, "backward status");

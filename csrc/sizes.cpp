@@ -28,6 +28,7 @@ VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(Tokens)
   VISION_TTT_SIZE(Convolution)
   VISION_TTT_SIZE(State)
+  VISION_TTT_SIZE(TapGradients)
   VISION_TTT_SIZE(Problem)
   VISION_TTT_SIZE(Outputs)
   VISION_TTT_SIZE(Gradients)

@@ -28,6 +28,12 @@ struct Convolution {
   const float* bias;    // [H d]
 };
 
+// Gradients of a Convolution's taps, each image's and head's share.
+struct TapGradients {
+  float* q;  // [B, H, K + 1, d]: of the weights, then of the bias; null where there is no convolution
+  float* k;
+};
+
 // The inner models' layers, or gradients of them: ttt_linear has the first only.
 struct State {
   float* w1;  // [..., d, d] of ttt_linear, [..., d, 4d] of ttt_mlp
@@ -65,7 +71,8 @@ struct Gradients {
   Tokens o;          // incoming
   State last;        // incoming [B, H, ...]
   State kept;        // [N, B, H, ...], as the forward pass left them; only read
-  Tokens dq, dk, dv;
+  Tokens dq, dk, dv; // of the views before their convolutions; dq null: q is k, dk is of both
+  TapGradients dtaps;
   float* deta;       // [B, T, H]: of the rates, also where eta holds logits
   State dinitial;    // [B, H, ...]: the sum over B is the caller's where the state has no batch
   float* dln_weight; // [B, H, d], or null

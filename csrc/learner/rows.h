@@ -68,14 +68,22 @@ VISION_TTT_INLINE void convolve_rows(const float* raw, const float* weight, int6
     }
 }
 
+// The n rows that a convolution of so many taps makes rows from, and those before them: raw
+// [K - 1 + n, D].
+template <int D>
+VISION_TTT_INLINE void load_seen_rows(const Tokens& x, bool is_bfloat16, const Scan& scan,
+                                      int64_t start, int64_t n, int64_t taps, float* raw) {
+  const int64_t past = taps - 1, missing = start < past ? past - start : 0;
+  std::memset(raw, 0, missing * D * sizeof(float));
+  load_rows<D>(x, is_bfloat16, scan, start - past + missing, n + past - missing, raw + missing * D);
+}
+
 // Rows of the convolved view; raw [K - 1 + n, D] is scratch.
 template <int D>
 VISION_TTT_INLINE void load_convolved_rows(const Tokens& x, bool is_bfloat16, const Scan& scan,
                                            int64_t start, int64_t n, const float* weight,
                                            int64_t taps, float* raw, float* rows) {
-  const int64_t past = taps - 1, missing = start < past ? past - start : 0;
-  std::memset(raw, 0, missing * D * sizeof(float));
-  load_rows<D>(x, is_bfloat16, scan, start - past + missing, n + past - missing, raw + missing * D);
+  load_seen_rows<D>(x, is_bfloat16, scan, start, n, taps, raw);
   if (taps == 4)
     convolve_rows<D, 4>(raw, weight, taps, n, rows);
   else

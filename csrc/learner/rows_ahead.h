@@ -24,6 +24,7 @@ class RowsAhead {
     const int64_t bytes = p.is_bfloat16 ? 2 : 4;
     rows_ = left_ = end - first;
     for (const Tokens* x : tensors) {
+      if (!x->data) continue;
       const int64_t offset = head.scan.batch * x->batch + head.scan.token(first) * x->token +
                              head.scan.head * x->head;
       next_[count_] = static_cast<const char*>(x->data) + offset * bytes;

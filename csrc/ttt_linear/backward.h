@@ -1,6 +1,7 @@
 // Backward pass of ttt_linear over one head of one image, derived in the op's README.
 #pragma once
 
+#include "../learner/taps_backward.h"
 #include "mini_batch.h"
 
 namespace {
@@ -9,8 +10,10 @@ template <int D>
 size_t backward_floats(const Problem& p) {
   const int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
   const size_t states = p.interval * (D * D + round_up(D, 16));
-  const size_t rows = 10 * padded * D + D * padded + padded * padded;
-  return MiniBatch<D>::floats(p) + Taps<D>::floats(p) + states + 2 * D * D + 3 * D + round_up(b, 16) + rows + 32 * 16;
+  const size_t rows = (10 * padded + 2 * p.taps) * D + D * padded + padded * padded;
+  const size_t convolutions = Taps<D>::floats(p) + 2 * TapsBackward<D>::floats(p);
+  return MiniBatch<D>::floats(p) + convolutions + states + 2 * D * D + 3 * D + round_up(b, 16) +
+         rows + 32 * 16;
 }
 
 template <int D>
@@ -32,14 +35,17 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
   MiniBatch<D> batch;
   batch.allocate(scratch, p);
   batch.taps = Taps<D>::load(scratch, head);
+  const auto conv_q = TapsBackward<D>::begin(p, batch.taps.q, scratch);
+  const auto conv_k = TapsBackward<D>::begin(p, batch.taps.k, scratch);
   float* dz = scratch.take(2 * padded * D);  // [∂Z_q; ∂Z_k] once both are known
   float* through_w = scratch.take(2 * padded * D);
   float* update = scratch.take(padded * D);   // U = A G
   float* dupdate = scratch.take(padded * D);  // ∂U
   float* step_t = scratch.take(D * padded);   // Gᵀ
   float* dattention = scratch.take(padded * padded);
-  float* dq = scratch.take(padded * D);
-  float* dk = scratch.take(padded * D);
+  // Behind their rows lie those after the mini-batch, see TapsBackward.
+  float* dq = scratch.take((padded + p.taps) * D);
+  float* dk = scratch.take((padded + p.taps) * D);
   float* dv = scratch.take(padded * D);
   float* dstep = scratch.take(padded * D);
 
@@ -167,7 +173,17 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
         multiply_add_transposed(rows, n, D, batch.k + i, D, dz_k, dw + i * D);
       });
 
-      store_rows<D>(grad.dq, p.is_bfloat16, head.scan, start, n, dq);
+      auto through_conv = [&](const TapsBackward<D>& conv, const Tokens& view, float* rows) {
+        if (!conv.taps) return;
+        load_seen_rows<D>(view, p.is_bfloat16, head.scan, start, n, p.taps, batch.raw);
+        conv.run(p.taps, n, batch.raw, rows);
+      };
+      through_conv(conv_q, p.q, dq);
+      through_conv(conv_k, p.k, dk);
+      if (grad.dq.data)
+        store_rows<D>(grad.dq, p.is_bfloat16, head.scan, start, n, dq);
+      else
+        for (int64_t t = 0; t < n; ++t) accumulate(dk + t * D, Row<D>::of(dq + t * D));
       store_rows<D>(grad.dk, p.is_bfloat16, head.scan, start, n, dk);
       store_rows<D>(grad.dv, p.is_bfloat16, head.scan, start, n, dv);
     }
@@ -178,6 +194,8 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
     copy(grad.dln_weight + head.index * D, dweight, D);
     copy(grad.dln_bias + head.index * D, dbias, D);
   }
+  if (conv_q.taps) copy(grad.dtaps.q + head.index * (p.taps + 1) * D, conv_q.dtaps, (p.taps + 1) * D);
+  if (conv_k.taps) copy(grad.dtaps.k + head.index * (p.taps + 1) * D, conv_k.dtaps, (p.taps + 1) * D);
   if (grad.dscale) copy(grad.dscale + head.index * b, dscale, b);
 }
 

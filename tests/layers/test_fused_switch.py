@@ -1,4 +1,4 @@
-"""The switch that makes one op of a TTT-Linear layer's middle: same numbers, nothing silent."""
+"""The switch that runs a TTT-Linear layer by two ops: same numbers, nothing silent."""
 
 import copy
 import pickle
@@ -26,6 +26,8 @@ OTHER_PARTS = {
     "conv_k": nn.Identity,
     "learner": lambda: LinearLearner(4, 16, directions=2),
     "merge": lambda: GatedNorm(64, 2),
+    "in_proj": lambda: nn.Linear(64, 320, bias=False),
+    "out_proj": nn.Identity,
 }
 
 
@@ -157,9 +159,9 @@ def test_parameters_are_read_through_their_modules():
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_an_input_and_a_projection_that_somebody_keeps_stay_as_they_were(gradients):
+def test_an_input_and_logits_that_somebody_keeps_stay_as_they_were(gradients):
     layer, x, kept = make_layer(fused=True), torch.randn(TOKENS), []
-    layer.in_proj.register_forward_hook(
+    layer.rate_proj.register_forward_hook(
         lambda _m, inputs, output: kept.extend((x, x.clone()) for x in (*inputs, output))
     )
     with torch.set_grad_enabled(gradients):

@@ -169,10 +169,13 @@ def test_inference_gives_the_same_bits_and_leaves_its_input(layout):
 def test_what_a_hook_has_seen_stays_as_it_was():
     layer, x = make_layer(**VITTT), torch.randn(1, 20, 64)
     seen = []
-    layer.in_proj.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    layer.rate_proj.register_forward_hook(
+        lambda module, inputs, output: seen.append((*inputs, output))
+    )
     with torch.no_grad():
         layer(x)
-        assert torch.equal(seen[0], torch.nn.functional.linear(x, layer.in_proj.weight))
+        assert torch.equal(seen[0][0], x)
+        assert torch.equal(seen[0][1], layer.rate_proj(x))
 
 
 def op_arguments(layer, x, calls):
@@ -192,7 +195,7 @@ def test_backward_needs_what_forward_kept(calls):
 
 
 def test_as_many_flops_as_op_by_op():
-    layer, x = make_layer(**VITTT), torch.randn(2, 70, 64)
+    layer, x = make_layer(**VITTT), torch.randn(2, 70, 64, requires_grad=True)
 
     def count(call):
         with FlopCounterMode(display=False) as counter:

@@ -51,6 +51,11 @@ class _State(ctypes.Structure):
         return cls(*(x.data_ptr() if x.numel() else None for x in tensors))
 
 
+@mirrors("TapGradients")
+class _TapGradients(ctypes.Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("q", "k"))
+
+
 @mirrors("Problem")
 class _Problem(ctypes.Structure):
     _fields_ = (
@@ -78,6 +83,7 @@ class _Gradients(ctypes.Structure):
         ("o", _Tokens),
         *((name, _State) for name in ("last", "kept")),
         *((name, _Tokens) for name in ("dq", "dk", "dv")),
+        ("dtaps", _TapGradients),
         ("deta", c_void_p),
         ("dinitial", _State),
         *((name, c_void_p) for name in ("dln_weight", "dln_bias", "dscale")),
@@ -177,14 +183,18 @@ class LearnerCall:
         self,
         incoming: Sequence[Tensor],
         kept: Sequence[Tensor],
-        views: tuple[Tensor, Tensor, Tensor],
+        views: tuple[Tensor | None, Tensor, Tensor],
     ) -> list[Tensor | None]:
         """Gradients of eta, the state, the norm and the scale, per head and image.
+
+        With convolutions, behind them those of q's taps and k's [B, H, K + 1, d], the last of which
+        is the bias.
 
         Args:
             incoming: gradients of o and of the last state.
             kept: the states that the forward pass kept.
-            views: where to write the gradients of q, k and v [B, T, H, d].
+            views: where to write the gradients of q, k and v [B, T, H, d]. None for q, which then
+                is k: that of k is the sum.
         """
         q = self.views[0]
         batch, _, heads, dim = q.shape
@@ -200,16 +210,18 @@ class LearnerCall:
             None if like is None else self._empty(shape)
             for like, shape in zip(self.others, shapes, strict=True)
         )
+        taps = [self._empty((batch, heads, w.shape[-1] + 1, dim)) for w, _ in self.taps]
         gradients = _Gradients(
             _Tokens.of(o),
             *(_State.of(last), _State.of(kept)),
-            *(_Tokens.of(x) for x in views),
+            *(_Tokens() if x is None else _Tokens.of(x) for x in views),
+            _TapGradients(*map(_pointer, taps)),
             _pointer(deta),
             _State.of(dstate),
             *map(_pointer, rest),
         )
         self._run("backward", gradients)
-        return [deta, *dstate, *rest]
+        return [deta, *dstate, *rest, *taps]
 
     def _run(self, direction: str, results: ctypes.Structure) -> None:
         """Call a kernel, which fails only for want of memory."""

@@ -11,8 +11,6 @@ from torch import Tensor
 from vision_ttt.ops import _native
 from vision_ttt.ops._learner_kernels import DIMENSIONS, LARGEST_MINI_BATCH, add_shares
 from vision_ttt.ops._op import Backend
-from vision_ttt.ops.directional_conv1d import contract as convolution
-from vision_ttt.ops.directional_conv1d.cpu import directional_conv1d_backward
 from vision_ttt.ops.fused_ttt_linear.contract import Inputs
 from vision_ttt.ops.gated_norm import contract as merge
 from vision_ttt.ops.gated_norm.cpu import gated_norm_backward, gated_norm_forward
@@ -79,13 +77,13 @@ def _backward(
     columns = _Columns.of(x.projected.contiguous(), x.widths)
     into = _Columns.of(dprojected, x.widths)
     dz, dpost_weight, dpost_bias = gated_norm_backward(_to_merge(x, z, columns), grad, into.gate)
-    tokens = (*x.projected.shape[:2], heads, dim)
-    dq, dk = grad.new_empty(tokens), grad.new_empty(tokens)  # of the convolved views
-    no_states = (grad.new_zeros(tokens[0], *state.shape) for state in (x.w0, x.b0))
-    shares = _call(x, columns).backward(
-        (dz.view(tokens), *no_states),
-        (kept_w, kept_b),
-        (dq, dk, into.v.unflatten(-1, (heads, dim))),
+    no_states = (grad.new_zeros(len(grad), *state.shape) for state in (x.w0, x.b0))
+    dq, dk, dv = (
+        None if view is None else view.unflatten(-1, (heads, dim))
+        for view in (into.q, into.k, into.v)
+    )
+    *shares, dtaps_q, dtaps_k = _call(x, columns).backward(
+        (dz.unflatten(-1, (heads, dim)), *no_states), (kept_w, kept_b), (dq, dk, dv)
     )
     # Neighbouring heads share a row of the position scale: their shares add up, too.
     shares[5] = shares[5].unflatten(1, (len(x.position_scale), -1)).sum(2)
@@ -94,20 +92,15 @@ def _backward(
     rate = torch.sigmoid(x.rate_logits)
     dlogits = deta * rate * (1 - rate) * (x.base_learning_rate / dim)
 
-    def through_conv(
-        d: Tensor, view: Tensor, weight: Tensor, bias: Tensor, dview: Tensor
-    ) -> tuple[Tensor, ...]:
-        inputs = convolution.Inputs(view, weight, bias, x.reverse_heads * dim)
-        return directional_conv1d_backward(inputs, d.flatten(2), dview)
+    dconvolutions = (part for taps in (dtaps_q, dtaps_k) for part in _weight_and_bias(taps))
+    return dprojected, dlogits, *dconvolutions, *dparameters, dpost_weight, dpost_bias
 
-    dconv_k = through_conv(dk, columns.k, x.conv_k_weight, x.conv_k_bias, into.k)
-    if columns.q is None:
-        dk_too = dk.flatten(2)  # its memory is free again
-        dconv_q = through_conv(dq, columns.k, x.conv_q_weight, x.conv_q_bias, dk_too)
-        into.k.add_(dk_too)
-    else:
-        dconv_q = through_conv(dq, columns.q, x.conv_q_weight, x.conv_q_bias, into.q)
-    return dprojected, dlogits, *dconv_q, *dconv_k, *dparameters, dpost_weight, dpost_bias
+
+def _weight_and_bias(shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients [H · d, 1, K] and [H · d] of a convolution, given its taps' [B, H, K + 1, d]."""
+    taps = shares.sum(0).transpose(1, 2).flatten(0, 1)  # [H · d, K + 1]
+    weight, bias = taps[:, None, :-1], taps[:, -1]
+    return tuple(x.clone(memory_format=torch.contiguous_format) for x in (weight, bias))
 
 
 BACKEND = Backend(_forward, _backward, refusal)
