@@ -9,8 +9,10 @@
 #include "conv2d/conv2d.h"
 #include "fused/fused.h"
 #include "learner/problem.h"
+#include "linear/linear.h"
 #include "peak/peak.h"
 #include "packed/packed.h"
+#include "swiglu_mlp/swiglu_mlp.h"
 
 namespace {
 
@@ -60,7 +62,7 @@ struct StateBuffers {
 };
 
 void check_learner(bool mlp, int64_t B, int64_t T, int64_t H, int64_t d, int64_t b, bool norm,
-                   int64_t taps = 0) {
+                   int64_t taps = 0, bool shared = false) {
   const size_t tokens = B * T * H * d, biases = B * H * d;
   const int64_t interval = 2, kept = (T - 1) / (b * interval);
   Buffer q(tokens), k(tokens), v(tokens), eta(B * T * H);
@@ -86,11 +88,16 @@ void check_learner(bool mlp, int64_t B, int64_t T, int64_t H, int64_t d, int64_t
   StateBuffers grad_last(B * H, d, mlp, true), dinitial(B * H, d, mlp, false);
   Buffer dq(tokens, false), dk(tokens, false), dv(tokens, false), deta(B * T * H, false);
   Buffer dweight(biases, false), dbias(biases, false), dscale(B * H * b, false);
-  Gradients g{view(grad_o), grad_last, states, view(dq), view(dk), view(dv), {}, deta, dinitial,
+  Buffer dtaps_q(B * H * d * (taps + 1), false), dtaps_k(dtaps_q.size, false);
+  const Tokens of_q = shared ? Tokens{} : view(dq);
+  const TapGradients dtaps{taps && !mlp ? (float*)dtaps_q : nullptr,
+                           taps && !mlp ? (float*)dtaps_k : nullptr};
+  Gradients g{view(grad_o), grad_last, states, of_q, view(dk), view(dv), dtaps, deta, dinitial,
               norm ? (float*)dweight : nullptr, norm ? (float*)dbias : nullptr, dscale};
   auto backward = mlp ? vision_ttt_ttt_mlp_backward : vision_ttt_ttt_linear_backward;
   expect(backward(&p, &g) == 0, "backward status");
-  expect(dq.finite() && dk.finite() && dv.finite() && deta.finite() && dinitial.finite() &&
+  expect(!dtaps.q || (dtaps_q.finite() && dtaps_k.finite()), "gradients of taps are finite");
+  expect((shared || dq.finite()) && dk.finite() && dv.finite() && deta.finite() && dinitial.finite() &&
              dscale.finite() && (!norm || (dweight.finite() && dbias.finite())),
          "backward is finite");
 }
@@ -121,6 +128,25 @@ void check_fused(int64_t B, int64_t T, int64_t D) {
   vision_ttt_swiglu(&glu);
   vision_ttt_swiglu_backward(&glu);
   expect(y.finite() && dz.finite(), "swiglu is finite");
+}
+
+void check_linear(int64_t rows, int64_t inner, int64_t columns) {
+  Buffer x(rows * inner), weight(columns * inner), bias(columns), grad(rows * columns);
+  Buffer out(rows * columns, false), dx(rows * inner, false), dweight(columns * inner, false);
+  const Linear linear{x, weight, bias, grad, out, dx, dweight, rows, inner, columns, 2};
+  expect(vision_ttt_linear(&linear) == 0 && out.finite(), "a linear layer is finite");
+  expect(vision_ttt_linear_backward(&linear) == 0 && dx.finite() && dweight.finite(),
+         "a linear layer's backward is finite");
+}
+
+void check_swiglu_mlp(int64_t rows, int64_t dim, int64_t hidden, int64_t columns) {
+  Buffer x(rows * dim), up(2 * hidden * dim), down(columns * hidden), grad(rows * columns);
+  Buffer out(rows * columns, false), dx(rows * dim, false), dup(up.size, false);
+  Buffer ddown(down.size, false);
+  const SwiGluMlpProblem mlp{x, up, down, grad, out, dx, dup, ddown, rows, dim, hidden, columns, 2};
+  expect(vision_ttt_swiglu_mlp(&mlp) == 0 && out.finite(), "an MLP is finite");
+  expect(vision_ttt_swiglu_mlp_backward(&mlp) == 0 && dx.finite() && dup.finite() && ddown.finite(),
+         "an MLP's backward is finite");
 }
 
 void check_conv2d(int64_t B, int64_t h, int64_t w, int64_t C, int64_t K) {
@@ -212,6 +238,13 @@ int main() {
       check_learner(mlp, 2, 37, 2, 32, 16, norm, 4);
       check_learner(mlp, 1, 2, 2, 16, 1, norm, 5);
     }
+  check_learner(false, 2, 37, 2, 32, 16, true, 4, true);
+  check_linear(1, 16, 16);
+  check_linear(109, 48, 272);
+  check_linear(1700, 80, 96);
+  check_swiglu_mlp(1, 16, 16, 16);
+  check_swiglu_mlp(109, 48, 272, 80);
+  check_swiglu_mlp(1700, 32, 48, 32);
   check_fused(1, 1, 32);
   check_fused(2, 131, 64);
   check_conv2d(1, 1, 1, 16, 3);

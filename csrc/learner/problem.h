@@ -71,7 +71,9 @@ struct Gradients {
   Tokens o;          // incoming
   State last;        // incoming [B, H, ...]
   State kept;        // [N, B, H, ...], as the forward pass left them; only read
-  Tokens dq, dk, dv; // of the views before their convolutions; dq null: q is k, dk is of both
+  // Of ttt_linear's views before their convolutions; where dq is null q is k, and dk is of both.
+  // ttt_mlp's backward pass knows no convolutions.
+  Tokens dq, dk, dv;
   TapGradients dtaps;
   float* deta;       // [B, T, H]: of the rates, also where eta holds logits
   State dinitial;    // [B, H, ...]: the sum over B is the caller's where the state has no batch

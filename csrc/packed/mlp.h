@@ -28,8 +28,8 @@ struct SwiGluMlp {
       const int64_t count = left < kHiddenAtOnce ? left : kHiddenAtOnce;
       Part some(gate);
       some.first = start, some.columns = count;
-      product(x, dim, rows, gate, some, Sink<float>{a, count, count});
-      product(x, dim, rows, value, some, Sink<float>{b, count, count});
+      product(x, gate.inner, rows, gate, some, Sink<float>{a, count, count});
+      product(x, gate.inner, rows, value, some, Sink<float>{b, count, count});
       swiglu_numbers(a, b, rows * count, h);
       Part sums(out);
       sums.inner_start = start, sums.inner = count;

@@ -44,7 +44,7 @@ def test_shapes(lead):
     assert_same(make_arguments(*lead))
 
 
-@pytest.mark.parametrize("sizes", [(16, 5, 3), (7, 16, 9), (192, 512, 192)])
+@pytest.mark.parametrize("sizes", [(16, 5, 3), (7, 16, 9), (192, 512, 192), (48, 272, 80)])
 def test_sizes(sizes):
     dim, hidden, out = sizes
     assert_same(make_arguments(2, 9, dim=dim, hidden=hidden, out=out))
