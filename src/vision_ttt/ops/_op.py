@@ -16,6 +16,7 @@ from torch import Tensor
 from vision_ttt.ops import _backend
 from vision_ttt.ops._backend import AUTO, is_transformed, requested_backend
 from vision_ttt.ops._contract import Contract
+from vision_ttt.ops._direct import may_go_straight
 from vision_ttt.ops._native import warn_if_missing
 from vision_ttt.ops._registration import (
     register_backward,
@@ -47,7 +48,8 @@ class Backend(NamedTuple):
 class Op:
     """An op: called with its inputs, it chooses a backend by them and runs it.
 
-    Behind ``vision_ttt::NAME`` stand all backends. It is opaque to torch.compile and torch.export,
+    Behind ``vision_ttt::NAME`` stand all backends; calls that the dispatcher would only hand on go
+    past it. It is opaque to torch.compile and torch.export,
     has one backward pass (``vision_ttt::NAME_backward``, so that compiled backward graphs hold it),
     and further derivatives by its definition.
 
@@ -135,12 +137,28 @@ class Op:
         name = self._choose(inputs, backend)
         if name != AUTO and name not in self.backends:
             return self._define(inputs)
+        if may_go_straight(inputs):
+            chosen = self.serving(inputs) if name == AUTO else self.backends[name]
+            results = self.run(chosen.forward, inputs, *self._keeping(False))
+        else:
+            needs_grad = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+            keep = self._keeping(torch.is_grad_enabled() and needs_grad)
+            results = self.forward_op(*inputs, *keep, *((name,) if self.late else ()))
         if self.kept is None:
-            return self.forward_op(*inputs)
-        needs_grad = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-        keep = torch.is_grad_enabled() and needs_grad
-        results = self.forward_op(*inputs, keep, *((name,) if self.late else ()))
+            return results
         return results[: self.results] if self.results > 1 else results[0]
+
+    def _keeping(self, keep: bool) -> tuple[bool, ...]:
+        """The argument behind the inputs, of ops that keep work for the backward pass."""
+        return () if self.kept is None else (keep,)
+
+    def run(self, function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
+        """Call a backend's function. Within an op that autocast casts for it rounds nothing."""
+        kind = inputs[0].device.type
+        if self.autocast and torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                return function(inputs, *others)
+        return function(inputs, *others)
 
     def choose(self, inputs: Any, backend: str | None = None) -> str:
         """Name the backend of a call: asked for by it or by an override, or the fastest.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +28,8 @@ def register_forward(op: Op, schema: str) -> Any:
         op.bare_contract.check(inputs)
         keep, asked = (rest[:-1], rest[-1]) if op.late else (rest, AUTO)
         last_resort = not op.late and not any(keep)
-        with _precision_of_its_own(op, inputs[0]):
-            return op.serving(inputs, asked, last_resort=last_resort).forward(inputs, *keep)
+        backend = op.serving(inputs, asked, last_resort=last_resort)
+        return op.run(backend.forward, inputs, *keep)
 
     @forward.register_fake
     def _(*args: Any) -> Any:
@@ -59,9 +58,8 @@ def register_backward(op: Op, forward: Any, schema: str) -> None:
         if op.kept is not None and len(kept[-1]) != op.kept(inputs):
             wanted, got = op.kept(inputs), len(kept[-1])
             raise ValueError(f"{name}: needs {wanted} kept states, got {got}")
-        with _precision_of_its_own(op, inputs[0]):
-            backend = op.serving(inputs, args[-1] if op.late else AUTO)
-            return backend.backward(inputs, *grads, *kept)
+        backend = op.serving(inputs, args[-1] if op.late else AUTO)
+        return op.run(backend.backward, inputs, *grads, *kept)
 
     @backward.register_fake
     def _(*args: Any) -> Any:
@@ -108,16 +106,6 @@ def _save(op: Op, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.options = inputs[op.tensors : op.width]
     ctx.backend = inputs[-1:] if op.late else ()
     ctx.others = len(inputs) - op.tensors
-
-
-_AS_IT_IS = nullcontext()
-
-
-def _precision_of_its_own(op: Op, x: Tensor) -> AbstractContextManager[None]:
-    """Keep autocast from rounding within an op that it casts for."""
-    if op.autocast and torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return _AS_IT_IS
 
 
 _AUTOCAST_RULES: list[torch.library.Library] = []  # a rule lives as long as its library object
