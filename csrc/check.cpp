@@ -106,7 +106,7 @@ void check_fused(int64_t B, int64_t T, int64_t D) {
   const size_t tokens = B * T * D;
   Buffer x(tokens), y(tokens, false), weight(4 * D), bias(2 * D);
   Conv1d conv{{x, T * D, D}, {y, T * D, D}, weight, bias, B, T, D, 4, D / 2, 2};
-  vision_ttt_conv1d(&conv);
+  expect(vision_ttt_conv1d(&conv) == 0, "conv1d status");
   Buffer dweight(4 * D, false), dbias(D, false);
   Conv1dWeights shares{dweight, dbias};
   vision_ttt_conv1d_weights(&conv, &shares);
@@ -153,7 +153,7 @@ void check_conv2d(int64_t B, int64_t h, int64_t w, int64_t C, int64_t K) {
   const int64_t T = h * w;
   Buffer x(B * T * C), y(B * T * C, false), weight(K * K * C), dweight(K * K * C, false);
   Conv2d conv{{x, T * C, C}, {y, T * C, C}, weight, B, h, w, C, K, 2};
-  vision_ttt_conv2d(&conv);
+  expect(vision_ttt_conv2d(&conv) == 0, "conv2d status");
   vision_ttt_conv2d_weight(&conv, dweight);
   expect(y.finite() && dweight.finite(), "conv2d is finite");
 }

@@ -15,11 +15,11 @@
   int ttt_linear_backward_##isa(const Problem&, const Gradients&);           \
   int ttt_mlp_forward_##isa(const Problem&, const Outputs&);                 \
   int ttt_mlp_backward_##isa(const Problem&, const Gradients&);              \
-  void conv1d_##isa(const Conv1d&);                                          \
+  int conv1d_##isa(const Conv1d&);                                           \
   void conv1d_weights_##isa(const Conv1d&, const Conv1dWeights&);            \
   void gated_norm_##isa(const GatedNorm&);                                   \
   void gated_norm_backward_##isa(const GatedNorm&, const GatedNormGradients&); \
-  void conv2d_##isa(const Conv2d&);                                          \
+  int conv2d_##isa(const Conv2d&);                                           \
   void conv2d_weight_##isa(const Conv2d&, float*);                           \
   void swiglu_##isa(const SwiGlu&);                                          \
   void swiglu_backward_##isa(const SwiGlu&);                                 \
@@ -60,11 +60,11 @@ struct Kernels {
   int (*ttt_linear_backward)(const Problem&, const Gradients&);
   int (*ttt_mlp_forward)(const Problem&, const Outputs&);
   int (*ttt_mlp_backward)(const Problem&, const Gradients&);
-  void (*conv1d)(const Conv1d&);
+  int (*conv1d)(const Conv1d&);
   void (*conv1d_weights)(const Conv1d&, const Conv1dWeights&);
   void (*gated_norm)(const GatedNorm&);
   void (*gated_norm_backward)(const GatedNorm&, const GatedNormGradients&);
-  void (*conv2d)(const Conv2d&);
+  int (*conv2d)(const Conv2d&);
   void (*conv2d_weight)(const Conv2d&, float*);
   void (*swiglu)(const SwiGlu&);
   void (*swiglu_backward)(const SwiGlu&);
@@ -121,7 +121,7 @@ int vision_ttt_ttt_mlp_backward(const Problem* p, const Gradients* g) {
   return kernels().ttt_mlp_backward(*p, *g);
 }
 int64_t vision_ttt_chunk_tokens() { return VISION_TTT_CHUNK_TOKENS; }
-void vision_ttt_conv1d(const Conv1d* p) { kernels().conv1d(*p); }
+int vision_ttt_conv1d(const Conv1d* p) { return kernels().conv1d(*p); }
 void vision_ttt_conv1d_weights(const Conv1d* p, const Conv1dWeights* g) {
   kernels().conv1d_weights(*p, *g);
 }
@@ -129,7 +129,7 @@ void vision_ttt_gated_norm(const GatedNorm* p) { kernels().gated_norm(*p); }
 void vision_ttt_gated_norm_backward(const GatedNorm* p, const GatedNormGradients* g) {
   kernels().gated_norm_backward(*p, *g);
 }
-void vision_ttt_conv2d(const Conv2d* p) { kernels().conv2d(*p); }
+int vision_ttt_conv2d(const Conv2d* p) { return kernels().conv2d(*p); }
 void vision_ttt_conv2d_weight(const Conv2d* p, float* g) { kernels().conv2d_weight(*p, g); }
 void vision_ttt_swiglu(const SwiGlu* p) { kernels().swiglu(*p); }
 void vision_ttt_swiglu_backward(const SwiGlu* p) { kernels().swiglu_backward(*p); }

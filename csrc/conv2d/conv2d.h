@@ -10,11 +10,12 @@ extern "C" {
 // beyond its edges.
 struct Conv2d {
   Sequence x, y;
-  const float* weight;  // [K · K, C]
+  const float* weight;  // [C, K · K]
   int64_t batch, height, width, channels, kernel, threads;
 };
 
-VISION_TTT_EXPORT void vision_ttt_conv2d(const Conv2d*);
+// Returns 0, or 1 where memory for the weight's transpose could not be had.
+VISION_TTT_EXPORT int vision_ttt_conv2d(const Conv2d*);
 
 // The weight's gradient [K · K, C]; y holds the incoming one.
 VISION_TTT_EXPORT void vision_ttt_conv2d_weight(const Conv2d*, float* weight);

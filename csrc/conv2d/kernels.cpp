@@ -1,4 +1,5 @@
 // The depth-wise Conv2d for one instruction set; compiled once for each, see the build.
+#include "../transposed.h"
 #include "../vector.h"
 #include "conv2d.h"
 #include "token.h"
@@ -11,9 +12,11 @@ VISION_TTT_INLINE float* token(const Sequence& s, int64_t batch, int64_t t) {
 
 }  // namespace
 
-void VISION_TTT_KERNEL(conv2d)(const Conv2d& p) {
+int VISION_TTT_KERNEL(conv2d)(const Conv2d& p) {
+  const Transposed weight(p.weight, p.channels, p.kernel * p.kernel);
+  if (!weight.data()) return 1;
   const TokenConvolution<float> convolve{p.x.token, p.height, p.width, p.channels, p.kernel,
-                                         p.weight, p.channels, nullptr, false};
+                                         weight.data(), p.channels, nullptr, false};
   const int64_t tasks = p.batch * p.height;  // rows of tokens
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t task = 0; task < tasks; ++task) {
@@ -21,6 +24,7 @@ void VISION_TTT_KERNEL(conv2d)(const Conv2d& p) {
     for (int64_t t = row * p.width; t < (row + 1) * p.width; ++t)
       convolve(token(p.x, batch, t), t, token(p.y, batch, t));
   }
+  return 0;
 }
 
 void VISION_TTT_KERNEL(conv2d_weight)(const Conv2d& p, float* weight) {

@@ -22,7 +22,7 @@ struct Sequence {
 // y_t = bias + Σ_j weight_j x_{t - (K-1) + j}; the last reverse_channels look the other way.
 struct Conv1d {
   Sequence x, y;
-  const float* weight;  // [K, C]
+  const float* weight;  // [C, K]
   const float* bias;    // [C], or null
   int64_t batch, length, channels, taps, reverse_channels, threads;
 };
@@ -59,7 +59,8 @@ struct SwiGlu {
 };
 
 VISION_TTT_EXPORT int64_t vision_ttt_chunk_tokens();
-VISION_TTT_EXPORT void vision_ttt_conv1d(const Conv1d*);
+// Returns 0, or 1 where memory for the weight's transpose could not be had.
+VISION_TTT_EXPORT int vision_ttt_conv1d(const Conv1d*);
 VISION_TTT_EXPORT void vision_ttt_conv1d_weights(const Conv1d*, const Conv1dWeights*);
 VISION_TTT_EXPORT void vision_ttt_gated_norm(const GatedNorm*);
 VISION_TTT_EXPORT void vision_ttt_gated_norm_backward(const GatedNorm*, const GatedNormGradients*);

@@ -3,6 +3,7 @@
 
 #include "fused.h"
 #include "../functions.h"
+#include "../transposed.h"
 
 namespace {
 
@@ -30,7 +31,7 @@ VISION_TTT_INLINE float* mutable_row(const Sequence& s, int64_t batch, int64_t t
   return s.data + batch * s.batch + token * s.token;
 }
 
-// One token's channels [start, stop), whose scan goes by `step`. K = 0 takes any taps, some of them
+// One token's channels [start, stop), whose scan goes by `step`; the weight is [K, C] here. K = 0 takes any taps, some of them
 // beyond the sequence; four, the published number, are unrolled where all are inside.
 template <int K>
 VISION_TTT_INLINE void conv1d_token(const Conv1d& p, int64_t batch, int64_t t, int64_t start,
@@ -63,7 +64,11 @@ VISION_TTT_INLINE void conv1d_direction(const Conv1d& p, const Span& span, int64
 
 }  // namespace
 
-void VISION_TTT_KERNEL(conv1d)(const Conv1d& p) {
+int VISION_TTT_KERNEL(conv1d)(const Conv1d& call) {
+  const Transposed weight(call.weight, call.channels, call.taps);
+  if (!weight.data()) return 1;
+  Conv1d p = call;
+  p.weight = weight.data();
   const int64_t tasks = p.batch * chunks(p.length);
   const int64_t forward = p.channels - p.reverse_channels;
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
@@ -72,6 +77,7 @@ void VISION_TTT_KERNEL(conv1d)(const Conv1d& p) {
     conv1d_direction(p, span, 0, forward, 1);
     conv1d_direction(p, span, forward, p.channels, -1);
   }
+  return 0;
 }
 
 void VISION_TTT_KERNEL(conv1d_weights)(const Conv1d& p, const Conv1dWeights& grad) {

@@ -102,7 +102,8 @@ class Contract:
         self.names = (*tensors, *self.others, *self.numbers)
         self.odd, self.alike, self.together = tuple(odd), tuple(alike), tuple(together)
         self.autocast = autocast
-        self.dense_last, self.dense = tuple(dense_last), tuple(dense)
+        self._dense_last_places = [self.names.index(name) for name in dense_last]
+        self._dense_places = [self.names.index(name) for name in dense]
         self.may_be_0 = tuple(may_be_0)
         self._rows = self._solvable([_row(*item) for item in tensors.items()])
         self._accepted: set[tuple[Any, ...]] = set()
@@ -148,24 +149,34 @@ class Contract:
             self._check_table(self._by_name(arguments))
         else:
             self._check_table_once(arguments)
-        if self.dense_last or self.dense:
-            self._check_layout(self._by_name(arguments))
+        for place in self._dense_last_places:
+            x = arguments[place]
+            if x.stride(-1) != 1 and x.shape[-1] > 1:
+                raise ValueError(
+                    f"{self.op}: {self.names[place]}'s last axis must be contiguous, "
+                    f"got strides {x.stride()}"
+                )
+        for place in self._dense_places:
+            x = arguments[place]
+            if not x.is_contiguous():
+                raise ValueError(
+                    f"{self.op}: {self.names[place]} must be contiguous, got strides {x.stride()}"
+                )
 
     def _by_name(self, arguments: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.names, arguments, strict=True))
 
     def _check_table_once(self, arguments: Sequence[Any]) -> None:
         """Check the table, unless a call that was equal in all that it is about has passed."""
-        devices = ("cpu", "cuda") if self.autocast else ()
-        signature: list[Any] = [torch.is_autocast_enabled(device) for device in devices]
-        for x in arguments:
-            if isinstance(x, Tensor):
-                signature += x.shape, x.dtype, x.layout, x.device
-            elif isinstance(x, list):  # as the dispatcher makes one of a tuple
-                signature += list, *x
-            else:
-                signature += type(x), x
-        key = tuple(signature)
+        key = (
+            self.autocast and (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+            *[
+                (x.shape, x.dtype, x.layout, x.device)
+                if isinstance(x, Tensor)
+                else (type(x), tuple(x) if isinstance(x, list) else x)  # the dispatcher makes lists
+                for x in arguments
+            ],
+        )
         try:
             if key in self._accepted:
                 return
@@ -254,19 +265,6 @@ class Contract:
                 )
             if x.dtype == torch.float64:
                 raise TypeError(f"{self.op}: {name} is float64, {leader} is not ({first.dtype})")
-
-    def _check_layout(self, values: Mapping[str, Any]) -> None:
-        for name in self.dense_last:
-            x = values[name]
-            if x.stride(-1) != 1 and x.shape[-1] > 1:
-                raise ValueError(
-                    f"{self.op}: {name}'s last axis must be contiguous, got strides {x.stride()}"
-                )
-        for name in self.dense:
-            if not values[name].is_contiguous():
-                raise ValueError(
-                    f"{self.op}: {name} must be contiguous, got strides {values[name].stride()}"
-                )
 
 
 def check_number(op: str, name: str, value: Any, limits: Whole | Real) -> None:

@@ -23,15 +23,17 @@ _NOBODY_LISTENS = frozenset(
 
 
 def may_go_straight(inputs: tuple[Any, ...]) -> bool:
-    """Whether nobody but a kernel has to see a call: no autograd, tracer, mode, subclass, profiler.
+    """Whether nobody but a kernel has to see a call: no autograd, autocast, tracer, mode, profiler.
 
     The inputs keep to the op's contract, and are on one device.
-
-    Autocast is the caller's to apply.
     """
-    if torch.compiler.is_compiling() or torch.autograd._profiler_enabled() or inputs[0].is_meta:
-        return False
-    if torch._C._dispatch_tls_local_include_set().raw_repr() not in _NOBODY_LISTENS:
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._dispatch_tls_local_include_set().raw_repr() not in _NOBODY_LISTENS
+        or torch._C._is_any_autocast_enabled()
+        or torch.autograd._profiler_enabled()
+        or inputs[0].is_meta
+    ):
         return False
     records = torch.is_grad_enabled()
     for x in inputs:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._native import call_kernel, contiguous_last, mirrors
+from vision_ttt.ops._native import contiguous_last, mirrors, run_kernel
 
 DIMENSIONS = (16, 32, 64, 128)
 LARGEST_MINI_BATCH = 64
@@ -30,10 +30,10 @@ class _Tokens(ctypes.Structure):
         ("head", c_int64),
     )
 
-    @classmethod
-    def of(cls, x: Tensor) -> _Tokens:
-        """Describe x [B, T, H, d]."""
-        return cls(x.data_ptr(), *x.stride()[:3])
+
+def _tokens(x: Tensor) -> tuple[int, ...]:
+    """The :class:`_Tokens` of x [B, T, H, d]."""
+    return x.data_ptr(), *x.stride()[:3]
 
 
 @mirrors("Convolution")
@@ -48,7 +48,7 @@ class _State(ctypes.Structure):
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> _State:
         """One layer's weight and bias, or two layers'; nulls where the tensors are empty."""
-        return cls(*(x.data_ptr() if x.numel() else None for x in tensors))
+        return cls(*[x.data_ptr() for x in tensors])
 
 
 @mirrors("TapGradients")
@@ -106,6 +106,9 @@ def refusal(inputs: Any) -> str | None:
     return None
 
 
+_NO_CONVOLUTIONS = ((None, None), (None, None))
+
+
 class LearnerCall:
     """One call's problem, with the float32 copies it points to kept alive.
 
@@ -129,25 +132,24 @@ class LearnerCall:
         rate: float | None = None,
         convolutions: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        q, k, v, *others, mini_batch_size, reverse_heads, eps = inputs
+        q, k, v, eta, *state, ln_weight, ln_bias, scale, mini_batch_size, reverse_heads, eps = (
+            inputs
+        )
         batch, length, heads, dim = q.shape
         self.views = [contiguous_last(x) for x in (q, k, v)]
-        eta, *state, ln_weight, ln_bias, scale = others
-        state = _with_one_batch_axis(state, batch)
-        self.state = [_plain(x) for x in state]
+        self.state = [_plain(x) for x in _with_one_batch_axis(state, batch)]
         self.others = [None if x is None else _plain(x) for x in (eta, ln_weight, ln_bias, scale)]
         self.taps = [(w.contiguous(), b.contiguous()) for w, b in convolutions or ()]
-        taps = [_Convolution(w.data_ptr(), b.data_ptr()) for w, b in self.taps]
-        eta, *norm_and_scale = map(_pointer, self.others)
         self.interval = self.checkpoint_interval(dim, mini_batch_size)
+        # ctypes makes the structures within of tuples.
         self.problem = _Problem(
-            *(_Tokens.of(x) for x in self.views),
-            *(taps or (_Convolution(), _Convolution())),
-            eta,
+            *map(_tokens, self.views),
+            *([(w.data_ptr(), b.data_ptr()) for w, b in self.taps] or _NO_CONVOLUTIONS),
+            self.others[0].data_ptr(),
             _State.of(self.state),
-            *norm_and_scale,
+            *map(_pointer, self.others[1:]),
             *(batch, length, heads, dim, mini_batch_size, reverse_heads, self.interval),
-            self.taps[0][0].shape[-1] if taps else 0,
+            self.taps[0][0].shape[-1] if self.taps else 0,
             1 if scale is None else heads * mini_batch_size // scale.numel(),
             *(self.state[0].ndim == 4, q.dtype == torch.bfloat16, torch.get_num_threads()),
             *(eps, -1.0 if rate is None else rate),
@@ -176,8 +178,16 @@ class LearnerCall:
         o = q.new_empty(q.shape) if o is None else o
         last = [self._empty(s) for s in self._state_shapes(batch if last_state else 0)]
         kept = [self._empty(s) for s in self._state_shapes(count, batch)]
-        self._run("forward", _Outputs(_Tokens.of(o), _State.of(last), _State.of(kept)))
+        self._run("forward", _Outputs(_tokens(o), _State.of(last), _State.of(kept)))
         return o, *last, *kept
+
+    def results(self) -> tuple[Tensor, ...]:
+        """o and the last state."""
+        q = self.views[0]
+        o = q.new_empty(q.shape)
+        last = [self._empty(s) for s in self._state_shapes(len(q))]
+        self._run("forward", _Outputs(_tokens(o), _State.of(last)))
+        return o, *last
 
     def backward(
         self,
@@ -212,9 +222,9 @@ class LearnerCall:
         )
         taps = [self._empty((batch, heads, w.shape[-1] + 1, dim)) for w, _ in self.taps]
         gradients = _Gradients(
-            _Tokens.of(o),
+            _tokens(o),
             *(_State.of(last), _State.of(kept)),
-            *(_Tokens() if x is None else _Tokens.of(x) for x in views),
+            *(_Tokens() if x is None else _tokens(x) for x in views),
             _TapGradients(*map(_pointer, taps)),
             _pointer(deta),
             _State.of(dstate),
@@ -224,15 +234,17 @@ class LearnerCall:
         return [deta, *dstate, *rest, *taps]
 
     def _run(self, direction: str, results: ctypes.Structure) -> None:
-        """Call a kernel, which fails only for want of memory."""
-        function = f"vision_ttt_{self.op}_{direction}"
-        if call_kernel(function, self.problem, results):
-            raise MemoryError(f"{function}: no memory for the scratch of a thread")
+        run_kernel(f"vision_ttt_{self.op}_{direction}", self.problem, results)
 
     @classmethod
     def run_forward(cls, inputs: Any, save_states: bool) -> tuple[Tensor, ...]:
         """The op's forward pass: arguments and results as the dual form's."""
         return cls(inputs).forward(save_states)
+
+    @classmethod
+    def run_alone(cls, inputs: Any) -> tuple[Tensor, ...]:
+        """The results of a call that is not differentiated."""
+        return cls(inputs).results()
 
     @classmethod
     def run_backward(cls, inputs: Any, *grads_and_kept: Tensor) -> tuple[Tensor, ...]:
@@ -246,12 +258,11 @@ class LearnerCall:
         return *views, *(add_shares(*pair, q) for pair in zip(shares, tensors, strict=True))
 
 
-def _with_one_batch_axis(state: Sequence[Tensor], batch: int) -> list[Tensor]:
+def _with_one_batch_axis(state: Sequence[Tensor], batch: int) -> Sequence[Tensor]:
     """The state's tensors [H, ...] or [B, H, ...], with a batch axis for all if one has it."""
     ranks = (3, 2) * (len(state) // 2)
-    batched = [x.ndim > rank for x, rank in zip(state, ranks, strict=True)]
-    if all(batched) or not any(batched):
-        return list(state)
+    if len({x.ndim - rank for x, rank in zip(state, ranks, strict=True)}) == 1:
+        return state
     return [x.expand(batch, *x.shape[-rank:]) for x, rank in zip(state, ranks, strict=True)]
 
 

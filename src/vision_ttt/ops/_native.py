@@ -84,7 +84,7 @@ def refusal(*tensors: Tensor | None) -> str | None:
             continue
         if not x.is_cpu:
             return f"a tensor is on {x.device.type}"
-        if x.dtype != torch.float32:
+        if x.dtype is not torch.float32:
             return f"dtype {x.dtype} is not torch.float32"
         if x.numel() == 0:
             return "a tensor is empty"
@@ -126,10 +126,10 @@ class SequencePointer(ctypes.Structure):
 
     _fields_ = (("data", c_void_p), ("batch", c_int64), ("token", c_int64))
 
-    @classmethod
-    def of(cls, x: Tensor | None) -> SequencePointer:
-        """Describe x [B, T, C]."""
-        return cls(None, 0, 0) if x is None else cls(x.data_ptr(), *x.stride()[:2])
+
+def sequence(x: Tensor | None) -> tuple[int | None, int, int]:
+    """The fields of a :class:`SequencePointer` to x [B, T, C], of which ctypes makes one."""
+    return (None, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:2])
 
 
 def contiguous_last(x: Tensor) -> Tensor:
@@ -140,3 +140,13 @@ def contiguous_last(x: Tensor) -> Tensor:
 def call_kernel(name: str, *structures: ctypes.Structure) -> int:
     """Run a kernel on its structures and return its status; Python's lock is released meanwhile."""
     return getattr(LIBRARY, name)(*map(ctypes.byref, structures))
+
+
+def run_kernel(name: str, *structures: ctypes.Structure) -> None:
+    """Run a kernel that fails only for want of memory.
+
+    Raises:
+        MemoryError: its scratch could not be had.
+    """
+    if call_kernel(name, *structures):
+        raise MemoryError(f"{name}: no memory for its scratch")

@@ -37,12 +37,15 @@ class Backend(NamedTuple):
     ``forward`` takes the inputs, and of ops that keep work for the backward pass whether to; it
     returns the op's results. ``backward`` takes the inputs, the gradients of the results and what
     was kept; it returns a gradient per tensor of the inputs, empty for those that are None.
-    ``refusal`` says in a few words why it cannot serve the inputs, or None if it can.
+    ``refusal`` says in a few words why it cannot serve the inputs, or None if it can. ``alone``
+    takes the inputs and returns the results that have a gradient, where nobody asks for it and that
+    is less work than ``forward``.
     """
 
     forward: Callable[..., Any]
     backward: Callable[..., Any] | None
     refusal: Callable[[Any], str | None]
+    alone: Callable[[Any], Any] | None = None
 
 
 class Op:
@@ -130,6 +133,10 @@ class Op:
             ValueError: the backend asked for is unknown or cannot serve.
         """
         self.contract.check(inputs)
+        if backend is None and _backend.override() is None and may_go_straight(inputs):
+            fastest = self._fastest(inputs)
+            if fastest is not None:
+                return self._run_alone(fastest, inputs)
         if self.autocast and torch.is_autocast_enabled(_autocast_kind(inputs[0])):
             inputs = self.cast(inputs)
         if _backend.exporting_onnx():
@@ -137,20 +144,32 @@ class Op:
         name = self._choose(inputs, backend)
         if name != AUTO and name not in self.backends:
             return self._define(inputs)
-        if may_go_straight(inputs):
-            chosen = self.serving(inputs) if name == AUTO else self.backends[name]
-            results = self.run(chosen.forward, inputs, *self._keeping(False))
-        else:
-            needs_grad = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-            keep = self._keeping(torch.is_grad_enabled() and needs_grad)
-            results = self.forward_op(*inputs, *keep, *((name,) if self.late else ()))
         if self.kept is None:
-            return results
+            return self.forward_op(*inputs)
+        needs_grad = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+        keep = torch.is_grad_enabled() and needs_grad
+        results = self.forward_op(*inputs, keep, *((name,) if self.late else ()))
+        return self._without_kept(results)
+
+    def _run_alone(self, backend: Backend, inputs: Any) -> Any:
+        """What a call gives whose gradient nobody asks for."""
+        if backend.alone is not None:
+            return backend.alone(inputs)
+        if self.kept is None:
+            return backend.forward(inputs)
+        return self._without_kept(backend.forward(inputs, False))
+
+    def _without_kept(self, results: tuple[Tensor, ...]) -> Any:
         return results[: self.results] if self.results > 1 else results[0]
 
-    def _keeping(self, keep: bool) -> tuple[bool, ...]:
-        """The argument behind the inputs, of ops that keep work for the backward pass."""
-        return () if self.kept is None else (keep,)
+    def _fastest(self, inputs: Any) -> Backend | None:
+        """The first backend that can serve, of those that come in without being asked for."""
+        for name in self._unasked(inputs[0]):
+            if self.backends[name].refusal(inputs) is None:
+                if name == "dual" and inputs[0].is_cpu:
+                    warn_if_missing()
+                return self.backends[name]
+        return None
 
     def run(self, function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
         """Call a backend's function. Within an op that autocast casts for it rounds nothing."""

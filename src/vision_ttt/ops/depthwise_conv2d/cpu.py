@@ -13,9 +13,10 @@ from vision_ttt.ops import _native
 from vision_ttt.ops._native import (
     LIBRARY,
     SequencePointer,
-    call_kernel,
     contiguous_last,
     mirrors,
+    run_kernel,
+    sequence,
 )
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.depthwise_conv2d.contract import Inputs
@@ -37,19 +38,14 @@ def refusal(inputs: Inputs) -> str | None:
     return _native.no_vectors(inputs.x.shape[-1]) or _native.refusal(inputs.x, inputs.weight)
 
 
-def _taps(weight: Tensor) -> Tensor:
-    """[C, 1, K, K] → [K · K, C]."""
-    return weight.flatten(1).t().contiguous()
-
-
 def _problem(
-    x: Tensor, y: Tensor, taps: Tensor | None, kernel: int, grid: Sequence[int]
+    x: Tensor, y: Tensor, weight: Tensor | None, kernel: int, grid: Sequence[int]
 ) -> _Conv2d:
-    """A call on x and y [B, T, C]; the weight's gradient needs no taps."""
+    """A call on x and y [B, T, C]; the weight's gradient needs no weight."""
     return _Conv2d(
-        SequencePointer.of(x),
-        SequencePointer.of(y),
-        None if taps is None else taps.data_ptr(),
+        sequence(x),
+        sequence(y),
+        None if weight is None else weight.data_ptr(),
         *(x.shape[0], *grid, x.shape[-1], kernel, torch.get_num_threads()),
     )
 
@@ -64,10 +60,9 @@ def correlate(x: Tensor, y: Tensor, kernel: int, grid: Sequence[int]) -> Tensor:
 
 
 def _forward(inputs: Inputs) -> Tensor:
-    x, taps = contiguous_last(inputs.x), _taps(inputs.weight)
+    x, weight = contiguous_last(inputs.x), inputs.weight.contiguous()
     y = x.new_empty(x.shape)
-    problem = _problem(x, y, taps, inputs.weight.shape[-1], inputs.grid)
-    call_kernel("vision_ttt_conv2d", problem)
+    run_kernel("vision_ttt_conv2d", _problem(x, y, weight, weight.shape[-1], inputs.grid))
     return y
 
 
@@ -75,9 +70,11 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, weight = inputs.x, inputs.weight
     grad = contiguous_last(grad.to(x.dtype))
     kernel = weight.shape[-1]
-    mirrored = _taps(weight).flip(0)  # what x gave to the right comes back from the right
+    mirrored = weight.flip(
+        -2, -1
+    ).contiguous()  # what x gave to the right comes back from the right
     dx = x.new_empty(x.shape)
-    call_kernel("vision_ttt_conv2d", _problem(grad, dx, mirrored, kernel, inputs.grid))
+    run_kernel("vision_ttt_conv2d", _problem(grad, dx, mirrored, kernel, inputs.grid))
     return dx, correlate(x, grad, kernel, inputs.grid)
 
 

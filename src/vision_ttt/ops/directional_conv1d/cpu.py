@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._native import SequencePointer, call_kernel, contiguous_last, mirrors
+from vision_ttt.ops._native import (
+    SequencePointer,
+    call_kernel,
+    contiguous_last,
+    mirrors,
+    run_kernel,
+    sequence,
+)
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.directional_conv1d.contract import Inputs
 
@@ -42,49 +49,44 @@ def refusal(inputs: Inputs) -> str | None:
 
 
 def _problem(
-    x: Tensor, y: Tensor, taps: Tensor, bias: Tensor | None, reverse_channels: int
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, reverse_channels: int
 ) -> _Conv1d:
-    size, channels = taps.shape
+    channels, _, size = weight.shape
     return _Conv1d(
-        SequencePointer.of(x),
-        SequencePointer.of(y),
-        taps.data_ptr(),
+        sequence(x),
+        sequence(y),
+        weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
         *(*x.shape[:2], channels, size, reverse_channels, torch.get_num_threads()),
     )
 
 
-def _taps(weight: Tensor) -> Tensor:
-    """[C, 1, K] → [K, C]."""
-    return weight.squeeze(1).t().contiguous()
-
-
 def _forward(inputs: Inputs) -> Tensor:
-    x, bias = contiguous_last(inputs.x), inputs.bias.contiguous()
-    taps = _taps(inputs.weight)
+    x, weight, bias, reverse_channels = inputs
+    x, weight, bias = contiguous_last(x), weight.contiguous(), bias.contiguous()
     y = x.new_empty(x.shape)
-    call_kernel("vision_ttt_conv1d", _problem(x, y, taps, bias, inputs.reverse_channels))
+    run_kernel("vision_ttt_conv1d", _problem(x, y, weight, bias, reverse_channels))
     return y
 
 
 def directional_conv1d_backward(inputs: Inputs, grad: Tensor, dx: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias; that of x is written to dx [B, T, C]."""
     x, grad = contiguous_last(inputs.x), contiguous_last(grad.to(inputs.x.dtype))
-    taps = _taps(inputs.weight)
-    channels = taps.shape[1]
+    weight = inputs.weight.contiguous()
+    channels, _, size = weight.shape
     # The derivative looks ahead where the convolution looks back. The kernel has the reverse
     # channels last, so each direction is a call of its own.
     forward = channels - inputs.reverse_channels
     for part, reverse in ((slice(0, forward), True), (slice(forward, None), False)):
-        own = taps[:, part].contiguous()
+        own = weight[part]
         if own.numel():
             problem = _problem(
-                grad[..., part], dx[..., part], own, None, own.shape[1] if reverse else 0
+                grad[..., part], dx[..., part], own, None, len(own) if reverse else 0
             )
-            call_kernel("vision_ttt_conv1d", problem)
-    dtaps, dbias = torch.empty_like(taps), taps.new_empty(channels)
+            run_kernel("vision_ttt_conv1d", problem)
+    dtaps, dbias = weight.new_empty(size, channels), weight.new_empty(channels)
     shares = _Conv1dWeights(dtaps.data_ptr(), dbias.data_ptr())
-    problem = _problem(x, grad, taps, None, inputs.reverse_channels)
+    problem = _problem(x, grad, weight, None, inputs.reverse_channels)
     call_kernel("vision_ttt_conv1d_weights", problem, shares)
     return dtaps.t().contiguous().unsqueeze(1), dbias
 

@@ -15,6 +15,7 @@ from vision_ttt.ops._native import (
     call_kernel,
     contiguous_last,
     mirrors,
+    sequence,
 )
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.gated_norm.contract import Inputs
@@ -62,7 +63,7 @@ def _problem(inputs: Inputs, out: Tensor) -> _GatedNorm:
     z, gate, weight, bias, eps = inputs
     parts, dim = weight.shape
     return _GatedNorm(
-        *(SequencePointer.of(x) for x in (z, gate, out)),
+        *(sequence(x) for x in (z, gate, out)),
         *(weight.data_ptr(), bias.data_ptr()),
         *(*z.shape[:2], dim, parts, torch.get_num_threads()),
         eps,
@@ -91,8 +92,8 @@ def gated_norm_backward(
     chunks = z.shape[0] * -(-z.shape[1] // LIBRARY.vision_ttt_chunk_tokens())
     shares = z.new_empty(2, chunks, *weight.shape)
     gradients = _GatedNormGradients(
-        SequencePointer.of(dz),
-        SequencePointer.of(dgate),
+        sequence(dz),
+        sequence(dgate),
         *(shares[0].data_ptr(), shares[1].data_ptr()),
     )
     call_kernel("vision_ttt_gated_norm_backward", _problem(inputs, grad), gradients)

@@ -15,4 +15,4 @@ class Call(LearnerCall):
     checkpoint_interval = staticmethod(checkpoint_interval)
 
 
-BACKEND = Backend(Call.run_forward, Call.run_backward, refusal)
+BACKEND = Backend(Call.run_forward, Call.run_backward, refusal, Call.run_alone)

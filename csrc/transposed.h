@@ -1,0 +1,30 @@
+// A small matrix, transposed into memory of its own.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+
+namespace {
+
+// x [rows, cols] as [cols, rows]: of a depth-wise convolution's weights [C, K], where a vector is to
+// hold the weights of neighbouring channels.
+class Transposed {
+ public:
+  Transposed(const float* x, int64_t rows, int64_t cols) {
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, rows * cols * sizeof(float)) != 0) return;
+    data_ = static_cast<float*>(memory);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < cols; ++j) data_[j * rows + i] = x[i * cols + j];
+  }
+  ~Transposed() { std::free(data_); }
+  Transposed(const Transposed&) = delete;
+  Transposed& operator=(const Transposed&) = delete;
+
+  const float* data() const { return data_; }  // null: there was no memory
+
+ private:
+  float* data_ = nullptr;
+};
+
+}  // namespace
