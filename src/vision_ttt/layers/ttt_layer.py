@@ -88,7 +88,7 @@ class TTTLayer(nn.Module):
 
     def views(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v [B, T, heads, d], eta [B, T, heads] and the gate's logits [B, T, D] or None."""
-        k, q, v, gate = self.in_proj(x).split(list(self.widths.values()), dim=-1)
+        k, q, v, gate = self.in_proj(x).split_with_sizes(list(self.widths.values()), dim=-1)
         if not self.widths["q"]:
             q = k
         q, k = self.conv_q(q), self.conv_k(k)
@@ -109,4 +109,4 @@ class TTTLayer(nn.Module):
 
 @torch.fx.wrap
 def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -10,29 +10,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey, DispatchKeySet
+
+from vision_ttt.ops._backend import is_transformed
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-
-# What the dispatcher is told to look at beside the arguments' own keys, outside of inference mode
-# and in it. Dispatch modes, tracers and torch.func transforms add keys of their own.
-_INFERENCE = DispatchKeySet(DispatchKey.BackendSelect)
-_NOBODY_LISTENS = frozenset(
-    keys.raw_repr() for keys in (_INFERENCE, _INFERENCE.add(DispatchKey.ADInplaceOrView))
-)
 
 
 def may_go_straight(inputs: tuple[Any, ...]) -> bool:
     """Whether nobody but a kernel has to see a call: no autograd, autocast, tracer, mode, profiler.
 
-    The inputs keep to the op's contract, and are on one device.
+    The inputs keep to the op's contract.
     """
     if (
         torch.compiler.is_compiling()
-        or torch._C._dispatch_tls_local_include_set().raw_repr() not in _NOBODY_LISTENS
+        or is_transformed()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_tracing()
         or torch._C._is_any_autocast_enabled()
         or torch.autograd._profiler_enabled()
-        or inputs[0].is_meta
     ):
         return False
     records = torch.is_grad_enabled()
@@ -40,8 +35,9 @@ def may_go_straight(inputs: tuple[Any, ...]) -> bool:
         if isinstance(x, Tensor) and (
             type(x) not in _PLAIN_TYPES
             or (records and x.requires_grad)
-            or x.is_neg()  # a view that PyTorch has yet to negate, or zeros without memory
-            or x._is_zerotensor()
+            or x.is_meta
+            or x.is_neg()  # a view that PyTorch has yet to negate
+            or x._is_zerotensor()  # zeros without memory
         ):
             return False
     return True

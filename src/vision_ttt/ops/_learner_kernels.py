@@ -181,11 +181,12 @@ class LearnerCall:
         self._run("forward", _Outputs(_tokens(o), _State.of(last), _State.of(kept)))
         return o, *last, *kept
 
-    def results(self) -> tuple[Tensor, ...]:
-        """o and the last state."""
+    def results(self, last_state: bool) -> tuple[Tensor, ...]:
+        """o, and the last state if it is asked for."""
         q = self.views[0]
         o = q.new_empty(q.shape)
-        last = [self._empty(s) for s in self._state_shapes(len(q))]
+        shapes = self._state_shapes(q.shape[0]) if last_state else ()
+        last = [self._empty(shape) for shape in shapes]
         self._run("forward", _Outputs(_tokens(o), _State.of(last)))
         return o, *last
 
@@ -242,9 +243,9 @@ class LearnerCall:
         return cls(inputs).forward(save_states)
 
     @classmethod
-    def run_alone(cls, inputs: Any) -> tuple[Tensor, ...]:
+    def run_alone(cls, inputs: Any, wanted: int) -> tuple[Tensor, ...]:
         """The results of a call that is not differentiated."""
-        return cls(inputs).results()
+        return cls(inputs).results(last_state=wanted > 1)
 
     @classmethod
     def run_backward(cls, inputs: Any, *grads_and_kept: Tensor) -> tuple[Tensor, ...]:

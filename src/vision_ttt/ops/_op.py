@@ -38,8 +38,8 @@ class Backend(NamedTuple):
     returns the op's results. ``backward`` takes the inputs, the gradients of the results and what
     was kept; it returns a gradient per tensor of the inputs, empty for those that are None.
     ``refusal`` says in a few words why it cannot serve the inputs, or None if it can. ``alone``
-    takes the inputs and returns the results that have a gradient, where nobody asks for it and that
-    is less work than ``forward``.
+    takes the inputs and how many results are wanted and returns as many, for calls whose gradient
+    nobody asks for, where that is less work than ``forward``.
     """
 
     forward: Callable[..., Any]
@@ -107,6 +107,7 @@ class Op:
         self.contract, self.bare_contract = contract, bare_contract or contract
         self.backward_contract, self.composed_backward = backward_contract, composed_backward
         self.backends = dict(backends)
+        self._on_cpu = tuple(name for name in backends if name != "triton")
         self.results, self.kept, self.autocast = results, kept, autocast
         self.composition = composition
         self.exported = exported or composition or definition
@@ -125,8 +126,10 @@ class Op:
         if backward_schema is not None:
             self.backward_op = getattr(torch.ops.vision_ttt, f"{name}_backward").default
 
-    def __call__(self, inputs: Any, backend: str | None = None) -> Any:
+    def __call__(self, inputs: Any, backend: str | None = None, wanted: int | None = None) -> Any:
         """The results, by the backend asked for or else the fastest that serves.
+
+        Of several results the first ``wanted`` may be all that there are.
 
         Raises:
             TypeError, ValueError: the inputs do not keep to the contract.
@@ -136,7 +139,7 @@ class Op:
         if backend is None and _backend.override() is None and may_go_straight(inputs):
             fastest = self._fastest(inputs)
             if fastest is not None:
-                return self._run_alone(fastest, inputs)
+                return self._run_alone(fastest, inputs, wanted or self.results)
         if self.autocast and torch.is_autocast_enabled(_autocast_kind(inputs[0])):
             inputs = self.cast(inputs)
         if _backend.exporting_onnx():
@@ -151,10 +154,10 @@ class Op:
         results = self.forward_op(*inputs, keep, *((name,) if self.late else ()))
         return self._without_kept(results)
 
-    def _run_alone(self, backend: Backend, inputs: Any) -> Any:
+    def _run_alone(self, backend: Backend, inputs: Any, wanted: int) -> Any:
         """What a call gives whose gradient nobody asks for."""
         if backend.alone is not None:
-            return backend.alone(inputs)
+            return backend.alone(inputs, wanted)
         if self.kept is None:
             return backend.forward(inputs)
         return self._without_kept(backend.forward(inputs, False))
@@ -232,9 +235,7 @@ class Op:
 
     def _unasked(self, x: Tensor) -> Iterable[str]:
         """Backends that come in without being asked for: on a CPU Triton would be interpreted."""
-        if x.is_cpu and "triton" in self.backends:
-            return [name for name in self.backends if name != "triton"]
-        return self.backends
+        return self._on_cpu if x.is_cpu else self.backends
 
     def serving(self, inputs: Any, asked: str = AUTO, *, last_resort: bool = False) -> Backend:
         """The backend asked for, or the first that can serve. Called when a custom op runs.

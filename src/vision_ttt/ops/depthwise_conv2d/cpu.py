@@ -70,9 +70,8 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, weight = inputs.x, inputs.weight
     grad = contiguous_last(grad.to(x.dtype))
     kernel = weight.shape[-1]
-    mirrored = weight.flip(
-        -2, -1
-    ).contiguous()  # what x gave to the right comes back from the right
+    # What x gave to the right comes back from the right.
+    mirrored = weight.flip(-2, -1).contiguous()
     dx = x.new_empty(x.shape)
     run_kernel("vision_ttt_conv2d", _problem(grad, dx, mirrored, kernel, inputs.grid))
     return dx, correlate(x, grad, kernel, inputs.grid)

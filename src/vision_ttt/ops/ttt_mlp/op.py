@@ -160,5 +160,6 @@ def ttt_mlp(
         ValueError: a shape does not fit, or the backend asked for is unknown or cannot serve.
     """
     tensors = (q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale)
-    o, *state = OP(Inputs(*tensors, mini_batch_size, reverse_heads, eps), backend)
+    inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)
+    o, *state = OP(inputs, backend, wanted=None if return_state else 1)
     return (o, tuple(state)) if return_state else o
