@@ -107,7 +107,6 @@ class Op:
         self.contract, self.bare_contract = contract, bare_contract or contract
         self.backward_contract, self.composed_backward = backward_contract, composed_backward
         self.backends = dict(backends)
-        self._on_cpu = tuple(name for name in backends if name != "triton")
         self.results, self.kept, self.autocast = results, kept, autocast
         self.composition = composition
         self.exported = exported or composition or definition
@@ -235,7 +234,7 @@ class Op:
 
     def _unasked(self, x: Tensor) -> Iterable[str]:
         """Backends that come in without being asked for: on a CPU Triton would be interpreted."""
-        return self._on_cpu if x.is_cpu else self.backends
+        return (name for name in self.backends if name != "triton" or not x.is_cpu)
 
     def serving(self, inputs: Any, asked: str = AUTO, *, last_resort: bool = False) -> Backend:
         """The backend asked for, or the first that can serve. Called when a custom op runs.

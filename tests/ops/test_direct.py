@@ -1,0 +1,121 @@
+"""Calls that go past the dispatcher, and all those that must not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
+
+from vision_ttt.ops import depthwise_conv2d, ttt_linear, ttt_mlp
+from vision_ttt.ops._direct import may_go_straight
+from vision_ttt.ops._table import TABLE
+from vision_ttt.ops.swiglu import swiglu
+
+OP = TABLE["swiglu"]
+
+
+@pytest.fixture
+def dispatched(monkeypatch):
+    """How often the custom op is called."""
+    calls, original = [], OP.forward_op
+    monkeypatch.setattr(OP, "forward_op", lambda *args: calls.append(1) or original(*args))
+    return calls
+
+
+def test_without_a_gradient_the_dispatcher_is_left_out(dispatched):
+    x = torch.randn(3, 64, requires_grad=True)
+    with_gradient = swiglu(x)
+    assert len(dispatched) == 1
+    with torch.no_grad():
+        assert torch.equal(swiglu(x), with_gradient)
+    with torch.inference_mode():
+        assert torch.equal(swiglu(x), with_gradient)
+        assert torch.equal(swiglu(x.clone()), with_gradient)
+    assert torch.equal(swiglu(x.detach()), with_gradient)
+    assert torch.equal(swiglu(torch.nn.Parameter(x.detach(), requires_grad=False)), with_gradient)
+    assert len(dispatched) == 1
+
+
+class Subclass(torch.Tensor):
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def negated_later() -> torch.Tensor:
+    return torch.randn(3, 64, dtype=torch.complex64).conj().imag
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(3, 64, requires_grad=True),
+        lambda: torch.randn(3, 64, device="meta"),
+        lambda: torch.randn(3, 64).as_subclass(Subclass),
+        negated_later,
+        lambda: torch._efficientzerotensor(3, 64),
+    ],
+    ids=["gradient", "meta", "subclass", "negated later", "zeros without memory"],
+)
+def test_tensors_that_the_dispatcher_must_see(make, dispatched):
+    x = make()
+    assert not may_go_straight((x,))
+    y = swiglu(x)
+    if x.is_meta:
+        assert y.is_meta
+        return
+    assert len(dispatched) == 1
+    plain = torch.empty(3, 64).copy_(x.detach())
+    assert_close(y.detach().as_subclass(torch.Tensor), swiglu(plain))
+
+
+@pytest.mark.parametrize(
+    "listener",
+    [
+        lambda: FlopCounterMode(display=False),
+        FakeTensorMode,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+    ],
+    ids=["dispatch mode", "fake tensors", "autocast", "profiler"],
+)
+def test_whoever_listens_hears_the_call(listener):
+    x = torch.randn(3, 64)
+    assert may_go_straight((x,))
+    with listener():
+        assert not may_go_straight((x,))
+    assert may_go_straight((x,))
+
+
+def test_a_profile_names_the_op():
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.inference_mode(), torch.profiler.profile(activities=cpu) as profile:
+        depthwise_conv2d(torch.randn(1, 12, 16), torch.randn(16, 1, 3, 3), (3, 4))
+    assert "vision_ttt::depthwise_conv2d" in {event.key for event in profile.key_averages()}
+
+
+def test_tracers_hear_the_call():
+    with pytest.warns(FutureWarning):
+        traced = torch.jit.trace(lambda x: swiglu(x), torch.randn(3, 64))
+    assert "vision_ttt::swiglu" in str(traced.graph)
+
+
+@pytest.mark.parametrize("name", ["ttt_linear", "ttt_mlp"])
+def test_a_state_that_nobody_asks_for_is_not_made(name):
+    q, k, v = torch.randn(3, 2, 20, 2, 16).unbind()
+    eta = torch.rand(2, 20, 2) / 16
+    hidden = 64
+    state = {
+        "ttt_linear": [(2, 16, 16), (2, 16)],
+        "ttt_mlp": [(2, 16, hidden), (2, hidden), (2, hidden, 16), (2, 16)],
+    }[name]
+    tensors = [torch.randn(shape) / 16 for shape in state]
+    op = {"ttt_linear": ttt_linear, "ttt_mlp": ttt_mlp}[name]
+    o, last = op(q, k, v, eta, *tensors, return_state=True)
+    assert torch.equal(op(q, k, v, eta, *tensors), o)
+    for x in tensors:
+        x.requires_grad_()
+    kept_o, kept_last = op(q, k, v, eta, *tensors, return_state=True)
+    assert torch.equal(kept_o, o)
+    for x, y in zip(kept_last, last, strict=True):
+        assert torch.equal(x, y)
