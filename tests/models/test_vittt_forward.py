@@ -48,6 +48,15 @@ def test_feature_maps_keep_rows_and_columns(images):
     assert_close(feature[:, :, 1, 4], tokens[:, 1 * 6 + 4], 1e-12)
 
 
+def test_tokens_lie_side_by_side_in_every_block(images):
+    model = nano(img_size=(16, 24)).double().eval()
+    dense = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, inputs: dense.append(inputs[0].is_contiguous()))
+    model(images)
+    assert dense == [True, True]
+
+
 def test_positions_are_interpolated_to_the_images_grid(images):
     model = nano(dynamic_img_size=True).double().eval()
     wanted = nano(img_size=(16, 24)).double().eval()

@@ -2,7 +2,7 @@
 
 Kernels compute addresses from shapes and numbers. Whatever reaches them has passed a
 :class:`Contract`: at the public function, whose errors name what came and what is accepted, and
-once more where the kernel is launched, since compiled and exported programs call it directly.
+in the custom op, since compiled and exported programs call it directly.
 """
 
 from __future__ import annotations
