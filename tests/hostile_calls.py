@@ -18,13 +18,17 @@ from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.depthwise_correlation import depthwise_correlation
 from vision_ttt.ops.packed import (
     Vit3BlockParameters,
-    VitttBlockParameters,
     pack,
     packed_linear,
 )
 from vision_ttt.ops.packed.linear import packed_linear_definition
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
 from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_definition
+from vision_ttt.ops.packed.vittt_block_weights import (
+    VitttBlockParameters,
+    VitttBlockSizes,
+    join_parameters,
+)
 
 
 class Sizes(NamedTuple):
@@ -169,8 +173,13 @@ def packed_vittt_arguments(s: Sizes) -> list[Any]:
         *(pack(normal(hidden, dim), torch.float32) for _ in range(2)),
         pack(normal(dim, hidden), torch.float32),
     )
-    ints = [s.height, s.width, heads, directions, taps, hidden, b]
-    return [normal(s.batch, s.length, dim), *parameters, *ints, 1 / d, *[1e-2] * 4]
+    gated = int(s.gated)
+    sizes = VitttBlockSizes(heads, directions, taps, hidden, b, taps, 3 - gated, gated, 0, 0)
+    weights = join_parameters(parameters, sizes)
+    return [
+        *(normal(s.batch, s.length, dim), weights),
+        *(s.height, s.width, *sizes, 1 / d, *[1e-2] * 4),
+    ]
 
 
 def packed_vit3_arguments(s: Sizes) -> list[Any]:
@@ -198,6 +207,11 @@ def packed_block(function: Callable[..., Tensor], fields: int, ints: int) -> Cal
     return lambda *a: function(
         a[0], list(a[1:first]), list(a[first : first + ints]), list(a[first + ints :])
     )
+
+
+def packed_vittt(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``function`` on arguments side by side."""
+    return lambda *a: function(a[0], a[1], list(a[2:14]), list(a[14:]))
 
 
 def bare_results(op: Op, arguments: Sequence[Any], *, keep: bool = False) -> tuple[Tensor, ...]:
@@ -304,9 +318,9 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
             packed_linear, packed_linear_arguments(s), packed_linear_definition
         ),
         "packed_vittt_block": lambda: Call(
-            packed_block(torch.ops.vision_ttt.packed_vittt_block, 26, 7),
+            packed_vittt(torch.ops.vision_ttt.packed_vittt_block),
             packed_vittt_arguments(s),
-            packed_block(packed_vittt_block_definition, 26, 7),
+            packed_vittt(packed_vittt_block_definition),
         ),
         "packed_vit3_block": lambda: Call(
             packed_block(torch.ops.vision_ttt.packed_vit3_block, 20, 5),

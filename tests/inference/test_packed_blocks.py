@@ -12,8 +12,8 @@ from inference_blocks import BLOCKS, DIM, inputs, make, pack_block
 from tolerances import FORWARD, assert_close
 from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
-from vision_ttt.ops.packed.vittt_block import VitttBlockParameters
 from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_definition
+from vision_ttt.ops.packed.vittt_block_weights import join_parameters, split_parameters
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((1, (1, 1)), (3, (5, 7)), (1, (23, 17)), (2, (14, 14)))
@@ -39,10 +39,9 @@ def test_it_is_its_definition(name, dtype):
     y, grid = given[0], (9, 8)
     p = dict(packed._buffers)
     if "vittt" in type(packed).__name__.lower():
-        parameters = [p[field] for field in VitttBlockParameters._fields]
-        ints, floats = [*grid, *packed.sizes.values()], [packed.rate, *packed.eps]
-        wanted = packed_vittt_block_definition(y, parameters, ints, floats)
-        got = torch.ops.vision_ttt.packed_vittt_block(y, parameters, ints, floats)
+        ints, floats = [*grid, *packed.sizes], [packed.rate, *packed.eps]
+        wanted = packed_vittt_block_definition(y, packed.weights, ints, floats)
+        got = torch.ops.vision_ttt.packed_vittt_block(y, packed.weights, ints, floats)
     else:
         p["modulation"] = torch.randn(2, 6, DIM) if name == "dit3" else p["modulation"]
         p["rotations"] = given[2] if name == "h-vit3" else p["rotations"]
@@ -51,6 +50,16 @@ def test_it_is_its_definition(name, dtype):
         wanted = packed_vit3_block_definition(y, parameters, ints, floats)
         got = torch.ops.vision_ttt.packed_vit3_block(y, parameters, ints, floats)
     assert_close(got, wanted, 1e-5 if dtype == torch.float32 else 4e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parameters_of_a_vittt_block_come_back_from_their_vector(dtype):
+    packed = pack_block(make("vittt with TTT-MLP"), dtype)
+    parameters = split_parameters(packed.weights, DIM, packed.sizes)
+    assert torch.equal(join_parameters(parameters, packed.sizes), packed.weights)
+    with pytest.raises(ValueError, match=r"gate must be .*, got \[0\]"):
+        join_parameters(parameters._replace(gate=torch.empty(0)), packed.sizes)
+    assert packed.bfloat16().weights.dtype == torch.int32  # no cast changes the bits
 
 
 @pytest.mark.parametrize("name", ["vittt", "vit3", "h-vit3"])

@@ -24,8 +24,15 @@ from vision_ttt.layers import (
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 from vision_ttt.layers.grid import check_grid
 from vision_ttt.ops import depthwise_conv2d
-from vision_ttt.ops.packed import VitttBlockParameters, pack, packed_vittt_block
-from vision_ttt.ops.packed.vittt_block import refusal
+from vision_ttt.ops.packed import pack, packed_vittt_block
+from vision_ttt.ops.packed.vittt_block_weights import (
+    VitttBlockParameters,
+    VitttBlockSizes,
+    join_parameters,
+    layout,
+    refusal,
+    split_parameters,
+)
 
 LEARNERS = {TTTLinear: LinearLearner, TTTMLP: MLPLearner}
 
@@ -53,19 +60,24 @@ class PackedVitttBlock(nn.Module):
         reason = refusal(dim, ttt.head_dim, learner.mini_batch_size, hidden)
         if reason:
             raise Unknown(reason)
-        self.sizes = {
-            "heads": ttt.heads,
-            "directions": learner.directions,
-            "taps": 0 if isinstance(ttt.conv_q, nn.Identity) else ttt.conv_q.kernel_size[0],
-            "hidden": hidden,
-            "mini_batch_size": learner.mini_batch_size,
-        }
+        self.dim = dim
+        self.sizes = VitttBlockSizes(
+            heads=ttt.heads,
+            directions=learner.directions,
+            taps=0 if isinstance(ttt.conv_q, nn.Identity) else ttt.conv_q.kernel_size[0],
+            hidden=hidden,
+            mini_batch_size=learner.mini_batch_size,
+            kernel=0 if mixer.conv2d is None else mixer.conv2d.weight.shape[-1],
+            views=3 if ttt.widths["q"] else 2,
+            gated=int(ttt.widths["gate"] > 0),
+            is_mlp=int(isinstance(learner, MLPLearner)),
+            is_bfloat16=int(dtype == torch.bfloat16),
+        )
         # The rate at a logit of +∞: the base rate over d, in TTT-MLP times its warm-up.
         self.rate = ttt.rates(torch.full((), torch.inf)).item()
         self.eps = (mixer.norm.eps, learner.eps, ttt.merge.eps, block.norm.eps)
-        self.has_conv2d = mixer.conv2d is not None
-        for name, x in zip(VitttBlockParameters._fields, _parameters(block, dtype), strict=True):
-            self.register_buffer(name, x)
+        parameters = _parameters(block, dtype)
+        self.register_buffer("weights", join_parameters(parameters, self.sizes))
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         """Run the block; ``extra`` names positions in T that are not of the grid.
@@ -73,21 +85,20 @@ class PackedVitttBlock(nn.Module):
         Raises:
             ValueError: T is not h · w + len(extra).
         """
-        if self.has_conv2d:
+        sizes, weights = self.sizes, self.weights
+        if sizes.kernel:
             check_grid(y.shape[1], grid, len(extra))
-        p = VitttBlockParameters(*(self._buffers[name] for name in VitttBlockParameters._fields))
-        if extra and self.has_conv2d:
+        if extra and sizes.kernel:
             image, others = split_extra(y, extra)
             y = merge_extra(image + self._convolve(image, grid), others, extra)
-            p = p._replace(conv2d=y.new_empty(0))
-        return packed_vittt_block(
-            y, p, grid=tuple(grid), rate=self.rate, eps=self.eps, **self.sizes
-        )
+            # The vector without its first tensor is that of a block without the Conv2d.
+            weights, sizes = weights[layout(self.dim, sizes)[0].end :], sizes._replace(kernel=0)
+        return packed_vittt_block(y, weights, sizes, grid=grid, rate=self.rate, eps=self.eps)
 
     def _convolve(self, image: Tensor, grid: tuple[int, int]) -> Tensor:
-        kernel = round(self.conv2d.shape[0] ** 0.5)
-        weight = self.conv2d.t().reshape(-1, 1, kernel, kernel)
-        return depthwise_conv2d(image, weight, grid)
+        conv2d = split_parameters(self.weights, self.dim, self.sizes).conv2d
+        kernel = self.sizes.kernel
+        return depthwise_conv2d(image, conv2d.t().reshape(-1, 1, kernel, kernel), grid)
 
 
 def _require_known_parts(block: VitttBlock) -> None:
@@ -116,7 +127,7 @@ def _require_known_parts(block: VitttBlock) -> None:
 
 
 def _parameters(block: VitttBlock, dtype: torch.dtype) -> VitttBlockParameters:
-    """The block's, packed or copied; the op checks their shapes."""
+    """The block's, packed where they are multiplied."""
     mixer, ttt, mlp = block.mixer, block.mixer.ttt, block.mlp
     learner = ttt.learner
     nothing = block.norm.weight.new_empty(0, dtype=torch.float32)

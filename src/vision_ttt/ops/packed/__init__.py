@@ -2,12 +2,11 @@
 
 from vision_ttt.ops.packed.linear import packed_linear
 from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters, packed_vit3_block
-from vision_ttt.ops.packed.vittt_block import VitttBlockParameters, packed_vittt_block
+from vision_ttt.ops.packed.vittt_block import packed_vittt_block
 from vision_ttt.ops.packed.weights import pack, unpack
 
 __all__ = [
     "Vit3BlockParameters",
-    "VitttBlockParameters",
     "pack",
     "packed_linear",
     "packed_vit3_block",

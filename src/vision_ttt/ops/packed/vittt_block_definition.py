@@ -11,27 +11,32 @@ from torch import Tensor
 
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.packed.linear import packed_linear_definition
+from vision_ttt.ops.packed.vittt_block_weights import VitttBlockSizes, split_parameters
+from vision_ttt.ops.packed.weights import as_it_lies
 
 
 def packed_vittt_block_definition(
-    y: Tensor, parameters: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
+    y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
     """See :func:`vision_ttt.ops.packed.packed_vittt_block`; rounds where the kernels round."""
+    height, width, *numbers = ints
+    sizes = VitttBlockSizes(*numbers)
+    parameters = split_parameters(as_it_lies(weights), y.shape[-1], sizes)
+    parameters = [x if x.dtype == torch.bfloat16 else x.to(y.dtype) for x in parameters]
     conv2d, norm_weight, norm_bias, views, gate, rates, rates_bias, *rest = parameters
     conv_q, conv_q_bias, conv_k, conv_k_bias, w1, b1, w2, b2, *rest = rest
     inner_weight, inner_bias, scale, post_weight, post_bias, out_proj, *rest = rest
     mlp_norm_weight, mlp_norm_bias, mlp_gate, mlp_value, mlp_out = rest
-    height, width, heads, directions, taps, hidden, mini_batch_size = ints
+    heads, directions, taps, hidden, mini_batch_size, kernel, *_ = sizes
     rate, norm_eps, inner_eps, post_eps, mlp_norm_eps = floats
     dtype, dim = out_proj.dtype, y.shape[-1]
     inner = directions * dim
 
-    if conv2d.numel():
-        kernel = round(conv2d.shape[0] ** 0.5)
+    if kernel:
         weight = conv2d.t().reshape(dim, 1, kernel, kernel)
         y = y + _define("depthwise_conv2d", y, weight, height, width)
     x = F.layer_norm(y, (dim,), norm_weight, norm_bias, norm_eps)
-    projected = packed_linear_definition(x, views, None, views.numel() // dim)
+    projected = packed_linear_definition(x, views, None, sizes.views * inner)
     k, *q, v = projected.to(dtype).to(y.dtype).split(inner, dim=-1)
     q = q[0] if q else k
     reverse = inner - dim
