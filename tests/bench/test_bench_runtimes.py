@@ -88,6 +88,13 @@ def test_rows_of_deployed_models():
     assert rows[1].memory_runs == 0
 
 
+def test_rows_of_packed_models_name_their_kernels():
+    rows = _rows([f"{NANO}:for_inference", f"{DEIT}:for_inference"])
+    assert rows[0].kernels == "packed_linear, packed_vittt_block"
+    assert "attention by" in rows[1].kernels  # hidden in inference mode
+    assert "packed_linear" in rows[1].kernels
+
+
 def test_a_missing_runtime_is_named_and_left_out(monkeypatch, caplog):
     monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
     rows = _rows([NANO, f"{DEIT}:openvino"])

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from vision_ttt.bench.contenders import NUM_CLASSES, Contender
 from vision_ttt.bench.kernels import ATTENTION, kernels_run
 from vision_ttt.bench.protocol import Prepare, Settings, unless_out_of_memory
-from vision_ttt.bench.runtimes import Deployed, deploy, find_difference, refusal
+from vision_ttt.bench.runtimes import Deployed, deploy, find_difference, pack, refusal
 from vision_ttt.models.evaluation_mode import evaluation_mode
 
 
@@ -49,9 +49,10 @@ def _enter_deployed(contender: Contender, resolution: int, settings: Settings) -
     if reason is not None:
         return Entrant(None, failure=reason)
 
-    def deploy_and_check() -> tuple[Deployed, str | None]:
+    def deploy_and_check() -> tuple[Deployed, str | None, Sequence[str]]:
         deployed, modules, images = _deployed(contender, resolution, settings)
-        return deployed, find_difference(deployed, modules, images, settings.dtype)
+        difference = find_difference(deployed, modules, images, settings.dtype)
+        return deployed, difference, _kernels_of_deployed(contender, modules, images, settings)
 
     try:
         result, failure = unless_out_of_memory(deploy_and_check)
@@ -62,10 +63,10 @@ def _enter_deployed(contender: Contender, resolution: int, settings: Settings) -
         return Entrant(None, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
     if failure:
         return Entrant(None, failure=failure)
-    deployed, difference = result
+    deployed, difference, kernels = result
     if difference is not None:
         return Entrant(None, failure=difference)
-    return Entrant(_prepare_deployed(deployed, resolution, settings))
+    return Entrant(_prepare_deployed(deployed, resolution, settings), kernels)
 
 
 def _deployed(
@@ -77,6 +78,16 @@ def _deployed(
     # Some runtimes convert the very modules they are given.
     own = copy.deepcopy(modules)
     return deploy(contender.runtime, own, images, settings.dtype), modules, images
+
+
+def _kernels_of_deployed(
+    contender: Contender, modules: nn.Module, images: Tensor, settings: Settings
+) -> Sequence[str]:
+    """The kernels of a packed model on one image; other runtimes show nothing of theirs."""
+    if contender.runtime != "for_inference":
+        return ()
+    packed = pack(modules, settings.dtype)
+    return kernels_run(lambda: packed(images[:1]))
 
 
 def _modules(contender: Contender, resolution: int, settings: Settings, train: bool) -> nn.Module:

@@ -72,11 +72,15 @@ def find_difference(
     return f"logits are off by {error:.2g} of the largest, over {TOLERANCES[dtype]:.0e}"
 
 
-def _for_inference(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
+def pack(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The copy that the runtime for_inference calls, in inference mode."""
     from vision_ttt.inference import for_inference
 
-    packed = for_inference(model, dtype=None if dtype == torch.float32 else dtype)
-    return torch.inference_mode()(packed)
+    return for_inference(model, dtype=None if dtype == torch.float32 else dtype)
+
+
+def _for_inference(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
+    return torch.inference_mode()(pack(model, dtype))
 
 
 def _inductor(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
