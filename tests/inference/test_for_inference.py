@@ -219,9 +219,9 @@ def test_hooked_layers_of_other_models_stay():
 
 def test_without_the_kernels(monkeypatch):
     from vision_ttt.inference import conversion
-    from vision_ttt.ops.packed import linear, vittt_block
+    from vision_ttt.ops.packed import linear, vittt_block_weights
 
-    for module in (conversion, linear, vittt_block):
+    for module in (conversion, linear, vittt_block_weights):
         monkeypatch.setattr(module, "LIBRARY", None)
     model, images = small("vittt_nano_patch4_32"), images_of("nano")
     with pytest.warns(RuntimeWarning, match="compiled kernels are missing.*pip install"):

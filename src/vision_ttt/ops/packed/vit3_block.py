@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from vision_ttt.ops._native import LANES, LIBRARY, call_kernel, mirrors
+from vision_ttt.ops._native import LANES, LIBRARY, mirrors
+from vision_ttt.ops.packed.launch import launch
 from vision_ttt.ops.packed.weights import (
     DTYPES,
     NormStructure,
@@ -114,10 +115,6 @@ class _PackedVit3Block(ctypes.Structure):
     )
 
 
-if LIBRARY is not None:
-    LIBRARY.vision_ttt_packed_vit3_block_scratch.restype = c_int64
-
-
 def refusal(dim: int, heads: int, hidden: int) -> str | None:
     """Why the kernels take no block of such sizes, or None if they do."""
     if LIBRARY is None:
@@ -214,7 +211,7 @@ def _packed_vit3_block(
     widths = {"qkv": (3 * (dim + dim // heads), dim), "proj": (dim, dim + dim // heads)}
     widths |= {"fc1": (hidden, dim), "fc2": (dim, hidden)}
     problem = _PackedVit3Block(
-        *(y.data_ptr(), None, None, p.conv2d.data_ptr(), p.conv2d_bias.data_ptr()),
+        *(None, None, None, p.conv2d.data_ptr(), p.conv2d_bias.data_ptr()),
         *branches,
         *gates,
         *(
@@ -226,17 +223,9 @@ def _packed_vit3_block(
         *(p.rotations.data_ptr() or None, p.units.data_ptr(), p.kernels.data_ptr()),
         *(p.mlp_conv.data_ptr() or None, p.mlp_conv_bias.data_ptr() or None),
         *(batch, length, height, width, dim, heads, 6 * dim),
-        *(tanh_gelu, p.qkv.dtype == torch.bfloat16, torch.get_num_threads(), loss_scale),
+        *(tanh_gelu, p.qkv.dtype == torch.bfloat16, 0, loss_scale),
     )
-    scratch = y.new_empty(
-        LIBRARY.vision_ttt_packed_vit3_block_scratch(ctypes.byref(problem)), dtype=torch.uint8
-    )
-    # After the scratch: beside the hole that it leaves, the next block's finds place again.
-    out = y.new_empty(y.shape)
-    problem.scratch, problem.out = scratch.data_ptr(), out.data_ptr()
-    if call_kernel("vision_ttt_packed_vit3_block", problem):
-        raise MemoryError("vision_ttt::packed_vit3_block: no memory for the scratch of a thread")
-    return out
+    return launch("vision_ttt_packed_vit3_block", problem, y)
 
 
 def _norms_and_gates(

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from vision_ttt.ops._learner_kernels import _Convolution, _State
-from vision_ttt.ops._native import LIBRARY, call_kernel, mirrors
+from vision_ttt.ops._native import mirrors
 from vision_ttt.ops._table import TABLE
+from vision_ttt.ops.packed.launch import launch
 from vision_ttt.ops.packed.vittt_block_weights import (
     PACKED,
     VitttBlockParameters,
@@ -84,10 +85,6 @@ class _PackedVitttBlock(ctypes.Structure):
     )
 
 
-if LIBRARY is not None:
-    LIBRARY.vision_ttt_packed_vittt_block_scratch.restype = c_int64
-
-
 @functools.lru_cache(maxsize=256)
 def _check(
     y: torch.Size, words: torch.Size, ints: tuple[int, ...], floats: tuple[float, ...]
@@ -112,8 +109,8 @@ def _check(
 @functools.lru_cache(maxsize=256)
 def _describe(
     y: torch.Size, weights: int, ints: tuple[int, ...], floats: tuple[float, ...]
-) -> tuple[_PackedVitttBlock, int]:
-    """The call with its weights at an address, y, out and scratch yet to come; scratch in bytes.
+) -> _PackedVitttBlock:
+    """The call with its weights at an address.
 
     Nothing is read: the addresses hold as long as the caller keeps what is there.
     """
@@ -125,7 +122,7 @@ def _describe(
         *(weights + WORD.itemsize * x.start if x.words else None for x in layout(dim, s))
     )
     inner = s.directions * dim
-    problem = _PackedVitttBlock(
+    return _PackedVitttBlock(
         *(None, None, None, p.conv2d),
         NormStructure(p.norm_weight, p.norm_bias, 0, norm_eps),
         NormStructure(p.mlp_norm_weight, p.mlp_norm_bias, 0, mlp_norm_eps),
@@ -143,10 +140,9 @@ def _describe(
         *(p.post_weight, p.post_bias),
         *(batch, length, height, width, dim, s.heads),
         *(s.directions, s.kernel, s.taps, s.views == 2, s.is_mlp),
-        *(s.mini_batch_size, s.is_bfloat16, 1),
+        *(s.mini_batch_size, s.is_bfloat16, 0),
         *(inner_eps, post_eps, rate),
     )
-    return problem, LIBRARY.vision_ttt_packed_vittt_block_scratch(ctypes.byref(problem))
 
 
 @torch.library.impl("vision_ttt::packed_vittt_block", "CPU")
@@ -165,16 +161,11 @@ def _packed_vittt_block(
     if not y.numel():
         return y.new_empty(y.shape)
     y, weights = (as_it_lies(x).contiguous() for x in (y, weights))
-    described, scratch_bytes = _describe(y.shape, weights.data_ptr(), ints, floats)
-    problem = _PackedVitttBlock.from_buffer_copy(described)
-    problem.y, problem.threads = y.data_ptr(), torch.get_num_threads()
-    scratch = y.new_empty(scratch_bytes, dtype=torch.uint8)
-    # After the scratch: beside the hole that it leaves, the next block's finds place again.
-    out = y.new_empty(y.shape)
-    problem.scratch, problem.out = scratch.data_ptr(), out.data_ptr()
-    if call_kernel("vision_ttt_packed_vittt_block", problem):
-        raise MemoryError("vision_ttt::packed_vittt_block: no memory for the scratch of a thread")
-    return out
+    # A copy, for the description is remembered.
+    problem = _PackedVitttBlock.from_buffer_copy(
+        _describe(y.shape, weights.data_ptr(), ints, floats)
+    )
+    return launch("vision_ttt_packed_vittt_block", problem, y)
 
 
 @torch.library.register_fake("vision_ttt::packed_vittt_block")
