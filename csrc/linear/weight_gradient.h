@@ -76,10 +76,10 @@ struct Parts {
   int64_t rows, of_part;
 
   explicit Parts(int64_t tokens) : rows(tokens) {
-    constexpr int64_t kMostChunks = 8, kThreadsToServe = 16;
-    const int64_t chunks = (tokens + kRowsOfChunk - 1) / kRowsOfChunk;
-    const int64_t shared = (chunks + kThreadsToServe - 1) / kThreadsToServe;
-    of_part = kRowsOfChunk * (shared < kMostChunks ? shared : kMostChunks);
+    constexpr int64_t kMost = 8 * kRowsOfChunk, kThreadsToServe = 16;
+    const int64_t tiles = (tokens + kTileOfRows * kThreadsToServe - 1) / (kTileOfRows * kThreadsToServe);
+    const int64_t shared = kTileOfRows * tiles;
+    of_part = shared < kRowsOfChunk ? kRowsOfChunk : shared < kMost ? shared : kMost;
   }
   int64_t count() const { return (rows + of_part - 1) / of_part; }
 

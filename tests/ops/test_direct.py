@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision_ttt.ops import depthwise_conv2d, ttt_linear, ttt_mlp
+from vision_ttt.ops import _direct, depthwise_conv2d, ttt_linear, ttt_mlp
 from vision_ttt.ops._direct import may_go_straight
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.swiglu import swiglu
@@ -35,6 +35,13 @@ def test_without_a_gradient_the_dispatcher_is_left_out(dispatched):
         assert torch.equal(swiglu(x.clone()), with_gradient)
     assert torch.equal(swiglu(x.detach()), with_gradient)
     assert torch.equal(swiglu(torch.nn.Parameter(x.detach(), requires_grad=False)), with_gradient)
+    assert len(dispatched) == 1
+
+
+def test_a_pytorch_that_cannot_be_asked_dispatches_every_call(dispatched, monkeypatch):
+    assert _direct.CAN_ASK
+    monkeypatch.setattr(_direct, "CAN_ASK", False)
+    swiglu(torch.randn(3, 64))
     assert len(dispatched) == 1
 
 

@@ -15,6 +15,16 @@ from vision_ttt.ops._backend import is_transformed
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
+CAN_ASK = (
+    all(
+        hasattr(torch._C, name)
+        for name in ("_len_torch_dispatch_stack", "_is_tracing", "_is_any_autocast_enabled")
+    )
+    and hasattr(torch.autograd, "_profiler_enabled")
+    and hasattr(Tensor, "_is_zerotensor")
+)
+"""Whether this PyTorch has the private functions below. Without them every call is dispatched."""
+
 
 def may_go_straight(inputs: tuple[Any, ...]) -> bool:
     """Whether nobody but a kernel has to see a call: no autograd, autocast, tracer, mode, profiler.
@@ -22,7 +32,8 @@ def may_go_straight(inputs: tuple[Any, ...]) -> bool:
     The inputs keep to the op's contract.
     """
     if (
-        torch.compiler.is_compiling()
+        not CAN_ASK
+        or torch.compiler.is_compiling()
         or is_transformed()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_tracing()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._native import call_kernel, mirrors
+from vision_ttt.ops._native import mirrors, run_kernel
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.linear.contract import Inputs
 
@@ -37,8 +37,7 @@ def _solve(kernel: str, inputs: Inputs, grad: Tensor | None, *results: Tensor | 
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
         *(x.numel() // inner, inner, columns, torch.get_num_threads()),
     )
-    if call_kernel(kernel, problem):
-        raise MemoryError(f"{kernel}: no memory for the packed weight")
+    run_kernel(kernel, problem)
 
 
 def _contiguous(inputs: Inputs) -> Inputs:

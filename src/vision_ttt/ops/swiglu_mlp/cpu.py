@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._native import call_kernel, mirrors
+from vision_ttt.ops._native import mirrors, run_kernel
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.swiglu_mlp.contract import Inputs
 
@@ -38,8 +38,7 @@ def _solve(kernel: str, inputs: Inputs, grad: Tensor | None, *results: Tensor | 
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
         *(x.numel() // x.shape[-1], x.shape[-1], hidden, columns, torch.get_num_threads()),
     )
-    if call_kernel(kernel, problem):
-        raise MemoryError(f"{kernel}: no memory for the packed weights")
+    run_kernel(kernel, problem)
 
 
 def _forward(inputs: Inputs) -> Tensor:
