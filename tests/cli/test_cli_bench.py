@@ -23,6 +23,12 @@ SHAPE = ["--shape", "1", "40", "2", "16", "--mini-batch-size", "8", "--repeats",
 NANO = ["--models", "vittt_nano_patch4_32", "--repeats", "1", "--memory-runs", "1"]
 
 
+@pytest.fixture(autouse=True)
+def _few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates of this machine are no matter here, and take a second or more each time."""
+    monkeypatch.setattr("vision_ttt.bench.rates._TURNS", 2)
+
+
 def test_models_to_csv_table_figure_and_readme(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     table, figure, page = (tmp_path / name for name in ("models.csv", "models.png", "README.md"))

@@ -38,7 +38,9 @@ def _under_torchrun(command: list[str], tmp_path: Path) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
+@pytest.mark.parametrize(
+    "sharding", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)]
+)
 def test_two_processes_train_what_one_does(
     tiny_fields: Fields, image_folder: Path, tmp_path: Path, sharding: str
 ) -> None:

@@ -289,11 +289,17 @@ def test_compiles_as_one_graph_with_gradients(name):
         assert_close(a, b, 1e-4, key)
 
 
-def test_one_compiled_graph_serves_changing_image_sizes(name):
+SIDES = [(64, 64), (48, 80), (32, 96), (160, 32), (88, 104)]
+
+
+@pytest.mark.parametrize(
+    "sides", [SIDES[:2], pytest.param(SIDES, marks=pytest.mark.slow)], ids=["two", "five"]
+)
+def test_one_compiled_graph_serves_changing_image_sizes(name, sides):
     model = small(name, **SHALLOW[name]).eval()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     with torch.no_grad():
-        for height, width in [(64, 64), (32, 96), (48, 80), (160, 32), (88, 104)]:
+        for height, width in sides:
             x = images(1, 3, height, width)
             assert_close(compiled(x), model(x), 1e-5)
 

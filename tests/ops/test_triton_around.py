@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: interpreted, each file in a process of its own."""
+"""The Triton kernels without a GPU: interpreted, in processes of their own."""
 
 import os
 import subprocess
@@ -7,16 +7,25 @@ from pathlib import Path
 
 import pytest
 
+PYTORCH = "ttt_linear and not values_and_gradients"
+"""What PyTorch makes of an op whose kernels the interpreter takes seconds for."""
+
 
 @pytest.mark.parametrize(
-    "file", ["test_every_op", "triton_interpreted_convolutions", "triton_interpreted_pointwise"]
+    ("files", "cases"),
+    [
+        (["test_every_op"], f"not ({PYTORCH})"),
+        pytest.param(["test_every_op"], PYTORCH, marks=pytest.mark.slow),
+        (["triton_interpreted_convolutions", "triton_interpreted_pointwise"], ""),
+    ],
+    ids=["every op", "ttt_linear in PyTorch", "around"],
 )
-def test_interpreted(file):
+def test_interpreted(files, cases):
     pytest.importorskip("triton")
-    path = Path(__file__).with_name(f"{file}.py")
+    paths = [str(Path(__file__).with_name(f"{file}.py")) for file in files]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     run = subprocess.run(
-        [*command, str(path)],
+        [*command, *paths, "-k", cases],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
