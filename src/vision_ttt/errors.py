@@ -12,6 +12,17 @@ class UserError(Exception):
     """
 
 
+class DamagedItem(UserError, ValueError):
+    """An item of a dataset that cannot be read. `name` is its file or its place in the dataset.
+
+    Worker processes send it in the item's place, so that the run decides what is done about it.
+    """
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 class Interrupted(Exception):
     """Training was asked to stop and left a complete checkpoint; the message says how to resume."""
 

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from vision_ttt.bench.names import RUNTIMES
-from vision_ttt.engine.building import build_model, can_build, model_arguments
+from vision_ttt.engine.building import build_model, can_build
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import is_model
 from vision_ttt.models.arguments import FUSED
+from vision_ttt.tasks.images.models import model_arguments
 
 NUM_CLASSES = 1000
 

@@ -11,10 +11,12 @@ from torch import nn
 
 from vision_ttt.bench import count_parameters
 from vision_ttt.convert import FAMILIES, Family, read_release, remap
-from vision_ttt.engine.building import build_model, data_config
-from vision_ttt.engine.checkpoint import ModelMetadata, load_model, save_weights
+from vision_ttt.engine.building import build_model
+from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models.registry import list_models, model_entrypoint
+from vision_ttt.tasks import load_model
+from vision_ttt.tasks.images.models import data_config
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -23,14 +25,14 @@ def run(arguments: jsonargparse.Namespace) -> int:
     family = _family_of(arguments.model)
     released = read_release(arguments.input)
     # 1000 classes where nothing tells: remap says what is missing.
-    model_args = {"num_classes": 1000, **family.arguments(released), **arguments.model_args}
+    model_args = {"num_classes": 1000, **family.arguments(released), **arguments.arguments}
     with torch.device("meta"):  # what does not fit takes no memory
         planned = build_model(arguments.model, model_args)
     weights = remap(released, planned)
     model = build_model(arguments.model, model_args)
     model.load_state_dict(weights)
     save_weights(output, weights, _metadata(model, arguments.model, model_args, family))
-    loaded, _ = load_model(output, kind=None)
+    loaded, _ = load_model(output, task=None)
     Console().print(
         f"{output}: {arguments.model}, {len(weights)} tensors, {count_parameters(loaded):,} "
         "parameters, loaded strictly",
@@ -64,10 +66,12 @@ def _metadata(
     count = model_args["num_classes"]
     imagenet = ImageNetInfo()
     named = count == imagenet.num_classes()
-    return ModelMetadata(
-        model=name,
-        model_args=model_args,
-        classes=tuple(imagenet.label_names() if named else map(str, range(count))),
-        input=data_config(model),
-        diffusion=family.diffusion,
-    )
+    carried = {
+        "classes": list(imagenet.label_names() if named else map(str, range(count))),
+        "input": data_config(model),
+    }
+    task = "classification"
+    if family.diffusion is not None:
+        task = "diffusion"
+        carried["process"] = family.diffusion
+    return ModelMetadata({"name": task}, name, model_args, carried)

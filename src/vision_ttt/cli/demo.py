@@ -3,7 +3,7 @@
 import jsonargparse
 from rich.console import Console
 
-from vision_ttt.cli.run_report import show_summary, write_run_report
+from vision_ttt.cli.run_report import report
 from vision_ttt.engine import train
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 
@@ -11,7 +11,7 @@ from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 def run(arguments: jsonargparse.Namespace) -> int:
     """Train the recipe `digits`, evaluate, and write the report."""
     result = train(arguments.config, overwrite=True, progress=True)
-    show_summary(result, write_run_report(result), "vision-ttt demo: handwritten digits")
+    report(result, "vision-ttt demo: handwritten digits")
     Console().print(
         f"next: vision-ttt predict IMAGE --checkpoint {result.run_dir / WEIGHTS_FILE}",
         highlight=False,

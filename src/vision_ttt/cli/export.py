@@ -5,7 +5,6 @@ from pathlib import Path
 import jsonargparse
 from rich.console import Console
 
-from vision_ttt.engine import load_model
 from vision_ttt.export import (
     Agreement,
     InputShapes,
@@ -14,6 +13,7 @@ from vision_ttt.export import (
     export_program,
     export_timm,
 )
+from vision_ttt.tasks import load_model
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -28,7 +28,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
                 model = accepting_any_size(model, metadata)
             shapes = InputShapes.of(
                 model,
-                metadata.input["input_size"],
+                metadata.carried["input"]["input_size"],
                 batch_size=arguments.batch_size,
                 dynamic_size=arguments.dynamic_size,
             )

@@ -32,6 +32,8 @@ class CommandParser(jsonargparse.ArgumentParser):
             exit_on_error=False,
             formatter_class=_HelpFormatter,
         )
+        self.long_names: dict[str, str] = {}
+        """Other names of flags, e.g. --optimisation.epochs → --epochs."""
 
     def parse_command(
         self, argv: Sequence[str], *, defaults: bool = True
@@ -72,6 +74,15 @@ class CommandParser(jsonargparse.ArgumentParser):
             names = ", ".join(by_name.get(name, name) for name in names.split(", "))
         return _FLAG.sub(lambda match: _shown(match[0]), missing + colon + names)
 
+    def _shortened(self, name: str) -> str:
+        """A flag by the name that it is declared by, and a key of its mapping, if it has one."""
+        spelt = name.replace("-", "_")
+        for long, short in self.long_names.items():
+            known = long.replace("-", "_")
+            if spelt == known or spelt.startswith(known + "."):
+                return short + name[len(long) :]
+        return name
+
     def _spelt_out(self, argv: Sequence[str]) -> list[str]:
         flags = self._option_string_actions
         spelt = []
@@ -80,7 +91,7 @@ class CommandParser(jsonargparse.ArgumentParser):
                 spelt.append(token)
                 continue
             name, equals, value = token.partition("=")
-            top, dot, key = name.partition(".")
+            top, dot, key = self._shortened(name).partition(".")
             if top not in flags:
                 top = next((flag for flag in flags if _shown(flag) == _shown(top)), top)
             if top not in flags or (dot and (not key or not _is_mapping(flags[top]))):
@@ -127,7 +138,7 @@ def _words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ("one of " if len(accepted) > 1 else "") + ", ".join(map(str, accepted))
     if get_origin(kind) is dict:
-        return "names with values, such as --model-args.depth 2"
+        return "names with values, such as --arguments.depth 2"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_words(each) for each in accepted)
     plain = {int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}

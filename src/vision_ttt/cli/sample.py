@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from vision_ttt.engine import ModelMetadata, load_model
+from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.tensor_files import write_tensors
 from vision_ttt.errors import UserError, nearest
+from vision_ttt.tasks import load_model
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -26,7 +27,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     from vision_ttt.diffusion.pictures import grid, to_pixels, to_png
 
     output = Path(arguments.output)
-    model, metadata = load_model(arguments.checkpoint, kind="diffusion")
+    model, metadata = load_model(arguments.checkpoint, task="diffusion")
     pixels_wanted = output.suffix == ".png" or arguments.images is not None
     if pixels_wanted and model.in_channels != 3:
         raise UserError(
@@ -34,7 +35,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
             " pictures; write them with --output FILE.safetensors and decode them with the"
             " autoencoder they are of"
         )
-    classes = _chosen(arguments.classes, metadata.classes)
+    classes = _chosen(arguments.classes, metadata.carried["classes"])
     labels = torch.tensor(classes, device="cpu").repeat_interleave(arguments.per_class)
     samples = _generate(model, metadata, labels, arguments)
     if not torch.isfinite(samples).all():
@@ -43,18 +44,19 @@ def run(arguments: jsonargparse.Namespace) -> int:
     if output.suffix == ".safetensors":
         write_tensors(output, {"samples": samples, "labels": labels}, json.dumps(_told(arguments)))
     if pixels_wanted:
-        pixels = to_pixels(samples, metadata.input["mean"], metadata.input["std"])
+        expected = metadata.carried["input"]
+        pixels = to_pixels(samples, expected["mean"], expected["std"])
         if output.suffix == ".png":
-            shown = [metadata.classes[index] for index in classes]
+            shown = [metadata.carried["classes"][index] for index in classes]
             write_bytes(output, to_png(grid(pixels, arguments.per_class, shown)))
         if arguments.images is not None:
             for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-                folder = re.sub(r"[^\w-]", "_", metadata.classes[label])
+                folder = re.sub(r"[^\w-]", "_", metadata.carried["classes"][label])
                 path = Path(arguments.images) / folder / f"{number:05d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, to_png(image))
             console.print(f"{arguments.images}: {len(labels)} images", highlight=False)
-    names = ", ".join(metadata.classes[index] for index in classes[:12])
+    names = ", ".join(metadata.carried["classes"][index] for index in classes[:12])
     console.print(
         f"{output}: {len(labels)} samples of {metadata.model}, {arguments.per_class} of each class:"
         f" {names}{', …' if len(classes) > 12 else ''}",
@@ -98,7 +100,7 @@ def _generate(
     from vision_ttt.diffusion import make_process, sample
 
     device = make_accelerator().device
-    channels, *size = metadata.input["input_size"]
+    channels, *size = metadata.carried["input"]["input_size"]
     columns = (
         TextColumn("steps of {task.fields[images]} images"),
         BarColumn(),
@@ -109,7 +111,7 @@ def _generate(
         try:
             return sample(
                 model.to(device),
-                make_process(**metadata.diffusion),
+                make_process(**metadata.carried["process"]),
                 labels,
                 size=tuple(size),
                 sampler=arguments.sampler,

@@ -105,7 +105,7 @@ def _progress(count: int) -> Iterator[Callable[[Task, Outcome], None]]:
 
 
 def _name(task: Task) -> str:
-    return f"{task.row}, seed {task.config.seed}"
+    return f"{task.row}, seed {task.config.run.seed}"
 
 
 def _told(outcome: Outcome) -> str:

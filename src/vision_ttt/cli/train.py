@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 import jsonargparse
 
-from vision_ttt.cli.run_report import show_summary, write_run_report
+from vision_ttt.cli.run_report import report
 from vision_ttt.data import LoaderError
-from vision_ttt.engine import NonFiniteError, Preempted, TrainConfig, TrainResult, train
+from vision_ttt.engine import NonFiniteError, Preempted, TrainConfig, train
 from vision_ttt.engine.run_directory import Resume, is_finished
-from vision_ttt.models import DiT3
 
 _LOGGER = logging.getLogger(__name__)
 DIVERGED = 3
@@ -45,21 +44,11 @@ def _train_stages(stages: Mapping[str, TrainConfig], resume: Resume, overwrite: 
     for number, (name, config) in enumerate(stages.items()):
         if len(stages) > 1:
             if resume and is_finished(config):
-                _LOGGER.info("stage %s is finished: %s", name, config.output)
+                _LOGGER.info("stage %s is finished: %s", name, config.run.output)
                 continue
             _LOGGER.info("stage %s (%d of %d)", name, number + 1, len(stages))
             # Where the first stage is resumed, a later one may not have begun.
             resume = "auto" if resume and number else resume
         result = train(config, resume=resume, overwrite=overwrite, progress=True)
         if result.is_main:
-            _report(result)
-
-
-def _report(result: TrainResult) -> None:
-    if isinstance(result.model, DiT3):
-        # Needs diffusers, which classifiers do without.
-        from vision_ttt.cli.diffusion_report import show_diffusion_summary, write_diffusion_report
-
-        show_diffusion_summary(result, write_diffusion_report(result))
-    else:
-        show_summary(result, write_run_report(result))
+            report(result)

@@ -3,10 +3,10 @@
 from vision_ttt.data.digits import Digits
 from vision_ttt.data.images import ImageError, find_images, open_image
 from vision_ttt.data.loading import (
-    BadImage,
     LoaderError,
     StreamedImages,
     TransformedImages,
+    collate,
     evaluation_transform,
     make_loader,
     train_transform,
@@ -30,10 +30,10 @@ __all__ = [
     "TransformedImages",
     "StreamedImages",
     "with_transform",
-    "BadImage",
     "EpochOrder",
     "EvenOrder",
     "Share",
+    "collate",
     "make_loader",
     "watched",
     "LoaderError",

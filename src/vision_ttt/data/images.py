@@ -11,7 +11,7 @@ from typing import BinaryIO
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vision_ttt.errors import UserError
+from vision_ttt.errors import DamagedItem
 from vision_ttt.file_kinds import is_of_the_system, kind_of_file
 
 # What Pillow reads by itself. For others, such as EPS, it starts a program on the file.
@@ -32,12 +32,11 @@ _DECODING_ERRORS = (
 )
 
 
-class ImageError(UserError, ValueError):
+class ImageError(DamagedItem):
     """An image that does not decode. `name` is its file or its place in the dataset."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"cannot decode image {name}: {reason}")
-        self.name = name
+        super().__init__(f"cannot decode image {name}: {reason}", name)
         self.reason = reason
 
     def __reduce__(self) -> tuple:

@@ -6,8 +6,6 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -24,23 +22,13 @@ from vision_ttt.errors import UserError
 Transform = Callable[[Image.Image], Tensor]
 Batch = dict[str, Any]
 """images [B, 3, H, W] float32, targets and indices [B] int64 (the indices are the images' places in
-the dataset), bad: the names and reasons of images left out."""
-
-
-@dataclass(frozen=True)
-class BadImage:
-    """Stands for an image that did not decode, on its way from the worker to the loop."""
-
-    name: str
-    reason: str
-
-
-Item = tuple[Tensor, int, int] | BadImage
-"""An image [3, H, W], its class and its place in the dataset."""
+the dataset), damaged: the errors of the images left out."""
+Item = tuple[Tensor, int, int] | ImageError
+"""An image [3, H, W], its class and its place in the dataset; or why it does not decode."""
 
 
 class TransformedImages(Dataset):
-    """Images as tensors [3, H, W] with class and index; one that does not decode is a `BadImage`.
+    """Images as tensors [3, H, W] with class and index; one that does not decode is its error.
 
     The augmentation of an image depends on (seed, epoch, number) and nothing else: not on the
     number of processes, not on the images before it. Set `epoch` before each epoch. A number of
@@ -70,7 +58,7 @@ class TransformedImages(Dataset):
         try:
             image, target = self.images[index]
         except ImageError as error:
-            return BadImage(error.name, error.reason)
+            return error
         seed_generators(self.seed, self.epoch, number)
         return self.transform(image), target, index
 
@@ -123,39 +111,39 @@ def with_transform(
 
 def collate(items: Sequence[Item], image_shape: Sequence[int] = (3, 1, 1)) -> Batch:
     """Stack the good images and list the bad ones; `image_shape` is for batches of bad ones."""
-    bad = [item for item in items if isinstance(item, BadImage)]
-    good = [item for item in items if not isinstance(item, BadImage)]
+    damaged = [item for item in items if isinstance(item, ImageError)]
+    good = [item for item in items if not isinstance(item, ImageError)]
     images = [image for image, _, _ in good]
     return {
         "images": torch.stack(images) if good else torch.empty(0, *image_shape),
         "targets": torch.tensor([target for _, target, _ in good], dtype=torch.int64),
         "indices": torch.tensor([index for _, _, index in good], dtype=torch.int64),
-        "bad": [(item.name, item.reason) for item in bad],
+        "damaged": damaged,
     }
 
 
 def make_loader(
     dataset: Dataset,
     batch_size: int,
+    collate: Callable[[Sequence[Any]], Batch],
     *,
     num_workers: int = 0,
     order: Sampler[int] | None = None,
     seed: int = 0,
     timeout: float = 0.0,
-    image_shape: Sequence[int] = (3, 1, 1),
 ) -> DataLoader:
-    """Return a loader of `Batch`es, in the dataset's own order where `order` is None.
+    """Return a loader of batches, in the dataset's own order where `order` is None.
 
     Args:
+        collate: makes a batch of a list of items.
         timeout: seconds to wait for a worker's batch, see `watched`; 0: for ever.
-        image_shape: shape of the empty tensor that stands for a batch of bad images.
     """
     return DataLoader(
         dataset,
         batch_size=batch_size,
         sampler=order,
         num_workers=num_workers,
-        collate_fn=partial(collate, image_shape=tuple(image_shape)),
+        collate_fn=collate,
         # Without one, each new iterator would draw from the global generator.
         generator=torch.Generator().manual_seed(seed),
         worker_init_fn=_ignore_stop_requests if num_workers else None,
@@ -189,7 +177,7 @@ def watched(loader: DataLoader) -> Iterator[Batch]:
 
 
 class LoaderError(UserError, RuntimeError):
-    """The processes that load images hang or died."""
+    """The processes that read the data hang or died."""
 
 
 def train_transform(
@@ -202,7 +190,8 @@ def train_transform(
     auto_augment: str | None = None,
     random_erasing: float = 0.0,
 ) -> Transform:
-    """Return timm's training transform for a timm data config; arguments as in `TrainConfig`.
+    """Return timm's training transform for a timm data config; arguments as in
+    `vision_ttt.tasks.images.config.ImageData`.
 
     Raises:
         ValueError: `auto_augment` is no policy of timm's.

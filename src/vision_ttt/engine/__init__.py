@@ -1,4 +1,4 @@
-"""Training and evaluating classifiers: the config, the one loop, checkpoints."""
+"""Training and evaluating models of any task: the config, the one loop, checkpoints."""
 
 from typing import TYPE_CHECKING
 
@@ -6,9 +6,9 @@ from vision_ttt._late import offer_late
 from vision_ttt.engine.config import ConfigError, TrainConfig
 
 if TYPE_CHECKING:
-    from vision_ttt.engine.checkpoint import ModelMetadata, load_model
-    from vision_ttt.engine.evaluate import Evaluation, evaluate
+    from vision_ttt.engine.checkpoint import ModelMetadata
     from vision_ttt.engine.faults import NonFiniteError, Preempted
+    from vision_ttt.engine.task import Task
     from vision_ttt.engine.tensor_files import CheckpointError
     from vision_ttt.engine.train import TrainResult, train
 
@@ -16,9 +16,7 @@ __all__ = [
     "TrainConfig",
     "train",
     "TrainResult",
-    "evaluate",
-    "Evaluation",
-    "load_model",
+    "Task",
     "ModelMetadata",
     "ConfigError",
     "CheckpointError",
@@ -32,9 +30,7 @@ offer_late(
     {
         "train": "train",
         "TrainResult": "train",
-        "evaluate": "evaluate",
-        "Evaluation": "evaluate",
-        "load_model": "checkpoint",
+        "Task": "task",
         "ModelMetadata": "checkpoint",
         "CheckpointError": "tensor_files",
         "NonFiniteError": "faults",

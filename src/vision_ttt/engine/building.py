@@ -1,4 +1,4 @@
-"""Building models through timm's registry, with errors that name what does not fit."""
+"""Models of timm's registry and their weights, with errors that name what does not fit."""
 
 import inspect
 from collections.abc import Collection, Mapping
@@ -7,23 +7,15 @@ from typing import Any
 
 import timm
 import torch
-from timm.data import resolve_data_config
 from torch import Tensor, nn
 
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import nearest
 from vision_ttt.models.arguments import FUSED, architecture
-from vision_ttt.models.registry import create_model, is_model, list_models, model_config
+from vision_ttt.models.registry import create_model, is_model, list_models
 
 # create_model's own arguments load files or run code, and have no place in a recipe or checkpoint.
 _RESERVED = set(inspect.signature(timm.create_model).parameters) - {"kwargs"}
-
-_ELSEWHERE = {
-    "num_classes": "the dataset gives it",
-    "in_chans": "images are RGB",
-    "img_size": "set image_size",
-    "drop_path_rate": "set drop_path",
-}
 
 
 def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
@@ -37,7 +29,7 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
     reserved = sorted(_RESERVED & set(model_args))
     if reserved:
         raise ConfigError(
-            f"model_args may not hold {', '.join(reserved)}; weights come by initial_weights"
+            f"model.arguments may not hold {', '.join(reserved)}; weights come by initial_weights"
         )
     try:
         return create_model(name, **model_args)
@@ -60,7 +52,7 @@ def unfusable(name: str, model_args: Mapping[str, Any]) -> str:
         return ""
     asked = [switch for switch in FUSED if model_args.get(switch)]
     refused = [switch for switch in asked if not can_build(name, {**own, switch: True})]
-    flags = " ".join(f"--model-args.{switch} null" for switch in refused)
+    flags = " ".join(f"--arguments.{switch} null" for switch in refused)
     return f"; it trains without {' and '.join(refused)}: {flags}" if refused else ""
 
 
@@ -77,75 +69,11 @@ def can_build(name: str, model_args: Mapping[str, Any]) -> bool:
 def describe_model(name: str, arguments: Mapping[str, Any]) -> str:
     """Name a model with those constructor arguments that were chosen for it.
 
-    Not among them are the number of classes and of channels, and the image size, which follow from
-    the data.
+    Left out are those that follow from the data: how many outputs and channels, which size.
     """
     follows = {"num_classes", "in_chans", "img_size"}
     chosen = [f"{key} {value}" for key, value in arguments.items() if key not in follows]
     return f"{name} with {', '.join(chosen)}" if chosen else name
-
-
-def check_takes(model: nn.Module, images: Tensor) -> None:
-    """Check that a model, in whatever mode, takes such images [B, C, H, W].
-
-    Raises:
-        ConfigError: it does not.
-    """
-    was_training = model.training
-    model.eval()
-    inputs = model.example_inputs(images) if hasattr(model, "example_inputs") else (images,)
-    try:
-        with torch.no_grad():
-            model(*inputs)
-    # As above: models that do not check their input fail somewhere inside.
-    except Exception as error:
-        height, width = images.shape[-2:]
-        raise ConfigError(
-            f"{type(model).__name__} cannot take images of {height} × {width} pixels"
-            f" (image_size): {' '.join(str(error).split())}"
-        ) from error
-    finally:
-        model.train(was_training)
-
-
-def model_arguments(
-    name: str,
-    *,
-    num_classes: int,
-    image_size: int | None = None,
-    extra: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the constructor arguments of a model for RGB images.
-
-    `img_size` is among them where one is asked for and the model's weights depend on it.
-
-    Raises:
-        ConfigError: `extra` holds an argument that the dataset or another field decides.
-    """
-    for key in extra or {}:
-        if key in _ELSEWHERE:
-            raise ConfigError(f"model_args may not hold {key}; {_ELSEWHERE[key]}")
-    arguments: dict[str, Any] = {"num_classes": num_classes, "in_chans": 3}
-    if image_size is not None and is_model(name):
-        config = model_config(name)
-        if config is None or config.fixed_input_size:
-            arguments["img_size"] = image_size
-    return {**arguments, **(extra or {})}
-
-
-def data_config(
-    model: nn.Module, image_size: int | None = None, crop_fraction: float | None = None
-) -> dict[str, Any]:
-    """Return timm's data config of a model: input_size, mean, std, interpolation, crop_pct, ….
-
-    `image_size` in pixels and `crop_fraction` take the place of the model's own where given.
-    """
-    own = {}
-    if image_size is not None:
-        own["input_size"] = (3, image_size, image_size)
-    if crop_fraction is not None:
-        own["crop_pct"] = crop_fraction
-    return resolve_data_config(own, model=model)
 
 
 def load_weights(

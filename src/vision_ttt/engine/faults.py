@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -28,16 +28,19 @@ class NonFiniteError(UserError, ArithmeticError):
         self.where = where
 
 
-def find_non_finite(model: nn.Module, forward: Callable[[], Any], images: Tensor) -> str:
-    """Say where NaN or infinity first appears: the images, a module's output, or a gradient.
+def find_non_finite(
+    model: nn.Module, forward: Callable[[], Any], tensors: Mapping[str, Tensor]
+) -> str:
+    """Return where NaN or infinity first appears: the batch, a module's output, or a gradient.
 
     Args:
         model: the model after the backward pass of the offending batch.
         forward: runs `model` on that batch again.
-        images: the batch, [B, 3, H, W].
+        tensors: the batch's, by name.
     """
-    if not torch.isfinite(images).all():
-        return "the batch of input images"
+    for name, tensor in tensors.items():
+        if not _is_finite(tensor):
+            return f"the batch's {name}"
     # By the weights first: where an update made them so, the next module's output is a symptom.
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():

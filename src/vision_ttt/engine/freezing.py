@@ -12,25 +12,25 @@ def freeze_layers(model: nn.Module, count: int | Literal["all"]) -> None:
     """Switch the gradients of the first `count` layers of `model.group_matcher()` off.
 
     Layers are those of layer decay: the patch embedding with positions first, then the blocks. The
-    classifier is never frozen.
+    head, which `model.get_classifier()` returns, is never frozen.
 
     Raises:
-        ConfigError: the model does not tell its layers, has no classifier, or fewer layers.
+        ConfigError: the model does not name its layers, has no head, or fewer layers.
     """
     if not count:
         return
     if not hasattr(model, "group_matcher") or not hasattr(model, "get_classifier"):
-        raise ConfigError(f"frozen_layers: {type(model).__name__} does not tell its layers")
+        raise ConfigError(f"frozen_layers: {type(model).__name__} has no group_matcher")
     layer_of = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
-    classifier = {id(weight) for weight in model.get_classifier().parameters()}
-    if not classifier:
-        raise ConfigError(f"frozen_layers: {type(model).__name__} has no classifier to train")
-    others = [each for each in model.named_parameters() if id(each[1]) not in classifier]
+    head = {id(weight) for weight in model.get_classifier().parameters()}
+    if not head:
+        raise ConfigError(f"frozen_layers: {type(model).__name__} has no head to train")
+    others = [each for each in model.named_parameters() if id(each[1]) not in head]
     layers = 1 + max(layer_of[name] for name, _ in others)
     if count != "all" and count > layers:
         raise ConfigError(
             f"frozen_layers is {count}, but {type(model).__name__} has {layers} beside its"
-            f" classifier; it must be from 0 to {layers}, or all"
+            f" head; it must be from 0 to {layers}, or all"
         )
     for name, weight in others:
         if count == "all" or layer_of[name] < count:

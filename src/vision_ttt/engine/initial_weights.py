@@ -16,12 +16,15 @@ from vision_ttt.models import Vittt
 from vision_ttt.models.arguments import architecture
 from vision_ttt.models.image_size import checkpoint_filter_fn
 
+_HEAD = "classifier"
+"""What timm calls a model's head in its description."""
+
 
 def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]) -> str:
     """Copy the weights of a file into `model`, and return what was done, in one line.
 
-    Every tensor must fit but the classifier's, which otherwise stay as they are; the position
-    embedding is interpolated to another image size.
+    Every tensor must fit but the head's, which otherwise stay as they are; the position embedding
+    is interpolated to another input size.
 
     Args:
         path: of a safetensors file, ours or not.
@@ -34,8 +37,8 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     weights, text = read_tensors(path)
     source = _source(text)
     former = {key: value.shape for key, value in weights.items()}
-    # A model of two classifiers, as timm's distilled ones are, names them in a tuple.
-    head = (model.pretrained_cfg or {}).get("classifier") or ()
+    # A model of two heads, as timm's distilled ones are, names them in a tuple.
+    head = (getattr(model, "pretrained_cfg", None) or {}).get(_HEAD) or ()
     heads = (head,) if isinstance(head, str) else tuple(head)
     try:
         if isinstance(model, Vittt):
@@ -66,7 +69,9 @@ def _source(text: str | None) -> str | None:
     try:
         told = json.loads(text or "null")
         if "state" in told:
-            return f"the state of a run of {told['state']['config']['model']}, to be resumed"
+            return (
+                f"the state of a run of {told['state']['config']['model']['name']}, to be resumed"
+            )
         return _weights_of(told["model"], told["model_args"])
     except (ValueError, KeyError, TypeError, AttributeError):  # nothing that we wrote
         return None

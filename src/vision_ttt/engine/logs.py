@@ -8,7 +8,6 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,20 +28,12 @@ from vision_ttt.engine.events import EventFile
 from vision_ttt.engine.files import write_text
 from vision_ttt.engine.state import TrainState
 from vision_ttt.engine.step import Outcome
+from vision_ttt.engine.task import Task
 
-CSV_COLUMNS = (
-    "epoch",
-    "update",
-    "learning_rate",
-    "train_loss",
-    "test_loss",
-    "test_accuracy",
-    "inner_loss",
-    "inner_loss_reduction",
-    "images_per_second",
-    "data_share",
-    "seconds",
-)
+_NOT_COLUMNS = {"inner_losses", "memory_bytes"}
+"""Of a row of the history, left out of metrics.csv."""
+_NOT_POINTS = {"epoch", "update", "seconds", "memory_bytes", "learning_rate"}
+"""Of a row of the history, no curve of its own at TensorBoard."""
 
 
 def versions() -> dict[str, str]:
@@ -94,6 +85,7 @@ def open_log(
     config: TrainConfig,
     accelerator: Accelerator,
     state: TrainState,
+    task: Task,
     updates: int,
     show_progress: bool,
 ) -> Iterator["RunLog | SilentLog"]:
@@ -106,7 +98,9 @@ def open_log(
         yield SilentLog()
         return
     tracker = _open_wandb(folder, config)
-    with RunLog(folder, config, accelerator.device, state, updates, show_progress, tracker) as log:
+    with RunLog(
+        folder, config, accelerator.device, state, task, updates, show_progress, tracker
+    ) as log:
         yield log
 
 
@@ -119,7 +113,7 @@ class SilentLog:
     def update(self, state: TrainState, outcome: Outcome, learning_rate: float) -> None:
         """Do nothing."""
 
-    def epoch(self, history: list[dict[str, Any]], summary: Mapping[str, Any]) -> None:
+    def row(self, history: list[dict[str, Any]], summary: Mapping[str, Any]) -> None:
         """Do nothing."""
 
 
@@ -132,6 +126,7 @@ class RunLog:
         config: TrainConfig,
         device: torch.device,
         state: TrainState,
+        task: Task,
         updates: int,
         show_progress: bool,
         tracker: Any = None,
@@ -141,7 +136,9 @@ class RunLog:
         `tracker` is a run of Weights & Biases, None for none.
         """
         self.folder = folder
-        self.epochs = config.epochs
+        self.config = config
+        self.unit = task.unit
+        self.updates = updates
         self.device = device
         self.tracker = tracker
         self.events = EventFile(folder / "tensorboard", purge_step=state.update)
@@ -178,14 +175,14 @@ class RunLog:
 
     def update(self, state: TrainState, outcome: Outcome, learning_rate: float) -> None:
         """Take note of the update that `state` counts last."""
-        rate = state.images / state.epoch_seconds
+        rate = state.units / state.span_seconds
         memory = memory_in_use(self.device)
         self._write(
             {
                 "train/loss": outcome.loss,
                 "train/learning_rate": learning_rate,
                 "train/gradient_norm": outcome.gradient_norm,
-                "speed/images_per_second": rate,
+                f"speed/{self.unit}_per_second": rate,
                 "speed/memory_bytes": memory,
             },
             state.update,
@@ -194,28 +191,39 @@ class RunLog:
         self.bar.update(
             self.task,
             completed=state.update,
-            description=f"epoch {state.epoch + 1}/{self.epochs}",
-            figures=f"{rate:.0f} images/s  loss {outcome.loss:.3f}{inner}"
+            description=self._place(state),
+            figures=f"{rate:.0f} {self.unit}/s  loss {outcome.loss:.3f}{inner}"
             f"  lr {learning_rate:.1e}  {memory / 2**30:.1f} GiB",
         )
 
-    def epoch(self, history: list[dict[str, Any]], summary: Mapping[str, Any]) -> None:
-        """Write metrics.csv and metrics.json anew after a whole epoch, and its points elsewhere.
+    def _place(self, state: TrainState) -> str:
+        """The epoch that the last update was of, where epochs are the run's length."""
+        unit, length = self.config.optimisation.length
+        if unit != "epochs":
+            return f"update {state.update}/{self.updates}"
+        return f"epoch {state.epoch + (state.position > 0)}/{length}"
+
+    def row(self, history: list[dict[str, Any]], summary: Mapping[str, Any]) -> None:
+        """Write metrics.csv and metrics.json anew after an evaluation, and its points elsewhere.
 
         Raises:
             OSError: the disk is full; names the file, whose former content is kept.
         """
         row = history[-1]
         self.reduction = row["inner_loss_reduction"]
-        names = ("train_loss", "test_loss", "test_accuracy", "images_per_second", "data_share")
-        points = {f"epoch/{name}": row[name] for name in names if row[name] is not None}
+        points = {
+            f"evaluation/{name}": value
+            for name, value in row.items()
+            if name not in _NOT_POINTS and isinstance(value, int | float)
+        }
         for layer, losses in row["inner_losses"].items():
             points[f"inner_loss/{layer}"] = sum(losses) / len(losses)
         self._write(points, row["update"])
         with self._naming_events():
             self.events.flush()
         table = io.StringIO()
-        writer = csv.DictWriter(table, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+        columns = [name for name in row if name not in _NOT_COLUMNS]
+        writer = csv.DictWriter(table, columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(history)
         write_text(self.folder / "metrics.csv", table.getvalue())
@@ -239,7 +247,7 @@ class RunLog:
 
 
 def _open_wandb(folder: Path, config: TrainConfig) -> Any:
-    if config.wandb_project is None:
+    if config.run.wandb_project is None:
         return None
     try:
         import wandb
@@ -252,6 +260,6 @@ def _open_wandb(folder: Path, config: TrainConfig) -> Any:
         id=name,
         name=folder.name,
         dir=str(folder),
-        config=asdict(config),
+        config=config.as_dict(),
         resume="allow",
     )

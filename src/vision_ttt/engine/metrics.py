@@ -1,17 +1,16 @@
-"""A run's figures: one row per epoch, and the summary that metrics.json holds."""
+"""A run's figures: one row per evaluation, and the summary that metrics.json holds."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.data import ImageSplits
 from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.logs import memory_in_use, versions
 from vision_ttt.engine.state import TrainState
-from vision_ttt.engine.tasks import TestResult
+from vision_ttt.engine.task import Evaluation, Metric, Task
 
 _Item = TypeVar("_Item")
 
@@ -43,75 +42,79 @@ def inner_loss_reduction(losses: dict[str, Tensor]) -> float | None:
     return 1 - last / first if first else 0.0
 
 
-def is_best(state: TrainState) -> bool:
-    """Whether `state` is at the end of the epoch with the highest test accuracy so far.
-
-    Where nothing is classified, with the lowest test loss.
-    """
-    if state.position or not state.history:
+def is_best(state: TrainState, primary: Metric) -> bool:
+    """Whether `state` is at an evaluation, and it the best one so far."""
+    if not state.history or state.history[-1]["update"] != state.update:
         return False
-    *former, last = (
-        -row["test_loss"] if row["test_accuracy"] is None else row["test_accuracy"]
-        for row in state.history
-    )
-    return all(last > other for other in former)
+    *former, last = (row[f"test_{primary.name}"] for row in state.history)
+    return all(primary.better(last, other) for other in former)
 
 
-def end_epoch(
+def add_row(
     state: TrainState,
-    evaluation: TestResult,
+    evaluation: Evaluation,
     losses: dict[str, Tensor],
+    task: Task,
     optimizer: torch.optim.Optimizer,
+    updates_per_epoch: int,
     device: torch.device,
 ) -> None:
-    """Add the epoch's row to the history and set the counters to the next epoch's start."""
+    """Add an evaluation's row to the history, and begin to count anew what lies between two."""
     by_layer = {layer: steps.tolist() for layer, steps in losses.items()}
     every = [loss for steps in by_layer.values() for loss in steps]
-    state.seconds += state.epoch_seconds
+    state.seconds += state.span_seconds
     row = {
-        "epoch": state.epoch + 1,
+        "epoch": state.epoch
+        if state.position == 0
+        else round(state.epoch + state.position / updates_per_epoch, 4),
         "update": state.update,
         "learning_rate": largest_rate(optimizer),
-        "train_loss": state.loss_sum / state.loss_images,
-        "test_loss": evaluation.loss,
-        "test_accuracy": evaluation.accuracy,
+        "train_loss": state.loss_sum / state.loss_units if state.loss_units else None,
+        **{f"test_{name}": value for name, value in evaluation.metrics.items()},
         "inner_loss": sum(every) / len(every) if every else None,
         "inner_loss_reduction": inner_loss_reduction(losses),
         "inner_losses": by_layer,
-        "images_per_second": state.images / state.epoch_seconds,
-        "data_share": state.data_seconds / state.epoch_seconds,
+        rate_name(task): state.units / state.span_seconds,
+        "data_share": state.data_seconds / state.span_seconds,
         "memory_bytes": memory_in_use(device),
-        "seconds": state.epoch_seconds,
+        "seconds": state.span_seconds,
     }
     state.history.append(row)
-    state.epoch += 1
-    state.position, state.loss_sum, state.loss_images, state.images = 0, 0.0, 0, 0
-    state.epoch_seconds = state.data_seconds = 0.0
+    state.loss_sum, state.loss_units, state.units = 0.0, 0, 0
+    state.span_seconds = state.data_seconds = 0.0
 
 
 def summary(
-    config: TrainConfig, state: TrainState, data: ImageSplits, model: nn.Module
+    config: TrainConfig, state: TrainState, task: Task, model: nn.Module, updates: int
 ) -> dict[str, Any]:
-    """Return the content of metrics.json; there must be one whole epoch."""
+    """Return the content of metrics.json of a run of `updates`; there must be one evaluation."""
     last = state.history[-1]
+    unit, length = config.optimisation.length
+    primary = f"test_{task.primary.name}"
+    best = state.history[0][primary]
+    for row in state.history:
+        best = row[primary] if task.primary.better(row[primary], best) else best
     return {
-        "model": config.model,
+        "task": config.task.name,
+        "model": config.model.name,
         "parameters": sum(weight.numel() for weight in model.parameters()),
-        "dataset": config.dataset,
-        "train_images": len(data.train),
-        "test_images": len(data.test),
-        "test_accuracy": last["test_accuracy"],
-        "test_loss": last["test_loss"],
-        "best_test_accuracy": None
-        if last["test_accuracy"] is None
-        else max(row["test_accuracy"] for row in state.history),
+        **task.described(),
+        **{name: value for name, value in last.items() if name.startswith("test_")},
+        f"best_{primary}": best,
         "seconds": state.seconds,
-        "seed": config.seed,
-        "bad_images": list(state.bad_images),
+        "seed": config.run.seed,
+        "length": {unit: length},
+        "finished": state.update >= updates,
+        "damaged_items": list(state.damaged_items),
         "skipped_updates": list(state.skipped_updates),
         "versions": versions(),
-        "epochs": list(state.history),
+        "history": list(state.history),
     }
+
+
+def rate_name(task: Task) -> str:
+    """Return the name of a row's training speed, e.g. tokens_per_second."""
+    return f"{task.unit}_per_second"
 
 
 def largest_rate(optimizer: torch.optim.Optimizer) -> float:
@@ -119,12 +122,21 @@ def largest_rate(optimizer: torch.optim.Optimizer) -> float:
     return float(max(group["lr"] for group in optimizer.param_groups))
 
 
-def epoch_line(state: TrainState, config: TrainConfig) -> str:
-    """Return the last epoch's figures in one line."""
-    row = state.history[-1]
-    accuracy = row["test_accuracy"]
-    told = "" if accuracy is None else f" test accuracy {accuracy:.2%},"
+def row_line(row: Mapping[str, Any], config: TrainConfig, task: Task, updates: int) -> str:
+    """Return a row's figures in one line."""
+    train = "" if row["train_loss"] is None else f"train loss {row['train_loss']:.4f}, "
+    figures = f"test loss {row['test_loss']:.4f}, "
+    primary = task.primary
+    if primary.name != "loss":
+        value = row[f"test_{primary.name}"]
+        figures += f"test {primary.name} {primary.written(value)}, "
     return (
-        f"epoch {state.epoch}/{config.epochs}: train loss {row['train_loss']:.4f}, test loss"
-        f" {row['test_loss']:.4f},{told} {row['images_per_second']:.0f} images/s"
+        f"{place_in_run(row['epoch'], row['update'], config, updates)}: {train}{figures}"
+        f"{row[rate_name(task)]:.0f} {task.unit}/s"
     )
+
+
+def place_in_run(epoch: float, update: int, config: TrainConfig, updates: int) -> str:
+    """Return how far a run has come, in epochs where its length is, else in updates."""
+    unit, length = config.optimisation.length
+    return f"epoch {epoch:g}/{length}" if unit == "epochs" else f"update {update}/{updates}"

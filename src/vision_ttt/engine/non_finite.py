@@ -3,8 +3,9 @@
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -34,7 +35,7 @@ def refuse_or_skip(
     state: TrainState,
     accelerator: Accelerator,
 ) -> None:
-    """Save what repeats the update, then stop or note it as skipped, as `config.non_finite` says.
+    """Save what repeats the update, then stop or count it as skipped, as the config says.
 
     Raises:
         NonFiniteError: the run is to stop, or has skipped `MOST_IN_A_ROW` updates in a row or all
@@ -44,13 +45,14 @@ def refuse_or_skip(
     suspect = (suspects or outcome.passes)[0]
     where = "the loss or a gradient"
     # Looking for the place needs whole weights, and takes another way in each process.
-    if config.sharding == "replicated":
-        where = find_non_finite(parts.model, lambda: _again(parts, suspect), suspect.images)
+    if config.machine.sharding == "replicated":
+        tensors = tensors_of(suspect.batch)
+        where = find_non_finite(parts.model, lambda: _again(parts, suspect), tensors)
     path = _save(suspects or outcome.passes, parts, state, where, accelerator)
     state.skipped_updates.append(state.update)
     hopeless = _all_of_the_last(state, min(MOST_IN_A_ROW, parts.loaders.updates_per_epoch))
-    if config.non_finite == "stop" or hopeless:
-        last = Path(config.output) / WEIGHTS_FILE
+    if config.optimisation.non_finite == "stop" or hopeless:
+        last = Path(config.run.output) / WEIGHTS_FILE
         kept = f"the last checkpoint is {last}" if last.exists() else "there is no checkpoint yet"
         raise NonFiniteError(state.update, state.epoch, where, f"{kept}; the batch is {path}")
     _LOGGER.warning("skipped update %d: %s is not finite; %s", state.update, where, path)
@@ -59,9 +61,9 @@ def refuse_or_skip(
 def replay(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Tensor]], dict]:
     """Return what a saved batch holds: the weights it met, its passes, and where it went wrong.
 
-    Each pass has `images` [B, 3, H, W] as the model saw them, augmented and mixed, `targets` and
-    `indices` [B], the images' places in the training set. The last value tells update, epoch,
-    `where`, the config and each pass's `places`, its seed.
+    Each pass has the tensors of its batch by name, as the model saw them, augmented, `indices` [B]
+    among them, the items' places in the training set. The last value holds update, epoch, `where`,
+    the config and each pass's `places`, its seed.
 
     Raises:
         FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
@@ -69,10 +71,11 @@ def replay(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]
     tensors, text = read_tensors(path)
     told = json.loads(text or "{}")
     weights = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
-    passes = [
-        {name: tensors[f"{number}/{name}"] for name in ("images", "targets", "indices")}
-        for number in range(len(told["places"]))
-    ]
+    passes: list[dict[str, Tensor]] = [{} for _ in told["places"]]
+    for key, tensor in tensors.items():
+        number, _, name = key.partition("/")
+        if number != "model":
+            passes[int(number)][name] = tensor
     return weights, passes, told
 
 
@@ -84,7 +87,20 @@ def _all_of_the_last(state: TrainState, count: int) -> bool:
 def _again(parts: Parts, suspect: Pass) -> None:
     seed_pass(suspect.place)
     with torch.no_grad():
-        parts.task.loss(parts.model, suspect.images, suspect.targets)
+        parts.task.loss(parts.model, suspect.batch, suspect.moment)
+
+
+def tensors_of(value: Any, name: str = "") -> dict[str, Tensor]:
+    """Return the tensors in a batch, however nested, by names such as "targets/0/boxes"."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    inside = value if isinstance(value, Mapping) else None
+    if isinstance(value, list | tuple):
+        inside = {str(place): each for place, each in enumerate(value)}
+    found: dict[str, Tensor] = {}
+    for key, each in (inside or {}).items():
+        found |= tensors_of(each, f"{name}/{key}" if name else str(key))
+    return found
 
 
 def _save(
@@ -97,9 +113,7 @@ def _save(
     weights = whole_state(parts.model)
     tensors = {f"model/{name}": weight for name, weight in weights.items()}
     for number, each in enumerate(passes):
-        tensors |= {
-            f"{number}/{name}": getattr(each, name) for name in ("images", "targets", "indices")
-        }
+        tensors |= {f"{number}/{name}": value for name, value in tensors_of(each.batch).items()}
     told = {
         "update": state.update,
         "epoch": state.epoch,
@@ -107,7 +121,7 @@ def _save(
         "places": [each.place for each in passes],
         "config": state.config,
     }
-    folder = Path(state.config["output"]) / REPLAYS
+    folder = Path(state.config["run"]["output"]) / REPLAYS
     name = f"update-{state.update:09d}-process-{accelerator.process_index}.safetensors"
     try:
         folder.mkdir(exist_ok=True)

@@ -3,7 +3,9 @@
 The inner learning rates' warm-up is ours.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from timm.optim import create_optimizer_v2
@@ -11,11 +13,40 @@ from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
-from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.config import ConfigError, OptimisationSection, TrainConfig
 from vision_ttt.layers import TTTMLP, warm_up_inner_rates
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+@dataclass(frozen=True)
+class Length:
+    """How long a run is, in optimiser updates."""
+
+    updates: int
+    """Altogether."""
+    warmup: float
+    """Of them in the warm-up."""
+    inner_warmup: float
+    """Of them in the warm-up of the inner learning rates."""
+
+    @classmethod
+    def of(
+        cls, optimisation: OptimisationSection, updates_per_epoch: int, units_per_item: int
+    ) -> "Length":
+        """Return the length of a run that the config gives in epochs, updates or units."""
+        unit, length = optimisation.length
+        updates_per = {
+            "epochs": updates_per_epoch,
+            "updates": 1.0,
+            "units": 1 / (optimisation.batch_size * units_per_item),
+        }[unit]
+        return cls(
+            updates=math.ceil(length * updates_per),
+            warmup=optimisation.warmup * updates_per,
+            inner_warmup=optimisation.inner_warmup * updates_per,
+        )
+
+
+def make_optimizer(model: nn.Module, optimisation: OptimisationSection) -> torch.optim.Optimizer:
     """Return AdamW over `model`'s parameters.
 
     No weight decay on one-dimensional parameters (biases, norms), nor on those that
@@ -25,49 +56,48 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     return create_optimizer_v2(
         model,
         opt="adamw",
-        lr=config.learning_rate,
-        weight_decay=config.weight_decay,
-        layer_decay=config.layer_decay,
-        betas=(config.beta1, config.beta2),
+        lr=optimisation.learning_rate,
+        weight_decay=optimisation.weight_decay,
+        layer_decay=optimisation.layer_decay,
+        betas=(optimisation.beta1, optimisation.beta2),
     )
 
 
 def make_scheduler(
-    optimizer: torch.optim.Optimizer, config: TrainConfig, updates_per_epoch: int
+    optimizer: torch.optim.Optimizer, optimisation: OptimisationSection, length: Length
 ) -> Scheduler:
     """Return the schedule; `scheduler.step_update(n)` sets update n's learning rate (from 0)."""
     scheduler, _ = create_scheduler_v2(
         optimizer,
         sched="cosine",
-        num_epochs=config.epochs,
-        min_lr=config.minimum_learning_rate,
-        warmup_lr=config.warmup_learning_rate,
-        warmup_epochs=config.warmup_epochs,
+        num_epochs=length.updates,
+        min_lr=optimisation.minimum_learning_rate,
+        warmup_lr=optimisation.warmup_learning_rate,
+        warmup_epochs=length.warmup,
         step_on_epochs=False,
-        updates_per_epoch=updates_per_epoch,
+        updates_per_epoch=1,
     )
     return scheduler
 
 
 def make_inner_warmup(
-    models: Sequence[nn.Module], config: TrainConfig, updates_per_epoch: int
+    models: Sequence[nn.Module], config: TrainConfig, length: Length
 ) -> Callable[[int], None]:
     """Return what sets the inner learning rates of update n in `models` (from 0).
 
     Raises:
         ConfigError: there is to be a warm-up, and no layer that has one.
     """
-    if not config.inner_warmup_epochs:
+    if not length.inner_warmup:
         return lambda update: None
     if not any(isinstance(module, TTTMLP) for module in models[0].modules()):
         raise ConfigError(
-            f"inner_warmup_epochs is {config.inner_warmup_epochs}; {config.model} as it is"
+            f"inner_warmup is {config.optimisation.inner_warmup}; {config.model.name} as it is"
             " configured has no TTT-MLP layer, it must be 0"
         )
-    updates = config.inner_warmup_epochs * updates_per_epoch
 
     def warm_up(update: int) -> None:
         for model in models:
-            warm_up_inner_rates(model, min(1.0, update / updates))
+            warm_up_inner_rates(model, min(1.0, update / length.inner_warmup))
 
     return warm_up

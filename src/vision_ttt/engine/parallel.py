@@ -1,8 +1,10 @@
 """One run on several processes: who does what, how a model is shared, what has to be agreed on."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -12,8 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from vision_ttt.engine.building import build_model
 from vision_ttt.engine.config import ConfigError, TrainConfig
+
+if TYPE_CHECKING:
+    from vision_ttt.engine.task import Task
 
 
 def make_accelerator(accumulation_steps: int = 1) -> Accelerator:
@@ -32,17 +36,18 @@ def check_processes(config: TrainConfig, accelerator: Accelerator) -> None:
     """Check that the run can be divided among its processes.
 
     Raises:
-        ConfigError: images or the model cannot be divided so.
+        ConfigError: a batch or the model cannot be divided so.
     """
     processes = accelerator.num_processes
-    share, rest = divmod(config.micro_batch_size, processes)
-    if rest or (config.mixes_images and share % 2):
-        even = ", with an even share for each, as mixup and CutMix mix images in pairs"
+    size = config.optimisation.micro_batch_size
+    share, rest = divmod(size, processes)
+    if rest:
         raise ConfigError(
-            f"batch_size / accumulation_steps is {config.micro_batch_size}; it must be a multiple"
-            f" of the {processes} processes{even if config.mixes_images else ''}"
+            f"batch_size / accumulation_steps is {size}; it must be a multiple of the"
+            f" {processes} processes"
         )
-    if config.sharding == "sharded" and processes == 1:
+    config.task.check_share(share)
+    if config.machine.sharding == "sharded" and processes == 1:
         raise ConfigError(
             "sharding is 'sharded', but there is one process; start several with"
             " torchrun --nproc_per_node=N -m vision_ttt train …"
@@ -74,12 +79,12 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: whole(value) for name, value in model.state_dict().items()}
 
 
-def unshared(model: nn.Module, name: str, model_args: Mapping[str, Any]) -> nn.Module:
+def unshared(model: nn.Module, task: Task, name: str, model_args: Mapping[str, Any]) -> nn.Module:
     """Return a model that one process can run alone: `model` itself unless it is sharded."""
     if not isinstance(model, FSDPModule):
         return model
     weights = whole_state(model)
-    alone = build_model(name, model_args)
+    alone = task.build_model(name, model_args)
     alone.load_state_dict(weights)
     return alone.to(next(iter(weights.values())).device)
 

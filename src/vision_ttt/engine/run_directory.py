@@ -5,22 +5,22 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import yaml
 from accelerate import Accelerator
 from torch import nn
 
-from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.config import ConfigError, TrainConfig, section_types
 from vision_ttt.engine.files import remove_parts, write_text
 from vision_ttt.engine.locks import LOCK_FILES, alone_in
 from vision_ttt.engine.logs import environment
+from vision_ttt.engine.section import defaults
 from vision_ttt.engine.state import SavedRun, check_fits, read_state, save_state
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.models.arguments import architecture
@@ -33,8 +33,8 @@ CHECKPOINTS = "checkpoints"
 Resume = bool | Literal["auto"]
 # What a resumed run may change without becoming another run; beside it whether layers are fused.
 _FREE_FIELDS = {
-    *("output", "num_workers", "loader_timeout", "skip_bad", "sharding"),
-    *("checkpoint_every", "keep_checkpoints", "wandb_project"),
+    *("run.output", "run.skip_bad", "run.checkpoint_every", "run.keep_checkpoints"),
+    *("run.wandb_project", "machine.num_workers", "machine.loader_timeout", "machine.sharding"),
 }
 
 
@@ -69,7 +69,7 @@ def open_run(config: TrainConfig, *, resume: Resume, overwrite: bool) -> list[Pa
         FileNotFoundError: `resume` is true and there is nothing to resume.
         OSError: the directory cannot be read.
     """
-    run_dir = Path(config.output)
+    run_dir = Path(config.run.output)
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; choose one")
     found = checkpoints(run_dir)
@@ -105,7 +105,7 @@ def newest_whole(
         try:
             saved = read_state(path)
             _check_same_run(path.parent.parent, saved.state.config, config)
-            check_fits(saved, model, averaged=config.ema_decay > 0)
+            check_fits(saved, model, averaged=config.optimisation.ema_decay > 0)
         except ConfigError:
             raise
         except (CheckpointError, FileNotFoundError) as error:
@@ -133,15 +133,16 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 
 def is_finished(config: TrainConfig) -> bool:
-    """Whether the run in `config.output` has trained all of its epochs."""
-    path = Path(config.output) / "metrics.json"
+    """Whether the run in `config.run.output` has come to its end."""
+    path = Path(config.run.output) / "metrics.json"
+    unit, length = config.optimisation.length
     if not path.is_file():
         return False
     try:
-        epochs = len(json.loads(path.read_text(encoding="utf-8"))["epochs"])
-    except (ValueError, KeyError, TypeError):  # damaged; the checkpoints will tell
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return bool(told["finished"]) and told["length"] == {unit: length}
+    except (ValueError, KeyError, TypeError):  # damaged; the checkpoints are what counts
         return False
-    return epochs >= config.epochs
 
 
 def save_checkpoint(run_dir: Path, saved: SavedRun, keep: int) -> Path:
@@ -180,7 +181,7 @@ def begin_directory(
     if anew:
         _set_aside(run_dir)
     header = "# The run's whole configuration; a recipe like any other.\n"
-    text = yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True)
     write_text(run_dir / "config.yaml", header + text)
     write_text(run_dir / "environment.json", json.dumps(environment(device), indent=2) + "\n")
 
@@ -192,20 +193,42 @@ def _put_aside(folder: Path) -> None:
     folder.rename(next(path for path in free if not os.path.lexists(path)))
 
 
-def _check_same_run(run_dir: Path, former: dict[str, object], config: TrainConfig) -> None:
-    # As the state file holds them; a field that the former version did not know had its default.
-    now, default = (json.loads(json.dumps(asdict(each))) for each in (config, TrainConfig()))
-    former = {**default, **former}
-    for each in (former, now):
-        if isinstance(each["model_args"], dict):  # what was read may be anything
-            each["model_args"] = architecture(each["model_args"])
-    changed = [
-        f"{name} {former[name]!r} -> {value!r}"
-        for name, value in now.items()
-        if former[name] != value and name not in _FREE_FIELDS
-    ]
+def _check_same_run(run_dir: Path, former: dict[str, Any], config: TrainConfig) -> None:
+    changed = differences(former, config, besides=_FREE_FIELDS)
     if changed:
         raise ConfigError(f"{run_dir} cannot be resumed with another config: {', '.join(changed)}")
+
+
+def differences(
+    former: Mapping[str, Any], config: TrainConfig, *, besides: Collection[str]
+) -> list[str]:
+    """Return "SECTION.FIELD former -> now" for each field in which two configs differ.
+
+    Args:
+        former: what `TrainConfig.as_dict` returned, read from JSON; a field that the former version
+            did not know had its default.
+        besides: fields that do not count; whether layers are fused never does.
+    """
+    own = {name: defaults(kind) for name, kind in section_types(type(config.task)).items()}
+    was, now = (_by_name(each, own) for each in (former, json.loads(json.dumps(config.as_dict()))))
+    return [
+        f"{name} {was[name]!r} -> {value!r}"
+        for name, value in now.items()
+        if was[name] != value and name not in besides
+    ]
+
+
+def _by_name(values: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return a config's values by SECTION.FIELD, the defaults `own` for what it does not hold."""
+    named = {}
+    for section, fields in own.items():
+        given = values.get(section)
+        for field, value in {**fields, **(given if isinstance(given, dict) else {})}.items():
+            named[f"{section}.{field}"] = value
+    arguments = named["model.arguments"]
+    if isinstance(arguments, dict):  # what was read may be anything
+        named["model.arguments"] = architecture(arguments)
+    return named
 
 
 def _set_aside(run_dir: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vision_ttt.engine.parallel import place_like, whole
 from vision_ttt.engine.tensor_files import CheckpointError, read_tensors, write_tensors
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass
@@ -24,7 +24,7 @@ class TrainState:
     """
 
     config: dict[str, Any] = field(default_factory=dict)
-    """The run's `TrainConfig`."""
+    """The run's config, by section."""
     epoch: int = 0
     """Whole epochs done."""
     position: int = 0
@@ -32,21 +32,21 @@ class TrainState:
     update: int = 0
     """Updates done altogether."""
     loss_sum: float = 0.0
-    """Training loss summed over the current epoch's images, but for skipped updates."""
-    loss_images: int = 0
-    """The images that it is summed over."""
-    images: int = 0
-    """Images seen in the current epoch."""
-    epoch_seconds: float = 0.0
-    """Time spent training in the current epoch, in seconds."""
+    """Training loss summed since the last evaluation, but for skipped updates."""
+    loss_units: int = 0
+    """The units that it is summed over."""
+    units: int = 0
+    """Units seen since the last evaluation."""
+    span_seconds: float = 0.0
+    """Time spent training since the last evaluation, in seconds."""
     data_seconds: float = 0.0
-    """The part of it spent waiting for images, in seconds."""
+    """The part of it spent waiting for data, in seconds."""
     seconds: float = 0.0
-    """Time spent in whole epochs, in seconds."""
+    """Time spent training up to the last evaluation, in seconds."""
     history: list[dict[str, Any]] = field(default_factory=list)
-    """One row of metrics per whole epoch."""
-    bad_images: list[str] = field(default_factory=list)
-    """Names of the images that did not decode."""
+    """One row of metrics per evaluation."""
+    damaged_items: list[str] = field(default_factory=list)
+    """Names of the items that could not be read."""
     skipped_updates: list[int] = field(default_factory=list)
     """Updates left out because their loss or gradient was not finite, counted from 0."""
 

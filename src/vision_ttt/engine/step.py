@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
-from timm.data import Mixup
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from vision_ttt.data.loading import Batch
 from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.parallel import summed, whole
 from vision_ttt.engine.seeds import seed_pass
-from vision_ttt.engine.tasks import Task
+from vision_ttt.engine.task import Batch, Moment, Task
 
 
 @dataclass(frozen=True)
@@ -23,14 +22,14 @@ class Pass:
 
     place: tuple[int, ...]
     """The seed of its randomness: (seed, epoch, number in the epoch, process)."""
-    images: Tensor
-    """[B, 3, H, W], augmented and mixed."""
-    targets: Tensor
-    """Class indices [B], or probabilities [B, C] after mixing."""
-    indices: Tensor
-    """The images' places in the training set, [B]."""
+    batch: Batch
+    """As the model sees it, augmented."""
+    moment: Moment
+    """When."""
     loss: Tensor
-    """Sum of the images' losses, []."""
+    """Sum over its units, []."""
+    units: int
+    """That it is the sum of."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class Outcome:
     """What an update did, over all processes."""
 
     loss_sum: float
-    """Sum of the images' losses: of a classifier cross-entropies, in nats."""
-    images: int
+    """Sum of the units' losses."""
+    units: int
     gradient_norm: float
     stop_votes: float
     """Of the processes; above 0, they were asked to stop."""
@@ -53,8 +52,8 @@ class Outcome:
 
     @property
     def loss(self) -> float:
-        """Mean loss of the images."""
-        return self.loss_sum / max(self.images, 1)
+        """Mean loss of a unit."""
+        return self.loss_sum / max(self.units, 1)
 
 
 class Step:
@@ -68,7 +67,6 @@ class Step:
         shared: nn.Module,
         optimizer: torch.optim.Optimizer,
         task: Task,
-        mix: Mixup | None,
         stop_vote: Callable[[], float],
     ) -> None:
         """Train `model`; `shared` is what to call, the model as several processes share it."""
@@ -76,54 +74,52 @@ class Step:
         self.accelerator = accelerator
         self.model = model
         self.shared = shared
-        self.forward = torch.compile(shared) if config.compile else shared
+        self.forward = torch.compile(shared) if config.machine.compile else shared
         self.optimizer = optimizer
         self.task = task
-        self.mix = mix
         self.stop_vote = stop_vote
 
-    def __call__(self, batches: Sequence[Batch], epoch: int, first_pass: int) -> Outcome:
+    def __call__(
+        self, batches: Sequence[Batch], epoch: int, first_pass: int, moment: Moment
+    ) -> Outcome:
         """Update the weights from an update's micro-batches, unless something is not finite.
 
-        The gradient is that of the images' summed loss divided by the batch size, whether or not
-        bad images are missing from it.
+        The gradient is that of the mean loss over all units of the update, in whichever
+        micro-batches and processes they are.
         """
         self.optimizer.zero_grad()  # an update that was skipped left its gradients to be looked at
         passes = []
         for number, batch in enumerate(batches, start=first_pass):
-            place = (self.config.seed, epoch, number, self.accelerator.process_index)
+            place = (self.config.run.seed, epoch, number, self.accelerator.process_index)
             with self.accelerator.accumulate(self.shared):
-                passes.append(self._pass(batch, place))
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = whole(get_total_norm(gradients))
+                passes.append(self._pass(batch, place, moment))
+        weights = [p for p in self.model.parameters() if p.grad is not None]
+        norm = whole(get_total_norm([p.grad for p in weights]))
         losses = torch.stack([each.loss for each in passes]).sum()
         # The only wait for the device in an update; the check has to come before the step, so that
         # neither the weights nor a checkpoint gets to see a NaN.
         loss_sum, norm_value = torch.stack([losses, norm]).tolist()
-        images = sum(len(each.images) for each in passes)
-        loss_sum, images, votes = summed([loss_sum, images, self.stop_vote()], self.accelerator)
-        outcome = Outcome(loss_sum, int(images), norm_value, votes, passes)
+        units = sum(each.units for each in passes)
+        loss_sum, units, votes = summed([loss_sum, units, self.stop_vote()], self.accelerator)
+        # Passes divided by the items of a batch, before anybody knew how many units it has.
+        scale = self.config.optimisation.batch_size / units if units else 1.0
+        outcome = Outcome(loss_sum, int(units), norm_value * scale, votes, passes)
         if outcome.finite:
-            if self.config.clip_norm > 0:
-                clip_grads_with_norm_(self.model.parameters(), self.config.clip_norm, norm)
+            if scale != 1:
+                torch._foreach_mul_([p.grad for p in weights], scale)
+            if self.config.optimisation.clip_norm > 0:
+                clip_grads_with_norm_(weights, self.config.optimisation.clip_norm, norm * scale)
             self.optimizer.step()
             self.optimizer.zero_grad()
         return outcome
 
-    def _pass(self, batch: Batch, place: tuple[int, ...]) -> Pass:
+    def _pass(self, batch: Batch, place: tuple[int, ...], moment: Moment) -> Pass:
         # The randomness of a forward pass follows from its place in the run, so that a resumed run
         # needs no generator's state.
         seed_pass(place)
-        device = self.accelerator.device
-        images, targets, indices = (
-            batch[name].to(device, non_blocking=True) for name in ("images", "targets", "indices")
-        )
-        if self.mix is not None:
-            even = len(images) // 2 * 2  # a bad image may have left an odd number
-            images, targets, indices = images[:even], targets[:even], indices[:even]
-            if even:
-                images, targets = self.mix(images, targets)
-        loss = self.task.loss(self.forward, images, targets)
-        share = self.config.micro_batch_size / self.accelerator.num_processes
-        self.accelerator.backward(loss / share)
-        return Pass(place, images, targets, indices, loss.detach())
+        batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
+        batch = self.task.augment(batch)
+        loss, units = self.task.loss(self.forward, batch, moment)
+        items = self.config.optimisation.micro_batch_size / self.accelerator.num_processes
+        self.accelerator.backward(loss / items)
+        return Pass(place, batch, moment, loss.detach(), units)

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
-from torch.utils.data import Dataset
 
-from vision_ttt.data import DatasetError, ImageSplits
+from vision_ttt.data import DatasetError
 from vision_ttt.engine.assembly import Parts, assemble
 from vision_ttt.engine.checkpoint import BEST_FILE, WEIGHTS_FILE, ModelMetadata, save_weights
 from vision_ttt.engine.config import TrainConfig
-from vision_ttt.engine.evaluate import BadImages, Evaluation
+from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.faults import StopRequest, stop_on_signals
 from vision_ttt.engine.freezing import training_mode
-from vision_ttt.engine.logs import open_log
+from vision_ttt.engine.logs import RunLog, SilentLog, open_log
 from vision_ttt.engine.metrics import (
-    end_epoch,
-    epoch_line,
+    add_row,
     inner_loss_reduction,
     is_best,
     largest_rate,
+    row_line,
     summary,
     timed,
 )
@@ -45,12 +45,9 @@ from vision_ttt.engine.run_directory import (
     save_checkpoint,
 )
 from vision_ttt.engine.state import SavedRun, TrainState, optimizer_moments
-from vision_ttt.engine.tasks import TestResult
+from vision_ttt.engine.task import Batch, Evaluation, Moment, Task
 from vision_ttt.explain import inner_losses
 from vision_ttt.layers import unfuse
-
-if TYPE_CHECKING:  # it needs diffusers
-    from vision_ttt.engine.denoising import DenoisingEvaluation
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -62,20 +59,16 @@ class TrainResult:
     run_dir: Path
     """Holds config.yaml, environment.json, metrics.*, tensorboard/, checkpoints/, last.safetensors
     and best.safetensors."""
+    config: TrainConfig
+    """Of the run."""
     metrics: dict[str, Any]
     """The content of metrics.json."""
     model: nn.Module
     """The trained model (the moving average where there is one), in evaluation mode."""
-    evaluation: Evaluation | DenoisingEvaluation
-    """On the test images, after the last epoch; the latter of a diffusion model."""
-    classes: tuple[str, ...]
-    """Class names, by index."""
-    test_images: Dataset
-    """The test set as the model sees it: items (image [3, H, W], class index, index)."""
-    data: ImageSplits
-    """Both parts of the dataset as PIL images."""
-    input: dict[str, Any]
-    """timm's data config: input_size, mean, std, …"""
+    evaluation: Evaluation
+    """On the test data, at the run's end; of the task's own class."""
+    task: Task
+    """With its data."""
     is_main: bool
     """Whether this process, of several, is the one to write and to speak."""
 
@@ -87,7 +80,7 @@ def train(
     overwrite: bool = False,
     progress: bool = False,
 ) -> TrainResult:
-    """Train by `config` and evaluate, leaving everything in the run directory `config.output`.
+    """Train by `config` and evaluate, leaving everything in the run directory `config.run.output`.
 
     Args:
         resume: go on with the run in that directory, exactly as if it had not been interrupted,
@@ -97,43 +90,40 @@ def train(
         progress: show a progress bar on stderr.
 
     Raises:
-        ConfigError: the model, its arguments, weights or images do not fit; the directory holds a
+        ConfigError: the model, its arguments, weights or data do not fit; the directory holds a
             run and neither `resume` nor `overwrite` is set; `resume` with another config; another
             run is at work in the directory.
-        DatasetError, FileNotFoundError: the dataset cannot be used.
+        DatasetError, FileNotFoundError: the data cannot be used.
         CheckpointError: no checkpoint to resume from is whole.
-        ImageError: an image does not decode, and `config.skip_bad` is off.
-        LoaderError: the processes that load images hang or died.
+        DamagedItem: an item of the data cannot be read, and `config.run.skip_bad` is off.
+        LoaderError: the processes that read the data hang or died.
         NonFiniteError: NaN or infinity; the last checkpoint is kept.
         Interrupted: Ctrl-C, or as its subclass Preempted SIGTERM; a checkpoint was written at that
             update.
         OSError: a full disk; the last checkpoint is kept.
     """
-    run_dir = Path(config.output)
+    run_dir = Path(config.run.output)
     with stop_on_signals() as stop:
-        accelerator = make_accelerator(config.accumulation_steps)
+        accelerator = make_accelerator(config.optimisation.accumulation_steps)
         with only_run(run_dir, accelerator):
             found = open_run(config, resume=resume, overwrite=overwrite)
             parts = assemble(config, accelerator, found, lambda: stop.vote)
-            state = parts.state
-            state.config = asdict(config)
+            parts.state.config = config.as_dict()
             # Only now that everything above is known to fit, and that every process has read it.
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
                 begin_directory(run_dir, config, accelerator.device, anew=overwrite)
-            run = _Run(config, accelerator, state, parts, run_dir, stop)
+            run = _Run(config, accelerator, parts.state, parts, run_dir, stop)
             evaluation = run.train(progress)
-            model = unshared(parts.evaluated, config.model, parts.model_args)
+            model = unshared(parts.evaluated, parts.task, config.model.name, parts.model_args)
             unfuse(model)
     return TrainResult(
         run_dir=run_dir,
-        metrics=summary(config, state, parts.data, parts.model),
+        config=config,
+        metrics=run.summary(),
         model=model.eval(),
         evaluation=evaluation,
-        classes=parts.data.classes,
-        test_images=parts.test_set,
-        data=parts.data,
-        input=parts.model_input,
+        task=parts.task,
         is_main=accelerator.is_main_process,
     )
 
@@ -149,61 +139,115 @@ class _Run:
     run_dir: Path
     stop: StopRequest
 
-    def train(self, progress: bool) -> TestResult:
-        """Train the epochs that are left; return the last one's evaluation."""
+    def train(self, progress: bool) -> Evaluation:
+        """Make the updates that are left; return the evaluation at the run's end."""
         config, state, parts = self.config, self.state, self.parts
-        bad_images = BadImages(config.skip_bad, state.bad_images)
-        updates = config.epochs * parts.loaders.updates_per_epoch
+        damaged = DamagedItems(config.run.skip_bad, state.damaged_items)
+        every = config.run.checkpoint_every
         evaluation = None
-        with open_log(self.run_dir, config, self.accelerator, state, updates, progress) as log:
+        updates = parts.length.updates
+        with open_log(
+            self.run_dir, config, self.accelerator, state, parts.task, updates, progress
+        ) as log:
             log.inner_loss(inner_loss_reduction(self._inner_losses()))
-            while state.epoch < config.epochs:
-                training_mode(parts.model)
-                started = time.perf_counter() - state.epoch_seconds
-                batches = parts.loaders.updates(state.epoch, done=state.position)
-                for update in timed(batches, state):
-                    for batch in update:
-                        bad_images.check(batch)
-                    parts.scheduler.step_update(state.update)
-                    parts.warm_up_inner(state.update)
-                    first_pass = state.position * config.accumulation_steps
-                    outcome = parts.step(update, state.epoch, first_pass)
-                    if outcome.finite:
-                        state.loss_sum += outcome.loss_sum
-                        state.loss_images += outcome.images
-                    else:
-                        refuse_or_skip(outcome, parts, config, state, self.accelerator)
-                    state.images += outcome.images
-                    state.update += 1
-                    state.position += 1
-                    state.epoch_seconds = time.perf_counter() - started
-                    if parts.average is not None and outcome.finite:
-                        parts.average.update(parts.model, step=state.update)
-                    log.update(state, outcome, largest_rate(parts.optimizer))
-                    if outcome.stop_votes:
-                        self._end(outcome.stop_votes)
-                    if config.checkpoint_every and state.update % config.checkpoint_every == 0:
-                        self._checkpoint()
+            batches = timed(self._batches(), state)
+            training_mode(parts.model)
+            while True:
+                if self._evaluation_is_due():
+                    evaluation = self._end_span(damaged, log)
+                    training_mode(parts.model)
+                if state.update == updates:
+                    break
+                self._update(batches, damaged, log)
+                if every and state.update % every == 0 and not self._evaluation_is_due():
+                    self._checkpoint()
 
-                if not state.images:
-                    raise DatasetError("not one image of the training set decodes")
-                evaluation = self._evaluate(bad_images)
-                state.bad_images[:] = all_names(state.bad_images, self.accelerator)
-                losses = self._inner_losses()
-                end_epoch(state, evaluation, losses, parts.optimizer, self.accelerator.device)
-                self._checkpoint()
-                log.epoch(state.history, summary(config, state, parts.data, parts.model))
-                if self.accelerator.is_main_process:
-                    _LOGGER.info(epoch_line(state, config))
+            if evaluation is None:  # resumed after its end
+                evaluation = self._evaluate(damaged)
+        return evaluation
 
-            if evaluation is None:  # resumed after its last epoch
-                evaluation = self._evaluate(bad_images)
+    def summary(self) -> dict[str, Any]:
+        """Return the content of metrics.json."""
+        parts = self.parts
+        return summary(self.config, self.state, parts.task, parts.model, parts.length.updates)
+
+    def _batches(self) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of each update that is left, epoch by epoch."""
+        while True:
+            yield from self.parts.loaders.updates(self.state.epoch, done=self.state.position)
+
+    def _update(
+        self, batches: Iterator[list[Batch]], damaged: DamagedItems, log: RunLog | SilentLog
+    ) -> None:
+        """Make one update, count and log it.
+
+        Raises:
+            Interrupted: the process was asked to stop; the checkpoint is written.
+        """
+        config, state, parts = self.config, self.state, self.parts
+        started = time.perf_counter() - state.span_seconds
+        update = next(batches)
+        for batch in update:
+            damaged.check(batch)
+        parts.scheduler.step_update(state.update)
+        parts.warm_up_inner(state.update)
+        first_pass = state.position * config.optimisation.accumulation_steps
+        average = None if parts.average is None else parts.average.module
+        moment = Moment(state.update / parts.length.updates, average)
+        outcome = parts.step(update, state.epoch, first_pass, moment)
+        if outcome.finite:
+            state.loss_sum += outcome.loss_sum
+            state.loss_units += outcome.units
+        else:
+            refuse_or_skip(outcome, parts, config, state, self.accelerator)
+        state.units += outcome.units
+        state.update += 1
+        state.position += 1
+        if state.position == parts.loaders.updates_per_epoch:
+            state.epoch, state.position = state.epoch + 1, 0
+        state.span_seconds = time.perf_counter() - started
+        if parts.average is not None and outcome.finite:
+            parts.average.update(parts.model, step=state.update)
+        log.update(state, outcome, largest_rate(parts.optimizer))
+        if outcome.stop_votes:
+            self._end(outcome.stop_votes)
+
+    def _evaluation_is_due(self) -> bool:
+        """Whether the run is where it is to be evaluated, and has not been."""
+        state, every = self.state, self.config.run.evaluate_every
+        if state.update == 0 or (state.history and state.history[-1]["update"] == state.update):
+            return False
+        at_place = state.position == 0 if every is None else state.update % every == 0
+        return at_place or state.update == self.parts.length.updates
+
+    def _end_span(self, damaged: DamagedItems, log: RunLog | SilentLog) -> Evaluation:
+        """Evaluate, add a row to the history, log it and write a checkpoint."""
+        state, parts = self.state, self.parts
+        if not state.units:
+            raise DatasetError(f"not one of the training {parts.task.unit} can be read")
+        evaluation = self._evaluate(damaged)
+        state.damaged_items[:] = all_names(state.damaged_items, self.accelerator)
+        add_row(
+            state,
+            evaluation,
+            self._inner_losses(),
+            parts.task,
+            parts.optimizer,
+            parts.loaders.updates_per_epoch,
+            self.accelerator.device,
+        )
+        self._checkpoint()
+        log.row(state.history, self.summary())
+        if self.accelerator.is_main_process:
+            updates = parts.length.updates
+            _LOGGER.info(row_line(state.history[-1], self.config, parts.task, updates))
         return evaluation
 
     def _inner_losses(self) -> dict[str, Any]:
-        return inner_losses(self.parts.evaluated, self.parts.fixed_images)
+        watched = self.parts.watched
+        return {} if watched is None else inner_losses(self.parts.evaluated, watched)
 
-    def _evaluate(self, bad_images: BadImages) -> TestResult:
+    def _evaluate(self, damaged: DamagedItems) -> Evaluation:
         def between() -> None:
             (votes,) = summed([self.stop.vote], self.accelerator)
             if votes:
@@ -213,7 +257,7 @@ class _Run:
             self.parts.evaluated,
             self.parts.loaders.test,
             self.accelerator,
-            bad_images=bad_images,
+            damaged=damaged,
             between=between,
         )
 
@@ -230,21 +274,25 @@ class _Run:
         if not self.accelerator.is_main_process:
             return
         metadata = ModelMetadata(
-            model=self.config.model,
+            task=asdict(self.config.task),
+            model=self.config.model.name,
             model_args=parts.model_args,
-            classes=parts.data.classes,
-            input=parts.model_input,
-            dataset=asdict(parts.source),
+            carried=parts.task.carried(),
+            data=asdict(self.config.data),
             epoch=state.epoch,
             update=state.update,
             averaged=parts.average is not None,
-            diffusion=parts.task.diffusion,
-            test_accuracy=state.history[-1]["test_accuracy"] if state.history else None,
+            metrics={
+                name: value
+                for row in state.history[-1:]
+                for name, value in row.items()
+                if name.startswith("test_")
+            },
         )
-        if is_best(state):
+        if is_best(state, parts.task.primary):
             save_weights(self.run_dir / BEST_FILE, weights, metadata)
         save_weights(self.run_dir / WEIGHTS_FILE, weights, metadata)
-        save_checkpoint(self.run_dir, saved, self.config.keep_checkpoints)
+        save_checkpoint(self.run_dir, saved, self.config.run.keep_checkpoints)
 
     def _end(self, votes: float) -> None:
         """Write a checkpoint and end the run there, as the request to stop asks.
@@ -253,9 +301,10 @@ class _Run:
             Interrupted: always.
         """
         self._checkpoint()
+        epoch = (self.state.update - 1) // self.parts.loaders.updates_per_epoch + 1
         raise self.stop.error(
             votes,
-            f"stopped after update {self.state.update} (epoch {self.state.epoch + 1});"
+            f"stopped after update {self.state.update} (epoch {epoch});"
             f" {self.run_dir / WEIGHTS_FILE} is complete. Resume with:"
             f" vision-ttt train {self.run_dir / 'config.yaml'} --resume",
         )

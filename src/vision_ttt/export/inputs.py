@@ -113,7 +113,7 @@ def accepting_any_size(model: nn.Module, metadata: ModelMetadata) -> nn.Module:
 
 
 def _runs_at_other_sizes(model: nn.Module, metadata: ModelMetadata) -> bool:
-    shapes = InputShapes.of(model, metadata.input["input_size"], dynamic_size=True)
+    shapes = InputShapes.of(model, metadata.carried["input"]["input_size"], dynamic_size=True)
     try:
         with torch.inference_mode():
             model(shapes.example())

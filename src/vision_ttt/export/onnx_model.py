@@ -53,8 +53,8 @@ def export_onnx(
         )
     translated.model.metadata_props.update(
         model=metadata.model,
-        classes=json.dumps(metadata.classes),
-        input=json.dumps(metadata.input),
+        classes=json.dumps(metadata.carried["classes"]),
+        input=json.dumps(metadata.carried["input"]),
     )
     content = translated.model_proto.SerializeToString()
     agreement = verify(_runtime(content), model, shapes.to_verify(), path.name)

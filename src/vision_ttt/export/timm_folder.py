@@ -34,7 +34,7 @@ def export_timm(model: nn.Module, metadata: ModelMetadata, folder: Path) -> Agre
         ExportError: what timm loads does not compute the same.
         OSError: the folder cannot be written.
     """
-    shapes = InputShapes.of(model, metadata.input["input_size"]).to_verify()
+    shapes = InputShapes.of(model, metadata.carried["input"]["input_size"]).to_verify()
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary)
         # Loaders of the hub's other libraries ask for the format.
@@ -58,14 +58,14 @@ def _config(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:
     kept = ("classifier", "first_conv", "fixed_input_size", "license")
     return {
         "architecture": metadata.model,
-        "num_classes": len(metadata.classes),
+        "num_classes": len(metadata.carried["classes"]),
         "num_features": model.num_features,
-        "label_names": list(metadata.classes),
+        "label_names": list(metadata.carried["classes"]),
         "model_args": arguments,
         "pretrained_cfg": {
             **{name: own[name] for name in kept if own.get(name) is not None},
-            **metadata.input,
-            "num_classes": len(metadata.classes),
+            **metadata.carried["input"],
+            "num_classes": len(metadata.carried["classes"]),
         },
     }
 
@@ -77,7 +77,7 @@ def _from_folder(folder: Path) -> nn.Module:
 def _by_overlay(folder: Path, metadata: ModelMetadata) -> nn.Module:
     # Without its num_classes timm would take the classifier for one of the name's own number of
     # classes and leave it out.
-    overlay = {"file": str(folder / WEIGHTS_FILE), "num_classes": len(metadata.classes)}
+    overlay = {"file": str(folder / WEIGHTS_FILE), "num_classes": len(metadata.carried["classes"])}
     return timm.create_model(
         metadata.model, pretrained=True, pretrained_cfg_overlay=overlay, **metadata.model_args
     ).eval()

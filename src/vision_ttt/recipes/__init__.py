@@ -1,25 +1,26 @@
-"""Published training runs as flat YAML files of `vision_ttt.engine.TrainConfig`'s fields."""
+"""Published training runs: YAML files of the sections and fields of `TrainConfig`."""
 
 import importlib.resources
-import itertools
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
-import yaml
 
-from vision_ttt.engine.config import FIELDS, ConfigError, TrainConfig
-from vision_ttt.errors import nearest
+from vision_ttt import tasks
+from vision_ttt.engine.config import LENGTHS, ConfigError, TaskSection, TrainConfig, section_types
+from vision_ttt.engine.section import Section
+from vision_ttt.recipes.files import parse, read_text
+from vision_ttt.recipes.names import Nested, nested
 
-__all__ = ["available", "load", "load_stages", "merge", "read", "resolve"]
+__all__ = ["available", "change", "load", "load_stages", "merge", "read", "resolve", "task_of"]
 
 _LOGGER = logging.getLogger(__name__)
 
 STAGES = "stages"
-"""The key of a recipe in several stages, beside `TrainConfig`'s fields."""
-_MOST_VALUES = 10_000
+"""The key of a recipe in several stages, beside the sections."""
+_WARMUPS = ("warmup", "inner_warmup")
 
 
 def available() -> tuple[str, ...]:
@@ -29,21 +30,19 @@ def available() -> tuple[str, ...]:
 
 
 def read(recipe: str) -> dict[str, Any]:
-    """Return the fields that a recipe sets.
+    """Return what a recipe sets, by section and field; `stages` is among the keys where it has any.
 
     Args:
         recipe: a packaged name or the path of a YAML file; with +ABLATION after a packaged name,
             one row of Vision-TTT's Tables 3 and 4 or Fig. 7, as `vision_ttt.models` names them.
 
     Raises:
-        ConfigError: no such packaged recipe or ablation, not UTF-8, not a mapping, or an unknown
-            key.
+        ConfigError: no such packaged recipe or ablation, not UTF-8, not a mapping, no task, or an
+            unknown key.
         FileNotFoundError: no such file.
     """
     if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
-        if not Path(recipe).is_file():
-            raise FileNotFoundError(2, "No such recipe file", recipe)
-        return _parse(recipe, _read_text(Path(recipe)))
+        return _checked(recipe, parse(recipe, read_text(Path(recipe))))
     name, plus, ablation = recipe.partition("+")
     if name not in available():
         raise ConfigError(
@@ -51,29 +50,59 @@ def read(recipe: str) -> dict[str, Any]:
             " or give the path of a .yaml file"
         )
     resource = importlib.resources.files(__name__) / f"{name}.yaml"
-    values = _parse(name, resource.read_text(encoding="utf-8"))
+    values = _checked(name, parse(name, resource.read_text(encoding="utf-8")))
     if not plus:
         return values
     from vision_ttt.models.vittt_ablations import ABLATIONS  # with PyTorch
 
     if ablation not in ABLATIONS:
         raise ConfigError(f"unknown ablation {ablation!r}; known are {', '.join(ABLATIONS)}")
-    own = {"model_args": ABLATIONS[ablation].keywords, "output": f"{values['output']}+{ablation}"}
-    return merge(values, own)
+    output = f"{values['run']['output']}+{ablation}"
+    return merge(values, {"arguments": ABLATIONS[ablation].keywords, "output": output})
+
+
+def task_of(values: Mapping[str, Any], place: str = "the run") -> type[TaskSection]:
+    """Return the task that values name, as `task: NAME` or as its section's `name`.
+
+    Raises:
+        ConfigError: they name none, or an unknown one.
+    """
+    name = _task_name(values)
+    if name is None:
+        raise ConfigError(f"{place} names no task; set task to one of {', '.join(tasks.TASKS)}")
+    return tasks.find(name)
+
+
+def _task_name(values: Mapping[str, Any]) -> Any:
+    """The name of the task that values name, None for none."""
+    told = values.get("task", values.get("task.name"))
+    return told.get("name") if isinstance(told, Mapping) else told
 
 
 def resolve(values: Mapping[str, Any]) -> TrainConfig:
     """Return the run that `values` describe, defaults filled in and types checked.
 
+    Args:
+        values: by section, by SECTION.FIELD or by short name, see :func:`vision_ttt.recipes.nested`
+            in `names`; the task is among them.
+
+    Raises:
+        ConfigError: no task, an unknown field, a wrong type or a value out of range.
+    """
+    task = task_of(values)
+    given = nested(values, task)
+    return TrainConfig(
+        **{name: _section(kind, given.get(name, {})) for name, kind in section_types(task).items()}
+    )
+
+
+def change(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
+    """Return a run like `config` but for some fields, named as for `resolve`.
+
     Raises:
         ConfigError: an unknown field, a wrong type or a value out of range.
     """
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(TrainConfig)
-    try:
-        return TrainConfig(**parser.parse_object(dict(values)).as_dict())
-    except (jsonargparse.ArgumentError, TypeError) as error:
-        raise ConfigError(" ".join(str(error).split())) from error
+    return resolve(merge(config.as_dict(), changes))
 
 
 def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -97,131 +126,129 @@ def load_stages(recipe: str, overrides: Mapping[str, Any] | None = None) -> dict
     beside the recipe's own. A stage's output is the sub-folder of its name, and it starts from the
     last weights of the stage before.
 
-    `overrides` hold for every stage. Those of `model_args` add to the recipe's key by key, and null
-    takes a key away. `epochs` fewer than the recipe's take its warm-ups with them, in proportion,
-    unless these are overridden, too; that is logged.
+    `overrides` hold for every stage, named as for `resolve`. Those of `model.arguments` add to the
+    recipe's key by key, and null removes a key. A length (epochs, updates, units) replaces the
+    recipe's, and where it is shorter or of another unit the warm-ups change in proportion unless
+    they are overridden, too; that is logged.
 
     Raises:
         ConfigError, FileNotFoundError: as for `load`.
     """
     values = read(recipe)
     stages = values.pop(STAGES, None)
-    overrides = overrides or {}
+    own = merge(values, overrides or {})
     if stages is None:
-        return {"": resolve(_overridden(values, overrides))}
+        return {"": resolve(_overridden(values, overrides or {}))}
     from vision_ttt.engine.checkpoint import WEIGHTS_FILE  # with PyTorch
 
     runs: dict[str, TrainConfig] = {}
-    output = Path(str({**values, **overrides}.get("output", f"runs/{recipe}")))
+    output = Path(str(own.get("run", {}).get("output", f"runs/{recipe}")))
     start: dict[str, Any] = {}
     for name, fields in stages.items():
-        run = _overridden(merge(values, fields), overrides)
-        runs[name] = resolve({**run, **start, "output": str(output / name)})
+        run = _overridden(merge(values, fields), overrides or {})
+        runs[name] = resolve(merge(run, {**start, "output": str(output / name)}))
         start = {"initial_weights": str(output / name / WEIGHTS_FILE)}
     return runs
 
 
-def _overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields `values` with `overrides`, and the warm-ups that fit fewer epochs."""
+def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Nested:
+    """Return values by section with some changed, named as for `resolve`.
+
+    `model.arguments` change key by key, and None removes a key. A length removes the others.
+
+    Raises:
+        ConfigError: an unknown field.
+    """
+    task = task_of(values if _task_name(changes) is None else changes)
+    own, more = nested(values, task), nested(changes, task)
+    merged = {name: {**own.get(name, {}), **more.get(name, {})} for name in {**own, **more}}
+    if any(more.get("optimisation", {}).get(length) is not None for length in LENGTHS):
+        for length in LENGTHS:
+            if length not in more["optimisation"]:
+                merged["optimisation"].pop(length, None)
+    model = merged.get("model", {})
+    former, added = (each.get("model", {}).get("arguments") for each in (own, more))
+    if isinstance(former, Mapping) and isinstance(added, Mapping):
+        model["arguments"] = {**former, **added}
+    if isinstance(model.get("arguments"), Mapping):
+        known = model["arguments"].items()
+        model["arguments"] = {name: value for name, value in known if value is not None}
+    return merged
+
+
+def _overridden(values: Nested, overrides: Mapping[str, Any]) -> Nested:
+    """Return `values` with `overrides`, and the warm-ups that fit another length."""
     merged = merge(values, overrides)
-    own, asked = (each.get("epochs", TrainConfig.epochs) for each in (values, merged))
-    if "epochs" not in overrides or not _are_numbers(own, asked) or not 1 <= asked < own:
+    given = nested(overrides, task_of(merged)).get("optimisation", {})
+    former, now = values.get("optimisation", {}), merged.get("optimisation", {})
+    lengths = [_length(each) for each in (former, now)]
+    if lengths[0] == lengths[1] or None in lengths:
         return merged
-    for name in ("warmup_epochs", "inner_warmup_epochs"):
-        former = values.get(name, getattr(TrainConfig, name))
-        if name not in overrides and _are_numbers(former) and former:
-            merged[name] = round(former * asked / own, 6)
+    (unit, whole), (asked_unit, asked) = lengths
+    if unit == asked_unit and not 1 <= asked < whole:
+        return merged
+    for name in _WARMUPS:
+        part = former.get(name)
+        if name not in given and isinstance(part, int | float) and part:
+            now[name] = round(part * asked / whole, 6)
             _LOGGER.info(
-                "%s: %g instead of the recipe's %g, as epochs are %g instead of %g",
-                *(name, merged[name], former, asked, own),
+                "%s: %g instead of the recipe's %g, as %s are %g instead of %s%g",
+                *(name, now[name], part, asked_unit, asked),
+                *("" if unit == asked_unit else f"{unit} ", whole),
             )
     return merged
 
 
-def _are_numbers(*values: Any) -> bool:
-    """Whether all are; otherwise `resolve` will say what is wrong with them."""
-    return all(isinstance(value, int | float) for value in values)
+def _length(optimisation: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Unit and length of a run; None where `resolve` will say what is wrong with it."""
+    found = [(name, optimisation[name]) for name in LENGTHS if optimisation.get(name) is not None]
+    if len(found) != 1 or not isinstance(found[0][1], int | float):
+        return None
+    return found[0]
 
 
-def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields with some changed, those of model_args key by key; None takes a key away."""
-    merged = {**values, **changes}
-    own, more = values.get("model_args"), changes.get("model_args")
-    if isinstance(own, Mapping) and isinstance(more, Mapping):
-        merged["model_args"] = {**own, **more}
-    if isinstance(merged.get("model_args"), Mapping):
-        known = merged["model_args"].items()
-        merged["model_args"] = {name: value for name, value in known if value is not None}
-    return merged
+def _section(kind: type[Section], values: Mapping[str, Any]) -> Section:
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    try:
+        return kind(**parser.parse_object(dict(values)).as_dict())
+    except (jsonargparse.ArgumentError, TypeError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads YAML of which each key counts: PyYAML takes the last of two that are the same."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} comes twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _check_size(recipe: str, value: Any, visits: Iterator[int]) -> None:
-    """Count what a recipe holds: YAML's aliases can make a few lines larger than any memory.
+def _checked(recipe: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values by section, its keys checked.
 
     Raises:
-        ConfigError: it is more than any recipe could need.
+        ConfigError: an unknown key, a field outside its section, no task, or stages that are none.
     """
-    if next(visits) > _MOST_VALUES:
-        raise ConfigError(f"recipe {recipe} holds more than {_MOST_VALUES:,} values")
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            _check_size(recipe, each, visits)
+    place = f"recipe {recipe}"
+    stages = values.pop(STAGES, None)
+    task = task_of(values, place)
+    checked: dict[str, Any] = _by_section(values, task, place)
+    if stages is None:
+        return checked
+    if not isinstance(stages, dict) or not stages:
+        raise ConfigError(f"{place}: {STAGES} must map names to sections")
+    checked[STAGES] = {}
+    for name, fields in stages.items():
+        if not isinstance(name, str) or Path(name).name != name:  # it names a sub-folder
+            raise ConfigError(f"{place}: {name!r} cannot be the name of a stage")
+        told = f"{place}, stage {name},"
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{told} must map sections to fields, got {type(fields).__name__}")
+        checked[STAGES][name] = _by_section(fields, task, told)
+    return checked
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"recipe {path} is not a text in UTF-8: byte {error.start} is"
-            f" {error.object[error.start]:#04x}"
-        ) from error
-
-
-def _parse(recipe: str, text: str) -> dict[str, Any]:
-    try:
-        values = yaml.load(text, _Loader)
-        _check_size(recipe, values, itertools.count(1))
-    except ConfigError:
-        raise
-    except (yaml.YAMLError, ValueError) as error:  # the latter e.g. of the date 2026-13-45
-        raise ConfigError(f"recipe {recipe} is not YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ConfigError(f"recipe {recipe} is nested too deeply; fields are flat") from error
-    _check_keys(recipe, values, {*FIELDS, STAGES})
-    stages = values.get(STAGES)
-    if stages is not None:
-        if not isinstance(stages, dict) or not stages:
-            raise ConfigError(f"recipe {recipe}: {STAGES} must map names to fields")
-        for name, fields in stages.items():
-            if not isinstance(name, str) or Path(name).name != name:  # it names a sub-folder
-                raise ConfigError(f"recipe {recipe}: {name!r} cannot be the name of a stage")
-            _check_keys(f"{recipe}, stage {name},", fields, FIELDS)
-    return values
-
-
-def _check_keys(place: str, values: Any, accepted: Collection[str]) -> None:
-    if not isinstance(values, dict):
-        raise ConfigError(f"recipe {place} must map fields to values, got {type(values).__name__}")
-    for key in values:
-        if key not in accepted:
-            close = nearest(str(key), accepted)
-            raise ConfigError(f"recipe {place} has the unknown key {key!r}; nearest: {close}")
+def _by_section(values: Mapping[str, Any], task: type[TaskSection], place: str) -> Nested:
+    for name, value in values.items():
+        if name in section_types(task) and not isinstance(value, Mapping | str):
+            raise ConfigError(
+                f"{place} must map {name} to fields and values, got {type(value).__name__}"
+            )
+        if name not in section_types(task):
+            nested({name: value}, task, place)  # raises where the name is unknown
+            home = next(iter(nested({name: value}, task)))
+            raise ConfigError(f"{place} has {name!r} outside its section; write it below {home}:")
+    return nested(values, task, place)

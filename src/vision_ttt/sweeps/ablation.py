@@ -18,7 +18,7 @@ _ROWS = (
     *(
         Variant(
             name,
-            {"model_args": ablation.keywords},
+            {"arguments": ablation.keywords},
             published=ablation.accuracy,
             note="b = 128 and 196 are the same here: a digit has 64 tokens"
             if name == _FULL_BATCH
@@ -35,7 +35,7 @@ ABLATION_DIGITS = Sweep(
     recipe="digits",
     # Half a minute a run. Trained by the recipe's twelve epochs Vittt is at 99 %, where 500 images
     # tell little apart.
-    base={"epochs": 2, "warmup_epochs": 0.5, "batch_size": 16, "learning_rate": 1.5e-3},
+    base={"epochs": 2, "warmup": 0.5, "batch_size": 16, "learning_rate": 1.5e-3},
     rows=_ROWS,
     panels=(
         Panel(

@@ -19,7 +19,8 @@ class Variant:
     name: str
     """Folder of its runs, and what `--rows` calls it."""
     changes: Mapping[str, Any]
-    """Fields of :class:`TrainConfig`; `model_args` adds to the recipe's, null takes away."""
+    """Fields of :class:`TrainConfig`; named as for
+    :func:`vision_ttt.recipes.resolve`; `arguments` add to the recipe's, null removes one."""
     published: float | None = None
     """The paper's own figure for this row, in the sweep's `published_unit`."""
     note: str = ""

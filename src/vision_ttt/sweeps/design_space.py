@@ -28,7 +28,7 @@ _EPOCHS = (3,)
 def _row(inner_model: str, inner_loss: str, suffix: str = "", **others: Any) -> Variant:
     keywords = {"inner_model": inner_model, "inner_loss": inner_loss}
     keywords |= {f"inner_{name}": value for name, value in others.items()}
-    return Variant(f"{inner_model}-{inner_loss}{suffix}", {"model_args": keywords})
+    return Variant(f"{inner_model}-{inner_loss}{suffix}", {"arguments": keywords})
 
 
 _GRID = tuple(_row(model, loss) for model in INNER_MODELS for loss in LOSSES)
@@ -49,12 +49,12 @@ _CAUSAL_ROWS = tuple(
 )
 _VIT3 = Variant(
     PUBLISHED,
-    {"model_args": {"inner_model": PUBLISHED}},
+    {"arguments": {"inner_model": PUBLISHED}},
     note="ViT³'s published layer: gated units and a convolution, with soft clipping",
 )
 _VIT3_CONVOLUTIONS = Variant(
     f"{PUBLISHED}-convolutions",
-    {"model_args": {"inner_model": PUBLISHED, "convolutions": True}},
+    {"arguments": {"inner_model": PUBLISHED, "convolutions": True}},
     note="ViT³'s whole block: its convolutions tell the positions, which all other rows embed",
 )
 
@@ -97,7 +97,7 @@ DESIGN_SPACE_DIGITS = Sweep(
     # Small batches and a high rate: as many updates as half a minute has room for.
     base={
         "model": NANO,
-        "model_args": dict.fromkeys(FUSED),  # which the recipe asks of its own model
+        "arguments": dict.fromkeys(FUSED),  # which the recipe asks of its own model
         "epochs": 5,
         "batch_size": 32,
         "learning_rate": 4e-3,

@@ -46,7 +46,7 @@ def perform(task: Task) -> Result:
         Interrupted, UserError, OSError: as :func:`vision_ttt.engine.train` does.
     """
     config = task.config
-    with alone_in(Path(config.output), wait=True):
+    with alone_in(Path(config.run.output), wait=True):
         result = finished(config)
         if result is None:
             result = _train(task)
@@ -59,18 +59,18 @@ def _train(task: Task) -> Result:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     run = describe_run(task.command, device)  # of the source as it is when the run begins
     trained = train(config, resume="auto")
-    last = trained.metrics["epochs"][-1]
+    last = trained.metrics["history"][-1]
     return Result(
         sweep=task.sweep,
         row=task.row,
-        seed=config.seed,
-        model=config.model,
-        model_args=json.dumps(config.model_args),
-        epochs=config.epochs,
+        seed=config.run.seed,
+        model=config.model.name,
+        model_args=json.dumps(config.model.arguments),
+        epochs=last["epoch"],
         train_images=trained.metrics["train_images"],
         test_images=trained.metrics["test_images"],
         parameters=trained.metrics["parameters"],
-        macs=count_macs(trained.model, trained.input["input_size"]),
+        macs=count_macs(trained.model, trained.task.input["input_size"]),
         test_accuracy=last["test_accuracy"],
         test_loss=last["test_loss"],
         train_loss=last["train_loss"],

@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 from vision_ttt.bench.rows import Run, read_cells
 from vision_ttt.engine import TrainConfig
 from vision_ttt.engine.files import write_text
+from vision_ttt.engine.run_directory import differences
 from vision_ttt.errors import UserError
 
 RESULT_FILE = "result.json"
@@ -60,21 +61,17 @@ COLUMNS = (*_OWN_TYPES, *_RUN_TYPES)
 
 def save_result(config: TrainConfig, result: Result) -> None:
     """Write the result into its run's directory: from now on the run counts as finished."""
-    text = json.dumps({"config": dataclasses.asdict(config), "result": result.cells()}, indent=2)
-    write_text(Path(config.output) / RESULT_FILE, text + "\n")
+    text = json.dumps({"config": config.as_dict(), "result": result.cells()}, indent=2)
+    write_text(Path(config.run.output) / RESULT_FILE, text + "\n")
 
 
 def finished(config: TrainConfig) -> Result | None:
     """The result of this very run where it is finished, else None."""
-    path = Path(config.output) / RESULT_FILE
+    path = Path(config.run.output) / RESULT_FILE
     if not path.is_file():
         return None
     saved = json.loads(path.read_text(encoding="utf-8"))
-    wanted, default = (
-        json.loads(json.dumps(dataclasses.asdict(each))) for each in (config, TrainConfig())
-    )
-    # A folder may have been moved, and fields that came later had their defaults.
-    if default | saved["config"] | {"output": ""} != wanted | {"output": ""}:
+    if differences(saved["config"], config, besides={"run.output"}):  # a folder may be moved
         return None
     return _from_cells(saved["result"])
 

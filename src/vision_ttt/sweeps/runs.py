@@ -106,7 +106,7 @@ class _Processes:
             process.join()
 
     def start(self, task: Task) -> None:
-        run_dir = Path(task.config.output)
+        run_dir = Path(task.config.run.output)
         run_dir.mkdir(parents=True, exist_ok=True)
         there, here = self.context.Pipe(duplex=False)
         process = self.context.Process(target=one_run.main, args=(task, there, run_dir / LOG_FILE))
@@ -133,7 +133,7 @@ def _outcome(task: Task, exit_code: int) -> Outcome:
     result = finished(task.config)
     if exit_code == 0 and result is not None:
         return result
-    log = Path(task.config.output) / LOG_FILE
+    log = Path(task.config.run.output) / LOG_FILE
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     told = [line for line in lines if line.strip()]
     return Failure(task, exit_code, tuple(told[-_LAST_LINES:]), log)

@@ -126,7 +126,7 @@ def markdown(sweep: Sweep, results: Sequence[Result]) -> str:
 def changes(sweep: Sweep, name: str) -> str:
     """What a row changes, for the list of rows: e.g. "design=dual"."""
     values = dict(sweep.by_name[name].changes)
-    values |= values.pop("model_args", {})
+    values |= values.pop("arguments", {})
     return ", ".join(f"{key}={_plain(value)}" for key, value in values.items()) or "nothing"
 
 

@@ -32,10 +32,10 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("output", type=str, help="the .safetensors file to write")
     parser.add_argument("--model", type=str, required=True, help="name of the model, see `models`")
     parser.add_argument(
-        "--model_args",
+        "--arguments",
         type=dict[str, Any],
         default={},
-        help="constructor arguments, where they are not the name's, e.g. --model-args.embed_dim 96",
+        help="constructor arguments, where they are not the name's, e.g. --arguments.embed_dim 96",
     )
     parser.add_argument(
         "--overwrite", type=bool, default=False, help="write though the output is there already"
@@ -51,12 +51,12 @@ def check(arguments: jsonargparse.Namespace) -> None:
         overwrite=arguments.overwrite,
     )
     check_input_file("the input", arguments.input)
-    for name, value in arguments.model_args.items():
+    for name, value in arguments.arguments.items():
         most = _LARGEST.get(name, _LARGEST_OF_OTHERS)
         for number in _numbers(value):
             if abs(number) > most:
                 raise UserError(
-                    f"--model-args.{name} is {shortened(number)}; it must be at most {most:,}"
+                    f"--arguments.{name} is {shortened(number)}; it must be at most {most:,}"
                 )
 
 

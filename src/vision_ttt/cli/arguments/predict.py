@@ -23,10 +23,10 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare the images, the checkpoint and the form of the answer."""
     parser.epilog = _EPILOG
     parser.add_argument(
-        "images", type=str, nargs="+", help="image files, or folders for all images in them"
+        "files", type=str, nargs="+", help="image files, or folders for all images in them"
     )
     parser.add_argument("--checkpoint", type=str, required=True, help="path of a last.safetensors")
-    parser.add_argument("--topk", type=int, default=5, help="classes told per image")
+    parser.add_argument("--topk", type=int, default=5, help="classes named per image")
     parser.add_argument(
         "--output", type=str | None, default=None, help="a .csv or .json file to write, not print"
     )
@@ -59,6 +59,6 @@ def check(arguments: jsonargparse.Namespace) -> None:
             overwrite=arguments.overwrite,
         )
     check_input_file("the checkpoint", arguments.checkpoint)
-    for image in arguments.images:
+    for file in arguments.files:
         # What is no file is refused when it is opened, where --skip-bad may skip it.
-        check_readable("the image", image)
+        check_readable("the file", file)

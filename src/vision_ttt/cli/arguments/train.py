@@ -1,54 +1,61 @@
 """The arguments of `vision-ttt train`: a recipe, and a flag for each field of a run."""
 
-import dataclasses
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import docstring_parser
 import jsonargparse
 
-from vision_ttt import recipes
+from vision_ttt import recipes, tasks
 from vision_ttt.cli.parser import CommandParser
-from vision_ttt.engine.config import FIELDS, TrainConfig
+from vision_ttt.engine.config import TaskSection, section_types
+from vision_ttt.engine.section import Section, field_types
+from vision_ttt.errors import UserError
+from vision_ttt.recipes.names import short_names
 
 _EPILOG = """Examples:
 
   vision-ttt train digits --epochs 5                       a packaged recipe, one field overridden
   vision-ttt train folder --dataset PATH                   an image folder, one sub-folder per class
   vision-ttt train folder --dataset PATH --initial-weights W.safetensors
-  vision-ttt train digits --model-args.depth 2             an argument of the model
+  vision-ttt train digits --arguments.depth 2              an argument of the model
+  vision-ttt train digits --updates 500                    another length
   vision-ttt train my-recipe.yaml --output runs/second
   vision-ttt train digits --resume auto                    after Ctrl-C, a crash, kill -9
 
+A flag is the last name of a field, or its whole name: --epochs and --optimisation.epochs are the
+same. vision-ttt train RECIPE --help shows the flags of that recipe's task.
+
 Exit codes: 0 finished, or ended by SIGTERM with a checkpoint to go on from; 1 an error of
 vision-ttt itself; 2 something to mend in the command, the recipe, the data or the disk; 3 the loss
-or a gradient was not finite; 4 the processes that load images hang or died; 130 Ctrl-C, with a
+or a gradient was not finite; 4 the processes that read the data hang or died; 130 Ctrl-C, with a
 checkpoint. After 0 by SIGTERM, 4 and 130 the same command with --resume auto goes on. torchrun has
 exit codes of its own: 1 after every signal and every error."""
 
+DEFAULT_TASK = "classification"
+"""Whose flags help shows where no recipe is given."""
+
 COMMON = (
-    *("model", "model_args", "image_size", "initial_weights", "dataset", "num_workers"),
-    *("epochs", "batch_size", "learning_rate", "precision", "seed", "output"),
+    *("model", "arguments", "initial_weights", "dataset", "image_size"),
+    *("epochs", "batch_size", "learning_rate", "precision", "num_workers", "seed", "output"),
 )
-"""What help explains first."""
+"""What help explains first, as far as the task has it."""
 
 _FIRST_GROUP = "the fields that are set most often"
-_SECTIONS = {
-    "drop_path": "the model",
-    "objective": "models that denoise (dit3_*)",
-    "dataset_root": "the data",
-    "crop_scale": "augmentation of training images",
-    "accumulation_steps": "optimisation, by AdamW",
-    "compile": "the machine",
-    "checkpoint_every": "the run",
+_TITLES = {
+    "task": "the task, {}",
+    "data": "the data",
+    "model": "the model",
+    "optimisation": "optimisation, by AdamW",
+    "machine": "the machine",
+    "run": "the run",
 }
-"""The first field of each group of the others, in the order of `TrainConfig`, and its title."""
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declare the recipe, the two ways to treat an existing run, and one flag per field."""
+    """Declare the recipe and the two ways to treat an existing run."""
     parser.usage = "vision-ttt train RECIPE [--resume | --overwrite] [--FIELD VALUE ...]"
     parser.epilog = _EPILOG
     parser.add_argument(
@@ -70,25 +77,24 @@ def add_arguments(parser: CommandParser) -> None:
         default=False,
         help="start anew though the output directory holds a run, which moves to former/ in it",
     )
-    for title, names in _groups().items():
-        told = "A recipe sets what is not given." if title == _FIRST_GROUP else None
-        group = parser.add_argument_group(title, told)
-        for name in names:
-            group.add_argument(f"--{name}", **_declaration(name))
 
 
 def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     """Parse `argv`, leaving out what was not given: the recipe comes before the defaults.
 
-    A bare --resume means --resume true.
+    The recipe's task decides which flags there are. A bare --resume means --resume true.
     """
+    task = _task(argv)
+    _add_fields(parser, task)
     spelt = []
     for position, token in enumerate(argv):
         spelt.append(token)
         follower = argv[position + 1] if position + 1 < len(argv) else ""
         if token == "--resume" and follower not in ("false", "true", "auto"):
             spelt.append("true")
-    return parser.parse_command(spelt, defaults=False)
+    arguments = parser.parse_command(spelt, defaults=False)
+    arguments.task_section = task
+    return arguments
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
@@ -99,32 +105,51 @@ def check(arguments: jsonargparse.Namespace) -> None:
     """
     if int(os.environ.get("RANK", "0")):  # of several processes the first one speaks
         logging.getLogger("vision_ttt").setLevel(logging.WARNING)
+    fields = short_names(arguments.task_section)
     given = arguments.as_dict()
-    overrides = {name: value for name, value in given.items() if name in FIELDS}
+    overrides = {name: value for name, value in given.items() if name in fields}
     arguments.stages = recipes.load_stages(arguments.recipe, overrides)
 
 
-def _groups() -> dict[str, list[str]]:
-    """The fields by the title they stand under."""
-    groups = {_FIRST_GROUP: list(COMMON)}
-    title = ""
-    for name in FIELDS:
-        title = _SECTIONS.get(name, title)
+def _task(argv: Sequence[str]) -> type[TaskSection]:
+    """The task that is asked for, else that of the recipe, else the default one.
+
+    What is wrong with the recipe is said when it is read in earnest.
+    """
+    for token, follower in zip(argv, [*argv[1:], ""], strict=True):
+        flag, equals, value = token.partition("=")
+        if flag in ("--task", "--task.name"):
+            return tasks.find(value if equals else follower)
+    if argv and not argv[0].startswith("-"):
+        try:
+            return recipes.task_of(recipes.read(argv[0]))
+        except (UserError, OSError):
+            return tasks.find(DEFAULT_TASK)
+    return tasks.find(DEFAULT_TASK)
+
+
+def _add_fields(parser: CommandParser, task: type[TaskSection]) -> None:
+    """Declare a flag for each field of a run of `task`, by its short name."""
+    places = short_names(task)
+    groups: dict[str, list[str]] = {_FIRST_GROUP: [name for name in COMMON if name in places]}
+    for name, (section, _) in places.items():
         if name not in COMMON:
+            title = _TITLES[section].format(task().name)
             groups.setdefault(title, []).append(name)
-    return groups
+    for title, names in groups.items():
+        told = "A recipe sets what is not given." if title == _FIRST_GROUP else None
+        group = parser.add_argument_group(title, told)
+        for name in names:
+            section, field = places[name]
+            group.add_argument(f"--{name}", **_declaration(section_types(task)[section], field))
+            parser.long_names[f"--{section}.{field}"] = f"--{name}"
 
 
-def _declaration(name: str) -> dict[str, Any]:
+def _declaration(section: type[Section], field: str) -> dict[str, Any]:
     """Type, default and help of a field; its docstring is the help."""
-    field = next(each for each in dataclasses.fields(TrainConfig) if each.name == name)
-    fresh = field.default is dataclasses.MISSING
-    default = field.default_factory() if fresh else field.default
-    return {"type": _TYPES[name], "default": default, "help": _EXPLAINED[name]}
-
-
-_TYPES = get_type_hints(TrainConfig)
-_EXPLAINED = {
-    each.arg_name: " ".join(each.description.split())
-    for each in docstring_parser.parse_from_object(TrainConfig).params
-}
+    told = {
+        each.arg_name: " ".join(each.description.split())
+        for each in docstring_parser.parse_from_object(section).params
+    }
+    default = getattr(section, field, {})
+    return {"type": field_types(section)[field], "default": default, "help": told[field]}

@@ -1,0 +1,100 @@
+"""From a task's items to the batches that the loop iterates over."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from vision_ttt.data import EpochOrder, EvenOrder, Share, make_loader, watched
+from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.task import Batch, Task
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """This process's part of the training and the test items."""
+
+    train: DataLoader
+    test: DataLoader
+    order: EpochOrder | None
+    """Of the training items; None where they are streamed."""
+    updates_per_epoch: int
+    config: TrainConfig
+
+    def updates(self, epoch: int, done: int) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of an epoch's updates, but for the first `done` of them."""
+        parts = self.config.optimisation.accumulation_steps
+        self.train.dataset.epoch = epoch
+        # Streaming readers seed their workers by it: an epoch must not depend on those before.
+        self.train.generator.manual_seed(self.config.run.seed + epoch)
+        if self.order is not None:
+            self.order.begin(epoch, skipped=done * parts)
+            batches = watched(self.train)
+        else:
+            total = self.updates_per_epoch * parts
+            batches = itertools.islice(watched(self.train), done * parts, total)
+        while update := list(itertools.islice(batches, parts)):
+            yield update
+
+
+def make_loaders(task: Task, config: TrainConfig, *, share: Share) -> Loaders:
+    """Return the loaders of one process of a run.
+
+    Raises:
+        ConfigError: too few items for a batch; streamed items and several processes.
+    """
+    train_set = task.train_set
+    updates = count_updates(task, config)
+    streamed = isinstance(train_set, IterableDataset)
+    if share.count > 1 and streamed:
+        raise ConfigError(
+            f"the training {task.unit} are streamed, which several processes cannot divide exactly;"
+            " data that can be read in any order (folders, shards) they can"
+        )
+    optimisation, seed = config.optimisation, config.run.seed
+    order = None
+    if not streamed:
+        order = EpochOrder(
+            len(train_set),
+            updates * optimisation.accumulation_steps,
+            optimisation.micro_batch_size,
+            seed=seed,
+            repeats=task.repeats,
+            share=share,
+        )
+    loader = partial(
+        make_loader,
+        batch_size=optimisation.micro_batch_size // share.count,
+        collate=task.collate,
+        num_workers=config.machine.num_workers,
+        timeout=config.machine.loader_timeout,
+    )
+    return Loaders(
+        loader(train_set, order=order, seed=seed),
+        loader(task.test_set, order=even_order(task.test_set, share)),
+        order,
+        updates,
+        config,
+    )
+
+
+def count_updates(task: Task, config: TrainConfig) -> int:
+    """Return the optimiser updates per epoch; items that do not fill a batch wait for the next.
+
+    Raises:
+        ConfigError: there are fewer items than a batch has.
+    """
+    count, batch_size = len(task.train_set), config.optimisation.batch_size
+    if count < batch_size:
+        raise ConfigError(
+            f"batch_size is {batch_size}, but the training data have {count} items; it must be at"
+            " most that"
+        )
+    return count // batch_size
+
+
+def even_order(items: Dataset, share: Share) -> EvenOrder | None:
+    """Return the order in which one of several processes evaluates items; None if streamed."""
+    return None if isinstance(items, IterableDataset) else EvenOrder(len(items), share)

@@ -1,0 +1,200 @@
+"""What the engine asks of a task. A task's package implements it; the engine imports none."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from accelerate import Accelerator
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from vision_ttt.engine.building import build_model
+from vision_ttt.engine.damaged import DamagedItems
+from vision_ttt.errors import DamagedItem
+
+if TYPE_CHECKING:
+    from vision_ttt.engine.train import TrainResult
+
+Batch = dict[str, Any]
+"""What `Task.collate` returns. The engine knows two keys: `indices` [B] int64, the items' places in
+their dataset, and `damaged`, a list of :class:`vision_ttt.errors.DamagedItem`. The others are the
+task's; their tensors, however nested, are moved to the device."""
+
+
+class Metric(NamedTuple):
+    """The figure by which one evaluation is better than another."""
+
+    name: str
+    """Its key in `Evaluation.metrics`."""
+    higher_is_better: bool
+    form: str = ".4f"
+    """Its format specification."""
+
+    def written(self, value: float) -> str:
+        """Return a value as it is shown."""
+        return format(value, self.form)
+
+    def better(self, value: float, than: float) -> bool:
+        """Whether `value` beats another; NaN beats nothing and is beaten by any number."""
+        if than != than:
+            return value == value
+        return value > than if self.higher_is_better else value < than
+
+
+class Evaluation(Protocol):
+    """What test data say of a model."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Figures by name, `loss` and the task's primary one among them."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where in a run a loss is computed."""
+
+    done: float
+    """Share of the run's updates that are done, from 0 to below 1."""
+    average: nn.Module | None
+    """The moving average of the weights, in evaluation mode; None where the run has none."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a finished run is shown by, beside what every run has."""
+
+    sections: Sequence[Any]
+    """Of the page, `vision_ttt.explain.report.Section`s."""
+    measured: Mapping[str, str]
+    """Name → figure, at the head of the page and of the table on the terminal."""
+    files: Mapping[str, Path]
+    """Name → other files that were written."""
+    next_command: str = ""
+    """What one would do next; "" for nothing."""
+
+
+class Predictor(Protocol):
+    """Predicts for files, with the model of a checkpoint."""
+
+    unit: str
+    """What the files are, in the plural."""
+
+    def find(self, given: Sequence[str]) -> list[Path]:
+        """Return the files that are given, and those in the folders that are given."""
+
+    def predict(
+        self, files: Sequence[Path]
+    ) -> Iterator[tuple[list[dict[str, Any]], list[DamagedItem]]]:
+        """Yield per batch the predictions, JSON-able, and the errors of the unreadable files."""
+
+    def cells(self, prediction: dict[str, Any]) -> dict[str, Any]:
+        """Return a prediction as a row of a table, by column."""
+
+    def table(self, prediction: dict[str, Any]) -> Any:
+        """Return a prediction as rich shows it on a terminal."""
+
+
+class Task(ABC):
+    """A task of one run: its data, opened, and what is done with them.
+
+    The engine calls, in this order: `model_arguments` and `build_model`, `prepare`, then the rest.
+    """
+
+    unit: str
+    """What the loss counts, in the plural, e.g. "tokens"."""
+    primary: Metric
+    """What the best checkpoint is chosen by, and the log shows."""
+    train_set: Dataset
+    """The training items, from `prepare` on; with an attribute `epoch` that the engine sets where
+    items are augmented at random."""
+    test_set: Dataset
+    """The test items, likewise."""
+    repeats: int = 1
+    """Times that an item comes in a row in the training order."""
+    units_per_item: int = 1
+    """Units that an item has at most; the length of a run in units is divided by it."""
+
+    @abstractmethod
+    def model_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `build_model`, JSON-able; checkpoints carry them."""
+
+    def build_model(self, name: str, arguments: Mapping[str, Any]) -> nn.Module:
+        """Build the model with its head, randomly initialised; by default one of timm's registry.
+
+        Raises:
+            ConfigError: there is no such model, or it does not accept the arguments.
+        """
+        return build_model(name, arguments)
+
+    @abstractmethod
+    def prepare(self, model: nn.Module) -> None:
+        """Set `train_set` and `test_set` for `model`, and check that it accepts their items.
+
+        Raises:
+            ConfigError: it does not, or it is no model for this task.
+        """
+
+    @abstractmethod
+    def collate(self, items: Sequence[Any]) -> Batch:
+        """Return a batch of items; called in the processes that read the data."""
+
+    def augment(self, batch: Batch) -> Batch:
+        """Return a training batch, on the device, as the model is to see it.
+
+        What is random in it is drawn from the global generators, which the engine seeds.
+        """
+        return batch
+
+    @abstractmethod
+    def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:
+        """Return the summed loss [] of an augmented batch and the number of units in the sum.
+
+        A batch without an item has loss 0, but of the model's graph: other processes wait for it.
+        """
+
+    @abstractmethod
+    def evaluate(
+        self,
+        model: nn.Module,
+        loader: DataLoader,
+        accelerator: Accelerator,
+        *,
+        damaged: DamagedItems,
+        between: Callable[[], None],
+    ) -> Evaluation:
+        """Evaluate a model on what `loader` and those of the other processes hold.
+
+        `between` is called before each batch; what it raises ends the evaluation.
+        """
+
+    def watched(self) -> Tensor | None:
+        """Return inputs of the model on which the inner loss is watched; None: it is not."""
+        return None
+
+    @abstractmethod
+    def carried(self) -> dict[str, Any]:
+        """Return what the task's checkpoints carry beside the model: JSON-able."""
+
+    @abstractmethod
+    def described(self) -> dict[str, Any]:
+        """Return what metrics.json says of the data: `dataset`, a name, and counts by name."""
+
+    def figures(self, evaluation: Evaluation) -> dict[str, Any]:
+        """Return an evaluation's figures for `vision-ttt eval --json`, the metrics among them."""
+        return dict(evaluation.metrics)
+
+    def table(self, title: str, figures: Mapping[str, Any]) -> Any:
+        """Return what `figures` returned as rich shows it on a terminal."""
+        table = Table(title=title, show_header=False)
+        for name, value in figures.items():
+            table.add_row(name, f"{value:.6g}")
+        return table
+
+    def report(self, result: TrainResult) -> Report:
+        """Write the task's pictures into the run's directory and return what its page shows."""
+        return Report((), {}, {})

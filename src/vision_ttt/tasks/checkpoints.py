@@ -1,0 +1,43 @@
+"""Models from the files that training leaves, whatever they were trained for."""
+
+from pathlib import Path
+
+from torch import nn
+
+from vision_ttt import tasks
+from vision_ttt.engine.building import load_weights
+from vision_ttt.engine.checkpoint import ModelMetadata, read_weights
+from vision_ttt.engine.config import ConfigError
+from vision_ttt.engine.tensor_files import CheckpointError
+
+
+def load_model(
+    path: str | Path, *, task: str | None = "classification"
+) -> tuple[nn.Module, ModelMetadata]:
+    """Build the model that a weights file describes and load it strictly, to evaluate on the CPU.
+
+    Args:
+        path: of the file.
+        task: what the model has to be trained for; None for any task.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        CheckpointError: the file is truncated, damaged, a pickle (which is not opened), not one of
+            ours, its weights are not those of the model it names, or the model is another task's.
+    """
+    path = Path(path)
+    weights, metadata = read_weights(path)
+    try:
+        name = metadata.task["name"]
+        section = tasks.find(name)
+        if task not in (None, name):
+            raise CheckpointError(f"{path} holds {section.HOLDS}, not {tasks.find(task).HOLDS}")
+        model = section.rebuild(metadata)
+        load_weights(model, weights, "its content")
+    except CheckpointError:
+        raise
+    except ConfigError as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} has damaged vision-ttt metadata: {error}") from error
+    return model.eval(), metadata

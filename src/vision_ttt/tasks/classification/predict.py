@@ -1,0 +1,129 @@
+"""Predicting the classes of image files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from vision_ttt.data import (
+    ImageError,
+    TransformedImages,
+    collate,
+    evaluation_transform,
+    find_images,
+    make_loader,
+    open_image,
+    watched,
+)
+from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.engine.evaluation import autocast
+from vision_ttt.errors import DamagedItem, UserError
+
+Prediction = dict[str, Any]
+"""image: its path; top: class and probability of the most probable classes, best first."""
+
+
+@dataclass(frozen=True)
+class ClassPredictor:
+    """Predicts the most probable classes of image files."""
+
+    model: nn.Module
+    """To call, on `device`."""
+    metadata: ModelMetadata
+    device: torch.device
+    precision: str
+    """Of autocast."""
+    topk: int
+    """Classes per image."""
+    batch_size: int
+    num_workers: int
+
+    unit = "images"
+
+    def find(self, given: Sequence[str]) -> list[Path]:
+        """Return the image files that are given, and all in the folders that are given."""
+        return [file for name in given for file in _files(Path(name))]
+
+    def predict(
+        self, files: Sequence[Path]
+    ) -> Iterator[tuple[list[Prediction], list[DamagedItem]]]:
+        """Yield per batch the predictions, and the errors of the images that do not decode.
+
+        Raises:
+            UserError: the model predicts NaN.
+        """
+        told = self.metadata.carried
+        loader = make_loader(
+            TransformedImages(_ImageFiles(files), evaluation_transform(told["input"])),
+            self.batch_size,
+            partial(collate, image_shape=tuple(told["input"]["input_size"])),
+            num_workers=self.num_workers,
+        )
+        for batch in watched(loader):
+            images = batch["images"]
+            probabilities = torch.empty(0, len(told["classes"]))
+            if len(images):
+                with torch.inference_mode(), autocast(self.device, self.precision):
+                    logits = self.model(images.to(self.device))
+                probabilities = logits.float().softmax(dim=-1).cpu()
+            places = batch["indices"].tolist()
+            yield (
+                [self._prediction(files[n], p) for n, p in zip(places, probabilities, strict=True)],
+                batch["damaged"],
+            )
+
+    def _prediction(self, path: Path, probabilities: Tensor) -> Prediction:
+        if not torch.isfinite(probabilities).all():
+            raise UserError(f"the model predicts NaN for {path}: its weights are damaged")
+        classes = self.metadata.carried["classes"]
+        best = probabilities.topk(min(self.topk, len(classes)))
+        named = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        return {
+            "image": str(path),
+            "top": [{"class": classes[index], "probability": value} for value, index in named],
+        }
+
+    def cells(self, prediction: Prediction) -> dict[str, Any]:
+        """Return a prediction as a row: image, class_1, probability_1, class_2, …"""
+        row = {"image": prediction["image"]}
+        for rank, entry in enumerate(prediction["top"], start=1):
+            row |= {f"class_{rank}": entry["class"], f"probability_{rank}": entry["probability"]}
+        return row
+
+    def table(self, prediction: Prediction) -> Table:
+        """Return a prediction as a table for the terminal."""
+        table = Table(title=prediction["image"], title_justify="left")
+        table.add_column("class")
+        table.add_column("probability", justify="right")
+        for entry in prediction["top"]:
+            table.add_row(entry["class"], f"{entry['probability']:.2%}")
+        return table
+
+
+def _files(path: Path) -> list[Path]:
+    return find_images(path) if path.is_dir() else [path]
+
+
+class _ImageFiles(Dataset[tuple[Image.Image, int]]):
+    """The images of files; their classes are unknown."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        try:
+            return open_image(self.files[index]), -1
+        except FileNotFoundError as error:
+            raise ImageError(str(self.files[index]), "it is there no more") from error

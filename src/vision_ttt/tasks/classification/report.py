@@ -1,0 +1,136 @@
+"""Figures of a classifier's training run, written into its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
+
+from vision_ttt.data import ImageError
+from vision_ttt.engine.files import write_bytes
+from vision_ttt.engine.task import Report
+from vision_ttt.engine.train import TrainResult
+from vision_ttt.explain import gradient_magnitude_maps
+from vision_ttt.explain.figures import (
+    confusion_matrix,
+    inner_loss_curves,
+    training_curves,
+)
+from vision_ttt.explain.map_figures import gradient_map_sheet
+from vision_ttt.explain.report import Section, png_bytes
+from vision_ttt.layers import TTTLinear
+from vision_ttt.models import Vittt
+
+if TYPE_CHECKING:
+    from vision_ttt.tasks.classification.task import Classification
+
+SHEET_IMAGES = 20
+"""Test images on the sheet of gradient maps."""
+
+
+def write_report(task: Classification, result: TrainResult) -> Report:
+    """Write curves.png, confusion.png, inner_loss.png and gradient_maps.png; return the page's.
+
+    The figures of the inner loop are of a Vittt of linear inner models only; others get the rest.
+    """
+    history, evaluation = result.metrics["history"], result.evaluation
+    sections = {
+        "curves": Section(
+            "Training",
+            _reading(history),
+            training_curves(history),
+            training_curves(history, narrow=True),
+        ),
+        "confusion": Section(
+            "Confusion matrix",
+            "Counts of test images: the true class by row, the predicted one by column.",
+            confusion_matrix(evaluation.confusion, task.classes),
+            confusion_matrix(evaluation.confusion, task.classes, narrow=True),
+        ),
+    }
+    inner = inner_loss_curves(history)
+    if inner is not None:
+        sections["inner_loss"] = Section(
+            "What the inner learners lose along the image",
+            "Mean inner loss of each layer on successive mini-batches of tokens, before learning "
+            "from them; both scan directions, each in its own order.",
+            inner,
+            inner_loss_curves(history, narrow=True),
+        )
+    if _has_maps(result.model) and not isinstance(task.test_set, IterableDataset):
+        maps = _gradient_maps(task, result)
+        sections["gradient_maps"] = Section(
+            "Gradient magnitude maps",
+            "Test images (true → predicted), how much the inner learners of the middle block "
+            "would learn from each token before they have seen any (norm of the gradient at the "
+            "initial state), and the 30 % of tokens where that is most.",
+            gradient_map_sheet(*maps),
+            gradient_map_sheet(*maps, per_row=4),
+        )
+    for name, section in sections.items():
+        write_bytes(result.run_dir / f"{name}.png", png_bytes(section.figure))
+    metrics = result.metrics
+    measured = {
+        "test accuracy": f"{metrics['test_accuracy']:.2%}",
+        "best test accuracy": f"{metrics['best_test_accuracy']:.2%}",
+        "test loss": f"{metrics['test_loss']:.4f} nats per image",
+    }
+    last = history[-1]
+    if last["inner_loss_reduction"] is not None:
+        measured["inner loss, last against first"] = f"−{last['inner_loss_reduction']:.0%}"
+    return Report(list(sections.values()), measured, {})
+
+
+def _has_maps(model: nn.Module) -> bool:
+    return isinstance(model, Vittt) and isinstance(model.blocks[0].mixer.ttt, TTTLinear)
+
+
+def _reading(history: Sequence[Mapping[str, Any]]) -> str:
+    """How to read the curves: above all, why the inner loss may rise."""
+    if all(row["inner_loss"] is None for row in history):
+        return "Loss and accuracy after each epoch."
+    text = (
+        "Loss, accuracy and inner loss after each epoch. Training does not minimise the inner "
+        "loss: it is a distance to targets that the model makes itself, and it rises where "
+        "training makes these larger. That the learners learn shows in its fall along the image, "
+        "from the first mini-batch of tokens to the last"
+    )
+    falls = [row["inner_loss_reduction"] for row in history]
+    if None in (falls[0], falls[-1]):
+        return text + "."
+    return text + f": by {falls[0]:.0%} after the first epoch, by {falls[-1]:.0%} after the last."
+
+
+def _gradient_maps(task: Classification, result: TrainResult) -> tuple[Tensor, Tensor, list[str]]:
+    """Images in [0, 1], their maps and their titles."""
+    evaluation = result.evaluation
+    chosen = _spread(evaluation.targets, SHEET_IMAGES)
+    places = _decodable(task, len(evaluation.targets))
+    images = torch.stack([task.test_set[places[index]][0] for index in chosen])
+    device = next(result.model.parameters()).device
+    middle = len(result.model.blocks) // 2
+    maps = gradient_magnitude_maps(result.model, images.to(device), middle, state="initial")
+    mean, std = (images.new_tensor(task.input[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    names = task.classes
+    titles = [
+        f"{names[evaluation.targets[i]]} → {names[evaluation.predictions[i]]}" for i in chosen
+    ]
+    return images * std + mean, maps, titles
+
+
+def _decodable(task: Classification, count: int) -> Sequence[int]:
+    """Where in the test set the evaluation's `count` rows are: it leaves damaged images out."""
+    every = range(len(task.test_set))
+    if len(every) == count:
+        return every
+    return [index for index in every if not isinstance(task.test_set[index], ImageError)]
+
+
+def _spread(targets: Tensor, count: int) -> list[int]:
+    """Indices of up to ``count`` images, the classes taking turns."""
+    by_class = [torch.nonzero(targets == label).flatten().tolist() for label in targets.unique()]
+    turns = [group[i] for i in range(count) for group in by_class if i < len(group)]
+    return turns[:count]

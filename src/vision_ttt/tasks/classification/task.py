@@ -1,0 +1,139 @@
+"""Training a classifier: mixed images, cross-entropy, self-distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from rich.table import Table
+from timm.data import Mixup
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.damaged import DamagedItems
+from vision_ttt.engine.evaluation import at_least_one, autocast
+from vision_ttt.engine.task import Batch, Metric, Moment, Report
+from vision_ttt.engine.train import TrainResult
+from vision_ttt.models import DiT3
+from vision_ttt.tasks.classification.evaluation import ClassifierEvaluation, evaluate
+from vision_ttt.tasks.images.task import ImageTask
+
+
+class Classification(ImageTask):
+    """Cross-entropy of class logits."""
+
+    primary = Metric("accuracy", higher_is_better=True, form=".2%")
+
+    def __init__(self, config: TrainConfig) -> None:
+        """Open the images; raises as :class:`ImageTask` does."""
+        super().__init__(config)
+        own = config.task
+        self.precision = config.machine.precision
+        self.mix = None
+        if own.mixes_images:
+            self.mix = Mixup(
+                mixup_alpha=own.mixup,
+                cutmix_alpha=own.cutmix,
+                label_smoothing=own.label_smoothing,
+                num_classes=len(self.classes),
+            )
+        # Mixing smooths its labels itself.
+        self.smoothing = 0.0 if own.mixes_images else own.label_smoothing
+        self.distillation = own.self_distillation
+        self.distillation_start = own.self_distillation_start
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise ConfigError where the model denoises instead."""
+        if isinstance(model, DiT3):
+            raise ConfigError(
+                f"model {self.config.model.name} denoises and classifies nothing; set task to"
+                " diffusion"
+            )
+
+    def augment(self, batch: Batch) -> Batch:
+        """Return the batch with its images mixed in pairs, where mixup or CutMix is on."""
+        if self.mix is None:
+            return batch
+        even = len(batch["images"]) // 2 * 2  # a damaged image may have left an odd number
+        kept = {name: batch[name][:even] for name in ("images", "targets", "indices")}
+        if even:
+            kept["images"], kept["targets"] = self.mix(kept["images"], kept["targets"])
+        return {**batch, **kept}
+
+    def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:
+        """Return the summed cross-entropy in nats, and the number of images.
+
+        Targets are class indices [B], or probabilities [B, C] after mixing. With self-distillation
+        the cross-entropy against the moving average's probabilities is added, weighted (MESA).
+        """
+        images, targets = batch["images"], batch["targets"]
+        seen = at_least_one(images)
+        with autocast(images.device, self.precision):
+            logits = forward(seen)[: len(images)].float()
+        distils = self.distillation > 0 and moment.done >= self.distillation_start
+        if distils:
+            with torch.no_grad(), autocast(images.device, self.precision):
+                soft = moment.average(seen)[: len(images)].float().softmax(dim=1)
+        if not len(images):
+            return logits.sum(), 0
+        loss = F.cross_entropy(logits, targets, label_smoothing=self.smoothing, reduction="sum")
+        if distils:
+            loss = loss + self.distillation * F.cross_entropy(logits, soft, reduction="sum")
+        return loss, len(images)
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        loader: DataLoader,
+        accelerator: Accelerator,
+        *,
+        damaged: DamagedItems,
+        between: Callable[[], None],
+    ) -> ClassifierEvaluation:
+        """Return loss, accuracy and every prediction."""
+        return evaluate(
+            model,
+            loader,
+            accelerator,
+            damaged=damaged,
+            precision=self.precision,
+            between=between,
+        )
+
+    def figures(self, evaluation: ClassifierEvaluation) -> dict[str, Any]:
+        """Return loss and accuracies, over all and by class."""
+        counts = evaluation.confusion.sum(dim=1).tolist()
+        correct = evaluation.confusion.diagonal().tolist()
+        return {
+            "images": len(evaluation.targets),
+            "loss": evaluation.loss,
+            "accuracy": evaluation.accuracy,
+            "top5_accuracy": evaluation.top5_accuracy,
+            "classes": [
+                {"class": name, "images": count, "accuracy": right / count if count else None}
+                for name, count, right in zip(self.classes, counts, correct, strict=True)
+            ],
+        }
+
+    def table(self, title: str, figures: Mapping[str, Any]) -> Table:
+        """Return the accuracy of each class and of all, with the loss below."""
+        table = Table("class", title=title)
+        table.add_column("images", justify="right")
+        table.add_column("accuracy", justify="right")
+        for row in figures["classes"]:
+            accuracy = "-" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
+            table.add_row(row["class"], str(row["images"]), accuracy)
+        table.add_section()
+        table.add_row("all", str(figures["images"]), f"{figures['accuracy']:.2%}")
+        table.caption = f"loss {figures['loss']:.4f}, top-5 accuracy {figures['top5_accuracy']:.2%}"
+        return table
+
+    def report(self, result: TrainResult) -> Report:
+        """Write the figures of the training, the predictions and the inner loop."""
+        from vision_ttt.tasks.classification.report import write_report
+
+        return write_report(self, result)

@@ -1,0 +1,1 @@
+"""What tasks on images share: their data, and the models that see them."""

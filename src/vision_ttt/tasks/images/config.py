@@ -1,0 +1,67 @@
+"""The section `data` of tasks on images: where they come from, their size, their augmentation."""
+
+from dataclasses import dataclass
+
+from vision_ttt.engine.section import (
+    COUNT,
+    FRACTION,
+    INNER_FRACTION,
+    NOT_NEGATIVE,
+    PROBABILITY,
+    ConfigError,
+    Range,
+    Section,
+    number,
+)
+
+
+@dataclass(frozen=True)
+class ImageData(Section):
+    """A dataset of labelled images, and what is done to its images."""
+
+    dataset: str = "digits"
+    """"digits" (scikit-learn's), an image folder (with train/ and val/ or test/, or one folder per
+    class), a folder of webdataset shards (*.tar), or a name that timm.data.create_dataset reads,
+    such as hfds/NAME or wds/NAME."""
+    dataset_root: str | None = None
+    """Folder given to timm.data.create_dataset beside the name; digits and folders have none."""
+    train_split: str = "train"
+    """Name of the training split, for datasets read by timm."""
+    test_split: str = "validation"
+    """Name of the test split, for datasets read by timm."""
+    test_fraction: float = number(0.2, INNER_FRACTION)
+    """Fraction of images held out for test (0 to 1, exclusive) where a folder has no split of its
+    own; the choice is stratified and fixed, whatever the seed."""
+    num_classes: int | None = number(None, Range(2, float("inf"), "at least 2"))
+    """Number of classes, for datasets that do not state it; null: ask the dataset. It must not
+    differ from what the dataset states."""
+    image_size: int | None = number(None, Range(1, 16_384, "from 1 to 16,384"))
+    """Height and width of the model's input in pixels; null: the model's own."""
+    crop_scale: float = number(0.08, FRACTION)
+    """Least area of the random resized crop, as a fraction of the image (>0 to 1)."""
+    crop_ratio: float = number(1.3333, Range(1.0, float("inf"), "at least 1"))
+    """Largest aspect ratio of the random resized crop, its inverse being the smallest (>= 1)."""
+    crop_fraction: float | None = number(None, FRACTION)
+    """Side of the centre crop at test, as a fraction of the resized image's (>0 to 1); null: the
+    model's own."""
+    horizontal_flip: float = number(0.5, PROBABILITY)
+    """Probability of a left-right flip (0 to 1)."""
+    color_jitter: float = number(0.0, NOT_NEGATIVE)
+    """Strength of brightness, contrast and saturation jitter (>= 0); 0 beside RandAugment,
+    AutoAugment and AugMix, which vary colours themselves."""
+    auto_augment: str | None = None
+    """Policy in timm's words: RandAugment, e.g. rand-m9-mstd0.5-inc1, AutoAugment, e.g. v0, AugMix,
+    e.g. augmix-m5-w4-d2, or ThreeAugment, 3a; null: none."""
+    repeated_augmentation: int = number(1, COUNT)
+    """Times that an image is seen, differently augmented, in the batches it is drawn into; an epoch
+    has as many images as ever, so that it sees fewer different ones."""
+    random_erasing: float = number(0.0, PROBABILITY)
+    """Probability that a random rectangle is overwritten with noise (0 to 1)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.color_jitter and self.auto_augment and "3a" not in self.auto_augment:
+            raise ConfigError(
+                f"color_jitter is {self.color_jitter}; beside auto_augment {self.auto_augment!r},"
+                " which varies colours itself, it must be 0"
+            )

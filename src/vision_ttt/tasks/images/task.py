@@ -1,0 +1,175 @@
+"""What every task on labelled images does alike: open them, transform them, batch them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+from vision_ttt.data import (
+    DatasetError,
+    DatasetSpec,
+    ImageError,
+    ImageSplits,
+    collate,
+    evaluation_transform,
+    open_dataset,
+    train_transform,
+    with_transform,
+)
+from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.task import Batch, Task
+from vision_ttt.tasks.images.config import ImageData
+from vision_ttt.tasks.images.metadata import check_carried
+from vision_ttt.tasks.images.models import check_accepts, data_config, model_arguments
+
+_WATCHED = 32  # images
+
+
+class ImageTask(Task):
+    """A task on the images of the section :class:`ImageData`."""
+
+    unit = "images"
+    config: TrainConfig
+    data: ImageSplits
+    """Both parts of the dataset as PIL images."""
+    input: dict[str, Any]
+    """timm's data config, from `prepare` on: input_size, mean, std, …"""
+
+    def __init__(self, config: TrainConfig) -> None:
+        """Open the data.
+
+        Raises:
+            DatasetError, FileNotFoundError: the dataset cannot be used.
+            ConfigError: it has another number of classes than the config states.
+        """
+        self.config = config
+        self.source = dataset_spec(config.data)
+        self.data = open_dataset(self.source)
+        self.repeats = config.data.repeated_augmentation
+        stated = config.data.num_classes
+        if stated not in (None, len(self.classes)):
+            raise ConfigError(
+                f"num_classes is {stated}, but {config.data.dataset} has {len(self.classes)}"
+                " classes; leave it out"
+            )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, by index."""
+        return self.data.classes
+
+    def model_arguments(self) -> dict[str, Any]:
+        """Return the number of classes, the image size where it counts, and the config's own."""
+        model = self.config.model
+        return model_arguments(
+            model.name,
+            num_classes=len(self.classes),
+            image_size=self.config.data.image_size,
+            extra=model.arguments,
+        )
+
+    @abstractmethod
+    def check_model(self, model: nn.Module) -> None:
+        """Raise ConfigError unless the model is one for this task."""
+
+    def prepare(self, model: nn.Module) -> None:
+        """Set the images as `model` is to see them.
+
+        Raises:
+            ConfigError: the model is none for this task, or does not accept them; timm cannot read
+                `auto_augment`.
+        """
+        self.check_model(model)
+        data = self.config.data
+        self.input = data_config(model, data.image_size, data.crop_fraction)
+        try:
+            for_training = train_transform(
+                self.input,
+                crop_scale=data.crop_scale,
+                crop_ratio=data.crop_ratio,
+                horizontal_flip=data.horizontal_flip,
+                color_jitter=data.color_jitter,
+                auto_augment=data.auto_augment,
+                random_erasing=data.random_erasing,
+            )
+        except (AssertionError, ValueError, KeyError) as error:  # timm's, on a policy unknown to it
+            raise ConfigError(f"auto_augment is {data.auto_augment!r}: {error}") from error
+        workers, seed = self.config.machine.num_workers, self.config.run.seed
+        for_test = evaluation_transform(self.input)
+        self.train_set = with_transform(self.data.train, for_training, seed, workers)
+        self.test_set = with_transform(self.data.test, for_test, seed, workers)
+        self._watched = spread_images(self.test_set, _WATCHED)
+        check_accepts(model, self._watched[:1])
+
+    def collate(self, items: Sequence[Any]) -> Batch:
+        """Return the good images with their classes and places, and the damaged ones' errors."""
+        return collate(items, tuple(self.input["input_size"]))
+
+    def watched(self) -> Tensor:
+        """Return test images [N, 3, H, W]."""
+        return self._watched
+
+    def carried(self) -> dict[str, Any]:
+        """Return the class names, and the input that the model expects."""
+        return {"classes": list(self.classes), "input": self.input}
+
+    def described(self) -> dict[str, Any]:
+        """Return the dataset's name and the numbers of images."""
+        return {
+            "dataset": self.source.dataset,
+            "train_images": len(self.data.train),
+            "test_images": len(self.data.test),
+        }
+
+    def show_to(self, metadata: ModelMetadata, part: str = "test") -> None:
+        """Set `test_set` to a part of the data as the model of a checkpoint expects it.
+
+        Args:
+            part: "test", "train" or "all".
+
+        Raises:
+            DatasetError: the checkpoint's classes are not those of the data; no such part.
+        """
+        told = check_carried(metadata)
+        if tuple(told["classes"]) != self.classes:
+            differing = sorted(set(told["classes"]) ^ set(self.classes)) or ["their order"]
+            raise DatasetError(
+                f"the checkpoint has {len(told['classes'])} classes and the dataset"
+                f" {len(self.classes)}; they differ in {', '.join(differing[:10])}"
+            )
+        self.input = told["input"]
+        transform = evaluation_transform(self.input)
+        workers = self.config.machine.num_workers
+        self.test_set = with_transform(self.data.part(part), transform, 0, workers)
+
+
+def dataset_spec(data: ImageData) -> DatasetSpec:
+    """Return what of the section identifies its dataset."""
+    names = (field.name for field in dataclasses.fields(DatasetSpec))
+    return DatasetSpec(**{name: getattr(data, name) for name in names})
+
+
+def spread_images(test_set: Dataset, count: int) -> Tensor:
+    """Return up to `count` good test images [N, 3, H, W], evenly spaced: they may lie by class.
+
+    Raises:
+        DatasetError: none decodes.
+    """
+    if isinstance(test_set, IterableDataset):
+        items = list(itertools.islice(iter(test_set), count))
+    else:
+        places = np.linspace(0, len(test_set) - 1, min(count, len(test_set))).astype(int)
+        items = [test_set[int(place)] for place in places]
+    images = [item[0] for item in items if not isinstance(item, ImageError)]
+    if not images:
+        raise DatasetError("the test set has no image that decodes")
+    return torch.stack(images)
