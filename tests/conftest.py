@@ -32,18 +32,19 @@ def tiny_fields(image_folder: Path, tmp_path: Path) -> Callable[..., dict]:
 
     Layers are fused, as the packaged recipes have them.
     """
-    model_args = {"depth": 1, "embed_dim": 32, "num_heads": 1, "fused": True, "fused_mlp": True}
+    arguments = {"depth": 1, "embed_dim": 32, "num_heads": 1, "fused": True, "fused_mlp": True}
 
     def fields(**overrides: object) -> dict:
         return {
+            "task": "classification",
             "model": "vittt_nano_patch4_32",
-            "model_args": model_args,
+            "arguments": arguments,
             "dataset": str(image_folder),
             "drop_path": 0.1,
             "epochs": 2,
             "batch_size": 4,
             "learning_rate": 1e-3,
-            "warmup_epochs": 1,
+            "warmup": 1,
             "output": str(tmp_path / "run"),
             **overrides,
         }

@@ -10,8 +10,10 @@ import torch
 
 from vision_ttt.cli.arguments.train import COMMON
 from vision_ttt.cli.main import main
-from vision_ttt.engine import TrainConfig, load_model, train
+from vision_ttt.engine import train
 from vision_ttt.engine.config import FIELDS
+from vision_ttt.recipes import resolve
+from vision_ttt.tasks import load_model
 
 Said = pytest.CaptureFixture[str]
 
@@ -25,7 +27,7 @@ def recipe(tiny_fields: Callable[..., dict], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def checkpoint(tiny_fields: Callable[..., dict]) -> str:
-    config = TrainConfig(**tiny_fields(epochs=8, horizontal_flip=0.0, crop_scale=0.5))
+    config = resolve(tiny_fields(epochs=8, horizontal_flip=0.0, crop_scale=0.5))
     return str(train(config).run_dir / "last.safetensors")
 
 
@@ -64,14 +66,14 @@ def test_train_twice_resume_overwrite(recipe: Path, capsys: Said) -> None:
     assert "already holds a run" in capsys.readouterr().err
     assert main(["train", str(recipe), "--resume"]) == 0
     assert main(["train", "--resume", str(recipe)]) == 0
-    assert main(["train", str(recipe), "--overwrite", "--model-args.depth", "2"]) == 0
+    assert main(["train", str(recipe), "--overwrite", "--arguments.depth", "2"]) == 0
 
 
 def test_train_in_stages(tiny_fields: Callable[..., dict], tmp_path: Path, capsys: Said) -> None:
     """Each stage starts from the weights of the one before, at its own size and rate."""
     path, output = tmp_path / "staged.yaml", tmp_path / "staged"
     stages = {"small": {"image_size": 24}, "large": {"image_size": 32, "learning_rate": 1e-9}}
-    fields = tiny_fields(epochs=1, warmup_epochs=0, output=str(output))
+    fields = tiny_fields(epochs=1, warmup=0, output=str(output))
     path.write_text(json.dumps({**fields, "stages": stages}))
     assert main(["train", str(path)]) == 0
     said = capsys.readouterr().err
@@ -148,7 +150,7 @@ def test_eval(checkpoint: str, image_folder: Path, capsys: Said) -> None:
     assert "2 classes and the dataset 10" in capsys.readouterr().err
 
 
-def test_eval_skips_bad_images_only_when_told(
+def test_eval_skips_damaged_items_only_when_told(
     checkpoint: str, image_folder: Path, capsys: Said
 ) -> None:
     (image_folder / "val" / "dark" / "2.png").write_bytes(b"\x89PNG")
@@ -180,7 +182,7 @@ def test_predict_tables_and_json(checkpoint: str, image_folder: Path, capsys: Sa
     assert len(json.loads(capsys.readouterr().out)["predictions"][0]["top"]) == 1
 
 
-def test_predict_bad_images(checkpoint: str, image_folder: Path, capsys: Said) -> None:
+def test_predict_damaged_items(checkpoint: str, image_folder: Path, capsys: Said) -> None:
     bad = image_folder / "val" / "dark" / "1.png"
     bad.write_text("nothing")
     folder = str(bad.parent)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from tolerances import assert_close
 from vision_ttt.cli.convert import convertible_models
 from vision_ttt.cli.main import main
-from vision_ttt.engine import load_model
 from vision_ttt.models import create_model
+from vision_ttt.tasks import load_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ARGUMENTS = {
@@ -25,7 +25,7 @@ GOLDENS = {"vit3_tiny_patch16_224": "vit3_model", "hvit3_tiny": "h_vit3_model"}
 
 def flags(model):
     arguments = ARGUMENTS[model]
-    return ["--model", model, *(f"--model_args.{key}={value}" for key, value in arguments.items())]
+    return ["--model", model, *(f"--arguments.{key}={value}" for key, value in arguments.items())]
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def test_makes_a_checkpoint_that_computes_what_the_release_did(model, released, 
     tensors = load_file(GOLDEN / f"{GOLDENS[model]}.safetensors")
     loaded, metadata = load_model(out)
     assert metadata.model == model
-    assert metadata.classes == tuple("0123456789")
-    assert list(metadata.input["input_size"]) == [3, 224, 224]
+    assert metadata.carried["classes"] == tuple("0123456789")
+    assert list(metadata.carried["input"]["input_size"]) == [3, 224, 224]
     with torch.no_grad():
         assert_close(loaded(tensors["input.image"]), tensors["output.logits"], 2e-5)
     by_timm = timm.create_model(
@@ -72,25 +72,25 @@ def test_an_imagenet_checkpoint_has_imagenets_classes(tmp_path):
     weights = {key.replace(".ttt.", ".attn."): x for key, x in model.state_dict().items()}
     torch.save(weights, tmp_path / "a.pth")
     out = tmp_path / "out.safetensors"
-    arguments = ["--model_args.depth=1", "--model_args.embed_dim=32", "--model_args.num_heads=2"]
+    arguments = ["--arguments.depth=1", "--arguments.embed_dim=32", "--arguments.num_heads=2"]
     argv = ["convert", str(tmp_path / "a.pth"), str(out), "--model", "vit3_tiny_patch16_224"]
     assert main([*argv, *arguments]) == 0
     _, metadata = load_model(out)
-    assert len(metadata.classes) == 1000
-    assert metadata.classes[0] == "n01440764"
+    assert len(metadata.carried["classes"]) == 1000
+    assert metadata.carried["classes"][0] == "n01440764"
 
 
 def test_a_diffusion_model_tells_its_shapes_itself(released, tmp_path, capsys):
     out = tmp_path / "out.safetensors"
     sizes = {"hidden_size": 96, "depth": 2, "num_heads": 3}
-    flags = [f"--model_args.{key}={value}" for key, value in sizes.items()]
+    flags = [f"--arguments.{key}={value}" for key, value in sizes.items()]
     assert main(["convert", released("dit3_model"), str(out), "--model", DIFFUSION, *flags]) == 0
     tensors = load_file(GOLDEN / "dit3_model.safetensors")
-    loaded, metadata = load_model(out, kind="diffusion")
+    loaded, metadata = load_model(out, task="diffusion")
     assert metadata.model_args == {
         "num_classes": 10, "in_chans": 4, "img_size": 16, "learn_sigma": True, **sizes
     }  # fmt: skip
-    assert list(metadata.input["input_size"]) == [4, 16, 16]
+    assert list(metadata.carried["input"]["input_size"]) == [4, 16, 16]
     assert metadata.diffusion == {"objective": "noise", "schedule": "linear", "steps": 1000}
     with torch.no_grad():
         inputs = [tensors[f"input.{name}"] for name in "xty"]

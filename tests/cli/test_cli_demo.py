@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from vision_ttt import recipes
 from vision_ttt.cli.main import main
-from vision_ttt.engine.checkpoint import load_model
+from vision_ttt.tasks import load_model
 
 
 def test_demo_leaves_everything(tmp_path, capsys):
@@ -19,7 +19,7 @@ def test_demo_leaves_everything(tmp_path, capsys):
     assert 0 < metrics["test_accuracy"] <= 1
     assert metrics["test_images"] == 500
     assert metrics["parameters"] <= 1_000_000
-    (epoch,) = metrics["epochs"]
+    (epoch,) = metrics["history"]
     assert epoch["train_loss"] > 0
     assert len(epoch["inner_losses"]["blocks.0.mixer.ttt"]) == 4
     assert metrics["seconds"] > 0

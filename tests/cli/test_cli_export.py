@@ -6,11 +6,12 @@ import pytest
 import timm
 import torch
 
+from described_models import describe_classifier
 from vision_ttt.cli.main import main
-from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.building import build_model, data_config
+from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import save_weights
 from vision_ttt.export import onnx_model
+from vision_ttt.tasks.images.models import data_config
 
 Said = pytest.CaptureFixture[str]
 
@@ -19,7 +20,9 @@ Said = pytest.CaptureFixture[str]
 def checkpoint(tmp_path: Path) -> str:
     arguments = {"num_classes": 2, "depth": 1, "embed_dim": 32, "num_heads": 1, "img_size": 16}
     model = build_model("vittt_nano_patch4_32", arguments)
-    metadata = ModelMetadata("vittt_nano_patch4_32", arguments, ("a", "b"), data_config(model, 16))
+    metadata = describe_classifier(
+        "vittt_nano_patch4_32", arguments, ("a", "b"), data_config(model, 16)
+    )
     path = tmp_path / "last.safetensors"
     save_weights(path, model.state_dict(), metadata)
     return str(path)

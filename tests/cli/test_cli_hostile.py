@@ -13,10 +13,11 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image
 
+from described_models import describe_classifier
 from vision_ttt.cli.main import main
-from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.building import build_model, data_config
+from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import save_weights
+from vision_ttt.tasks.images.models import data_config
 
 Said = pytest.CaptureFixture[str]
 HUGE = "9" * 25
@@ -51,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = {"num_classes": 2, "depth": 1, "embed_dim": 32, "num_heads": 1, "img_size": 16}
     model = build_model("vittt_nano_patch4_32", arguments)
     described = data_config(model, 16)
-    metadata = ModelMetadata("vittt_nano_patch4_32", arguments, ("dark", "light"), described)
+    metadata = describe_classifier("vittt_nano_patch4_32", arguments, ("dark", "light"), described)
     save_weights(folder / "c.safetensors", model.state_dict(), metadata)
     Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / "a.png")
     for name in ("dark", "light"):
@@ -146,11 +147,11 @@ CASES = [
     (["export", "c.safetensors", "o.pt2", "--batch-size", "1.5"], "a whole number or null"),
     (["sample", "--checkpoint", "c.safetensors", "--per-class", HUGE], "at most 10,000"),
     (["sample", "--checkpoint", "c.safetensors", "--guidance", "nan"], "it must be a number"),
-    ([*VIT3, "--model-args.depth", "1000000"], "--model-args.depth is 1000000; it must be at most"),
-    ([*VIT3, "--model-args.depth", "-1"], "cannot be built"),
-    ([*VIT3, "--model-args.embed_dim", "49920"], "the weights are not those of this ViT3"),
+    ([*VIT3, "--arguments.depth", "1000000"], "--arguments.depth is 1000000; it must be at most"),
+    ([*VIT3, "--arguments.depth", "-1"], "cannot be built"),
+    ([*VIT3, "--arguments.embed_dim", "49920"], "the weights are not those of this ViT3"),
     (
-        [*CONVERT, "hvit3_tiny", "--model-args.depths", "[9999999,1,1,1]"],
+        [*CONVERT, "hvit3_tiny", "--arguments.depths", "[9999999,1,1,1]"],
         "it must be at most 1,000",
     ),
     ([*SWEEP, "--jobs", HUGE], "at most 1,024"),
@@ -169,7 +170,7 @@ CASES = [
     (["bench", "models", "--models", "a\nb"], "unknown model"),
     (["bench", "models", "--device", "tpu"], "--device is 'tpu'; it must be one of cpu, cuda"),
     (["models", "[!"], "no model matches"),
-    (["train", "digits", "--model-args.depth", "{a: " * 3000 + "1" + "}" * 3000], "too deeply"),
+    (["train", "digits", "--arguments.depth", "{a: " * 3000 + "1" + "}" * 3000], "too deeply"),
 ]
 
 

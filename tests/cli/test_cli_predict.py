@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from described_models import describe_classifier
 from vision_ttt.cli.main import main
 from vision_ttt.data import evaluation_transform, open_image
-from vision_ttt.engine import ModelMetadata, load_model
-from vision_ttt.engine.building import build_model, data_config
+from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import save_weights
+from vision_ttt.tasks import load_model
+from vision_ttt.tasks.images.models import data_config
 
 Said = pytest.CaptureFixture[str]
 
@@ -24,7 +26,9 @@ def checkpoint(tmp_path: Path) -> str:
     with torch.no_grad():
         model.head.weight.normal_()
     classes = ("dark", "light", "with, comma")
-    metadata = ModelMetadata("vittt_nano_patch4_32", arguments, classes, data_config(model, 16))
+    metadata = describe_classifier(
+        "vittt_nano_patch4_32", arguments, classes, data_config(model, 16)
+    )
     path = tmp_path / "last.safetensors"
     save_weights(path, model.state_dict(), metadata)
     return str(path)
@@ -33,10 +37,10 @@ def checkpoint(tmp_path: Path) -> str:
 def _expected(checkpoint: str, path: str) -> list[tuple[str, float]]:
     """Classes and probabilities of one image by itself, best first."""
     model, metadata = load_model(checkpoint)
-    image = evaluation_transform(metadata.input)(open_image(path))
+    image = evaluation_transform(metadata.carried["input"])(open_image(path))
     with torch.inference_mode():
         probabilities = model(image[None]).softmax(-1)[0].tolist()
-    named = zip(metadata.classes, probabilities, strict=True)
+    named = zip(metadata.carried["classes"], probabilities, strict=True)
     return sorted(named, key=lambda pair: -pair[1])
 
 

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from vision_ttt.cli.main import main
 from vision_ttt.diffusion.pictures import grid
 from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.building import build_model, data_config
+from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import save_weights
+from vision_ttt.tasks.images.models import data_config
 
 Said = pytest.CaptureFixture[str]
 SMALL = {"hidden_size": 32, "depth": 1, "num_heads": 2}
@@ -187,8 +188,8 @@ def test_train_leaves_samples_and_a_report(tmp_path: Path, image_folder: Path, c
     run = tmp_path / "run"
     recipe = tmp_path / "recipe.yaml"
     fields = {
-        **{"model": "dit3_nano_patch4_32", "model_args": SMALL, "dataset": str(image_folder)},
-        **{"image_size": 8, "epochs": 1, "warmup_epochs": 0, "batch_size": 8, "output": str(run)},
+        **{"model": "dit3_nano_patch4_32", "arguments": SMALL, "dataset": str(image_folder)},
+        **{"image_size": 8, "epochs": 1, "warmup": 0, "batch_size": 8, "output": str(run)},
     }
     recipe.write_text(json.dumps(fields))
     assert main(["train", str(recipe)]) == 0

@@ -23,26 +23,26 @@ Fields = Callable[..., dict]
 @pytest.fixture
 def recipe(tiny_fields: Fields, tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps(tiny_fields(epochs=10, warmup_epochs=5)))
+    path.write_text(json.dumps(tiny_fields(epochs=10, warmup=5)))
     return path
 
 
 def test_a_run_says_what_it_trains_and_what_it_changed(recipe: Path, capsys: Said) -> None:
     output = Path(json.loads(recipe.read_text())["output"])
-    flags = ["--model_args.design", "dual", "--model-args.depth", "2", "--epochs", "1"]
+    flags = ["--arguments.design", "dual", "--arguments.depth", "2", "--epochs", "1"]
     assert main(["train", str(recipe), *flags]) == 0
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "warmup_epochs: 0.5 instead of the recipe's 5, as epochs are 1 instead of 10"
+    assert said[0] == "warmup: 0.5 instead of the recipe's 5, as epochs are 1 instead of 10"
     switches = "fused True, fused_mlp True"
     told = f"training vittt_nano_patch4_32 with depth 2, embed_dim 32, num_heads 1, {switches},"
     assert said[1].startswith(told + " design dual, drop_path 0.1: ")
     assert said[1].endswith(" parameters")
     config = yaml.safe_load((output / "config.yaml").read_text())
     arguments = {"depth": 2, "embed_dim": 32, "num_heads": 1, "design": "dual"}
-    assert config["model_args"] == {**arguments, "fused": True, "fused_mlp": True}
+    assert config["arguments"] == {**arguments, "fused": True, "fused_mlp": True}
     # What was trained is what weights are said to be of.
     weights = ["--initial_weights", str(output / "last.safetensors"), "--overwrite"]
-    same = ["--model_args.design", "dual", "--model_args.depth", "2"]
+    same = ["--arguments.design", "dual", "--arguments.depth", "2"]
     argv = ["train", str(recipe), "--epochs", "1", "--frozen_layers", "all"]
     assert main([*argv, *weights, *same, "--output", f"{output}-2"]) == 0
     said = capsys.readouterr().err
@@ -81,10 +81,10 @@ def test_errors_of_an_existing_run_name_the_flags(recipe: Path, capsys: Said) ->
         (["--auto_augment", "rand-m9-msdt0.5"], "'msdt0.5' is no section of rand"),
         (["--batch_size", "99999999999999999999"], "it must be at most that"),
         (["--num_workers", "99999999999999999999"], "it must be from 0 to 256"),
-        (["--model_args.patch_size", "0"], "patch_size is 0"),
-        (["--model_args.depth", "0"], "depth is 0"),
-        (["--model_args.depth", "1000000"], "depth is 1000000"),
-        (["--model_args.nonsense", "1"], "nonsense"),
+        (["--arguments.patch_size", "0"], "patch_size is 0"),
+        (["--arguments.depth", "0"], "depth is 0"),
+        (["--arguments.depth", "1000000"], "depth is 1000000"),
+        (["--arguments.nonsense", "1"], "nonsense"),
         (["--image_size", "7"], "images of 7 × 7 are not whole patches of 4 × 4"),
         (["--image_size", "999999"], "it must be from 1 to 16,384"),
         (["--model", "dit3_nano_patch4_32", "--mixup", "1"], "mixup is 1.0"),
@@ -97,7 +97,7 @@ def test_a_wrong_value_is_one_line_and_makes_nothing(
     fields = json.loads(recipe.read_text())
     if "dit3" in str(flags):
         pytest.importorskip("diffusers")
-        fields |= {"model_args": {}, "drop_path": None}
+        fields |= {"arguments": {}, "drop_path": None}
     recipe.write_text(json.dumps(fields))
     assert main(["train", str(recipe), *flags]) == 2
     said = capsys.readouterr()

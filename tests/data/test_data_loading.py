@@ -154,7 +154,7 @@ class _SomeBad(Digits):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_bad_images_are_named_and_left_out(num_workers: int) -> None:
+def test_damaged_items_are_named_and_left_out(num_workers: int) -> None:
     images = TransformedImages(_SomeBad("test"), train_transform(DATA_CONFIG))
     batch = next(iter(make_loader(images, 4, num_workers=num_workers)))
     assert batch["images"].shape == (2, 3, 32, 32)

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from vision_ttt.data import DatasetError, DatasetSpec, ImageError, open_dataset
-from vision_ttt.engine import TrainConfig, load_model, train
+from vision_ttt.engine import train
+from vision_ttt.recipes import resolve
+from vision_ttt.tasks import load_model
 
 
 @pytest.fixture
@@ -82,9 +84,9 @@ def test_training_on_shards_is_training_on_their_images(
     tmp_path: Path,
 ) -> None:
     fields = tiny_fields(dataset=str(shards), epochs=1, num_workers=1)
-    result = train(TrainConfig(**fields))
+    result = train(resolve(fields))
     _, metadata = load_model(result.run_dir / "last.safetensors")
-    assert metadata.classes == ("dark", "light")
+    assert metadata.carried["classes"] == ("dark", "light")
     assert len(result.evaluation.targets) == 8
     write_shard(shards / "faces-train-0002.tar", [("x", b"none", "0"), ("y", 99, "1")])
     fields |= {
@@ -93,10 +95,10 @@ def test_training_on_shards_is_training_on_their_images(
         "num_workers": 0,
     }  # one epoch leaves two images out
     with pytest.raises(ImageError, match=r"faces-train-0002\.tar/x\.png"):
-        train(TrainConfig(**fields))
+        train(resolve(fields))
     fields |= {"skip_bad": True, "output": str(tmp_path / "skipped")}
-    result = train(TrainConfig(**fields))
-    assert [Path(name).name for name in result.metrics["bad_images"]] == ["x.png"]
+    result = train(resolve(fields))
+    assert [Path(name).name for name in result.metrics["damaged_items"]] == ["x.png"]
 
 
 def test_what_is_no_shard_or_no_text(shards: Path) -> None:

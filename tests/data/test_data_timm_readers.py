@@ -9,7 +9,8 @@ import torch
 
 from vision_ttt.data import DatasetSpec, ImageError, make_loader, open_dataset
 from vision_ttt.data.loading import evaluation_transform, with_transform
-from vision_ttt.engine import TrainConfig, train
+from vision_ttt.engine import train
+from vision_ttt.recipes import resolve
 
 INPUT = {
     "input_size": (3, 32, 32),
@@ -63,8 +64,8 @@ def test_an_epoch_of_a_stream_does_not_depend_on_those_before(
 
 
 def test_a_stream_trains(stream: dict, tiny_fields: Callable[..., dict]) -> None:
-    result = train(TrainConfig(**tiny_fields(**stream, epochs=1)))
-    assert result.metrics["epochs"][0]["update"] == 4
+    result = train(resolve(tiny_fields(**stream, epochs=1)))
+    assert result.metrics["history"][0]["update"] == 4
     assert len(result.evaluation.targets) == 8
 
 
@@ -82,8 +83,8 @@ def test_hugging_face_images(
     assert (len(data.train), len(data.test), data.classes) == (16, 8, ("dark", "light"))
     assert data.train[15][1] == 1
     result = train(
-        TrainConfig(
-            **tiny_fields(
+        resolve(
+            tiny_fields(
                 dataset=spec.dataset, dataset_root=spec.dataset_root, epochs=1, num_workers=1
             )
         )

@@ -14,7 +14,6 @@ from vision_ttt.engine import (
     CheckpointError,
     ConfigError,
     NonFiniteError,
-    TrainConfig,
     TrainResult,
     load_model,
     train,
@@ -23,6 +22,7 @@ from vision_ttt.engine.denoising import Denoising
 from vision_ttt.engine.step import Step
 from vision_ttt.layers import DiT3Head
 from vision_ttt.models import DiT3
+from vision_ttt.recipes import resolve
 
 Fields = Callable[..., dict]
 SMALL = {"hidden_size": 32, "depth": 1, "num_heads": 2}
@@ -34,14 +34,14 @@ def fields(tiny_fields: Fields) -> Fields:
     """Fields of a run of a tiny diffusion model: two epochs of four updates."""
 
     def make(**overrides: object) -> dict:
-        model_args = {**SMALL, **overrides.pop("model_args", {})}
+        model_args = {**SMALL, **overrides.pop("arguments", {})}
         common = {"model": "dit3_nano_patch4_32", "image_size": 8, "drop_path": None}
-        return tiny_fields(**{**common, "model_args": model_args, **overrides})
+        return tiny_fields(**{**common, "arguments": model_args, **overrides})
 
     return make
 
 
-FLOW = {"objective": "flow", "model_args": {"learn_sigma": False}}
+FLOW = {"objective": "flow", "arguments": {"learn_sigma": False}}
 EVERYTHING = {
     "noise_schedule": "cosine",
     "noise_steps": 100,
@@ -54,7 +54,7 @@ EVERYTHING = {
 
 
 def _rows(result: TrainResult) -> list[dict]:
-    history = result.metrics["epochs"]
+    history = result.metrics["history"]
     return [{key: x for key, x in row.items() if key not in TIMES} for row in history]
 
 
@@ -66,53 +66,51 @@ def _same_weights(first: nn.Module, second: nn.Module) -> bool:
 @pytest.mark.parametrize("options", [{}, FLOW], ids=["noise", "flow"])
 def test_it_learns(fields: Fields, options: dict) -> None:
     result = train(
-        TrainConfig(
-            **fields(**options, epochs=15, learning_rate=8e-3, crop_scale=1.0, ema_decay=0.5)
-        )
+        resolve(fields(**options, epochs=15, learning_rate=8e-3, crop_scale=1.0, ema_decay=0.5))
     )
-    first, *_, last = result.metrics["epochs"]
+    first, *_, last = result.metrics["history"]
     assert last["train_loss"] < 0.8 * first["train_loss"]
     assert last["test_loss"] < 0.8 * first["test_loss"]
     assert result.metrics["test_accuracy"] is result.metrics["best_test_accuracy"] is None
     assert result.evaluation.losses.shape == (8,)
     assert result.evaluation.loss == pytest.approx(result.evaluation.losses.mean().item())
-    losses = [row["test_loss"] for row in result.metrics["epochs"]]
-    _, best = load_model(result.run_dir / "best.safetensors", kind="diffusion")
+    losses = [row["test_loss"] for row in result.metrics["history"]]
+    _, best = load_model(result.run_dir / "best.safetensors", task="diffusion")
     assert best.epoch == 1 + losses.index(min(losses))
 
 
 def test_what_a_checkpoint_tells(fields: Fields) -> None:
-    result = train(TrainConfig(**fields(epochs=1, noise_schedule="cosine", noise_steps=50)))
+    result = train(resolve(fields(epochs=1, noise_schedule="cosine", noise_steps=50)))
     path = result.run_dir / "last.safetensors"
-    model, metadata = load_model(path, kind="diffusion")
+    model, metadata = load_model(path, task="diffusion")
     assert isinstance(model, DiT3)
     assert _same_weights(model, result.model)
     assert metadata.diffusion == {"objective": "noise", "schedule": "cosine", "steps": 50}
-    assert list(metadata.input["input_size"]) == [3, 8, 8]
-    assert metadata.input["mean"] == [0.5] * 3  # pixels from -1 to 1
-    assert metadata.classes == ("dark", "light")
+    assert list(metadata.carried["input"]["input_size"]) == [3, 8, 8]
+    assert metadata.carried["input"]["mean"] == [0.5] * 3  # pixels from -1 to 1
+    assert metadata.carried["classes"] == ("dark", "light")
     assert metadata.test_accuracy is None
     assert "test_accuracy" in (result.run_dir / "metrics.csv").read_text().splitlines()[0]
     with pytest.raises(CheckpointError, match=r"holds a diffusion model .* not a classifier"):
         load_model(path)
-    assert load_model(path, kind=None)[1] == metadata
+    assert load_model(path, task=None)[1] == metadata
     # Neither is a classifier a diffusion model.
     classifier = train(
-        TrainConfig(
-            **{
+        resolve(
+            {
                 **fields(epochs=1, output=str(result.run_dir.parent / "classifier")),
                 "model": "vittt_nano_patch4_32",
-                "model_args": {"depth": 1, "embed_dim": 32, "num_heads": 1},
+                "arguments": {"depth": 1, "embed_dim": 32, "num_heads": 1},
             }
         )
     )
     with pytest.raises(CheckpointError, match=r"holds a classifier .* not a diffusion model"):
-        load_model(classifier.run_dir / "last.safetensors", kind="diffusion")
+        load_model(classifier.run_dir / "last.safetensors", task="diffusion")
 
 
 def test_same_seed_same_run(fields: Fields, tmp_path: Path) -> None:
     first, second, other = (
-        train(TrainConfig(**fields(epochs=1, output=str(tmp_path / str(n)), seed=seed)))
+        train(resolve({**fields(epochs=1, output=str(tmp_path / str(n)), seed=seed)}))
         for n, seed in enumerate((0, 0, 1))
     )
     assert _rows(first) == _rows(second)
@@ -126,10 +124,8 @@ def test_same_seed_same_run(fields: Fields, tmp_path: Path) -> None:
 def test_killed_and_resumed_is_the_same_run(
     fields: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, updates: int
 ) -> None:
-    whole = train(TrainConfig(**fields(**options, output=str(tmp_path / "whole"))))
-    config = TrainConfig(
-        **fields(**options, output=str(tmp_path / "parts"), checkpoint_every=updates)
-    )
+    whole = train(resolve(fields(**options, output=str(tmp_path / "whole"))))
+    config = resolve(fields(**options, output=str(tmp_path / "parts"), checkpoint_every=updates))
     original, done = Step.__call__, []
 
     class Killed(Exception):
@@ -152,8 +148,8 @@ def test_killed_and_resumed_is_the_same_run(
 
 
 def test_test_loss_is_of_the_same_noise_each_time(fields: Fields) -> None:
-    result = train(TrainConfig(**fields(epochs=1)))
-    again = train(TrainConfig(**fields(epochs=1)), resume=True)  # evaluates once more
+    result = train(resolve(fields(epochs=1)))
+    again = train(resolve(fields(epochs=1)), resume=True)  # evaluates once more
     assert torch.equal(again.evaluation.losses, result.evaluation.losses)
     assert len(set(result.evaluation.losses.tolist())) == 8
 
@@ -168,7 +164,7 @@ def test_the_model_hears_classes_and_no_class(fields: Fields) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DiT3, "forward", forward)
-        train(TrainConfig(**fields(epochs=1)))
+        train(resolve(fields(epochs=1)))
     training = [each for each in heard if each[0]]
     assert len(training) == 4
     assert {label for *_, labels in heard for label in labels} == {0, 1}
@@ -182,7 +178,12 @@ def test_a_batch_without_an_image_has_a_loss_of_zero() -> None:
     model = DiT3(8, 4, 3, 32, 1, 2, 2)
     for objective in ("noise", "flow"):
         model.learn_sigma = objective == "noise"
-        task = Denoising(TrainConfig(model="dit3_nano_patch4_32", objective=objective), model)
+        task = Denoising(
+            resolve(
+                {"task": "classification", "model": "dit3_nano_patch4_32", "objective": objective}
+            ),
+            model,
+        )
         if objective == "flow":
             model = DiT3(8, 4, 3, 32, 1, 2, 2, learn_sigma=False)
         empty, labels = torch.empty(0, 3, 8, 8), torch.empty(0, dtype=torch.int64)
@@ -204,7 +205,7 @@ def test_a_batch_without_an_image_has_a_loss_of_zero() -> None:
             "label_smoothing is 0.3; .* classifies nothing: leave it at 0.1",
         ),
         (
-            {"objective": "flow", "noise_steps": 10, "model_args": {"learn_sigma": False}},
+            {"objective": "flow", "noise_steps": 10, "arguments": {"learn_sigma": False}},
             "noise_steps is 10; objective is 'flow', whose noise has no schedule",
         ),
         ({"image_size": 10}, "images of 10 × 10 are not whole patches of 4 × 4"),
@@ -213,10 +214,10 @@ def test_a_batch_without_an_image_has_a_loss_of_zero() -> None:
 def test_what_does_not_fit_leaves_no_run_directory(
     fields: Fields, overrides: dict, told: str
 ) -> None:
-    config = TrainConfig(**fields(**overrides))
+    config = resolve(fields(**overrides))
     with pytest.raises(ConfigError, match=told):
         train(config)
-    assert not Path(config.output).exists()
+    assert not Path(config.run.output).exists()
 
 
 @pytest.mark.parametrize(
@@ -229,19 +230,19 @@ def test_what_does_not_fit_leaves_no_run_directory(
 )
 def test_fields_out_of_range(overrides: dict, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        TrainConfig(**overrides)
+        resolve(overrides)
 
 
 def test_nan_names_its_place(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
     original = DiT3Head.forward
     monkeypatch.setattr(DiT3Head, "forward", lambda *inputs: math.nan * original(*inputs))
     with pytest.raises(NonFiniteError, match=r"the output of module 'head' is not finite"):
-        train(TrainConfig(**fields()))
+        train(resolve(fields()))
 
 
 def test_a_run_from_before_diffusion_resumes(tiny_fields: Fields) -> None:
     """A state that does not know a field of today had its default."""
-    config = TrainConfig(**tiny_fields(epochs=1))
+    config = resolve(tiny_fields(epochs=1))
     train(config)
     module = sys.modules["vision_ttt.engine.run_directory"]
     original = module.read_state
@@ -256,11 +257,11 @@ def test_a_run_from_before_diffusion_resumes(tiny_fields: Fields) -> None:
         patch.setattr(module, "read_state", older)
         train(config, resume=True)
         with pytest.raises(ConfigError, match="objective 'noise' -> 'flow'"):
-            train(TrainConfig(**tiny_fields(epochs=1, objective="flow")), resume=True)
+            train(resolve(tiny_fields(epochs=1, objective="flow")), resume=True)
 
 
 def test_metrics_are_json(fields: Fields) -> None:
-    result = train(TrainConfig(**fields(epochs=1)))
+    result = train(resolve(fields(epochs=1)))
     metrics = json.loads((result.run_dir / "metrics.json").read_text())
     assert metrics == result.metrics
-    assert metrics["epochs"][0]["inner_losses"] == {}
+    assert metrics["history"][0]["inner_losses"] == {}

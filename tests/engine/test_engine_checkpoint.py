@@ -12,8 +12,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from vision_ttt.engine import CheckpointError, ConfigError, load_model
-from vision_ttt.engine.building import build_model, data_config, load_weights, model_arguments
+from described_models import describe_classifier
+from vision_ttt.engine import CheckpointError, ConfigError
+from vision_ttt.engine.building import build_model, load_weights
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
 from vision_ttt.engine.state import (
     SavedRun,
@@ -24,6 +25,8 @@ from vision_ttt.engine.state import (
     save_state,
 )
 from vision_ttt.engine.tensor_files import read_tensors, write_tensors
+from vision_ttt.tasks import load_model
+from vision_ttt.tasks.images.models import data_config, model_arguments
 
 MODEL = "vittt_nano_patch4_32"
 ARGUMENTS = {"depth": 1, "embed_dim": 32, "num_heads": 1}
@@ -33,7 +36,7 @@ def _model(**more: object) -> tuple[nn.Module, ModelMetadata]:
     arguments = model_arguments(MODEL, num_classes=3, image_size=16, extra={**ARGUMENTS, **more})
     model = build_model(MODEL, arguments)
     classes = ("a", "b", "ç")
-    return model, ModelMetadata(MODEL, arguments, classes, data_config(model, 16))
+    return model, describe_classifier(MODEL, arguments, classes, data_config(model, 16))
 
 
 @pytest.fixture
@@ -48,8 +51,8 @@ def test_round_trip(tmp_path: Path) -> None:
     model, metadata = _model()
     save_weights(tmp_path / "w.safetensors", model.state_dict(), metadata)
     loaded, read = load_model(tmp_path / "w.safetensors")
-    assert read.classes == metadata.classes
-    assert tuple(read.input["input_size"]) == (3, 16, 16)
+    assert read.carried["classes"] == metadata.carried["classes"]
+    assert tuple(read.carried["input"]["input_size"]) == (3, 16, 16)
     images = torch.randn(2, 3, 16, 16)
     assert not loaded.training
     assert torch.equal(loaded(images), model.eval()(images))
@@ -111,8 +114,8 @@ def _rewrite(path: Path, change: Callable[[dict], object]) -> None:
         (lambda m: m["model_args"].update(checkpoint_path="x.pth"), "checkpoint_path"),
         (lambda m: m["model_args"].update(pretrained_cfg_overlay={"file": "x"}), "pretrained_cfg"),
         (lambda m: m["model_args"].update(nonsense=1), "nonsense"),
-        (lambda m: m.pop("classes"), "damaged"),
-        (lambda m: m.update(classes=["a"]), "damaged"),
+        (lambda m: m["carried"].pop("classes"), "damaged"),
+        (lambda m: m["carried"].update(classes=["a"]), "damaged"),
         (lambda m: m.update(format=99), "format 99"),
     ],
 )
@@ -210,5 +213,5 @@ def test_unknown_model_and_reserved_arguments() -> None:
         build_model("vittt_nano_patch4_23", {})
     with pytest.raises(ConfigError, match="nonsense"):
         build_model(MODEL, {"nonsense": 1})
-    with pytest.raises(ConfigError, match="set image_size"):
+    with pytest.raises(ConfigError, match="set data.image_size"):
         model_arguments(MODEL, num_classes=3, extra={"img_size": 64})

@@ -2,18 +2,22 @@
 
 import dataclasses
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import timm
 import torch
 import yaml
 
-from vision_ttt import recipes
-from vision_ttt.engine import ConfigError, TrainConfig
-from vision_ttt.engine.config import _RANGES, FIELDS
+from vision_ttt import recipes, tasks
+from vision_ttt.engine import ConfigError
+from vision_ttt.engine.config import section_types
+from vision_ttt.engine.section import Section, field_types
 from vision_ttt.models import create_model, is_model
 from vision_ttt.models.arguments import FUSED
 from vision_ttt.models.vittt_ablations import ABLATIONS
+from vision_ttt.recipes import change, resolve
+from vision_ttt.recipes.names import short_names
 
 FUSED_ON = dict.fromkeys(FUSED, True)
 
@@ -44,65 +48,110 @@ FUSED_ON = dict.fromkeys(FUSED, True)
         ("loader_timeout", 1e30),
         ("image_size", 10**6),
         ("noise_steps", 10**12),
-        ("repeated_augmentation", 10**12),
     ],
 )
 def test_value_out_of_range_is_named(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"{field} is .*must be"):
-        TrainConfig(**{field: value})
+        _section(field, value)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         *(("epochs", "3"), ("epochs", 1.5), ("mixup", None), ("seed", True)),
-        *(("compile", "no"), ("skip_bad", 1), ("model_args", None)),
+        *(("compile", "no"), ("skip_bad", 1), ("arguments", None)),
     ],
 )
 def test_wrong_type_is_named(field: str, value: object) -> None:
     with pytest.raises(TypeError, match=f"{field} is"):
-        TrainConfig(**{field: value})
+        _section(field, value)
+
+
+def _section(field: str, value: object) -> Section:
+    """The section of a field, with a value for it."""
+    task = next(t for t in map(tasks.find, tasks.TASKS) if field in short_names(t))
+    section, name = short_names(task)[field]
+    return section_types(task)[section](**{name: value})
 
 
 def test_values_that_do_not_go_together() -> None:
     with pytest.raises(ConfigError, match="multiple of accumulation_steps"):
-        TrainConfig(batch_size=10, accumulation_steps=3)
+        resolve({"task": "classification", "batch_size": 10, "accumulation_steps": 3})
     with pytest.raises(ConfigError, match="even"):
-        TrainConfig(batch_size=10, accumulation_steps=2, mixup=0.8)
-    with pytest.raises(ConfigError, match="warmup_epochs"):
-        TrainConfig(epochs=2, warmup_epochs=3)
+        resolve({"task": "classification", "batch_size": 10, "accumulation_steps": 2, "mixup": 0.8})
+    for task in tasks.TASKS:
+        with pytest.raises(ConfigError, match=r"repeated_augmentation is 9.* batch_size \(8\)"):
+            resolve({"task": task, "batch_size": 8, "repeated_augmentation": 9})
+    with pytest.raises(ConfigError, match="warmup"):
+        resolve({"task": "classification", "epochs": 2, "warmup": 3})
     with pytest.raises(ConfigError, match=r"color_jitter is 0\.3; beside .*'rand-m9'.* must be 0"):
-        TrainConfig(color_jitter=0.3, auto_augment="rand-m9")
-    TrainConfig(color_jitter=0.3, auto_augment="3a")
-    with pytest.raises(ConfigError, match=r"model_args is .* not JSON serializable"):
-        TrainConfig(model_args={"depth": {1, 2}})
+        resolve({"task": "classification", "color_jitter": 0.3, "auto_augment": "rand-m9"})
+    resolve({"task": "classification", "color_jitter": 0.3, "auto_augment": "3a"})
+    with pytest.raises(ConfigError, match=r"arguments is .* not JSON serializable"):
+        resolve({"task": "classification", "arguments": {"depth": {1, 2}}})
 
 
-def test_every_number_has_a_range_and_every_field_its_help() -> None:
+@pytest.mark.parametrize("task", tasks.TASKS)
+def test_every_number_has_a_range_and_every_field_its_help(task: str) -> None:
     import docstring_parser
 
-    numbers = {f.name for f in dataclasses.fields(TrainConfig) if "int" in str(f.type)}
-    numbers |= {f.name for f in dataclasses.fields(TrainConfig) if "float" in str(f.type)}
-    numbers -= {"precision", "non_finite", "sharding"}
-    assert numbers == set(_RANGES)
-    documented = docstring_parser.parse_from_object(TrainConfig)
-    assert {p.arg_name for p in documented.params if p.description} == set(FIELDS)
+    for section in section_types(tasks.find(task)).values():
+        types = field_types(section)
+        for field in dataclasses.fields(section):
+            kinds = {types[field.name], *get_args(types[field.name])}
+            assert ("accepted" in field.metadata) == bool(kinds & {int, float}), field.name
+        documented = docstring_parser.parse_from_object(section)
+        told = {p.arg_name for p in documented.params if p.description}
+        assert told >= set(types)
+
+
+def test_one_length_and_what_it_counts() -> None:
+    assert resolve({"task": "classification"}).optimisation.length == ("epochs", 300)
+    assert resolve({"task": "classification", "updates": 9}).optimisation.length == ("updates", 9)
+    with pytest.raises(ConfigError, match="epochs 3, updates 9: only one of epochs"):
+        resolve({"task": "classification", "epochs": 3, "updates": 9})
+    config = recipes.load("digits", {"units": 64_000})  # 12 epochs, of them 1 to warm up
+    assert config.optimisation.length == ("units", 64_000)
+    assert config.optimisation.warmup == pytest.approx(64_000 / 12)
+    assert config.optimisation.epochs is None
+
+
+def test_names_short_and_long() -> None:
+    given = {"epochs": 3, "model": "vittt_tiny_patch16_224", "seed": 4}
+    long = {"optimisation.epochs": 3, "model.name": "vittt_tiny_patch16_224", "run": {"seed": 4}}
+    assert recipes.load("digits", given) == recipes.load("digits", long)
+    with pytest.raises(ConfigError, match=r"unknown key 'mixupp'; nearest .*: task\.mixup"):
+        recipes.load("digits", {"mixupp": 1})
+    with pytest.raises(ConfigError, match=r"unknown key 'model\.epochs'.*optimisation\.epochs"):
+        recipes.load("digits", {"model.epochs": 1})
+    with pytest.raises(ConfigError, match=r"unknown key 'mixup'; nearest of task diffusion"):
+        recipes.load("digits-diffusion", {"mixup": 1})
+    with pytest.raises(ConfigError, match="names no task; set task to one of classification, diff"):
+        resolve({"epochs": 1})
+    with pytest.raises(ConfigError, match="unknown task 'detection'"):
+        resolve({"task": "detection"})
+
+
+def test_sections_of_another_task_are_refused() -> None:
+    config = resolve({"task": "classification"})
+    with pytest.raises(TypeError, match="data is a RunSection; ImageData is needed"):
+        dataclasses.replace(config, data=config.run)
 
 
 @pytest.mark.parametrize("name", recipes.available())
 def test_packaged_recipe_loads(name: str) -> None:
     stages = recipes.load_stages(name)
     for stage, config in stages.items():
-        assert is_model(config.model)
+        assert is_model(config.model.name)
         with torch.device("meta"):
-            create_model(config.model, **config.model_args)
-        if config.model.startswith("vittt_"):
+            create_model(config.model.name, **config.model.arguments)
+        if config.model.name.startswith("vittt_"):
             # Checkpointed, an MLP keeps nothing that fusing it could spare.
-            switches = ("fused",) if config.gradient_checkpointing else FUSED
-            assert config.model_args == dict.fromkeys(switches, True)
-        assert Path(config.output) == Path("runs", name, stage)
+            switches = ("fused",) if config.machine.gradient_checkpointing else FUSED
+            assert config.model.arguments == dict.fromkeys(switches, True)
+        assert Path(config.run.output) == Path("runs", name, stage)
     text = (Path(recipes.__file__).parent / f"{name}.yaml").read_text(encoding="utf-8")
-    header = text[: text.index("\nmodel:")]
+    header = text[: text.index("\ntask:")]
     assert f"train {name}" in header
     assert "hardware:" in header
     assert "result:" in header
@@ -111,12 +160,12 @@ def test_packaged_recipe_loads(name: str) -> None:
 
 def test_stages_begin_where_the_one_before_ended() -> None:
     first, second, third = recipes.load_stages("three-stage", {"seed": 7}).values()
-    assert [each.image_size for each in (first, second, third)] == [128, 224, 224]
-    assert [each.epochs for each in (first, second, third)] == [300, 100, 20]
-    assert first.initial_weights is None
+    assert [each.data.image_size for each in (first, second, third)] == [128, 224, 224]
+    assert [each.optimisation.epochs for each in (first, second, third)] == [300, 100, 20]
+    assert first.model.initial_weights is None
     for before, after in ((first, second), (second, third)):
-        assert after.initial_weights == f"{before.output}/last.safetensors"
-    assert {each.seed for each in (first, second, third)} == {7}
+        assert after.model.initial_weights == f"{before.run.output}/last.safetensors"
+    assert {each.run.seed for each in (first, second, third)} == {7}
     with pytest.raises(ConfigError, match=r"several stages: pretrain-128, train-224"):
         recipes.load("three-stage")
 
@@ -125,20 +174,20 @@ def test_stages_begin_where_the_one_before_ended() -> None:
 @pytest.mark.parametrize("ablation", ABLATIONS)
 def test_every_ablation_of_a_recipe(base: str, ablation: str) -> None:
     plain, config = recipes.load(base), recipes.load(f"{base}+{ablation}")
-    assert config.output == f"runs/{base}+{ablation}"
-    arguments = {**plain.model_args, **ABLATIONS[ablation].keywords}
-    assert config == dataclasses.replace(plain, model_args=arguments, output=config.output)
+    assert config.run.output == f"runs/{base}+{ablation}"
+    arguments = {**plain.model.arguments, **ABLATIONS[ablation].keywords}
+    assert config == change(plain, {"arguments": arguments, "output": config.run.output})
     with torch.device("meta"):
-        timm.create_model(config.model, **config.model_args)
+        timm.create_model(config.model.name, **config.model.arguments)
 
 
 def test_recipe_from_a_file_with_overrides(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("epochs: 5\nlearning_rate: 1e-4\nwarmup_epochs: 0\n")
+    path.write_text("task: classification\noptimisation: {epochs: 5, learning_rate: 1e-4}\n")
     config = recipes.load(str(path), {"epochs": 7})
     # PyYAML reads 1e-4, without a point, as text.
-    assert (config.epochs, config.learning_rate) == (7, 1e-4)
-    path.write_text(yaml.safe_dump(dataclasses.asdict(config)))
+    assert (config.optimisation.epochs, config.optimisation.learning_rate) == (7, 1e-4)
+    path.write_text(yaml.safe_dump(config.as_dict()))
     assert recipes.load(str(path)) == config
 
 
@@ -154,33 +203,37 @@ def test_recipe_from_a_file_with_overrides(tmp_path: Path) -> None:
     ],
 )
 def test_model_args_add_to_the_recipes(recipe: str, overrides: dict, expected: dict) -> None:
-    assert recipes.load(recipe, {"model_args": overrides}).model_args == expected
+    assert recipes.load(recipe, {"arguments": overrides}).model.arguments == expected
 
 
 def test_model_args_add_up_over_recipe_stage_and_overrides(tmp_path: Path) -> None:
     path = tmp_path / "staged.yaml"
-    stages = {"one": {"model_args": {"depth": 2}}, "two": {"model_args": {"design": None}}}
-    path.write_text(yaml.safe_dump({"model_args": {"design": "dual"}, "stages": stages}))
-    one, two = recipes.load_stages(str(path), {"model_args": {"num_heads": 6}}).values()
-    assert one.model_args == {"design": "dual", "depth": 2, "num_heads": 6}
-    assert two.model_args == {"num_heads": 6}
+    stages = {
+        "one": {"model": {"arguments": {"depth": 2}}},
+        "two": {"model": {"arguments": {"design": None}}},
+    }
+    recipe = {"task": "classification", "model": {"arguments": {"design": "dual"}}}
+    path.write_text(yaml.safe_dump({**recipe, "stages": stages}))
+    one, two = recipes.load_stages(str(path), {"arguments": {"num_heads": 6}}).values()
+    assert one.model.arguments == {"design": "dual", "depth": 2, "num_heads": 6}
+    assert two.model.arguments == {"num_heads": 6}
 
 
 def test_fewer_epochs_take_the_warm_up_with_them(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    assert recipes.load("folder", {"epochs": 2}).warmup_epochs == 0.2  # 3 of 30
-    assert "warmup_epochs: 0.2 instead of the recipe's 3, as epochs are 2 instead of" in caplog.text
+    assert recipes.load("folder", {"epochs": 2}).optimisation.warmup == 0.2  # 3 of 30
+    assert "warmup: 0.2 instead of the recipe's 3, as epochs are 2 instead of" in caplog.text
     caplog.clear()
-    assert recipes.load("folder", {"epochs": 60}).warmup_epochs == 3
-    assert recipes.load("folder", {"epochs": 2, "warmup_epochs": 1}).warmup_epochs == 1
+    assert recipes.load("folder", {"epochs": 60}).optimisation.warmup == 3
+    assert recipes.load("folder", {"epochs": 2, "warmup": 1}).optimisation.warmup == 1
     assert not caplog.text
-    with pytest.raises(ConfigError, match=r"warmup_epochs is 3.* at most epochs \(2\)"):
-        recipes.load("folder", {"epochs": 2, "warmup_epochs": 3})
+    with pytest.raises(ConfigError, match=r"warmup is 3.* at most epochs \(2\)"):
+        recipes.load("folder", {"epochs": 2, "warmup": 3})
     stages = recipes.load_stages("three-stage", {"epochs": 10}).values()
-    assert [stage.warmup_epochs for stage in stages] == [0.166667, 0.5, 2.5]
+    assert [stage.optimisation.warmup for stage in stages] == [0.166667, 0.5, 2.5]
 
 
-_BOMB = b"model_args:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + b"".join(
+_BOMB = b"model:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + b"".join(
     b"  %c: &%c [%s]\n" % (98 + i, 98 + i, b", ".join([b"*%c" % (97 + i)] * 9)) for i in range(9)
 )
 
@@ -188,20 +241,24 @@ _BOMB = b"model_args:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + b"".join(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"epochs: 3\nmodel: \xff", "not a text in UTF-8: byte 17 is 0xff"),
+        (b"run: 3\nmodel: \xff", "not a text in UTF-8: byte 14 is 0xff"),
         (b"a: " + b"[" * 100_000, "nested too deeply"),
-        (b"model_args: " + b"{a: " * 3000 + b"1" + b"}" * 3000, "nested too deeply"),
-        (b"model_args: &a {x: *a}", "nested too deeply"),
+        (b"model: " + b"{a: " * 3000 + b"1" + b"}" * 3000, "nested too deeply"),
+        (b"model: &a {x: *a}", "nested too deeply"),
         (_BOMB, "holds more than 10,000 values"),
-        (b"epochs: 3\nepochs: 4", "the key 'epochs' comes twice"),
-        (b"model_args: {depth: 1, depth: 2}", "the key 'depth' comes twice"),
+        (b"run: {}\nrun: {}", "the key 'run' comes twice"),
+        (b"model: {arguments: {depth: 1, depth: 2}}", "the key 'depth' comes twice"),
         (b"? [a]\n: 1", "unhashable key"),
         (b"seed: 2020-13-45", "not YAML"),
-        (b"epochs: \0", "not YAML"),
-        (b"model_args: null", "model_args is None"),
-        (b"model_args: {a: 2020-01-01}", "not JSON serializable"),
-        (b"stages: {1: {}}", "1 cannot be the name of a stage"),
-        (b"stages: {../up: {}}", "cannot be the name of a stage"),
+        (b"run: \0", "not YAML"),
+        (b"task: classification\nmodel: {arguments: null}", "arguments.*None"),
+        (b"task: classification\nmodel: null", "must map model to fields and values, got NoneType"),
+        (b"task: classification\nepochs: 3", "'epochs' outside its section; write it below optim"),
+        (b"model: vittt_tiny_patch16_224", "names no task"),
+        (b"task: 3", "unknown task 3"),
+        (b"task: classification\nmodel: {arguments: {a: 2020-01-01}}", "not JSON serializable"),
+        (b"task: classification\nstages: {1: {}}", "1 cannot be the name of a stage"),
+        (b"task: classification\nstages: {../up: {}}", "cannot be the name of a stage"),
     ],
 )
 def test_hostile_recipes_are_explained(content: bytes, told: str, tmp_path: Path) -> None:
@@ -213,9 +270,13 @@ def test_hostile_recipes_are_explained(content: bytes, told: str, tmp_path: Path
 
 def test_a_recipe_may_use_an_anchor(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("stages:\n  a: &x {epochs: 30}\n  b: {<<: *x, seed: 1}\n")
+    path.write_text(
+        "task: classification\nstages:\n"
+        "  a: &x {optimisation: {epochs: 30}}\n  b: {<<: *x, run: {seed: 1}}\n"
+    )
     one, two = recipes.load_stages(str(path)).values()
-    assert (one.epochs, one.seed, two.epochs, two.seed) == (30, 0, 30, 1)
+    assert (one.optimisation.epochs, one.run.seed) == (30, 0)
+    assert (two.optimisation.epochs, two.run.seed) == (30, 1)
 
 
 def test_bad_recipes_are_explained(tmp_path: Path) -> None:
@@ -224,19 +285,19 @@ def test_bad_recipes_are_explained(tmp_path: Path) -> None:
         recipes.load(str(path))
     with pytest.raises(ConfigError, match=r"unknown recipe 'digitz'.*digits.*folder"):
         recipes.load("digitz")
-    path.write_text("epohcs: 3")
-    with pytest.raises(ConfigError, match=r"'epohcs'; nearest: epochs"):
+    path.write_text("task: classification\noptimisation: {epohcs: 3}")
+    with pytest.raises(ConfigError, match=r"'optimisation.epohcs'; .*: optimisation.epochs"):
         recipes.load(str(path))
-    path.write_text("epochs: many\nwarmup_epochs: 0")
+    path.write_text("task: classification\noptimisation: {epochs: many}")
     with pytest.raises(ConfigError, match=r"epochs.*many"):
         recipes.load(str(path))
     with pytest.raises(ConfigError, match=r"unknown ablation 'duel'; known are .*dual"):
         recipes.load("digits+duel")
-    path.write_text("stages: {one: {epohcs: 3}}")
-    with pytest.raises(ConfigError, match=r"stage one.*'epohcs'; nearest: epochs"):
+    path.write_text("task: classification\nstages: {one: {optimisation: {epohcs: 3}}}")
+    with pytest.raises(ConfigError, match=r"stage one.*'optimisation.epohcs'; .*: optimis"):
         recipes.load(str(path))
-    path.write_text("stages: []")
-    with pytest.raises(ConfigError, match="stages must map names to fields"):
+    path.write_text("task: classification\nstages: []")
+    with pytest.raises(ConfigError, match="stages must map names to sections"):
         recipes.load(str(path))
     path.write_text("- epochs")
     with pytest.raises(ConfigError, match="must map"):

@@ -1,6 +1,5 @@
 """What damage must not do: crash a report, lose a former run, or pass for a result."""
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -13,10 +12,11 @@ from safetensors.torch import load_file, save_file
 from vision_ttt.cli.main import main
 from vision_ttt.cli.run_report import _decodable, write_run_report
 from vision_ttt.data import DatasetError, ImageError
-from vision_ttt.engine import TrainConfig, train
-from vision_ttt.engine.checkpoint import load_model
+from vision_ttt.engine import train
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.errors import nearest
+from vision_ttt.recipes import change, resolve
+from vision_ttt.tasks import load_model
 
 Fields = Callable[..., dict]
 
@@ -26,7 +26,7 @@ def _truncate(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mixup", [0.0, 0.5])
-def test_batches_of_bad_images_are_passed_over(
+def test_batches_of_damaged_items_are_passed_over(
     tiny_fields: Fields, image_folder: Path, mixup: float
 ) -> None:
     """Whole batches in training and in test, and one that mixup finds a single image in."""
@@ -35,24 +35,24 @@ def test_batches_of_bad_images_are_passed_over(
     for index in range(3):
         _truncate(image_folder / "val" / "dark" / f"{index}.png")
     fields = tiny_fields(batch_size=2, mixup=mixup, skip_bad=True)
-    result = train(TrainConfig(**fields))
+    result = train(resolve(fields))
     assert len(result.evaluation.targets) == 5
-    assert result.metrics["epochs"][-1]["update"] == 16  # 8 updates an epoch, as without damage
-    assert all(row["train_loss"] > 0 for row in result.metrics["epochs"])
+    assert result.metrics["history"][-1]["update"] == 16  # 8 updates an epoch, as without damage
+    assert all(row["train_loss"] > 0 for row in result.metrics["history"])
 
 
 def test_a_training_set_without_a_good_image(tiny_fields: Fields, image_folder: Path) -> None:
     for path in (image_folder / "train").rglob("*.png"):
         _truncate(path)
     with pytest.raises(DatasetError, match="not one image of the training set decodes"):
-        train(TrainConfig(**tiny_fields(skip_bad=True)))
+        train(resolve(tiny_fields(skip_bad=True)))
 
 
 def test_the_report_shows_each_image_under_its_own_title(
     tiny_fields: Fields, image_folder: Path
 ) -> None:
     _truncate(image_folder / "val" / "dark" / "0.png")
-    result = train(TrainConfig(**tiny_fields(epochs=1, skip_bad=True)))
+    result = train(resolve(tiny_fields(epochs=1, skip_bad=True)))
     places = _decodable(result)
     assert list(places) == [1, 2, 3, 4, 5, 6, 7]
     targets = [result.test_images[place][1] for place in places]
@@ -61,7 +61,7 @@ def test_the_report_shows_each_image_under_its_own_title(
 
 
 def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path) -> None:
-    config = TrainConfig(**tiny_fields(epochs=1))
+    config = resolve(tiny_fields(epochs=1))
     result = train(config)
     write_run_report(result)
     run_dir = result.run_dir
@@ -76,7 +76,7 @@ def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path
     assert not (run_dir / "report.html").exists()
     assert not (run_dir / "last.safetensors").exists()
     path.write_bytes(whole)
-    train(dataclasses.replace(config, seed=1), overwrite=True)
+    train(change(config, {"seed": 1}), overwrite=True)
     assert (run_dir / "last.safetensors").read_bytes() != weights
 
 
@@ -93,7 +93,7 @@ def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path
     ids=str,
 )
 def test_damaged_input_metadata(tiny_fields: Fields, change: dict) -> None:
-    path = train(TrainConfig(**tiny_fields(epochs=1))).run_dir / "last.safetensors"
+    path = train(resolve(tiny_fields(epochs=1))).run_dir / "last.safetensors"
     with safe_open(path, "pt") as file:
         metadata = json.loads(file.metadata()["vision_ttt"])
     metadata["input"] |= change
@@ -105,7 +105,7 @@ def test_damaged_input_metadata(tiny_fields: Fields, change: dict) -> None:
 def test_weights_that_are_not_finite_predict_nothing(
     tiny_fields: Fields, image_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = train(TrainConfig(**tiny_fields(epochs=1))).run_dir / "last.safetensors"
+    path = train(resolve(tiny_fields(epochs=1))).run_dir / "last.safetensors"
     with safe_open(path, "pt") as file:
         metadata = {"vision_ttt": file.metadata()["vision_ttt"]}
     weights = load_file(path)
@@ -122,10 +122,10 @@ def test_a_folder_of_one_class(tiny_fields: Fields, image_folder: Path) -> None:
     single = image_folder / "train"
     shutil.rmtree(single / "light")
     with pytest.raises(DatasetError, match=r"one class folder, dark; at least 2"):
-        train(TrainConfig(**tiny_fields(dataset=str(single))))
+        train(resolve(tiny_fields(dataset=str(single))))
 
 
 def test_nearest_is_short_and_looks_among_names_that_begin_alike() -> None:
     assert nearest("zzz", [f"name{i:02}" for i in range(50)]).endswith("name11, …")
     with pytest.raises(ValueError, match="nearest: vittt_"):
-        train(TrainConfig(model="vittt_tni"))
+        train(resolve({"task": "classification", "model": "vittt_tni"}))

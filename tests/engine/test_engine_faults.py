@@ -1,6 +1,5 @@
 """NaN, infinity and a full disk stop a run; the message names the place, the checkpoint stays."""
 
-import dataclasses
 import errno
 import itertools
 import json
@@ -23,8 +22,7 @@ from torch.utils.data import get_worker_info
 from vision_ttt.cli.main import main
 from vision_ttt.data import LoaderError, open_dataset
 from vision_ttt.data.sources import FolderImages
-from vision_ttt.engine import NonFiniteError, TrainConfig, load_model, train
-from vision_ttt.engine.building import data_config
+from vision_ttt.engine import NonFiniteError, TrainConfig, train
 from vision_ttt.engine.faults import find_non_finite, stop_on_signals
 from vision_ttt.engine.inputs import dataset_spec, transformed
 from vision_ttt.engine.logs import RunLog
@@ -33,6 +31,9 @@ from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import TrainState, read_state
 from vision_ttt.engine.step import Outcome, Step
 from vision_ttt.layers import TTTLinear
+from vision_ttt.recipes import change, resolve
+from vision_ttt.tasks import load_model
+from vision_ttt.tasks.images.models import data_config
 
 Fields = Callable[..., dict]
 
@@ -104,27 +105,27 @@ def test_training_stops_at_the_step_and_keeps_the_checkpoint(
     tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     _poison(monkeypatch, kind, {5})  # the second update of the second epoch
-    config = TrainConfig(**tiny_fields())
+    config = resolve(tiny_fields())
     with pytest.raises(NonFiniteError, match=r"last\.safetensors") as caught:
         train(config)
     assert (caught.value.update, caught.value.epoch) == (5, 1)
     assert "blocks.0.mixer.ttt" in caught.value.where
-    model, metadata = load_model(Path(config.output) / "last.safetensors")
+    model, metadata = load_model(Path(config.run.output) / "last.safetensors")
     assert metadata.update == 4
     assert all(torch.isfinite(weight).all() for weight in model.parameters())
     monkeypatch.undo()
-    assert len(train(config, resume=True).metrics["epochs"]) == 2
+    assert len(train(config, resume=True).metrics["history"]) == 2
 
 
 def test_the_batch_is_saved_for_replay(
     tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = TrainConfig(**tiny_fields(accumulation_steps=2))
+    config = resolve(tiny_fields(accumulation_steps=2))
     with monkeypatch.context() as patch:
         _poison(patch, "output", {11})  # the second half of update 5
         with pytest.raises(NonFiniteError, match=r"update 5 .*saved as .*non-finite"):
             train(config)
-    (path,) = (Path(config.output) / "non-finite").iterdir()
+    (path,) = (Path(config.run.output) / "non-finite").iterdir()
     weights, passes, told = replay(path)
     assert (told["update"], told["epoch"], told["config"]["seed"]) == (5, 1, 0)
     assert "blocks.0.mixer.ttt" in told["where"]
@@ -141,7 +142,7 @@ def test_the_batch_is_saved_for_replay(
         assert torch.equal(image, expected)
         assert target == label
     # The weights are those the batch met: one update after the checkpoint.
-    checkpointed = read_state(checkpoints(Path(config.output))[0])
+    checkpointed = read_state(checkpoints(Path(config.run.output))[0])
     assert checkpointed.state.update == 4
     assert weights.keys() == checkpointed.model.keys()
     assert not torch.equal(weights["head.weight"], checkpointed.model["head.weight"])
@@ -153,10 +154,10 @@ def test_the_batch_is_saved_for_replay(
 def test_updates_may_be_skipped_which_leaves_everything_as_it_was(
     tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = TrainConfig(**tiny_fields(non_finite="skip", ema_decay=0.9, checkpoint_every=1))
+    config = resolve(tiny_fields(non_finite="skip", ema_decay=0.9, checkpoint_every=1))
     with monkeypatch.context() as patch:
         _poison(patch, "gradient", {3, 5})
-        result = train(dataclasses.replace(config, keep_checkpoints=8))
+        result = train(change(config, {"keep_checkpoints": 8}))
     assert result.metrics["skipped_updates"] == [3, 5]
     assert "skipped update 5" in caplog.text
     saved = [read_state(path) for path in reversed(checkpoints(result.run_dir))]
@@ -167,7 +168,7 @@ def test_updates_may_be_skipped_which_leaves_everything_as_it_was(
         for part in ("model", "average", "moments"):
             one, other = getattr(before, part), getattr(after, part)
             assert all(torch.equal(one[name], other[name]) for name in one) == same
-    assert all(row["train_loss"] < 10 for row in result.metrics["epochs"])
+    assert all(row["train_loss"] < 10 for row in result.metrics["history"])
 
 
 @pytest.mark.parametrize(("batch_size", "last"), [(4, 5), (1, 11)])
@@ -175,13 +176,13 @@ def test_skipping_ends_after_ten_in_a_row_or_an_epochs_updates(
     tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch, batch_size: int, last: int
 ) -> None:
     _poison(monkeypatch, "output", range(2, 100))
-    config = TrainConfig(**tiny_fields(non_finite="skip", epochs=10, batch_size=batch_size))
+    config = resolve(tiny_fields(non_finite="skip", epochs=10, batch_size=batch_size))
     with pytest.raises(NonFiniteError, match=f"update {last} "):
         train(config)
 
 
 def _last(config: TrainConfig) -> Path:
-    return Path(config.output) / "last.safetensors"
+    return Path(config.run.output) / "last.safetensors"
 
 
 def test_nan_before_any_checkpoint(tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,20 +195,20 @@ def test_nan_before_any_checkpoint(tiny_fields: Fields, monkeypatch: pytest.Monk
 
     original = loading.collate
     monkeypatch.setattr(loading, "collate", poisoned)
-    config = TrainConfig(**tiny_fields())
+    config = resolve(tiny_fields())
     with pytest.raises(NonFiniteError, match=r"update 0 .*input images.*no checkpoint yet"):
         train(config)
-    assert not (Path(config.output) / "last.safetensors").exists()
+    assert not (Path(config.run.output) / "last.safetensors").exists()
 
 
 def test_full_disk_keeps_the_last_checkpoint(
     tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = TrainConfig(**tiny_fields())
+    config = resolve(tiny_fields())
     original = os.fsync
 
     def full(descriptor: int) -> None:
-        if (Path(config.output) / "metrics.json").exists():  # the last file of the first epoch
+        if (Path(config.run.output) / "metrics.json").exists():  # the last file of the first epoch
             raise OSError(errno.ENOSPC, "No space left on device")
         original(descriptor)
 
@@ -215,10 +216,10 @@ def test_full_disk_keeps_the_last_checkpoint(
     with pytest.raises(OSError, match=r"No space left.*former content is kept.*last\.safetensors"):
         train(config)
     monkeypatch.undo()
-    run = Path(config.output)
+    run = Path(config.run.output)
     assert load_model(run / "last.safetensors")[1].update == 4
     assert not [path for path in run.rglob("*") if path.name.endswith(".part")]
-    assert len(train(config, resume=True).metrics["epochs"]) == 2
+    assert len(train(config, resume=True).metrics["history"]) == 2
 
 
 _UNDER_A_LIMIT = """
@@ -232,15 +233,15 @@ sys.exit(main(["train", sys.argv[2], "--resume"]))
 
 def test_the_system_refuses_to_write_on(tiny_fields: Fields, tmp_path: Path) -> None:
     """Half of a checkpoint is written when the system says no; the one before is whole."""
-    whole = train(TrainConfig(**tiny_fields(output=str(tmp_path / "whole"), epochs=3)))
-    config = TrainConfig(**tiny_fields(epochs=3))
+    whole = train(resolve(tiny_fields(output=str(tmp_path / "whole"), epochs=3)))
+    config = resolve(tiny_fields(epochs=3))
     with pytest.MonkeyPatch.context() as patch:
         _poison(patch, "output", {6})
         with pytest.raises(NonFiniteError):
             train(config)
-    (checkpoint,) = checkpoints(Path(config.output))
+    (checkpoint,) = checkpoints(Path(config.run.output))
     limit = str(checkpoint.stat().st_size // 2)
-    recipe = str(Path(config.output) / "config.yaml")
+    recipe = str(Path(config.run.output) / "config.yaml")
     process = subprocess.run(
         [sys.executable, "-c", _UNDER_A_LIMIT, limit, recipe],
         capture_output=True,
@@ -251,8 +252,8 @@ def test_the_system_refuses_to_write_on(tiny_fields: Fields, tmp_path: Path) -> 
     assert "File too large (nothing was written)" in process.stderr
     assert "checkpoints/update-000000008" in process.stderr
     assert "Traceback" not in process.stderr
-    assert checkpoints(Path(config.output)) == [checkpoint]
-    assert not list(Path(config.output).rglob("*.part"))
+    assert checkpoints(Path(config.run.output)) == [checkpoint]
+    assert not list(Path(config.run.output).rglob("*.part"))
     resumed = train(config, resume=True)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name])
@@ -299,7 +300,7 @@ def test_a_worker_that_dies_is_told(tiny_fields: Fields, monkeypatch: pytest.Mon
     original = FolderImages.__getitem__
     monkeypatch.setattr(FolderImages, "__getitem__", killed)
     with pytest.raises(LoaderError, match="worker process died"):
-        train(TrainConfig(**tiny_fields(num_workers=1)))
+        train(resolve(tiny_fields(num_workers=1)))
 
 
 def test_second_interrupt_is_immediate() -> None:
@@ -324,7 +325,9 @@ def test_full_disk_under_tensorboard_is_named(
 
     state = TrainState(update=1, images=1, epoch_seconds=1.0)
     outcome = Outcome(loss_sum=1.0, images=1, gradient_norm=1.0, stop_votes=0.0, passes=())
-    with RunLog(tmp_path, TrainConfig(), torch.device("cpu"), state, 1, False) as log:
+    with RunLog(
+        tmp_path, resolve({"task": "classification"}), torch.device("cpu"), state, 1, False
+    ) as log:
         monkeypatch.setattr(log.events, "add_scalar", full)
         with pytest.raises(OSError, match=r"No space left.*tensorboard"):
             log.update(state, outcome, 1e-3)
@@ -333,18 +336,18 @@ def test_full_disk_under_tensorboard_is_named(
 def test_a_run_folder_that_vanishes_is_named_without_a_traceback_from_a_thread(
     tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = TrainConfig(**tiny_fields())
+    config = resolve(tiny_fields())
     from_threads: list[object] = []
     monkeypatch.setattr(threading, "excepthook", from_threads.append)
     original, updates = Step.__call__, itertools.count(1)
 
     def vanishing(self: Step, *inputs: object) -> Outcome:
         if next(updates) == 3:
-            shutil.rmtree(config.output)
+            shutil.rmtree(config.run.output)
         return original(self, *inputs)
 
     monkeypatch.setattr(Step, "__call__", vanishing)
     with pytest.raises(OSError, match=r"the folder is gone.*/run/"):
         train(config)
     assert not from_threads
-    assert not Path(config.output).exists()
+    assert not Path(config.run.output).exists()

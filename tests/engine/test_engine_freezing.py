@@ -6,8 +6,10 @@ import pytest
 import timm
 import torch
 
-from vision_ttt.engine import ConfigError, TrainConfig, load_model, train
+from vision_ttt.engine import ConfigError, train
 from vision_ttt.engine.freezing import freeze_layers, training_mode
+from vision_ttt.recipes import resolve
+from vision_ttt.tasks import load_model
 
 Fields = Callable[..., dict]
 SHAPE = {"depth": 3, "embed_dim": 32, "num_heads": 1}
@@ -25,7 +27,7 @@ SHAPE = {"depth": 3, "embed_dim": 32, "num_heads": 1}
 def test_what_is_frozen_is_left_bit_for_bit(
     tiny_fields: Fields, layers: int | str, frozen: tuple[str, ...]
 ) -> None:
-    source = train(TrainConfig(**tiny_fields(epochs=1, model_args=SHAPE)))
+    source = train(resolve(tiny_fields(epochs=1, model_args=SHAPE)))
     start = {name: weight.clone() for name, weight in source.model.state_dict().items()}
     fields = tiny_fields(
         model_args=SHAPE,
@@ -33,9 +35,9 @@ def test_what_is_frozen_is_left_bit_for_bit(
         frozen_layers=layers,
         layer_decay=0.8,
         initial_weights=str(source.run_dir / "last.safetensors"),
-        warmup_epochs=0,
+        warmup=0,
     )
-    tuned = train(TrainConfig(**fields), overwrite=True)
+    tuned = train(resolve(fields), overwrite=True)
     assert (tuned.run_dir / "former").exists()
     for name, weight in tuned.model.state_dict().items():
         assert torch.equal(weight, start[name]) == name.startswith(frozen or ("none",)), name

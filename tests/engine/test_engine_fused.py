@@ -12,7 +12,7 @@ from torch import nn
 
 from tolerances import assert_close
 from vision_ttt.cli.main import main
-from vision_ttt.engine import ConfigError, TrainConfig, TrainResult, load_model, train
+from vision_ttt.engine import ConfigError, TrainConfig, TrainResult, train
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.tensor_files import read_tensors, write_tensors
 from vision_ttt.explain import trace_layers
@@ -20,6 +20,8 @@ from vision_ttt.layers import SwiGLU, TTTLinear
 from vision_ttt.models import create_model
 from vision_ttt.models.arguments import FUSED, architecture
 from vision_ttt.models.vittt_ablations import ABLATIONS
+from vision_ttt.recipes import change, resolve
+from vision_ttt.tasks import load_model
 
 Fields = Callable[..., dict]
 Said = pytest.CaptureFixture[str]
@@ -29,14 +31,14 @@ WEIGHTS = "last.safetensors"
 @pytest.fixture
 def config(tiny_fields: Fields) -> TrainConfig:
     fields = tiny_fields(epochs=1)
-    assert all(fields["model_args"][name] for name in FUSED)
-    fields["model_args"]["mlp_ratio"] = 2.0  # of this width the kernels serve
-    return TrainConfig(**fields)
+    assert all(fields["arguments"][name] for name in FUSED)
+    fields["arguments"]["mlp_ratio"] = 2.0  # of this width the kernels serve
+    return resolve(fields)
 
 
 def _unfused(config: TrainConfig, **changes: object) -> TrainConfig:
     arguments = architecture(config.model_args)
-    return dataclasses.replace(config, model_args=arguments, **changes)
+    return change(config, {"arguments": arguments, **changes})
 
 
 def _hook_runs(model: nn.Module) -> bool:
@@ -72,7 +74,7 @@ def test_a_run_trains_fused_layers_and_leaves_a_model_without(
 
 def _check_same_training(one: TrainResult, two: TrainResult, tolerance: float) -> None:
     losses = (
-        torch.tensor([row["train_loss"] for row in result.metrics["epochs"]])
+        torch.tensor([row["train_loss"] for row in result.metrics["history"]])
         for result in (one, two)
     )
     assert_close(*losses, tolerance)
@@ -94,20 +96,20 @@ def _check_same_training(one: TrainResult, two: TrainResult, tolerance: float) -
 def test_it_is_the_training_of_the_parts(
     config: TrainConfig, tmp_path: Path, options: dict, tolerance: float
 ) -> None:
-    config = dataclasses.replace(config, **options)
+    config = change(config, {**options})
     parts = train(_unfused(config, output=str(tmp_path / "parts")))
     _check_same_training(train(config), parts, tolerance)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["fused first", "fused then"])
 def test_a_run_goes_on_with_the_switches_set_otherwise(config: TrainConfig, first: bool) -> None:
-    config = dataclasses.replace(config, epochs=2)
+    config = change(config, {"epochs": 2})
     before, after = (config, _unfused(config)) if first else (_unfused(config), config)
     run_dir = train(before).run_dir
     checkpoints(run_dir)[0].unlink()
     result = train(after, resume=True)
-    assert [row["epoch"] for row in result.metrics["epochs"]] == [1, 2]
-    another = dataclasses.replace(after, model_args={**after.model_args, "depth": 2})
+    assert [row["epoch"] for row in result.metrics["history"]] == [1, 2]
+    another = change(after, {"arguments": {**after.model_args, "depth": 2}})
     with pytest.raises(ConfigError, match=r"cannot be resumed .*: model_args \{'depth': 1"):
         train(another, resume=True)
 
@@ -117,7 +119,7 @@ def old_checkpoint(config: TrainConfig, tmp_path: Path) -> Path:
     """Weights whose metadata holds the switches, as former versions wrote them."""
     weights, text = read_tensors(train(config).run_dir / WEIGHTS)
     told = json.loads(text)
-    told["model_args"] |= dict.fromkeys(FUSED, True)
+    told["arguments"] |= dict.fromkeys(FUSED, True)
     write_tensors(tmp_path / "old.safetensors", weights, json.dumps(told))
     return tmp_path / "old.safetensors"
 
@@ -140,7 +142,7 @@ def test_every_command_takes_the_checkpoint(
     for name in ("folder", "model.pt2"):
         assert main(["export", checkpoint, str(tmp_path / name)]) == 0
     told = json.loads((tmp_path / "folder" / "config.json").read_text())
-    assert not set(FUSED) & set(told["model_args"])
+    assert not set(FUSED) & set(told["arguments"])
     assert "fused" not in capsys.readouterr().err
 
 
@@ -167,8 +169,8 @@ def test_fine_tuning_minds_no_switch(
 @pytest.mark.parametrize(
     ("flags", "flagged"),
     [
-        (["--model-args.inner_model", "mlp"], ["fused"]),
-        (["--model-args.design", "gating"], ["fused"]),
+        (["--arguments.inner_model", "mlp"], ["fused"]),
+        (["--arguments.design", "gating"], ["fused"]),
         (["--model", "deit_tiny_patch16_224"], ["fused", "fused_mlp"]),
         (["--model", "vit3_tiny_patch16_224"], ["fused", "fused_mlp"]),
         (["--model", "vittt_tiny_gating_patch16_224"], ["fused"]),
@@ -180,9 +182,9 @@ def test_what_cannot_be_fused_names_the_way_out(
     argv = ["train", "digits", "--output", str(tmp_path / "run"), *flags]
     assert main(argv) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    remedy = " ".join(f"--model-args.{name} null" for name in flagged)
+    remedy = " ".join(f"--arguments.{name} null" for name in flagged)
     assert said.endswith(f"; it trains without {' and '.join(flagged)}: {remedy}")
-    assert main([*argv, *remedy.split(), "--model-args.drop_rate", "2"]) == 2
+    assert main([*argv, *remedy.split(), "--arguments.drop_rate", "2"]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert "drop_rate" in said
     assert "it trains without" not in said
@@ -204,5 +206,5 @@ def test_compiled_training(
     eager = train(config)
     compile_as = functools.partial(torch.compile, backend="aot_eager")  # Inductor takes minutes
     monkeypatch.setattr("vision_ttt.engine.step.torch.compile", compile_as)
-    compiled = train(dataclasses.replace(config, compile=True, output=str(tmp_path / "compiled")))
+    compiled = train(change(config, {"compile": True, "output": str(tmp_path / "compiled")}))
     _check_same_training(eager, compiled, 1e-4)

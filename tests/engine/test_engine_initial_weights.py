@@ -9,9 +9,10 @@ import timm
 import torch
 from torch import nn
 
+from described_models import describe_classifier
 from vision_ttt.engine import ConfigError
 from vision_ttt.engine.building import build_model
-from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
+from vision_ttt.engine.checkpoint import save_weights
 from vision_ttt.engine.initial_weights import start_from
 from vision_ttt.engine.state import SavedRun, TrainState, save_state
 from vision_ttt.engine.tensor_files import write_tensors
@@ -24,7 +25,7 @@ def _weights(path: Path, **arguments: object) -> tuple[Path, nn.Module]:
     """A file of a small model's weights, of three classes on 16 × 16 pixels."""
     arguments = {"num_classes": 3, "img_size": 16, **SMALL, **arguments}
     model = build_model(NANO, arguments)
-    metadata = ModelMetadata(NANO, arguments, ("a", "b", "c"), {"input_size": (3, 16, 16)})
+    metadata = describe_classifier(NANO, arguments, ("a", "b", "c"), {"input_size": (3, 16, 16)})
     save_weights(path, model.state_dict(), metadata)
     return path, model
 

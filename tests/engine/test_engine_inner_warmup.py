@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from vision_ttt.engine import TrainConfig, train
+from vision_ttt.engine import train
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.optimisation import make_inner_warmup
 from vision_ttt.engine.step import Step
 from vision_ttt.layers import TTTMLP, TTTLinear
+from vision_ttt.recipes import resolve
 
 Fields = Callable[..., dict[str, Any]]
 MLP = {"depth": 1, "embed_dim": 32, "num_heads": 1, "inner_model": "mlp"}
@@ -24,7 +25,7 @@ def inner_rates(model: nn.Module) -> set[float]:
 
 def test_rates_rise_linearly_to_full() -> None:
     models = [nn.Sequential(TTTMLP(8, 2)), nn.Sequential(TTTMLP(8, 2))]
-    config = TrainConfig(epochs=10, inner_warmup_epochs=0.5, warmup_epochs=0)
+    config = resolve({"task": "classification", "epochs": 10, "inner_warmup": 0.5, "warmup": 0})
     warm_up = make_inner_warmup(models, config, updates_per_epoch=8)
     seen = []
     for update in range(6):
@@ -44,14 +45,14 @@ def test_a_run_warms_up_and_resumes_as_the_same_run(
         return step(self, *args)
 
     monkeypatch.setattr(Step, "__call__", watch)
-    fields = {"model_args": MLP, "inner_warmup_epochs": 1.5, "ema_decay": 0.9}
-    whole = train(TrainConfig(**tiny_fields(**fields, output=str(tmp_path / "whole"))))
+    fields = {"arguments": MLP, "inner_warmup": 1.5, "ema_decay": 0.9}
+    whole = train(resolve(tiny_fields(**fields, output=str(tmp_path / "whole"))))
     wanted = [min(1.0, update / 6) for update in range(8)]
     assert seen == pytest.approx(wanted)
     assert inner_rates(whole.model) == {1.0}
 
     seen.clear()
-    config = TrainConfig(**tiny_fields(**fields, output=str(tmp_path / "run")))
+    config = resolve(tiny_fields(**fields, output=str(tmp_path / "run")))
 
     def stop(self: Step, *args: Any) -> Any:
         if len(seen) == 5:
@@ -71,13 +72,13 @@ def test_a_run_warms_up_and_resumes_as_the_same_run(
 
 def test_without_warm_up_rates_are_full() -> None:
     model = nn.Sequential(TTTMLP(8, 2))
-    make_inner_warmup([model], TrainConfig(), updates_per_epoch=8)(0)
+    make_inner_warmup([model], resolve({"task": "classification"}), updates_per_epoch=8)(0)
     assert inner_rates(model) == {1.0}
 
 
 def test_what_cannot_warm_up_says_so() -> None:
-    config = TrainConfig(inner_warmup_epochs=1)
-    with pytest.raises(ConfigError, match=r"inner_warmup_epochs is 1; vittt\S+ .* no TTT-MLP"):
+    config = resolve({"task": "classification", "inner_warmup": 1})
+    with pytest.raises(ConfigError, match=r"inner_warmup is 1; vittt\S+ .* no TTT-MLP"):
         make_inner_warmup([nn.Sequential(TTTLinear(8, 2))], config, updates_per_epoch=8)
-    with pytest.raises(ConfigError, match="inner_warmup_epochs is 3; it must be at most epochs"):
-        TrainConfig(epochs=2, warmup_epochs=0, inner_warmup_epochs=3)
+    with pytest.raises(ConfigError, match="inner_warmup is 3; it must be at most epochs"):
+        resolve({"task": "classification", "epochs": 2, "warmup": 0, "inner_warmup": 3})

@@ -6,17 +6,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from vision_ttt.cli.main import main
-from vision_ttt.engine import CheckpointError, ConfigError, TrainConfig, load_model, train
+from vision_ttt.engine import CheckpointError, ConfigError, train
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import SavedRun, read_state, save_state
 from vision_ttt.engine.tensor_files import read_tensors, write_tensors
+from vision_ttt.recipes import change, resolve
+from vision_ttt.tasks import load_model
 
 Fields = Callable[..., dict]
 TIMES = {"seconds", "images_per_second", "data_share", "memory_bytes"}
@@ -72,7 +74,7 @@ EVERYTHING = {
 
 def test_killed_while_writing(tiny_fields: Fields, tmp_path: Path) -> None:
     options = {**EVERYTHING, "checkpoint_every": 1, "batch_size": 8, "epochs": 2}
-    train(TrainConfig(**tiny_fields(**options, output=str(tmp_path / "whole"))))
+    train(resolve(tiny_fields(**options, output=str(tmp_path / "whole"))))
     # Descriptions first (6 moments), then per update weights and state, 3 moments each: sync,
     # rename, sync of the folder; best.safetensors at an epoch's end comes before them.
     kills = [0, [0, "half"], 4, 6, [6, "half"], 7, 8, 9, [9, "half"], 10, 11, [12, "half"], 13, 15]
@@ -85,7 +87,7 @@ def test_killed_while_writing(tiny_fields: Fields, tmp_path: Path) -> None:
 
 def test_killed_from_outside_at_some_time(tiny_fields: Fields, tmp_path: Path) -> None:
     options = {**EVERYTHING, "checkpoint_every": 2, "epochs": 8, "num_workers": 1}
-    train(TrainConfig(**tiny_fields(**options, output=str(tmp_path / "whole"))))
+    train(resolve(tiny_fields(**options, output=str(tmp_path / "whole"))))
     fields = tiny_fields(**options, output=str(tmp_path / "killed"))
     assert _run_through(fields, ["0.0", "0.05", "0.12", "0.2"], tmp_path) >= 3
     _assert_same_run(tmp_path / "whole", tmp_path / "killed")
@@ -113,7 +115,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     damage: Callable[[Path], None],
 ) -> None:
     options = {"ema_decay": 0.9, "checkpoint_every": 3}
-    config = TrainConfig(**tiny_fields(**options, output=str(tmp_path / "run")))
+    config = resolve(tiny_fields(**options, output=str(tmp_path / "run")))
     train(config)
     whole = tmp_path / "whole"
     (tmp_path / "run").rename(whole)
@@ -187,7 +189,7 @@ def test_whatever_stands_for_the_newest_checkpoint_the_one_before_is_taken(
     tiny_fields: Fields, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {"ema_decay": 0.9, "checkpoint_every": 7}
-    config = TrainConfig(**tiny_fields(**options))
+    config = resolve(tiny_fields(**options))
     whole = train(config).run_dir
     for name, damage in _DAMAGES.items():
         run = tmp_path / name
@@ -196,7 +198,7 @@ def test_whatever_stands_for_the_newest_checkpoint_the_one_before_is_taken(
         assert (newest.stem[-2:], before.stem[-2:]) == ("08", "07")
         damage(newest)
         caplog.clear()
-        train(replace(config, output=str(run)), resume="auto")
+        train(change(config, {"output": str(run)}), resume="auto")
         assert f"going on from {before.name}" in caplog.text, name
         assert str(newest) in caplog.text, name
         assert newest.is_file(), name
@@ -207,19 +209,19 @@ def test_whatever_stands_for_the_newest_checkpoint_the_one_before_is_taken(
 
 
 def test_a_checkpoint_of_another_config_is_not_passed_over(tiny_fields: Fields) -> None:
-    config = TrainConfig(**tiny_fields(checkpoint_every=7))
+    config = resolve(tiny_fields(checkpoint_every=7))
     train(config)
-    newest, _ = found = checkpoints(Path(config.output))
+    newest, _ = found = checkpoints(Path(config.run.output))
     _with(lambda saved: saved.state.config.update(seed=5))(newest)
     with pytest.raises(ConfigError, match=r"another config: seed 5 -> 0"):
         train(config, resume="auto")
-    assert checkpoints(Path(config.output)) == found
+    assert checkpoints(Path(config.run.output)) == found
 
 
 def test_a_folder_of_checkpoints_that_is_none(tiny_fields: Fields, tmp_path: Path) -> None:
-    config = TrainConfig(**tiny_fields())
+    config = resolve(tiny_fields())
     for stands in (lambda path: path.write_text(""), lambda path: path.symlink_to(path.name)):
-        run = Path(config.output)
+        run = Path(config.run.output)
         run.mkdir()
         stands(run / "checkpoints")
         with pytest.raises(OSError, match="checkpoints"):  # rather than start anew
@@ -230,9 +232,9 @@ def test_a_folder_of_checkpoints_that_is_none(tiny_fields: Fields, tmp_path: Pat
 def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(
     tiny_fields: Fields, tmp_path: Path
 ) -> None:
-    config = TrainConfig(**tiny_fields(checkpoint_every=2))
+    config = resolve(tiny_fields(checkpoint_every=2))
     train(config)
-    found = checkpoints(Path(config.output))
+    found = checkpoints(Path(config.run.output))
     for path in found:
         _truncate(path)
     for resume in (True, "auto"):
@@ -253,11 +255,11 @@ def test_auto_starts_where_there_is_nothing_and_goes_on_where_there_is(
 
 
 def test_the_newest_checkpoints_are_kept_and_the_best_weights(tiny_fields: Fields) -> None:
-    config = TrainConfig(**tiny_fields(epochs=4, checkpoint_every=1, keep_checkpoints=3))
+    config = resolve(tiny_fields(epochs=4, checkpoint_every=1, keep_checkpoints=3))
     result = train(config)
     numbers = [int(path.stem.rpartition("-")[2]) for path in checkpoints(result.run_dir)]
     assert numbers == [16, 15, 14]
     _, best = load_model(result.run_dir / "best.safetensors")
-    accuracies = [row["test_accuracy"] for row in result.metrics["epochs"]]
+    accuracies = [row["test_accuracy"] for row in result.metrics["history"]]
     assert best.test_accuracy == max(accuracies) == result.metrics["best_test_accuracy"]
     assert best.epoch == accuracies.index(max(accuracies)) + 1

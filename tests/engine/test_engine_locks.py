@@ -5,13 +5,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from vision_ttt.engine import ConfigError, TrainConfig, locks, train
+from vision_ttt.engine import ConfigError, locks, train
 from vision_ttt.engine.locks import LOCK_FILES, alone_in
+from vision_ttt.recipes import change, resolve
 
 Fields = Callable[..., dict]
 
@@ -19,8 +19,8 @@ Fields = Callable[..., dict]
 def test_a_second_run_in_a_folder_is_refused(
     tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = TrainConfig(**tiny_fields(epochs=1))
-    run_dir = Path(config.output)
+    config = resolve(tiny_fields(epochs=1))
+    run_dir = Path(config.run.output)
     with alone_in(run_dir, wait=False, lock=LOCK_FILES[1]):
         for way in ({}, {"resume": "auto"}, {"overwrite": True}):
             with pytest.raises(ConfigError, match=f"another run is at work in {run_dir}; .*--outp"):
@@ -32,7 +32,7 @@ def test_a_second_run_in_a_folder_is_refused(
 
     def second(*_: object) -> None:
         with pytest.raises(ConfigError, match="another run is at work"):
-            train(replace(config, seed=1), overwrite=True)
+            train(change(config, {"seed": 1}), overwrite=True)
         refused.append(True)
 
     monkeypatch.setattr("vision_ttt.engine.metrics.memory_in_use", lambda _: second() or 1)
@@ -43,9 +43,9 @@ def test_a_second_run_in_a_folder_is_refused(
 
 def test_what_fails_before_it_begins_leaves_no_folder(tiny_fields: Fields, tmp_path: Path) -> None:
     outer = tmp_path / "some" / "where"
-    for wrong in ({"image_size": 7}, {"model_args": {"depth": 0}}, {"batch_size": 10**20}):
+    for wrong in ({"image_size": 7}, {"arguments": {"depth": 0}}, {"batch_size": 10**20}):
         with pytest.raises(ConfigError):
-            train(TrainConfig(**tiny_fields(output=str(outer / "run"), **wrong)))
+            train(resolve(tiny_fields(output=str(outer / "run"), **wrong)))
     assert not (tmp_path / "some").exists()
     outer.mkdir(parents=True)
     with alone_in(outer / "run", wait=False):

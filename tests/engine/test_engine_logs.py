@@ -11,12 +11,13 @@ import torch
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vision_ttt.engine import ConfigError, TrainConfig, train
+from vision_ttt.engine import ConfigError, train
 from vision_ttt.engine.events import EventFile
 from vision_ttt.engine.logs import RunLog
 from vision_ttt.engine.metrics import inner_loss_reduction, timed
 from vision_ttt.engine.state import TrainState
 from vision_ttt.engine.step import Outcome
+from vision_ttt.recipes import resolve
 
 Fields = Callable[..., dict]
 
@@ -25,7 +26,9 @@ def test_the_bar_tells_speed_loss_inner_loss_rate_memory_and_time_left(tmp_path:
     state = TrainState(update=3, images=128, epoch_seconds=2.0)
     outcome = Outcome(loss_sum=8.0, images=4, gradient_norm=1.0, stop_votes=0.0, passes=())
     screen = Console(file=io.StringIO(), width=200)
-    with RunLog(tmp_path, TrainConfig(), torch.device("cpu"), state, 10, False) as log:
+    with RunLog(
+        tmp_path, resolve({"task": "classification"}), torch.device("cpu"), state, 10, False
+    ) as log:
         log.inner_loss(0.25)
         log.update(state, outcome, 5e-4)
         assert (log.bar.tasks[0].completed, log.bar.tasks[0].total) == (3, 10)
@@ -37,12 +40,12 @@ def test_the_bar_tells_speed_loss_inner_loss_rate_memory_and_time_left(tmp_path:
 
 
 def test_tensorboard_has_every_update_and_epoch(tiny_fields: Fields) -> None:
-    result = train(TrainConfig(**tiny_fields()))
+    result = train(resolve(tiny_fields()))
     events = EventAccumulator(str(result.run_dir / "tensorboard"))
     events.Reload()
     updates = [event.step for event in events.Scalars("train/loss")]
     assert updates == list(range(1, 9))
-    rows = result.metrics["epochs"]
+    rows = result.metrics["history"]
     accuracies = [event.value for event in events.Scalars("epoch/test_accuracy")]
     assert accuracies == pytest.approx([row["test_accuracy"] for row in rows])
     assert {"train/learning_rate", "speed/memory_bytes", "inner_loss/blocks.0.mixer.ttt"} <= set(
@@ -80,7 +83,7 @@ def test_weights_and_biases_gets_what_tensorboard_gets(
         )
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    train(TrainConfig(**tiny_fields(wandb_project="vittt", epochs=1)))
+    train(resolve(tiny_fields(wandb_project="vittt", epochs=1)))
     assert begun[0]["project"] == "vittt"
     assert begun[0]["config"]["epochs"] == 1
     assert [step for step, values in points if "train/loss" in values] == [1, 2, 3, 4]
@@ -93,7 +96,7 @@ def test_weights_and_biases_that_is_not_installed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it then fails
     with pytest.raises(ConfigError, match="wandb is not installed"):
-        train(TrainConfig(**tiny_fields(wandb_project="vittt")))
+        train(resolve(tiny_fields(wandb_project="vittt")))
 
 
 def test_inner_loss_reduction() -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from vision_ttt.engine import ConfigError, TrainConfig, load_model, train
+from vision_ttt.engine import ConfigError, train
 from vision_ttt.engine.parallel import check_processes, make_accelerator
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import read_state
+from vision_ttt.recipes import resolve
+from vision_ttt.tasks import load_model
 
 Fields = Callable[..., dict]
 TWENTY_UPDATES = {
@@ -47,7 +49,7 @@ def test_two_processes_train_what_one_does(
     (image_folder / "val" / "dark" / "0.png").unlink()  # seven test images for two processes
     (image_folder / "train" / "dark" / "3.png").write_bytes(b"no image")
     fields = tiny_fields(**TWENTY_UPDATES, skip_bad=True, output=str(tmp_path / "one"))
-    one = train(TrainConfig(**fields))
+    one = train(resolve(fields))
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps({**fields, "output": str(tmp_path / "two")}))
     process = _under_torchrun(["train", str(recipe), "--sharding", sharding], tmp_path)
@@ -61,14 +63,14 @@ def test_two_processes_train_what_one_does(
         assert difference <= 1e-6, part
     assert first.moments.keys() == second.moments.keys()
     metrics = json.loads((tmp_path / "two" / "metrics.json").read_text())
-    assert metrics["bad_images"] == one.metrics["bad_images"]
-    for row, other in zip(one.metrics["epochs"], metrics["epochs"], strict=True):
+    assert metrics["damaged_items"] == one.metrics["damaged_items"]
+    for row, other in zip(one.metrics["history"], metrics["history"], strict=True):
         for name in ("train_loss", "test_loss", "test_accuracy"):
             assert other[name] == pytest.approx(row[name], abs=1e-6)
     confusion = one.evaluation.confusion
     assert confusion.sum() == 7
     # What was trained by two is gone on with by one.
-    config = TrainConfig(**{**fields, "output": str(tmp_path / "two")})
+    config = resolve({**fields, "output": str(tmp_path / "two")})
     resumed = train(config, resume=True)
     assert torch.equal(resumed.evaluation.confusion, confusion)
     model, _ = load_model(tmp_path / "two" / "last.safetensors")
@@ -81,9 +83,9 @@ def test_two_processes_evaluate_each_image_once(
     tiny_fields: Fields, image_folder: Path, tmp_path: Path
 ) -> None:
     (image_folder / "val" / "light" / "1.png").unlink()
-    config = TrainConfig(**tiny_fields(epochs=1))
+    config = resolve(tiny_fields(epochs=1))
     evaluation = train(config).evaluation
-    weights = str(Path(config.output) / "last.safetensors")
+    weights = str(Path(config.run.output) / "last.safetensors")
     process = _under_torchrun(["eval", weights, "--json", "--batch_size", "2"], tmp_path)
     assert process.returncode == 0, process.stderr
     report = json.loads(process.stdout)
@@ -95,13 +97,18 @@ def test_two_processes_evaluate_each_image_once(
 def test_what_cannot_be_divided() -> None:
     accelerator = make_accelerator()
     with pytest.raises(ConfigError, match="torchrun"):
-        check_processes(TrainConfig(sharding="sharded"), accelerator)
+        check_processes(resolve({"task": "classification", "sharding": "sharded"}), accelerator)
 
     class Four:
         num_processes = 4
 
     with pytest.raises(ConfigError, match="multiple of the 4 processes"):
-        check_processes(TrainConfig(batch_size=66), Four())
+        check_processes(resolve({"task": "classification", "batch_size": 66}), Four())
     with pytest.raises(ConfigError, match="even share"):
-        check_processes(TrainConfig(batch_size=24, accumulation_steps=2, mixup=0.8), Four())
-    check_processes(TrainConfig(batch_size=24, mixup=0.8), Four())
+        check_processes(
+            resolve(
+                {"task": "classification", "batch_size": 24, "accumulation_steps": 2, "mixup": 0.8}
+            ),
+            Four(),
+        )
+    check_processes(resolve({"task": "classification", "batch_size": 24, "mixup": 0.8}), Four())

@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vision_ttt.engine import TrainConfig, train
+from vision_ttt.engine import train
 from vision_ttt.layers import TTTLinear
+from vision_ttt.recipes import resolve
 
 Fields = Callable[..., dict]
 
@@ -37,8 +38,8 @@ def _losses(fields: dict, tmp_path: Path) -> list[float]:
     """The mean training loss of the last quarter of the run in each precision."""
     rows = []
     for precision in ("float32", "bfloat16"):
-        config = TrainConfig(**fields, precision=precision, output=str(tmp_path / precision))
-        rows.append(train(config).metrics["epochs"])
+        config = resolve({**fields, "precision": precision, "output": str(tmp_path / precision)})
+        rows.append(train(config).metrics["history"])
     assert all(last["train_loss"] < 0.9 * first["train_loss"] for first, *_, last in rows)
     return [row[-1]["train_loss"] for row in rows]
 
@@ -47,11 +48,11 @@ def _losses(fields: dict, tmp_path: Path) -> list[float]:
 def test_200_updates_on_digits(tmp_path: Path) -> None:
     fields = {
         "dataset": "digits",
-        "model_args": {"depth": 2},
+        "arguments": {"depth": 2},
         "epochs": 10,
         "batch_size": 64,  # 20 updates an epoch
         "learning_rate": 2e-3,
-        "warmup_epochs": 1,
+        "warmup": 1,
         "horizontal_flip": 0.0,
         "crop_scale": 0.7,
         "clip_norm": 1.0,
@@ -65,11 +66,11 @@ def test_200_updates_on_1024_tokens(tmp_path: Path) -> None:
     fields = {
         "dataset": str(_gratings(tmp_path / "gratings", 128)),
         "image_size": 128,  # patches of 4
-        "model_args": {"depth": 1, "embed_dim": 64, "num_heads": 2},
+        "arguments": {"depth": 1, "embed_dim": 64, "num_heads": 2},
         "epochs": 10,
         "batch_size": 8,  # 20 updates an epoch
         "learning_rate": 1e-3,
-        "warmup_epochs": 1,
+        "warmup": 1,
         "horizontal_flip": 0.0,
         "crop_scale": 0.9,
         "clip_norm": 1.0,
@@ -96,11 +97,11 @@ def test_no_nan_at_large_inner_rates(
     config = tiny_fields(
         precision="bfloat16", epochs=6, learning_rate=5e-3, model_args={"depth": 2}
     )
-    result = train(TrainConfig(**config))
+    result = train(resolve(config))
     model = result.model
     assert {m.base_learning_rate for m in model.modules() if isinstance(m, TTTLinear)} == {rate}
     assert result.metrics["skipped_updates"] == []
-    assert result.metrics["epochs"][-1]["train_loss"] < result.metrics["epochs"][0]["train_loss"]
+    assert result.metrics["history"][-1]["train_loss"] < result.metrics["history"][0]["train_loss"]
 
 
 @pytest.mark.parametrize("rate", [1.0, 4.0])

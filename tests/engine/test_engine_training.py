@@ -1,7 +1,6 @@
 """The loop: what it leaves, that it repeats itself, and that a resumed run is the same run."""
 
 import csv
-import dataclasses
 import json
 import math
 import os
@@ -22,11 +21,13 @@ from torch.utils.data import DataLoader
 from vision_ttt import recipes
 from vision_ttt.data import ImageError
 from vision_ttt.data.loading import Batch
-from vision_ttt.engine import ConfigError, Preempted, TrainConfig, TrainResult, load_model, train
+from vision_ttt.engine import ConfigError, Preempted, TrainResult, train
 from vision_ttt.engine.optimisation import make_optimizer, make_scheduler
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import read_state
 from vision_ttt.errors import Interrupted, UserError
+from vision_ttt.recipes import change, resolve
+from vision_ttt.tasks import load_model
 
 Fields = Callable[..., dict]
 TIMES = ("seconds", "images_per_second", "data_share", "memory_bytes")
@@ -38,7 +39,7 @@ def _same_weights(first: nn.Module, second: nn.Module) -> bool:
 
 
 def _untimed(metrics: dict) -> dict:
-    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in metrics["epochs"]]
+    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in metrics["history"]]
     return {**{k: v for k, v in metrics.items() if k not in TIMES}, "epochs": rows}
 
 
@@ -58,7 +59,7 @@ def _interrupt_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
 
 
 def test_run_directory(tiny_fields: Fields) -> None:
-    config = TrainConfig(**tiny_fields())
+    config = resolve(tiny_fields())
     result = train(config)
     run = result.run_dir
     assert {path.name for path in run.iterdir()} == {
@@ -75,24 +76,28 @@ def test_run_directory(tiny_fields: Fields) -> None:
     assert "torch" in json.loads((run / "environment.json").read_text())["versions"]
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics == result.metrics
-    assert [row["epoch"] for row in metrics["epochs"]] == [1, 2]
-    assert len(metrics["epochs"][0]["inner_losses"]["blocks.0.mixer.ttt"]) == 4
+    assert [row["epoch"] for row in metrics["history"]] == [1, 2]
+    assert len(metrics["history"][0]["inner_losses"]["blocks.0.mixer.ttt"]) == 4
     assert metrics["test_accuracy"] == result.evaluation.accuracy
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["test_loss"]) for row in rows] == [
-        row["test_loss"] for row in metrics["epochs"]
+        row["test_loss"] for row in metrics["history"]
     ]
     model, metadata = load_model(run / "last.safetensors")
     assert _same_weights(model, result.model)
-    assert (metadata.classes, metadata.epoch, metadata.update) == (("dark", "light"), 2, 8)
+    assert (metadata.carried["classes"], metadata.epoch, metadata.update) == (
+        ("dark", "light"),
+        2,
+        8,
+    )
 
 
 def test_it_learns(tiny_fields: Fields) -> None:
-    result = train(TrainConfig(**tiny_fields(epochs=8, horizontal_flip=0.0, crop_scale=0.5)))
+    result = train(resolve(tiny_fields(epochs=8, horizontal_flip=0.0, crop_scale=0.5)))
     assert result.evaluation.accuracy == 1.0
     assert result.evaluation.confusion.tolist() == [[4, 0], [0, 4]]
-    assert result.metrics["epochs"][-1]["train_loss"] < result.metrics["epochs"][0]["train_loss"]
+    assert result.metrics["history"][-1]["train_loss"] < result.metrics["history"][0]["train_loss"]
 
 
 EVERYTHING = {
@@ -109,7 +114,7 @@ EVERYTHING = {
 
 
 def _run(tiny_fields: Fields, **overrides: object) -> TrainResult:
-    return train(TrainConfig(**tiny_fields(**overrides)))
+    return train(resolve(tiny_fields(**overrides)))
 
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
@@ -132,7 +137,7 @@ def test_interrupted_and_resumed_is_the_same_run(
     update: int,
 ) -> None:
     whole = _run(tiny_fields, **options, output=str(tmp_path / "whole"))
-    config = TrainConfig(**tiny_fields(**options, output=str(tmp_path / "parts")))
+    config = resolve(tiny_fields(**options, output=str(tmp_path / "parts")))
     with monkeypatch.context() as patch:
         _interrupt_at(patch, update)
         with pytest.raises(Interrupted, match=rf"update {update + 1} .*config\.yaml --resume"):
@@ -147,7 +152,7 @@ def test_interrupted_and_resumed_is_the_same_run(
 
 def test_resuming_from_an_epochs_end(tiny_fields: Fields, tmp_path: Path) -> None:
     whole = _run(tiny_fields, output=str(tmp_path / "whole"))
-    config = TrainConfig(**tiny_fields(output=str(tmp_path / "parts")))
+    config = resolve(tiny_fields(output=str(tmp_path / "parts")))
 
     class Killed(Exception):
         pass
@@ -203,7 +208,7 @@ def test_preempted_in_the_course_of_an_evaluation(
 ) -> None:
     evaluation = sys.modules["vision_ttt.engine.evaluate"]  # hidden by its function of that name
     whole = _run(tiny_fields, output=str(tmp_path / "whole"))
-    config = TrainConfig(**tiny_fields(output=str(tmp_path / "parts")))
+    config = resolve(tiny_fields(output=str(tmp_path / "parts")))
     original = evaluation.watched
 
     def terminated(loader: DataLoader) -> Iterator[Batch]:
@@ -221,13 +226,13 @@ def test_preempted_in_the_course_of_an_evaluation(
 
 
 def test_a_run_is_not_overwritten_by_accident(tiny_fields: Fields) -> None:
-    config = TrainConfig(**tiny_fields(epochs=1))
+    config = resolve(tiny_fields(epochs=1))
     first = train(config)
     with pytest.raises(ConfigError, match="already holds a run"):
         train(config)
     with pytest.raises(ConfigError, match="exclude"):
         train(config, resume=True, overwrite=True)
-    changed = dataclasses.replace(config, learning_rate=2e-3)
+    changed = change(config, {"learning_rate": 2e-3})
     with pytest.raises(ConfigError, match=r"learning_rate 0.001 -> 0.002"):
         train(changed, resume=True)
     second = train(changed, overwrite=True)
@@ -236,17 +241,17 @@ def test_a_run_is_not_overwritten_by_accident(tiny_fields: Fields) -> None:
 
 
 def test_nothing_to_resume(tiny_fields: Fields) -> None:
-    config = TrainConfig(**tiny_fields())
+    config = resolve(tiny_fields())
     with pytest.raises(FileNotFoundError, match="Nothing to resume"):
         train(config, resume=True)
-    assert not Path(config.output).exists()
+    assert not Path(config.run.output).exists()
 
 
 def test_what_does_not_fit_leaves_no_run_directory(tiny_fields: Fields) -> None:
     for overrides, told in (
         ({"batch_size": 64}, "batch_size is 64, but .* 16 training images"),
         ({"model": "vittt_nano"}, "nearest: vittt_nano_patch4_32"),
-        ({"model_args": {"dept": 1}}, "dept"),
+        ({"arguments": {"dept": 1}}, "dept"),
         ({"auto_augment": "nonsense"}, "auto_augment is 'nonsense': unknown policy"),
         ({"auto_augment": "rand-m9-msdt0.5"}, "'msdt0.5' is no section of rand; accepted: such as"),
         ({"num_classes": 3}, "num_classes is 3, but .* has 2 classes"),
@@ -254,29 +259,29 @@ def test_what_does_not_fit_leaves_no_run_directory(tiny_fields: Fields) -> None:
         ({"objective": "flow"}, "objective is 'flow'; .* is a classifier, which knows no noise"),
         ({"noise_steps": 10}, "noise_steps is 10; .* is a classifier"),
         ({"image_size": 7}, "images of 7 × 7 are not whole patches of 4 × 4"),
-        ({"model_args": {"depth": 0}}, "depth is 0; accepted: 1 to 1,000"),
-        ({"model_args": {"patch_size": 0}}, "patch_size is 0; accepted"),
+        ({"arguments": {"depth": 0}}, "depth is 0; accepted: 1 to 1,000"),
+        ({"arguments": {"patch_size": 0}}, "patch_size is 0; accepted"),
         (
-            {"model": "vit3_tiny_patch16_224", "model_args": {"depth": 1}, "image_size": 7},
+            {"model": "vit3_tiny_patch16_224", "arguments": {"depth": 1}, "image_size": 7},
             r"ViT3 cannot take images of 7 × 7 pixels \(image_size\): .* not whole patches",
         ),
         (
-            {"model": "resnet10t", "model_args": {"layers": "x"}, "drop_path": None},
+            {"model": "resnet10t", "arguments": {"layers": "x"}, "drop_path": None},
             "cannot be built",
         ),
         ({"train_split": "training"}, "train_split is 'training', but the folder .* no use for it"),
         ({"test_fraction": 0.5}, "test_fraction is 0.5, but .* which has val/, has no use for it"),
         ({"dataset_root": "x"}, "dataset_root is 'x', but the folder"),
     ):
-        config = TrainConfig(**tiny_fields(**overrides))
+        config = resolve(tiny_fields(**overrides))
         with pytest.raises(ValueError, match=told) as caught:
             train(config)
         assert isinstance(caught.value, UserError)
-        assert not Path(config.output).exists()
+        assert not Path(config.run.output).exists()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_bad_images_stop_or_are_counted(
+def test_damaged_items_stop_or_are_counted(
     tiny_fields: Fields, image_folder: Path, num_workers: int
 ) -> None:
     bad = [image_folder / "train" / "dark" / "3.png", image_folder / "val" / "light" / "0.png"]
@@ -284,14 +289,14 @@ def test_bad_images_stop_or_are_counted(
         path.write_bytes(path.read_bytes()[:50])
     fields = tiny_fields(epochs=1, num_workers=num_workers, mixup=0.5)
     with pytest.raises(ImageError, match=r"dark/3\.png"):
-        train(TrainConfig(**fields))
-    result = train(TrainConfig(**fields, skip_bad=True), overwrite=True)
-    assert sorted(result.metrics["bad_images"]) == [str(path) for path in bad]
+        train(resolve(fields))
+    result = train(resolve({**fields, "skip_bad": True}), overwrite=True)
+    assert sorted(result.metrics["damaged_items"]) == [str(path) for path in bad]
     assert len(result.evaluation.targets) == 7
 
 
 def test_accumulation_sums_to_the_same_step(tiny_fields: Fields, tmp_path: Path) -> None:
-    common = {"epochs": 1, "drop_path": 0.0, "warmup_epochs": 0, "clip_norm": 0.0}
+    common = {"epochs": 1, "drop_path": 0.0, "warmup": 0, "clip_norm": 0.0}
     once = _run(tiny_fields, **common, output=str(tmp_path / "1"))
     twice = _run(tiny_fields, **common, output=str(tmp_path / "2"), accumulation_steps=2)
     for name, weight in once.model.state_dict().items():
@@ -302,7 +307,7 @@ def test_bfloat16_stays_close(tiny_fields: Fields, tmp_path: Path) -> None:
     full = _run(tiny_fields, epochs=1, output=str(tmp_path / "1"))
     half = _run(tiny_fields, epochs=1, output=str(tmp_path / "2"), precision="bfloat16")
     assert next(half.model.parameters()).dtype == torch.float32
-    losses = [r.metrics["epochs"][0]["train_loss"] for r in (full, half)]
+    losses = [r.metrics["history"][0]["train_loss"] for r in (full, half)]
     assert losses[0] != losses[1]
     assert math.isclose(*losses, rel_tol=0.02)
 
@@ -317,7 +322,7 @@ def test_starting_from_weights(tiny_fields: Fields, tmp_path: Path) -> None:
         warmup_learning_rate=0.0,
         minimum_learning_rate=0.0,
     )
-    tuned = train(TrainConfig(**fields))
+    tuned = train(resolve(fields))
     for name, weight in source.model.state_dict().items():
         torch.testing.assert_close(tuned.model.state_dict()[name], weight, rtol=0, atol=1e-9)
 
@@ -332,19 +337,19 @@ def test_starting_from_weights_of_another_image_size(tiny_fields: Fields, tmp_pa
         initial_weights=str(tmp_path / "source" / "last.safetensors"),
     )
     assert tuned.model.pos_embed.shape[1] == 144
-    assert tuned.metrics["epochs"][0]["train_loss"] < 10
+    assert tuned.metrics["history"][0]["train_loss"] < 10
 
 
 def test_a_model_of_timms_trains_too(tiny_fields: Fields) -> None:
     result = _run(tiny_fields, model="resnet18", model_args={}, image_size=32, epochs=1)
-    assert result.metrics["epochs"][0]["inner_losses"] == {}
-    assert result.metrics["epochs"][0]["inner_loss"] is None
+    assert result.metrics["history"][0]["inner_losses"] == {}
+    assert result.metrics["history"][0]["inner_loss"] is None
     load_model(result.run_dir / "last.safetensors")
 
 
 def test_decay_groups_and_layer_decay() -> None:
     model = timm.create_model("vittt_nano_patch4_32", num_classes=2, depth=2)
-    config = TrainConfig(weight_decay=0.05, learning_rate=1e-3)
+    config = resolve({"task": "classification", "weight_decay": 0.05, "learning_rate": 1e-3})
     names = {id(weight): name for name, weight in model.named_parameters()}
     groups = make_optimizer(model, config).param_groups
     decayed = {names[id(p)] for g in groups if g["weight_decay"] > 0 for p in g["params"]}
@@ -355,7 +360,7 @@ def test_decay_groups_and_layer_decay() -> None:
     assert any(model.get_parameter(name).ndim > 1 for name in free)
     assert all(model.get_parameter(name).ndim > 1 for name in decayed)
 
-    layered = make_optimizer(model, dataclasses.replace(config, layer_decay=0.5)).param_groups
+    layered = make_optimizer(model, change(config, {"layer_decay": 0.5})).param_groups
     make_scheduler(torch.optim.AdamW(layered), config, 10)
     scale = {names[id(p)]: g["lr_scale"] for g in layered for p in g["params"]}
     assert scale["head.weight"] == 1.0
@@ -364,14 +369,17 @@ def test_decay_groups_and_layer_decay() -> None:
 
 def test_schedule_warms_up_and_follows_the_cosine() -> None:
     weight = nn.Parameter(torch.zeros(1))
-    config = TrainConfig(
-        epochs=10,
-        warmup_epochs=2,
-        learning_rate=1.0,
-        warmup_learning_rate=0.0,
-        minimum_learning_rate=0.1,
+    config = resolve(
+        {
+            "task": "classification",
+            "epochs": 10,
+            "warmup": 2,
+            "learning_rate": 1.0,
+            "warmup_learning_rate": 0.0,
+            "minimum_learning_rate": 0.1,
+        }
     )
-    optimizer = torch.optim.AdamW([weight], lr=config.learning_rate)
+    optimizer = torch.optim.AdamW([weight], lr=config.optimisation.learning_rate)
     scheduler = make_scheduler(optimizer, config, updates_per_epoch=10)
     rates = []
     for update in range(100):
@@ -405,8 +413,8 @@ def test_streamed_dataset_trains_and_resumes_mid_epoch(
     stream = {"dataset": "wds/stream", "num_classes": 2, "horizontal_flip": 0.0, "crop_scale": 1.0}
     stream["crop_ratio"] = 1.0  # the augmentation of a stream is not seeded by place
     whole = _run(tiny_fields, **stream, output=str(tmp_path / "whole"))
-    assert [row["update"] for row in whole.metrics["epochs"]] == [2, 4]
-    config = TrainConfig(**tiny_fields(**stream, output=str(tmp_path / "parts")))
+    assert [row["update"] for row in whole.metrics["history"]] == [2, 4]
+    config = resolve(tiny_fields(**stream, output=str(tmp_path / "parts")))
     with monkeypatch.context() as patch:
         _interrupt_at(patch, 2)
         with pytest.raises(Interrupted):
@@ -415,7 +423,7 @@ def test_streamed_dataset_trains_and_resumes_mid_epoch(
 
 
 def test_average_warms_up_and_is_what_is_saved(tiny_fields: Fields) -> None:
-    config = TrainConfig(**tiny_fields(ema_decay=0.9999, learning_rate=1e-2))
+    config = resolve(tiny_fields(ema_decay=0.9999, learning_rate=1e-2))
     result = train(config)
     saved = read_state(checkpoints(result.run_dir)[0])
     loaded, metadata = load_model(result.run_dir / "last.safetensors")

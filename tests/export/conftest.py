@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from described_models import describe_classifier
 from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.building import build_model, data_config
+from vision_ttt.engine.building import build_model
+from vision_ttt.tasks.images.models import data_config
 
 collect_ignore = []
 if any(find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")):
@@ -30,11 +32,7 @@ def make_model() -> Callable[..., Made]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
-        return model, ModelMetadata(
-            model=name,
-            model_args=arguments,
-            classes=("cat", "dog", "émeu"),
-            input=data_config(model, arguments.get("img_size")),
-        )
+        described = data_config(model, arguments.get("img_size"))
+        return model, describe_classifier(name, arguments, ("cat", "dog", "émeu"), described)
 
     return make

@@ -51,7 +51,7 @@ def test_any_image_size(
 ) -> None:
     model, metadata = make_model(global_pool="double", inner_model=inner_model)
     model = accepting_any_size(model, metadata)
-    shapes = InputShapes.of(model, metadata.input["input_size"], dynamic_size=True)
+    shapes = InputShapes.of(model, metadata.carried["input"]["input_size"], dynamic_size=True)
     path = tmp_path / "model.pt2"
     agreement = export_program(model, metadata, path, shapes, portable=portable)
     assert agreement.difference < 1e-5
@@ -70,7 +70,7 @@ def test_any_image_size(
 @pytest.mark.parametrize("portable", [False, True])
 def test_fused_layers(make_model: Callable, tmp_path: Path, portable: bool) -> None:
     model, metadata = make_model(fused=True, fused_mlp=True)
-    shapes = InputShapes.of(model, metadata.input["input_size"])
+    shapes = InputShapes.of(model, metadata.carried["input"]["input_size"])
     path = tmp_path / "model.pt2"
     assert export_program(model, metadata, path, shapes, portable=portable).difference < 1e-5
     targets = {str(node.target) for node in torch.export.load(path).graph.nodes}
@@ -80,7 +80,7 @@ def test_fused_layers(make_model: Callable, tmp_path: Path, portable: bool) -> N
 
 def test_a_portable_program_needs_no_vision_ttt(make_model: Callable, tmp_path: Path) -> None:
     model, metadata = make_model()
-    shapes = InputShapes.of(model, metadata.input["input_size"])
+    shapes = InputShapes.of(model, metadata.carried["input"]["input_size"])
     path, case = tmp_path / "model.pt2", tmp_path / "case.pt"
     assert export_program(model, metadata, path, shapes, portable=True).difference < 1e-5
     images = torch.randn(5, 3, 20, 20)
@@ -95,7 +95,7 @@ def test_programs_with_kernels_need_the_ops_and_no_more(
 ) -> None:
     """And PyTorch names them where they are missing; the package is AOTInductor's."""
     model, metadata = make_model()
-    shapes = InputShapes.of(model, metadata.input["input_size"])
+    shapes = InputShapes.of(model, metadata.carried["input"]["input_size"])
     case, program, package = (tmp_path / name for name in ("case.pt", "program.pt2", "package.pt2"))
     export_program(model, metadata, program, shapes)
     images = torch.randn(2, 3, 20, 20)
@@ -112,7 +112,7 @@ def test_programs_with_kernels_need_the_ops_and_no_more(
 
 def test_a_fixed_batch_is_fixed(make_model: Callable, tmp_path: Path) -> None:
     model, metadata = make_model()
-    shapes = InputShapes.of(model, metadata.input["input_size"], batch_size=2)
+    shapes = InputShapes.of(model, metadata.carried["input"]["input_size"], batch_size=2)
     agreement = export_program(model, metadata, tmp_path / "model.pt2", shapes)
     assert agreement.shapes == ((2, 3, 20, 20),)
     program = torch.export.load(tmp_path / "model.pt2").module()
@@ -128,7 +128,7 @@ def test_what_computes_something_else_is_not_written(
     with torch.no_grad():
         other.head.bias += 0.01
     content = io.BytesIO()
-    shapes = InputShapes.of(model, metadata.input["input_size"])
+    shapes = InputShapes.of(model, metadata.carried["input"]["input_size"])
     torch.export.save(plain_program(other, shapes), content)
     monkeypatch.setattr(torch.export, "save", lambda _, f, **__: f.write(content.getvalue()))
     with pytest.raises(ExportError, match="differs from the model by"):
@@ -158,7 +158,7 @@ def test_ops_without_decomposition_are_named(
     model, metadata = make_model()
     monkeypatch.setattr("vision_ttt.export.program.decompositions", dict)
     with pytest.raises(ExportError, match=r"holds vision_ttt\.ttt_linear\.default"):
-        plain_program(model, InputShapes.of(model, metadata.input["input_size"]))
+        plain_program(model, InputShapes.of(model, metadata.carried["input"]["input_size"]))
 
 
 def test_models_that_cannot_be_traced_are_one_line() -> None:

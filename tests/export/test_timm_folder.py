@@ -30,7 +30,7 @@ def test_the_config_tells_the_checkpoints_own_preparation(
     make_model: Callable, tmp_path: Path
 ) -> None:
     model, metadata = make_model("resnet18")
-    metadata.input["mean"] = (0.1, 0.2, 0.3)
+    metadata.carried["input"]["mean"] = (0.1, 0.2, 0.3)
     export_timm(model, metadata, tmp_path / "exported")
     config = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert config["architecture"] == "resnet18"

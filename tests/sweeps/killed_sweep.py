@@ -13,7 +13,7 @@ def tiny(recipe: str) -> Sweep:
     """The sweep."""
     rows = (Variant("short", {"epochs": 1}), Variant("long", {"epochs": 8}))
     panels = (Panel("both", {"short": "short", "long": "long"}),)
-    return Sweep("tiny", "Tiny", recipe, {"warmup_epochs": 0}, rows, panels, "None.")
+    return Sweep("tiny", "Tiny", recipe, {"warmup": 0}, rows, panels, "None.")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_mini_batches_of_64_tokens_and_more_are_the_same_on_digits():
 
 def test_design_space_crosses_losses_with_models_and_varies_one_factor_at_a_time():
     def keywords(name):
-        return dict(DESIGN_SPACE.by_name[name].changes["model_args"])
+        return dict(DESIGN_SPACE.by_name[name].changes["arguments"])
 
     panels = [panel for panel in DESIGN_SPACE.panels if panel.title.startswith("loss, ")]
     grid = [keywords(name) for panel in panels for name in panel.rows.values()]
@@ -61,7 +61,7 @@ def test_design_space_crosses_losses_with_models_and_varies_one_factor_at_a_time
 @pytest.mark.parametrize(("sweep", "name"), EVERY_ROW, ids=[name for _, name in EVERY_ROW])
 def test_every_row_makes_a_finite_step(sweep, name):
     config = sweep.config(sweep.by_name[name], 0, Path("runs"))
-    assert config.output == f"runs/{name}/seed-0"
+    assert config.run.output == f"runs/{name}/seed-0"
     torch.manual_seed(0)
     model = timm.create_model(config.model, num_classes=10, **config.model_args)
     images = torch.randn(2, 3, 32, 32)
@@ -84,13 +84,13 @@ def test_every_row_makes_a_finite_step(sweep, name):
 
 def test_a_run_is_the_recipe_with_the_rows_changes_and_the_users(tmp_path):
     config = ABLATION.config(ABLATION.by_name["b8"], 5, tmp_path, {"epochs": 7})
-    assert (config.seed, config.epochs, config.dataset) == (5, 7, "digits")
+    assert (config.seed, config.optimisation.epochs, config.dataset) == (5, 7, "digits")
     assert config.model_args == {"fused": True, "fused_mlp": True, "mini_batch_size": 8}
-    assert config.output == str(tmp_path / "b8" / "seed-5")
+    assert config.run.output == str(tmp_path / "b8" / "seed-5")
     assert config.label_smoothing == 0.1  # of the recipe
     row = DESIGN_SPACE.by_name["linear-mse-b8"]
     config = DESIGN_SPACE.config(row, 0, tmp_path)
-    assert config.batch_size == 32  # of the sweep
+    assert config.optimisation.batch_size == 32  # of the sweep
     assert not {"fused", "fused_mlp"} & set(config.model_args)  # of the recipe's own model
 
 

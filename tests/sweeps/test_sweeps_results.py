@@ -1,11 +1,11 @@
 """The CSV file, the table and the picture of a sweep's results."""
 
-import dataclasses
 import math
 
 import pytest
 
 from vision_ttt.errors import UserError
+from vision_ttt.recipes import change
 from vision_ttt.sweeps.figure import sweep_figure
 from vision_ttt.sweeps.results import finished, read_results, save_result, write_results
 from vision_ttt.sweeps.tables import Spread, changes, markdown, tabulate
@@ -49,8 +49,8 @@ def test_a_run_is_finished_where_its_result_is_of_the_same_config(
     (tmp_path / "runs" / "a" / "seed-0").mkdir(parents=True)
     save_result(config, result)
     assert finished(config) == result
-    assert finished(dataclasses.replace(config, epochs=2)) is None
-    assert finished(dataclasses.replace(config, output=str(tmp_path))) is None
+    assert finished(change(config, {"epochs": 2})) is None
+    assert finished(change(config, {"output": str(tmp_path)})) is None
     (tmp_path / "runs").rename(tmp_path / "moved")
     assert finished(sweep.config(sweep.rows[0], 0, tmp_path / "moved")) == result
 
@@ -63,7 +63,7 @@ def test_mean_and_sample_deviation():
 
 
 def test_table_has_mean_and_spread_beside_the_published_figure(make_sweep, results):
-    sweep = make_sweep(b={}, a={"model_args": {"depth": 1, "x": "y"}}, without={})
+    sweep = make_sweep(b={}, a={"arguments": {"depth": 1, "x": "y"}}, without={})
     headings, lines = tabulate(sweep, results, 0)
     table = [dict(zip(headings, line, strict=True)) for line in lines]
     assert [line["row"] for line in table] == ["b", "a"]  # the panel's order

@@ -31,7 +31,7 @@ def tasks_of(sweep, folder, seeds=(0, 1)):
 
 
 def test_two_rows_with_two_seeds_are_trained_once(make_sweep, tmp_path, monkeypatch):
-    sweep = make_sweep(plain={}, bare={"model_args": {"design": "ttt_layer", "fused": False}})
+    sweep = make_sweep(plain={}, bare={"arguments": {"design": "ttt_layer", "fused": False}})
     tasks = tasks_of(sweep, tmp_path / "runs")
     ended = []
     assert run_all(tasks, tmp_path / "runs", 2, lambda *each: ended.append(each)) == []
@@ -65,7 +65,7 @@ def test_two_rows_with_two_seeds_are_trained_once(make_sweep, tmp_path, monkeypa
 
 
 def test_a_failed_run_is_told_and_the_others_go_on(make_sweep, tmp_path):
-    sweep = make_sweep(wrong={"model_args": {"num_heads": 5}}, right={})
+    sweep = make_sweep(wrong={"arguments": {"num_heads": 5}}, right={})
     ended = []
     tasks = tasks_of(sweep, tmp_path / "runs", seeds=(0,))
     log = tmp_path / "runs" / "wrong" / "seed-0" / "log.txt"

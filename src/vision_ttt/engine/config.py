@@ -49,6 +49,8 @@ MOST_WORKERS = 256
 class TaskSection(Section):
     """What a run trains for; each task subclasses it, and `open` leads to all that the task is."""
 
+    SHORT: ClassVar = "task"
+
     name: str
     """Name of the task; a subclass says `Literal[NAME]` and has it as its default."""
 
@@ -125,6 +127,8 @@ class TaskSection(Section):
 @dataclass(frozen=True)
 class ModelSection(Section):
     """The model and the weights that it starts from."""
+
+    SHORT: ClassVar = "model"
 
     name: str = "vittt_nano_patch4_32"
     """Name of the model in timm's registry (`vision-ttt models` lists ours)."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from vision_ttt.errors import UserError
 
@@ -53,11 +53,15 @@ class Section:
         TypeError: a number, switch or mapping was expected and something else came.
     """
 
+    SHORT: ClassVar[str] = "name"
+    """What a field `name` is called for short, where a section has one: the section's own name."""
+
     def __post_init__(self) -> None:
         types = field_types(type(self))
         for field in dataclasses.fields(self):
+            called = self.SHORT if field.name == "name" else field.name
             accepted = field.metadata.get("accepted")
-            _check(field.name, getattr(self, field.name), types[field.name], accepted)
+            _check(called, getattr(self, field.name), types[field.name], accepted)
 
 
 @functools.cache

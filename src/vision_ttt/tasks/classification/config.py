@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.section import NOT_NEGATIVE, SHARE, number
-from vision_ttt.tasks.images.config import ImageData
+from vision_ttt.tasks.images.config import ImageData, check_repeats
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -52,11 +52,7 @@ class ClassificationSection(TaskSection):
                 f"batch_size / accumulation_steps is {micro_batch_size}; it must be even, as mixup"
                 " and CutMix mix images in pairs"
             )
-        if config.data.repeated_augmentation > config.optimisation.batch_size:
-            raise ConfigError(
-                f"repeated_augmentation is {config.data.repeated_augmentation}; it must be at most"
-                f" batch_size ({config.optimisation.batch_size})"
-            )
+        check_repeats(config)
         if self.self_distillation and not config.optimisation.ema_decay:
             raise ConfigError(
                 f"self_distillation is {self.self_distillation}; it learns from the weights' moving"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.section import Range, number
-from vision_ttt.tasks.images.config import ImageData
+from vision_ttt.tasks.images.config import ImageData, check_repeats
 
 if TYPE_CHECKING:  # they need PyTorch and diffusers
     from torch import nn
@@ -36,6 +36,7 @@ class DiffusionSection(TaskSection):
 
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError where a field would be ignored."""
+        check_repeats(config)
         if self.objective == "flow":
             for name in ("noise_schedule", "noise_steps"):
                 value, default = getattr(self, name), getattr(DiffusionSection, name)

@@ -1,6 +1,9 @@
 """The section `data` of tasks on images: where they come from, their size, their augmentation."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vision_ttt.engine.section import (
     COUNT,
@@ -13,6 +16,9 @@ from vision_ttt.engine.section import (
     Section,
     number,
 )
+
+if TYPE_CHECKING:
+    from vision_ttt.engine.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -65,3 +71,12 @@ class ImageData(Section):
                 f"color_jitter is {self.color_jitter}; beside auto_augment {self.auto_augment!r},"
                 " which varies colours itself, it must be 0"
             )
+
+
+def check_repeats(config: TrainConfig) -> None:
+    """Raise ConfigError where an image is to be seen more often than a batch has images."""
+    repeats, batch_size = config.data.repeated_augmentation, config.optimisation.batch_size
+    if repeats > batch_size:
+        raise ConfigError(
+            f"repeated_augmentation is {repeats}; it must be at most batch_size ({batch_size})"
+        )
