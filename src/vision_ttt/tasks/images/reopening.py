@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vision_ttt import recipes
 from vision_ttt.data import DatasetError
 from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.engine.config import MachineSection, TaskSection, TrainConfig
+from vision_ttt.tasks.images.config import ImageData
 from vision_ttt.tasks.images.task import ImageTask
 
 
 def reopen(
+    section: type[TaskSection],
     metadata: ModelMetadata,
     changes: Mapping[str, Any],
     *,
@@ -22,6 +24,7 @@ def reopen(
     """Return the task of a checkpoint with its data open, or with other data.
 
     Args:
+        section: of the task.
         changes: fields of the section `data`; another `dataset` leaves nothing of the former one.
         part: of the data that becomes the test set: "test", "train" or "all".
         precision, num_workers: as in the section `machine`.
@@ -35,8 +38,11 @@ def reopen(
         data = {**changes, "num_classes": len(metadata.carried["classes"])}
     if "dataset" not in data:
         raise DatasetError("the checkpoint does not name its dataset; give --dataset")
-    machine = {"precision": precision, "num_workers": num_workers}
-    config = recipes.resolve({"task": metadata.task, "data": data, "machine": machine})
+    config = TrainConfig(
+        section(**metadata.task),
+        ImageData(**data),
+        machine=MachineSection(precision=precision, num_workers=num_workers),
+    )
     task = config.task.open(config)
     task.show_to(metadata, part)
     return task
