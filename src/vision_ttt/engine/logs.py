@@ -166,7 +166,7 @@ class RunLog:
             with self._naming_events():
                 self.events.close()
         except OSError:
-            if kind is None:  # otherwise the error on its way is the one to tell
+            if kind is None:  # otherwise the error that is being raised matters more
                 raise
 
     def inner_loss(self, reduction: float | None) -> None:
