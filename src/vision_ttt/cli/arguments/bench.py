@@ -293,7 +293,7 @@ def add_exponent_argument(parser: CommandParser) -> None:
         nargs=2,
         default=None,
         metavar=("FROM", "TO"),
-        help="fit time ~ tokens^s between these sizes (pixels along a side; ops: tokens), and print s",
+        help="fit time ~ tokens^s between these sizes (pixels along a side; ops: tokens); prints s",
     )
 
 
