@@ -19,7 +19,6 @@ from vision_ttt.engine.building import (
     check_takes,
     data_config,
     describe_model,
-    load_weights,
     model_arguments,
     unfusable,
 )
@@ -38,7 +37,7 @@ from vision_ttt.engine.optimisation import make_inner_warmup, make_optimizer, ma
 from vision_ttt.engine.parallel import check_processes, share_model
 from vision_ttt.engine.run_directory import newest_whole
 from vision_ttt.engine.seeds import seed_pass
-from vision_ttt.engine.state import TrainState, restore_moments
+from vision_ttt.engine.state import TrainState, restore
 from vision_ttt.engine.step import Step
 from vision_ttt.engine.tasks import Task, make_task
 
@@ -114,7 +113,7 @@ def assemble(
     model, start = _build(config, model_args, initialise=not found)
     saved = None
     if found:
-        saved = newest_whole(found, config, model, quiet=not accelerator.is_main_process)
+        saved = newest_whole(found, config, model, accelerator)
     task = make_task(config, model)
     model_input = data_config(model, config.image_size, config.crop_fraction)
     train_set, test_set = transformed(data, model_input, config)
@@ -122,8 +121,6 @@ def assemble(
     loaders = make_loaders(
         train_set, test_set, config, share=share, image_shape=model_input["input_size"]
     )
-    if saved:
-        load_weights(model, saved.model, "the checkpoint")
     model.to(accelerator.device)
     fixed_images = spread_images(test_set, _INNER_LOSS_IMAGES).to(accelerator.device)
     check_takes(model, fixed_images[:1])
@@ -132,8 +129,6 @@ def assemble(
     average = None
     if config.ema_decay > 0:
         average = ModelEmaV3(model, decay=config.ema_decay, use_warmup=True)
-        if saved:
-            load_weights(average.module, saved.average, "the checkpoint")
         if config.sharding == "sharded":
             share_model(average.module, accelerator, config.sharding)
     shared = share_model(model, accelerator, config.sharding)
@@ -142,7 +137,7 @@ def assemble(
     models = [model] if average is None else [model, average.module]
     warm_up_inner = make_inner_warmup(models, config, loaders.updates_per_epoch)
     if saved:
-        restore_moments(model, optimizer, saved.moments)
+        restore(saved, model, None if average is None else average.module, optimizer)
         scheduler.step_update(saved.state.update - 1)  # the rate of the last update done
     warm_up_inner(max(saved.state.update - 1, 0) if saved else 0)
     mix = mixing(config, len(data.classes))

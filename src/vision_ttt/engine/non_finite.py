@@ -14,7 +14,6 @@ from vision_ttt.engine.assembly import Parts
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.faults import NonFiniteError, find_non_finite
-from vision_ttt.engine.parallel import whole_state
 from vision_ttt.engine.seeds import seed_pass
 from vision_ttt.engine.state import TrainState
 from vision_ttt.engine.step import Outcome, Pass
@@ -94,7 +93,7 @@ def _save(
     where: str,
     accelerator: Accelerator,
 ) -> str:
-    weights = whole_state(parts.model)
+    weights = parts.model.state_dict()
     tensors = {f"model/{name}": weight for name, weight in weights.items()}
     for number, each in enumerate(passes):
         tensors |= {
