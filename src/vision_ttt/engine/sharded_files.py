@@ -140,7 +140,6 @@ class _FolderWriter(StorageWriter):
         content = json.dumps(manifest, separators=(",", ":")).encode()
         digest = sha256(content).hexdigest()
         write_bytes(self.unfinished / MANIFEST, with_digest(content, digest))
-        sync_folder(self.unfinished)
         os.replace(self.unfinished, self.path)
         sync_folder(self.path.parent)
 
