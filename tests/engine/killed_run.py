@@ -1,4 +1,4 @@
-"""Run recipes to their end through series of kill -9.
+"""Run recipes to their end through series of kill -9, and of full disks.
 
     python killed_run.py PROCESSES RECIPE KILLS [RECIPE KILLS ...]
 
@@ -8,15 +8,17 @@ several. KILLS is a JSON list with one kill per attempt, which is one of
 - a number n: process 0 dies at its n-th moment, from 0: a file is synced, a file or folder renamed,
   a folder synced, or an emptied folder removed;
 - [n, "half"]: the same with half of the file that is synced;
-- [n, "whole" or "half", p]: the same for process p;
+- [n, "full"]: at its n-th moment the disk is full; then all processes have to end for that;
+- [n, WHAT, p]: the same for process p, WHAT being "whole", "half" or "full";
 - a text such as "0.03": all processes die so many seconds after the attempt's first checkpoint.
 
 When one process died, the others are killed too. Each attempt resumes what the one before left; the
-last one is not killed. Prints for each recipe how many attempts died, as JSON.
+last one is not killed. Prints for each recipe how many attempts ended early, as JSON.
 
 The attempts are forks of this process, which imports everything once and computes nothing.
 """
 
+import errno
 import json
 import os
 import signal
@@ -34,19 +36,23 @@ from vision_ttt.engine import train
 from vision_ttt.engine.run_directory import checkpoints
 
 Kill = int | list | str | None
+FULL = 28  # exit status
 
 
-def die_at(moment: int, *, half: bool) -> None:
-    """Let this process kill itself at the `moment`-th such call, from 0."""
+def fail_at(moment: int, what: str) -> None:
+    """Let the `moment`-th such call of this process, from 0, kill it or find the disk full."""
     moments = iter(range(10**9))
 
     def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
         def called(first: Any, *more: Any, **options: Any) -> Any:
-            if next(moments) == moment:
-                if half and call.__name__ == "fsync" and stat.S_ISREG(os.fstat(first).st_mode):
-                    os.ftruncate(first, os.fstat(first).st_size // 2)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(first, *more, **options)
+            if next(moments) != moment:
+                return call(first, *more, **options)
+            if what == "full":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            is_file = call.__name__ == "fsync" and stat.S_ISREG(os.fstat(first).st_mode)
+            if what == "half" and is_file:
+                os.ftruncate(first, os.fstat(first).st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
 
         return called
 
@@ -67,8 +73,10 @@ def start(recipe: str, kill: Kill, environment: dict[str, str]) -> int:
     try:
         moment, what, process = [*(kill if isinstance(kill, list) else [kill, "whole"]), 0][:3]
         if isinstance(moment, int) and str(process) == environment.get("RANK", "0"):
-            die_at(moment, half=what == "half")
+            fail_at(moment, what)
         train(recipes.load(recipe), resume="auto")
+    except OSError as error:
+        os._exit(FULL if error.errno == errno.ENOSPC else 1)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
@@ -88,7 +96,7 @@ def environments(processes: int) -> list[dict[str, str]]:
 
 
 def attempt(processes: int, recipe: str, kill: Kill) -> bool:
-    """Train in forks of this process; return whether one of them was killed."""
+    """Train in forks of this process; return whether they ended early."""
     children = [start(recipe, kill, each) for each in environments(processes)]
     if isinstance(kill, str):
         run_dir = Path(recipes.load(recipe).output)
@@ -104,12 +112,12 @@ def attempt(processes: int, recipe: str, kill: Kill) -> bool:
         status = os.waitid(os.P_ALL, 0, os.WEXITED)
         left.remove(status.si_pid)
         ends.append(-status.si_status if status.si_code == os.CLD_KILLED else status.si_status)
-        if ends[-1]:
+        if ends[-1] not in (0, FULL):
             for child in left:
                 os.kill(child, signal.SIGKILL)
-    if ends[0] > 0:  # the first to end was not killed
-        sys.exit(f"the attempt with {kill} failed")
-    return ends[0] == -signal.SIGKILL
+    if ends[0] not in (0, FULL, -signal.SIGKILL) or (FULL in ends and set(ends) != {FULL}):
+        sys.exit(f"the attempt with {kill} failed: {ends}")
+    return ends[0] != 0
 
 
 if __name__ == "__main__":

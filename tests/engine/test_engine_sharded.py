@@ -38,7 +38,7 @@ KILLS = [
     15,  # just after it got its name
     22,  # at the epoch's end, when the former checkpoint of the same update was renamed
     20,  # while that one is removed
-    [0, "half", 1],  # the other process's part
+    [0, "full", 1],  # the other process's part
 ]
 
 
@@ -50,6 +50,7 @@ def test_a_sharded_run_is_killed_damaged_and_resumed_by_one_process(
     runs = [({**fields, "output": str(whole)}, []), (fields, KILLS)]
     (_, deaths), said = run_through(runs, tmp_path, processes=2)
     assert deaths == len(KILLS)
+    assert not list(killed.rglob("*.part"))
     assert "is damaged" not in said  # a part of a checkpoint never got a checkpoint's name
     assert_same_run(whole, killed)
     names = ["update-000000004", "update-000000003", "update-000000002"]
@@ -149,7 +150,11 @@ def test_sharded_processes_agree_and_resume_what_one_process_left(
 def test_a_sharded_run_is_killed_at_every_moment(tiny_fields: Fields, tmp_path: Path) -> None:
     """A run of its own for each moment of an epoch's checkpoints, and one killed at some times."""
     fields = tiny_fields(**OPTIONS)
-    kills = [*range(6, 41), *([number, "half", 1] for number in range(3))]
+    kills = [
+        *range(6, 41),
+        *([number, "half", 1] for number in range(3)),
+        *([number, "full"] for number in (6, 9, 10, 13, 18, 21, 22, 26, 28)),
+    ]
     names = [str(kill).strip("[]") for kill in kills]
     runs = [
         ({**fields, "output": str(tmp_path / name)}, [kill])
