@@ -45,14 +45,14 @@ def fail_at(moment: int, what: str) -> None:
 
     def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
         def called(first: Any, *more: Any, **options: Any) -> Any:
-            if next(moments) != moment:
-                return call(first, *more, **options)
-            if what == "full":
-                raise OSError(errno.ENOSPC, "No space left on device")
-            is_file = call.__name__ == "fsync" and stat.S_ISREG(os.fstat(first).st_mode)
-            if what == "half" and is_file:
-                os.ftruncate(first, os.fstat(first).st_size // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
+            if next(moments) == moment:
+                if what == "full":
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                is_file = call.__name__ == "fsync" and stat.S_ISREG(os.fstat(first).st_mode)
+                if what == "half" and is_file:
+                    os.ftruncate(first, os.fstat(first).st_size // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(first, *more, **options)
 
         return called
 
