@@ -6,7 +6,9 @@ stands as an entry of a JSON text at the beginning of the file, written without 
 """
 
 KEY = "sha256"
+"""The digest's key in the JSON text."""
 ZEROS = "0" * 64
+"""What stands in the digest's place while the file is hashed."""
 
 
 def entry(digest: str) -> bytes:

@@ -1,5 +1,6 @@
 """What is done about an update whose loss or gradient is NaN or infinite."""
 
+import contextlib
 import json
 import logging
 import math
@@ -108,8 +109,10 @@ def _save(
     }
     folder = Path(state.config["output"]) / REPLAYS
     name = f"update-{state.update:09d}-process-{accelerator.process_index}.safetensors"
-    try:
+    # Without the folder writing fails, but only after this process has gathered with the others.
+    with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
+    try:
         write_tensors(folder / name, tensors, json.dumps(told))
     except OSError as error:  # the NaN is the one to tell, with this beside it
         return f"not saved: {error}"

@@ -1,4 +1,4 @@
-"""A run's directory: what it is resumed from, what it keeps, what an overwritten run leaves."""
+"""A run's directory: its checkpoints, and what an overwritten run leaves."""
 
 import itertools
 import json
@@ -48,9 +48,9 @@ _FREE_FIELDS = {
 
 @contextmanager
 def only_run(run_dir: Path, accelerator: Accelerator) -> Iterator[None]:
-    """Hold a run's directory: while one run works in it no other can, lest they mix their files.
+    """Lock a run's directory, so that no other run writes there at the same time.
 
-    Of a run's several processes the main one holds it, and the others wait until it does.
+    Of a run's several processes the main one takes the lock, and the others wait until it has it.
 
     Raises:
         ConfigError: another run is at work there.
@@ -69,7 +69,7 @@ def only_run(run_dir: Path, accelerator: Accelerator) -> Iterator[None]:
 
 
 def open_run(config: TrainConfig, *, resume: Resume, overwrite: bool) -> list[Path]:
-    """Return the checkpoints to go on from, newest first, see `newest_whole`; none for a new run.
+    """Return the checkpoints to resume from, newest first, see `newest_whole`; none for a new run.
 
     Raises:
         ConfigError: the directory holds a run and neither `resume` nor `overwrite` is set, or both
@@ -106,8 +106,8 @@ def newest_whole(
         model: as the run trains it, before it is shared; stays as it is.
 
     Raises:
-        ConfigError: the run to resume has another config; no checkpoint is passed over for that, as
-            one that is left behind is removed in time.
+        ConfigError: the run to resume has another config. No checkpoint is passed over for that,
+            because later saves would remove it.
         CheckpointError: no checkpoint of the run is whole.
     """
     share = (accelerator.process_index, accelerator.num_processes)
@@ -203,13 +203,13 @@ def begin_directory(
 
 
 def _age(name: str) -> tuple[str, str]:
-    """What checkpoints are sorted by: the update, then a replaced folder before its replacement."""
+    """Sort key of checkpoints: the update; of the same update, a replaced folder is older."""
     number = name.removesuffix(".safetensors").removesuffix(_REPLACED)
     return number, "" if name.endswith(_REPLACED) else name
 
 
 def _make_room(path: Path) -> None:
-    """Clear the way for a checkpoint: a file can replace a file, whole; all else has to go."""
+    """Clear the place of a new checkpoint, unless it is a file, which can replace a file."""
     replaced = path.with_name(path.name + _REPLACED)
     if path.suffix or not os.path.lexists(path):
         if path.is_dir() and not path.is_symlink():
@@ -225,14 +225,15 @@ def _make_room(path: Path) -> None:
 def _remove_others(run_dir: Path, path: Path, keep: int) -> None:
     """Remove all checkpoints but the newest one, `path`, and the `keep` - 1 before it."""
     found = [other for other in checkpoints(run_dir) if other != path]
-    # Of later updates, and of the same one, are what a former attempt left and this one replaces.
+    # Those of later updates were left by a former attempt and were damaged, or else this run would
+    # have resumed from them. One of the same update is replaced by `path`.
     later = [other for other in found if _age(other.name)[0] >= _age(path.name)[0]]
     for other in [*later, *found[len(later) + keep - 1 :]]:
         _remove(other)
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; a folder that holds anything else is somebody's and put aside."""
+    """Remove a checkpoint; a folder that holds anything else is not ours and is put aside."""
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
     elif is_sharded_folder(path):
@@ -242,7 +243,7 @@ def _remove(path: Path) -> None:
 
 
 def _put_aside(folder: Path) -> None:
-    """Rename a folder that stands where a checkpoint has to go: what is in it is somebody's."""
+    """Rename a folder that is not ours and has the name of a checkpoint; its content is kept."""
     numbers = (f".aside-{number}" for number in itertools.count(1))
     free = (folder.with_name(folder.name + end) for end in numbers)
     folder.rename(next(path for path in free if not os.path.lexists(path)))
