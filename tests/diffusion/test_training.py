@@ -245,16 +245,16 @@ def test_a_run_from_before_diffusion_resumes(tiny_fields: Fields) -> None:
     config = resolve(tiny_fields(epochs=1))
     train(config)
     module = sys.modules["vision_ttt.engine.run_directory"]
-    original = module.read_state
+    original = module.open_state
 
-    def older(path: Path) -> object:
-        saved = original(path)
+    def older(path: Path, **options: object) -> object:
+        saved = original(path, **options)
         for name in ("objective", "noise_schedule", "noise_steps"):
             del saved.state.config[name]
         return saved
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "read_state", older)
+        patch.setattr(module, "open_state", older)
         train(config, resume=True)
         with pytest.raises(ConfigError, match="objective 'noise' -> 'flow'"):
             train(resolve(tiny_fields(epochs=1, objective="flow")), resume=True)

@@ -3,15 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
+from interrupted_runs import assert_same_run, run_through
 from vision_ttt.cli.main import main
 from vision_ttt.engine import CheckpointError, ConfigError, train
 from vision_ttt.engine.run_directory import checkpoints
@@ -21,46 +19,6 @@ from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks import load_model
 
 Fields = Callable[..., dict]
-TIMES = {"seconds", "images_per_second", "data_share", "memory_bytes"}
-DRIVER = Path(__file__).with_name("killed_run.py")
-
-
-def _untimed(saved: SavedRun) -> dict:
-    state = asdict(saved.state)
-    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in state["history"]]
-    for name in ("seconds", "epoch_seconds", "data_seconds", "config"):
-        del state[name]
-    return {**state, "history": rows}
-
-
-def _assert_same_run(first: Path, second: Path) -> None:
-    one, other = (read_state(checkpoints(run)[0]) for run in (first, second))
-    assert _untimed(one) == _untimed(other)
-    for part in ("model", "average", "moments"):
-        tensors, others = getattr(one, part), getattr(other, part)
-        assert tensors.keys() == others.keys()
-        assert tensors, part
-        assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items()), part
-    for name in ("last.safetensors", "best.safetensors"):
-        weights, others = (load_model(run / name)[0].state_dict() for run in (first, second))
-        assert all(torch.equal(weight, others[key]) for key, weight in weights.items()), name
-
-
-def _run_through(fields: dict, kills: list, tmp_path: Path) -> int:
-    """Train `fields` through kills, in a process of their own; return how many came true."""
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(json.dumps(fields))
-    process = subprocess.run(
-        [sys.executable, str(DRIVER), str(recipe), json.dumps(kills)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert process.returncode == 0, process.stderr
-    assert "is damaged" not in process.stderr  # a part of a file never got a checkpoint's name
-    return json.loads(process.stdout)
-
-
 EVERYTHING = {
     "ema_decay": 0.9,
     "mixup": 0.8,
@@ -80,8 +38,10 @@ def test_killed_while_writing(tiny_fields: Fields, tmp_path: Path) -> None:
     kills = [0, [0, "half"], 4, 6, [6, "half"], 7, 8, 9, [9, "half"], 10, 11, [12, "half"], 13, 15]
     killed = tmp_path / "killed"
     fields = tiny_fields(**options, output=str(killed))
-    assert _run_through(fields, kills, tmp_path) >= len(kills) - 2
-    _assert_same_run(tmp_path / "whole", killed)
+    (deaths,), said = run_through([(fields, kills)], tmp_path)
+    assert deaths >= len(kills) - 2
+    assert "is damaged" not in said  # a part of a file never got a checkpoint's name
+    assert_same_run(tmp_path / "whole", killed)
     assert not list(killed.rglob("*.part"))
 
 
@@ -89,8 +49,10 @@ def test_killed_from_outside_at_some_time(tiny_fields: Fields, tmp_path: Path) -
     options = {**EVERYTHING, "checkpoint_every": 2, "epochs": 8, "num_workers": 1}
     train(resolve(tiny_fields(**options, output=str(tmp_path / "whole"))))
     fields = tiny_fields(**options, output=str(tmp_path / "killed"))
-    assert _run_through(fields, ["0.0", "0.05", "0.12", "0.2"], tmp_path) >= 3
-    _assert_same_run(tmp_path / "whole", tmp_path / "killed")
+    (deaths,), said = run_through([(fields, ["0.0", "0.05", "0.12", "0.2"])], tmp_path)
+    assert deaths >= 3
+    assert "is damaged" not in said
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
 def _truncate(path: Path) -> None:
@@ -129,7 +91,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     assert newest.name in said
     assert f"going on from {before.name}" in said
     assert "epoch 2/2" in said
-    _assert_same_run(whole, tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
 
 
 def _folder(path: Path) -> None:
@@ -203,7 +165,7 @@ def test_whatever_stands_for_the_newest_checkpoint_the_one_before_is_taken(
         assert str(newest) in caplog.text, name
         assert newest.is_file(), name
         assert not newest.is_symlink(), name
-        _assert_same_run(whole, run)
+        assert_same_run(whole, run)
     aside = tmp_path / "a folder" / "checkpoints" / "update-000000008.safetensors.aside-1"
     assert (aside / "somebody's").read_text() == "kept"
 

@@ -13,7 +13,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from vision_ttt.data import Share
-from vision_ttt.engine.building import describe_model, load_weights, unfusable
+from vision_ttt.engine.building import describe_model, unfusable
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.freezing import freeze_layers
 from vision_ttt.engine.initial_weights import start_from
@@ -27,7 +27,7 @@ from vision_ttt.engine.optimisation import (
 from vision_ttt.engine.parallel import check_processes, share_model
 from vision_ttt.engine.run_directory import newest_whole
 from vision_ttt.engine.seeds import seed_pass
-from vision_ttt.engine.state import TrainState, restore_moments
+from vision_ttt.engine.state import TrainState, restore
 from vision_ttt.engine.step import Step
 from vision_ttt.engine.task import Task
 
@@ -86,12 +86,10 @@ def assemble(
     model, start = _build(config, task, model_args, initialise=not found)
     saved = None
     if found:
-        saved = newest_whole(found, config, model, quiet=not accelerator.is_main_process)
+        saved = newest_whole(found, config, model, accelerator)
     task.prepare(model)
     share = Share(accelerator.process_index, accelerator.num_processes)
     loaders = make_loaders(task, config, share=share)
-    if saved:
-        load_weights(model, saved.model, "the checkpoint")
     model.to(accelerator.device)
     watched = task.watched()
     if accelerator.is_main_process:
@@ -100,8 +98,6 @@ def assemble(
     average = None
     if optimisation.ema_decay > 0:
         average = ModelEmaV3(model, decay=optimisation.ema_decay, use_warmup=True)
-        if saved:
-            load_weights(average.module, saved.average, "the checkpoint")
         if sharding == "sharded":
             share_model(average.module, accelerator, sharding)
     shared = share_model(model, accelerator, sharding)
@@ -111,7 +107,7 @@ def assemble(
     models = [model] if average is None else [model, average.module]
     warm_up_inner = make_inner_warmup(models, config, length)
     if saved:
-        restore_moments(model, optimizer, saved.moments)
+        restore(saved, model, None if average is None else average.module, optimizer)
         scheduler.step_update(saved.state.update - 1)  # the rate of the last update done
     warm_up_inner(max(saved.state.update - 1, 0) if saved else 0)
     return Parts(

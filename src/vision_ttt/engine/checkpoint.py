@@ -59,13 +59,19 @@ class ModelMetadata:
         object.__setattr__(self, "model_args", architecture(self.model_args))
 
 
-def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: ModelMetadata) -> None:
+def save_weights(
+    path: Path, weights: Mapping[str, Tensor], metadata: ModelMetadata, *, writes: bool = True
+) -> None:
     """Write weights and metadata atomically as safetensors, with their SHA-256.
+
+    Args:
+        weights: by name; sharded ones are gathered one at a time, by all processes that share them.
+        writes: whether this process writes the file, or only takes part in gathering.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the former file is kept.
     """
-    write_tensors(path, weights, json.dumps(asdict(metadata)))
+    write_tensors(path, weights, json.dumps(asdict(metadata)), writes=writes)
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], ModelMetadata]:

@@ -1,15 +1,19 @@
-"""Writing files whole or not at all."""
+"""Writing files and folders whole or not at all."""
 
 import contextlib
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
-def write_bytes(path: Path, content: bytes | bytearray) -> None:
-    """Put `content` at `path` atomically: readers see the old file or the new one, never a part.
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces `path` atomically when the context ends without error.
 
-    Nor does a crash of the machine leave a part: the content is on the disk before it gets its
-    name, and the name before this returns.
+    Readers see the old file or the new one, never a part. A crash of the machine leaves no part
+    either: the content is on the disk before it gets its name, and the name before this returns.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; names `path`, whose former
@@ -20,9 +24,8 @@ def write_bytes(path: Path, content: bytes | bytearray) -> None:
     try:
         try:
             with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+                yield file
+                sync_file(file)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -31,28 +34,56 @@ def write_bytes(path: Path, content: bytes | bytearray) -> None:
         if not path.parent.is_dir():
             kept = "nothing was written: the folder is gone"
         raise OSError(error.errno, f"{error.strerror or error} ({kept})", str(path)) from error
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
+
+
+def write_bytes(path: Path, content: bytes | bytearray) -> None:
+    """Write `content` to `path` atomically; see `atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(content)
 
 
 def write_text(path: Path, content: str) -> None:
-    """Put UTF-8 text at `path` atomically; see `write_bytes`."""
+    """Write UTF-8 text to `path` atomically; see `atomic_file`."""
     write_bytes(path, content.encode())
 
 
-def remove_parts(*folders: Path) -> None:
-    """Remove the temporary files of processes that were killed while they wrote."""
-    for folder in folders:
-        for part in folder.glob(".*.part"):
-            part.unlink(missing_ok=True)
+def sync_file(file: BinaryIO) -> None:
+    """Wait until what was written to `file` is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in `folder` are on the disk."""
     if os.name != "posix":  # elsewhere folders cannot be opened
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        # Some file systems refuse; the rename is atomic there, too, only its moment is theirs.
+        # Some file systems refuse. There, too, a rename is atomic; they choose when it is stored.
         with contextlib.suppress(OSError):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, atomically for readers: it loses its name first.
+
+    A process that is killed on the way leaves a `.part`, see `remove_parts`.
+    """
+    part = folder.with_name(f".{folder.name}.removed.part")
+    if part.exists():
+        shutil.rmtree(part)
+    os.replace(folder, part)
+    shutil.rmtree(part)
+
+
+def remove_parts(*folders: Path) -> None:
+    """Remove the temporary files and folders of processes that were killed while they wrote."""
+    for folder in folders:
+        for part in folder.glob(".*.part"):
+            if part.is_dir() and not part.is_symlink():
+                shutil.rmtree(part)
+            else:
+                part.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """What is done about an update whose loss or gradient is NaN or infinite."""
 
+import contextlib
 import json
 import logging
 import math
@@ -15,7 +16,6 @@ from vision_ttt.engine.assembly import Parts
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.faults import NonFiniteError, find_non_finite
-from vision_ttt.engine.parallel import whole_state
 from vision_ttt.engine.seeds import seed_pass
 from vision_ttt.engine.state import TrainState
 from vision_ttt.engine.step import Outcome, Pass
@@ -110,7 +110,7 @@ def _save(
     where: str,
     accelerator: Accelerator,
 ) -> str:
-    weights = whole_state(parts.model)
+    weights = parts.model.state_dict()
     tensors = {f"model/{name}": weight for name, weight in weights.items()}
     for number, each in enumerate(passes):
         tensors |= {f"{number}/{name}": value for name, value in tensors_of(each.batch).items()}
@@ -123,8 +123,10 @@ def _save(
     }
     folder = Path(state.config["run"]["output"]) / REPLAYS
     name = f"update-{state.update:09d}-process-{accelerator.process_index}.safetensors"
-    try:
+    # Without the folder writing fails, but only after this process has gathered with the others.
+    with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
+    try:
         write_tensors(folder / name, tensors, json.dumps(told))
     except OSError as error:  # the NaN matters more; this is reported beside it
         return f"not saved: {error}"

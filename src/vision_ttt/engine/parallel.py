@@ -1,20 +1,23 @@
-"""One run on several processes: who does what, how a model is shared, what has to be agreed on."""
+"""One run on several processes: how a model is shared, and what the processes have to agree on."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.sharded_tensors import whole_state
+
+_Value = TypeVar("_Value")
 
 if TYPE_CHECKING:
     from vision_ttt.engine.task import Task
@@ -68,17 +71,6 @@ def share_model(model: nn.Module, accelerator: Accelerator, sharding: str) -> nn
     return accelerator.prepare_model(model)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor's whole value; every process has to call it where weights are sharded."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's state dict with whole tensors; every process has to call it."""
-    return {name: whole(value) for name, value in model.state_dict().items()}
-
-
 def unshared(model: nn.Module, task: Task, name: str, model_args: Mapping[str, Any]) -> nn.Module:
     """Return a model that one process can run alone: `model` itself unless it is sharded."""
     if not isinstance(model, FSDPModule):
@@ -87,14 +79,6 @@ def unshared(model: nn.Module, task: Task, name: str, model_args: Mapping[str, A
     alone = task.build_model(name, model_args)
     alone.load_state_dict(weights)
     return alone.to(next(iter(weights.values())).device)
-
-
-def place_like(value: Tensor, weight: Tensor) -> Tensor:
-    """Shard `value` as `weight` is, where it is sharded and `value` has its shape."""
-    if isinstance(weight, DTensor) and value.shape == weight.shape:
-        value = value.to(weight.device)
-        return distribute_tensor(value, weight.device_mesh, weight.placements)
-    return value
 
 
 def summed(figures: list[float], accelerator: Accelerator) -> list[float]:
@@ -118,3 +102,36 @@ def all_names(names: list[str], accelerator: Accelerator) -> list[str]:
     if accelerator.num_processes == 1:
         return names
     return list(dict.fromkeys(gather_object(list(names))))
+
+
+def from_main(value: _Value, accelerator: Accelerator) -> _Value:
+    """Return the main process's value, on every process."""
+    if accelerator.num_processes == 1:
+        return value
+    return broadcast_object_list([value])[0]
+
+
+def first_given(value: _Value | None, accelerator: Accelerator) -> _Value | None:
+    """Return the value of the first process that gives one; None if all of them give None."""
+    if accelerator.num_processes == 1:
+        return value
+    return next((each for each in gather_object([value]) if each is not None), None)
+
+
+@contextmanager
+def failing_together(accelerator: Accelerator) -> Iterator[None]:
+    """Raise an OSError of one process on all: none goes on, and waits for one that has ended.
+
+    Processes may exchange values within this context only if an error cannot come between.
+
+    Raises:
+        OSError: this process's, or that of the first process that has one.
+    """
+    failure = None
+    try:
+        yield
+    except OSError as error:
+        failure = error
+    first = first_given(failure, accelerator)
+    if first is not None:
+        raise failure or first

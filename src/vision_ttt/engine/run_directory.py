@@ -1,13 +1,13 @@
-"""A run's directory: what it is resumed from, what it keeps, what an overwritten run leaves."""
+"""A run's directory: its checkpoints, and what an overwritten run leaves."""
 
 import itertools
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +17,13 @@ from accelerate import Accelerator
 from torch import nn
 
 from vision_ttt.engine.config import ConfigError, TrainConfig, section_types
-from vision_ttt.engine.files import remove_parts, write_text
+from vision_ttt.engine.files import remove_folder, remove_parts, write_text
 from vision_ttt.engine.locks import LOCK_FILES, alone_in
 from vision_ttt.engine.logs import environment
+from vision_ttt.engine.parallel import failing_together, first_given, from_main
 from vision_ttt.engine.section import defaults
-from vision_ttt.engine.state import SavedRun, check_fits, read_state, save_state
+from vision_ttt.engine.sharded_files import is_sharded_folder
+from vision_ttt.engine.state import SavedRun, StoredRun, check_fits, open_state, save_state
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.models.arguments import architecture
 
@@ -29,7 +31,13 @@ _LOGGER = logging.getLogger(__name__)
 FORMER = "former"
 """Sub-folder of a run directory for what an overwritten run left."""
 CHECKPOINTS = "checkpoints"
-"""Sub-folder of a run directory for the states one resumes from, update-NUMBER.safetensors."""
+"""Sub-folder of a run directory for the states one resumes from.
+
+Such a state is a file update-NUMBER.safetensors, or a folder update-NUMBER if the run is sharded.
+"""
+# A folder cannot be replaced atomically, so the former one is renamed while the new one comes.
+_REPLACED = ".replaced"
+_NAMES = re.compile(rf"(update-\d+)({re.escape(_REPLACED)})?|(update-.*)\.safetensors")
 Resume = bool | Literal["auto"]
 # What a resumed run may change without becoming another run; beside it whether layers are fused.
 _FREE_FIELDS = {
@@ -40,9 +48,9 @@ _FREE_FIELDS = {
 
 @contextmanager
 def only_run(run_dir: Path, accelerator: Accelerator) -> Iterator[None]:
-    """Hold a run's directory: while one run works in it no other can, lest they mix their files.
+    """Lock a run's directory, so that no other run writes there at the same time.
 
-    Of a run's several processes the main one holds it, and the others wait until it does.
+    Of a run's several processes the main one takes the lock, and the others wait until it has it.
 
     Raises:
         ConfigError: another run is at work there.
@@ -61,7 +69,7 @@ def only_run(run_dir: Path, accelerator: Accelerator) -> Iterator[None]:
 
 
 def open_run(config: TrainConfig, *, resume: Resume, overwrite: bool) -> list[Path]:
-    """Return the checkpoints to go on from, newest first, see `newest_whole`; none for a new run.
+    """Return the checkpoints to resume from, newest first, see `newest_whole`; none for a new run.
 
     Raises:
         ConfigError: the directory holds a run and neither `resume` nor `overwrite` is set, or both
@@ -85,42 +93,49 @@ def open_run(config: TrainConfig, *, resume: Resume, overwrite: bool) -> list[Pa
 
 
 def newest_whole(
-    found: Sequence[Path], config: TrainConfig, model: nn.Module, *, quiet: bool = False
-) -> SavedRun:
+    found: Sequence[Path], config: TrainConfig, model: nn.Module, accelerator: Accelerator
+) -> StoredRun:
     """Return the newest of some checkpoints that is whole and of this very run.
+
+    The processes check a checkpoint's files together, and all take the same one. Its tensors are
+    read by `restore`, which each process calls when the model is divided among them.
 
     Args:
         found: newest first; there must be one.
         config: of the run.
-        model: as the run trains it; stays as it is.
-        quiet: do not log which ones were passed over, and why.
+        model: as the run trains it, before it is shared; stays as it is.
 
     Raises:
-        ConfigError: the run to resume has another config; no checkpoint is passed over for that, as
-            one that is left behind is removed in time.
+        ConfigError: the run to resume has another config. No checkpoint is passed over for that,
+            because later saves would remove it.
         CheckpointError: no checkpoint of the run is whole.
     """
+    share = (accelerator.process_index, accelerator.num_processes)
     damages: list[str] = []
-    for path in found:
+    for path in from_main(list(found), accelerator):
+        run, damage = None, None
         try:
-            saved = read_state(path)
-            _check_same_run(path.parent.parent, saved.state.config, config)
-            check_fits(saved, model, averaged=config.optimisation.ema_decay > 0)
-        except ConfigError:
-            raise
+            run = open_state(path, share=share)
         except (CheckpointError, FileNotFoundError) as error:
-            damages.append(str(error))
-        except ValueError as error:
-            damages.append(f"{path} is not the state of this run: {error}")
-        else:
-            for damage in () if quiet else damages:
-                _LOGGER.warning("%s; going on from %s", damage, path.name)
-            return saved
+            damage = str(error)
+        damage = first_given(damage, accelerator)
+        if damage is None:
+            # From here on every process sees the same.
+            _check_same_run(path.parent.parent, run.state.config, config)
+            try:
+                check_fits(run, model, averaged=config.optimisation.ema_decay > 0)
+            except ValueError as error:
+                damage = f"{path} is not the state of this run: {error}"
+        if damage is None:
+            for each in damages if accelerator.is_main_process else ():
+                _LOGGER.warning("%s; going on from %s", each, path.name)
+            return run
+        damages.append(damage)
     raise CheckpointError(f"no checkpoint is whole: {'; '.join(damages)}")
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Return a run's state files, newest first, and whatever else has such a name.
+    """Return a run's checkpoints, files and folders, newest first, and whatever has such a name.
 
     Raises:
         OSError: the folder of checkpoints cannot be read, or is none.
@@ -128,8 +143,8 @@ def checkpoints(run_dir: Path) -> list[Path]:
     folder = run_dir / CHECKPOINTS
     if not os.path.lexists(folder):
         return []
-    names = sorted(os.listdir(folder), reverse=True)
-    return [folder / name for name in names if fnmatch(name, "update-*.safetensors")]
+    names = [name for name in os.listdir(folder) if _NAMES.fullmatch(name)]
+    return [folder / name for name in sorted(names, key=_age, reverse=True)]
 
 
 def is_finished(config: TrainConfig) -> bool:
@@ -145,23 +160,25 @@ def is_finished(config: TrainConfig) -> bool:
         return False
 
 
-def save_checkpoint(run_dir: Path, saved: SavedRun, keep: int) -> Path:
-    """Write a state file and remove all but the `keep` newest.
+def save_checkpoint(run_dir: Path, saved: SavedRun, keep: int, accelerator: Accelerator) -> Path:
+    """Write a checkpoint and remove all but the `keep` newest; every process has to call it.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; the former ones are kept.
+        OSError: the disk is full or the folder cannot be written, for some process; raised by all
+            of them. The former checkpoints are kept.
     """
     folder = run_dir / CHECKPOINTS
-    folder.mkdir(exist_ok=True)
-    path = folder / f"update-{saved.state.update:09d}.safetensors"
-    # Later ones, and one of this very name, are left of a former attempt, which was damaged.
-    for other in checkpoints(run_dir):
-        if other.name >= path.name and other.is_dir() and not other.is_symlink():
-            _put_aside(other)
-    save_state(path, saved)
-    later = [other for other in checkpoints(run_dir) if other.name > path.name]
-    for other in [*later, *checkpoints(run_dir)[len(later) + keep :]]:
-        other.unlink(missing_ok=True)
+    suffix = "" if saved.is_sharded else ".safetensors"
+    path = folder / f"update-{saved.state.update:09d}{suffix}"
+    with failing_together(accelerator):
+        if accelerator.is_main_process:
+            folder.mkdir(exist_ok=True)
+            _make_room(path)
+    with failing_together(accelerator):
+        if saved.is_sharded or accelerator.is_main_process:
+            save_state(path, saved)
+        if accelerator.is_main_process:
+            _remove_others(run_dir, path, keep)
     return path
 
 
@@ -186,8 +203,48 @@ def begin_directory(
     write_text(run_dir / "environment.json", json.dumps(environment(device), indent=2) + "\n")
 
 
+def _age(name: str) -> tuple[str, str]:
+    """Sort key of checkpoints: the update; of the same update, a replaced folder is older."""
+    number = name.removesuffix(".safetensors").removesuffix(_REPLACED)
+    return number, "" if name.endswith(_REPLACED) else name
+
+
+def _make_room(path: Path) -> None:
+    """Clear the place of a new checkpoint, unless it is a file, which can replace a file."""
+    replaced = path.with_name(path.name + _REPLACED)
+    if path.suffix or not os.path.lexists(path):
+        if path.is_dir() and not path.is_symlink():
+            _put_aside(path)
+    elif is_sharded_folder(path):
+        if os.path.lexists(replaced):
+            _remove(replaced)
+        os.replace(path, replaced)  # still a checkpoint, until the new one is there
+    else:
+        _remove(path)
+
+
+def _remove_others(run_dir: Path, path: Path, keep: int) -> None:
+    """Remove all checkpoints but the newest one, `path`, and the `keep` - 1 before it."""
+    found = [other for other in checkpoints(run_dir) if other != path]
+    # Those of later updates were left by a former attempt and were damaged, or else this run would
+    # have resumed from them. One of the same update is replaced by `path`.
+    later = [other for other in found if _age(other.name)[0] >= _age(path.name)[0]]
+    for other in [*later, *found[len(later) + keep - 1 :]]:
+        _remove(other)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; a folder that holds anything else is not ours and is put aside."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+    elif is_sharded_folder(path):
+        remove_folder(path)
+    else:
+        _put_aside(path)
+
+
 def _put_aside(folder: Path) -> None:
-    """Rename a folder that stands where a file has to go: what is in it is somebody's."""
+    """Rename a folder that is not ours and has the name of a checkpoint; its content is kept."""
     numbers = (f".aside-{number}" for number in itertools.count(1))
     free = (folder.with_name(folder.name + end) for end in numbers)
     folder.rename(next(path for path in free if not os.path.lexists(path)))

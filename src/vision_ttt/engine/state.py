@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.engine.parallel import place_like, whole
-from vision_ttt.engine.tensor_files import CheckpointError, read_tensors, write_tensors
+from vision_ttt.engine.sharded_files import write_sharded
+from vision_ttt.engine.sharded_tensors import is_sharded
+from vision_ttt.engine.stored_tensors import StoredTensors, load_stored, open_stored
+from vision_ttt.engine.tensor_files import CheckpointError, Shapes, write_tensors
 
 _FORMAT = 3
+_PARTS = ("model", "average", "moments")
 
 
 @dataclass
@@ -53,7 +56,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """What a state file holds."""
+    """What a checkpoint holds; each process's part of the tensors where the run is sharded."""
 
     state: TrainState
     model: dict[str, Tensor]
@@ -63,28 +66,60 @@ class SavedRun:
     moments: dict[str, Tensor]
     """The optimiser's, as `optimizer_moments` names them."""
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors as `PART/NAME`, e.g. `model/head.weight`."""
+        return {f"{part}/{name}": t for part in _PARTS for name, t in getattr(self, part).items()}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several processes share the tensors."""
+        return any(map(is_sharded, self.model.values()))
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A checkpoint that was checked; its tensors are still in its files."""
+
+    state: TrainState
+    stored: StoredTensors
+
+    def shapes(self, part: str) -> Shapes:
+        """Return the tensors of "model", "average" or "moments": their dtypes and shapes."""
+        return {
+            key.removeprefix(f"{part}/"): value
+            for key, value in self.stored.shapes.items()
+            if key.startswith(f"{part}/")
+        }
+
 
 def save_state(path: Path, saved: SavedRun) -> None:
-    """Write everything that resuming needs, atomically and with its SHA-256.
+    """Write everything that resuming needs, atomically and with SHA-256s.
+
+    The tensors of a sharded run become a folder, see `sharded_files`, and every process has to call
+    this; otherwise they become one file, see `tensor_files`, and one process calls it.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; the former file is kept.
+        OSError: the disk is full or the folder cannot be written; a former file is kept.
     """
-    parts = {"model": saved.model, "average": saved.average, "moments": saved.moments}
-    tensors = {f"{part}/{name}": t for part, own in parts.items() for name, t in own.items()}
-    write_tensors(path, tensors, json.dumps({"format": _FORMAT, "state": asdict(saved.state)}))
+    text = json.dumps({"format": _FORMAT, "state": asdict(saved.state)})
+    write = write_sharded if saved.is_sharded else write_tensors
+    write(path, saved.tensors, text)
 
 
-def read_state(path: str | Path) -> SavedRun:
-    """Return what `save_state` wrote.
+def open_state(path: str | Path, *, share: tuple[int, int] = (0, 1)) -> StoredRun:
+    """Check a checkpoint of either kind and return what is in it, without reading the tensors.
+
+    Args:
+        share: (index, count) of the processes that check it together; see `open_stored`.
 
     Raises:
-        FileNotFoundError: there is no such file, so nothing to resume.
+        FileNotFoundError: there is no such checkpoint, so nothing to resume.
         CheckpointError: truncated, damaged, or not a run's state.
     """
-    tensors, text = read_tensors(path)
+    stored = open_stored(Path(path), share=share)
     try:
-        values = json.loads(text or "null")
+        values = json.loads(stored.text or "null")
         if values["format"] != _FORMAT:
             raise CheckpointError(f"{path} has format {values['format']}; {_FORMAT} is read")
         state = TrainState(**values["state"])
@@ -95,17 +130,62 @@ def read_state(path: str | Path) -> SavedRun:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} is not the state of a run: {error}") from error
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "moments": {}}
-    for key, tensor in tensors.items():
-        part, _, name = key.partition("/")
-        if part not in parts:
+    for key in stored.shapes:
+        if key.partition("/")[0] not in _PARTS:
             raise CheckpointError(f"{path} is not the state of a run: it holds {key}")
-        parts[part][name] = tensor
-    return SavedRun(state, **parts)
+    return StoredRun(state, stored)
 
 
-def check_fits(saved: SavedRun, model: nn.Module, *, averaged: bool) -> None:
-    """Check that a state is that of such a model's training, whole.
+def read_state(path: str | Path) -> SavedRun:
+    """Return a checkpoint of either kind with its tensors, whole, in this process's memory.
+
+    Raises:
+        FileNotFoundError, CheckpointError: as `open_state`.
+    """
+    run = open_state(path)
+    parts = {
+        part: {name: torch.empty(shape, dtype=d) for name, (d, shape) in run.shapes(part).items()}
+        for part in _PARTS
+    }
+    saved = SavedRun(run.state, **parts)
+    load_stored(run.stored, saved.tensors, alone=True)
+    return saved
+
+
+def restore(
+    run: StoredRun, model: nn.Module, average: nn.Module | None, optimizer: torch.optim.Optimizer
+) -> None:
+    """Load a checkpoint that fits (see `check_fits`) into what continues the run.
+
+    Every process calls this, after the models were shared; it reads its own part of the tensors.
+
+    Raises:
+        CheckpointError: a file cannot be read any more.
+    """
+    weights = dict(model.named_parameters())
+    moments = {
+        key: _empty_moment(weights[key.rpartition("/")[0]], *dtype_and_shape)
+        for key, dtype_and_shape in run.shapes("moments").items()
+    }
+    averages = {} if average is None else average.state_dict()
+    saved = SavedRun(run.state, model.state_dict(), averages, moments)
+    load_stored(run.stored, saved.tensors)
+    # The values are in place already, except where a module's state dict holds copies.
+    model.load_state_dict(saved.model)
+    if average is not None:
+        average.load_state_dict(saved.average)
+    restore_moments(model, optimizer, moments)
+
+
+def _empty_moment(weight: Tensor, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    """Return memory for a moment, shared among the processes as `weight` is if of its shape."""
+    if shape == weight.shape:
+        return torch.empty_like(weight.detach(), dtype=dtype)
+    return torch.empty(shape, dtype=dtype)
+
+
+def check_fits(run: StoredRun, model: nn.Module, *, averaged: bool) -> None:
+    """Check that a checkpoint holds everything of such a model's training, and nothing else.
 
     Args:
         averaged: whether the run keeps a moving average.
@@ -114,39 +194,40 @@ def check_fits(saved: SavedRun, model: nn.Module, *, averaged: bool) -> None:
         ValueError: tensors are missing, left over or of another shape; names the first of them.
     """
     own = {name: value.shape for name, value in model.state_dict().items()}
-    _check_shapes("model", saved.model, own)
-    _check_shapes("average", saved.average, own if averaged else {})
+    _check_shapes("model", run.shapes("model"), own)
+    _check_shapes("average", run.shapes("average"), own if averaged else {})
     weights = {name: weight.shape for name, weight in model.named_parameters()}
     quantities: dict[str, set[str]] = {}
-    for key, value in saved.moments.items():
+    for key, (_, shape) in run.shapes("moments").items():
         name, _, quantity = key.rpartition("/")
-        if name not in weights or value.shape not in (weights[name], torch.Size()):
-            raise ValueError(f"moments/{key} {list(value.shape)} is of no weight of the model")
+        if name not in weights or shape not in (weights[name], torch.Size()):
+            raise ValueError(f"moments/{key} {list(shape)} is of no weight of the model")
         quantities.setdefault(name, set()).add(quantity)
     known = set().union(*quantities.values())
-    for name, told in quantities.items():
-        if told != known:
-            raise ValueError(f"moments/{name} has no {', '.join(sorted(known - told))}")
+    for name, stored in quantities.items():
+        if stored != known:
+            raise ValueError(f"moments/{name} has no {', '.join(sorted(known - stored))}")
 
 
-def _check_shapes(part: str, tensors: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> None:
-    for name in sorted({*tensors, *own}):
-        if name not in tensors:
+def _check_shapes(part: str, stored: Shapes, own: Mapping[str, torch.Size]) -> None:
+    for name in sorted({*stored, *own}):
+        if name not in stored:
             raise ValueError(f"{part}/{name} is missing")
         if name not in own:
             raise ValueError(f"{part}/{name} is of no weight of the model")
-        if tensors[name].shape != own[name]:
-            shapes = f"{list(tensors[name].shape)} for {list(own[name])}"
+        _, shape = stored[name]
+        if shape != own[name]:
+            shapes = f"{list(shape)} for {list(own[name])}"
             raise ValueError(f"{part}/{name} is of another shape, {shapes}")
 
 
 def optimizer_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return an optimiser's running quantities as `PARAMETER/QUANTITY`, whole on every process.
+    """Return an optimiser's running quantities as `PARAMETER/QUANTITY`, sharded as they are.
 
     Rates, decays and groups are not among them: they follow from the config.
     """
     return {
-        f"{name}/{key}": whole(value)
+        f"{name}/{key}": value
         for name, weight in model.named_parameters()
         for key, value in optimizer.state.get(weight, {}).items()
     }
@@ -155,7 +236,7 @@ def optimizer_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def restore_moments(
     model: nn.Module, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]
 ) -> None:
-    """Give an optimiser what `optimizer_moments` returned."""
+    """Give an optimiser what `optimizer_moments` returned, sharded as its weights are."""
     weights = dict(model.named_parameters())
     places = {
         id(weight): index
@@ -164,6 +245,5 @@ def restore_moments(
     content = optimizer.state_dict()
     for key, value in moments.items():
         name, _, quantity = key.rpartition("/")
-        own = content["state"].setdefault(places[id(weights[name])], {})
-        own[quantity] = place_like(value, weights[name])
+        content["state"].setdefault(places[id(weights[name])], {})[quantity] = value
     optimizer.load_state_dict(content)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from vision_ttt.engine.config import TrainConfig
-from vision_ttt.engine.parallel import summed, whole
+from vision_ttt.engine.parallel import summed
 from vision_ttt.engine.seeds import seed_pass
+from vision_ttt.engine.sharded_tensors import whole
 from vision_ttt.engine.task import Batch, Moment, Task
 
 

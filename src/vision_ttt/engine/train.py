@@ -32,10 +32,10 @@ from vision_ttt.engine.metrics import (
 from vision_ttt.engine.non_finite import refuse_or_skip
 from vision_ttt.engine.parallel import (
     all_names,
+    failing_together,
     make_accelerator,
     summed,
     unshared,
-    whole_state,
 )
 from vision_ttt.engine.run_directory import (
     Resume,
@@ -264,15 +264,13 @@ class _Run:
     def _checkpoint(self) -> None:
         """Write the weights, then the state: what it counts lies on the disk when it is there."""
         state, parts = self.state, self.parts
-        weights = whole_state(parts.evaluated)
+        weights = parts.evaluated.state_dict()
         saved = SavedRun(
             state,
-            whole_state(parts.model),
+            parts.model.state_dict(),
             {} if parts.average is None else weights,
             optimizer_moments(parts.model, parts.optimizer),
         )
-        if not self.accelerator.is_main_process:
-            return
         metadata = ModelMetadata(
             task=asdict(self.config.task),
             model=self.config.model.name,
@@ -289,10 +287,12 @@ class _Run:
                 if name.startswith("test_")
             },
         )
-        if is_best(state, parts.task.primary):
-            save_weights(self.run_dir / BEST_FILE, weights, metadata)
-        save_weights(self.run_dir / WEIGHTS_FILE, weights, metadata)
-        save_checkpoint(self.run_dir, saved, self.config.run.keep_checkpoints)
+        writes = self.accelerator.is_main_process
+        best = is_best(state, parts.task.primary)
+        for name in (BEST_FILE, WEIGHTS_FILE) if best else (WEIGHTS_FILE,):
+            with failing_together(self.accelerator):
+                save_weights(self.run_dir / name, weights, metadata, writes=writes)
+        save_checkpoint(self.run_dir, saved, self.config.run.keep_checkpoints, self.accelerator)
 
     def _end(self, votes: float) -> None:
         """Write a checkpoint and end the run there, as the request to stop asks.

@@ -1,0 +1,72 @@
+"""Runs that are killed, and the comparison of what two runs left."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from vision_ttt.engine import load_model
+from vision_ttt.engine.run_directory import checkpoints
+from vision_ttt.engine.state import SavedRun, read_state
+
+_TIMES = {"seconds", "images_per_second", "data_share", "memory_bytes"}
+_DRIVER = Path(__file__).with_name("engine") / "killed_run.py"
+
+
+def run_through(
+    runs: list[tuple[dict, list]], tmp_path: Path, *, processes: int = 1
+) -> tuple[list[int], str]:
+    """Train each run's fields through its kills, see `killed_run.py`, in processes of their own.
+
+    Returns:
+        How many kills of each run came true, and what the runs wrote to stderr.
+    """
+    arguments = []
+    for number, (fields, kills) in enumerate(runs):
+        recipe = tmp_path / f"recipe-{number}.yaml"
+        recipe.write_text(json.dumps(fields))
+        arguments += [str(recipe), json.dumps(kills)]
+    process = subprocess.run(
+        [sys.executable, str(_DRIVER), str(processes), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=1700,
+    )
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout), process.stderr
+
+
+def assert_same_run(first: Path, second: Path, *, tolerance: float = 0.0) -> None:
+    """Assert that two run directories hold the same run, bit for bit unless there is a tolerance.
+
+    With a tolerance the checkpoints' tensors are compared, but for the moments.
+    """
+    one, other = (read_state(checkpoints(run)[0]) for run in (first, second))
+    assert one.state.update == other.state.update
+    if tolerance:
+        for part in ("model", "average"):
+            tensors, others = getattr(one, part), getattr(other, part)
+            assert tensors.keys() == others.keys()
+            assert max((others[k] - t).abs().max() for k, t in tensors.items()) <= tolerance, part
+        assert one.moments.keys() == other.moments.keys()
+        return
+    assert _untimed(one) == _untimed(other)
+    for part in ("model", "average", "moments"):
+        tensors, others = getattr(one, part), getattr(other, part)
+        assert tensors.keys() == others.keys()
+        assert tensors, part
+        assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items()), part
+    for name in ("last.safetensors", "best.safetensors"):
+        weights, others = (load_model(run / name)[0].state_dict() for run in (first, second))
+        assert all(torch.equal(weight, others[key]) for key, weight in weights.items()), name
+
+
+def _untimed(saved: SavedRun) -> dict:
+    state = asdict(saved.state)
+    rows = [{k: v for k, v in row.items() if k not in _TIMES} for row in state["history"]]
+    for name in ("seconds", "epoch_seconds", "data_seconds", "config"):
+        del state[name]
+    return {**state, "history": rows}
