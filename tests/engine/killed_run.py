@@ -51,7 +51,7 @@ def attempt(recipe: str, kill: int | list | str | None) -> int:
     child = os.fork()
     if child:
         if isinstance(kill, str):
-            run_dir = Path(recipes.load(recipe).output)
+            run_dir = Path(recipes.load(recipe).run.output)
             former = checkpoints(run_dir)[:1]
             while checkpoints(run_dir)[:1] == former and alive(child):
                 time.sleep(0.002)

@@ -90,12 +90,12 @@ def _with_rate(model: nn.Module, rate: float) -> nn.Module:
 def test_no_nan_at_large_inner_rates(
     rate: float, tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vision_ttt.engine import assembly
+    from vision_ttt.engine import task
 
-    original = assembly.build_model
-    monkeypatch.setattr(assembly, "build_model", lambda *a: _with_rate(original(*a), rate))
+    original = task.build_model
+    monkeypatch.setattr(task, "build_model", lambda *a: _with_rate(original(*a), rate))
     config = tiny_fields(
-        precision="bfloat16", epochs=6, learning_rate=5e-3, model_args={"depth": 2}
+        precision="bfloat16", epochs=6, learning_rate=5e-3, arguments={"depth": 2}
     )
     result = train(resolve(config))
     model = result.model
