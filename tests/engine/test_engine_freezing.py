@@ -76,5 +76,5 @@ def test_more_layers_than_there_are() -> None:
 def test_a_model_without_classifier_or_layers() -> None:
     with pytest.raises(ConfigError, match="Vittt has no head to train"):
         freeze_layers(timm.create_model("vittt_nano_patch4_32", num_classes=0), 1)
-    with pytest.raises(ConfigError, match=r"Linear does not name its layers and its head \(group_m"):
+    with pytest.raises(ConfigError, match="Linear does not name its layers and its head"):
         freeze_layers(torch.nn.Linear(2, 2), 1)

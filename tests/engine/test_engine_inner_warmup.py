@@ -86,5 +86,5 @@ def test_what_cannot_warm_up_says_so() -> None:
     config = resolve({"task": "classification", "inner_warmup": 1})
     with pytest.raises(ConfigError, match=r"inner_warmup is 1\.0; vittt\S+ .* no TTT-MLP"):
         make_inner_warmup([nn.Sequential(TTTLinear(8, 2))], config, _of_eight(config))
-    with pytest.raises(ConfigError, match="inner_warmup is 3; it must be at most epochs"):
+    with pytest.raises(ConfigError, match=r"inner_warmup is 3\.0; it must be at most epochs"):
         resolve({"task": "classification", "epochs": 2, "warmup": 0, "inner_warmup": 3})

@@ -94,9 +94,7 @@ def test_no_nan_at_large_inner_rates(
 
     original = task.build_model
     monkeypatch.setattr(task, "build_model", lambda *a: _with_rate(original(*a), rate))
-    config = tiny_fields(
-        precision="bfloat16", epochs=6, learning_rate=5e-3, arguments={"depth": 2}
-    )
+    config = tiny_fields(precision="bfloat16", epochs=6, learning_rate=5e-3, arguments={"depth": 2})
     result = train(resolve(config))
     model = result.model
     assert {m.base_learning_rate for m in model.modules() if isinstance(m, TTTLinear)} == {rate}

@@ -254,7 +254,10 @@ def test_what_does_not_fit_leaves_no_run_directory(tiny_fields: Fields) -> None:
         ({"frozen_layers": 99}, "frozen_layers is 99, .* from 0 to 2, or all"),
         ({"objective": "flow"}, "unknown key 'objective': task.objective is of task diffusion"),
         ({"noise_steps": 10}, "'noise_steps': task.noise_steps is of task diffusion, .* classif"),
-        ({"model": "dit3_nano_patch4_32"}, "dit3_nano_patch4_32 denoises .* set task to diffusion"),
+        (
+            {"model": "dit3_nano_patch4_32", "arguments": {"depth": 1}, "drop_path": None},
+            "dit3_nano_patch4_32 denoises .* set task to diffusion",
+        ),
         ({"image_size": 7}, "images of 7 × 7 are not whole patches of 4 × 4"),
         ({"arguments": {"depth": 0}}, "depth is 0; accepted: 1 to 1,000"),
         ({"arguments": {"patch_size": 0}}, "patch_size is 0; accepted"),
