@@ -15,6 +15,7 @@ from vision_ttt.data import DatasetError, ImageError
 from vision_ttt.engine import train
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.errors import nearest
+from vision_ttt.explain.figures import training_curves
 from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks import load_model
 from vision_ttt.tasks.classification.report import _decodable
@@ -47,6 +48,32 @@ def test_a_training_set_without_a_good_image(tiny_fields: Fields, image_folder: 
         _truncate(path)
     with pytest.raises(DatasetError, match="not one of the training images can be read"):
         train(resolve(tiny_fields(skip_bad=True)))
+
+
+def test_evaluations_between_which_no_image_was_good(
+    tiny_fields: Fields, image_folder: Path
+) -> None:
+    for label in ("dark", "light"):
+        for index in range(6):
+            _truncate(image_folder / "train" / label / f"{index}.png")
+    fields = tiny_fields(batch_size=2, epochs=1, evaluate_every=1, skip_bad=True)
+    result = train(resolve(fields))
+    losses = [row["train_loss"] for row in result.metrics["history"]]
+    assert len(losses) == 8
+    assert 4 <= losses.count(None) < 8  # four good images in eight batches
+    assert training_curves(result.metrics["history"]).axes
+
+
+def test_an_epoch_without_a_good_image_ends_a_run_that_is_evaluated_in_its_course(
+    tiny_fields: Fields, image_folder: Path
+) -> None:
+    for path in (image_folder / "train").rglob("*.png"):
+        _truncate(path)
+    config = resolve(tiny_fields(epochs=4, skip_bad=True, evaluate_every=1))
+    with pytest.raises(DatasetError, match="not one of the training images can be read"):
+        train(config)
+    rows = (Path(config.run.output) / "metrics.csv").read_text().splitlines()[1:]
+    assert len(rows) == 3  # of the epoch's four updates
 
 
 def test_the_report_shows_each_image_under_its_own_title(
