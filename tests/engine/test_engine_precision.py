@@ -47,6 +47,7 @@ def _losses(fields: dict, tmp_path: Path) -> list[float]:
 @pytest.mark.slow
 def test_200_updates_on_digits(tmp_path: Path) -> None:
     fields = {
+        "task": "classification",
         "dataset": "digits",
         "arguments": {"depth": 2},
         "epochs": 10,
@@ -64,6 +65,7 @@ def test_200_updates_on_digits(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_200_updates_on_1024_tokens(tmp_path: Path) -> None:
     fields = {
+        "task": "classification",
         "dataset": str(_gratings(tmp_path / "gratings", 128)),
         "image_size": 128,  # patches of 4
         "arguments": {"depth": 1, "embed_dim": 64, "num_heads": 2},
