@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from vision_ttt.engine import load_model
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import SavedRun, read_state
+from vision_ttt.recipes import resolve
+from vision_ttt.tasks import load_model
 
 _TIMES = {"seconds", "images_per_second", "data_share", "memory_bytes"}
 _DRIVER = Path(__file__).with_name("engine") / "killed_run.py"
@@ -27,7 +28,7 @@ def run_through(
     arguments = []
     for number, (fields, kills) in enumerate(runs):
         recipe = tmp_path / f"recipe-{number}.yaml"
-        recipe.write_text(json.dumps(fields))
+        recipe.write_text(json.dumps(resolve(fields).as_dict()))
         arguments += [str(recipe), json.dumps(kills)]
     process = subprocess.run(
         [sys.executable, str(_DRIVER), str(processes), *arguments],
@@ -67,6 +68,6 @@ def assert_same_run(first: Path, second: Path, *, tolerance: float = 0.0) -> Non
 def _untimed(saved: SavedRun) -> dict:
     state = asdict(saved.state)
     rows = [{k: v for k, v in row.items() if k not in _TIMES} for row in state["history"]]
-    for name in ("seconds", "epoch_seconds", "data_seconds", "config"):
+    for name in ("seconds", "span_seconds", "data_seconds", "config"):
         del state[name]
     return {**state, "history": rows}

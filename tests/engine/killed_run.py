@@ -99,7 +99,7 @@ def attempt(processes: int, recipe: str, kill: Kill) -> bool:
     """Train in forks of this process; return whether they ended early."""
     children = [start(recipe, kill, each) for each in environments(processes)]
     if isinstance(kill, str):
-        run_dir = Path(recipes.load(recipe).output)
+        run_dir = Path(recipes.load(recipe).run.output)
         former = checkpoints(run_dir)[:1]
         while checkpoints(run_dir)[:1] == former and all(map(alive, children)):
             time.sleep(0.002)

@@ -124,7 +124,7 @@ def test_names_short_and_long() -> None:
         recipes.load("digits", {"mixupp": 1})
     with pytest.raises(ConfigError, match=r"unknown key 'model\.epochs'.*optimisation\.epochs"):
         recipes.load("digits", {"model.epochs": 1})
-    with pytest.raises(ConfigError, match=r"unknown key 'mixup'; nearest of task diffusion"):
+    with pytest.raises(ConfigError, match=r"'mixup': task\.mixup is of task classification"):
         recipes.load("digits-diffusion", {"mixup": 1})
     with pytest.raises(ConfigError, match="names no task; set task to one of classification, diff"):
         resolve({"epochs": 1})

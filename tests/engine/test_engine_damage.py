@@ -10,13 +10,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from vision_ttt.cli.main import main
-from vision_ttt.cli.run_report import _decodable, write_run_report
+from vision_ttt.cli.run_report import write_page
 from vision_ttt.data import DatasetError, ImageError
 from vision_ttt.engine import train
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.errors import nearest
+from vision_ttt.explain.figures import training_curves
 from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks import load_model
+from vision_ttt.tasks.classification.report import _decodable
 
 Fields = Callable[..., dict]
 
@@ -44,8 +46,34 @@ def test_batches_of_damaged_items_are_passed_over(
 def test_a_training_set_without_a_good_image(tiny_fields: Fields, image_folder: Path) -> None:
     for path in (image_folder / "train").rglob("*.png"):
         _truncate(path)
-    with pytest.raises(DatasetError, match="not one image of the training set decodes"):
+    with pytest.raises(DatasetError, match="not one of the training images can be read"):
         train(resolve(tiny_fields(skip_bad=True)))
+
+
+def test_evaluations_between_which_no_image_was_good(
+    tiny_fields: Fields, image_folder: Path
+) -> None:
+    for label in ("dark", "light"):
+        for index in range(6):
+            _truncate(image_folder / "train" / label / f"{index}.png")
+    fields = tiny_fields(batch_size=2, epochs=1, evaluate_every=1, skip_bad=True)
+    result = train(resolve(fields))
+    losses = [row["train_loss"] for row in result.metrics["history"]]
+    assert len(losses) == 8
+    assert 4 <= losses.count(None) < 8  # four good images in eight batches
+    assert training_curves(result.metrics["history"]).axes
+
+
+def test_an_epoch_without_a_good_image_ends_a_run_that_is_evaluated_in_its_course(
+    tiny_fields: Fields, image_folder: Path
+) -> None:
+    for path in (image_folder / "train").rglob("*.png"):
+        _truncate(path)
+    config = resolve(tiny_fields(epochs=4, skip_bad=True, evaluate_every=1))
+    with pytest.raises(DatasetError, match="not one of the training images can be read"):
+        train(config)
+    rows = (Path(config.run.output) / "metrics.csv").read_text().splitlines()[1:]
+    assert len(rows) == 3  # of the epoch's four updates
 
 
 def test_the_report_shows_each_image_under_its_own_title(
@@ -53,17 +81,17 @@ def test_the_report_shows_each_image_under_its_own_title(
 ) -> None:
     _truncate(image_folder / "val" / "dark" / "0.png")
     result = train(resolve(tiny_fields(epochs=1, skip_bad=True)))
-    places = _decodable(result)
+    places = _decodable(result.task, len(result.evaluation.targets))
     assert list(places) == [1, 2, 3, 4, 5, 6, 7]
-    targets = [result.test_images[place][1] for place in places]
+    targets = [result.task.test_set[place][1] for place in places]
     assert targets == result.evaluation.targets.tolist()
-    assert write_run_report(result).exists()
+    assert write_page(result, result.task.report(result)).exists()
 
 
 def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path) -> None:
     config = resolve(tiny_fields(epochs=1))
     result = train(config)
-    write_run_report(result)
+    write_page(result, result.task.report(result))
     run_dir = result.run_dir
     weights = (run_dir / "last.safetensors").read_bytes()
     path = image_folder / "train" / "dark" / "0.png"
@@ -81,7 +109,7 @@ def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path
 
 
 @pytest.mark.parametrize(
-    "change",
+    "damage",
     [
         {"mean": "abc"},
         {"std": [float("nan")] * 3},
@@ -92,11 +120,11 @@ def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path
     ],
     ids=str,
 )
-def test_damaged_input_metadata(tiny_fields: Fields, change: dict) -> None:
+def test_damaged_input_metadata(tiny_fields: Fields, damage: dict) -> None:
     path = train(resolve(tiny_fields(epochs=1))).run_dir / "last.safetensors"
     with safe_open(path, "pt") as file:
         metadata = json.loads(file.metadata()["vision_ttt"])
-    metadata["input"] |= change
+    metadata["carried"]["input"] |= damage
     save_file(load_file(path), path, {"vision_ttt": json.dumps(metadata)})
     with pytest.raises(CheckpointError, match="damaged vision-ttt metadata"):
         load_model(path)

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,11 +21,10 @@ from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
 from vision_ttt.cli.main import main
-from vision_ttt.data import LoaderError, open_dataset
+from vision_ttt.data import LoaderError
 from vision_ttt.data.sources import FolderImages
 from vision_ttt.engine import NonFiniteError, TrainConfig, train
 from vision_ttt.engine.faults import find_non_finite, stop_on_signals
-from vision_ttt.engine.inputs import dataset_spec, transformed
 from vision_ttt.engine.logs import RunLog
 from vision_ttt.engine.non_finite import replay
 from vision_ttt.engine.run_directory import checkpoints
@@ -33,7 +33,6 @@ from vision_ttt.engine.step import Outcome, Step
 from vision_ttt.layers import TTTLinear
 from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks import load_model
-from vision_ttt.tasks.images.models import data_config
 
 Fields = Callable[..., dict]
 
@@ -68,12 +67,12 @@ class _Net(nn.Module):
 
 def _where(model: nn.Module, images: Tensor) -> str:
     model(images).sum().backward()
-    return find_non_finite(model, lambda: model(images), images)
+    return find_non_finite(model, lambda: model(images), {"images": images})
 
 
 def test_place_of_the_first_non_finite_number() -> None:
     images = torch.ones(1, 2)
-    assert _where(_Net(""), images * float("inf")) == "the batch of input images"
+    assert _where(_Net(""), images * float("inf")) == "the batch's images"
     model = _Net("")
     model.inner[0].register_forward_hook(lambda _m, _i, output: output * float("nan"))
     assert _where(model, images) == "the output of module 'inner.0'"
@@ -127,15 +126,15 @@ def test_the_batch_is_saved_for_replay(
             train(config)
     (path,) = (Path(config.run.output) / "non-finite").iterdir()
     weights, passes, told = replay(path)
-    assert (told["update"], told["epoch"], told["config"]["seed"]) == (5, 1, 0)
+    assert (told["update"], told["epoch"], told["config"]["run"]["seed"]) == (5, 1, 0)
     assert "blocks.0.mixer.ttt" in told["where"]
     # The images are those that the training set has there, augmented for that epoch.
     ((images, targets, indices),) = (
         (each["images"], each["targets"], each["indices"]) for each in passes
     )
-    train_set, _ = transformed(
-        open_dataset(dataset_spec(config)), data_config(load_model(_last(config))[0]), config
-    )
+    task = config.task.open(config)
+    task.prepare(load_model(_last(config))[0])
+    train_set = task.train_set
     train_set.epoch = told["epoch"]
     for image, target, index in zip(images, targets, indices, strict=True):
         expected, label, _ = train_set[int(index)]
@@ -186,17 +185,17 @@ def _last(config: TrainConfig) -> Path:
 
 
 def test_nan_before_any_checkpoint(tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
-    import vision_ttt.data.loading as loading
+    import vision_ttt.tasks.images.task as images
 
-    def poisoned(items: list, image_shape: tuple[int, ...]) -> dict:
+    def poisoned(items: list, image_shape: Sequence[int]) -> dict:
         batch = original(items, image_shape)
         batch["images"][0, 0, 0, 0] = float("nan")
         return batch
 
-    original = loading.collate
-    monkeypatch.setattr(loading, "collate", poisoned)
+    original = images.collate
+    monkeypatch.setattr(images, "collate", poisoned)
     config = resolve(tiny_fields())
-    with pytest.raises(NonFiniteError, match=r"update 0 .*input images.*no checkpoint yet"):
+    with pytest.raises(NonFiniteError, match=r"update 0 .*the batch's images.*no checkpoint yet"):
         train(config)
     assert not (Path(config.run.output) / "last.safetensors").exists()
 
@@ -259,13 +258,17 @@ def test_the_system_refuses_to_write_on(tiny_fields: Fields, tmp_path: Path) -> 
         assert torch.equal(weight, resumed.model.state_dict()[name])
 
 
+def _write(recipe: Path, fields: dict) -> None:
+    recipe.write_text(json.dumps(resolve(fields).as_dict()))
+
+
 def test_a_folder_that_cannot_be_written(
     tiny_fields: Fields, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
     recipe = tmp_path / "recipe.yaml"
     for place in (tmp_path / "file" / "run", Path("/proc/run")):
-        recipe.write_text(json.dumps(tiny_fields(output=str(place))))
+        _write(recipe, tiny_fields(output=str(place)))
         assert main(["train", str(recipe)]) == 2
         (told,) = capsys.readouterr().err.splitlines()
         assert str(place) in told
@@ -285,7 +288,7 @@ def test_a_hanging_worker_times_out(
     original = FolderImages.__getitem__
     monkeypatch.setattr(FolderImages, "__getitem__", hanging)
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(json.dumps(tiny_fields(num_workers=1, loader_timeout=1.5)))
+    _write(recipe, tiny_fields(num_workers=1, loader_timeout=1.5))
     assert main(["train", str(recipe)]) == 4
     assert "no worker process delivered a batch within 1.5 s" in capsys.readouterr().err
     assert not multiprocessing.active_children()
@@ -323,11 +326,10 @@ def test_full_disk_under_tensorboard_is_named(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    state = TrainState(update=1, images=1, epoch_seconds=1.0)
-    outcome = Outcome(loss_sum=1.0, images=1, gradient_norm=1.0, stop_votes=0.0, passes=())
-    with RunLog(
-        tmp_path, resolve({"task": "classification"}), torch.device("cpu"), state, 1, False
-    ) as log:
+    state = TrainState(update=1, units=1, span_seconds=1.0)
+    outcome = Outcome(loss_sum=1.0, units=1, gradient_norm=1.0, stop_votes=0.0, passes=())
+    config, task = resolve({"task": "classification"}), SimpleNamespace(unit="images")
+    with RunLog(tmp_path, config, torch.device("cpu"), state, task, 1, False) as log:
         monkeypatch.setattr(log.events, "add_scalar", full)
         with pytest.raises(OSError, match=r"No space left.*tensorboard"):
             log.update(state, outcome, 1e-3)

@@ -27,10 +27,10 @@ SHAPE = {"depth": 3, "embed_dim": 32, "num_heads": 1}
 def test_what_is_frozen_is_left_bit_for_bit(
     tiny_fields: Fields, layers: int | str, frozen: tuple[str, ...]
 ) -> None:
-    source = train(resolve(tiny_fields(epochs=1, model_args=SHAPE)))
+    source = train(resolve(tiny_fields(epochs=1, arguments=SHAPE)))
     start = {name: weight.clone() for name, weight in source.model.state_dict().items()}
     fields = tiny_fields(
-        model_args=SHAPE,
+        arguments=SHAPE,
         epochs=1,
         frozen_layers=layers,
         layer_decay=0.8,
@@ -74,7 +74,7 @@ def test_more_layers_than_there_are() -> None:
 
 
 def test_a_model_without_classifier_or_layers() -> None:
-    with pytest.raises(ConfigError, match="no classifier"):
+    with pytest.raises(ConfigError, match="Vittt has no head to train"):
         freeze_layers(timm.create_model("vittt_nano_patch4_32", num_classes=0), 1)
-    with pytest.raises(ConfigError, match="does not tell its layers"):
+    with pytest.raises(ConfigError, match="Linear does not name its layers and its head"):
         freeze_layers(torch.nn.Linear(2, 2), 1)

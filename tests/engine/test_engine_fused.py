@@ -1,6 +1,5 @@
 """Runs whose layers are fused: the same training, and checkpoints that know nothing of it."""
 
-import dataclasses
 import functools
 import json
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from vision_ttt.engine.tensor_files import read_tensors, write_tensors
 from vision_ttt.explain import trace_layers
 from vision_ttt.layers import SwiGLU, TTTLinear
 from vision_ttt.models import create_model
-from vision_ttt.models.arguments import FUSED, architecture
+from vision_ttt.models.arguments import FUSED
 from vision_ttt.models.vittt_ablations import ABLATIONS
 from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks import load_model
@@ -37,8 +36,7 @@ def config(tiny_fields: Fields) -> TrainConfig:
 
 
 def _unfused(config: TrainConfig, **changes: object) -> TrainConfig:
-    arguments = architecture(config.model_args)
-    return change(config, {"arguments": arguments, **changes})
+    return change(config, {"arguments": dict.fromkeys(FUSED), **changes})
 
 
 def _hook_runs(model: nn.Module) -> bool:
@@ -109,8 +107,8 @@ def test_a_run_goes_on_with_the_switches_set_otherwise(config: TrainConfig, firs
     checkpoints(run_dir)[0].unlink()
     result = train(after, resume=True)
     assert [row["epoch"] for row in result.metrics["history"]] == [1, 2]
-    another = change(after, {"arguments": {**after.model_args, "depth": 2}})
-    with pytest.raises(ConfigError, match=r"cannot be resumed .*: model_args \{'depth': 1"):
+    another = change(after, {"arguments": {"depth": 2}})
+    with pytest.raises(ConfigError, match=r"cannot be resumed .*: model\.arguments \{'depth': 1"):
         train(another, resume=True)
 
 
@@ -119,7 +117,7 @@ def old_checkpoint(config: TrainConfig, tmp_path: Path) -> Path:
     """Weights whose metadata holds the switches, as former versions wrote them."""
     weights, text = read_tensors(train(config).run_dir / WEIGHTS)
     told = json.loads(text)
-    told["arguments"] |= dict.fromkeys(FUSED, True)
+    told["model_args"] |= dict.fromkeys(FUSED, True)
     write_tensors(tmp_path / "old.safetensors", weights, json.dumps(told))
     return tmp_path / "old.safetensors"
 
@@ -142,7 +140,7 @@ def test_every_command_takes_the_checkpoint(
     for name in ("folder", "model.pt2"):
         assert main(["export", checkpoint, str(tmp_path / name)]) == 0
     told = json.loads((tmp_path / "folder" / "config.json").read_text())
-    assert not set(FUSED) & set(told["arguments"])
+    assert not set(FUSED) & set(told["model_args"])
     assert "fused" not in capsys.readouterr().err
 
 
@@ -155,10 +153,9 @@ def test_fine_tuning_minds_no_switch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for number, weights in enumerate((old_checkpoint, tmp_path / "run" / WEIGHTS)):
-        start = dataclasses.replace(
+        start = change(
             config if fused else _unfused(config),
-            initial_weights=str(weights),
-            output=str(tmp_path / f"tuned-{number}"),
+            {"initial_weights": str(weights), "output": str(tmp_path / f"tuned-{number}")},
         )
         with caplog.at_level("INFO", "vision_ttt"):
             train(start)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import timm
@@ -16,6 +15,7 @@ from vision_ttt.engine.checkpoint import save_weights
 from vision_ttt.engine.initial_weights import start_from
 from vision_ttt.engine.state import SavedRun, TrainState, save_state
 from vision_ttt.engine.tensor_files import write_tensors
+from vision_ttt.recipes import change, resolve
 
 NANO = "vittt_nano_patch4_32"
 SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 1}
@@ -73,7 +73,7 @@ def test_files_of_others_and_of_other_kinds(tmp_path: Path) -> None:
     write_tensors(path, {"other": torch.zeros(2)}, json.dumps({"model": 3}))
     with pytest.raises(ConfigError, match="the file does not say whose they are"):
         start_from(path, model, NANO, SMALL)
-    state = TrainState(config={"model": NANO})
+    state = TrainState(config={"model": {"name": NANO}})
     save_state(path, SavedRun(state, model.state_dict(), {}, {}))
     with pytest.raises(ConfigError, match=f"holds the state of a run of {NANO}, to be resumed"):
         start_from(path, model, NANO, SMALL)
@@ -99,17 +99,17 @@ def test_a_model_of_two_classifiers_of_timms(tmp_path: Path) -> None:
 
 
 def test_the_trained_models_line(caplog: pytest.LogCaptureFixture) -> None:
-    from vision_ttt.engine.assembly import _say_what_is_trained
+    from vision_ttt.engine.assembly import _log_what_is_trained
 
     caplog.set_level("INFO")
     model = nn.Linear(3, 2)
-    config = SimpleNamespace(model="m", model_args={}, image_size=None, drop_path=None)
-    _say_what_is_trained(config, model, "")
+    config = resolve({"task": "classification", "model": "m"})
+    _log_what_is_trained(config, model, "")
     model.bias.requires_grad_(False)
-    config = SimpleNamespace(model="m", model_args={"depth": 1}, image_size=16, drop_path=0.0)
-    _say_what_is_trained(config, model, "starting")
+    config = change(config, {"arguments": {"depth": 1}, "drop_path": 0.0})
+    _log_what_is_trained(config, model, "starting")
     assert [record.message for record in caplog.records] == [
         "training m as it is by default: 8 parameters",
-        "training m with depth 1, image_size 16, drop_path 0.0: 8 parameters, 2 of them frozen",
+        "training m with depth 1, drop_path 0.0: 8 parameters, 2 of them frozen",
         "starting",
     ]

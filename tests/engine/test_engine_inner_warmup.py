@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from vision_ttt.engine import train
+from vision_ttt.engine import TrainConfig, train
 from vision_ttt.engine.config import ConfigError
-from vision_ttt.engine.optimisation import make_inner_warmup
+from vision_ttt.engine.optimisation import Length, make_inner_warmup
 from vision_ttt.engine.step import Step
 from vision_ttt.layers import TTTMLP, TTTLinear
 from vision_ttt.recipes import resolve
@@ -23,10 +23,15 @@ def inner_rates(model: nn.Module) -> set[float]:
     return {layer.warmup.item() for layer in model.modules() if isinstance(layer, TTTMLP)}
 
 
+def _of_eight(config: TrainConfig) -> Length:
+    """The length of a run of eight updates an epoch."""
+    return Length.of(config.optimisation, updates_per_epoch=8, units_per_item=1)
+
+
 def test_rates_rise_linearly_to_full() -> None:
     models = [nn.Sequential(TTTMLP(8, 2)), nn.Sequential(TTTMLP(8, 2))]
     config = resolve({"task": "classification", "epochs": 10, "inner_warmup": 0.5, "warmup": 0})
-    warm_up = make_inner_warmup(models, config, updates_per_epoch=8)
+    warm_up = make_inner_warmup(models, config, _of_eight(config))
     seen = []
     for update in range(6):
         warm_up(update)
@@ -72,13 +77,14 @@ def test_a_run_warms_up_and_resumes_as_the_same_run(
 
 def test_without_warm_up_rates_are_full() -> None:
     model = nn.Sequential(TTTMLP(8, 2))
-    make_inner_warmup([model], resolve({"task": "classification"}), updates_per_epoch=8)(0)
+    config = resolve({"task": "classification"})
+    make_inner_warmup([model], config, _of_eight(config))(0)
     assert inner_rates(model) == {1.0}
 
 
 def test_what_cannot_warm_up_says_so() -> None:
     config = resolve({"task": "classification", "inner_warmup": 1})
-    with pytest.raises(ConfigError, match=r"inner_warmup is 1; vittt\S+ .* no TTT-MLP"):
-        make_inner_warmup([nn.Sequential(TTTLinear(8, 2))], config, updates_per_epoch=8)
-    with pytest.raises(ConfigError, match="inner_warmup is 3; it must be at most epochs"):
+    with pytest.raises(ConfigError, match=r"inner_warmup is 1\.0; vittt\S+ .* no TTT-MLP"):
+        make_inner_warmup([nn.Sequential(TTTLinear(8, 2))], config, _of_eight(config))
+    with pytest.raises(ConfigError, match=r"inner_warmup is 3\.0; it must be at most epochs"):
         resolve({"task": "classification", "epochs": 2, "warmup": 0, "inner_warmup": 3})

@@ -23,12 +23,11 @@ Fields = Callable[..., dict]
 
 
 def test_the_bar_tells_speed_loss_inner_loss_rate_memory_and_time_left(tmp_path: Path) -> None:
-    state = TrainState(update=3, images=128, epoch_seconds=2.0)
-    outcome = Outcome(loss_sum=8.0, images=4, gradient_norm=1.0, stop_votes=0.0, passes=())
+    state = TrainState(update=3, position=3, units=128, span_seconds=2.0)
+    outcome = Outcome(loss_sum=8.0, units=4, gradient_norm=1.0, stop_votes=0.0, passes=())
     screen = Console(file=io.StringIO(), width=200)
-    with RunLog(
-        tmp_path, resolve({"task": "classification"}), torch.device("cpu"), state, 10, False
-    ) as log:
+    config, task = resolve({"task": "classification"}), SimpleNamespace(unit="images")
+    with RunLog(tmp_path, config, torch.device("cpu"), state, task, 10, False) as log:
         log.inner_loss(0.25)
         log.update(state, outcome, 5e-4)
         assert (log.bar.tasks[0].completed, log.bar.tasks[0].total) == (3, 10)
@@ -39,6 +38,17 @@ def test_the_bar_tells_speed_loss_inner_loss_rate_memory_and_time_left(tmp_path:
     assert "epoch 1/300" in said
 
 
+def test_the_bar_of_a_run_of_updates_counts_them(tmp_path: Path) -> None:
+    state = TrainState(update=3, position=3, units=128, span_seconds=2.0)
+    outcome = Outcome(loss_sum=8.0, units=4, gradient_norm=1.0, stop_votes=0.0, passes=())
+    config, task = resolve({"task": "classification", "updates": 10}), SimpleNamespace(unit="boxes")
+    with RunLog(tmp_path, config, torch.device("cpu"), state, task, 10, False) as log:
+        log.update(state, outcome, 5e-4)
+        (bar,) = log.bar.tasks
+    assert bar.description == "update 3/10"
+    assert bar.fields["figures"].startswith("64 boxes/s")
+
+
 def test_tensorboard_has_every_update_and_epoch(tiny_fields: Fields) -> None:
     result = train(resolve(tiny_fields()))
     events = EventAccumulator(str(result.run_dir / "tensorboard"))
@@ -46,7 +56,7 @@ def test_tensorboard_has_every_update_and_epoch(tiny_fields: Fields) -> None:
     updates = [event.step for event in events.Scalars("train/loss")]
     assert updates == list(range(1, 9))
     rows = result.metrics["history"]
-    accuracies = [event.value for event in events.Scalars("epoch/test_accuracy")]
+    accuracies = [event.value for event in events.Scalars("evaluation/test_accuracy")]
     assert accuracies == pytest.approx([row["test_accuracy"] for row in rows])
     assert {"train/learning_rate", "speed/memory_bytes", "inner_loss/blocks.0.mixer.ttt"} <= set(
         events.Tags()["scalars"]
@@ -85,9 +95,9 @@ def test_weights_and_biases_gets_what_tensorboard_gets(
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     train(resolve(tiny_fields(wandb_project="vittt", epochs=1)))
     assert begun[0]["project"] == "vittt"
-    assert begun[0]["config"]["epochs"] == 1
+    assert begun[0]["config"]["optimisation"]["epochs"] == 1
     assert [step for step, values in points if "train/loss" in values] == [1, 2, 3, 4]
-    assert [step for step, values in points if "epoch/test_accuracy" in values] == [4]
+    assert [step for step, values in points if "evaluation/test_accuracy" in values] == [4]
     assert ended == [0]
 
 

@@ -51,7 +51,8 @@ def test_two_processes_train_what_one_does(
     fields = tiny_fields(**TWENTY_UPDATES, skip_bad=True, output=str(tmp_path / "one"))
     one = train(resolve(fields))
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(json.dumps({**fields, "output": str(tmp_path / "two")}))
+    config = resolve({**fields, "output": str(tmp_path / "two")})
+    recipe.write_text(json.dumps(config.as_dict()))
     process = _under_torchrun(["train", str(recipe), "--sharding", sharding], tmp_path)
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("best test accuracy") == 1  # one process speaks
@@ -70,7 +71,6 @@ def test_two_processes_train_what_one_does(
     confusion = one.evaluation.confusion
     assert confusion.sum() == 7
     # What was trained by two is gone on with by one.
-    config = resolve({**fields, "output": str(tmp_path / "two")})
     resumed = train(config, resume=True)
     assert torch.equal(resumed.evaluation.confusion, confusion)
     model, _ = load_model(tmp_path / "two" / "last.safetensors")

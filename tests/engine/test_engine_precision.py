@@ -47,6 +47,7 @@ def _losses(fields: dict, tmp_path: Path) -> list[float]:
 @pytest.mark.slow
 def test_200_updates_on_digits(tmp_path: Path) -> None:
     fields = {
+        "task": "classification",
         "dataset": "digits",
         "arguments": {"depth": 2},
         "epochs": 10,
@@ -64,6 +65,7 @@ def test_200_updates_on_digits(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_200_updates_on_1024_tokens(tmp_path: Path) -> None:
     fields = {
+        "task": "classification",
         "dataset": str(_gratings(tmp_path / "gratings", 128)),
         "image_size": 128,  # patches of 4
         "arguments": {"depth": 1, "embed_dim": 64, "num_heads": 2},
@@ -90,13 +92,11 @@ def _with_rate(model: nn.Module, rate: float) -> nn.Module:
 def test_no_nan_at_large_inner_rates(
     rate: float, tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vision_ttt.engine import assembly
+    from vision_ttt.engine import task
 
-    original = assembly.build_model
-    monkeypatch.setattr(assembly, "build_model", lambda *a: _with_rate(original(*a), rate))
-    config = tiny_fields(
-        precision="bfloat16", epochs=6, learning_rate=5e-3, model_args={"depth": 2}
-    )
+    original = task.build_model
+    monkeypatch.setattr(task, "build_model", lambda *a: _with_rate(original(*a), rate))
+    config = tiny_fields(precision="bfloat16", epochs=6, learning_rate=5e-3, arguments={"depth": 2})
     result = train(resolve(config))
     model = result.model
     assert {m.base_learning_rate for m in model.modules() if isinstance(m, TTTLinear)} == {rate}

@@ -6,15 +6,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from interrupted_runs import assert_same_run, run_through
-from vision_ttt.engine import CheckpointError, TrainConfig, train
+from vision_ttt.engine import CheckpointError, train
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import open_state
+from vision_ttt.recipes import resolve
 
 Fields = Callable[..., dict]
 # Without what each process draws for itself: drop path, mixed images.
@@ -66,7 +66,7 @@ def test_a_sharded_run_is_killed_damaged_and_resumed_by_one_process(
     # One process goes on from the last checkpoint but one, as the last is damaged.
     part = checkpoints(killed)[0] / "part-00001.safetensors"
     _flip_a_bit(part)
-    config = replace(TrainConfig(**fields), sharding="replicated")
+    config = resolve({**fields, "sharding": "replicated"})
     train(config, resume=True)
     assert str(part) in caplog.text
     assert "going on from update-000000003" in caplog.text
@@ -125,7 +125,7 @@ def test_sharded_processes_agree_and_resume_what_one_process_left(
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     fields = tiny_fields(**{**OPTIONS, "sharding": "replicated"}, output=str(one))
-    train(TrainConfig(**fields))
+    train(resolve(fields))
     # Of two sharded processes the second finds the damage of its own share.
     shutil.copytree(one, two)
     shutil.rmtree(two / "checkpoints")

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from vision_ttt import recipes
 from vision_ttt.data import ImageError
 from vision_ttt.data.loading import Batch
-from vision_ttt.engine import ConfigError, Preempted, TrainResult, train
-from vision_ttt.engine.optimisation import make_optimizer, make_scheduler
+from vision_ttt.engine import ConfigError, Preempted, TrainResult, evaluation, train
+from vision_ttt.engine.optimisation import Length, make_optimizer, make_scheduler
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import read_state
 from vision_ttt.errors import Interrupted, UserError
@@ -40,7 +40,7 @@ def _same_weights(first: nn.Module, second: nn.Module) -> bool:
 
 def _untimed(metrics: dict) -> dict:
     rows = [{k: v for k, v in row.items() if k not in TIMES} for row in metrics["history"]]
-    return {**{k: v for k, v in metrics.items() if k not in TIMES}, "epochs": rows}
+    return {**{k: v for k, v in metrics.items() if k not in TIMES}, "history": rows}
 
 
 def _interrupt_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
@@ -86,11 +86,8 @@ def test_run_directory(tiny_fields: Fields) -> None:
     ]
     model, metadata = load_model(run / "last.safetensors")
     assert _same_weights(model, result.model)
-    assert (metadata.carried["classes"], metadata.epoch, metadata.update) == (
-        ("dark", "light"),
-        2,
-        8,
-    )
+    assert metadata.carried["classes"] == ["dark", "light"]
+    assert (metadata.epoch, metadata.update) == (2, 8)
 
 
 def test_it_learns(tiny_fields: Fields) -> None:
@@ -162,7 +159,7 @@ def test_resuming_from_an_epochs_end(tiny_fields: Fields, tmp_path: Path) -> Non
 
     with pytest.MonkeyPatch.context() as patch:
         # Just after the checkpoint. (The module hides behind its function of the same name.)
-        patch.setattr(sys.modules["vision_ttt.engine.train"], "epoch_line", killed)
+        patch.setattr(sys.modules["vision_ttt.engine.train"], "row_line", killed)
         with pytest.raises(Killed):
             train(config)
     resumed = train(config, resume=True)
@@ -180,7 +177,7 @@ def test_a_request_to_stop_from_outside_leaves_a_checkpoint(
 ) -> None:
     fields = tiny_fields(epochs=10_000, num_workers=1)
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(json.dumps(fields))
+    recipe.write_text(json.dumps(resolve(fields).as_dict()))
     process = subprocess.Popen(
         [sys.executable, "-m", "vision_ttt", "train", str(recipe)],
         stderr=subprocess.PIPE,
@@ -206,7 +203,6 @@ def test_a_request_to_stop_from_outside_leaves_a_checkpoint(
 def test_preempted_in_the_course_of_an_evaluation(
     tiny_fields: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluation = sys.modules["vision_ttt.engine.evaluate"]  # hidden by its function of that name
     whole = _run(tiny_fields, output=str(tmp_path / "whole"))
     config = resolve(tiny_fields(output=str(tmp_path / "parts")))
     original = evaluation.watched
@@ -249,15 +245,19 @@ def test_nothing_to_resume(tiny_fields: Fields) -> None:
 
 def test_what_does_not_fit_leaves_no_run_directory(tiny_fields: Fields) -> None:
     for overrides, told in (
-        ({"batch_size": 64}, "batch_size is 64, but .* 16 training images"),
+        ({"batch_size": 64}, "batch_size is 64, but the training data have 16 items"),
         ({"model": "vittt_nano"}, "nearest: vittt_nano_patch4_32"),
         ({"arguments": {"dept": 1}}, "dept"),
         ({"auto_augment": "nonsense"}, "auto_augment is 'nonsense': unknown policy"),
         ({"auto_augment": "rand-m9-msdt0.5"}, "'msdt0.5' is no section of rand; accepted: such as"),
         ({"num_classes": 3}, "num_classes is 3, but .* has 2 classes"),
         ({"frozen_layers": 99}, "frozen_layers is 99, .* from 0 to 2, or all"),
-        ({"objective": "flow"}, "objective is 'flow'; .* is a classifier, which knows no noise"),
-        ({"noise_steps": 10}, "noise_steps is 10; .* is a classifier"),
+        ({"objective": "flow"}, "unknown key 'objective': task.objective is of task diffusion"),
+        ({"noise_steps": 10}, "'noise_steps': task.noise_steps is of task diffusion, .* classif"),
+        (
+            {"model": "dit3_nano_patch4_32", "arguments": {"depth": 1}, "drop_path": None},
+            "dit3_nano_patch4_32 denoises .* set task to diffusion",
+        ),
         ({"image_size": 7}, "images of 7 × 7 are not whole patches of 4 × 4"),
         ({"arguments": {"depth": 0}}, "depth is 0; accepted: 1 to 1,000"),
         ({"arguments": {"patch_size": 0}}, "patch_size is 0; accepted"),
@@ -273,11 +273,11 @@ def test_what_does_not_fit_leaves_no_run_directory(tiny_fields: Fields) -> None:
         ({"test_fraction": 0.5}, "test_fraction is 0.5, but .* which has val/, has no use for it"),
         ({"dataset_root": "x"}, "dataset_root is 'x', but the folder"),
     ):
-        config = resolve(tiny_fields(**overrides))
+        fields = tiny_fields(**overrides)
         with pytest.raises(ValueError, match=told) as caught:
-            train(config)
+            train(resolve(fields))
         assert isinstance(caught.value, UserError)
-        assert not Path(config.run.output).exists()
+        assert not Path(fields["output"]).exists()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -341,7 +341,7 @@ def test_starting_from_weights_of_another_image_size(tiny_fields: Fields, tmp_pa
 
 
 def test_a_model_of_timms_trains_too(tiny_fields: Fields) -> None:
-    result = _run(tiny_fields, model="resnet18", model_args={}, image_size=32, epochs=1)
+    result = _run(tiny_fields, model="resnet18", arguments={}, image_size=32, epochs=1)
     assert result.metrics["history"][0]["inner_losses"] == {}
     assert result.metrics["history"][0]["inner_loss"] is None
     load_model(result.run_dir / "last.safetensors")
@@ -351,7 +351,7 @@ def test_decay_groups_and_layer_decay() -> None:
     model = timm.create_model("vittt_nano_patch4_32", num_classes=2, depth=2)
     config = resolve({"task": "classification", "weight_decay": 0.05, "learning_rate": 1e-3})
     names = {id(weight): name for name, weight in model.named_parameters()}
-    groups = make_optimizer(model, config).param_groups
+    groups = make_optimizer(model, config.optimisation).param_groups
     decayed = {names[id(p)] for g in groups if g["weight_decay"] > 0 for p in g["params"]}
     free = set(names.values()) - decayed
     assert "patch_embed.proj.weight" in decayed
@@ -360,8 +360,9 @@ def test_decay_groups_and_layer_decay() -> None:
     assert any(model.get_parameter(name).ndim > 1 for name in free)
     assert all(model.get_parameter(name).ndim > 1 for name in decayed)
 
-    layered = make_optimizer(model, change(config, {"layer_decay": 0.5})).param_groups
-    make_scheduler(torch.optim.AdamW(layered), config, 10)
+    optimisation = change(config, {"layer_decay": 0.5}).optimisation
+    layered = make_optimizer(model, optimisation).param_groups
+    make_scheduler(torch.optim.AdamW(layered), optimisation, Length.of(optimisation, 10, 1))
     scale = {names[id(p)]: g["lr_scale"] for g in layered for p in g["params"]}
     assert scale["head.weight"] == 1.0
     assert scale["patch_embed.proj.weight"] < scale["blocks.0.mixer.ttt.in_proj.weight"] < 1.0
@@ -380,7 +381,8 @@ def test_schedule_warms_up_and_follows_the_cosine() -> None:
         }
     )
     optimizer = torch.optim.AdamW([weight], lr=config.optimisation.learning_rate)
-    scheduler = make_scheduler(optimizer, config, updates_per_epoch=10)
+    length = Length.of(config.optimisation, updates_per_epoch=10, units_per_item=1)
+    scheduler = make_scheduler(optimizer, config.optimisation, length)
     rates = []
     for update in range(100):
         scheduler.step_update(update)

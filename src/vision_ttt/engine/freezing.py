@@ -20,7 +20,10 @@ def freeze_layers(model: nn.Module, count: int | Literal["all"]) -> None:
     if not count:
         return
     if not hasattr(model, "group_matcher") or not hasattr(model, "get_classifier"):
-        raise ConfigError(f"frozen_layers: {type(model).__name__} has no group_matcher")
+        raise ConfigError(
+            f"frozen_layers: {type(model).__name__} does not name its layers and its head"
+            " (group_matcher, get_classifier)"
+        )
     layer_of = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
     head = {id(weight) for weight in model.get_classifier().parameters()}
     if not head:

@@ -25,6 +25,7 @@ from vision_ttt.engine.metrics import (
     inner_loss_reduction,
     is_best,
     largest_rate,
+    rate_name,
     row_line,
     summary,
     timed,
@@ -159,7 +160,7 @@ class _Run:
                 if state.update == updates:
                     break
                 self._update(batches, damaged, log)
-                if every and state.update % every == 0 and not self._evaluation_is_due():
+                if every and state.update % every == 0:
                     self._checkpoint()
 
             if evaluation is None:  # resumed after its end
@@ -223,7 +224,7 @@ class _Run:
     def _end_span(self, damaged: DamagedItems, log: RunLog | SilentLog) -> Evaluation:
         """Evaluate, add a row to the history, log it and write a checkpoint."""
         state, parts = self.state, self.parts
-        if not state.units:
+        if not self._has_read_anything():
             raise DatasetError(f"not one of the training {parts.task.unit} can be read")
         evaluation = self._evaluate(damaged)
         state.damaged_items[:] = all_names(state.damaged_items, self.accelerator)
@@ -242,6 +243,17 @@ class _Run:
             updates = parts.length.updates
             _LOGGER.info(row_line(state.history[-1], self.config, parts.task, updates))
         return evaluation
+
+    def _has_read_anything(self) -> bool:
+        """Whether the last epoch's length of updates, where it is over, had a good item."""
+        state, parts = self.state, self.parts
+        begin = state.update - parts.loaders.updates_per_epoch
+        rate = rate_name(parts.task)
+        return (
+            begin < 0
+            or state.units > 0
+            or any(row[rate] > 0 for row in state.history if row["update"] > begin)
+        )
 
     def _inner_losses(self) -> dict[str, Any]:
         watched = self.parts.watched
