@@ -6,11 +6,11 @@ import pytest
 import timm
 import torch
 
+from vision_ttt import extras
 from vision_ttt.cli.main import main
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.building import build_model, data_config
 from vision_ttt.engine.checkpoint import save_weights
-from vision_ttt.export import onnx_model
 
 Said = pytest.CaptureFixture[str]
 
@@ -64,7 +64,7 @@ def test_wrong_arguments(
 def test_missing_packages_are_one_line(
     checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
-    monkeypatch.setattr(onnx_model, "find_spec", lambda name: None if name == "onnx" else name)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnx" else name)
     assert main(["export", checkpoint, str(tmp_path / "model.onnx")]) == 2
     said = capsys.readouterr().err
     assert "ONNX needs onnx: pip install 'vision-ttt[export]'" in said

@@ -40,4 +40,5 @@ offer_late(
         "NonFiniteError": "faults",
         "Preempted": "faults",
     },
+    extra="train",
 )

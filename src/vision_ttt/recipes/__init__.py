@@ -7,6 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vision_ttt.extras import require
+
+require("train", "vision_ttt.recipes")
+
 import jsonargparse
 import yaml
 
