@@ -31,7 +31,10 @@ KERNELS = (
     "swiglu_mlp/kernels.cpp",
     "peak/kernels.cpp",
 )
-FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+WINDOWS = sys.platform == "win32"
+FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+FLAGS += [] if WINDOWS else ["-fPIC"]
+LINK_FLAGS = ["-static"] if WINDOWS else []  # else the library would need MinGW's own beside it
 X86 = {
     "baseline": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -48,9 +51,12 @@ class BuildKernels(build_ext):
     """Compile per instruction set and link once; a failure leaves the package without kernels."""
 
     def finalize_options(self) -> None:
-        # The kernels use the vector extensions of GCC and Clang, which Microsoft's compiler lacks.
-        if sys.platform == "win32" and self.compiler is None:
+        # The kernels use the vector extensions of GCC and Clang, which Microsoft's compiler lacks,
+        # and GCC does not align AVX registers on Windows' stack. Hence Clang for MinGW.
+        if WINDOWS and self.compiler is None:
             self.compiler = "mingw32"
+            os.environ.setdefault("CC", "clang")
+            os.environ.setdefault("CXX", "clang++")
         super().finalize_options()
 
     def get_ext_filename(self, fullname: str) -> str:
@@ -107,7 +113,7 @@ class BuildKernels(build_ext):
         self.compiler.link_shared_object(
             objects,
             self.get_ext_fullpath(ext.name),
-            extra_postargs=[*openmp, *extra],
+            extra_postargs=[*openmp, *LINK_FLAGS, *extra],
             target_lang="c++",
             build_temp=self.build_temp,
         )
@@ -115,7 +121,7 @@ class BuildKernels(build_ext):
     def openmp_flags(self) -> list[str]:
         """["-fopenmp"] where the compiler has OpenMP; without it the kernels run on one thread."""
         # Apple's clang has none. On Windows it would not be PyTorch's, and one process needs one.
-        if sys.platform in ("darwin", "win32"):
+        if WINDOWS or sys.platform == "darwin":
             return []
         folder = Path(self.build_temp)
         folder.mkdir(parents=True, exist_ok=True)
