@@ -32,8 +32,8 @@ KERNELS = (
     "peak/kernels.cpp",
 )
 WINDOWS = sys.platform == "win32"
-FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
-FLAGS += [] if WINDOWS else ["-fPIC"]
+FLAGS = ["-std=c++17", "-O3", "-g0", *([] if WINDOWS else ["-fPIC"])]
+FLAGS += ["-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 LINK_FLAGS = ["-static"] if WINDOWS else []  # else the library would need MinGW's own beside it
 X86 = {
     "baseline": [],
