@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-gpu sanitize lint format clean
+.PHONY: demo test test-slow test-gpu sanitize wheel lint format clean
 
 demo: $(VENV)/.installed  ## Train Vittt-nano on handwritten digits; everything lands in runs/demo
 	$(BIN)/vision-ttt demo
@@ -22,6 +22,9 @@ sanitize: $(VENV)/.installed-dev  ## The C++ kernels under sanitizers and valgri
 	$(MAKE) -C csrc
 	$(MAKE) -C csrc hostile PYTHON="$(abspath $(BIN))/python"
 
+wheel: $(BIN)/python  ## A wheel in dist/, checked in fresh environments (see docs/packaging.md)
+	$(BIN)/python packaging/check_wheel.py $(or $(PYTHONS),$(PYTHON))
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,7 +34,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache src/vision_ttt/_kernels.*
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -42,7 +45,7 @@ $(BIN)/python:
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.h csrc/*/*)
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[train]'
 	touch $@
 
 $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python

@@ -1,9 +1,10 @@
 """Build the CPU kernels in csrc/ into one shared library beside the package.
 
 Everything else of the package is in pyproject.toml. The library has a plain C interface and is
-loaded with ctypes, so that one build serves every Python and PyTorch. Each kernel file is compiled
-once per instruction set; the library picks at run time. Where there is no compiler, or it fails,
-the package installs without the library and says so.
+loaded with ctypes: one build fits every Python and PyTorch, hence its name without Python's suffix
+and the wheel's tag py3-none-PLATFORM. Each kernel file is compiled once per instruction set; the
+library chooses at run time. Where there is no compiler, or it fails, the build says so and the
+package has no library; its wheel then is py3-none-any.
 """
 
 import os
@@ -13,8 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
+# As vision_ttt.ops._native has it.
+LIBRARY_SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 SOURCES = Path("csrc")
 COMMON_SOURCES = ("dispatch.cpp", "sizes.cpp")
 KERNELS = (
@@ -27,7 +31,10 @@ KERNELS = (
     "swiglu_mlp/kernels.cpp",
     "peak/kernels.cpp",
 )
-FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+WINDOWS = sys.platform == "win32"
+FLAGS = ["-std=c++17", "-O3", "-g0", *([] if WINDOWS else ["-fPIC"])]
+FLAGS += ["-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+LINK_FLAGS = ["-static"] if WINDOWS else []  # else the library would need MinGW's own beside it
 X86 = {
     "baseline": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -43,6 +50,18 @@ PROBE = "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"
 class BuildKernels(build_ext):
     """Compile per instruction set and link once; a failure leaves the package without kernels."""
 
+    def finalize_options(self) -> None:
+        # The kernels use the vector extensions of GCC and Clang, which Microsoft's compiler lacks,
+        # and GCC does not align AVX registers on Windows' stack. Hence Clang for MinGW.
+        if WINDOWS and self.compiler is None:
+            self.compiler = "mingw32"
+            os.environ.setdefault("CC", "clang")
+            os.environ.setdefault("CXX", "clang++")
+        super().finalize_options()
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split("."))) + LIBRARY_SUFFIX
+
     def run(self) -> None:
         try:
             super().run()
@@ -56,8 +75,14 @@ class BuildKernels(build_ext):
             self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
-        self.warn(f"the CPU kernels were not built, PyTorch's operations will serve: {error}")
+        self.warn(f"the CPU kernels were not built, PyTorch's operations replace them: {error}")
+        self.remove_libraries()
         self.extensions = []  # nothing to copy in an editable install
+
+    def remove_libraries(self) -> None:
+        """Remove former builds' libraries, under any name: a wheel takes all that it finds."""
+        for library in Path(self.build_lib, "vision_ttt").glob("_kernels.*"):
+            library.unlink()
 
     def build_kernels(self, ext: Extension) -> None:
         extra = os.environ.get("VISION_TTT_CXXFLAGS", "").split()
@@ -84,17 +109,19 @@ class BuildKernels(build_ext):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             compiled = list(pool.map(lambda job: compile_source(*job), jobs))
         objects = [name for names in compiled for name in names]
+        self.remove_libraries()
         self.compiler.link_shared_object(
             objects,
             self.get_ext_fullpath(ext.name),
-            extra_postargs=[*openmp, *extra],
+            extra_postargs=[*openmp, *LINK_FLAGS, *extra],
             target_lang="c++",
             build_temp=self.build_temp,
         )
 
     def openmp_flags(self) -> list[str]:
         """["-fopenmp"] where the compiler has OpenMP; without it the kernels run on one thread."""
-        if sys.platform == "darwin":  # Apple's clang has none
+        # Apple's clang has none. On Windows it would not be PyTorch's, and one process needs one.
+        if WINDOWS or sys.platform == "darwin":
             return []
         folder = Path(self.build_temp)
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,6 +141,15 @@ class BuildKernels(build_ext):
         return ["-fopenmp"]
 
 
+class KernelsWheel(bdist_wheel):
+    """A wheel for every Python 3, of this platform where it holds the kernels."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        libraries = self.get_finalized_command("build_ext").get_outputs()
+        has_kernels = any(Path(library).exists() for library in libraries)
+        return "py3", "none", super().get_tag()[-1] if has_kernels else "any"
+
+
 setup(
     ext_modules=[
         Extension(
@@ -123,5 +159,5 @@ setup(
             language="c++",
         )
     ],
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"bdist_wheel": KernelsWheel, "build_ext": BuildKernels},
 )

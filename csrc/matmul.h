@@ -9,20 +9,20 @@ namespace {
 // have any strides, so that a transposed A costs nothing, and S is C itself, or one row for all with
 // start_row = 0. cols is a multiple of kLanes.
 struct Operands {
-  long depth;
+  int64_t depth;
   const float* a;
-  long a_row, a_depth;
+  int64_t a_row, a_depth;
   const float* b;
-  long b_row;
+  int64_t b_row;
   float* c;
-  long c_row;
+  int64_t c_row;
   const float* start = nullptr;
-  long start_row = 0;
+  int64_t start_row = 0;
 };
 
 // R rows times V vectors of C stay in registers over the whole depth.
 template <int R, int V, bool kStarts>
-VISION_TTT_INLINE void product_block(const Operands& o, long i, long j) {
+VISION_TTT_INLINE void product_block(const Operands& o, int64_t i, int64_t j) {
   const float* a = o.a + i * o.a_row;
   const float* b = o.b + j;
   float* c = o.c + i * o.c_row + j;
@@ -30,7 +30,7 @@ VISION_TTT_INLINE void product_block(const Operands& o, long i, long j) {
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v)
       acc[r][v] = kStarts ? load(o.start + (i + r) * o.start_row + j + v * kLanes) : Vector{};
-  for (long k = 0; k < o.depth; ++k) {
+  for (int64_t k = 0; k < o.depth; ++k) {
     Vector row[V];
     for (int v = 0; v < V; ++v) row[v] = load(b + k * o.b_row + v * kLanes);
     for (int r = 0; r < R; ++r) {
@@ -44,7 +44,7 @@ VISION_TTT_INLINE void product_block(const Operands& o, long i, long j) {
 
 // All rows of one column block: blocks of R rows, then a smaller one for the rest.
 template <int R, int V, bool kStarts>
-VISION_TTT_INLINE void product_rows(const Operands& o, long i, long rows, long j) {
+VISION_TTT_INLINE void product_rows(const Operands& o, int64_t i, int64_t rows, int64_t j) {
   for (; i + R <= rows; i += R) product_block<R, V, kStarts>(o, i, j);
   if constexpr (R > 1) product_rows<R / 2, V, kStarts>(o, i, rows, j);
 }
@@ -59,14 +59,14 @@ constexpr int kRowsOf4 = 0, kRowsOf2 = 4, kRowsOf1 = 8;
 
 // Rows of the tiles that a product of so many columns consists of: where they are many, it may as well
 // be asked for in as many slices, with something else between.
-constexpr long tile_rows(long cols) {
+constexpr int64_t tile_rows(int64_t cols) {
   if (kRowsOf4 > 0 && cols >= 4 * kLanes) return kRowsOf4;
   return cols >= 2 * kLanes ? kRowsOf2 : kRowsOf1;
 }
 
 template <bool kStarts>
-__attribute__((noinline)) void product(long rows, long cols, const Operands& o) {
-  long j = 0;
+__attribute__((noinline)) void product(int64_t rows, int64_t cols, const Operands& o) {
+  int64_t j = 0;
   if constexpr (kRowsOf4 > 0)
     for (; j + 4 * kLanes <= cols; j += 4 * kLanes)
       product_rows<kRowsOf4, 4, kStarts>(o, 0, rows, j);
@@ -76,36 +76,37 @@ __attribute__((noinline)) void product(long rows, long cols, const Operands& o) 
 }
 
 // C = A B, A row-major with rows of a_row floats.
-VISION_TTT_INLINE void multiply(long rows, long depth, long cols, const float* a, long a_row,
-                                const float* b, float* c) {
+VISION_TTT_INLINE void multiply(int64_t rows, int64_t depth, int64_t cols, const float* a,
+                                int64_t a_row, const float* b, float* c) {
   product<false>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols});
 }
 
 // C += A B.
-VISION_TTT_INLINE void multiply_add(long rows, long depth, long cols, const float* a, long a_row,
-                                    const float* b, float* c) {
+VISION_TTT_INLINE void multiply_add(int64_t rows, int64_t depth, int64_t cols, const float* a,
+                                    int64_t a_row, const float* b, float* c) {
   product<true>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols, c, cols});
 }
 
 // C = A B + 1 sᵀ: s is added to every row.
-VISION_TTT_INLINE void multiply_add_row(long rows, long depth, long cols, const float* a, long a_row,
-                                        const float* b, const float* s, float* c) {
+VISION_TTT_INLINE void multiply_add_row(int64_t rows, int64_t depth, int64_t cols, const float* a,
+                                        int64_t a_row, const float* b, const float* s, float* c) {
   product<true>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols, s, 0});
 }
 
 // C += A B, A [n, n] zero above its diagonal, of which whole tiles are skipped.
-VISION_TTT_INLINE void multiply_add_lower(long n, long cols, const float* a, long a_row,
+VISION_TTT_INLINE void multiply_add_lower(int64_t n, int64_t cols, const float* a, int64_t a_row,
                                           const float* b, float* c) {
-  const long rows = tile_rows(cols);
-  for (long i = 0; i < n; i += rows) {
-    const long end = i + rows < n ? i + rows : n;
+  const int64_t rows = tile_rows(cols);
+  for (int64_t i = 0; i < n; i += rows) {
+    const int64_t end = i + rows < n ? i + rows : n;
     multiply_add(end - i, end, cols, a + i * a_row, a_row, b, c + i * cols);
   }
 }
 
 // C += Aᵀ B, A [depth, rows] row-major with rows of a_row floats.
-VISION_TTT_INLINE void multiply_add_transposed(long rows, long depth, long cols, const float* a,
-                                               long a_row, const float* b, float* c) {
+VISION_TTT_INLINE void multiply_add_transposed(int64_t rows, int64_t depth, int64_t cols,
+                                               const float* a, int64_t a_row, const float* b,
+                                               float* c) {
   product<true>(rows, cols, {depth, a, 1, a_row, b, cols, c, cols, c, cols});
 }
 

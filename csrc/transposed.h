@@ -2,7 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
+
+#include "aligned_memory.h"
 
 namespace {
 
@@ -11,13 +12,12 @@ namespace {
 class Transposed {
  public:
   Transposed(const float* x, int64_t rows, int64_t cols) {
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 64, rows * cols * sizeof(float)) != 0) return;
-    data_ = static_cast<float*>(memory);
+    data_ = static_cast<float*>(allocate_aligned(rows * cols * sizeof(float)));
+    if (!data_) return;
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < cols; ++j) data_[j * rows + i] = x[i * cols + j];
   }
-  ~Transposed() { std::free(data_); }
+  ~Transposed() { free_aligned(data_); }
   Transposed(const Transposed&) = delete;
   Transposed& operator=(const Transposed&) = delete;
 

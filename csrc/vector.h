@@ -78,7 +78,8 @@ VISION_TTT_INLINE float sum(Vector v) {
 }
 
 // Transpose a square of kLanes × kLanes floats.
-VISION_TTT_INLINE void transpose_square(const float* in, long in_row, float* out, long out_row) {
+VISION_TTT_INLINE void transpose_square(const float* in, int64_t in_row, float* out,
+                                       int64_t out_row) {
   Vector r[kLanes];
   for (int i = 0; i < kLanes; ++i) r[i] = load(in + i * in_row);
   // At each stage rows that differ in one bit of their index exchange the lanes that do, too.
@@ -148,9 +149,9 @@ VISION_TTT_INLINE void transpose_square(const float* in, long in_row, float* out
 }
 
 // out [cols, rows] = inᵀ of in [rows, cols]; both counts are multiples of kLanes.
-VISION_TTT_INLINE void transpose(const float* in, long rows, long cols, float* out) {
-  for (long i = 0; i < rows; i += kLanes)
-    for (long j = 0; j < cols; j += kLanes)
+VISION_TTT_INLINE void transpose(const float* in, int64_t rows, int64_t cols, float* out) {
+  for (int64_t i = 0; i < rows; i += kLanes)
+    for (int64_t j = 0; j < cols; j += kLanes)
       transpose_square(in + i * cols + j, cols, out + j * rows + i, rows);
 }
 

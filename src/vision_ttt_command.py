@@ -11,15 +11,26 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+USER_ERROR = 2  # exit code, as argparse has it
 INTERRUPTED = 130  # exit code, 128 + SIGINT as shells have it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `vision-ttt`, see :func:`vision_ttt.cli.main.main`; Ctrl-C before the work ends it."""
+    """Run `vision-ttt`, see :func:`vision_ttt.cli.main.main`; Ctrl-C before the work ends it.
+
+    Without the packages of the extra [train], one line on stderr says what to install.
+    """
     # Elsewhere Ctrl-C is ignored on purpose (nohup) or handled by whoever called.
     handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if handled:
         signal.signal(signal.SIGINT, _end)
+    from vision_ttt.extras import MissingPackageError, require
+
+    try:
+        require("train", "the command vision-ttt")
+    except MissingPackageError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return USER_ERROR
     from vision_ttt.cli.main import main as run
 
     def begin_work() -> None:

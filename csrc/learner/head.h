@@ -2,9 +2,9 @@
 // of one of its mini-batches.
 #pragma once
 
-#include <cstdlib>
 #include <cstring>
 
+#include "../aligned_memory.h"
 #include "../functions.h"
 #include "../matmul.h"
 #include "inner_norms.h"
@@ -25,14 +25,13 @@ VISION_TTT_INLINE void clear(float* to, size_t floats) { std::memset(to, 0, floa
 class Scratch {
  public:
   explicit Scratch(size_t floats) {
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 64, floats * sizeof(float)) == 0) base_ = static_cast<float*>(memory);
+    base_ = static_cast<float*>(allocate_aligned(floats * sizeof(float)));
 #ifdef VISION_TTT_POISON
     // Under test: whatever is read before it is written turns into NaN.
     for (size_t i = 0; base_ && i < floats; ++i) base_[i] = __builtin_nanf("");
 #endif
   }
-  ~Scratch() { std::free(base_); }
+  ~Scratch() { free_aligned(base_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <atomic>
-#include <cstdlib>
 
+#include "../aligned_memory.h"
 #include "../vector.h"
 
 namespace {
@@ -47,14 +47,13 @@ class Buffers {
  public:
   static constexpr size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-  explicit Buffers(size_t bytes) {
-    if (posix_memalign(&base_, 64, bytes ? bytes : 64)) base_ = nullptr;
+  explicit Buffers(size_t bytes) : base_(allocate_aligned(bytes)) {
 #ifdef VISION_TTT_POISON
     for (size_t i = 0; base_ && i + 4 <= bytes; i += 4)
       *reinterpret_cast<float*>(static_cast<char*>(base_) + i) = __builtin_nanf("");
 #endif
   }
-  ~Buffers() { std::free(base_); }
+  ~Buffers() { free_aligned(base_); }
   Buffers(const Buffers&) = delete;
   Buffers& operator=(const Buffers&) = delete;
 
@@ -68,7 +67,7 @@ class Buffers {
   }
 
  private:
-  void* base_ = nullptr;
+  void* base_;
   size_t used_ = 0;
 };
 

@@ -7,10 +7,10 @@ import timm
 import torch
 
 from described_models import describe_classifier
+from vision_ttt import extras
 from vision_ttt.cli.main import main
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import save_weights
-from vision_ttt.export import onnx_model
 from vision_ttt.tasks.images.models import data_config
 
 Said = pytest.CaptureFixture[str]
@@ -67,7 +67,7 @@ def test_wrong_arguments(
 def test_missing_packages_are_one_line(
     checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
-    monkeypatch.setattr(onnx_model, "find_spec", lambda name: None if name == "onnx" else name)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnx" else name)
     assert main(["export", checkpoint, str(tmp_path / "model.onnx")]) == 2
     said = capsys.readouterr().err
     assert "ONNX needs onnx: pip install 'vision-ttt[export]'" in said

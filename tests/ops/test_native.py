@@ -1,12 +1,14 @@
-"""The compiled kernels are missing: what to run depends on where the package came from."""
+"""Which library is loaded; where none is, what to run depends on where the package came from."""
 
 import shlex
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from vision_ttt.ops import _native
 from vision_ttt.ops._native import install_command
 
 
@@ -37,6 +39,17 @@ def test_install_command(record, source, monkeypatch):
     monkeypatch.setattr(metadata, "distribution", lambda name: Distribution(record))
     options = ["-m", "pip", "install", "--force-reinstall", "--no-deps", "--no-cache-dir"]
     assert shlex.split(install_command()) == [sys.executable, *options, *source]
+
+
+@pytest.mark.skipif(_native.LIBRARY is None, reason="not compiled")
+def test_the_library_of_a_former_build_is_not_loaded(tmp_path, monkeypatch):
+    """Former versions had Python's suffix in the name."""
+    monkeypatch.setattr(_native, "__file__", str(tmp_path / "ops" / "_native.py"))
+    library = Path(_native.LIBRARY._name)
+    (tmp_path / f"_kernels.cpython-311-x86_64-linux-gnu{library.suffix}").write_bytes(b"stale")
+    assert _native._load() is None
+    shutil.copy(library, tmp_path / library.name)
+    assert _native._load()._name == str(tmp_path / library.name)
 
 
 def test_install_command_of_sources_on_the_path(monkeypatch):

@@ -1,5 +1,9 @@
 """Datasets and loading that timm and torchvision do not already give."""
 
+from vision_ttt.extras import require
+
+require("train", "vision_ttt.data")
+
 from vision_ttt.data.digits import Digits
 from vision_ttt.data.images import ImageError, find_images, open_image
 from vision_ttt.data.loading import (

@@ -6,24 +6,14 @@ Example:
     >>> images = sample(model, process, labels, size=(32, 32), guidance=1.5)  # [N, C, 32, 32]
 """
 
-from importlib.util import find_spec
+from vision_ttt.extras import require
 
-from vision_ttt.errors import UserError
+require("diffusion", "diffusion")
 
-
-class MissingPackageError(UserError, ImportError):
-    """A package of the extra [diffusion] is not installed."""
-
-
-if find_spec("diffusers") is None:
-    raise MissingPackageError(
-        "diffusion needs the package diffusers: pip install 'vision-ttt[diffusion]'"
-    )
-
-from vision_ttt.diffusion.flow import FlowMatching  # noqa: E402 (it needs diffusers)
-from vision_ttt.diffusion.noise import NoisePrediction  # noqa: E402
-from vision_ttt.diffusion.process import OBJECTIVES, Process, draw, make_process  # noqa: E402
-from vision_ttt.diffusion.sampling import sample  # noqa: E402
+from vision_ttt.diffusion.flow import FlowMatching
+from vision_ttt.diffusion.noise import NoisePrediction
+from vision_ttt.diffusion.process import OBJECTIVES, Process, draw, make_process
+from vision_ttt.diffusion.sampling import sample
 
 __all__ = [
     "make_process",
@@ -33,5 +23,4 @@ __all__ = [
     "Process",
     "NoisePrediction",
     "FlowMatching",
-    "MissingPackageError",
 ]

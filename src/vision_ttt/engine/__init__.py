@@ -36,4 +36,5 @@ offer_late(
         "NonFiniteError": "faults",
         "Preempted": "faults",
     },
+    extra="train",
 )

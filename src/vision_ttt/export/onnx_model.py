@@ -7,7 +7,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.files import write_bytes
-from vision_ttt.export.inputs import ExportError, InputShapes
+from vision_ttt.export.inputs import InputShapes
 from vision_ttt.export.program import plain_program
 from vision_ttt.export.verification import Agreement, verify
+from vision_ttt.extras import require
 
-PACKAGES = ("onnx", "onnxruntime", "onnxscript")
-"""What the extra [export] installs."""
 INPUT, OUTPUT = "images", "logits"
 _AXES = {0: "batch", 2: "height", 3: "width"}
 
@@ -34,13 +32,11 @@ def export_onnx(
     file's metadata holds ``classes`` and ``input`` (mean, std, interpolation, …) as JSON.
 
     Raises:
-        ExportError: the packages of the extra [export] are missing, the model cannot be translated,
-            or the result does not compute the same.
+        MissingPackageError: packages of the extra [export] are missing.
+        ExportError: the model cannot be translated, or the result does not compute the same.
         OSError: the file cannot be written.
     """
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ExportError(f"ONNX needs {', '.join(missing)}: pip install 'vision-ttt[export]'")
+    require("export", "ONNX")
     program = plain_program(model, shapes)
     with _quietly(), torch.no_grad():
         translated = torch.onnx.export(

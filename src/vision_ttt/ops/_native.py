@@ -19,15 +19,18 @@ from urllib.request import url2pathname
 import torch  # its OpenMP runtime is loaded first, so that the kernels share its thread pool
 from torch import Tensor
 
+_SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
+
 LANES = 16
 """Floats of the widest vector; what is a multiple of it suits every instruction set."""
 
 
 def _load() -> ctypes.CDLL | None:
-    paths = sorted(Path(__file__).parents[1].glob("_kernels.*"))
-    if not paths:
+    # This name alone, as setup.py has it: what else lies here is of a former build.
+    path = Path(__file__).parents[1] / f"_kernels{_SUFFIX}"
+    if not path.exists():
         return None
-    library = ctypes.CDLL(str(paths[0]))
+    library = ctypes.CDLL(str(path))
     library.vision_ttt_instruction_set.restype = ctypes.c_char_p
     library.vision_ttt_chunk_tokens.restype = c_int64
     library.vision_ttt_sizeof.restype = c_int64

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vision_ttt.extras import require
+
+require("train", "vision_ttt.recipes")
+
 from vision_ttt.engine.config import LENGTHS, ConfigError, TaskSection, TrainConfig, section_types
 from vision_ttt.recipes.files import parse, read_text
 from vision_ttt.recipes.names import Nested, nested
