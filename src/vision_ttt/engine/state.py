@@ -34,6 +34,8 @@ class TrainState:
     """Updates done in the current epoch."""
     update: int = 0
     """Updates done altogether."""
+    epoch_units: int = 0
+    """Units seen in the current epoch."""
     loss_sum: float = 0.0
     """Training loss summed since the last evaluation, but for skipped updates."""
     loss_units: int = 0

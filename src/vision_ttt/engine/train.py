@@ -25,7 +25,6 @@ from vision_ttt.engine.metrics import (
     inner_loss_reduction,
     is_best,
     largest_rate,
-    rate_name,
     row_line,
     summary,
     timed,
@@ -202,10 +201,13 @@ class _Run:
         else:
             refuse_or_skip(outcome, parts, config, state, self.accelerator)
         state.units += outcome.units
+        state.epoch_units += outcome.units
         state.update += 1
         state.position += 1
         if state.position == parts.loaders.updates_per_epoch:
-            state.epoch, state.position = state.epoch + 1, 0
+            if not state.epoch_units:
+                raise DatasetError(f"not one of the training {parts.task.unit} can be read")
+            state.epoch, state.position, state.epoch_units = state.epoch + 1, 0, 0
         state.span_seconds = time.perf_counter() - started
         if parts.average is not None and outcome.finite:
             parts.average.update(parts.model, step=state.update)
@@ -224,8 +226,6 @@ class _Run:
     def _end_span(self, damaged: DamagedItems, log: RunLog | SilentLog) -> Evaluation:
         """Evaluate, add a row to the history, log it and write a checkpoint."""
         state, parts = self.state, self.parts
-        if not self._has_read_anything():
-            raise DatasetError(f"not one of the training {parts.task.unit} can be read")
         evaluation = self._evaluate(damaged)
         state.damaged_items[:] = all_names(state.damaged_items, self.accelerator)
         add_row(
@@ -243,17 +243,6 @@ class _Run:
             updates = parts.length.updates
             _LOGGER.info(row_line(state.history[-1], self.config, parts.task, updates))
         return evaluation
-
-    def _has_read_anything(self) -> bool:
-        """Whether the last epoch's length of updates, where it is over, had a good item."""
-        state, parts = self.state, self.parts
-        begin = state.update - parts.loaders.updates_per_epoch
-        rate = rate_name(parts.task)
-        return (
-            begin < 0
-            or state.units > 0
-            or any(row[rate] > 0 for row in state.history if row["update"] > begin)
-        )
 
     def _inner_losses(self) -> dict[str, Any]:
         watched = self.parts.watched
