@@ -23,6 +23,10 @@ class GatedNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(directions, dim))
         self.eps = eps
 
+    def no_weight_decay(self) -> set[str]:
+        """Both parameters: they are matrices only for having a row per direction."""
+        return {"weight", "bias"}
+
     def forward(self, z: Tensor, gate: Tensor | None = None) -> Tensor:
         """Merge z [B, T, R · D] under the gate's logits [B, T, D] into [B, T, D]."""
         return gated_norm(z, gate, self.weight, self.bias, self.eps)

@@ -98,6 +98,10 @@ class InnerLearner(nn.Module, ABC):
         steps = torch.arange(1, self.mini_batch_size + 1, dtype=dtype, device=offset.device)
         return 1 / steps
 
+    def no_weight_decay(self) -> set[str]:
+        """All parameters."""
+        return {name for name, _ in self.named_parameters()}
+
     def init_non_persistent_buffers(self) -> None:
         """Set what no file of weights holds: by timm's name, for models made on the meta device."""
         self.inverse_steps = self._inverse_steps()

@@ -56,6 +56,10 @@ class ViT3TTT(nn.Module):
             if bias is not None:
                 nn.init.zeros_(bias)
 
+    def no_weight_decay(self) -> set[str]:
+        """The initial states of the inner models."""
+        return {"w1", "w2", "w3"}
+
     def forward(self, x: Tensor, grid: tuple[int, int], rotations: Tensor | None = None) -> Tensor:
         """Mix.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -52,6 +52,17 @@ def check_arguments(**arguments: Any) -> None:
                 raise ValueError(f"{name} is {value}; accepted: 0 to below 1")
         else:
             _whole_number(name, value, *_WHOLE_NUMBERS[name])
+
+
+def choose(name: str, value: str, accepted: Collection[str]) -> str:
+    """The value of an argument, if it is among the accepted ones.
+
+    Raises:
+        ValueError: it is not; names the accepted ones.
+    """
+    if value not in accepted:
+        raise ValueError(f"{name} must be one of {list(accepted)}, got {value!r}")
+    return value
 
 
 def check_sides(

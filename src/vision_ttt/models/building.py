@@ -38,6 +38,11 @@ def build_model(
     return build_model_with_cfg(make, name, pretrained, **arguments)
 
 
+def feature_cfg(blocks: int, most: int = 3) -> dict[str, Any]:
+    """timm's settings of ``features_only``: maps after the last ``most`` blocks, or after all."""
+    return {"out_indices": min(most, blocks), "feature_cls": "getter"}
+
+
 def pretrained_cfg(image_size: int, *, fixed: bool, **others: Any) -> dict[str, Any]:
     """timm's description of a classifier's input and weights, of which none are published yet.
 

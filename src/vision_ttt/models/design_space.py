@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from timm.layers import DropPath, calculate_drop_path_rates
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
@@ -20,9 +21,11 @@ from vision_ttt.inner import (
     SimplifiedGLU,
     mse,
 )
-from vision_ttt.models.building import build_model, pretrained_cfg
-from vision_ttt.models.pooled_classifier import choose, feature_cfg
-from vision_ttt.models.vit3 import ViT3
+from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block, ViT3TTT
+from vision_ttt.models.arguments import check_arguments, check_sides, choose, mlp_width
+from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
+from vision_ttt.models.classifier import linear_head
+from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
 from vision_ttt.ops import ttt_linear
 
 PUBLISHED = "vit3"
@@ -59,10 +62,15 @@ class LearnerMixer(nn.Module):
         learner: what is computed; its model is an :class:`vision_ttt.inner.InnerModel`.
 
     Initialisation: projections as in ViT³, the initial state the model's.
+
+    Raises:
+        ValueError: dim is not a multiple of num_heads.
     """
 
     def __init__(self, dim: int, num_heads: int, learner: Learner) -> None:
         super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}")
         self.heads = (num_heads, dim // num_heads)
         self.learner = learner
         self.qkv = nn.Linear(dim, 3 * dim)
@@ -72,10 +80,14 @@ class LearnerMixer(nn.Module):
             nn.init.trunc_normal_(projection.weight, std=0.02)
             nn.init.zeros_(projection.bias)
 
+    def no_weight_decay(self) -> set[str]:
+        """The initial state."""
+        return {f"state.{name}" for name in self.state}
+
     def forward(
         self, x: Tensor, grid: tuple[int, int] = (0, 0), rotations: Tensor | None = None
     ) -> Tensor:
-        """Mix x [B, T, D]; grid and rotations are what a block of ViT³ hands over besides."""
+        """Mix x [B, T, D]; grid and rotations, which a block of ViT³ passes, play no part."""
         q, k, v = self.qkv(x).unflatten(-1, (3, *self.heads)).unbind(2)  # each [B, T, H, d]
         return self.proj(_learn(self, q, k, v).flatten(2))
 
@@ -111,14 +123,14 @@ def _learn(mixer: LearnerMixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return mixer.learn(q, k, v)
 
 
-class _NoConvolution(nn.Module):
-    """Stands where a block of ViT³ convolves."""
+class NoPositionEncoding(nn.Module):
+    """The position encoding of a block that has none: tokens [B, T, D] as they are."""
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         return x
 
 
-class DesignSpace(ViT3):
+class DesignSpace(PlainBackbone):
     """ViT³'s backbone and classifier with another inner training: [B, C, H, W] → logits.
 
     By default learned positions take the place of the blocks' convolutions: what one token knows of
@@ -135,15 +147,18 @@ class DesignSpace(ViT3):
         inner_mini_batch_size: tokens per inner step; None for all.
         inner_causal: a query meets the state that has learnt up to its own token.
         inner_epochs: passes of the inner training over the tokens; 1 if causal.
-        convolutions: tell positions by ViT³'s residual convolutions, one a block.
+        convolutions: encode positions by ViT³'s residual convolutions, one a block.
+
+    Initialisation: as :class:`vision_ttt.models.ViT3` and :class:`LearnerMixer`.
 
     Raises:
         ValueError: an argument is out of its range; in forward, an image does not fit.
+        TypeError: an argument is of another type.
     """
 
     def __init__(
         self,
-        img_size: int = 32,
+        img_size: int | tuple[int, int] = 32,
         patch_size: int = 4,
         in_chans: int = 3,
         num_classes: int = 1000,
@@ -162,46 +177,57 @@ class DesignSpace(ViT3):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        choose("inner_model", inner_model, (*INNER_MODELS, PUBLISHED))
-        choose("inner_loss", inner_loss, tuple(LOSSES))
-        super().__init__(
-            img_size=img_size,
-            patch_size=patch_size,
+        check_arguments(
             in_chans=in_chans,
             num_classes=num_classes,
             embed_dim=embed_dim,
             depth=depth,
             num_heads=num_heads,
-            mlp_ratio=mlp_ratio,
-            global_pool=global_pool,
-            dynamic_img_size=False,  # the convolution is made for its grid
             drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
         )
-        self.pos_embed = None
-        if not convolutions:
-            self.pos_embed = nn.Parameter(torch.empty(1, self.patch_embed.num_patches, embed_dim))
-            nn.init.trunc_normal_(self.pos_embed, std=0.02)
-            for block in self.blocks:
-                block.cpe = _NoConvolution()
-        if inner_model == PUBLISHED:
-            return
-        learner = Learner(
-            _inner_model(inner_model, tuple(self.patch_embed.grid_size)),
-            LOSSES[inner_loss],
-            learning_rate=inner_learning_rate,
-            mini_batch_size=inner_mini_batch_size,
-            causal=inner_causal,
-            epochs=inner_epochs,
-        )
-        for block in self.blocks:
-            block.ttt = LearnerMixer(embed_dim, num_heads, learner)
+        check_sides(img_size, patch_size)
+        choose("inner_model", inner_model, (*INNER_MODELS, PUBLISHED))
+        choose("inner_loss", inner_loss, tuple(LOSSES))
+        head = linear_head(embed_dim, num_classes)
+        patch_embed = patch_embedding(img_size, patch_size, in_chans, embed_dim, pad=False)
 
-    @torch.jit.ignore
+        def mixer() -> nn.Module:
+            if inner_model == PUBLISHED:
+                return ViT3TTT(embed_dim, num_heads)
+            learner = Learner(
+                _inner_model(inner_model, tuple(patch_embed.grid_size)),
+                LOSSES[inner_loss],
+                learning_rate=inner_learning_rate,
+                mini_batch_size=inner_mini_batch_size,
+                causal=inner_causal,
+                epochs=inner_epochs,
+            )
+            return LearnerMixer(embed_dim, num_heads, learner)
+
+        super().__init__(
+            head=head,
+            patch_embed=patch_embed,
+            pos_embed=None if convolutions else position_embedding(patch_embed),
+            blocks=[
+                ViT3Block(
+                    embed_dim,
+                    mlp=Mlp(embed_dim, mlp_width(embed_dim, mlp_ratio)),
+                    cpe=ResidualConv2d(embed_dim) if convolutions else NoPositionEncoding(),
+                    mixer=mixer(),
+                    drop_path=DropPath(rate),
+                )
+                for rate in calculate_drop_path_rates(drop_path_rate, depth)
+            ],
+            norm=nn.LayerNorm(embed_dim, eps=1e-6),
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trade compute for memory: of each inner step keep only what it begins with.
 
-        PyTorch's checkpointing of whole blocks does not go with torch.func, by which they learn;
+        PyTorch's checkpointing of whole blocks does not support torch.func, by which they learn;
         the published layer, which needs no torch.func, has it.
         """
         mixers = [block.ttt for block in self.blocks if isinstance(block.ttt, LearnerMixer)]
@@ -209,15 +235,18 @@ class DesignSpace(ViT3):
             mixer.learner = replace(mixer.learner, checkpoint=enable)
         super().set_grad_checkpointing(enable and not mixers)
 
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Positions and the inner models' initial states (vectors go anyway)."""
-        states = {name for name, _ in self.named_parameters() if ".ttt.state." in name}
-        return {"pos_embed"} | states | super().no_weight_decay()
-
-    def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        tokens, grid = super()._embed(x)
-        return (tokens if self.pos_embed is None else tokens + self.pos_embed), grid
+    def set_input_size(
+        self,
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+    ) -> None:
+        """Change the model's image or patch size, interpolating patch weights and positions."""
+        super().set_input_size(img_size, patch_size)
+        for block in self.blocks:
+            learner = getattr(block.ttt, "learner", None)
+            if learner is not None and isinstance(learner.model, DepthwiseConv3x3):
+                model = DepthwiseConv3x3(tuple(self.patch_embed.grid_size))
+                block.ttt.learner = replace(learner, model=model)
 
 
 NANO = "design_space_nano_patch4_32"

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from timm.layers import to_2tuple
-from timm.models import PretrainedCfg, checkpoint
+from timm.models import PretrainedCfg
 from torch import Tensor, nn
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.fx.node import has_side_effect
 
 from vision_ttt.layers.condition import LabelEmbedding, TimestepEmbedding
@@ -19,9 +18,10 @@ from vision_ttt.layers.dit3 import DiT3Block, DiT3Head
 from vision_ttt.layers.sincos2d import sincos_table
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.building import build_model
+from vision_ttt.models.checkpointing import run_block
 from vision_ttt.models.registry import model_config, register_denoiser
 from vision_ttt.models.torchscript import NotScriptable
-from vision_ttt.models.vit3 import inner_states
+from vision_ttt.models.weight_decay import undecayed_parameters
 
 torch.fx.wrap("sincos_table")
 
@@ -119,12 +119,10 @@ class DiT3(NotScriptable, nn.Module):
 
     # what optimisers and training ask for
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """The inner models' initial states and the classes' vectors (other vectors go anyway)."""
-        return {*inner_states(self), "label_embed.table.weight"}
+        return {*undecayed_parameters(self), "label_embed.table.weight"}
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups for layer decay: the embeddings, each block, the head."""
         return {
@@ -132,7 +130,6 @@ class DiT3(NotScriptable, nn.Module):
             "blocks": [(r"^blocks\.(\d+)", None), (r"^head", (99999,))],
         }
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trade compute for memory: keep only each block's input for the backward pass."""
         self.grad_checkpointing = enable
@@ -162,10 +159,7 @@ class DiT3(NotScriptable, nn.Module):
         x = x.flatten(2).transpose(1, 2).contiguous() + positions.to(x.dtype)
         c = self.time_embed(t) + self.label_embed(y)
         for block in self.blocks:
-            if self.grad_checkpointing and not is_fx_symbolic_tracing():
-                x = checkpoint(block, x, c, grid)
-            else:
-                x = block(x, c, grid)
+            x = run_block(block, x, c, grid, checkpointing=self.grad_checkpointing)
         return self._unpatchify(self.head(x, c), grid)
 
     def forward_with_cfg(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from vision_ttt.layers import TTTMLP, TTTLinear, VitttMixer
-from vision_ttt.models.pooled_classifier import choose
+from vision_ttt.models.arguments import choose
 
-DESIGN_ROUTE = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
+DESIGNS = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
 """Each step adds its part to the one before; the last is the published model."""
 
 INNER_MODELS = {"linear": TTTLinear, "mlp": TTTMLP}
@@ -20,7 +20,7 @@ def check_design(design: str, inner_model: str, *, fused: bool, global_pool: str
     Raises:
         ValueError: names what is accepted.
     """
-    has = _steps(choose("design", design, DESIGN_ROUTE))
+    has = _steps(choose("design", design, DESIGNS))
     choose("inner_model", inner_model, INNER_MODELS)
     if fused and (inner_model != "linear" or "conv1d" not in has):
         raise ValueError(
@@ -63,4 +63,4 @@ def make_mixer(
 
 def _steps(design: str) -> tuple[str, ...]:
     """The steps that lead to this one, itself included."""
-    return DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]
+    return DESIGNS[: DESIGNS.index(design) + 1]
