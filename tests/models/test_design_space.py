@@ -1,4 +1,4 @@
-"""The model whose arguments are ways of inner training."""
+"""DesignSpace, whose arguments choose the inner training."""
 
 import pytest
 import timm
@@ -33,7 +33,7 @@ def test_the_causal_op_computes_what_the_learner_does(size):
 
 
 def outputs_beside(model, changed):
-    """By how much the tokens other than `changed` change with that one, in the block's mixer."""
+    """The change of the mixer's output at the tokens other than the changed one."""
     mixer = model.blocks[0].ttt
     x = torch.randn(1, 64, 32, generator=torch.Generator().manual_seed(2))
     other = x.clone()
@@ -139,7 +139,7 @@ def test_what_cannot_be_is_named(wrong, message):
 
 
 def test_torch_export_is_refused_where_torch_func_learns():
-    """PyTorch fails there with words about something else, and torch.func is unusable after."""
+    """PyTorch's own error there is misleading and leaves torch.func unusable."""
     with pytest.raises(ValueError, match=r"torch\.export cannot see .* inner_model='vit3'"):
         torch.export.export(small().eval(), (image(),))
     for options in (

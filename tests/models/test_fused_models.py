@@ -1,4 +1,4 @@
-"""Models whose layers run as ops: the same numbers from the same weights."""
+"""Models with fused layers: the same numbers from the same weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Post norms of the scan directions and the gate that merges them."""
+"""The LayerNorms after each scan direction, their sum, and the gate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GatedNorm(nn.Module):
         self.eps = eps
 
     def no_weight_decay(self) -> set[str]:
-        """Both parameters: they are matrices only for having a row per direction."""
+        """Both parameters: as matrices [R, D] they would decay."""
         return {"weight", "bias"}
 
     def forward(self, z: Tensor, gate: Tensor | None = None) -> Tensor:

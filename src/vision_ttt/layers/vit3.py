@@ -21,8 +21,8 @@ class ViT3Block(nn.Module):
         num_heads: H of the published token mixer, :class:`vision_ttt.layers.ViT3TTT`.
         cpe: another position encoding [B, T, D], (h, w) → [B, T, D], its residual included; by
             default :class:`vision_ttt.layers.ResidualConv2d`.
-        mixer: another token mixer [B, T, D], (h, w), rotations → [B, T, D] in place of the
-            published one; num_heads is its own then.
+        mixer: another token mixer [B, T, D], (h, w), rotations → [B, T, D], given instead of
+            num_heads.
         mlp: [B, T, D], (h, w) → [B, T, D]; by default :class:`vision_ttt.layers.Mlp`, 4 D wide.
         norm_eps: of the LayerNorms.
         drop_path: applied to the TTT and the MLP branch, e.g. ``timm.layers.DropPath``.
@@ -53,7 +53,7 @@ class ViT3Block(nn.Module):
         self.drop_path = nn.Identity() if drop_path is None else drop_path
 
     def forward(self, y: Tensor, grid: tuple[int, int], rotations: Tensor | None = None) -> Tensor:
-        """Run the block; ``rotations`` is for :meth:`vision_ttt.layers.ViT3TTT.forward`.
+        """Run the block; ``rotations`` as in :meth:`vision_ttt.layers.ViT3TTT.forward`.
 
         Raises:
             ValueError: T is not h · w.

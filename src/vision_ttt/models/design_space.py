@@ -32,6 +32,7 @@ PUBLISHED = "vit3"
 """The inner model of ViT³ itself: gated units and one convolution, soft clipping, closed form."""
 
 INNER_MODELS = ("linear", "mlp", "gated_linear_unit", "simplified_glu", "depthwise_conv3x3")
+"""Inner models of :mod:`vision_ttt.inner`, trained by its generic learner."""
 
 
 def _inner_model(name: str, grid: tuple[int, int]) -> InnerModel:
@@ -52,14 +53,14 @@ class LearnerMixer(nn.Module):
         q, k, v = Linear(x)
         out     = Linear(learner(q, k, v))
 
-    as in ViT³, where all tokens have one learning rate. A causal scan of linear models with the
-    loss ``mse`` runs by ``ttt_linear``: η = α / √d and p_t = 1 / t give the mean over the first t
-    tokens of a mini-batch.
+    as in ViT³, where all tokens have one learning rate. For a causal scan of linear models with the
+    loss ``mse`` the op ``ttt_linear`` computes the same: η = α / √d and p_t = 1 / t give the mean
+    over the first t tokens of a mini-batch.
 
     Args:
         dim: D.
         num_heads: H; D is a multiple of it.
-        learner: what is computed; its model is an :class:`vision_ttt.inner.InnerModel`.
+        learner: the inner training; its model is an :class:`vision_ttt.inner.InnerModel`.
 
     Initialisation: projections as in ViT³, the initial state the model's.
 
@@ -92,10 +93,10 @@ class LearnerMixer(nn.Module):
         return self.proj(_learn(self, q, k, v).flatten(2))
 
     def learn(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The answers [B, T, H, d] to the queries of the states that learnt from k and v.
+        """Outputs [B, T, H, d] for the queries q, of the states trained on k and v.
 
         Raises:
-            ValueError: torch.export traces, and there is no closed form.
+            ValueError: torch.export traces a learner that uses torch.func.
         """
         state, learner = dict(self.state.items()), self.learner
         if not (learner.causal and learner.model == Linear() and learner.loss is mse):
@@ -118,13 +119,13 @@ class LearnerMixer(nn.Module):
         )
 
 
-@torch.fx.wrap  # torch.func, by which the learner learns, sees through no tracer's proxies
+@torch.fx.wrap  # torch.func, which the learner uses, does not support the proxies of torch.fx
 def _learn(mixer: LearnerMixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return mixer.learn(q, k, v)
 
 
 class NoPositionEncoding(nn.Module):
-    """The position encoding of a block that has none: tokens [B, T, D] as they are."""
+    """The position encoding of a block without one: tokens [B, T, D] → the same tokens."""
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         return x
@@ -133,19 +134,19 @@ class NoPositionEncoding(nn.Module):
 class DesignSpace(PlainBackbone):
     """ViT³'s backbone and classifier with another inner training: [B, C, H, W] → logits.
 
-    By default learned positions take the place of the blocks' convolutions: what one token knows of
-    another then comes from the inner training alone.
+    By default learned positions replace the blocks' convolutions, so that tokens exchange
+    information by the inner training alone.
 
     Args:
         img_size, patch_size, in_chans, num_classes, embed_dim, depth, num_heads, mlp_ratio,
             global_pool, drop_rate, drop_path_rate: see :class:`vision_ttt.models.ViT3`.
-        inner_model: one of ``INNER_MODELS``, which every head trains (the MLP's hidden layer is
-            twice as wide as a head), or "vit3" for the published layer, whose training the other
+        inner_model: one of ``INNER_MODELS``, trained in every head (the MLP's hidden layer is
+            twice as wide as a head), or "vit3" for the published layer, which the other ``inner_*``
             arguments do not change.
         inner_loss: a name in :data:`vision_ttt.inner.LOSSES`.
-        inner_learning_rate: α; at 0 the initial state answers and nothing is learnt from the image.
+        inner_learning_rate: α; at 0 the initial state is applied untrained.
         inner_mini_batch_size: tokens per inner step; None for all.
-        inner_causal: a query meets the state that has learnt up to its own token.
+        inner_causal: apply to each query the state trained on the tokens up to its own.
         inner_epochs: passes of the inner training over the tokens; 1 if causal.
         convolutions: encode positions by ViT³'s residual convolutions, one a block.
 
@@ -225,10 +226,10 @@ class DesignSpace(PlainBackbone):
         )
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade compute for memory: of each inner step keep only what it begins with.
+        """Trade compute for memory: keep only each inner step's initial state.
 
-        PyTorch's checkpointing of whole blocks does not support torch.func, by which they learn;
-        the published layer, which needs no torch.func, has it.
+        PyTorch's checkpointing of whole blocks does not support torch.func, which the inner
+        training uses. The published layer uses none: its blocks are checkpointed as a whole.
         """
         mixers = [block.ttt for block in self.blocks if isinstance(block.ttt, LearnerMixer)]
         for mixer in mixers:

@@ -31,7 +31,7 @@ class HViT3Stage(nn.Module):
     """Blocks of one resolution: maps [B, dim, h, w] of the stage before → [B, out_dim, h', w'].
 
     Args:
-        dim: channels that come in; None for the first stage, which keeps the resolution.
+        dim: input channels; None for the first stage, which keeps the resolution.
         out_dim: D.
         num_heads: heads of each block.
         mlp_ratio: hidden width of the MLPs over D.
@@ -165,7 +165,7 @@ class HViT3(Classifier):
         """Layer groups for layer decay: stem, each block or with ``coarse`` each stage, norm."""
         if coarse:
             blocks = [(r"^stages\.(\d+)", None)]
-        else:  # a stage's downsampling goes with its first block
+        else:  # a stage's downsampling is in the group of its first block
             blocks = [
                 (r"^stages\.(\d+)\.downsample", (0,)),
                 (r"^stages\.(\d+)\.blocks\.(\d+)", None),
@@ -178,13 +178,13 @@ class HViT3(Classifier):
             stage.grad_checkpointing = enable
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Make the model one of another image size; no weight depends on it."""
+        """Change the model's image size; no weight depends on it."""
         self.img_size = to_2tuple(img_size)
 
     # forward
 
     def _embed(self, x: Tensor) -> Tensor:
-        """Maps [B, D, h, w] of images, in the channels-last memory format: tokens for free."""
+        """Maps [B, D, h, w] of images, channels last in memory: as tokens they need no copy."""
         self._refuse_tracing()
         _check_images(x, self.in_chans, None if self.dynamic_img_size else self.img_size)
         return self.stem(x.contiguous(memory_format=torch.channels_last))
@@ -211,8 +211,8 @@ class HViT3(Classifier):
             x: images [B, C, H, W].
             indices: which stages, or how many of the last ones; all by default.
             norm: apply the final norm to the last stage's map; the others have none.
-            stop_early: run no stage after the last chosen one, whose map is the final one then,
-                without the norm.
+            stop_early: run no stage after the last chosen one; its map, without the norm, is then
+                the final one.
             output_fmt: "NCHW" for maps [B, D, h, w] or "NHWC" for [B, h, w, D].
             intermediates_only: return only the list.
 
@@ -241,9 +241,9 @@ class HViT3(Classifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what :meth:`forward_intermediates` with these indices does not need."""
+        """Remove what :meth:`forward_intermediates` with these indices does not need."""
         taken, last = feature_take_indices(len(self.stages), indices)
-        if prune_norm or last + 1 < len(self.stages):  # the norm is the last stage's
+        if prune_norm or last + 1 < len(self.stages):  # the norm applies to the last stage alone
             self.norm = nn.Identity()
         self.stages = self.stages[: last + 1]
         if prune_head:

@@ -19,9 +19,9 @@ class ViT3(PlainBackbone):
     """ViT³ backbone and classifier: images [B, C, H, W] → logits [B, num_classes].
 
     A patch embedding, ``depth`` blocks, LayerNorm, the mean of the tokens and a linear head (ViT³,
-    supplement, Sec. 3 and Table 1). There is no position embedding: the blocks' convolutions tell
-    the tokens where they are, so that weights serve any image size. Cost and memory are linear in
-    the number of tokens.
+    supplement, Sec. 3 and Table 1). There is no position embedding: the blocks' convolutions encode
+    positions, and no weight depends on the image size. Cost and memory are linear in the number of
+    tokens.
 
     Args:
         img_size: image height and width in pixels, one number for both.
