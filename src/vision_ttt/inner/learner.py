@@ -47,7 +47,7 @@ class Learner:
     - ``causal=False`` (ViT³): all mini-batches in order, ``epochs`` times; then the final state is
       applied to every query, o = f(Q; θ). There is no p.
     - ``causal=True`` (TTT, Vision-TTT): the state θ_t of token t of a mini-batch has learned from
-      the first t tokens, over which L is also taken, and o_t = f(q_t; θ_t). The next mini-batch
+      the first t tokens, over which L is computed, and o_t = f(q_t; θ_t). The next mini-batch
       continues from the last token's θ and m.
 
     All derivatives are by ``torch.func``, so that any model and loss is supported. Results are

@@ -26,7 +26,7 @@ PLACEMENTS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
 
 
 def split_extra(x: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Split x [B, T + n, D] into the tokens elsewhere [B, T, D] and those at n ≥ 1 positions.
+    """Split x [B, T + n, D] into the image tokens [B, T, D] and the n ≥ 1 at ascending positions.
 
     Slices are used and not an index: they cost next to nothing and leave T free under
     torch.compile.
@@ -40,7 +40,7 @@ def split_extra(x: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def merge_extra(x: Tensor, extra: Tensor, positions: Sequence[int]) -> Tensor:
-    """Undo :func:`split_extra`: extra [B, n, D] at ``positions``, ascending, among x [B, T, D]."""
+    """Undo :func:`split_extra`: x [B, T, D] with extra [B, n, D] at ascending positions."""
     pieces, taken = [], 0
     for index, position in enumerate(positions):
         pieces += [x[:, taken : position - index], extra[:, index : index + 1]]
@@ -53,15 +53,15 @@ class ExtraTokens(nn.Module):
 
     Args:
         dim: D.
-        placement: where they stand, a key of :data:`PLACEMENTS`.
+        placement: a key of :data:`PLACEMENTS`.
         count: n; by default 1, or 2 for "double".
-        pos_embed: add a learned position to each token. A model that embeds the positions of the
-            whole sequence (Vim, Mamba-Reg) has these beside those of its image tokens.
+        pos_embed: add a learned position to each token, as in models whose position embedding
+            covers the whole sequence (Vim, Mamba-Reg).
 
     Initialisation: normal with standard deviation 0.02.
 
     Raises:
-        ValueError: the placement is unknown, or there is no such number of tokens.
+        ValueError: the placement is unknown, or it does not support the count.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class LearnerMixer(nn.Module):
     def forward(
         self, x: Tensor, grid: tuple[int, int] = (0, 0), rotations: Tensor | None = None
     ) -> Tensor:
-        """Mix x [B, T, D]; grid and rotations, which a block of ViT³ passes, play no part."""
+        """Mix x [B, T, D]; grid and rotations, which a block of ViT³ passes, are ignored."""
         q, k, v = self.qkv(x).unflatten(-1, (3, *self.heads)).unbind(2)  # each [B, T, H, d]
         return self.proj(_learn(self, q, k, v).flatten(2))
 
@@ -211,7 +211,7 @@ class DesignSpace(PlainBackbone):
             patch_embed=patch_embed,
             pos_embed=None if convolutions else position_embedding(patch_embed),
             blocks=[
-                ViT3Block(
+                ViT3Block(  # random parts in the order in which a seed's weights are drawn
                     embed_dim,
                     mlp=Mlp(embed_dim, mlp_width(embed_dim, mlp_ratio)),
                     cpe=ResidualConv2d(embed_dim) if convolutions else NoPositionEncoding(),

@@ -189,7 +189,7 @@ class DiT3(NotScriptable, nn.Module):
             ValueError: as in forward; the batch is odd; guided_channels is out of its range.
         """
         if len(x) % 2:
-            raise ValueError(f"guidance takes a batch of two halves, got {list(x.shape)}")
+            raise ValueError(f"guidance requires a batch of two halves, got {list(x.shape)}")
         most = max(RELEASED_GUIDED_CHANNELS, self.out_channels)
         if not 1 <= guided_channels <= most:
             raise ValueError(f"guided_channels is {guided_channels}; accepted: 1 to {most}")

@@ -57,17 +57,17 @@ class PlainBackbone(Classifier):
         x = block(x, (h, w), positions), each block  [B, N, D]
         logits = head(pool(norm(x)))
 
-    A model is a subclass that makes the parts and passes them here; the order in which it makes
-    them decides which weights a seed gives. Blocks are called with the tokens, their grid and,
-    where the model has class tokens, the positions of these in the sequence.
+    A model is a subclass that constructs the parts and passes them here; the order of construction
+    determines the weights drawn from a seed. Blocks are called with the tokens, their grid and, in
+    models with class tokens, the positions of these in the sequence.
 
     Args:
         patch_embed: of :func:`patch_embedding`.
         blocks: modules (x [B, N, D], grid, positions) → [B, N, D].
         norm: applied to the last block's tokens.
         head: of :func:`vision_ttt.models.classifier.linear_head`.
-        pos_embed: of :func:`position_embedding`, interpolated to other grids; None for none.
-        class_tokens: learned tokens among the image's; None for none.
+        pos_embed: of :func:`position_embedding`, interpolated to other grids, or None.
+        class_tokens: learned tokens among the image's, e.g. class tokens or registers, or None.
         global_pool: "avg" (the mean over image tokens), "max_norm" (the image token of largest
             norm), the placement of the class tokens (their mean), or "" (all tokens).
         dynamic_img_size: accept any image size.
@@ -118,7 +118,7 @@ class PlainBackbone(Classifier):
     # timm's contract
 
     def no_weight_decay(self) -> set[str]:
-        """Positions, class tokens and what the layers name (vectors and biases go anyway)."""
+        """Positions and the parameters that layers name, class tokens among them."""
         names = undecayed_parameters(self)
         return names if self.pos_embed is None else {"pos_embed", *names}
 
@@ -163,7 +163,7 @@ class PlainBackbone(Classifier):
     # forward
 
     def _embed(self, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        """Tokens [B, N, D], and what blocks are called with besides: grid, class positions."""
+        """Tokens [B, N, D] and the blocks' other arguments: grid and positions of class tokens."""
         self._refuse_tracing()
         dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
         check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
@@ -212,7 +212,8 @@ class PlainBackbone(Classifier):
             intermediates_only: return only the list.
 
         Raises:
-            ValueError: an unknown output_fmt, or class tokens are asked of a model without.
+            ValueError: output_fmt is unknown, or return_prefix_tokens is set for a model without
+                class tokens.
         """
         choose("output_fmt", output_fmt, ("NCHW", "NLC"))
         if return_prefix_tokens and self.class_tokens is None:

@@ -83,7 +83,7 @@ class ViT3(PlainBackbone):
                 img_size, patch_size, in_chans, embed_dim, pad=dynamic_img_pad
             ),
             blocks=[
-                ViT3Block(
+                ViT3Block(  # random parts in the order in which a seed's weights are drawn
                     embed_dim,
                     mlp=Mlp(embed_dim, mlp_width(embed_dim, mlp_ratio)),
                     cpe=ResidualConv2d(embed_dim),

@@ -126,12 +126,14 @@ class Vittt(PlainBackbone):
         patch_embed = patch_embedding(
             img_size, patch_size, in_chans, embed_dim, pad=dynamic_img_pad
         )
+        pos_embed = position_embedding(patch_embed)
+        class_tokens = None
+        if global_pool in CLASS_TOKENS:
+            class_tokens = ExtraTokens(embed_dim, placement=global_pool)
         super().__init__(
             patch_embed=patch_embed,
-            pos_embed=position_embedding(patch_embed),
-            class_tokens=ExtraTokens(embed_dim, global_pool)
-            if global_pool in CLASS_TOKENS
-            else None,
+            pos_embed=pos_embed,
+            class_tokens=class_tokens,
             blocks=[block(rate) for rate in calculate_drop_path_rates(drop_path_rate, depth)],
             norm=nn.LayerNorm(embed_dim, eps=1e-6),
             head=linear_head(embed_dim, num_classes),

@@ -24,7 +24,7 @@ def check_design(design: str, inner_model: str, *, fused: bool, global_pool: str
     choose("inner_model", inner_model, INNER_MODELS)
     if fused and (inner_model != "linear" or "conv1d" not in has):
         raise ValueError(
-            f"fused takes inner_model='linear' and a design with a Conv1d ('conv1d', 'dual' or "
+            f"fused requires inner_model='linear' and a design with a Conv1d ('conv1d', 'dual' or "
             f"'conv2d'), got {inner_model!r} and {design!r}"
         )
     if global_pool == "head" and "dual" not in has:

@@ -1,4 +1,4 @@
-"""Which parameters an optimiser should not decay."""
+"""Parameters without weight decay."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 def undecayed_parameters(model: nn.Module) -> set[str]:
     """Names of the parameters that layers of ``model`` exempt from weight decay.
 
-    A layer names its own by a method ``no_weight_decay() -> set[str]``, as models do for timm.
-    Vectors and biases need no mention: timm's optimisers decay none.
+    A layer names them in a method ``no_weight_decay() -> set[str]``, as timm's models do. timm's
+    optimisers decay neither vectors nor biases anyway.
     """
     return {
         f"{name}.{parameter}"
