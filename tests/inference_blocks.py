@@ -1,4 +1,4 @@
-"""Blocks of every family that inference knows, with parameters that hide no term."""
+"""Blocks of every family that for_inference supports, with parameters that hide no term."""
 
 import torch
 
@@ -10,6 +10,7 @@ from vision_ttt.layers import (
     DiT3Block,
     TTTLinear,
     ViT3Block,
+    ViT3TTT,
     VitttBlock,
     VitttMixer,
 )
@@ -30,7 +31,7 @@ BLOCKS = {
     "q of its own": lambda: vittt(bidirectional=True, conv_kernel_size=3),
     "one state for both": lambda: vittt(**PUBLISHED, learnable_states=1, mini_batch_size=5),
     "vit3": lambda: ViT3Block(DIM, 2),
-    "no bias": lambda: ViT3Block(DIM, 4, qkv_bias=False),
+    "no bias": lambda: ViT3Block(DIM, mixer=ViT3TTT(DIM, 4, qkv_bias=False)),
     "h-vit3": lambda: ViT3Block(DIM, 2, mlp=ConvMlp(DIM, 272)),
     "dit3": lambda: DiT3Block(DIM, 2),
 }

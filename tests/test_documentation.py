@@ -8,7 +8,7 @@ import timm
 import torch
 
 from vision_ttt import VitttBlock, VitttMixer
-from vision_ttt.models.design_route import DESIGN_ROUTE
+from vision_ttt.models.vittt_designs import DESIGNS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -47,5 +47,5 @@ def test_the_documents_name_existing_code():
     assert mentions
     for owner, member in mentions:
         assert hasattr(by_name[owner], member), f"{owner}.{member}"
-    for design in DESIGN_ROUTE:
+    for design in DESIGNS:
         assert f"`{design}`" in text

@@ -1,4 +1,4 @@
-"""A trained model says in bfloat16 what it says in float32."""
+"""A trained model classifies in bfloat16 as in float32."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""for_inference: what it packs, what it leaves, and what it refuses."""
+"""for_inference: the parts that it packs, those that it keeps, and the calls that it refuses."""
 
 import copy
 import pickle
@@ -117,7 +117,7 @@ def test_a_block_or_a_layer_alone():
         assert_close(for_inference(model.head)(y), model.head(y), 1e-5)
 
 
-# What it does not know it leaves.
+# Parts that it does not support stay as they are.
 
 
 class LowRank(nn.Module):

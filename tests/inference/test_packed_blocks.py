@@ -1,4 +1,4 @@
-"""A block on packed weights is the block, to rounding."""
+"""A block on packed weights computes what the block computes, to rounding."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_it_is_the_block(name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_it_is_its_definition(name, dtype):
-    """Which rounds to bfloat16 where the kernels do, so that it is held to tighter bounds."""
+    """The definition rounds to bfloat16 where the kernels do; the bounds are tighter."""
     packed, given = pack_block(make(name), dtype), inputs(name, 2, (9, 8))
     y, grid = given[0], (9, 8)
     p = dict(packed._buffers)
@@ -130,7 +130,7 @@ print(instruction_set())
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_other_instruction_sets(isa):
-    """Whose registers are narrower, and which have no products of bfloat16."""
+    """They have narrower registers and no products of bfloat16."""
     folders = [os.path.dirname(os.path.dirname(__file__))]
     run = subprocess.run(
         [sys.executable, "-c", CODE, *folders],

@@ -1,4 +1,4 @@
-"""The packed product is the product."""
+"""The packed product equals the product of the unpacked matrices."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tolerances import FORWARD, assert_close
-from vision_ttt.inference.known_parts import Unknown
 from vision_ttt.inference.linear import PackedLinear, PackedPatches
+from vision_ttt.inference.supported_parts import UnsupportedPart
 from vision_ttt.ops.packed import pack, packed_linear, unpack
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -50,7 +50,7 @@ def test_any_axes_and_strides():
 
 
 def test_nothing_spoils_the_neighbours():
-    """NaN beyond the columns and rows asked for would show in what padding is multiplied by."""
+    """NaN beyond the requested columns and rows would show where padding is multiplied."""
     memory = torch.full((9, 80), torch.nan)
     x = memory[:7, :33].copy_(torch.randn(7, 33))
     weight = torch.randn(21, 33)
@@ -107,7 +107,7 @@ def test_patches(dtype, bias):
     ],
 )
 def test_other_convolutions_stay(conv):
-    with pytest.raises(Unknown):
+    with pytest.raises(UnsupportedPart):
         PackedPatches(conv, torch.float32)
 
 

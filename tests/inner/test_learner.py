@@ -51,7 +51,7 @@ def random_problem(model, seed=0, length=LENGTH):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_training_run_is_that_of_torch_optim(name, loss):
-    """Every image's every head: mini-batches, epochs and momentum as torch.optim.SGD has them."""
+    """For each image and head: mini-batches, epochs and momentum of torch.optim.SGD."""
     model = MODELS[name]
     q, k, v, state, outer = random_problem(model)
     size = None if model.mixes_tokens else 4
@@ -78,7 +78,7 @@ def test_a_training_run_is_that_of_torch_optim(name, loss):
 @pytest.mark.parametrize("name", SEPARATE)
 @pytest.mark.parametrize("loss", ["rmse", "dot_product", "squared_error"])
 def test_a_causal_token_has_learnt_from_its_mini_batch_so_far(name, loss):
-    """Written as loops: the loss of the first t tokens alone decides what token t sees."""
+    """Written as loops: the state of token t depends on the loss of the first t tokens alone."""
     model = MODELS[name]
     q, k, v, state, outer = random_problem(model, length=5)
     rate, momentum = 0.1, 0.5
@@ -173,7 +173,7 @@ def test_soft_clipping_divides_by_one_plus_the_norm():
 
 
 def test_soft_clipping_is_differentiable_where_there_is_nothing_to_learn():
-    """With v = 0 the dot product has gradient 0, whose norm has no derivative of its own."""
+    """With v = 0 the gradient of the dot product is 0, where its norm is not differentiable."""
     model = Linear(bias=False)
     q, k, v, state, _ = random_problem(model)
     v = torch.zeros_like(v).requires_grad_()
@@ -255,7 +255,7 @@ def test_checkpointing_does_not_lose_gradients_of_captured_tensors():
     q, k, v, state, _ = random_problem(Linear(bias=False))
     Learner(model)(q, k, v, state).sum().backward()
     assert temperature.grad.abs() > 0
-    with pytest.raises(ValueError, match="hand it over in state or outer"):
+    with pytest.raises(ValueError, match="pass it in state or outer"):
         Learner(model, checkpoint=True)(q, k, v, state)
 
 
@@ -303,7 +303,7 @@ def test_state_continues_where_it_stopped():
 
 
 def test_compiles_as_one_graph():
-    """One small mini-batch, not lowered: what is in question is the one graph, which takes long."""
+    """One small mini-batch and no lowering, which takes long: the test is for one graph."""
     model = Linear(bias=False)
     q, k, v, state, _ = random_problem(model, length=2)
     w = state["w"].requires_grad_()

@@ -1,4 +1,4 @@
-"""A forward pass allocates as its inputs are, not as PyTorch's default dtype and device say."""
+"""A forward pass allocates by its inputs, not by PyTorch's default dtype and device."""
 
 from functools import partial
 
@@ -72,7 +72,7 @@ CALLS = {
 
 
 def result(call):
-    """What a call returns, once its backward pass has run, where it has one."""
+    """The result of a call, after its backward pass where it has one."""
     torch.manual_seed(0)
     out = call()
     if out.requires_grad:

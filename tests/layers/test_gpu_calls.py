@@ -1,4 +1,4 @@
-"""Which operations a block runs on a GPU, seen without one: fake tensors compute shapes only."""
+"""The operations of a block on a GPU, recorded without one: fake tensors compute shapes only."""
 
 import math
 
@@ -19,7 +19,7 @@ TOKENS = (2, 35, 64)
 
 
 class Recorder(TorchDispatchMode):
-    """What writes a tensor as large as the tokens."""
+    """The operations that write a tensor as large as the tokens."""
 
     def __init__(self):
         super().__init__()

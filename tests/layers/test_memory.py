@@ -1,4 +1,4 @@
-"""What a block keeps for the backward pass."""
+"""The memory that a block keeps for the backward pass."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Whatever one replaces, watches or keeps of a layer is heeded, and stays as it was."""
+"""Replaced parts run, hooks fire, and tensors that callers keep are not overwritten."""
 
 import copy
 
@@ -28,7 +28,7 @@ VITTT = {"bidirectional": True, "share_qk": True, "conv_kernel_size": 4, "gate":
 
 
 class Conditioned(DiT3Block):
-    """Called as the other blocks are."""
+    """A block of DiT³ conditioned on the mean token, with the call of the other blocks."""
 
     def forward(self, x, grid):
         return super().forward(x, x.mean(1), grid)
@@ -58,7 +58,7 @@ def mixed(ttt, x):
 
 
 def composition(block, y):
-    """A Vittt block as its parts one after the other; nothing looks into them."""
+    """A Vittt block as the calls of its parts, one after the other."""
     mixer, ttt, mlp = block.mixer, block.mixer.ttt, block.mlp
     y = y + mixer.conv2d(y, GRID)
     x = mixer.norm(y)
@@ -73,7 +73,7 @@ def values_and_gradients(function, block, y):
     return [out, *gradients]
 
 
-# What is replaced is what runs. Signs are changed and not lengths: norms would hide those.
+# Replaced parts run. Replacements change signs rather than lengths, which norms would hide.
 
 
 class OwnRates(TTTLinear):
@@ -226,7 +226,7 @@ def test_an_identity_in_the_place_of_a_part(part):
 
 
 def test_another_learner_brings_its_own_mini_batches():
-    """Ones so large that the one op does not take them."""
+    """They are larger than the fused op supports."""
     block, y = make("vittt"), torch.randn(2, 180, 64)
     learner = block.mixer.ttt.learner
     block.mixer.ttt.learner = type(learner)(2, 32, mini_batch_size=170, directions=2)
@@ -238,7 +238,7 @@ def test_another_learner_brings_its_own_mini_batches():
         assert torch.isfinite(block(y, (12, 15))).all()
 
 
-# Who listens hears, once per call.
+# Hooks fire, once per call.
 
 OWN_HOOKS = {
     "forward": "register_forward_hook",
@@ -314,7 +314,7 @@ def test_hooks_change_no_number():
 
 
 def test_dropout_in_the_place_of_a_projection_is_drawn_once():
-    """As a low-rank adapter has it; what is computed again would draw it anew."""
+    """Low-rank adapters have one; computing again would draw again."""
     torch.manual_seed(0)
     mlp, x = SwiGLU(64, 48), torch.randn(TOKENS)
     mlp.fc2 = nn.Sequential(nn.Dropout(0.5), mlp.fc2)
@@ -328,7 +328,7 @@ def test_dropout_in_the_place_of_a_projection_is_drawn_once():
         assert_close(a, b, 1e-6)
 
 
-# What others keep stays as it was.
+# Tensors that callers keep are not overwritten.
 
 
 class Keeper(nn.Module):
@@ -348,7 +348,7 @@ class Keeper(nn.Module):
 
 
 class Adapter(nn.Module):
-    """As peft wraps a layer: switched off, it hands on what the base layer gave."""
+    """A wrapper as peft makes it: switched off, it returns the base layer's output."""
 
     def __init__(self, base_layer):
         super().__init__()
@@ -399,7 +399,7 @@ def test_what_a_part_returned_is_not_overwritten(name, way, dtype):
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_branch_that_returns_its_input(name):
-    """An identity where a convolution was: the sum must not land in the caller's tensor."""
+    """With an identity for a convolution the sum must not overwrite the caller's tensor."""
     block, y = make(name), torch.randn(TOKENS)
 
     class Same(nn.Module):
@@ -418,7 +418,7 @@ def test_a_branch_that_returns_its_input(name):
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_branch_that_returns_a_tensor_it_keeps(name):
-    """As one does that computes only once."""
+    """Modules that cache their output do so."""
     block, y = make(name), torch.randn(TOKENS)
 
     class Cached(nn.Module):

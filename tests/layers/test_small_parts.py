@@ -1,4 +1,4 @@
-"""Convolutions, class tokens and the inner learner, each against its plain description."""
+"""Convolutions and the inner learner, each against its plain description."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tolerances import assert_close
-from vision_ttt.layers import DepthwiseConv2d, DirectionalConv1d, ExtraTokens, LinearLearner
+from vision_ttt.layers import DepthwiseConv2d, DirectionalConv1d, LinearLearner
 
 
 @pytest.mark.parametrize("length", [1, 3, 20])
@@ -41,7 +41,7 @@ def test_depthwise_conv2d_is_conv2d_on_the_grid(grid):
     assert_close(conv(x, grid), wanted, 1e-12)
 
 
-@pytest.mark.parametrize("extra", [(0,), (6,), (0, 13)])
+@pytest.mark.parametrize("extra", [(0,), (6,), (0, 13), (3, 7, 11), (12, 13, 14)])
 def test_depthwise_conv2d_leaves_extra_tokens_out(extra):
     conv = DepthwiseConv2d(5).double()
     image = torch.randn(2, 12, 5, dtype=torch.float64, requires_grad=True)
@@ -62,30 +62,9 @@ def test_depthwise_conv2d_refuses_a_grid_that_does_not_fit():
         DepthwiseConv2d(4)(torch.zeros(1, 10, 4), (3, 4))
 
 
-@pytest.mark.parametrize(
-    ("placement", "positions"), [("head", (0,)), ("middle", (3,)), ("double", (0, 8))]
-)
-def test_extra_tokens_go_in_and_come_out(placement, positions):
-    tokens = ExtraTokens(4, placement)
-    x = torch.randn(2, 7, 4)
-    longer = tokens.insert(x)
-    assert tokens.positions(7) == positions
-    assert longer.shape == (2, 7 + len(positions), 4)
-    image, extra = tokens.extract(longer)
-    assert torch.equal(image, x)
-    assert torch.equal(extra, tokens.tokens.expand(2, -1, -1))
-    for index, position in enumerate(positions):
-        assert torch.equal(longer[0, position], tokens.tokens[0, index])
-
-
 def test_depthwise_conv2d_refuses_an_even_kernel():
     with pytest.raises(ValueError, match="kernel_size must be odd, got 4"):
         DepthwiseConv2d(4, 4)
-
-
-def test_extra_tokens_refuse_an_unknown_place():
-    with pytest.raises(ValueError, match=r"one of \['double', 'head', 'middle'\], got 'tail'"):
-        ExtraTokens(4, "tail")
 
 
 @pytest.mark.parametrize(("states", "learnt"), [(2, 2), (1, 1), (0, 0), (None, 2)])

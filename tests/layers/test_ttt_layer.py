@@ -1,4 +1,4 @@
-"""TTT layers with inner learners other than the linear one: TTT-MLP, and whatever one writes."""
+"""TTT layers with other inner learners than the linear one: TTT-MLP and generic ones."""
 
 from functools import partial
 
@@ -34,7 +34,7 @@ EVERYTHING = {"bidirectional": True, "share_qk": True, "conv_kernel_size": 4, "g
 
 
 def shaken(module):
-    """In float64, with no parameter at a value that hides it."""
+    """In float64, with no parameter at a value that hides its use."""
     torch.manual_seed(0)
     module.double()
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_mlp_layer_sees_what_its_directions_show(bidirectional):
 
 
 def test_vittt_block_with_mlp_inner_models():
-    """The block of Vittt with another part in it; in one compiled graph, too."""
+    """The block of Vittt with another inner model; also in one compiled graph."""
     torch.manual_seed(0)
     block = VitttBlock(VitttMixer(16, ttt=TTTMLP(16, 2, **EVERYTHING)), 16, 24)
     y = torch.randn(2, 35, 16)
@@ -171,7 +171,7 @@ def copy_parameters(source, target, names):
     ],
 )
 def test_a_layer_with_the_generic_learner_is_the_layer_with_the_fast_one(fast, model, names):
-    """Position scale apart, which is a part of the fast learners only: all ones here."""
+    """Only the fast learners have a position scale: all ones here."""
     layer = shaken(TTTLayer(8, 2, partial(fast, mini_batch_size=4), **EVERYTHING))
     with torch.no_grad():
         steps = 1 / torch.arange(1, 5, dtype=torch.float64)

@@ -147,6 +147,33 @@ def test_block_is_convolution_ttt_and_mlp_each_with_its_residual():
     assert_close(layer(y, (3, 4)), wanted, 1e-12)
 
 
+def test_block_takes_its_parts_as_modules():
+    """The mixer is called with the grid and the rotations, the position encoding with the grid."""
+
+    class Part(torch.nn.Module):
+        def forward(self, x, *others):
+            calls.append(others)
+            return 2 * x
+
+    calls, mixer, cpe = [], Part(), Part()
+    layer = ViT3Block(32, mixer=mixer, cpe=cpe).double()
+    assert layer.ttt is mixer
+    assert layer.cpe is cpe
+    y = torch.randn(2, 12, 32, dtype=torch.float64)
+    rotations = rotary_table((3, 4), 32)
+    wanted = 2 * y
+    wanted = wanted + 2 * F.layer_norm(wanted, (32,), eps=1e-6)
+    wanted = wanted + layer.mlp(F.layer_norm(wanted, (32,), eps=1e-6), (3, 4))
+    assert_close(layer(y, (3, 4), rotations), wanted, 1e-12)
+    assert calls == [((3, 4),), ((3, 4), rotations)]
+
+
+@pytest.mark.parametrize("given", [{}, {"num_heads": 2, "mixer": torch.nn.Identity()}])
+def test_block_has_one_mixer(given):
+    with pytest.raises(ValueError, match="give num_heads or mixer, one of them; got num_heads="):
+        ViT3Block(32, **given)
+
+
 def test_inference_is_the_same_and_keeps_its_input():
     layer, grid = block(), (40, 60)
     y = torch.randn(2, grid[0] * grid[1], 32)

@@ -1,4 +1,4 @@
-"""The Vittt block against a plain transcription of the paper, and as a layer to be lifted out."""
+"""The Vittt block against a plain transcription of the paper, and used alone."""
 
 import pytest
 import torch
@@ -135,7 +135,7 @@ def test_mixer_takes_heads_or_a_layer_of_its_own():
 
 
 def test_ttt_linear_layer_lifted_into_another_model():
-    """As in the README: somebody's encoder layer with its attention replaced."""
+    """As in the README: PyTorch's encoder layer with its attention replaced."""
 
     class Encoder(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Parts that do not fit each other are refused, with their shapes, before a kernel reads them."""
+"""Parts of unequal shapes raise an error before a kernel reads them."""
 
 import pytest
 import torch

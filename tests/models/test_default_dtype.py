@@ -1,4 +1,4 @@
-"""The process's default dtype and device decide how models are made, never what a forward reads."""
+"""PyTorch's default dtype and device affect the construction of models, never a forward pass."""
 
 import ast
 from contextlib import contextmanager
@@ -91,7 +91,7 @@ def test_a_model_made_under_another_default_computes_in_it(name, dtype):
 
 
 def test_every_buffer_names_its_dtype_and_device():
-    """A factory call in a forward, without them, takes the process's defaults."""
+    """Without them, a factory call in a forward pass would use PyTorch's defaults."""
     factories = {"empty", "zeros", "ones", "full", "arange", "linspace", "tensor", "eye", "rand"}
     factories |= {"randn", "scalar_tensor", "logspace", "tril_indices"}
     source = Path(vision_ttt.__file__).parent

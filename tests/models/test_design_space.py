@@ -1,4 +1,4 @@
-"""The model whose arguments are ways of inner training."""
+"""DesignSpace, whose arguments choose the inner training."""
 
 import pytest
 import timm
@@ -33,7 +33,7 @@ def test_the_causal_op_computes_what_the_learner_does(size):
 
 
 def outputs_beside(model, changed):
-    """By how much the tokens other than `changed` change with that one, in the block's mixer."""
+    """The change of the mixer's output at the tokens other than the changed one."""
     mixer = model.blocks[0].ttt
     x = torch.randn(1, 64, 32, generator=torch.Generator().manual_seed(2))
     other = x.clone()
@@ -102,11 +102,31 @@ def test_positions_and_initial_states_do_not_decay():
     names = small(inner_model="linear").no_weight_decay()
     assert names == {"pos_embed", "blocks.0.ttt.state.w", "blocks.0.ttt.state.b"}
     assert "blocks.0.ttt.w3" in small(inner_model="vit3").no_weight_decay()
+    assert "pos_embed" not in small(convolutions=True).no_weight_decay()
+
+
+def test_the_published_layer_with_convolutions_is_vit3():
+    keywords = {"img_size": 32, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 2}
+    model = small(inner_model="vit3", convolutions=True).eval()
+    torch.manual_seed(0)
+    vit3 = timm.create_model("vit3_tiny_patch16_224", num_classes=10, **keywords).eval()
+    assert model.state_dict().keys() == vit3.state_dict().keys()
+    assert torch.equal(model(image()), vit3(image()))
+
+
+@pytest.mark.parametrize("inner_model", ["linear", "depthwise_conv3x3"])
+def test_set_input_size(inner_model):
+    model = small(inner_model=inner_model).eval()
+    model.set_input_size((24, 40))
+    assert model.pos_embed.shape == (1, 60, 32)
+    assert model(torch.randn(1, 3, 24, 40)).shape == (1, 10)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"num_heads": 5}, "dim must be a multiple of num_heads, got 32 and 5"),
+        ({"img_size": 33}, "images of 33 × 33 are not whole patches of 4 × 4"),
         ({"inner_model": "lstm"}, "inner_model must be one of"),
         ({"inner_loss": "huber"}, "inner_loss must be one of"),
         ({"inner_epochs": 0}, "epochs must be at least 1"),
@@ -119,7 +139,7 @@ def test_what_cannot_be_is_named(wrong, message):
 
 
 def test_torch_export_is_refused_where_torch_func_learns():
-    """PyTorch fails there with words about something else, and torch.func is unusable after."""
+    """PyTorch's own error there is misleading and leaves torch.func unusable."""
     with pytest.raises(ValueError, match=r"torch\.export cannot see .* inner_model='vit3'"):
         torch.export.export(small().eval(), (image(),))
     for options in (

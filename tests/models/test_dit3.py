@@ -1,4 +1,4 @@
-"""DiT³ as its authors released it, as timm builds it, and what it starts from."""
+"""DiT³: the released model, construction by timm, and initialisation."""
 
 import json
 import math
@@ -22,7 +22,7 @@ SMALL = {"input_size": 8, "hidden_size": 32, "depth": 2, "num_heads": 2, "num_cl
 
 
 def small(**options):
-    """A DiT³ whose every parameter matters."""
+    """A DiT³ in which every parameter affects the output."""
     torch.manual_seed(0)
     model = DiT3(**{**SMALL, **options}).eval()
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_adaptive_norm():
 
 
 def test_everything_learns():
-    """One step away from the beginning, where gates are shut, nothing is without a gradient."""
+    """One step after initialisation, where gates are zero, every parameter has a gradient."""
     model = small()
     (model(*inputs()) * torch.randn(2, 8, 8, 8)).sum().backward()
     assert [name for name, p in model.named_parameters() if not p.grad.abs().max() > 0] == []
@@ -152,7 +152,7 @@ def test_any_size_of_whole_patches(size):
     model = small(learn_sigma=False)
     x, t, y = inputs(size=size)
     assert model(x, t, y).shape == x.shape
-    # Rows are not columns: turning the image is not turning the answer.
+    # Rows and columns differ: transposing the image does not transpose the output.
     turned = model(x.mT.contiguous(), t, y).mT
     assert not torch.allclose(turned, model(x, t, y), atol=1e-2)
 

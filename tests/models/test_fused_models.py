@@ -1,4 +1,4 @@
-"""Models whose layers run as ops: the same numbers from the same weights."""
+"""Models with fused layers: the same numbers from the same weights."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_every_block_has_the_switch(switches):
     "options", [{"inner_model": "mlp"}, *({"design": d} for d in ("ttt_layer", "gating"))], ids=str
 )
 def test_what_has_no_such_op_is_refused(options):
-    with pytest.raises(ValueError, match="fused takes inner_model='linear' and a design with a"):
+    with pytest.raises(ValueError, match="fused requires inner_model='linear' and a design with a"):
         make(fused=True, **options)
     make(fused_mlp=True, **options)
 

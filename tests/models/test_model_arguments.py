@@ -1,4 +1,4 @@
-"""Constructor arguments that no model can have are refused before anything is built."""
+"""Checks of constructor arguments: errors are raised before any part is built."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""torch.fx and what is built on it: graphs of the ops, that compute what the model does."""
+"""torch.fx and its users: graphs of the ops that compute what the model computes."""
 
 import copy
 import warnings
@@ -41,7 +41,7 @@ CASES = [
 
 
 def made(name, **options):
-    """A model whose every parameter matters."""
+    """A model in which every parameter affects the output."""
     torch.manual_seed(0)
     model = create_model(name, num_classes=4, **options).eval()
     with torch.no_grad():
@@ -58,7 +58,7 @@ def inputs(name, *size):
 
 
 def outcome(model, x):
-    """What a model answers, or how it refuses."""
+    """The output of a model, or the message of its error."""
     try:
         return model(*x)
     except ValueError as error:
@@ -123,7 +123,7 @@ def test_ops_are_nodes():
 
 
 def test_tracing_leaves_no_trace():
-    """Outside of it nothing is different: the model runs on its own way again."""
+    """After tracing the model computes as before."""
     model = made("vittt_nano_patch4_32", depth=1)
     (x,) = inputs("vittt", 32, 32)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What loops over timm's registry ask of every model: each of our names, at a small size."""
+"""The contract of timm's registry, for each model of this package at a small size."""
 
 import copy
 import io
@@ -55,7 +55,7 @@ def test_models_that_are_no_classifiers_are_not_timms():
 
 @of_every_classifier
 def test_default_cfg(name):
-    """Of the published size: what is described is what the model does."""
+    """At the published size the description agrees with the model."""
     with torch.device("meta"):
         model = timm.create_model(name).eval()
     config, state = model.default_cfg, model.state_dict()

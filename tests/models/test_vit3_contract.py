@@ -1,4 +1,4 @@
-"""ViT³ and H-ViT³ as citizens of timm: one contract, both families."""
+"""The contract of timm for ViT³ and H-ViT³."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Vittt with MLP inner models: a configuration."""
+"""Vittt with MLP inner models."""
 
 import pytest
 import timm

@@ -1,4 +1,4 @@
-"""for_inference: which modules of a model give way to packed ones, and which stay."""
+"""for_inference: replaces the modules of a model that have a packed form, and keeps the others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from vision_ttt.inference.evaluation_only import EvaluationOnly
-from vision_ttt.inference.known_parts import Unknown
 from vision_ttt.inference.linear import PackedLinear, PackedPatches
+from vision_ttt.inference.supported_parts import UnsupportedPart
 from vision_ttt.inference.vit3 import PackedDit3Block, PackedVit3Block
 from vision_ttt.inference.vittt import PackedVitttBlock
 from vision_ttt.ops._native import LIBRARY, install_command
@@ -21,40 +21,40 @@ from vision_ttt.ops.packed.weights import DTYPES
 PACKED_BLOCKS: list[Any] = [PackedVitttBlock, PackedVit3Block, PackedDit3Block]
 """Classes of blocks on packed weights; a new family of models adds its own.
 
-Each names the class it stands for as ``kind``. It is made of a ``kind`` and a dtype, raises
-:class:`vision_ttt.inference.known_parts.Unknown` where it does not know a part of it, and is called
-as a ``kind`` is, with float32 tokens.
+Each names the class of blocks that it replaces as ``kind``. Its constructor takes a block of that
+kind and a dtype, and raises :class:`vision_ttt.inference.supported_parts.UnsupportedPart` where it
+does not support a part. Its instances are called as the block is, with float32 tokens.
 """
 
 
 def for_inference(
     model: nn.Module, *, dtype: torch.dtype | None = None, strict: bool = False
 ) -> EvaluationOnly:
-    """A copy of ``model`` to be evaluated fast on a CPU.
+    """A copy of ``model`` for fast evaluation on a CPU.
 
-    The blocks of Vittt, ViT³, H-ViT³ and DiT³ become one op each, on weights packed for the
-    machine's multiply-adds. Linear layers and patch embeddings of these and of any other model are
-    packed too. Whatever else there is stays as it was. So does a block of which a part has been
-    replaced, changed or has a hook: a warning names it.
+    Each block of Vittt, ViT³, H-ViT³ and DiT³ becomes one op, whose weights are packed in the order
+    in which the kernels read them. Linear layers and patch embeddings of these and of any other
+    model are packed, too. All other modules stay as they are. So does a block with a part that was
+    replaced or changed or that has a hook; a warning names it.
 
-    Results are those of the model in evaluation mode, to rounding. The model itself is left alone.
+    Results equal those of the model in evaluation mode, to rounding. The model is not changed.
 
     Args:
         model: on a CPU.
-        dtype: of the packed weights and of what is multiplied by them, ``torch.float32`` (the
-            default) or ``torch.bfloat16``, which is faster where the processor multiplies it and
-            whose logits differ by up to a hundredth or so of the largest. States, norms and sums
-            are float32 in either. A model without a block of ours is cast as a whole. Images go in
-            and logits come out in float32.
+        dtype: of the packed weights and of the matrices multiplied by them: ``torch.float32`` (the
+            default) or ``torch.bfloat16``, which is faster on processors with bfloat16 products
+            and changes logits by about a hundredth of the largest. States, norms and sums are
+            float32 in both. A model without a block of this package is cast as a whole. Images and
+            logits are float32.
         strict: raise instead of warn.
 
     Returns:
-        The copy, which refuses training, gradients and the loading of weights.
+        The copy. It supports neither training nor gradients nor loading weights.
 
     Raises:
-        TypeError: ``model`` is no module.
-        ValueError: another dtype; the model is not on a CPU; or with ``strict`` a block stays as it
-            was, or the compiled kernels are missing.
+        TypeError: ``model`` is not a module.
+        ValueError: the dtype is another, or the model is not on a CPU; with ``strict`` also: a
+            block is not supported, or the compiled kernels are missing.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -92,34 +92,34 @@ def for_inference(
 
 
 def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[str, str]]:
-    """Put packed blocks in the place of those that can be; say why others stay, by name."""
+    """The model with its supported blocks packed, and per name the reason why others are not."""
     stay = {}
     for name, module in list(model.named_modules()):
         for packed_block in PACKED_BLOCKS:
             if isinstance(module, packed_block.kind):
                 try:
                     replacement = packed_block(module, dtype)
-                except Unknown as unknown:
-                    stay[name] = str(unknown)
+                except UnsupportedPart as unsupported:
+                    stay[name] = str(unsupported)
                 else:
                     model = _replaced(model, name, replacement)
     return model, stay
 
 
 def _outside(model: nn.Module, stay: dict[str, str]) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that are in no block which stays as it is."""
+    """The named modules outside the blocks that stay as they are."""
     for name, module in model.named_modules():
         if not any(name == block or name.startswith(f"{block}.") for block in stay):
             yield name, module
 
 
 def _packed_layer(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
-    """A packed layer that does as ``module``, or None: others are called as they are."""
+    """The packed form of a layer, or None where it has none."""
     for kind, packed in ((nn.Linear, PackedLinear), (nn.Conv2d, PackedPatches)):
         if isinstance(module, kind):
             try:
                 return packed(module, dtype)
-            except Unknown:
+            except UnsupportedPart:
                 return None
     return None
 

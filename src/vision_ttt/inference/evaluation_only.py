@@ -1,4 +1,4 @@
-"""A model that can be evaluated and nothing else."""
+"""A wrapper that permits a model nothing but evaluation."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from torch import Tensor, nn
 
 
 class EvaluationOnly(nn.Module):
-    """What :func:`vision_ttt.for_inference` returns: called as the model it holds.
+    """The result of :func:`vision_ttt.for_inference`: a model that is called as the one it holds.
 
-    Other attributes than its own are the model's. It can be copied, pickled, compiled, exported and
-    called by several threads at once.
+    Attributes that it lacks are looked up in the model. It supports copying, pickling,
+    ``torch.compile``, ``torch.export`` and calls from several threads at once.
 
     Args:
         model: in evaluation mode, its parameters frozen.
-        cast: the dtype of the model's inputs, where it is another than the caller's; outputs are
-            float32 then.
+        cast: the dtype that inputs are cast to, with outputs cast to float32; None for no casts.
     """
 
     def __init__(self, model: nn.Module, cast: torch.dtype | None) -> None:
@@ -31,7 +30,7 @@ class EvaluationOnly(nn.Module):
         """The model's result.
 
         Raises:
-            RuntimeError: a parameter or an argument wants a gradient.
+            RuntimeError: a parameter or an argument requires a gradient.
         """
         if not torch.compiler.is_compiling():
             self._refuse_gradients(args, kwargs)
@@ -56,7 +55,7 @@ class EvaluationOnly(nn.Module):
         """Stay in evaluation mode.
 
         Raises:
-            RuntimeError: training mode is asked for.
+            RuntimeError: ``mode`` is True.
         """
         if mode:
             raise RuntimeError(f"train() is not for this copy: {_WHAT_IT_IS}")
@@ -66,7 +65,7 @@ class EvaluationOnly(nn.Module):
         """Keep the parameters frozen.
 
         Raises:
-            RuntimeError: gradients are asked for.
+            RuntimeError: ``requires_grad`` is True.
         """
         if requires_grad:
             raise RuntimeError(f"requires_grad_() is not for this copy: {_WHAT_IT_IS}")
@@ -86,7 +85,7 @@ class EvaluationOnly(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "model":  # not there yet while it is being unpickled
+            if name == "model":  # does not exist yet during unpickling
                 raise
             return getattr(super().__getattr__("model"), name)
 

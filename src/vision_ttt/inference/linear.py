@@ -1,11 +1,11 @@
-"""Linear layers, of tokens and of patches, on packed weights."""
+"""Linear layers and patch embeddings on packed weights."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.inference.known_parts import Unknown, require
+from vision_ttt.inference.supported_parts import UnsupportedPart, require
 from vision_ttt.ops.packed import pack, packed_linear
 
 
@@ -13,11 +13,11 @@ class PackedLinear(nn.Module):
     """x [..., in_features] → x Wᵀ + b [..., out_features], for evaluation on a CPU.
 
     Args:
-        linear: the layer whose weight it packs; left as it is.
+        linear: the layer whose weight is packed; it is not changed.
         dtype: float32 or bfloat16, of the packed weight.
 
     Raises:
-        Unknown: it is no plain ``nn.Linear``.
+        UnsupportedPart: it is not a plain ``nn.Linear``.
     """
 
     packed: Tensor
@@ -42,15 +42,16 @@ class PackedLinear(nn.Module):
 
 
 class PackedPatches(nn.Module):
-    """A convolution whose patches do not overlap, as one product: for evaluation on a CPU.
+    """Images [B, C, H, W] → [B, out_channels, h, w]: non-overlapping patches by one product.
+
+    For evaluation on a CPU; the result is in the channels-last memory format.
 
     Args:
-        conv: its stride is its kernel size. Images [B, C, H, W] → [B, out_channels, h, w], its
-            memory channels last.
+        conv: the convolution whose weight is packed; its stride is its kernel size.
         dtype: float32 or bfloat16, of the packed weight.
 
     Raises:
-        Unknown: it is no plain ``nn.Conv2d`` of that kind.
+        UnsupportedPart: it is not a plain ``nn.Conv2d`` of that kind.
     """
 
     packed: Tensor
@@ -60,9 +61,9 @@ class PackedPatches(nn.Module):
         super().__init__()
         require(conv, "it", nn.Conv2d)
         if conv.stride != conv.kernel_size or conv.groups != 1 or conv.dilation != (1, 1):
-            raise Unknown("its patches overlap")
+            raise UnsupportedPart("its patches overlap")
         if conv.padding not in ((0, 0), "valid"):
-            raise Unknown("it pads")
+            raise UnsupportedPart("it pads")
         self.kernel_size, self.stride = conv.kernel_size, conv.stride
         self.in_channels, self.out_channels = conv.in_channels, conv.out_channels
         self.register_buffer("packed", pack(conv.weight.flatten(1), dtype))

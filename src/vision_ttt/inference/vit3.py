@@ -9,7 +9,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_ttt.inference.known_parts import Unknown, require
+from vision_ttt.inference.supported_parts import UnsupportedPart, require
 from vision_ttt.layers import (
     AdaptiveNorm,
     ConvMlp,
@@ -30,12 +30,12 @@ class PackedVit3Block(nn.Module):
     """:class:`vision_ttt.layers.ViT3Block` for evaluation on a CPU.
 
     Args:
-        block: the block whose weights it packs; left as it is.
+        block: the block whose weights are packed; it is not changed.
         dtype: float32 or bfloat16, of the packed weights.
 
     Raises:
-        Unknown: a part is not the library's own, is changed or watched, or of a size that the
-            kernels do not take.
+        UnsupportedPart: a part is not of this library, was changed, has a hook, or has a size that
+            the kernels do not support.
     """
 
     kind: type[nn.Module] = ViT3Block
@@ -44,12 +44,12 @@ class PackedVit3Block(nn.Module):
 
     def __init__(self, block: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
-        self._require_known_parts(block)
+        self._require_supported_parts(block)
         dim, self.heads = block.ttt.proj.out_features, block.ttt.num_heads
         self.hidden = block.mlp.fc1.out_features
         reason = refusal(dim, self.heads, self.hidden)
         if reason:
-            raise Unknown(reason)
+            raise UnsupportedPart(reason)
         self.tanh_gelu = isinstance(block.mlp, TanhMlp)
         self.eps = tuple(self._layer_norm(norm).eps for norm in (block.norm1, block.norm2))
         for name, x in zip(
@@ -84,7 +84,7 @@ class PackedVit3Block(nn.Module):
     def _layer_norm(norm: nn.Module) -> nn.LayerNorm:
         return norm
 
-    def _require_known_parts(self, block: nn.Module) -> None:
+    def _require_supported_parts(self, block: nn.Module) -> None:
         require(block, "it", self.kind)
         require(block.cpe, "cpe", ResidualConv2d)
         require(block.ttt, "ttt", ViT3TTT)
@@ -99,7 +99,7 @@ class PackedVit3Block(nn.Module):
             require(block.mlp.conv, "mlp.conv", ResidualConv2d)
             convolutions.append(block.mlp.conv)
         if any(conv.kernel_size != (3, 3) for conv in convolutions):
-            raise Unknown("a convolution is not 3 x 3")
+            raise UnsupportedPart("a convolution is not 3 x 3")
         if hasattr(block, "drop_path"):
             require(block.drop_path, "drop_path", DropPath, nn.Identity)
 
@@ -118,7 +118,7 @@ class PackedDit3Block(PackedVit3Block):
         require(silu, "modulation.0", nn.SiLU)
         require(projection, "modulation.1", nn.Linear)
         self.register_buffer("modulation_weight", pack(projection.weight, dtype))
-        # The norms' weights are 1 + scale.
+        # The op multiplies by 1 + scale: the 1 is added to the bias of the two scales.
         bias = projection.bias.detach().float().clone().view(6, -1)
         bias[[1, 4]] += 1
         self.register_buffer("modulation_bias", bias.flatten())
@@ -143,7 +143,7 @@ class PackedDit3Block(PackedVit3Block):
 def _parameters(
     block: nn.Module, dtype: torch.dtype, layer_norm: Callable[[nn.Module], nn.LayerNorm]
 ) -> Vit3BlockParameters:
-    """The block's, packed or copied; the op checks their shapes."""
+    """The op's parameters, weights of products packed, others copied; the op checks shapes."""
     ttt, mlp = block.ttt, block.mlp
     nothing = ttt.w1.new_empty(0, dtype=torch.float32)
 

@@ -8,7 +8,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from vision_ttt.inference.known_parts import Unknown, require
+from vision_ttt.inference.supported_parts import UnsupportedPart, require
 from vision_ttt.layers import (
     TTTMLP,
     DepthwiseConv2d,
@@ -35,31 +35,32 @@ from vision_ttt.ops.packed.vittt_block_weights import (
 )
 
 LEARNERS = {TTTLinear: LinearLearner, TTTMLP: MLPLearner}
+"""The inner learner of each supported sequence layer."""
 
 
 class PackedVitttBlock(nn.Module):
     """:class:`vision_ttt.VitttBlock` for evaluation on a CPU: [B, T, D], (h, w) → [B, T, D].
 
     Args:
-        block: the block whose weights it packs; left as it is.
+        block: the block whose weights are packed; it is not changed.
         dtype: float32 or bfloat16, of the packed weights.
 
     Raises:
-        Unknown: a part is not the library's own, is changed or watched, or of a size that the
-            kernels do not take.
+        UnsupportedPart: a part is not of this library, was changed, has a hook, or has a size that
+            the kernels do not support.
     """
 
     kind = VitttBlock
 
     def __init__(self, block: VitttBlock, dtype: torch.dtype) -> None:
         super().__init__()
-        _require_known_parts(block)
+        _require_supported_parts(block)
         mixer, ttt, mlp = block.mixer, block.mixer.ttt, block.mlp
         learner = ttt.learner
         dim, hidden = ttt.out_proj.in_features, mlp.fc2.in_features
         reason = refusal(dim, ttt.head_dim, learner.mini_batch_size, hidden)
         if reason:
-            raise Unknown(reason)
+            raise UnsupportedPart(reason)
         self.dim = dim
         self.sizes = VitttBlockSizes(
             heads=ttt.heads,
@@ -73,14 +74,14 @@ class PackedVitttBlock(nn.Module):
             is_mlp=int(isinstance(learner, MLPLearner)),
             is_bfloat16=int(dtype == torch.bfloat16),
         )
-        # The rate at a logit of +∞: the base rate over d, in TTT-MLP times its warm-up.
+        # The rate at a logit of +∞ is η_base / d, in TTT-MLP times the warm-up factor.
         self.rate = ttt.rates(torch.full((), torch.inf)).item()
         self.eps = (mixer.norm.eps, learner.eps, ttt.merge.eps, block.norm.eps)
         parameters = _parameters(block, dtype)
         self.register_buffer("weights", join_parameters(parameters, self.sizes))
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
-        """Run the block; ``extra`` names positions in T that are not of the grid.
+        """Run the block; ``extra`` are the positions in T of tokens outside the grid.
 
         Raises:
             ValueError: T is not h · w + len(extra).
@@ -91,7 +92,7 @@ class PackedVitttBlock(nn.Module):
         if extra and sizes.kernel:
             image, others = split_extra(y, extra)
             y = merge_extra(image + self._convolve(image, grid), others, extra)
-            # The vector without its first tensor is that of a block without the Conv2d.
+            # Without its first tensor the vector holds a block without the Conv2d.
             weights, sizes = weights[layout(self.dim, sizes)[0].end :], sizes._replace(kernel=0)
         return packed_vittt_block(y, weights, sizes, grid=grid, rate=self.rate, eps=self.eps)
 
@@ -101,7 +102,7 @@ class PackedVitttBlock(nn.Module):
         return depthwise_conv2d(image, conv2d.t().reshape(-1, 1, kernel, kernel), grid)
 
 
-def _require_known_parts(block: VitttBlock) -> None:
+def _require_supported_parts(block: VitttBlock) -> None:
     require(block, "it", VitttBlock)
     mixer = block.mixer
     require(mixer, "mixer", VitttMixer)
@@ -123,11 +124,11 @@ def _require_known_parts(block: VitttBlock) -> None:
     for path in ("mlp.fc1", "mlp.fc2"):
         require(block.get_submodule(path), path, nn.Linear)
     if type(ttt.conv_q) is not type(ttt.conv_k):
-        raise Unknown("mixer.ttt convolves one of q and k only")
+        raise UnsupportedPart("mixer.ttt convolves one of q and k only")
 
 
 def _parameters(block: VitttBlock, dtype: torch.dtype) -> VitttBlockParameters:
-    """The block's, packed where they are multiplied."""
+    """The op's parameters: weights of products packed, others copied."""
     mixer, ttt, mlp = block.mixer, block.mixer.ttt, block.mlp
     learner = ttt.learner
     nothing = block.norm.weight.new_empty(0, dtype=torch.float32)

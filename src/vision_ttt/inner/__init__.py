@@ -1,6 +1,6 @@
 """The design space of TTT: any inner model, loss, optimiser step and regime, by torch.func.
 
-What the fast ops compute in closed form is here by definition; tests hold them to it.
+Tests compare the fast ops, which compute in closed form, with these definitions.
 """
 
 from vision_ttt.inner.learner import Learner

@@ -1,4 +1,4 @@
-"""The generic inner learner: the executable definition of every TTT layer."""
+"""The generic inner learner: an executable definition of every TTT layer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vision_ttt.inner.checkpointing import checkpointed
 from vision_ttt.inner.losses import Loss, squared_error
 from vision_ttt.inner.models import Axes, Params
-from vision_ttt.inner.recomputation import recomputed
 from vision_ttt.ops._backend import is_transformed
 from vision_ttt.ops._contract import Contract, Whole, check_number
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches, take
 
 Model = Callable[[Params, Tensor], Tensor]
+"""f(params, x [n, d]) → [n, d]."""
 
 _VIEWS = ("q", "k", "v")
 _CONTRACT = Contract(
@@ -36,19 +37,20 @@ _SCALE_CONTRACT = Contract(
 class Learner:
     """Train an inner model on (k, v) by gradient descent and apply it to q, per image and head.
 
-    With θ' the state before a mini-batch of n tokens, m' its velocity, s its tokens, L the loss and
+    With θ' the state before a mini-batch of n tokens, m' the velocity, s the tokens, L the loss and
     V̂ = f(K; θ')::
 
         G  = Σ_s η_s (∂L/∂V̂_s) (∂V̂_s/∂θ')          ∂L/∂θ' where all η are 1
         m  = β m' + clip(p G)
         θ  = θ' − α m
 
-    - ``causal=False`` (ViT³): mini-batch after mini-batch, ``epochs`` times over; then every query
-      meets the final state, o = f(Q; θ). No p.
-    - ``causal=True`` (TTT, Vision-TTT): token t of a mini-batch has learnt from its first t tokens,
-      L and all, and o_t = f(q_t; θ_t); the next mini-batch goes on from the last token's θ and m.
+    - ``causal=False`` (ViT³): all mini-batches in order, ``epochs`` times; then the final state is
+      applied to every query, o = f(Q; θ). There is no p.
+    - ``causal=True`` (TTT, Vision-TTT): the state θ_t of token t of a mini-batch has learned from
+      the first t tokens, over which L is computed, and o_t = f(q_t; θ_t). The next mini-batch
+      continues from the last token's θ and m.
 
-    Built on ``torch.func``: nothing is derived by hand, so that anything may be put in. Results are
+    All derivatives are by ``torch.func``, so that any model and loss is supported. Results are
     differentiable in every tensor, any number of times where ``checkpoint`` is off.
 
     Args:
@@ -59,13 +61,13 @@ class Learner:
         mini_batch_size: tokens per step, b; the last mini-batch may be short. None for all tokens.
         causal: see above.
         epochs: passes over the tokens; 1 in a causal scan.
-        clip_axes: soft clipping: the gradient of each parameter named here is divided by 1 + its
-            norm along these of its axes (ViT³'s release), e.g. ``model.clip_axes``. None for none.
-        checkpoint: keep only the state between mini-batches for the backward pass and compute the
-            rest of each again.
+        clip_axes: soft clipping (ViT³'s release): the gradient of each parameter named here is
+            divided by 1 + its norm along these axes, e.g. ``model.clip_axes``. None for none.
+        checkpoint: keep only the states between mini-batches for the backward pass, which computes
+            everything else again.
 
     Raises:
-        ValueError: an argument is out of its range, or the model does not go with the regime.
+        ValueError: an argument is out of its range, or the model does not support the regime.
     """
 
     model: Model
@@ -107,27 +109,27 @@ class Learner:
         state_per_image: bool = False,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, Params]:
-        """Learn from k, v and answer q.
+        """Learn from k, v and apply the trained states to q.
 
         Args:
             q, k, v: test, training and label views [B, T, H, d].
-            state: what is trained, tensors [H, …].
-            outer: what the model reads besides, tensors [H, …].
+            state: the parameters to train, tensors [H, …].
+            outer: the model's other parameters, tensors [H, …].
             eta: η of each token [B, T, H]; None for all ones. The learning rate multiplies it.
             position_scale: p_j [b] or [H, b] for the j-th token of a mini-batch, in a causal scan.
-            reverse_heads: the last this-many heads take the tokens from T to 1.
+            reverse_heads: how many of the last heads scan the tokens from T to 1.
             state_per_image: the state's tensors are [B, H, …].
             return_state: return ``(o, state)`` with the trained state [B, H, …].
 
         Returns:
-            o [B, T, H, d] in q's dtype; inside, all is at least float32.
+            o [B, T, H, d] in q's dtype; everything is computed in at least float32.
 
         Raises:
             TypeError, ValueError: an argument does not fit; the message names it.
         """
         outer = {} if outer is None else dict(outer)
         self._check(q, k, v, state, outer, eta, position_scale, reverse_heads, state_per_image)
-        # Tensors without content have no autocast of their own.
+        # There is no autocast for the meta device.
         device_type = "cpu" if q.is_meta else q.device.type
         with torch.autocast(device_type, enabled=False):
             o, final = self._learn(
@@ -223,10 +225,10 @@ class Learner:
     def _step(
         self, state: Params, velocity: Params, outer: Params, pieces: tuple[Tensor, ...]
     ) -> tuple[Params, Params, Tensor]:
-        """One mini-batch of all images and heads, checkpointed where asked for."""
+        """One mini-batch of all images and heads."""
         function = torch.func.vmap(torch.func.vmap(self._learn_mini_batch))
         if self.checkpoint and torch.is_grad_enabled() and not is_transformed():
-            return recomputed(function, state, velocity, outer, *pieces)
+            return checkpointed(function, state, velocity, outer, *pieces)
         return function(state, velocity, outer, *pieces)
 
     def _predict(self, state: Params, outer: Params, x: Tensor) -> Tensor:
@@ -253,7 +255,7 @@ class Learner:
         """The state and velocity after the tokens q, k, v [n, d], and o [n, d] in a causal scan."""
         n = k.shape[0]
         prediction, pull_back = torch.func.vjp(lambda s: self._predict(s, outer, k), state)
-        # ∂L/∂V̂ of the first t tokens, for each t that anybody asks for: [m, n, d].
+        # ∂L/∂V̂ of the loss over the first t tokens, for each of the m needed t: [m, n, d].
         lengths = range(1, n + 1) if self.causal else (n,)
         cotangents = torch.stack(
             [
@@ -273,16 +275,16 @@ class Learner:
                 gradient = self.momentum * velocity[name] + gradient
                 velocities[name] = gradient
             states[name] = state[name] - self.learning_rate * gradient
-        # Copies: views would keep every token's state alive.
+        # Copies: views would keep the states of all tokens in memory.
         last = {name: x[-1].clone() for name, x in states.items()}
         last_velocity = {name: x[-1].clone() for name, x in velocities.items()}
         if not self.causal:
             return last, last_velocity, q.new_empty(0)
 
-        def answer(own: Params, x: Tensor) -> Tensor:
+        def apply(own: Params, x: Tensor) -> Tensor:
             return self._predict(own, outer, x.unsqueeze(0)).squeeze(0)
 
-        return last, last_velocity, torch.func.vmap(answer)(states, q)
+        return last, last_velocity, torch.func.vmap(apply)(states, q)
 
 
 def _soft_clip(gradient: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -1,8 +1,8 @@
 """Inner training losses of a batch of predictions V̂ and targets V, both [n, d].
 
-Equation numbers are those of ViT³'s supplement, Sec. 2. A loss teaches the projection that makes V
-only as far as its mixed second derivative ∂²L/∂V∂V̂ is not zero; the closed forms given there
-(Eq. 2, 4, 6, 8, 10) are tests.
+Equation numbers are those of ViT³'s supplement, Sec. 2. The projection to V gets a gradient through
+the inner training only where the mixed second derivative ∂²L/∂V∂V̂ is not zero; tests check its
+closed forms (Eq. 2, 4, 6, 8, 10).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def _scale(x: Tensor) -> float:
-    """n √d for x [n, d]: the mean over tokens, and the convention of scaled dot products."""
+    """n √d for x [n, d]: the mean over tokens, scaled as dot products are in attention."""
     return x.shape[0] * math.sqrt(x.shape[1])
 
 
@@ -33,7 +33,7 @@ def mse(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def rmse(prediction: Tensor, target: Tensor) -> Tensor:
-    """√(1/(n √d) Σᵢ ‖V̂ᵢ − Vᵢ‖²) (Eq. 5); where every prediction is exact it has no gradient."""
+    """√(1/(n √d) Σᵢ ‖V̂ᵢ − Vᵢ‖²) (Eq. 5); not differentiable where all predictions are exact."""
     return torch.sqrt((prediction - target).square().sum() / _scale(prediction))
 
 
@@ -62,4 +62,4 @@ LOSSES: dict[str, Loss] = {
     "smooth_l1": smooth_l1,
     "squared_error": squared_error,
 }
-"""Every loss by its name."""
+"""All losses by name."""

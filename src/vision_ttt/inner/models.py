@@ -1,9 +1,9 @@
 """Inner models: functions of parameters and tokens, written for one head of one image.
 
 An inner model is any callable ``model(params, x)`` that maps the tokens x [n, d] to predictions
-[n, d]; ``params`` is one dictionary of tensors. Which of them the inner loop trains is the
-:class:`~vision_ttt.inner.Learner`'s business: those of its ``state``; the others are outer
-parameters, which it only reads. Row vectors: ``x @ w + b``.
+[n, d]; ``params`` is one dictionary of tensors. The inner loop trains those in the ``state`` of the
+:class:`~vision_ttt.inner.Learner`; the others are outer parameters, which it only reads. Row
+vectors: ``x @ w + b``.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Params = dict[str, Tensor]
+"""Parameters by name."""
+
 Axes = Mapping[str, tuple[int, ...]]
+"""Axes of parameters, by name."""
 
 
 def _normal(*shape: int) -> Tensor:
-    """Initial weights, as those of the fast layers."""
+    """Initial weights, distributed as in the fast layers."""
     return 0.02 * torch.randn(*shape)
 
 
 class InnerModel(ABC):
-    """Base class of inner models that know how to begin; a bare function serves a Learner, too."""
+    """Base class of inner models with an initial state; a Learner also accepts a bare function."""
 
     clip_axes: ClassVar[Axes] = {}
-    """For soft clipping, as ViT³'s release does it: the axes of each parameter's norm."""
+    """Soft clipping as in ViT³'s release: the axes of each parameter's norm."""
     mixes_tokens: ClassVar[bool] = False
-    """Whether a token's prediction depends on other tokens; a causal scan cannot use those."""
+    """Whether a token's prediction depends on other tokens; a causal scan does not support it."""
 
     @abstractmethod
     def __call__(self, params: Params, x: Tensor) -> Tensor:
@@ -40,16 +43,16 @@ class InnerModel(ABC):
 
     @abstractmethod
     def initial_state(self, num_heads: int, head_dim: int) -> Params:
-        """What the inner loop trains, one per head: tensors [H, …]."""
+        """The parameters that the inner loop trains, per head: tensors [H, …]."""
 
     def outer_parameters(self, num_heads: int, head_dim: int) -> Params:
-        """What the inner loop reads and only the outer loop trains: tensors [H, …]."""
+        """The parameters that only the outer loop trains, per head: tensors [H, …]."""
         return {}
 
 
 @dataclass(frozen=True)
 class Linear(InnerModel):
-    """x w + b, TTT-Linear's inner model; without bias the state of linear attention."""
+    """x w + b, TTT-Linear's inner model; without bias that of linear attention."""
 
     clip_axes: ClassVar[Axes] = {"w": (-2,)}
     bias: bool = True
@@ -107,7 +110,7 @@ class GatedLinearUnit(InnerModel):
 
 @dataclass(frozen=True)
 class SimplifiedGLU(InnerModel):
-    """(x w1) ⊙ SiLU(x w2): ViT³'s F₁ (supplement, Sec. 3), which leaves the last projection out."""
+    """(x w1) ⊙ SiLU(x w2): ViT³'s F₁ (supplement, Sec. 3), without the output projection."""
 
     clip_axes: ClassVar[Axes] = {"w1": (-2,), "w2": (-2,)}
 
@@ -137,7 +140,7 @@ class DepthwiseConv3x3(InnerModel):
             raise ValueError(f"{n} tokens do not fill a grid of {height} × {width}")
         image = F.pad(x.T.reshape(dim, height, width), (1, 1, 1, 1))
         kernel = params["w"][..., None, None]  # [d, 3, 3, 1, 1]
-        # Nine shifted products: they are differentiated under vmap without a special case.
+        # Nine shifted products, whose derivatives vmap supports without a special case.
         taps = (
             kernel[:, i, j] * image[:, i : i + height, j : j + width]
             for i in range(3)
@@ -151,12 +154,12 @@ class DepthwiseConv3x3(InnerModel):
 
 @dataclass(frozen=True)
 class NormedResidual(InnerModel):
-    """x + LN(inner(x)), the norm and residual that TTT puts around its inner models (Sec. 2.7).
+    """x + LN(inner(x)), the norm and residual of TTT's inner models (Sec. 2.7).
 
     The norm's ``ln_weight`` and ``ln_bias`` are outer parameters.
 
     Args:
-        inner: the model to be wrapped.
+        inner: the wrapped model.
         eps: added to the norm's variance.
     """
 

@@ -1,7 +1,7 @@
-"""Layers that can be used alone, in anybody's model."""
+"""Layers that can be used alone, in any model."""
 
-from vision_ttt.layers.condition import LabelEmbedding, TimestepEmbedding
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
+from vision_ttt.layers.diffusion_conditioning import LabelEmbedding, TimestepEmbedding
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.dit3 import AdaptiveNorm, DiT3Block, DiT3Head
 from vision_ttt.layers.extra_tokens import ExtraTokens

@@ -1,4 +1,4 @@
-"""Convolutions that embed an image and lower its resolution, for hierarchical backbones."""
+"""Convolutions of hierarchical backbones: the stem and the reduction of the resolution."""
 
 from __future__ import annotations
 

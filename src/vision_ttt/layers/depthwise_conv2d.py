@@ -15,13 +15,17 @@ torch.fx.wrap("check_grid")
 
 
 class DepthwiseConv2d(nn.Conv2d):
-    """Depth-wise 3×3 convolution, without bias, of tokens [B, T, C] laid out as a grid (h, w).
+    """Depth-wise convolution, without bias, of tokens [B, T, C] laid out as a grid (h, w).
 
-    Tokens that are not of the grid (class tokens, registers), named by their positions in the
-    sequence, take no part: their output is zero.
+    Tokens outside the grid (class tokens, registers), given by their positions in the sequence,
+    are neither read nor convolved: their output is zero.
+
+    Args:
+        channels: C.
+        kernel_size: taps per side, an odd number.
 
     Raises:
-        ValueError: an even kernel size, which has no centre.
+        ValueError: the kernel size is even.
     """
 
     def __init__(self, channels: int, kernel_size: int = 3) -> None:

@@ -8,11 +8,19 @@ from vision_ttt.ops import directional_conv1d
 
 
 class DirectionalConv1d(nn.Conv1d):
-    """Depth-wise Conv1d on tokens [B, T, C] → [B, T, C] that never looks ahead.
+    """Depth-wise causal Conv1d with bias on tokens [B, T, C] → [B, T, C].
 
-    A token sees itself and the ``kernel_size`` - 1 tokens before it in scan order. The last
-    ``reverse_channels`` channels scan from T to 1, so "before" is to their right: their kernels
-    are applied mirrored, and the sequence itself is never flipped.
+    The output of a token depends on itself and on the ``kernel_size`` - 1 tokens before it in scan
+    order. The last ``reverse_channels`` channels scan from T to 1; their kernels are applied
+    mirrored, and the sequence is not flipped.
+
+    Args:
+        channels: C.
+        kernel_size: taps.
+        reverse_channels: how many of the last channels scan from T to 1.
+
+    Raises:
+        ValueError: reverse_channels is not in 0 … C.
     """
 
     def __init__(self, channels: int, kernel_size: int = 4, reverse_channels: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The blocks of DiT³: those of ViT³, steered by a condition through adaptive LayerNorm."""
+"""The blocks of DiT³: those of ViT³, conditioned through adaptive LayerNorm."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class TanhMlp(Mlp):
     """
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Tokens [B, T, D] → [B, T, D]; the grid, which other MLPs need, plays no part."""
+        """Tokens [B, T, D] → [B, T, D]; the grid, which other MLPs need, is ignored."""
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
 class AdaptiveNorm(nn.Module):
-    """LN(x) ⊙ (1 + scale) + shift, whose scale and shift come from elsewhere (adaLN).
+    """LN(x) ⊙ (1 + scale) + shift with scale and shift as arguments (adaLN).
 
     Args:
         dim: D.
@@ -55,7 +55,7 @@ class DiT3Block(nn.Module):
         num_heads: H of :class:`vision_ttt.layers.ViT3TTT`.
         mlp_ratio: hidden width of the MLP over D.
 
-    Initialisation: the last projection is zero, so that both gates are shut.
+    Initialisation: the modulation's projection is zero, hence both gates are zero.
     """
 
     def __init__(self, dim: int, num_heads: int, *, mlp_ratio: float = 4.0) -> None:
@@ -84,9 +84,9 @@ class DiT3Head(nn.Module):
 
     Args:
         dim: D.
-        out: numbers per token.
+        out: channels per token.
 
-    Initialisation: zero, both projections.
+    Initialisation: both projections are zero.
     """
 
     def __init__(self, dim: int, out: int) -> None:
@@ -103,7 +103,7 @@ class DiT3Head(nn.Module):
 
 
 def modulation(dim: int, parts: int) -> nn.Sequential:
-    """Linear(SiLU(c)) from [B, dim] to ``parts`` of [B, dim] side by side; zero at first."""
+    """Linear(SiLU(c)): [B, dim] → [B, parts · dim], initialised to zero."""
     projection = nn.Linear(dim, parts * dim)
     nn.init.zeros_(projection.weight)
     nn.init.zeros_(projection.bias)

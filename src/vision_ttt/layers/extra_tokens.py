@@ -1,4 +1,4 @@
-"""Learned tokens beside the image's: where they stand, how they get in and out."""
+"""Learned tokens among the image's, such as class tokens and registers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-PLACEMENTS: dict[str, Callable[[int], tuple[int, ...]]] = {
-    "head": lambda length: (0,),
-    "middle": lambda length: (length // 2,),
-    "double": lambda length: (0, length + 1),
+PLACEMENTS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
+    "head": lambda length, count: tuple(range(count)),
+    "middle": lambda length, count: tuple(length // 2 + i for i in range(count)),
+    "end": lambda length, count: tuple(length + i for i in range(count)),
+    "double": lambda length, count: (0, length + 1),
+    "even": lambda length, count: tuple(
+        (i + 1) * (length // (count + 1)) + i for i in range(count)
+    ),
 }
-"""For T image tokens, where the extra ones stand in the longer sequence (Vision-TTT, Table 4)."""
+"""Positions of n extra tokens in the sequence [T + n], ascending, as a function of T and n.
+
+- "head", "middle", "end": side by side before the image tokens, in the middle or after them.
+- "double": one before and one after (Vision-TTT, Table 4); n is 2.
+- "even": each behind another ⌊T / (n + 1)⌋ image tokens, the remaining ones after the last
+  (registers of Mamba-Reg).
+"""
 
 
 def split_extra(x: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Part x [B, T + n, D] into the tokens elsewhere [B, T, D] and those at n positions [B, n, D].
+    """Split x [B, T + n, D] into the image tokens [B, T, D] and the n ≥ 1 at ascending positions.
 
-    Slices, not an index: they cost next to nothing and leave T free under torch.compile.
+    Slices are used and not an index: they cost next to nothing and leave T free under
+    torch.compile.
     """
     pieces, taken = [], 0
     for position in positions:
@@ -29,7 +40,7 @@ def split_extra(x: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def merge_extra(x: Tensor, extra: Tensor, positions: Sequence[int]) -> Tensor:
-    """Undo :func:`split_extra`: extra [B, n, D] at ``positions``, ascending, among x [B, T, D]."""
+    """Undo :func:`split_extra`: x [B, T, D] with extra [B, n, D] at ascending positions."""
     pieces, taken = [], 0
     for index, position in enumerate(positions):
         pieces += [x[:, taken : position - index], extra[:, index : index + 1]]
@@ -38,35 +49,57 @@ def merge_extra(x: Tensor, extra: Tensor, positions: Sequence[int]) -> Tensor:
 
 
 class ExtraTokens(nn.Module):
-    """Insert learned class tokens into a sequence of image tokens, and read them back.
+    """Insert n learned tokens into a sequence of image tokens, and extract them again.
 
     Args:
         dim: D.
-        placement: "head" (before the image), "middle", or "double" (one before, one after).
+        placement: a key of :data:`PLACEMENTS`.
+        count: n; by default 1, or 2 for "double".
+        pos_embed: add a learned position to each token, as in models whose position embedding
+            covers the whole sequence (Vim, Mamba-Reg).
 
     Initialisation: normal with standard deviation 0.02.
 
     Raises:
-        ValueError: the placement is not one of these.
+        ValueError: the placement is unknown, or it does not support the count.
     """
 
-    def __init__(self, dim: int, placement: str) -> None:
+    def __init__(
+        self, dim: int, placement: str, count: int | None = None, *, pos_embed: bool = False
+    ) -> None:
         super().__init__()
         if placement not in PLACEMENTS:
-            raise ValueError(f"placement must be one of {sorted(PLACEMENTS)}, got {placement!r}")
+            raise ValueError(f"placement must be one of {list(PLACEMENTS)}, got {placement!r}")
+        if count is None:
+            count = 2 if placement == "double" else 1
+        if count < 1 or (placement == "double" and count != 2):
+            accepted = "2" if placement == "double" else "at least 1"
+            raise ValueError(f"count of {placement!r} must be {accepted}, got {count}")
         self.placement = placement
-        self.tokens = nn.Parameter(torch.empty(1, len(self.positions(1)), dim))
+        self.count = count
+        self.tokens = nn.Parameter(torch.empty(1, count, dim))
         nn.init.trunc_normal_(self.tokens, std=0.02)
+        self.pos_embed = None
+        if pos_embed:
+            self.pos_embed = nn.Parameter(torch.empty(1, count, dim))
+            nn.init.trunc_normal_(self.pos_embed, std=0.02)
+
+    def no_weight_decay(self) -> set[str]:
+        """All parameters."""
+        return {name for name, _ in self.named_parameters()}
 
     def positions(self, length: int) -> tuple[int, ...]:
-        """Where the tokens stand in the sequence that ``length`` image tokens become part of."""
-        return PLACEMENTS[self.placement](length)
+        """Positions in the sequence that ``length`` image tokens become part of, ascending."""
+        return PLACEMENTS[self.placement](length, self.count)
 
     def insert(self, x: Tensor) -> Tensor:
         """x [B, T, D] → [B, T + n, D]."""
-        tokens = self.tokens.expand(x.shape[0], -1, -1)
-        return merge_extra(x, tokens, self.positions(x.shape[1]))
+        tokens = self.tokens if self.pos_embed is None else self.tokens + self.pos_embed
+        return merge_extra(x, tokens.expand(x.shape[0], -1, -1), self.positions(x.shape[1]))
 
     def extract(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [B, T + n, D] → the image tokens [B, T, D] and the extra ones [B, n, D]."""
-        return split_extra(x, self.positions(x.shape[1] - self.tokens.shape[1]))
+        return split_extra(x, self.positions(x.shape[1] - self.count))
+
+    def extra_repr(self) -> str:
+        return f"placement={self.placement!r}, count={self.count}"

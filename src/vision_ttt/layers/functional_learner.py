@@ -8,22 +8,22 @@ from vision_ttt.inner import InnerModel, Learner
 
 
 class FunctionalLearner(nn.Module):
-    """Own the parameters of a :class:`vision_ttt.inner.Learner` and run it.
+    """A :class:`vision_ttt.inner.Learner` with its initial state and outer parameters.
 
-    To be handed to a :class:`TTTLayer` as ``functools.partial(FunctionalLearner, learner=…)``. With
-    two directions the second half of the heads takes the tokens from T to 1. Each direction has an
-    initial state of its own.
+    A :class:`TTTLayer` takes it as ``functools.partial(FunctionalLearner, learner=…)``. With two
+    directions the second half of the heads scans the tokens from T to 1. Each direction has its own
+    initial state.
 
     Args:
         num_heads: heads per direction, H.
         head_dim: d.
-        learner: what is computed; its model is an :class:`vision_ttt.inner.InnerModel`.
+        learner: the inner training; its model is an :class:`vision_ttt.inner.InnerModel`.
         directions: 1 or 2.
 
     Initialisation: the model's.
 
     Raises:
-        TypeError: the learner's model is a bare function, which knows of no initial state.
+        TypeError: the learner's model is a bare function, which has no initial state.
         ValueError: directions is neither 1 nor 2.
     """
 

@@ -1,4 +1,4 @@
-"""The switch of layers that can run as one op: which parts it stands for, and what it refuses."""
+"""The switch ``fused`` of layers that can run as one op."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from torch import nn
 
 
 class Fusable(nn.Module):
-    """A layer with a switch ``fused``, set when it is made: one op computes what some parts would.
+    """A layer whose switch ``fused``, set on construction, replaces the calls of parts by one op.
 
-    These parts then only hold parameters: they are not called, and hooks on them do not run. So one
-    of them, or a method that is not called either, is replaced only after ``fused = False``, and a
-    subclass that overrides such a method cannot be fused.
+    These parts then only hold parameters: they are not called, and hooks on them do not run.
+    Replacing one of them, or a method that the op makes unnecessary, requires ``fused = False``
+    first. A subclass that overrides such a method does not support ``fused``.
 
     Raises:
-        ValueError: somebody assigns to such a name, or switches ``fused`` on afterwards.
-        TypeError: ``fused`` is asked of a subclass that overrides such a method.
+        ValueError: such a part or method is replaced, or ``fused`` is switched on after
+            construction.
+        TypeError: ``fused`` is set for a subclass that overrides such a method.
     """
 
     fused: bool
     fused_parts: ClassVar[tuple[str, ...]]
+    """Names of the modules that the op replaces."""
     fused_methods: ClassVar[tuple[str, ...]] = ()
+    """Names of the methods that the op replaces."""
 
     def __init__(self) -> None:
-        self.__dict__["fused"] = False  # not assigned, which asks for it
+        self.__dict__["fused"] = False  # past __setattr__, which reads it
         super().__init__()
 
     def fuse(self) -> None:
-        """Switch the op on: for constructors, once all parts are there."""
+        """Switch the op on; constructors call it after all parts are assigned."""
         self._refuse_overrides(type(self))
-        self.__dict__["fused"] = True  # assigned, it can only be switched off
+        self.__dict__["fused"] = True  # past __setattr__, which only permits switching it off
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._refuse_to_ignore(name, value)
@@ -45,7 +48,7 @@ class Fusable(nn.Module):
         return "fused=True" if self.fused else ""
 
     def _refuse_to_ignore(self, name: str, value: Any) -> None:
-        """Raise where the op would go on as if nothing had been assigned."""
+        """Raise an error for an assignment that the op would ignore."""
         if name == "fused" and value and not self.fused:
             raise ValueError(f"{type(self).__name__}: fused can be switched off later, not on")
         if not self.fused:
@@ -60,7 +63,7 @@ class Fusable(nn.Module):
 
     @classmethod
     def _published(cls) -> type[Fusable]:
-        """The class whose methods the op stands for: the one that names them."""
+        """The class whose methods the op replaces: the one that defines ``fused_parts``."""
         return next(kind for kind in cls.__mro__ if "fused_parts" in vars(kind))
 
     @classmethod
@@ -74,7 +77,7 @@ class Fusable(nn.Module):
 
 
 def unfuse(model: nn.Module) -> None:
-    """Set ``fused`` to False in every layer of a model: it calls all of its parts from now on."""
+    """Set ``fused`` to False in every layer of a model, which then calls all of its parts."""
     for module in model.modules():
         if isinstance(module, Fusable):
             module.fused = False

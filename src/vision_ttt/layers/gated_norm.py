@@ -1,4 +1,4 @@
-"""Post norms of the scan directions and the gate that merges them."""
+"""The LayerNorms after each scan direction, their sum, and the gate."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ class GatedNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(directions, dim))
         self.bias = nn.Parameter(torch.zeros(directions, dim))
         self.eps = eps
+
+    def no_weight_decay(self) -> set[str]:
+        """Both parameters: as matrices [R, D] they would decay."""
+        return {"weight", "bias"}
 
     def forward(self, z: Tensor, gate: Tensor | None = None) -> Tensor:
         """Merge z [B, T, R · D] under the gate's logits [B, T, D] into [B, T, D]."""

@@ -1,4 +1,4 @@
-"""Whether a sequence of tokens fills the grid that it is said to be."""
+"""The check that a sequence of tokens fills its grid."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch.fx.node import has_side_effect
 
 @has_side_effect  # a graph of torch.fx keeps it, though nothing uses its result
 def check_grid(length: int, grid: tuple[int, int], num_extra: int = 0) -> None:
-    """Refuse a length that is not h · w + num_extra.
+    """Require a length of h · w + num_extra.
 
-    Modules that call it wrap it for torch.fx, whose tracing knows no sizes yet.
+    Modules that call it wrap it for torch.fx, which traces without sizes.
 
     Raises:
-        ValueError: the tokens are too few or too many.
+        ValueError: there are more or fewer tokens.
     """
     height, width = grid
     if length != height * width + num_extra:

@@ -1,4 +1,4 @@
-"""What the inner learners of TTT-Linear and TTT-MLP share: initial states, inner norm, position."""
+"""The base of TTT-Linear's and TTT-MLP's inner learners: state, inner norm, position scale."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from torch import Tensor, nn
 
 
 class InnerLearner(nn.Module, ABC):
-    """Inner models, one per head, with the parameters that an op of ``vision_ttt.ops`` takes.
+    """Inner models, one per head, with the parameters of an op of ``vision_ttt.ops``.
 
     With two directions there are twice ``num_heads`` heads; the second half scans from T to 1 and
-    has parameters of its own. Subclasses name the initial state and run their op.
+    has its own parameters. Subclasses define the shapes of the initial state and call their op.
 
     Args:
-        state_shapes: for each tensor of the initial state its name and its shape behind [heads].
+        state_shapes: for each tensor of the initial state its name and its shape after [heads].
         num_heads: heads per direction, H.
         head_dim: d.
         mini_batch_size: tokens per gradient step, b.
-        directions: 1, or 2 for a forth and a back scan.
-        learnable_states: how many initial states are learnt (Vision-TTT, Fig. 7b): one per
-            direction (the default), 1 shared by both directions, or 0 for random ones that stay as
-            they were drawn.
+        directions: 1, or 2 for a forward and a backward scan.
+        learnable_states: number of learned initial states (Vision-TTT, Fig. 7b): one per direction
+            (the default), 1 shared by both directions, or 0 for random ones that are not trained.
         eps: added to the inner norm's variance.
 
     Initialisation: the state's matrices normal with standard deviation 0.02, its biases zero, inner
@@ -74,13 +73,13 @@ class InnerLearner(nn.Module, ABC):
         self.norm_weight = nn.Parameter(torch.empty(heads, head_dim))
         self.norm_bias = nn.Parameter(torch.empty(heads, head_dim))
         self.position_offset = nn.Parameter(torch.empty(directions, mini_batch_size))
-        # A constant of the layer, so that not every call makes it anew.
+        # A buffer, so that calls do not compute it again.
         self.register_buffer("inverse_steps", self._inverse_steps(), persistent=False)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the initial state and set the rest to their neutral values."""
+        """Draw the initial state and set the other parameters to their neutral values."""
         for name in self.state_names:
             x = getattr(self, name)
             if x.ndim > 2:  # [heads, i, j]
@@ -98,12 +97,16 @@ class InnerLearner(nn.Module, ABC):
         steps = torch.arange(1, self.mini_batch_size + 1, dtype=dtype, device=offset.device)
         return 1 / steps
 
+    def no_weight_decay(self) -> set[str]:
+        """All parameters."""
+        return {name for name, _ in self.named_parameters()}
+
     def init_non_persistent_buffers(self) -> None:
-        """Set what no file of weights holds: by timm's name, for models made on the meta device."""
+        """Compute the buffers that state dicts lack; timm calls it for models made on ``meta``."""
         self.inverse_steps = self._inverse_steps()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InnerLearner:
-        """Move or cast everything; what is no parameter is not rounded, but made anew."""
+        """Move or cast parameters; buffers of constants are computed again rather than rounded."""
         super()._apply(fn, recurse)
         self.init_non_persistent_buffers()
         return self
@@ -112,7 +115,7 @@ class InnerLearner(nn.Module, ABC):
         """p_j = max(0, 1/j + learned offset) of each direction's heads: [directions, b].
 
         Raises:
-            ValueError: somebody has put offsets of another shape.
+            ValueError: ``position_offset`` has another shape.
         """
         return _position_scale(self.position_offset, self.inverse_steps, self.directions)
 
@@ -121,18 +124,17 @@ class InnerLearner(nn.Module, ABC):
         tensors = tuple(getattr(self, name) for name in self.state_names)
         if self._copies == 1:
             return tensors
-        # directions share one
-        return tuple(torch.cat([x] * self._copies) for x in tensors)
+        return tuple(torch.cat([x] * self._copies) for x in tensors)  # both directions share one
 
     @property
     def reverse_heads(self) -> int:
-        """The last this-many heads scan from T to 1."""
+        """The number of heads, the last ones, that scan from T to 1."""
         return (self.directions - 1) * self.num_heads
 
     def problem(
         self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor
     ) -> dict[str, Tensor | int | float]:
-        """The arguments of the learner's op for these views."""
+        """The op's arguments for the views q, k, v [B, T, heads, d] and eta [B, T, heads]."""
         return {
             "q": q,
             "k": k,
@@ -148,7 +150,7 @@ class InnerLearner(nn.Module, ABC):
         }
 
     def _of_each_head(self, x: Tensor) -> Tensor:
-        """x [directions, b] for heads of each direction: [heads, b]."""
+        """x [directions, b] repeated for the heads of each direction: [heads, b]."""
         return x.unsqueeze(1).expand(-1, self.num_heads, -1).flatten(0, 1)
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The inner learner of TTT-Linear as a module: it owns the initial state and runs the op."""
+"""The inner learner of TTT-Linear as a module: it holds the initial state and calls the op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLPs with a GELU: of single tokens, and with a convolution between them."""
+"""MLPs with a GELU: per token, and with a convolution across tokens."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Mlp(nn.Module):
             nn.init.zeros_(projection.bias)
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Tokens [B, T, D] → [B, T, D]; the grid, which other MLPs need, plays no part."""
+        """Tokens [B, T, D] → [B, T, D]; the grid, which other MLPs need, is ignored."""
         return self.fc2(F.gelu(self.fc1(x)))
 
 
 class ConvMlp(Mlp):
-    """fc₂ GELU(h + DWConv3×3(h)) with h = GELU(fc₁ x): H-ViT³'s MLP, which sees neighbours.
+    """fc₂ GELU(h + DWConv3×3(h)) with h = GELU(fc₁ x): H-ViT³'s MLP, which mixes neighbours.
 
     Args:
         dim: D.

@@ -6,12 +6,19 @@ from torch import Tensor
 
 from vision_ttt.layers.extra_tokens import ExtraTokens
 
-POOLS = ("avg", "max_norm", "head", "middle", "double", "")
-"""Mean, the token of largest L2 norm, a class token (the mean of both for "double"); "" for all."""
-
 
 def pool_tokens(x: Tensor, pool: str, class_tokens: ExtraTokens | None) -> Tensor:
-    """The feature [B, D] of tokens x [B, N, D], class tokens among them; x itself for pool ""."""
+    """The feature [B, D] of tokens x [B, N, D], class tokens among them.
+
+    Args:
+        x: image tokens and class tokens.
+        pool: "avg" (the mean of the image tokens), "max_norm" (the image token of largest L2 norm),
+            the placement of the class tokens (the mean of these), or "" (x as it is).
+        class_tokens: what inserted them; None where there are none.
+
+    Raises:
+        ValueError: the pool is unknown, or it is of class tokens that there are not.
+    """
     if pool == "":
         return x
     extra = None
@@ -22,6 +29,7 @@ def pool_tokens(x: Tensor, pool: str, class_tokens: ExtraTokens | None) -> Tenso
     if pool == "max_norm":
         strongest = x.float().norm(dim=-1).argmax(1)  # [B]
         return x.take_along_dim(strongest[:, None, None], dim=1).squeeze(1)
-    if extra is None:
-        raise ValueError(f"pool {pool!r} needs class tokens, and there are none")
+    if extra is None or pool != class_tokens.placement:
+        placement = () if class_tokens is None else (class_tokens.placement,)
+        raise ValueError(f"pool must be one of {['avg', 'max_norm', *placement, '']}, got {pool!r}")
     return extra.mean(1)

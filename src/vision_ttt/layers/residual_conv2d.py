@@ -11,8 +11,8 @@ from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
 class ResidualConv2d(DepthwiseConv2d):
     """x + DWConv3×3(x), with bias, of tokens [B, T, C] on a grid (h, w).
 
-    Before a token mixer this is a conditional position encoding: the zeros beyond the edges tell
-    each token where it is, on a grid of any size.
+    Before a token mixer this is a conditional position encoding: zero padding makes its output
+    depend on the distance to the edges, on a grid of any size.
     """
 
     def __init__(self, channels: int, kernel_size: int = 3) -> None:

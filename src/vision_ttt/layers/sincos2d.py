@@ -1,4 +1,4 @@
-"""A fixed position embedding of image tokens by sines and cosines."""
+"""2-D sine-cosine position embedding of image tokens, which is not learned."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 BASE = 10_000
+"""Base of the geometric series of frequencies."""
 
 
 def sincos_table(
     grid: tuple[int, int], channels: int, device: torch.device | None = None
 ) -> Tensor:
-    """Sines and cosines of the tokens' places on a grid (h, w): [h · w, channels], float32.
+    """Sines and cosines of the positions p of tokens on a grid (h, w): [h · w, channels], float32.
 
-    Tokens are row by row. Of the channels the first half tells the column, the second the row::
+    Tokens are row by row. The first half of the channels encodes the column, the second the row::
 
         [sin(p ω), cos(p ω)]    ω_i = 10000^(-i / (channels / 4)),  i = 0 … channels / 4 - 1
 
@@ -23,7 +24,7 @@ def sincos_table(
     if channels % 4:
         raise ValueError(f"2-D sines and cosines need a multiple of 4 channels, got {channels}")
     quarter = channels // 4
-    # Angles of far tokens lose digits in float32, so they are computed in float64 where there is.
+    # In float32 large angles lose digits; MPS has no float64.
     precise = torch.float32 if device is not None and device.type == "mps" else torch.float64
     omega = BASE ** (-torch.arange(quarter, device=device, dtype=precise) / quarter)
 

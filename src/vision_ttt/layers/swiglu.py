@@ -14,7 +14,7 @@ class SwiGLU(Fusable):
     Args:
         dim: D.
         hidden: width of gate and value.
-        fused: run as one op, :func:`vision_ttt.ops.swiglu_mlp`, which keeps its input only for the
+        fused: run as one op, :func:`vision_ttt.ops.swiglu_mlp`, which keeps only its input for the
             backward pass and computes the hidden layer again. ``fc1`` and ``fc2`` then only hold
             their weights, see :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do not run,
             and replacing one is an error until ``fused`` is set to False.

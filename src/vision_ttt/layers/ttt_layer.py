@@ -1,4 +1,4 @@
-"""The TTT layer around any inner learner: tokens in, tokens out, to be used in any model."""
+"""The TTT layer around any inner learner, for use in any model."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class TTTLayer(nn.Module):
         η       = η_base σ(Linear(x)) / d         per token and head
         z       = LN_post(learner(q, k, v, η))
 
-    and the output is Linear_o(z), with two directions Linear_o(z_forth + z_back), with a gate
-    Linear_o(GELU(Linear_g(x)) ⊙ …), no biases. The bare layer (the defaults) is the first row of
-    Vision-TTT's Table 3; with everything switched on it is what a Vittt block holds.
+    and the output is Linear_o(z), with two directions Linear_o(z_forward + z_backward), with a gate
+    Linear_o(GELU(Linear_g(x)) ⊙ …), no biases. The defaults give the first row of Vision-TTT's
+    Table 3; all options together give the layer of a Vittt block.
 
     Args:
         dim: D.
         num_heads: H; D must be a multiple of it.
-        learner: makes the inner learner, called as ``learner(num_heads, head_dim, directions=…)``:
-            a module (q, k, v [B, T, heads, d], η [B, T, heads]) → [B, T, heads, d] for
+        learner: returns the inner learner for ``learner(num_heads, head_dim, directions=…)``: a
+            module (q, k, v [B, T, heads, d], η [B, T, heads]) → [B, T, heads, d] for
             heads = directions · H, the second half of two directions scanning from T to 1. E.g.
             :class:`LinearLearner`, ``functools.partial(MLPLearner, mini_batch_size=8)``.
-        bidirectional: also scan from T to 1, with parameters of its own (dual datasets, Sec. 4.3).
+        bidirectional: also scan from T to 1, with separate parameters (dual datasets, Sec. 4.3).
         share_qk: project q and k by the same weights.
         conv_kernel_size: taps of the Conv1d on q and on k; 0 for none.
         gate: multiply by GELU(Linear_g(x)) before the output projection.
@@ -62,8 +62,8 @@ class TTTLayer(nn.Module):
         self.head_dim = dim // num_heads
         self.base_learning_rate = base_learning_rate
         inner = directions * dim
-        # One matrix product serves every wide projection of x. The rates stay out of it: their few
-        # columns would break its alignment, which costs more than a product of their own.
+        # One matrix product computes all wide projections of x. The rates have their own: their few
+        # columns would break the product's alignment, which costs more.
         self.widths = {
             "k": inner,
             "q": 0 if share_qk else inner,
@@ -93,7 +93,7 @@ class TTTLayer(nn.Module):
             q = k
         q, k = self.conv_q(q), self.conv_k(k)
         q, k, v = (view.unflatten(-1, (self.heads, self.head_dim)) for view in (q, k, v))
-        # Rates are at least float32: they multiply sums of gradients whatever the views' precision.
+        # Rates are at least float32, as the sums of gradients that they multiply.
         eta = self.rates(_at_least_float32(self.rate_proj(x)))
         return q, k, v, eta, gate if self.widths["gate"] else None
 

@@ -1,4 +1,4 @@
-"""The TTT-Linear layer: tokens in, tokens out, to be used in any model."""
+"""The TTT-Linear layer, for use in any model."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class TTTLinear(TTTLayer, Fusable):
         dim: D.
         num_heads: H; D must be a multiple of it.
         mini_batch_size: tokens per gradient step, b.
-        bidirectional: also scan from T to 1, with parameters of its own (dual datasets, Sec. 4.3).
+        bidirectional: also scan from T to 1, with separate parameters (dual datasets, Sec. 4.3).
         share_qk: project q and k by the same weights.
         conv_kernel_size: taps of the Conv1d on q and on k; 0 for none.
         gate: multiply by GELU(Linear_g(x)) before the output projection.
         learnable_states: see :class:`LinearLearner`; one per direction by default.
         base_learning_rate: η_base.
-        fused: run what stands between the wide projections as one op,
+        fused: run everything between the wide projections as one op,
             :func:`vision_ttt.ops.fused_ttt_linear`, which computes the same from the same
-            parameters and keeps less for the backward pass, and these by
+            parameters and keeps less for the backward pass; the wide projections run as
             :func:`vision_ttt.ops.linear`. All parts but ``rate_proj`` then only hold parameters,
             see :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do not run, and replacing
             one is an error until ``fused`` is set to False.
 
     Raises:
-        ValueError: D is not a multiple of H, an argument is out of its range, or ``fused`` is asked
-            for without a Conv1d.
-        TypeError: ``fused`` is asked of a subclass that overrides ``views`` or ``rates``.
+        ValueError: D is not a multiple of H, an argument is out of its range, or ``fused`` is set
+            without a Conv1d.
+        TypeError: ``fused`` is set for a subclass that overrides ``views`` or ``rates``.
     """
 
     learner: LinearLearner
@@ -74,7 +74,7 @@ class TTTLinear(TTTLayer, Fusable):
             self.fuse()
 
     def inner_problem(self, x: Tensor) -> dict[str, Tensor | int]:
-        """The inner learner's data, state and rates: what :func:`vision_ttt.ttt_linear` gets."""
+        """The arguments of :func:`vision_ttt.ttt_linear` for tokens x [B, T, D]."""
         q, k, v, eta, _ = self.views(x)
         return self.learner.problem(q, k, v, eta)
 

@@ -18,7 +18,7 @@ class TTTMLP(TTTLayer):
         dim: D.
         num_heads: H; D must be a multiple of it.
         mini_batch_size: tokens per gradient step, b.
-        bidirectional: also scan from T to 1, with parameters of its own (dual datasets, Sec. 4.3).
+        bidirectional: also scan from T to 1, with separate parameters (dual datasets, Sec. 4.3).
         share_qk: project q and k by the same weights.
         conv_kernel_size: taps of the Conv1d on q and on k; 0 for none.
         gate: multiply by GELU(Linear_g(x)) before the output projection.
@@ -56,12 +56,12 @@ class TTTMLP(TTTLayer):
             gate=gate,
             base_learning_rate=base_learning_rate,
         )
-        # A tensor, so that compiled code takes its value as it is and is not compiled again. Not
-        # saved: a trained model runs at its full rate.
+        # A tensor, so that a change of its value does not compile again. Not saved: a trained model
+        # runs at its full rate.
         self.register_buffer("warmup", torch.ones((), dtype=torch.float32), persistent=False)
 
     def init_non_persistent_buffers(self) -> None:
-        """Set what no file of weights holds: by timm's name, for models made on the meta device."""
+        """Set the buffer that state dicts lack; timm calls it for models made on ``meta``."""
         self.warmup.fill_(1)
 
     def rates(self, logits: Tensor) -> Tensor:
@@ -69,16 +69,16 @@ class TTTMLP(TTTLayer):
         return super().rates(logits) * self.warmup
 
     def inner_problem(self, x: Tensor) -> dict[str, Tensor | int]:
-        """The inner learner's data, state and rates: what :func:`vision_ttt.ops.ttt_mlp` gets."""
+        """The arguments of :func:`vision_ttt.ops.ttt_mlp` for tokens x [B, T, D]."""
         q, k, v, eta, _ = self.views(x)
         return self.learner.problem(q, k, v, eta)
 
 
 @torch.no_grad()
 def warm_up_inner_rates(model: nn.Module, fraction: float) -> None:
-    """Let every :class:`TTTMLP` in ``model`` learn at this fraction of its η_base from now on.
+    """Set the inner learning rate of every :class:`TTTMLP` in ``model`` to this fraction of η_base.
 
-    The TTT paper's linear warm-up calls it before each training step with
+    For the TTT paper's linear warm-up, call it before each training step with
     ``min(1, step / warmup_steps)``.
 
     Raises:

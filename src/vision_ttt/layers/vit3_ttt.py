@@ -1,4 +1,4 @@
-"""ViT³'s sequence layer: two inner models trained on the image's tokens, then asked."""
+"""ViT³'s token mixer: two inner models, trained on the image's tokens and applied to them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ViT3TTT(nn.Module):
         W₃'      = one step on W₃ * k₂ → v₂,  o₂ = W₃' * q₂
         out      = Linear([o₁, o₂])
 
-    The gradients are in closed form, see :mod:`vision_ttt.ops.vit3_inner`: nothing in it needs
-    autograd, and it is differentiable as it stands. Every token sees every other; cost is linear.
+    The inner gradients are in closed form, see :mod:`vision_ttt.ops.vit3_inner`: the forward pass
+    needs no autograd, and is differentiable. Each output depends on all tokens; cost is linear.
 
     Args:
         dim: D.
@@ -56,14 +56,18 @@ class ViT3TTT(nn.Module):
             if bias is not None:
                 nn.init.zeros_(bias)
 
+    def no_weight_decay(self) -> set[str]:
+        """The initial states of the inner models."""
+        return {"w1", "w2", "w3"}
+
     def forward(self, x: Tensor, grid: tuple[int, int], rotations: Tensor | None = None) -> Tensor:
         """Mix.
 
         Args:
             x: [B, T, D], the grid's tokens row by row.
             grid: (h, w) with T = h · w.
-            rotations: [T, D / 2, 2] of :func:`vision_ttt.layers.rotary2d.rotary_table`, to turn q₁
-                and k₁ by.
+            rotations: [T, D / 2, 2] of :func:`vision_ttt.layers.rotary2d.rotary_table`, applied to
+                q₁ and k₁.
 
         Raises:
             ValueError: T is not h · w.

@@ -24,9 +24,8 @@ class VitttMixer(nn.Module):
     Args:
         dim: D.
         num_heads: H per direction of the published sequence layer, :meth:`published_ttt`.
-        ttt: another sequence layer [B, T, D] → [B, T, D] in its place; num_heads is its own then.
-        conv2d: convolve the tokens on their grid first; False gives the rows of Table 3 above the
-            last.
+        ttt: another sequence layer [B, T, D] → [B, T, D], given instead of num_heads.
+        conv2d: convolve the tokens on their grid first; all rows of Table 3 but the last do not.
         drop_path: applied to the TTT branch, e.g. ``timm.layers.DropPath``.
 
     Raises:
@@ -58,7 +57,7 @@ class VitttMixer(nn.Module):
         )
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
-        """Mix tokens y [B, T, D]; ``extra`` names positions in T that are not of the grid.
+        """Mix tokens y [B, T, D]; ``extra`` are the positions in T of tokens outside the grid.
 
         Raises:
             ValueError: T is not h · w + len(extra).

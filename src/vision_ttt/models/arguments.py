@@ -1,16 +1,16 @@
-"""Constructor arguments that models share: what each may be, said before anything is built."""
+"""Checks of constructor arguments that models share, made before any part is built."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
 _LARGEST_SIDE = 16_384
 """Pixels; a position embedding for more would fill any memory."""
 
-_WHOLE_NUMBERS = {
+_WHOLE_NUMBERS: dict[str, tuple[int, int]] = {
     "in_chans": (1, 65_536),
     "in_channels": (1, 65_536),
     "num_classes": (0, 10_000_000),
@@ -20,27 +20,32 @@ _WHOLE_NUMBERS = {
     "num_heads": (1, 65_536),
     "mini_batch_size": (1, 2**31 - 1),
 }
+"""Smallest and largest accepted value of each whole number."""
+
 _RATES = ("drop_rate", "drop_path_rate", "class_dropout_prob")
+"""Probabilities below 1."""
+
 FUSED = ("fused", "fused_mlp")
-"""How a model trains, not which one it is: parameters and values are the same either way."""
+"""Arguments that choose how a model computes; neither parameters nor outputs depend on them."""
 
 _SWITCHES = ("dynamic_img_size", "dynamic_img_pad", "learn_sigma", "qkv_bias", *FUSED)
+"""Truth values."""
 
 
 def architecture(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's constructor arguments but :data:`FUSED`: what its weights are of.
+    """A model's constructor arguments without :data:`FUSED`: those that its weights belong to.
 
-    A model built by them calls all of its parts, so that hooks on any of them run.
+    A model built with them calls each of its modules, so that hooks on any module run.
     """
     return {name: value for name, value in arguments.items() if name not in FUSED}
 
 
 def check_arguments(**arguments: Any) -> None:
-    """Refuse arguments of a model, given by their names, that no model can have.
+    """Check arguments of a model, given by their names.
 
     Raises:
-        ValueError: one is out of its range; names it and its range.
-        TypeError: one is of another type.
+        ValueError: an argument is out of its range.
+        TypeError: an argument is of another type.
     """
     for name, value in arguments.items():
         if name in _SWITCHES:
@@ -54,6 +59,17 @@ def check_arguments(**arguments: Any) -> None:
             _whole_number(name, value, *_WHOLE_NUMBERS[name])
 
 
+def choose(name: str, value: str, accepted: Collection[str]) -> str:
+    """The value of an argument, if it is among the accepted ones.
+
+    Raises:
+        ValueError: it is not; names the accepted ones.
+    """
+    if value not in accepted:
+        raise ValueError(f"{name} must be one of {list(accepted)}, got {value!r}")
+    return value
+
+
 def check_sides(
     img_size: int | tuple[int, int],
     patch_size: int | tuple[int, int] = 1,
@@ -62,16 +78,18 @@ def check_sides(
     whole_patches: bool = True,
     pad: bool = False,
 ) -> None:
-    """Refuse sizes of images, in pixels, that hold no grid of patches.
+    """Check that an image holds a grid of patches; sizes are in pixels.
 
     Args:
-        names: of the two arguments, for messages.
-        whole_patches: the image has to be a whole number of patches.
-        pad: the model fills up what is no whole patch.
+        img_size: height and width of images, one number for both.
+        patch_size: the same of patches.
+        names: of these two arguments, for messages.
+        whole_patches: require that the image is a whole number of patches.
+        pad: the model pads images to whole patches.
 
     Raises:
         ValueError: a size is out of its range, or the two do not fit.
-        TypeError: one is neither a whole number nor a pair of them.
+        TypeError: a size is neither a whole number nor a pair of them.
     """
     image, patch = _pair(names[0], img_size), _pair(names[1], patch_size)
     rests = [side % own for side, own in zip(image, patch, strict=True)]
@@ -87,8 +105,8 @@ def mlp_width(dim: int, mlp_ratio: float) -> int:
     """Hidden width of an MLP, `mlp_ratio` times the model's width.
 
     Raises:
-        ValueError: it is not at least 1, or far too large.
-        TypeError: the ratio is no number.
+        ValueError: it is not in 1 … 2^20.
+        TypeError: the ratio is not a number.
     """
     _number("mlp_ratio", mlp_ratio)
     if not math.isfinite(mlp_ratio) or not 1 <= round(mlp_ratio * dim) <= 2**20:

@@ -1,4 +1,4 @@
-"""Models through timm, which makes them on a device and in a precision that are asked for."""
+"""Building models through timm, on a chosen device and in a chosen precision."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ def build_model(
     dtype: torch.dtype | None = None,
     **arguments: Any,
 ) -> Any:
-    """timm's ``build_model_with_cfg``, and the ``device`` and ``dtype`` of timm's constructors.
+    """A model by timm's ``build_model_with_cfg``.
 
     Args:
-        model_class: what to build, or a function that does.
-        name: of the model, by which timm finds its description.
+        model_class: the class, or a function that returns a model.
+        name: of the model in timm's registry.
         pretrained: load weights.
-        device, dtype: where and in which precision parameters and buffers are made.
-        arguments: the constructor's and timm's own; a wrong one raises TypeError.
+        device, dtype: of the parameters and buffers, as in timm's constructors.
+        arguments: the constructor's and timm's own.
+
+    Raises:
+        TypeError: an argument is unknown.
     """
 
     def make(**constructor_arguments: Any) -> nn.Module:
@@ -38,13 +41,18 @@ def build_model(
     return build_model_with_cfg(make, name, pretrained, **arguments)
 
 
+def feature_cfg(blocks: int, most: int = 3) -> dict[str, Any]:
+    """timm's settings of ``features_only``: maps after the last ``most`` blocks, or after all."""
+    return {"out_indices": min(most, blocks), "feature_cls": "getter"}
+
+
 def pretrained_cfg(image_size: int, *, fixed: bool, **others: Any) -> dict[str, Any]:
-    """timm's description of a classifier's input and weights, of which none are published yet.
+    """timm's description of a classifier's input and weights; none are published yet.
 
     Args:
         image_size: pixels along a side.
-        fixed: whether the weights depend on it.
-        others: what differs in a family.
+        fixed: whether the weights depend on the image size.
+        others: entries that differ in a family.
     """
     return {
         "url": "",

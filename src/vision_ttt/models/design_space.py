@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from timm.layers import DropPath, calculate_drop_path_rates
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
@@ -20,15 +21,18 @@ from vision_ttt.inner import (
     SimplifiedGLU,
     mse,
 )
-from vision_ttt.models.building import build_model, pretrained_cfg
-from vision_ttt.models.pooled_classifier import choose, feature_cfg
-from vision_ttt.models.vit3 import ViT3
+from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block, ViT3TTT
+from vision_ttt.models.arguments import check_arguments, check_sides, choose, mlp_width
+from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
+from vision_ttt.models.classifier import linear_head
+from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
 from vision_ttt.ops import ttt_linear
 
 PUBLISHED = "vit3"
 """The inner model of ViT³ itself: gated units and one convolution, soft clipping, closed form."""
 
 INNER_MODELS = ("linear", "mlp", "gated_linear_unit", "simplified_glu", "depthwise_conv3x3")
+"""Inner models of :mod:`vision_ttt.inner`, trained by its generic learner."""
 
 
 def _inner_model(name: str, grid: tuple[int, int]) -> InnerModel:
@@ -49,20 +53,25 @@ class LearnerMixer(nn.Module):
         q, k, v = Linear(x)
         out     = Linear(learner(q, k, v))
 
-    as in ViT³, where all tokens have one learning rate. A causal scan of linear models with the
-    loss ``mse`` runs by ``ttt_linear``: η = α / √d and p_t = 1 / t give the mean over the first t
-    tokens of a mini-batch.
+    as in ViT³, where all tokens have one learning rate. For a causal scan of linear models with the
+    loss ``mse`` the op ``ttt_linear`` computes the same: η = α / √d and p_t = 1 / t give the mean
+    over the first t tokens of a mini-batch.
 
     Args:
         dim: D.
         num_heads: H; D is a multiple of it.
-        learner: what is computed; its model is an :class:`vision_ttt.inner.InnerModel`.
+        learner: the inner training; its model is an :class:`vision_ttt.inner.InnerModel`.
 
     Initialisation: projections as in ViT³, the initial state the model's.
+
+    Raises:
+        ValueError: dim is not a multiple of num_heads.
     """
 
     def __init__(self, dim: int, num_heads: int, learner: Learner) -> None:
         super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}")
         self.heads = (num_heads, dim // num_heads)
         self.learner = learner
         self.qkv = nn.Linear(dim, 3 * dim)
@@ -72,18 +81,22 @@ class LearnerMixer(nn.Module):
             nn.init.trunc_normal_(projection.weight, std=0.02)
             nn.init.zeros_(projection.bias)
 
+    def no_weight_decay(self) -> set[str]:
+        """The initial state."""
+        return {f"state.{name}" for name in self.state}
+
     def forward(
         self, x: Tensor, grid: tuple[int, int] = (0, 0), rotations: Tensor | None = None
     ) -> Tensor:
-        """Mix x [B, T, D]; grid and rotations are what a block of ViT³ hands over besides."""
+        """Mix x [B, T, D]; grid and rotations, which a block of ViT³ passes, are ignored."""
         q, k, v = self.qkv(x).unflatten(-1, (3, *self.heads)).unbind(2)  # each [B, T, H, d]
         return self.proj(_learn(self, q, k, v).flatten(2))
 
     def learn(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The answers [B, T, H, d] to the queries of the states that learnt from k and v.
+        """Outputs [B, T, H, d] for the queries q, of the states trained on k and v.
 
         Raises:
-            ValueError: torch.export traces, and there is no closed form.
+            ValueError: torch.export traces a learner that uses torch.func.
         """
         state, learner = dict(self.state.items()), self.learner
         if not (learner.causal and learner.model == Linear() and learner.loss is mse):
@@ -106,44 +119,47 @@ class LearnerMixer(nn.Module):
         )
 
 
-@torch.fx.wrap  # torch.func, by which the learner learns, sees through no tracer's proxies
+@torch.fx.wrap  # torch.func, which the learner uses, does not support the proxies of torch.fx
 def _learn(mixer: LearnerMixer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return mixer.learn(q, k, v)
 
 
-class _NoConvolution(nn.Module):
-    """Stands where a block of ViT³ convolves."""
+class NoPositionEncoding(nn.Module):
+    """The position encoding of a block without one: tokens [B, T, D] → the same tokens."""
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         return x
 
 
-class DesignSpace(ViT3):
+class DesignSpace(PlainBackbone):
     """ViT³'s backbone and classifier with another inner training: [B, C, H, W] → logits.
 
-    By default learned positions take the place of the blocks' convolutions: what one token knows of
-    another then comes from the inner training alone.
+    By default learned positions replace the blocks' convolutions, so that tokens exchange
+    information by the inner training alone.
 
     Args:
         img_size, patch_size, in_chans, num_classes, embed_dim, depth, num_heads, mlp_ratio,
             global_pool, drop_rate, drop_path_rate: see :class:`vision_ttt.models.ViT3`.
-        inner_model: one of ``INNER_MODELS``, which every head trains (the MLP's hidden layer is
-            twice as wide as a head), or "vit3" for the published layer, whose training the other
+        inner_model: one of ``INNER_MODELS``, trained in every head (the MLP's hidden layer is
+            twice as wide as a head), or "vit3" for the published layer, which the other ``inner_*``
             arguments do not change.
         inner_loss: a name in :data:`vision_ttt.inner.LOSSES`.
-        inner_learning_rate: α; at 0 the initial state answers and nothing is learnt from the image.
+        inner_learning_rate: α; at 0 the initial state is applied untrained.
         inner_mini_batch_size: tokens per inner step; None for all.
-        inner_causal: a query meets the state that has learnt up to its own token.
+        inner_causal: apply to each query the state trained on the tokens up to its own.
         inner_epochs: passes of the inner training over the tokens; 1 if causal.
-        convolutions: tell positions by ViT³'s residual convolutions, one a block.
+        convolutions: encode positions by ViT³'s residual convolutions, one a block.
+
+    Initialisation: as :class:`vision_ttt.models.ViT3` and :class:`LearnerMixer`.
 
     Raises:
         ValueError: an argument is out of its range; in forward, an image does not fit.
+        TypeError: an argument is of another type.
     """
 
     def __init__(
         self,
-        img_size: int = 32,
+        img_size: int | tuple[int, int] = 32,
         patch_size: int = 4,
         in_chans: int = 3,
         num_classes: int = 1000,
@@ -162,62 +178,76 @@ class DesignSpace(ViT3):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        choose("inner_model", inner_model, (*INNER_MODELS, PUBLISHED))
-        choose("inner_loss", inner_loss, tuple(LOSSES))
-        super().__init__(
-            img_size=img_size,
-            patch_size=patch_size,
+        check_arguments(
             in_chans=in_chans,
             num_classes=num_classes,
             embed_dim=embed_dim,
             depth=depth,
             num_heads=num_heads,
-            mlp_ratio=mlp_ratio,
-            global_pool=global_pool,
-            dynamic_img_size=False,  # the convolution is made for its grid
             drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
         )
-        self.pos_embed = None
-        if not convolutions:
-            self.pos_embed = nn.Parameter(torch.empty(1, self.patch_embed.num_patches, embed_dim))
-            nn.init.trunc_normal_(self.pos_embed, std=0.02)
-            for block in self.blocks:
-                block.cpe = _NoConvolution()
-        if inner_model == PUBLISHED:
-            return
-        learner = Learner(
-            _inner_model(inner_model, tuple(self.patch_embed.grid_size)),
-            LOSSES[inner_loss],
-            learning_rate=inner_learning_rate,
-            mini_batch_size=inner_mini_batch_size,
-            causal=inner_causal,
-            epochs=inner_epochs,
+        check_sides(img_size, patch_size)
+        choose("inner_model", inner_model, (*INNER_MODELS, PUBLISHED))
+        choose("inner_loss", inner_loss, tuple(LOSSES))
+        head = linear_head(embed_dim, num_classes)
+        patch_embed = patch_embedding(img_size, patch_size, in_chans, embed_dim, pad=False)
+
+        def mixer() -> nn.Module:
+            if inner_model == PUBLISHED:
+                return ViT3TTT(embed_dim, num_heads)
+            learner = Learner(
+                _inner_model(inner_model, tuple(patch_embed.grid_size)),
+                LOSSES[inner_loss],
+                learning_rate=inner_learning_rate,
+                mini_batch_size=inner_mini_batch_size,
+                causal=inner_causal,
+                epochs=inner_epochs,
+            )
+            return LearnerMixer(embed_dim, num_heads, learner)
+
+        super().__init__(
+            head=head,
+            patch_embed=patch_embed,
+            pos_embed=None if convolutions else position_embedding(patch_embed),
+            blocks=[
+                ViT3Block(  # random parts in the order in which a seed's weights are drawn
+                    embed_dim,
+                    mlp=Mlp(embed_dim, mlp_width(embed_dim, mlp_ratio)),
+                    cpe=ResidualConv2d(embed_dim) if convolutions else NoPositionEncoding(),
+                    mixer=mixer(),
+                    drop_path=DropPath(rate),
+                )
+                for rate in calculate_drop_path_rates(drop_path_rate, depth)
+            ],
+            norm=nn.LayerNorm(embed_dim, eps=1e-6),
+            global_pool=global_pool,
+            drop_rate=drop_rate,
         )
-        for block in self.blocks:
-            block.ttt = LearnerMixer(embed_dim, num_heads, learner)
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trade compute for memory: of each inner step keep only what it begins with.
+        """Trade compute for memory: keep only each inner step's initial state.
 
-        PyTorch's checkpointing of whole blocks does not go with torch.func, by which they learn;
-        the published layer, which needs no torch.func, has it.
+        PyTorch's checkpointing of whole blocks does not support torch.func, which the inner
+        training uses. The published layer uses none: its blocks are checkpointed as a whole.
         """
         mixers = [block.ttt for block in self.blocks if isinstance(block.ttt, LearnerMixer)]
         for mixer in mixers:
             mixer.learner = replace(mixer.learner, checkpoint=enable)
         super().set_grad_checkpointing(enable and not mixers)
 
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """Positions and the inner models' initial states (vectors go anyway)."""
-        states = {name for name, _ in self.named_parameters() if ".ttt.state." in name}
-        return {"pos_embed"} | states | super().no_weight_decay()
-
-    def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        tokens, grid = super()._embed(x)
-        return (tokens if self.pos_embed is None else tokens + self.pos_embed), grid
+    def set_input_size(
+        self,
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+    ) -> None:
+        """Change the model's image or patch size, interpolating patch weights and positions."""
+        super().set_input_size(img_size, patch_size)
+        for block in self.blocks:
+            learner = getattr(block.ttt, "learner", None)
+            if learner is not None and isinstance(learner.model, DepthwiseConv3x3):
+                model = DepthwiseConv3x3(tuple(self.patch_embed.grid_size))
+                block.ttt.learner = replace(learner, model=model)
 
 
 NANO = "design_space_nano_patch4_32"

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 from timm.layers import to_2tuple
-from timm.models import PretrainedCfg, checkpoint
+from timm.models import PretrainedCfg
 from torch import Tensor, nn
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.fx.node import has_side_effect
 
-from vision_ttt.layers.condition import LabelEmbedding, TimestepEmbedding
+from vision_ttt.layers.diffusion_conditioning import LabelEmbedding, TimestepEmbedding
 from vision_ttt.layers.dit3 import DiT3Block, DiT3Head
 from vision_ttt.layers.sincos2d import sincos_table
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.building import build_model
+from vision_ttt.models.checkpointing import run_block
 from vision_ttt.models.registry import model_config, register_denoiser
 from vision_ttt.models.torchscript import NotScriptable
-from vision_ttt.models.vit3 import inner_states
+from vision_ttt.models.weight_decay import undecayed_parameters
 
 torch.fx.wrap("sincos_table")
 
@@ -30,7 +30,7 @@ RELEASED_GUIDED_CHANNELS = 3
 
 
 class DiT3(NotScriptable, nn.Module):
-    """DiT³: noisy images [B, C, H, W], times [B] and classes [B] → what the noise is.
+    """DiT³: noisy images [B, C, H, W], times [B] and classes [B] → the predicted noise.
 
     DiT (Peebles and Xie) with ViT³'s blocks (ViT³, supplement, Sec. 3 and Table 3)::
 
@@ -39,9 +39,9 @@ class DiT3(NotScriptable, nn.Module):
         x = blocks(x, c)                             see :class:`vision_ttt.layers.DiT3Block`
         out = patches put back, C channels, with ``learn_sigma`` 2 C
 
-    Of 2 C channels the first half is the noise, the second tells the variance of a denoising step.
-    Positions are computed for the size at hand, so that weights serve any number of whole patches,
-    square or not.
+    Of 2 C channels the first half is the noise, the second parametrises the variance of a denoising
+    step. Positions are computed for the size at hand: the same weights support any number of whole
+    patches, square or not.
 
     Args:
         input_size: height and width that images are generated in, one number for both.
@@ -51,15 +51,15 @@ class DiT3(NotScriptable, nn.Module):
         depth: number of blocks.
         num_heads: heads of the gated linear unit; the convolution is one more.
         num_classes: classes 0 … num_classes - 1; ``num_classes`` itself means no class.
-        class_dropout_prob: how often a label is dropped in training; 0 leaves no class out, and
-            there is no guidance then.
-        learn_sigma: predict variances, too.
+        class_dropout_prob: probability of dropping a label in training; with 0 the model has no
+            vector for no class and does not support guidance.
+        learn_sigma: also predict variances.
         mlp_ratio: hidden width of the MLPs over D.
 
     Initialisation (adaLN-Zero): projections Xavier uniform, embeddings and the time's projections
     normal with standard deviation 0.02, inner models as in :class:`vision_ttt.layers.ViT3TTT`,
-    biases zero; what steers the blocks, and the last projection, zero: every block is its
-    convolution at first, and the output is 0.
+    biases zero; the blocks' modulation and the last projection zero: every block starts as its
+    convolution alone, and the output as 0.
 
     Raises:
         ValueError: an argument is out of its range; in forward, shapes or labels do not fit.
@@ -117,14 +117,12 @@ class DiT3(NotScriptable, nn.Module):
             for projection in (block.ttt.qkv, block.ttt.proj, block.mlp.fc1, block.mlp.fc2):
                 nn.init.xavier_uniform_(projection.weight)
 
-    # what optimisers and training ask for
+    # the contract of optimisers and training
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """The inner models' initial states and the classes' vectors (other vectors go anyway)."""
-        return {*inner_states(self), "label_embed.table.weight"}
+        """The inner models' initial states and the table of classes (vectors go anyway)."""
+        return {*undecayed_parameters(self), "label_embed.table.weight"}
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups for layer decay: the embeddings, each block, the head."""
         return {
@@ -132,7 +130,6 @@ class DiT3(NotScriptable, nn.Module):
             "blocks": [(r"^blocks\.(\d+)", None), (r"^head", (99999,))],
         }
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trade compute for memory: keep only each block's input for the backward pass."""
         self.grad_checkpointing = enable
@@ -144,7 +141,7 @@ class DiT3(NotScriptable, nn.Module):
 
         Args:
             x: noisy images [B, C, H, W].
-            t: times [B], whole or not; the released weights know 0 to 1000.
+            t: times [B], whole or not; 0 to 1000 for the released weights.
             y: classes [B], ``num_classes`` for none.
 
         Returns:
@@ -162,10 +159,7 @@ class DiT3(NotScriptable, nn.Module):
         x = x.flatten(2).transpose(1, 2).contiguous() + positions.to(x.dtype)
         c = self.time_embed(t) + self.label_embed(y)
         for block in self.blocks:
-            if self.grad_checkpointing and not is_fx_symbolic_tracing():
-                x = checkpoint(block, x, c, grid)
-            else:
-                x = block(x, c, grid)
+            x = run_block(block, x, c, grid, checkpointing=self.grad_checkpointing)
         return self._unpatchify(self.head(x, c), grid)
 
     def forward_with_cfg(
@@ -178,23 +172,24 @@ class DiT3(NotScriptable, nn.Module):
     ) -> Tensor:
         """Predict the noise with classifier-free guidance, as released.
 
-        The first half of the images and times is taken twice: with the classes of the first half of
-        ``y`` and with those of the second half, which should be ``num_classes``. Both halves of the
-        answer hold, in the guided channels, e∅ + s (e_y - e∅), and each its own in the others.
+        The first half of the images and times is evaluated twice: with the classes of the first
+        half of ``y`` and with those of the second half, which should be ``num_classes``. In the
+        guided channels both halves of the result are e∅ + s (e_y - e∅), in the others each half is
+        its own prediction.
 
         Args:
-            x: noisy images [2 B, C, H, W], of which the second half plays no part.
-            t: times [2 B], likewise.
+            x: noisy images [2 B, C, H, W]; the second half is ignored.
+            t: times [2 B]; the second half is ignored.
             y: classes [2 B], the second half those to be guided away from.
-            cfg_scale: s; 1 is the prediction for the class, 0 that for none.
-            guided_channels: how many of the first channels; the release's 3, of a latent's 4, are
-                all where there are fewer. ``in_channels`` are all of the noise.
+            cfg_scale: s; 1 gives the prediction for the class, 0 that for no class.
+            guided_channels: number of the first channels that are guided; the release guides 3 of
+                a latent's 4. ``in_channels`` guides all channels of the noise.
 
         Raises:
-            ValueError: as in forward; an odd batch; there is no such number of channels.
+            ValueError: as in forward; the batch is odd; guided_channels is out of its range.
         """
         if len(x) % 2:
-            raise ValueError(f"guidance takes a batch of two halves, got {list(x.shape)}")
+            raise ValueError(f"guidance requires a batch of two halves, got {list(x.shape)}")
         most = max(RELEASED_GUIDED_CHANNELS, self.out_channels)
         if not 1 <= guided_channels <= most:
             raise ValueError(f"guided_channels is {guided_channels}; accepted: 1 to {most}")
@@ -206,7 +201,7 @@ class DiT3(NotScriptable, nn.Module):
         return torch.cat((torch.cat((guided, guided)), rest), dim=1)
 
     def example_inputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs of :meth:`forward` for images x, at time 0 and of class 0, e.g. to count by."""
+        """Inputs of :meth:`forward` for images x, time 0 and class 0, e.g. for counting MACs."""
         return x, x.new_zeros(len(x)), torch.zeros(len(x), dtype=torch.int64, device=x.device)
 
     def _unpatchify(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -232,7 +227,7 @@ def _check_inputs(
         )
     if y.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"y must be classes as int64 or int32, got {y.dtype}")
-    # Elsewhere, looking at the labels would wait for the device or break the graph.
+    # On a device, reading the labels would wait for it; in a compiled graph, break it.
     visible = y.is_cpu and len(y) and not torch.compiler.is_compiling()
     if visible and (y.min() < 0 or y.max() >= labels):
         none = f", {labels - 1} being none" if labels > num_classes else ""
@@ -271,7 +266,7 @@ PIXELS, LATENTS = _config(3), _config(4)
 def _create(size: str, patch: int, pretrained: bool, **kwargs: Any) -> DiT3:
     """Build a DiT³ of a size in ``SIZES`` through timm; a wrong keyword raises TypeError.
 
-    timm's words for them, img_size and in_chans, serve beside input_size and in_channels.
+    It accepts timm's names img_size and in_chans as well as input_size and in_channels.
     """
     for ours, timms in (("input_size", "img_size"), ("in_channels", "in_chans")):
         if ours in kwargs:

@@ -1,4 +1,4 @@
-"""Look at a model without disturbing it."""
+"""Evaluation mode for the length of a block of code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; after it every module has its own mode back."""
+    """Set evaluation mode on entry, and on exit restore each module's own mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -10,23 +10,19 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath, calculate_drop_path_rates, to_2tuple
-from timm.models import (
-    checkpoint,
-    generate_default_cfgs,
-    register_model,
-)
+from timm.models import generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.fx.node import has_side_effect
 
 from vision_ttt.layers import ConvMlp, ViT3Block
 from vision_ttt.layers.conv_stem import ConvStem, Downsample
 from vision_ttt.layers.rotary2d import rotary_table
-from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
-from vision_ttt.models.building import build_model, pretrained_cfg
-from vision_ttt.models.pooled_classifier import PooledClassifier, choose, feature_cfg
-from vision_ttt.models.vit3 import inner_states
+from vision_ttt.models.arguments import check_arguments, check_sides, choose, mlp_width
+from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
+from vision_ttt.models.checkpointing import run_block
+from vision_ttt.models.classifier import Classifier, linear_head
+from vision_ttt.models.weight_decay import undecayed_parameters
 
 torch.fx.wrap("rotary_table")
 
@@ -35,7 +31,7 @@ class HViT3Stage(nn.Module):
     """Blocks of one resolution: maps [B, dim, h, w] of the stage before → [B, out_dim, h', w'].
 
     Args:
-        dim: channels that come in; None for the first stage, which keeps the resolution.
+        dim: input channels; None for the first stage, which keeps the resolution.
         out_dim: D.
         num_heads: heads of each block.
         mlp_ratio: hidden width of the MLPs over D.
@@ -70,14 +66,11 @@ class HViT3Stage(nn.Module):
         rotations = rotary_table(grid, x.shape[-1], x.device)
         x = x.flatten(1, 2)
         for block in self.blocks:
-            if self.grad_checkpointing and not is_fx_symbolic_tracing():
-                x = checkpoint(block, x, grid, rotations)
-            else:
-                x = block(x, grid, rotations)
+            x = run_block(block, x, grid, rotations, checkpointing=self.grad_checkpointing)
         return x.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
-class HViT3(PooledClassifier):
+class HViT3(Classifier):
     """H-ViT³ backbone and classifier: images [B, C, H, W] → logits [B, num_classes].
 
     A convolutional stem, four stages at 1/4, 1/8, 1/16 and 1/32 of the resolution (sides rounded
@@ -135,7 +128,13 @@ class HViT3(PooledClassifier):
             drop_path_rate=drop_path_rate,
         )
         check_sides(img_size)
-        super().__init__(dims[-1], num_classes, global_pool, drop_rate)
+        super().__init__()
+        self._add_head(
+            linear_head(dims[-1], num_classes),
+            dims[-1],
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
         self.img_size = to_2tuple(img_size)
         self.in_chans = in_chans
         self.dynamic_img_size = dynamic_img_size
@@ -158,38 +157,34 @@ class HViT3(PooledClassifier):
 
     # timm's contract
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """The inner models' initial states (vectors go anyway)."""
-        return inner_states(self)
+        """The inner models' initial states (vectors and biases go anyway)."""
+        return undecayed_parameters(self)
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups for layer decay: stem, each block or with ``coarse`` each stage, norm."""
         if coarse:
             blocks = [(r"^stages\.(\d+)", None)]
-        else:  # a stage's downsampling goes with its first block
+        else:  # a stage's downsampling is in the group of its first block
             blocks = [
                 (r"^stages\.(\d+)\.downsample", (0,)),
                 (r"^stages\.(\d+)\.blocks\.(\d+)", None),
             ]
         return {"stem": r"^stem", "blocks": [*blocks, (r"^norm", (99999,))]}
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Trade compute for memory: keep only each block's input for the backward pass."""
         for stage in self.stages:
             stage.grad_checkpointing = enable
 
-    @torch.jit.ignore
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Make the model one of another image size; no weight depends on it."""
+        """Change the model's image size; no weight depends on it."""
         self.img_size = to_2tuple(img_size)
 
     # forward
 
     def _embed(self, x: Tensor) -> Tensor:
-        """Maps [B, D, h, w] of images, in the channels-last memory format: tokens for free."""
+        """Maps [B, D, h, w] of images, channels last in memory: as tokens they need no copy."""
         self._refuse_tracing()
         _check_images(x, self.in_chans, None if self.dynamic_img_size else self.img_size)
         return self.stem(x.contiguous(memory_format=torch.channels_last))
@@ -216,8 +211,8 @@ class HViT3(PooledClassifier):
             x: images [B, C, H, W].
             indices: which stages, or how many of the last ones; all by default.
             norm: apply the final norm to the last stage's map; the others have none.
-            stop_early: run no stage after the last chosen one, whose map is the final one then,
-                without the norm.
+            stop_early: run no stage after the last chosen one; its map, without the norm, is then
+                the final one.
             output_fmt: "NCHW" for maps [B, D, h, w] or "NHWC" for [B, h, w, D].
             intermediates_only: return only the list.
 
@@ -246,9 +241,9 @@ class HViT3(PooledClassifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what :meth:`forward_intermediates` with these indices does not need."""
+        """Remove what :meth:`forward_intermediates` with these indices does not need."""
         taken, last = feature_take_indices(len(self.stages), indices)
-        if prune_norm or last + 1 < len(self.stages):  # the norm is the last stage's
+        if prune_norm or last + 1 < len(self.stages):  # the norm applies to the last stage alone
             self.norm = nn.Identity()
         self.stages = self.stages[: last + 1]
         if prune_head:

@@ -1,4 +1,4 @@
-"""Image sizes of plain backbones: which fit a model, and position embeddings for other grids."""
+"""Image sizes of plain backbones: their check, patches, and position embeddings of other grids."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch.fx.node import has_side_effect
 def check_image_size(
     x: Tensor, patch_embed: PatchEmbed, in_chans: int, *, dynamic: bool, pad: bool
 ) -> None:
-    """Refuse images that a plain backbone cannot take.
+    """Check the shape of a plain backbone's images.
 
     Args:
         x: images [B, C, H, W].
         patch_embed: the model's.
         in_chans: C.
-        dynamic: the model takes any size, not only its own.
+        dynamic: the model accepts any size, not only its own.
         pad: the model pads sizes that are not whole patches.
 
     Raises:
         ValueError: the shape is not that of images, the size is not the model's own, or not whole
-            patches; the message says what would make it fit.
+            patches; the message names the argument that supports it.
     """
     if x.ndim != 4 or x.shape[1] != in_chans:
         raise ValueError(f"images must be [B, {in_chans}, H, W], got {list(x.shape)}")
@@ -47,15 +47,16 @@ def check_image_size(
 
 
 def embed_patches(x: Tensor, patch_embed: PatchEmbed, *, pad: bool) -> Tensor:
-    """Tokens [B, h, w, D] of images [B, C, H, W], with ``pad`` filled up right and bottom.
+    """Tokens [B, h, w, D] of images [B, C, H, W], with ``pad`` padded right and bottom.
 
-    Not by calling ``patch_embed``, whose own checks would fix the size under torch.compile.
+    ``patch_embed`` is not called: its own checks would fix the size under torch.compile.
     """
     if pad:
         height, width = x.shape[-2:]
         patch_height, patch_width = patch_embed.patch_size
         x = F.pad(x, (0, -width % patch_width, 0, -height % patch_height))
-    # Sums keep the layout of what they add to: of maps, every block would copy its tokens again.
+    # Contiguous tokens: a sum keeps the memory layout of its terms, and in the layout of maps every
+    # block would copy its tokens.
     return patch_embed.proj(x).permute(0, 2, 3, 1).contiguous()
 
 
@@ -70,8 +71,8 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> 
     """Fit weights to a model of another image size by interpolating ``pos_embed``.
 
     Raises:
-        ValueError: the weights' token grid is neither the model's nor square, so that its sides
-            are unknown.
+        ValueError: the weights' token grid is neither the model's nor square: its sides are
+            unknown.
     """
     state_dict = dict(state_dict)
     positions = state_dict.get("pos_embed")

@@ -1,7 +1,7 @@
-"""Every model of this package by its name, also those that are no business of timm's registry.
+"""Every model of this package by its name, including those that timm's registry does not hold.
 
-Whoever goes through ``timm.list_models()`` expects classifiers of images: ``num_features``,
-``forward_features``, one argument. Models that denoise are not, and are known by name here only.
+Code that loops over ``timm.list_models()`` expects classifiers of images: ``num_features``,
+``forward_features``, one argument. Denoising models have none of these and are not there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _denoisers: dict[str, tuple[Callable[..., nn.Module], PretrainedCfg]] = {}
 def register_denoiser(
     config: PretrainedCfg,
 ) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
-    """Let :func:`create_model` know a function by its own name, timm's registry not.
+    """Register a function under its own name for :func:`create_model`, but not with timm.
 
     Args:
         config: timm's description of the model's input and weights.
@@ -36,7 +36,7 @@ def register_denoiser(
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of this package's models that match a pattern with * and ?, in order."""
+    """The sorted names of this package's models that match a pattern with * and ?."""
     classifiers = [
         name
         for name in timm.list_models()
@@ -46,34 +46,34 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def is_model(name: str) -> bool:
-    """Whether :func:`create_model` makes one of this name, ours or timm's."""
+    """Whether this package or timm has a model of this name."""
     return name in _denoisers or timm.is_model(name)
 
 
 def model_entrypoint(name: str) -> Callable[..., nn.Module]:
-    """The function that makes a model of ours or timm's.
+    """The function that builds a model of this package or of timm.
 
     Raises:
-        RuntimeError: there is none of this name.
+        RuntimeError: no model has this name.
     """
     return _denoisers[name][0] if name in _denoisers else timm.model_entrypoint(name)
 
 
 def model_config(name: str) -> PretrainedCfg | None:
-    """timm's description of the input and weights of a model of ours or timm's, if it has one."""
+    """timm's description of the input and weights of a model, or None where it has none."""
     return _denoisers[name][1] if name in _denoisers else get_pretrained_cfg(name)
 
 
 def create_model(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
-    """``timm.create_model`` for every model of ours and timm's.
+    """``timm.create_model`` for every model of this package and of timm.
 
     Args:
-        name: see :func:`list_models`, or anything that timm takes, ``local-dir:FOLDER`` for one.
+        name: see :func:`list_models`, or any name that timm accepts, e.g. ``local-dir:FOLDER``.
         pretrained: load the weights that ``pretrained_cfg_overlay`` names.
-        arguments: constructor arguments, and what timm takes besides; None for a default.
+        arguments: the constructor's and timm's own; None for a default.
 
     Raises:
-        RuntimeError: there is no such model.
+        RuntimeError: no model has this name.
         TypeError, ValueError: an argument is unknown or out of its range.
     """
     if name not in _denoisers:

@@ -1,4 +1,4 @@
-"""TorchScript cannot hold these models, and says so here rather than somewhere inside them."""
+"""The refusal of TorchScript, which does not support these models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import torch
 
-UNSUPPORTED = (
+_UNSUPPORTED = (
     "TorchScript (torch.jit.script, torch.jit.trace, torch.onnx.export with dynamo=False) cannot "
     "hold this model: it would fix its loops over tokens at one length; torch.export.export, "
     "torch.onnx.export (dynamo=True) and torch.compile can, and so can `vision-ttt export`"
@@ -14,22 +14,22 @@ UNSUPPORTED = (
 
 
 class NotScriptable:
-    """Base of models that refuse TorchScript."""
+    """Base of models that raise an error where TorchScript scripts or traces them."""
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """What torch.jit.script asks each module for first.
+        """The method that torch.jit.script calls first on each module.
 
         Raises:
             TypeError: always.
         """
-        raise TypeError(UNSUPPORTED)
+        raise TypeError(_UNSUPPORTED)
 
     @staticmethod
     def _refuse_tracing() -> None:
-        """To be called in forward: torch.jit.trace asks for nothing.
+        """Called in forward, because torch.jit.trace has no such method.
 
         Raises:
-            TypeError: torch.jit.trace is at work.
+            TypeError: torch.jit.trace is running.
         """
         if torch.jit.is_tracing():
-            raise TypeError(UNSUPPORTED)
+            raise TypeError(_UNSUPPORTED)

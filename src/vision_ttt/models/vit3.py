@@ -1,34 +1,27 @@
-"""ViT³: Vision Test-Time Training, a plain backbone of linear cost.
-
-Shape letters: B images, C channels, T tokens on a grid (h, w), D width.
-"""
+"""ViT³: Vision Test-Time Training, a plain backbone of linear cost."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates
+from timm.layers import DropPath, calculate_drop_path_rates
 from timm.models import generate_default_cfgs, register_model
-from timm.models._features import feature_take_indices
-from torch import Tensor, nn
+from torch import nn
 
-from vision_ttt.layers import Mlp, ViT3Block, ViT3TTT
+from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block, ViT3TTT
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
-from vision_ttt.models.building import build_model, pretrained_cfg
-from vision_ttt.models.image_size import check_image_size, embed_patches
-from vision_ttt.models.pooled_classifier import PooledClassifier, choose, feature_cfg
-
-torch.fx.wrap("check_image_size")
+from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
+from vision_ttt.models.classifier import linear_head
+from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding
 
 
-class ViT3(PooledClassifier):
+class ViT3(PlainBackbone):
     """ViT³ backbone and classifier: images [B, C, H, W] → logits [B, num_classes].
 
     A patch embedding, ``depth`` blocks, LayerNorm, the mean of the tokens and a linear head (ViT³,
-    supplement, Sec. 3 and Table 1). There is no position embedding: the blocks' convolutions tell
-    the tokens where they are, so that weights serve any image size. Cost and memory are linear in
-    the number of tokens.
+    supplement, Sec. 3 and Table 1). There is no position embedding: the blocks' convolutions encode
+    positions, and no weight depends on the image size. Cost and memory are linear in the number of
+    tokens.
 
     Args:
         img_size: image height and width in pixels, one number for both.
@@ -40,7 +33,7 @@ class ViT3(PooledClassifier):
         num_heads: heads of the gated linear unit; the convolution is one more.
         mlp_ratio: hidden width of the MLP over D.
         qkv_bias: whether queries, keys and values have a bias.
-        global_pool: "avg" (published); "" returns the tokens.
+        global_pool: "avg" (published) or "max_norm"; "" returns the tokens.
         dynamic_img_size: accept any image size; otherwise only ``img_size``.
         dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
         drop_rate: dropout before the head.
@@ -84,124 +77,26 @@ class ViT3(PooledClassifier):
             drop_path_rate=drop_path_rate,
         )
         check_sides(img_size, patch_size, whole_patches=not dynamic_img_size, pad=dynamic_img_pad)
-        super().__init__(embed_dim, num_classes, global_pool, drop_rate)
-        self.embed_dim = embed_dim
-        self.in_chans = in_chans
-        self.dynamic_img_size = dynamic_img_size
-        self.dynamic_img_pad = dynamic_img_pad
-        self.patch_embed = PatchEmbed(
-            img_size,
-            patch_size,
-            in_chans,
-            embed_dim,
-            strict_img_size=False,  # check_image_size says it more clearly, and as a ValueError
-            dynamic_img_pad=dynamic_img_pad,
-            output_fmt="NHWC",
-            flatten=False,
+        super().__init__(
+            head=linear_head(embed_dim, num_classes),
+            patch_embed=patch_embedding(
+                img_size, patch_size, in_chans, embed_dim, pad=dynamic_img_pad
+            ),
+            blocks=[
+                ViT3Block(  # random parts in the order in which a seed's weights are drawn
+                    embed_dim,
+                    mlp=Mlp(embed_dim, mlp_width(embed_dim, mlp_ratio)),
+                    cpe=ResidualConv2d(embed_dim),
+                    mixer=ViT3TTT(embed_dim, num_heads, qkv_bias=qkv_bias),
+                    drop_path=DropPath(rate),
+                )
+                for rate in calculate_drop_path_rates(drop_path_rate, depth)
+            ],
+            norm=nn.LayerNorm(embed_dim, eps=1e-6),
+            global_pool=global_pool,
+            dynamic_img_size=dynamic_img_size,
+            drop_rate=drop_rate,
         )
-        self.blocks = nn.ModuleList(
-            ViT3Block(
-                embed_dim,
-                num_heads,
-                mlp=Mlp(embed_dim, mlp_width(embed_dim, mlp_ratio)),
-                qkv_bias=qkv_bias,
-                drop_path=DropPath(rate),
-            )
-            for rate in calculate_drop_path_rates(drop_path_rate, depth)
-        )
-        self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
-        self.feature_info = [
-            {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": patch_size}
-            for i in range(depth)
-        ]
-
-    # timm's contract
-
-    @torch.jit.ignore
-    def no_weight_decay(self) -> set[str]:
-        """The inner models' initial states (vectors go anyway)."""
-        return inner_states(self)
-
-    @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layer groups for layer decay: stem, each block, the final norm."""
-        return {
-            "stem": r"^patch_embed",
-            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
-        }
-
-    @torch.jit.ignore
-    def set_input_size(
-        self,
-        img_size: int | tuple[int, int] | None = None,
-        patch_size: int | tuple[int, int] | None = None,
-    ) -> None:
-        """Make the model one of another image or patch size, patch weights interpolated."""
-        self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
-        for info in self.feature_info:
-            info["reduction"] = self.patch_embed.feat_ratio()
-
-    # forward
-
-    def _embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Tokens [B, T, D] and their grid."""
-        self._refuse_tracing()
-        dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
-        check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
-        x = embed_patches(x, self.patch_embed, pad=pad)  # [B, h, w, D]
-        return x.flatten(1, 2), (x.shape[1], x.shape[2])
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Normalised tokens [B, T, D] of images [B, C, H, W]."""
-        x, grid = self._embed(x)
-        for block in self.blocks:
-            x = self._run(block, x, grid)
-        return self.norm(x)
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Features after chosen blocks, and the final tokens.
-
-        Args:
-            x: images [B, C, H, W].
-            indices: which blocks, or how many of the last ones; all by default.
-            norm: apply the final norm to each feature.
-            stop_early: run no block after the last chosen one.
-            output_fmt: "NCHW" for maps [B, D, h, w] or "NLC" for tokens [B, T, D].
-            intermediates_only: return only the list.
-
-        Raises:
-            ValueError: an unknown output_fmt.
-        """
-        choose("output_fmt", output_fmt, ("NCHW", "NLC"))
-        taken, last = feature_take_indices(len(self.blocks), indices)
-        x, grid = self._embed(x)
-        features = []
-        for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            x = self._run(block, x, grid)
-            if index in taken:
-                y = self.norm(x) if norm else x
-                if output_fmt == "NCHW":
-                    y = y.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
-                features.append(y)
-        return features if intermediates_only else (self.norm(x), features)
-
-
-def inner_states(model: nn.Module) -> set[str]:
-    """Names of the learned states that the inner models begin with."""
-    return {
-        f"{name}.{state}"
-        for name, module in model.named_modules()
-        if isinstance(module, ViT3TTT)
-        for state in ("w1", "w2", "w3")
-    }
 
 
 SIZES: dict[str, dict[str, Any]] = {

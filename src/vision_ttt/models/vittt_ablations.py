@@ -17,7 +17,7 @@ from vision_ttt.models.vittt import Vittt, create_vittt
 
 
 class Ablation(NamedTuple):
-    """One row of the paper: where it stands, what it changes, and what the paper reports."""
+    """One row of the paper: its table or figure, its keywords, and the figures reported."""
 
     source: str
     keywords: dict[str, Any]
@@ -27,7 +27,7 @@ class Ablation(NamedTuple):
 
 
 def _without_conv1d(design: str) -> dict[str, Any]:
-    """Keywords of a design that ``fused`` has no op for, which a recipe may ask for."""
+    """Keywords of a design that does not support ``fused``, which recipes may set."""
     return {"design": design, "fused": False}
 
 
@@ -47,7 +47,7 @@ ABLATIONS: dict[str, Ablation] = {
     },
     **{f"w{states}": Ablation("Fig. 7b", {"learnable_states": states}) for states in (0, 1)},
 }
-"""The rows that differ from Vittt-T: the last of Table 3, mean pool, b = 16, two states."""
+"""The rows other than Vittt-T itself (last row of Table 3, mean pool, b = 16, two states)."""
 
 
 def model_name(ablation: str) -> str:

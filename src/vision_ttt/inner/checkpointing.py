@@ -1,6 +1,6 @@
 """Gradient checkpointing for functions that use torch.func inside.
 
-PyTorch's own checkpointing works by hooks on saved tensors, which torch.func refuses.
+PyTorch's own checkpointing uses hooks on saved tensors, which torch.func does not support.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
-class _Recomputed(torch.autograd.Function):
+class _Checkpointed(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
@@ -23,12 +23,13 @@ class _Recomputed(torch.autograd.Function):
         ctx.device_type = tensors[0].device.type
         ctx.autocast = torch.is_autocast_enabled(ctx.device_type)
         ctx.save_for_backward(*tensors)
-        with torch.enable_grad():  # inputs are cut off: what needs a gradient now came from outside
+        # Inputs are detached: an output that requires a gradient depends on a captured tensor.
+        with torch.enable_grad():
             outputs = function(*(x.detach() for x in tensors))
         if any(x.requires_grad for x in outputs):
             raise ValueError(
                 "checkpointing: the inner model or loss uses a tensor that requires a gradient and "
-                "is not among its arguments; hand it over in state or outer"
+                "is not among its arguments; pass it in state or outer"
             )
         return outputs
 
@@ -41,7 +42,7 @@ class _Recomputed(torch.autograd.Function):
             for x, need in zip(ctx.saved_tensors, needed, strict=True)
         ]
         wanted = [x for x in inputs if x.requires_grad]
-        # Autocast as in the forward pass, whatever surrounds the call of backward().
+        # Autocast as in the forward pass, independent of the context of backward().
         with torch.autocast(ctx.device_type, enabled=ctx.autocast):
             with torch.enable_grad():
                 outputs = ctx.function(*inputs)
@@ -51,14 +52,14 @@ class _Recomputed(torch.autograd.Function):
         return None, *(next(gradients) if need else None for need in needed)
 
 
-def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
-    """``function(*arguments)``, keeping only the arguments: the rest is computed again.
+def checkpointed(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``function(*arguments)``; the backward pass calls the function again instead of keeping more.
 
-    Arguments and results are tensors, or tuples and dictionaries of them; the function draws no
-    random numbers. Differentiable once.
+    Arguments and results are tensors, or tuples and dictionaries of tensors. The function must draw
+    no random numbers. The result is differentiable once.
 
     Raises:
-        ValueError: the function uses a tensor that requires a gradient and is not an argument: its
+        ValueError: the function uses a tensor that requires a gradient and is not an argument; its
             gradient would be lost.
     """
     tensors, structure = tree_flatten(arguments)
@@ -69,5 +70,5 @@ def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
         results, result_structure = tree_flatten(function(*tree_unflatten(tensors, structure)))
         return tuple(results)
 
-    results = _Recomputed.apply(flat, *tensors)
+    results = _Checkpointed.apply(flat, *tensors)
     return tree_unflatten(results, result_structure)

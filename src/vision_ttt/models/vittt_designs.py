@@ -1,30 +1,30 @@
-"""Table 3's design route: the mixers that lead to the published one, a step at a time."""
+"""The designs of Vision-TTT's Table 3: mixers from the bare TTT layer to the published one."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from vision_ttt.layers import TTTMLP, TTTLinear, VitttMixer
-from vision_ttt.models.pooled_classifier import choose
+from vision_ttt.models.arguments import choose
 
-DESIGN_ROUTE = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
-"""Each step adds its part to the one before; the last is the published model."""
+DESIGNS = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
+"""The rows of Table 3. Each design adds one part to the former; the last is the published model."""
 
 INNER_MODELS = {"linear": TTTLinear, "mlp": TTTMLP}
-"""The published layer, and the one of the TTT paper whose inner model has two layers."""
+"""Sequence layers by the name of their inner model: the published one, and that of TTT-MLP."""
 
 
 def check_design(design: str, inner_model: str, *, fused: bool, global_pool: str) -> None:
-    """Refuse a design that there is not, or that does not go with the other arguments.
+    """Check that a design exists and supports the other arguments.
 
     Raises:
-        ValueError: names what is accepted.
+        ValueError: it does not; names the accepted values.
     """
-    has = _steps(choose("design", design, DESIGN_ROUTE))
+    has = _steps(choose("design", design, DESIGNS))
     choose("inner_model", inner_model, INNER_MODELS)
     if fused and (inner_model != "linear" or "conv1d" not in has):
         raise ValueError(
-            f"fused takes inner_model='linear' and a design with a Conv1d ('conv1d', 'dual' or "
+            f"fused requires inner_model='linear' and a design with a Conv1d ('conv1d', 'dual' or "
             f"'conv2d'), got {inner_model!r} and {design!r}"
         )
     if global_pool == "head" and "dual" not in has:
@@ -45,7 +45,7 @@ def make_mixer(
     fused: bool,
     drop_path: nn.Module,
 ) -> VitttMixer:
-    """The mixer of one step of the route, by :class:`vision_ttt.models.Vittt`'s arguments."""
+    """The token mixer of a design, by the arguments of :class:`vision_ttt.models.Vittt`."""
     has = _steps(design)
     ttt = INNER_MODELS[inner_model](
         dim,
@@ -56,11 +56,11 @@ def make_mixer(
         conv_kernel_size=4 if "conv1d" in has else 0,
         gate="gating" in has,
         learnable_states=learnable_states,
-        **({"fused": True} if fused else {}),  # TTT-MLP has no such op
+        **({"fused": True} if fused else {}),  # TTT-MLP has no such argument
     )
     return VitttMixer(dim, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path)
 
 
 def _steps(design: str) -> tuple[str, ...]:
-    """The steps that lead to this one, itself included."""
-    return DESIGN_ROUTE[: DESIGN_ROUTE.index(design) + 1]
+    """The designs up to this one, itself included: the names of the parts that it has."""
+    return DESIGNS[: DESIGNS.index(design) + 1]

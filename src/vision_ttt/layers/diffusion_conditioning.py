@@ -1,4 +1,4 @@
-"""What a diffusion model is told beside the image: how noisy it is, and of which class."""
+"""Embeddings of the timestep and the class label, on which a diffusion model is conditioned."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 FREQUENCIES = 128
+"""Number of sinusoids of a timestep; each gives a sine and a cosine."""
 
 
 class TimestepEmbedding(nn.Module):
-    """Linear SiLU Linear of sines and cosines of the time: t [B] → [B, D].
+    """Linear(SiLU(Linear(sinusoids(t)))): times t [B] → [B, D].
 
-    The sinusoid is [cos(t f), sin(t f)] with f_i = 10000^(-i / 128), i = 0 … 127, in float32
-    whatever the precision of the rest.
+    The sinusoids are [cos(t f), sin(t f)] with f_i = 10000^(-i / 128), i = 0 … 127. They are
+    computed in at least float32, whatever the precision of the projections.
 
     Args:
         dim: D.
@@ -44,16 +45,15 @@ def _sinusoid(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class LabelEmbedding(nn.Module):
-    """A learned vector per class, and one for no class: y [B] → [B, D].
+    """A learned vector per class, and one for no class: labels y [B] → [B, D].
 
-    While training, each label is dropped with probability ``dropout`` for the class
-    ``num_classes``, which thereby comes to mean any class: classifier-free guidance (Ho and
-    Salimans) asks for it.
+    In training each label is replaced by ``num_classes``, no class, with probability ``dropout``:
+    classifier-free guidance (Ho and Salimans) requires a model that was trained on it.
 
     Args:
         num_classes: C.
         dim: D.
-        dropout: without it (0) there is no vector for no class.
+        dropout: probability of dropping a label; with 0 there is no vector for no class.
 
     Initialisation: normal with standard deviation 0.02.
     """
@@ -67,7 +67,7 @@ class LabelEmbedding(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         if self.training and self.dropout > 0:
-            # float32 whatever the default: few bits would round the probability.
+            # float32 whatever the default dtype: with few bits the probability would be rounded.
             dropped = torch.rand_like(y, dtype=torch.float32) < self.dropout
             y = torch.where(dropped, self.num_classes, y)
         return self.table(y)

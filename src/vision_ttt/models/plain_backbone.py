@@ -1,0 +1,235 @@
+"""Plain backbones: patches, blocks of one resolution on tokens [B, T, D], a pooled feature, a head.
+
+Shape letters: B images, C channels, T tokens on a grid (h, w), D width, n class tokens, N = T + n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from timm.layers import PatchEmbed
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from vision_ttt.layers import ExtraTokens
+from vision_ttt.layers.pooling import pool_tokens
+from vision_ttt.models.arguments import choose
+from vision_ttt.models.checkpointing import run_block
+from vision_ttt.models.classifier import Classifier
+from vision_ttt.models.image_size import check_image_size, embed_patches, positions_for
+from vision_ttt.models.weight_decay import undecayed_parameters
+
+torch.fx.wrap("check_image_size")
+torch.fx.wrap("positions_for")
+
+
+def patch_embedding(
+    img_size: int | tuple[int, int], patch_size: int, in_chans: int, embed_dim: int, *, pad: bool
+) -> PatchEmbed:
+    """timm's patch embedding, which leaves the check of sizes to :class:`PlainBackbone`."""
+    return PatchEmbed(
+        img_size,
+        patch_size,
+        in_chans,
+        embed_dim,
+        strict_img_size=False,
+        dynamic_img_pad=pad,
+        output_fmt="NHWC",
+        flatten=False,
+    )
+
+
+def position_embedding(patch_embed: PatchEmbed) -> nn.Parameter:
+    """Learned positions [1, T, D] of a patch embedding's grid, normal with deviation 0.02."""
+    positions = torch.empty(1, patch_embed.num_patches, patch_embed.proj.out_channels)
+    return nn.Parameter(nn.init.trunc_normal_(positions, std=0.02))
+
+
+class PlainBackbone(Classifier):
+    """Backbone and classifier whose blocks all run at one resolution: [B, C, H, W] → logits.
+
+    ::
+
+        x = patch_embed(image) (+ pos_embed)         [B, T, D]
+        x = class_tokens.insert(x)                   [B, N, D]
+        x = block(x, (h, w), positions), each block  [B, N, D]
+        logits = head(pool(norm(x)))
+
+    A model is a subclass that constructs the parts and passes them here; the order of construction
+    determines the weights drawn from a seed. Blocks are called with the tokens, their grid and, in
+    models with class tokens, the positions of these in the sequence.
+
+    Args:
+        patch_embed: of :func:`patch_embedding`.
+        blocks: modules (x [B, N, D], grid, positions) → [B, N, D].
+        norm: applied to the last block's tokens.
+        head: of :func:`vision_ttt.models.classifier.linear_head`.
+        pos_embed: of :func:`position_embedding`, interpolated to other grids, or None.
+        class_tokens: learned tokens among the image's, e.g. class tokens or registers, or None.
+        global_pool: "avg" (the mean over image tokens), "max_norm" (the image token of largest
+            norm), the placement of the class tokens (their mean), or "" (all tokens).
+        dynamic_img_size: accept any image size.
+        drop_rate: dropout before the head.
+
+    Raises:
+        ValueError: the model does not support this pooling; in forward, an image does not fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        patch_embed: PatchEmbed,
+        blocks: Iterable[nn.Module],
+        norm: nn.Module,
+        head: nn.Module,
+        pos_embed: nn.Parameter | None = None,
+        class_tokens: ExtraTokens | None = None,
+        global_pool: str = "avg",
+        dynamic_img_size: bool = False,
+        drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embed_dim = embed_dim = patch_embed.proj.out_channels
+        self.in_chans = patch_embed.proj.in_channels
+        self.dynamic_img_size = dynamic_img_size
+        self.dynamic_img_pad = patch_embed.dynamic_img_pad
+        self.grad_checkpointing = False
+        self.patch_embed = patch_embed
+        self.pos_embed = pos_embed
+        self.class_tokens = class_tokens
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
+        reduction = patch_embed.feat_ratio()
+        self.feature_info = [
+            {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": reduction}
+            for i in range(len(self.blocks))
+        ]
+        placements = () if class_tokens is None else (class_tokens.placement,)
+        self._add_head(
+            head,
+            embed_dim,
+            pools=("avg", "max_norm", *placements, ""),
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+
+    # timm's contract
+
+    def no_weight_decay(self) -> set[str]:
+        """Positions and the parameters that layers name, class tokens among them."""
+        names = undecayed_parameters(self)
+        return names if self.pos_embed is None else {"pos_embed", *names}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layer groups for layer decay: stem, each block, the final norm."""
+        return {
+            "stem": r"^pos_embed|^class_tokens|^patch_embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade compute for memory: keep only each block's input for the backward pass."""
+        self.grad_checkpointing = enable
+
+    def set_input_size(
+        self,
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+    ) -> None:
+        """Change the model's image or patch size, interpolating patch weights and positions."""
+        former = tuple(self.patch_embed.grid_size)
+        self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
+        grid = tuple(self.patch_embed.grid_size)
+        if self.pos_embed is not None and grid != former:
+            resized = positions_for(grid, self.pos_embed.detach(), former)
+            self.pos_embed = nn.Parameter(resized, requires_grad=self.pos_embed.requires_grad)
+        for info in self.feature_info:
+            info["reduction"] = self.patch_embed.feat_ratio()
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove what :meth:`forward_intermediates` with these indices does not need."""
+        taken, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0)
+        return taken
+
+    # forward
+
+    def _embed(self, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+        """Tokens [B, N, D] and the blocks' other arguments: grid and positions of class tokens."""
+        self._refuse_tracing()
+        dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
+        check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
+        x = embed_patches(x, self.patch_embed, pad=pad)  # [B, h, w, D]
+        grid = (x.shape[1], x.shape[2])
+        x = x.flatten(1, 2)  # [B, T, D]
+        if self.pos_embed is not None:
+            x = x + positions_for(grid, self.pos_embed, self.patch_embed.grid_size)
+        if self.class_tokens is None:
+            return x, (grid,)
+        return self.class_tokens.insert(x), (grid, self.class_tokens.positions(x.shape[1]))
+
+    def _run(self, block: nn.Module, x: Tensor, context: tuple[Any, ...]) -> Tensor:
+        return run_block(block, x, *context, checkpointing=self.grad_checkpointing)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Normalised tokens [B, N, D] of images [B, C, H, W]."""
+        x, context = self._embed(x)
+        for block in self.blocks:
+            x = self._run(block, x, context)
+        return self.norm(x)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """The classification feature [B, D] of tokens [B, N, D]; for ``global_pool=""`` x."""
+        return pool_tokens(x, self.global_pool, self.class_tokens)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Any] | tuple[Tensor, list[Any]]:
+        """Features after chosen blocks, and the final tokens.
+
+        Args:
+            x: images [B, C, H, W].
+            indices: which blocks, or how many of the last ones; all by default.
+            return_prefix_tokens: pair each feature with the class tokens [B, n, D] of that depth.
+            norm: apply the final norm to each feature.
+            stop_early: run no block after the last chosen one.
+            output_fmt: "NCHW" for maps [B, D, h, w] or "NLC" for tokens [B, T, D].
+            intermediates_only: return only the list.
+
+        Raises:
+            ValueError: output_fmt is unknown, or return_prefix_tokens is set for a model without
+                class tokens.
+        """
+        choose("output_fmt", output_fmt, ("NCHW", "NLC"))
+        if return_prefix_tokens and self.class_tokens is None:
+            raise ValueError("return_prefix_tokens: this model has no class tokens")
+        taken, last = feature_take_indices(len(self.blocks), indices)
+        x, context = self._embed(x)
+        features: list[Any] = []
+        for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = self._run(block, x, context)
+            if index not in taken:
+                continue
+            y = self.norm(x) if norm else x
+            tokens = None
+            if self.class_tokens is not None:
+                y, tokens = self.class_tokens.extract(y)
+            if output_fmt == "NCHW":
+                y = y.unflatten(1, context[0]).permute(0, 3, 1, 2).contiguous()
+            features.append((y, tokens) if return_prefix_tokens else y)
+        return features if intermediates_only else (self.norm(x), features)
