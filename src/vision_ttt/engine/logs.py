@@ -256,7 +256,7 @@ def _open_wandb(folder: Path, config: TrainConfig) -> Any:
     # A resumed run goes on in the record that its directory's name identifies.
     name = str(folder.resolve()).strip("/").replace("/", "-")
     return wandb.init(
-        project=config.wandb_project,
+        project=config.run.wandb_project,
         id=name,
         name=folder.name,
         dir=str(folder),

@@ -68,4 +68,4 @@ class DiffusionSection(TaskSection):
         """Open a checkpoint's images again; see `vision_ttt.tasks.images.reopening`."""
         from vision_ttt.tasks.images.reopening import reopen
 
-        return reopen(metadata, changes, **machine)
+        return reopen(metadata, changes, task=metadata.task, **machine)

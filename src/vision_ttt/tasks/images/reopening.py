@@ -15,6 +15,7 @@ def reopen(
     metadata: ModelMetadata,
     changes: Mapping[str, Any],
     *,
+    task: Mapping[str, Any],
     part: str,
     precision: str,
     num_workers: int,
@@ -23,6 +24,7 @@ def reopen(
 
     Args:
         changes: fields of the section `data`; another `dataset` leaves nothing of the former one.
+        task: the section `task`, as far as it counts for evaluation.
         part: of the data that becomes the test set: "test", "train" or "all".
         precision, num_workers: as in the section `machine`.
 
@@ -36,7 +38,7 @@ def reopen(
     if "dataset" not in data:
         raise DatasetError("the checkpoint does not name its dataset; give --dataset")
     machine = {"precision": precision, "num_workers": num_workers}
-    config = recipes.resolve({"task": metadata.task, "data": data, "machine": machine})
-    task = config.task.open(config)
-    task.show_to(metadata, part)
-    return task
+    config = recipes.resolve({"task": task, "data": data, "machine": machine})
+    opened = config.task.open(config)
+    opened.show_to(metadata, part)
+    return opened
