@@ -196,7 +196,7 @@ def test_a_batch_without_an_image_has_a_loss_of_zero(fields: Fields) -> None:
     [
         ({"objective": "flow"}, "objective is 'flow', which has no variances to learn"),
         ({"drop_path": 0.1}, "drop_path_rate"),
-        ({"frozen_layers": 1}, "frozen_layers: DiT3 does not tell its layers"),
+        ({"frozen_layers": 1}, "frozen_layers: DiT3 has no get_classifier"),
         ({"image_size": 10}, "images of 10 × 10 are not whole patches of 4 × 4"),
     ],
 )
