@@ -19,9 +19,11 @@ def freeze_layers(model: nn.Module, count: int | Literal["all"]) -> None:
     """
     if not count:
         return
-    missing = [name for name in ("group_matcher", "get_classifier") if not hasattr(model, name)]
-    if missing:
-        raise ConfigError(f"frozen_layers: {type(model).__name__} has no {' and no '.join(missing)}")
+    if not hasattr(model, "group_matcher") or not hasattr(model, "get_classifier"):
+        raise ConfigError(
+            f"frozen_layers: {type(model).__name__} does not name its layers and its head"
+            " (group_matcher, get_classifier)"
+        )
     layer_of = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
     head = {id(weight) for weight in model.get_classifier().parameters()}
     if not head:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from vision_ttt import tasks
 from vision_ttt.engine.config import TaskSection, section_types
 from vision_ttt.engine.section import ConfigError, field_types
 from vision_ttt.errors import nearest
@@ -34,7 +35,7 @@ def nested(values: Mapping[str, Any], task: type[TaskSection], place: str = "") 
         place: where they come from, for messages.
 
     Raises:
-        ConfigError: a name is unknown; names the nearest.
+        ConfigError: a name is unknown; names the nearest, or the task that has such a field.
     """
     sections = section_types(task)
     short = short_names(task)
@@ -63,10 +64,19 @@ def _unknown(name: str, task: type[TaskSection], place: str) -> ConfigError:
         for field in field_types(kind)
     }
     own = name.rpartition(".")[2]
+    where = f"{place} has " if place else ""
+    if own not in every.values():
+        for other in map(tasks.find, tasks.TASKS):
+            if own in short_names(other):
+                home = ".".join(short_names(other)[own])
+                return ConfigError(
+                    f"{where}the unknown key {name!r}: {home} is of task {other().name}, the run's"
+                    f" is {task().name}"
+                )
     same = [known for known, field in every.items() if field == own]
     # The nearest of the fields' own names: sections would make unlike ones look alike.
     close = nearest(own, every.values()).split(", ")
     known = same or [known for known, field in every.items() if field in close]
-    told = f" of task {task().name}" if task().name else ""
-    where = f"{place} has " if place else ""
-    return ConfigError(f"{where}the unknown key {name!r}; nearest{told}: {', '.join(known)}")
+    return ConfigError(
+        f"{where}the unknown key {name!r}; nearest of task {task().name}: {', '.join(known)}"
+    )
