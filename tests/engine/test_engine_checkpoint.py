@@ -213,5 +213,5 @@ def test_unknown_model_and_reserved_arguments() -> None:
         build_model("vittt_nano_patch4_23", {})
     with pytest.raises(ConfigError, match="nonsense"):
         build_model(MODEL, {"nonsense": 1})
-    with pytest.raises(ConfigError, match="set data.image_size"):
+    with pytest.raises(ConfigError, match=r"set data\.image_size"):
         model_arguments(MODEL, num_classes=3, extra={"img_size": 64})

@@ -38,10 +38,10 @@ def measure_and_show(
 ) -> None:
     """Measure behind a progress bar, keep every row as soon as it is there, and show all."""
     path = Path(arguments.output or f"benchmarks/results/{arguments.what}-{arguments.device}.csv")
-    append_rows(path, [])  # what cannot be written is told before anything is measured
+    append_rows(path, [])  # what cannot be written is refused before anything is measured
     if not can_measure(settings.device):
         _log.info("memory is not measured: on a CPU it takes Linux")
-    # Of the GPU the makers tell the rates.
+    # The GPU's rates are its makers'.
     rates = (measure_rates() if settings.device.type == "cpu" else Rates())._asdict()
     rows: list[Row] = []
     with _progress(steps) as advance:

@@ -11,7 +11,7 @@ import jsonargparse
 from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import is_of_the_system, kind_of_file
 
-LARGEST_BATCH = 65_536  # images at once; more is a slip of the finger
+LARGEST_BATCH = 65_536  # images at once; more is a typing error
 
 
 def check_range(arguments: jsonargparse.Namespace, **ranges: tuple[float, float]) -> None:

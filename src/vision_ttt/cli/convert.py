@@ -24,9 +24,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
     output = Path(arguments.output)
     family = _family_of(arguments.model)
     released = read_release(arguments.input)
-    # 1000 classes where nothing tells: remap says what is missing.
+    # 1000 classes where the weights do not say; remap names what is missing.
     model_args = {"num_classes": 1000, **family.arguments(released), **arguments.arguments}
-    with torch.device("meta"):  # what does not fit takes no memory
+    with torch.device("meta"):  # what does not fit allocates nothing
         planned = build_model(arguments.model, model_args)
     weights = remap(released, planned)
     model = build_model(arguments.model, model_args)

@@ -145,7 +145,7 @@ def _start_no_programs() -> None:
 
 
 def _flushed() -> bool:
-    """Write what is left of the output, while a failure can be told; False if nobody reads it."""
+    """Write what is left of the output; False if its reader has gone."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

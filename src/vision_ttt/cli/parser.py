@@ -21,7 +21,7 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 class CommandParser(jsonargparse.ArgumentParser):
     """A parser of flags that are declared as `--some_flag` and shown as `--some-flag`.
 
-    It takes both spellings, and bare `--switch` for `--switch true`; it answers an unknown flag
+    It accepts both spellings, and bare `--switch` for `--switch true`; it answers an unknown flag
     with its nearest neighbours.
     """
 

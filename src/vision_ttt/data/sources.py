@@ -33,9 +33,9 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What identifies a dataset and its split; a checkpoint carries it, so that `eval` finds it.
+    """What identifies a dataset and its split.
 
-    Fields as in `TrainConfig`.
+    Fields as in :class:`vision_ttt.tasks.images.config.ImageData`.
     """
 
     dataset: str
@@ -221,7 +221,7 @@ def _split(
             " the folder into training and test images"
         )
     try:
-        # The split must not follow the seed: `eval` has to find the same test images.
+        # The split must not follow the seed: `eval` must use the same test images.
         train_indices, test_indices = train_test_split(
             np.arange(len(images)), test_size=fraction, stratify=targets, random_state=0
         )
@@ -282,7 +282,7 @@ def _timm_part(spec: DatasetSpec, split: str, *, is_training: bool) -> Dataset:
             spec.dataset, root=spec.dataset_root, split=split, is_training=is_training
         )
     # timm asserts where a name is unknown or a reader's package is missing, and its readers raise
-    # anything: whatever it is, the user has to hear which dataset it was about.
+    # anything: whatever it is, the message names the dataset.
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise DatasetError(f"timm cannot open {spec.dataset} (split {split}): {reason}") from error
@@ -302,5 +302,5 @@ def _timm_classes(dataset: Dataset, spec: DatasetSpec) -> tuple[str, ...]:
     if known is None and spec.num_classes:
         known = [str(index) for index in range(spec.num_classes)]
     if known is None:
-        raise DatasetError(f"dataset {spec.dataset} does not tell its classes; give num_classes")
+        raise DatasetError(f"dataset {spec.dataset} does not name its classes; give num_classes")
     return tuple(str(name) for name in known)

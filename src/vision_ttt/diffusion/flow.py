@@ -12,11 +12,11 @@ from torch import Tensor
 from vision_ttt.diffusion.solver import Predict, Solver
 
 TIME_SCALE = 1000
-"""The model is told 1000 σ: times as those of noise prediction."""
+"""The model receives 1000 σ, times of the range of noise prediction's."""
 
 
 class FlowMatching:
-    """x_σ = (1 - σ) x₀ + σ ε for σ in [0, 1]; a model is to tell the velocity ε - x₀.
+    """x_σ = (1 - σ) x₀ + σ ε for σ in [0, 1]; a model predicts the velocity ε - x₀.
 
     Flow Matching (Lipman et al., Eqs. 20 and 23, time reversed) with straight ways, as rectified
     flow has them. Sampling goes from σ = 1 to 0 by Euler's steps.
@@ -59,7 +59,7 @@ class FlowMatching:
         Args:
             sampler: "euler".
             steps: at least 1.
-            clip: plays no part: a velocity tells no x₀ to clip.
+            clip: is ignored: a velocity gives no x₀ to clip.
             learned_variances: False.
 
         Raises:

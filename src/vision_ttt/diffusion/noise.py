@@ -14,15 +14,15 @@ from vision_ttt.diffusion.variational import bits_per_dimension
 
 BOUND_WEIGHT = 1e-3
 """λ of the hybrid loss (Improved DDPM, Sec. 3.1)."""
-_ON_CPU = torch.device("cpu")  # diffusers' schedulers take the default device, whatever it is
+_ON_CPU = torch.device("cpu")  # diffusers' schedulers would use PyTorch's default device
 SCHEDULES = {"linear": "linear", "cosine": "squaredcos_cap_v2"}
 """Our name of a noise schedule → diffusers' one."""
 
 
 class NoisePrediction:
-    """x_t = √ᾱ_t x₀ + √(1 - ᾱ_t) ε in T steps; a model is to tell ε (DDPM, Eqs. 4 and 14).
+    """x_t = √ᾱ_t x₀ + √(1 - ᾱ_t) ε in T steps; a model predicts ε (DDPM, Eqs. 4 and 14).
 
-    A model of 2 C channels tells the variances of the reverse steps, too, and learns them by the
+    A model of 2 C channels predicts the variances of the reverse steps, too, and learns them by the
     variational bound (Improved DDPM, Eq. 16)::
 
         L = ‖ε - ε_θ(x_t, t)‖² / (C H W) + λ T L_vb(t),    λ = 0.001

@@ -12,14 +12,14 @@ from vision_ttt.diffusion.noise import NoisePrediction
 from vision_ttt.diffusion.solver import Predict, Solver
 
 OBJECTIVES = {"noise": NoisePrediction, "flow": FlowMatching}
-"""What a model learns to tell → the process."""
+"""What a model learns to predict → the process."""
 
 
 class Process(Protocol):
     """How images become noise, what a model learns of it, and the way back."""
 
     samplers: tuple[str, ...]
-    """Names that `solver` takes, the default first."""
+    """Names that `solver` accepts, the default first."""
 
     def describe(self) -> dict[str, Any]:
         """The arguments of :func:`make_process` that make this process."""

@@ -16,7 +16,7 @@ class Solver(NamedTuple):
     """Steps from noise to images; it goes through them once."""
 
     times: Sequence[float]
-    """What the model is told at each step, from noise to images."""
+    """The time that the model receives at each step, from noise to images."""
     step: Callable[[int, Tensor, Tensor, list[torch.Generator]], Tensor]
     """(number of the step, the model's answer, noisy images [B, C, H, W], a generator for each
     image) → less noisy images."""

@@ -74,7 +74,7 @@ def _normal_divergence(
 def _log_probability(images: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
     """log P of each number's grey level, one of 256, under a normal distribution, in nats.
 
-    The darkest and the brightest level take what lies beyond them.
+    The darkest and the brightest level include what lies beyond them.
     """
     inverse = (-0.5 * log_variance).exp()
     below = torch.special.ndtr((images - _HALF_BIN - mean) * inverse)

@@ -22,7 +22,7 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
     """Build timm's model `name` with constructor arguments `model_args`, randomly initialised.
 
     Raises:
-        ConfigError: unknown model (with the nearest known), or arguments it does not take.
+        ConfigError: unknown model (with the nearest known), or arguments it does not accept.
     """
     if not is_model(name):
         raise ConfigError(f"unknown model {name!r}; nearest: {_nearest_models(name)}")
@@ -42,7 +42,7 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
 
 
 def unfusable(name: str, model_args: Mapping[str, Any]) -> str:
-    """Say which of :data:`FUSED` keep a model from being built, and how to take them back.
+    """Return which of :data:`FUSED` keep a model from being built, and how to switch them off.
 
     Returns:
         The end of a sentence on why the model cannot be built; "" where something else keeps it.

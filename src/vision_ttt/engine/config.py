@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 MOST_WORKERS = 256
-"""Processes that prepare batches, per training process; more are a slip of the finger."""
+"""Processes that prepare batches, per training process; more are a typing error."""
 
 
 @dataclass(frozen=True)

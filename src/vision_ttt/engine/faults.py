@@ -94,7 +94,7 @@ class Preempted(Interrupted):
 
 
 class StopRequest:
-    """Whether somebody asked a process to stop; the loop asks between updates."""
+    """Whether a signal asked the process to stop; the loop looks between updates."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -118,7 +118,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield request  # signals go to the main thread, which is somebody else's
+        yield request  # signals go to the main thread alone
         return
     former = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
 

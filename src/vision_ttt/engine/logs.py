@@ -166,15 +166,15 @@ class RunLog:
             with self._naming_events():
                 self.events.close()
         except OSError:
-            if kind is None:  # otherwise the error on its way is the one to tell
+            if kind is None:  # otherwise the error that is being raised matters more
                 raise
 
     def inner_loss(self, reduction: float | None) -> None:
-        """Take note of the inner loss's reduction along the image; see `inner_loss_reduction`."""
+        """Keep the inner loss's reduction along the scan; see `inner_loss_reduction`."""
         self.reduction = reduction
 
     def update(self, state: TrainState, outcome: Outcome, learning_rate: float) -> None:
-        """Take note of the update that `state` counts last."""
+        """Log the update that `state` counts last."""
         rate = state.units / state.span_seconds
         memory = memory_in_use(self.device)
         self._write(

@@ -44,7 +44,7 @@ def refuse_or_skip(
     suspects = [each for each in outcome.passes if not math.isfinite(each.loss.item())]
     suspect = (suspects or outcome.passes)[0]
     where = "the loss or a gradient"
-    # Looking for the place needs whole weights, and takes another way in each process.
+    # The search for the place needs whole weights, and would differ between processes.
     if config.machine.sharding == "replicated":
         tensors = tensors_of(suspect.batch)
         where = find_non_finite(parts.model, lambda: _again(parts, suspect), tensors)
@@ -126,6 +126,6 @@ def _save(
     try:
         folder.mkdir(exist_ok=True)
         write_tensors(folder / name, tensors, json.dumps(told))
-    except OSError as error:  # the NaN is the one to tell, with this beside it
+    except OSError as error:  # the NaN matters more; this is reported beside it
         return f"not saved: {error}"
     return f"saved as {folder / name}"

@@ -70,7 +70,7 @@ class TrainResult:
     task: Task
     """With its data."""
     is_main: bool
-    """Whether this process, of several, is the one to write and to speak."""
+    """Whether this process, of several, is the one that writes and logs."""
 
 
 def train(

@@ -53,7 +53,7 @@ def parse(recipe: str, text: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that comes twice, of which PyYAML would take the last."""
+    """Refuses a key that comes twice; PyYAML would use the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

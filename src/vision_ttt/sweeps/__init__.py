@@ -13,7 +13,7 @@ TITLES = {
     "ablation-digits": "What each design step of Vittt brings, on handwritten digits",
     "design-space-digits": "Ways of inner training, on handwritten digits",
 }
-"""What the packaged sweeps are, told without importing their models."""
+"""What the packaged sweeps are, without importing their models."""
 
 _HOMES = {
     "ablation-digits": ("vision_ttt.sweeps.ablation", "ABLATION_DIGITS"),

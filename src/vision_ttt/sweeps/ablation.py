@@ -34,7 +34,7 @@ ABLATION_DIGITS = Sweep(
     title=TITLES["ablation-digits"],
     recipe="digits",
     # Half a minute a run. Trained by the recipe's twelve epochs Vittt is at 99 %, where 500 images
-    # tell little apart.
+    # separate little.
     base={"epochs": 2, "warmup": 0.5, "batch_size": 16, "learning_rate": 1.5e-3},
     rows=_ROWS,
     panels=(

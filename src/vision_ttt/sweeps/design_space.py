@@ -55,7 +55,7 @@ _VIT3 = Variant(
 _VIT3_CONVOLUTIONS = Variant(
     f"{PUBLISHED}-convolutions",
     {"arguments": {"inner_model": PUBLISHED, "convolutions": True}},
-    note="ViT³'s whole block: its convolutions tell the positions, which all other rows embed",
+    note="ViT³'s whole block: its convolutions encode the positions; other rows embed them",
 )
 
 

@@ -84,8 +84,8 @@ def main(task: Task, lifeline: Connection, log: Path) -> None:
 
     Args:
         task: what to train.
-        lifeline: the reading end of a pipe into which nobody writes. When its other end closes,
-            however the sweep came to its end, the run writes a checkpoint and exits.
+        lifeline: the reading end of a pipe that the sweep holds open. When the sweep ends, in
+            whatever way, the run writes a checkpoint and exits.
         log: file that what the run says is added to.
     """
     with log.open("ab") as file:
@@ -105,6 +105,6 @@ def main(task: Task, lifeline: Connection, log: Path) -> None:
 
 
 def _end_with(lifeline: Connection) -> None:
-    """Ask this process to end, by SIGTERM, when nobody holds the pipe's other end any more."""
+    """Send this process SIGTERM when the sweep, which holds the pipe's other end, has ended."""
     lifeline.poll(None)
     os.kill(os.getpid(), signal.SIGTERM)

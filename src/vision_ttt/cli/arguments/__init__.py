@@ -1,1 +1,1 @@
-"""What each command takes: its flags and the first refusals. Free of PyTorch, see `cli.main`."""
+"""Each command's flags, and what it refuses first. Free of PyTorch, see `cli.main`."""

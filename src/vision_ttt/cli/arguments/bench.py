@@ -34,7 +34,7 @@ KINDS = {
 }
 DTYPES = ("float32", "bfloat16", "float16")
 
-# More than these is a slip of the finger, and would take hours or all memory to find out.
+# More than these is a typing error, and would need hours or all memory.
 LARGEST_SIDE = 8_192  # pixels
 MOST_PIXELS = 2**30  # of a batch
 LARGEST_SHAPE = 2**31  # numbers in one of an op's tensors
@@ -293,7 +293,7 @@ def add_exponent_argument(parser: CommandParser) -> None:
         nargs=2,
         default=None,
         metavar=("FROM", "TO"),
-        help="fit time ~ tokens^s between these sizes (pixels along a side; ops: tokens), tell s",
+        help="fit time ~ tokens^s between these sizes (pixels along a side; ops: tokens); prints s",
     )
 
 

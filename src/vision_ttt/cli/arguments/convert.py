@@ -11,7 +11,7 @@ from vision_ttt.errors import UserError
 
 RELEASES = ("ViT³", "H-ViT³", "DiT³")
 """Whose released weights are read, as `vision_ttt.convert.FAMILIES` calls them."""
-# Larger models are a slip of the finger, and would take hours or all memory to build.
+# Larger models are a typing error, and would need hours or all memory to build.
 _LARGEST = {"depth": 1_000, "depths": 1_000, "img_size": 2_048}
 _LARGEST_OF_OTHERS = 100_000
 

@@ -21,13 +21,13 @@ _EPILOG = """Examples:
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declare the checkpoint, where it goes, and which images the result takes."""
+    """Declare the checkpoint, where it goes, and which images the result accepts."""
     parser.epilog = _EPILOG
     parser.add_argument("checkpoint", type=str, help="path of a last.safetensors")
     parser.add_argument(
         "output",
         type=str,
-        help="its name tells the format: FILE.onnx, FILE.pt2 (torch.export), or a folder for timm"
+        help="its name decides the format: FILE.onnx, FILE.pt2 (torch.export), or a folder for timm"
         " and the Hugging Face hub (model.safetensors and config.json)",
     )
     parser.add_argument(
@@ -40,7 +40,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--dynamic_size",
         type=bool,
         default=False,
-        help="take images of any height and width that are whole patches, in an .onnx or .pt2",
+        help="accept images of any height and width that are whole patches, in an .onnx or .pt2",
     )
     parser.add_argument(
         "--portable",

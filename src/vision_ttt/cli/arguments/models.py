@@ -17,6 +17,6 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
-    """Without a pattern, every name matches; jsonargparse takes no default without a flag."""
+    """Without a pattern, every name matches; jsonargparse has no default for what is no flag."""
     if arguments.pattern is None:
         arguments.pattern = "*"

@@ -104,7 +104,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     Raises:
         ConfigError, FileNotFoundError: as :func:`vision_ttt.recipes.load_stages` does.
     """
-    if int(os.environ.get("RANK", "0")):  # of several processes the first one speaks
+    if int(os.environ.get("RANK", "0")):  # of several processes the first one logs
         logging.getLogger("vision_ttt").setLevel(logging.WARNING)
     fields = short_names(arguments.task_section)
     given = arguments.as_dict()
@@ -115,7 +115,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
 def _task(argv: Sequence[str]) -> type[TaskSection]:
     """The task that is asked for, else that of the recipe, else the default one.
 
-    What is wrong with the recipe is said when it is read in earnest.
+    Errors of the recipe are raised by `check`, which reads it again.
     """
     for token, follower in itertools.pairwise([*argv, ""]):
         flag, equals, value = token.partition("=")

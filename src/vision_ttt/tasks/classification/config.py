@@ -87,8 +87,8 @@ class ClassificationSection(TaskSection):
         """Open a checkpoint's images again; see `vision_ttt.tasks.images.reopening`."""
         from vision_ttt.tasks.images.reopening import reopen
 
-        # How a classifier was trained says nothing about its evaluation.
-        return reopen(metadata, changes, task={"name": cls.name}, **machine)
+        # How a classifier was trained does not matter to its evaluation.
+        return reopen(cls(), metadata, changes, **machine)
 
     @classmethod
     def predictor(cls, model: nn.Module, metadata: ModelMetadata, **options: Any) -> ClassPredictor:

@@ -1,4 +1,4 @@
-"""What a model of images needs to be told about them, and whether it accepts them."""
+"""A model's arguments that follow from its images, and whether it accepts them."""
 
 from collections.abc import Mapping
 from typing import Any
