@@ -56,12 +56,18 @@ def test_train_help_explains_every_field(task: str, capsys: Said) -> None:
 
 
 def test_train_overrides_the_recipe_wherever_the_flag_stands(recipe: Path, tmp_path: Path) -> None:
-    for number, argv in enumerate(([str(recipe), "--seed", "5"], ["--seed", "5", str(recipe)])):
+    flags = (
+        [str(recipe), "--seed", "5"],
+        ["--seed", "5", str(recipe)],
+        [str(recipe), "--run.seed=5", "--model.arguments.depth", "2"],
+    )
+    for number, argv in enumerate(flags):
         output = str(tmp_path / f"out{number}")
         assert main(["train", *argv, "--output", output]) == 0
         config = (Path(output) / "config.yaml").read_text()
         assert "seed: 5\n" in config
         assert "epochs: 1\n" in config
+        assert f"depth: {1 + (number == 2)}\n" in config
 
 
 def test_train_twice_resume_overwrite(recipe: Path, capsys: Said) -> None:
@@ -129,6 +135,9 @@ def test_train_ends_with_a_summary(recipe: Path, capsys: Said) -> None:
     [
         (["digtis"], "packaged are digits"),
         (["digits", "--epohcs", "1"], "nearest: --epochs"),
+        (["digits", "--data.epochs", "1"], "unknown flag --data.epochs"),
+        (["digits", "--epochs", "1", "--updates", "4"], "epochs 1, updates 4: only one of"),
+        (["digits", "--task", "difusion"], "unknown task 'difusion'; nearest: diffusion"),
         (["digits", "--epochs", "0"], "epochs is 0; it must be at least 1"),
         (["digits", "--dataset", "no/such"], "no/such"),
         (["none.yaml"], "none.yaml"),

@@ -219,7 +219,10 @@ def test_a_model_that_does_not_denoise_leaves_no_run_directory(fields: Fields) -
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        ({"mixup": 0.5}, "unknown key 'mixup': task.mixup is of task classification, the run's is diffusion"),
+        (
+            {"mixup": 0.5},
+            "unknown key 'mixup': task.mixup is of task classification, the run's is diffusion",
+        ),
         ({"label_smoothing": 0.3}, "unknown key 'label_smoothing': .* is of task classification"),
         (
             {"objective": "flow", "noise_steps": 10, "arguments": {"learn_sigma": False}},
