@@ -135,7 +135,8 @@ def test_train_ends_with_a_summary(recipe: Path, capsys: Said) -> None:
     [
         (["digtis"], "packaged are digits"),
         (["digits", "--epohcs", "1"], "nearest: --epochs"),
-        (["digits", "--data.epochs", "1"], "unknown flag --data.epochs"),
+        (["digits", "--optimisation.epohcs", "1"], "nearest: --epochs"),
+        (["digits", "--data.epochs", "1"], "unknown flag --data.epochs; nearest: --epochs"),
         (["digits", "--epochs", "1", "--updates", "4"], "epochs 1, updates 4: only one of"),
         (["digits", "--task", "difusion"], "unknown task 'difusion'; nearest: diffusion"),
         (["digits", "--epochs", "0"], "epochs is 0; it must be at least 1"),

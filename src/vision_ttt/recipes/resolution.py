@@ -86,6 +86,11 @@ def _section(kind: type[Section], values: Mapping[str, Any]) -> Section:
     for name, accepted in field_types(kind).items():
         parser.add_argument(f"--{name}", type=accepted)
     try:
-        return kind(**parser.parse_object(dict(values), defaults=False).as_dict())
+        try:
+            given = parser.parse_object(dict(values), defaults=False).as_dict()
+        except jsonargparse.ArgumentError:
+            kind(**values)  # where it can, it says in its own words what is accepted
+            raise
+        return kind(**given)
     except (jsonargparse.ArgumentError, TypeError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
