@@ -1,5 +1,6 @@
 """train, eval and predict, from the command line's end."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -8,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from vision_ttt.cli.arguments.train import COMMON
+from vision_ttt.cli.arguments.train import COMMON, DEFAULT_TASK
 from vision_ttt.cli.main import main
 from vision_ttt.engine import train
-from vision_ttt.engine.config import FIELDS
+from vision_ttt.engine.checkpoint import read_weights, save_weights
 from vision_ttt.recipes import resolve
-from vision_ttt.tasks import load_model
+from vision_ttt.recipes.names import short_names
+from vision_ttt.tasks import TASKS, find, load_model
 
 Said = pytest.CaptureFixture[str]
 
@@ -21,7 +23,7 @@ Said = pytest.CaptureFixture[str]
 @pytest.fixture
 def recipe(tiny_fields: Callable[..., dict], tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps(tiny_fields(epochs=1)))
+    path.write_text(json.dumps(resolve(tiny_fields(epochs=1)).as_dict()))
     return path
 
 
@@ -31,12 +33,17 @@ def checkpoint(tiny_fields: Callable[..., dict]) -> str:
     return str(train(config).run_dir / "last.safetensors")
 
 
-def test_train_help_explains_every_field(capsys: Said) -> None:
+@pytest.mark.parametrize("task", TASKS)
+def test_train_help_explains_every_field(task: str, capsys: Said) -> None:
+    asked = [] if task == DEFAULT_TASK else ["--task", task]
     with pytest.raises(SystemExit) as ended:
-        main(["train", "--help"])
+        main(["train", *asked, "--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    assert all(f"--{name.replace('_', '-')} " in said for name in FIELDS)
+    fields = short_names(find(task))
+    assert len(fields) > 50
+    assert all(f"--{name.replace('_', '-')} " in said for name in fields)
+    assert f"\nthe task, {task}:" in said
     assert "_" not in "".join(re.findall(r"(?<!\S)--[\w-]+", said))
     assert "lambda" not in said
     # What is set often comes first, in a group of its own; the examples come after the fields.
@@ -49,12 +56,18 @@ def test_train_help_explains_every_field(capsys: Said) -> None:
 
 
 def test_train_overrides_the_recipe_wherever_the_flag_stands(recipe: Path, tmp_path: Path) -> None:
-    for number, argv in enumerate(([str(recipe), "--seed", "5"], ["--seed", "5", str(recipe)])):
+    flags = (
+        [str(recipe), "--seed", "5"],
+        ["--seed", "5", str(recipe)],
+        [str(recipe), "--run.seed=5", "--model.arguments.depth", "2"],
+    )
+    for number, argv in enumerate(flags):
         output = str(tmp_path / f"out{number}")
         assert main(["train", *argv, "--output", output]) == 0
         config = (Path(output) / "config.yaml").read_text()
         assert "seed: 5\n" in config
         assert "epochs: 1\n" in config
+        assert f"depth: {1 + (number == 2)}\n" in config
 
 
 def test_train_twice_resume_overwrite(recipe: Path, capsys: Said) -> None:
@@ -72,9 +85,12 @@ def test_train_twice_resume_overwrite(recipe: Path, capsys: Said) -> None:
 def test_train_in_stages(tiny_fields: Callable[..., dict], tmp_path: Path, capsys: Said) -> None:
     """Each stage starts from the weights of the one before, at its own size and rate."""
     path, output = tmp_path / "staged.yaml", tmp_path / "staged"
-    stages = {"small": {"image_size": 24}, "large": {"image_size": 32, "learning_rate": 1e-9}}
-    fields = tiny_fields(epochs=1, warmup=0, output=str(output))
-    path.write_text(json.dumps({**fields, "stages": stages}))
+    stages = {
+        "small": {"data": {"image_size": 24}},
+        "large": {"data": {"image_size": 32}, "optimisation": {"learning_rate": 1e-9}},
+    }
+    recipe = resolve(tiny_fields(epochs=1, warmup=0, output=str(output))).as_dict()
+    path.write_text(json.dumps({**recipe, "stages": stages}))
     assert main(["train", str(path)]) == 0
     said = capsys.readouterr().err
     assert "stage small (1 of 2)" in said
@@ -119,6 +135,10 @@ def test_train_ends_with_a_summary(recipe: Path, capsys: Said) -> None:
     [
         (["digtis"], "packaged are digits"),
         (["digits", "--epohcs", "1"], "nearest: --epochs"),
+        (["digits", "--optimisation.epohcs", "1"], "nearest: --epochs"),
+        (["digits", "--data.epochs", "1"], "unknown flag --data.epochs; nearest: --epochs"),
+        (["digits", "--epochs", "1", "--updates", "4"], "epochs 1, updates 4: only one of"),
+        (["digits", "--task", "difusion"], "unknown task 'difusion'; nearest: diffusion"),
         (["digits", "--epochs", "0"], "epochs is 0; it must be at least 1"),
         (["digits", "--dataset", "no/such"], "no/such"),
         (["none.yaml"], "none.yaml"),
@@ -150,7 +170,17 @@ def test_eval(checkpoint: str, image_folder: Path, capsys: Said) -> None:
     assert "2 classes and the dataset 10" in capsys.readouterr().err
 
 
-def test_eval_skips_damaged_items_only_when_told(
+def test_eval_of_a_self_distilled_model(checkpoint: str, tmp_path: Path, capsys: Said) -> None:
+    """What its training needed (a moving average) evaluation does not."""
+    weights, metadata = read_weights(Path(checkpoint))
+    task = {**metadata.task, "self_distillation": 1.0, "mixup": 0.8}
+    distilled = tmp_path / "distilled.safetensors"
+    save_weights(distilled, weights, dataclasses.replace(metadata, task=task))
+    assert main(["eval", str(distilled), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == 1.0
+
+
+def test_eval_skips_damaged_images_only_when_told(
     checkpoint: str, image_folder: Path, capsys: Said
 ) -> None:
     (image_folder / "val" / "dark" / "2.png").write_bytes(b"\x89PNG")
@@ -182,7 +212,7 @@ def test_predict_tables_and_json(checkpoint: str, image_folder: Path, capsys: Sa
     assert len(json.loads(capsys.readouterr().out)["predictions"][0]["top"]) == 1
 
 
-def test_predict_damaged_items(checkpoint: str, image_folder: Path, capsys: Said) -> None:
+def test_predict_damaged_images(checkpoint: str, image_folder: Path, capsys: Said) -> None:
     bad = image_folder / "val" / "dark" / "1.png"
     bad.write_text("nothing")
     folder = str(bad.parent)

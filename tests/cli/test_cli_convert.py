@@ -52,7 +52,7 @@ def test_makes_a_checkpoint_that_computes_what_the_release_did(model, released, 
     tensors = load_file(GOLDEN / f"{GOLDENS[model]}.safetensors")
     loaded, metadata = load_model(out)
     assert metadata.model == model
-    assert metadata.carried["classes"] == tuple("0123456789")
+    assert metadata.carried["classes"] == list("0123456789")
     assert list(metadata.carried["input"]["input_size"]) == [3, 224, 224]
     with torch.no_grad():
         assert_close(loaded(tensors["input.image"]), tensors["output.logits"], 2e-5)
@@ -91,7 +91,8 @@ def test_a_diffusion_model_tells_its_shapes_itself(released, tmp_path, capsys):
         "num_classes": 10, "in_chans": 4, "img_size": 16, "learn_sigma": True, **sizes
     }  # fmt: skip
     assert list(metadata.carried["input"]["input_size"]) == [4, 16, 16]
-    assert metadata.diffusion == {"objective": "noise", "schedule": "linear", "steps": 1000}
+    process = {"objective": "noise", "schedule": "linear", "steps": 1000}
+    assert metadata.carried["process"] == process
     with torch.no_grad():
         inputs = [tensors[f"input.{name}"] for name in "xty"]
         assert_close(loaded(*inputs), tensors["output.out"], 3.4e-5)
@@ -102,9 +103,15 @@ def test_a_diffusion_model_tells_its_shapes_itself(released, tmp_path, capsys):
             **metadata.model_args,
         ).eval()
         assert_close(by_name(*inputs), tensors["output.out"], 3.4e-5)
-    for command in (["eval", str(out)], ["export", str(out), str(tmp_path / "a.onnx")]):
+    refused = "holds a diffusion model (for vision-ttt eval and sample)"
+    for command, told in (
+        (["export", str(out), str(tmp_path / "a.onnx")], f"{refused}, not a classifier"),
+        (["predict", str(out), "--checkpoint", str(out)], f"{refused}; it predicts nothing"),
+        (["eval", str(out)], "the checkpoint does not name its dataset; give --dataset"),
+        (["eval", str(out), "--dataset", "digits"], "expects 4 channels; images are RGB, of 3"),
+    ):
         assert main(command) == 2
-        assert "holds a diffusion model (for vision-ttt sample), not" in capsys.readouterr().err
+        assert told in capsys.readouterr().err
 
 
 def test_does_not_overwrite_silently(released, tmp_path, capsys):

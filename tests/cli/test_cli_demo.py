@@ -35,7 +35,7 @@ def test_demo_leaves_everything(tmp_path, capsys):
         assert "head.weight" in file.keys()  # noqa: SIM118 (not a mapping)
     model, _ = load_model(output / "last.safetensors")
     assert model.num_classes == 10
-    assert recipes.load(str(output / "config.yaml"), {}).epochs == 1
+    assert recipes.load(str(output / "config.yaml"), {}).optimisation.epochs == 1
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from vision_ttt.diffusion.pictures import grid
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import save_weights
+from vision_ttt.recipes import resolve
 from vision_ttt.tasks.images.models import data_config
 
 Said = pytest.CaptureFixture[str]
@@ -34,9 +35,8 @@ def _checkpoint(path: Path, weight: float | None = None, **options: object) -> s
         if weight is not None:
             model.head.linear.weight.fill_(weight)
     described = {"objective": "noise", "schedule": "linear", "steps": 100}
-    metadata = ModelMetadata(
-        "dit3_nano_patch4_32", arguments, CLASSES, data_config(model), diffusion=described
-    )
+    carried = {"classes": list(CLASSES), "input": data_config(model), "process": described}
+    metadata = ModelMetadata({"name": "diffusion"}, "dit3_nano_patch4_32", arguments, carried)
     save_weights(path, model.state_dict(), metadata)
     return str(path)
 
@@ -171,13 +171,13 @@ def test_damaged_weights_and_missing_packages(
     assert main(command) == 2
     assert "makes NaN: its weights are damaged" in capsys.readouterr().err
     # As if it were not installed.
-    needing = ("vision_ttt.diffusion", "vision_ttt.engine.denoising")
+    needing = ("vision_ttt.diffusion", "vision_ttt.tasks.diffusion.task")
     for name in [name for name in sys.modules if name.startswith(needing)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "diffusers", None)
     assert main(command) == 2
     assert "pip install 'vision-ttt[diffusion]'" in capsys.readouterr().err
-    short = ["--epochs", "1", "--warmup-epochs", "0", "--output", str(tmp_path / "run")]
+    short = ["--epochs", "1", "--warmup", "0", "--output", str(tmp_path / "run")]
     assert main(["train", "digits-diffusion", *short]) == 2
     assert "pip install 'vision-ttt[diffusion]'" in capsys.readouterr().err
     with pytest.raises(ImportError, match="diffusers"):
@@ -188,10 +188,11 @@ def test_train_leaves_samples_and_a_report(tmp_path: Path, image_folder: Path, c
     run = tmp_path / "run"
     recipe = tmp_path / "recipe.yaml"
     fields = {
-        **{"model": "dit3_nano_patch4_32", "arguments": SMALL, "dataset": str(image_folder)},
+        **{"task": "diffusion", "model": "dit3_nano_patch4_32", "arguments": SMALL},
+        **{"dataset": str(image_folder)},
         **{"image_size": 8, "epochs": 1, "warmup": 0, "batch_size": 8, "output": str(run)},
     }
-    recipe.write_text(json.dumps(fields))
+    recipe.write_text(json.dumps(resolve(fields).as_dict()))
     assert main(["train", str(recipe)]) == 0
     said = capsys.readouterr()
     assert "vision-ttt sample --checkpoint" in said.out
@@ -199,6 +200,15 @@ def test_train_leaves_samples_and_a_report(tmp_path: Path, image_folder: Path, c
     picture = Image.open(run / "samples.png")
     assert picture.height == 2 * 50 + 2
     assert picture.width > 8 * 50 + 2 + 30  # labels at the left
+    metrics = json.loads((run / "metrics.json").read_text())
+    for dtype, error in (("float32", 1e-5), ("bfloat16", 0.02)):
+        assert main(["eval", str(run / "last.safetensors"), "--json", "--dtype", dtype]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["loss"] == pytest.approx(metrics["test_loss"], rel=error)
+        assert report["model"] == "dit3_nano_patch4_32"
+        assert report["skipped"] == []
+    assert main(["eval", str(run / "last.safetensors")]) == 0
+    assert re.search(r"loss .*\d\.\d", capsys.readouterr().out)
     page = (run / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 2
     assert "A row for each of dark, light" in page

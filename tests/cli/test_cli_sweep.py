@@ -1,5 +1,6 @@
 """`vision-ttt sweep`."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 from vision_ttt.bench.machine import describe_run
 from vision_ttt.cli import sweep
 from vision_ttt.cli.main import main
-from vision_ttt.recipes import change
+from vision_ttt.recipes import resolve
 from vision_ttt.sweeps import SWEEPS, Panel, Sweep, Variant
 from vision_ttt.sweeps.results import Result, read_results, write_results
 
@@ -17,7 +18,7 @@ from vision_ttt.sweeps.results import Result, read_results, write_results
 @pytest.fixture
 def tiny(tiny_fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     recipe = tmp_path / "tiny.yaml"
-    recipe.write_text(yaml.safe_dump(tiny_fields(epochs=2, warmup=0)))
+    recipe.write_text(yaml.safe_dump(resolve(tiny_fields(epochs=2, warmup=0)).as_dict()))
     rows = (
         Variant("plain", {}, published=77.7, note="All of it"),
         Variant("bare", {"arguments": {"design": "ttt_layer", "fused": False}}),
@@ -87,7 +88,7 @@ def test_a_csv_file_without_results_is_told(tiny, tmp_path, capsys):
 
 
 def test_results_of_another_sweep_are_not_replaced(tiny, tmp_path, results, capsys):
-    others = [change(result, {"sweep": "other"}) for result in results]
+    others = [dataclasses.replace(result, sweep="other") for result in results]
     write_results(tmp_path / "others.csv", others)
     assert main(["sweep", "tiny", "--results", "others.csv"]) == 2
     assert "of sweep 'other' is not of tiny" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from vision_ttt.cli.main import main
 from vision_ttt.engine import locks
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import read_state
+from vision_ttt.recipes import resolve
 
 Said = pytest.CaptureFixture[str]
 Fields = Callable[..., dict]
@@ -23,12 +24,12 @@ Fields = Callable[..., dict]
 @pytest.fixture
 def recipe(tiny_fields: Fields, tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps(tiny_fields(epochs=10, warmup=5)))
+    path.write_text(json.dumps(resolve(tiny_fields(epochs=10, warmup=5)).as_dict()))
     return path
 
 
 def test_a_run_says_what_it_trains_and_what_it_changed(recipe: Path, capsys: Said) -> None:
-    output = Path(json.loads(recipe.read_text())["output"])
+    output = Path(json.loads(recipe.read_text())["run"]["output"])
     flags = ["--arguments.design", "dual", "--arguments.depth", "2", "--epochs", "1"]
     assert main(["train", str(recipe), *flags]) == 0
     said = capsys.readouterr().err.splitlines()
@@ -39,7 +40,7 @@ def test_a_run_says_what_it_trains_and_what_it_changed(recipe: Path, capsys: Sai
     assert said[1].endswith(" parameters")
     config = yaml.safe_load((output / "config.yaml").read_text())
     arguments = {"depth": 2, "embed_dim": 32, "num_heads": 1, "design": "dual"}
-    assert config["arguments"] == {**arguments, "fused": True, "fused_mlp": True}
+    assert config["model"]["arguments"] == {**arguments, "fused": True, "fused_mlp": True}
     # What was trained is what weights are said to be of.
     weights = ["--initial_weights", str(output / "last.safetensors"), "--overwrite"]
     same = ["--arguments.design", "dual", "--arguments.depth", "2"]
@@ -64,7 +65,7 @@ def test_errors_of_an_existing_run_name_the_flags(recipe: Path, capsys: Said) ->
     )
     assert main([*argv, "--resume", "auto", "--overwrite"]) == 2
     assert "--resume and --overwrite exclude each other" in capsys.readouterr().err
-    run = Path(json.loads(recipe.read_text())["output"])
+    run = Path(json.loads(recipe.read_text())["run"]["output"])
     with locks.alone_in(run, wait=False, lock=locks.LOCK_FILES[1]):
         assert main([*argv, "--resume", "auto"]) == 2
         assert "another run is at work in" in capsys.readouterr().err
@@ -87,7 +88,7 @@ def test_errors_of_an_existing_run_name_the_flags(recipe: Path, capsys: Said) ->
         (["--arguments.nonsense", "1"], "nonsense"),
         (["--image_size", "7"], "images of 7 × 7 are not whole patches of 4 × 4"),
         (["--image_size", "999999"], "it must be from 1 to 16,384"),
-        (["--model", "dit3_nano_patch4_32", "--mixup", "1"], "mixup is 1.0"),
+        (["--model", "dit3_nano_patch4_32"], "denoises and classifies nothing; set task to diff"),
         (["--test_fraction", "0.5"], "has no use for it"),
     ],
 )
@@ -96,15 +97,29 @@ def test_a_wrong_value_is_one_line_and_makes_nothing(
 ) -> None:
     fields = json.loads(recipe.read_text())
     if "dit3" in str(flags):
-        pytest.importorskip("diffusers")
-        fields |= {"arguments": {}, "drop_path": None}
+        fields["model"] |= {"arguments": {}, "drop_path": None}
     recipe.write_text(json.dumps(fields))
     assert main(["train", str(recipe), *flags]) == 2
     said = capsys.readouterr()
     assert told in said.err
     assert len(said.err.splitlines()) == 1
     assert not said.out
-    assert not Path(fields["output"]).exists()
+    assert not Path(fields["run"]["output"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flag"),
+    [
+        ("digits", "--objective"),
+        ("digits", "--task.objective"),
+        ("digits-diffusion", "--mixup"),
+        ("digits-diffusion", "--label-smoothing"),
+    ],
+)
+def test_a_flag_of_another_task_is_unknown(recipe: str, flag: str, capsys: Said) -> None:
+    assert main(["train", recipe, flag, "1"]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"error: unknown flag {flag}; nearest: --")
 
 
 @pytest.mark.parametrize("content", [b"epochs: \xff", b"a: " + b"[" * 100_000], ids=["utf", "deep"])
@@ -122,7 +137,7 @@ def test_torchrun_ends_with_one_after_a_signal_though_the_checkpoint_is_whole(
 ) -> None:
     fields = tiny_fields(epochs=10_000)
     path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps(fields))
+    path.write_text(json.dumps(resolve(fields).as_dict()))
     command = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
     process = subprocess.Popen(
         [sys.executable, *command, "-m", "vision_ttt", "train", str(path)],

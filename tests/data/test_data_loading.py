@@ -14,6 +14,7 @@ from vision_ttt.data import (
     ImageError,
     Share,
     TransformedImages,
+    collate,
     make_loader,
 )
 from vision_ttt.data.loading import (
@@ -53,11 +54,12 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone() -> None:
 def test_augmentation_does_not_depend_on_the_number_of_workers() -> None:
     order = EpochOrder(500, 3, 4, seed=0)
     order.begin(epoch=1)
-    alone, together = (
-        torch.cat([b["images"] for b in make_loader(_augmented(), 4, num_workers=n, order=order)])
-        for n in (0, 2)
-    )
-    assert torch.equal(alone, together)
+
+    def images(num_workers: int) -> torch.Tensor:
+        loader = make_loader(_augmented(), 4, collate, num_workers=num_workers, order=order)
+        return torch.cat([batch["images"] for batch in loader])
+
+    assert torch.equal(images(num_workers=0), images(num_workers=2))
 
 
 def test_isolated_generators_are_restored() -> None:
@@ -154,12 +156,13 @@ class _SomeBad(Digits):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_damaged_items_are_named_and_left_out(num_workers: int) -> None:
+def test_damaged_images_are_named_and_left_out(num_workers: int) -> None:
     images = TransformedImages(_SomeBad("test"), train_transform(DATA_CONFIG))
-    batch = next(iter(make_loader(images, 4, num_workers=num_workers)))
+    batch = next(iter(make_loader(images, 4, collate, num_workers=num_workers)))
     assert batch["images"].shape == (2, 3, 32, 32)
     assert batch["targets"].tolist() == [images.images.targets[0], images.images.targets[3]]
-    assert batch["bad"] == [("number 1", "on purpose"), ("number 2", "on purpose")]
+    damages = [(type(error), error.name, error.reason) for error in batch["damaged"]]
+    assert damages == [(ImageError, f"number {number}", "on purpose") for number in (1, 2)]
 
 
 @pytest.mark.parametrize(

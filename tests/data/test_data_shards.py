@@ -86,7 +86,7 @@ def test_training_on_shards_is_training_on_their_images(
     fields = tiny_fields(dataset=str(shards), epochs=1, num_workers=1)
     result = train(resolve(fields))
     _, metadata = load_model(result.run_dir / "last.safetensors")
-    assert metadata.carried["classes"] == ("dark", "light")
+    assert metadata.carried["classes"] == ["dark", "light"]
     assert len(result.evaluation.targets) == 8
     write_shard(shards / "faces-train-0002.tar", [("x", b"none", "0"), ("y", 99, "1")])
     fields |= {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vision_ttt.data import DatasetSpec, ImageError, make_loader, open_dataset
+from vision_ttt.data import DatasetSpec, ImageError, collate, make_loader, open_dataset
 from vision_ttt.data.loading import evaluation_transform, with_transform
 from vision_ttt.engine import train
 from vision_ttt.recipes import resolve
@@ -49,7 +49,7 @@ def test_an_epoch_of_a_stream_does_not_depend_on_those_before(
     def epochs(*numbers: int) -> list[torch.Tensor]:
         images = open_dataset(DatasetSpec(**stream)).train
         images = with_transform(images, evaluation_transform(INPUT), 0, num_workers)
-        loader = make_loader(images, 4, num_workers=num_workers)
+        loader = make_loader(images, 4, collate, num_workers=num_workers)
         passes = []
         for number in numbers:
             images.epoch = number
@@ -89,7 +89,7 @@ def test_hugging_face_images(
             )
         )
     )
-    assert result.classes == ("dark", "light")
+    assert result.task.classes == ("dark", "light")
     (image_folder / "train" / "light" / "7.png").write_bytes(b"nothing")
     with pytest.raises(ImageError, match="15 of hfds/"):
         data.train[15]

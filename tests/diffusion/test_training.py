@@ -10,19 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from vision_ttt.engine import (
-    CheckpointError,
-    ConfigError,
-    NonFiniteError,
-    TrainResult,
-    load_model,
-    train,
-)
-from vision_ttt.engine.denoising import Denoising
+from vision_ttt.engine import CheckpointError, ConfigError, NonFiniteError, TrainResult, train
 from vision_ttt.engine.step import Step
+from vision_ttt.engine.task import Moment
 from vision_ttt.layers import DiT3Head
 from vision_ttt.models import DiT3
 from vision_ttt.recipes import resolve
+from vision_ttt.tasks import load_model
+from vision_ttt.tasks.diffusion import DiffusionSection
 
 Fields = Callable[..., dict]
 SMALL = {"hidden_size": 32, "depth": 1, "num_heads": 2}
@@ -35,7 +30,8 @@ def fields(tiny_fields: Fields) -> Fields:
 
     def make(**overrides: object) -> dict:
         model_args = {**SMALL, **overrides.pop("arguments", {})}
-        common = {"model": "dit3_nano_patch4_32", "image_size": 8, "drop_path": None}
+        common = {"task": "diffusion", "model": "dit3_nano_patch4_32", "image_size": 8}
+        common |= {"drop_path": None}
         return tiny_fields(**{**common, "arguments": model_args, **overrides})
 
     return make
@@ -71,7 +67,10 @@ def test_it_learns(fields: Fields, options: dict) -> None:
     first, *_, last = result.metrics["history"]
     assert last["train_loss"] < 0.8 * first["train_loss"]
     assert last["test_loss"] < 0.8 * first["test_loss"]
-    assert result.metrics["test_accuracy"] is result.metrics["best_test_accuracy"] is None
+    assert not [name for name in result.metrics if "accuracy" in name]
+    assert result.metrics["best_test_loss"] == min(
+        row["test_loss"] for row in result.metrics["history"]
+    )
     assert result.evaluation.losses.shape == (8,)
     assert result.evaluation.loss == pytest.approx(result.evaluation.losses.mean().item())
     losses = [row["test_loss"] for row in result.metrics["history"]]
@@ -85,12 +84,18 @@ def test_what_a_checkpoint_tells(fields: Fields) -> None:
     model, metadata = load_model(path, task="diffusion")
     assert isinstance(model, DiT3)
     assert _same_weights(model, result.model)
-    assert metadata.diffusion == {"objective": "noise", "schedule": "cosine", "steps": 50}
+    process = {"objective": "noise", "schedule": "cosine", "steps": 50}
+    assert metadata.carried["process"] == process
+    assert metadata.task == {
+        **{"name": "diffusion", "objective": "noise"},
+        **{"noise_schedule": "cosine", "noise_steps": 50},
+    }
     assert list(metadata.carried["input"]["input_size"]) == [3, 8, 8]
     assert metadata.carried["input"]["mean"] == [0.5] * 3  # pixels from -1 to 1
-    assert metadata.carried["classes"] == ("dark", "light")
-    assert metadata.test_accuracy is None
-    assert "test_accuracy" in (result.run_dir / "metrics.csv").read_text().splitlines()[0]
+    assert metadata.carried["classes"] == ["dark", "light"]
+    assert metadata.metrics == {"test_loss": result.evaluation.loss}
+    columns = (result.run_dir / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert [name for name in columns if name.startswith("test_")] == ["test_loss"]
     with pytest.raises(CheckpointError, match=r"holds a diffusion model .* not a classifier"):
         load_model(path)
     assert load_model(path, task=None)[1] == metadata
@@ -99,6 +104,7 @@ def test_what_a_checkpoint_tells(fields: Fields) -> None:
         resolve(
             {
                 **fields(epochs=1, output=str(result.run_dir.parent / "classifier")),
+                "task": "classification",
                 "model": "vittt_nano_patch4_32",
                 "arguments": {"depth": 1, "embed_dim": 32, "num_heads": 1},
             }
@@ -110,7 +116,7 @@ def test_what_a_checkpoint_tells(fields: Fields) -> None:
 
 def test_same_seed_same_run(fields: Fields, tmp_path: Path) -> None:
     first, second, other = (
-        train(resolve({**fields(epochs=1, output=str(tmp_path / str(n)), seed=seed)}))
+        train(resolve(fields(epochs=1, output=str(tmp_path / str(n)), seed=seed)))
         for n, seed in enumerate((0, 0, 1))
     )
     assert _rows(first) == _rows(second)
@@ -174,21 +180,13 @@ def test_the_model_hears_classes_and_no_class(fields: Fields) -> None:
     assert len({time for is_training, _, own, _ in heard if not is_training for time in own}) > 6
 
 
-def test_a_batch_without_an_image_has_a_loss_of_zero() -> None:
-    model = DiT3(8, 4, 3, 32, 1, 2, 2)
+def test_a_batch_without_an_image_has_a_loss_of_zero(fields: Fields) -> None:
     for objective in ("noise", "flow"):
-        model.learn_sigma = objective == "noise"
-        task = Denoising(
-            resolve(
-                {"task": "classification", "model": "dit3_nano_patch4_32", "objective": objective}
-            ),
-            model,
-        )
-        if objective == "flow":
-            model = DiT3(8, 4, 3, 32, 1, 2, 2, learn_sigma=False)
-        empty, labels = torch.empty(0, 3, 8, 8), torch.empty(0, dtype=torch.int64)
-        loss = task.loss(model, empty, labels)
-        assert loss.item() == 0
+        config = resolve(fields(objective=objective))
+        model = DiT3(8, 4, 3, 32, 1, 2, 2, learn_sigma=objective == "noise")
+        empty = {"images": torch.empty(0, 3, 8, 8), "targets": torch.empty(0, dtype=torch.int64)}
+        loss, count = config.task.open(config).loss(model, empty, Moment(0.0, None))
+        assert (loss.item(), count) == (0, 0)
         loss.backward()
         assert all(p.grad is not None for p in model.parameters())
 
@@ -196,18 +194,9 @@ def test_a_batch_without_an_image_has_a_loss_of_zero() -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        ({"mixup": 0.5}, "mixup is 0.5 and cutmix 0.0; images of a diffusion model"),
         ({"objective": "flow"}, "objective is 'flow', which has no variances to learn"),
         ({"drop_path": 0.1}, "drop_path_rate"),
-        ({"frozen_layers": 1}, "frozen_layers: DiT3 does not tell its layers"),
-        (
-            {"label_smoothing": 0.3},
-            "label_smoothing is 0.3; .* classifies nothing: leave it at 0.1",
-        ),
-        (
-            {"objective": "flow", "noise_steps": 10, "arguments": {"learn_sigma": False}},
-            "noise_steps is 10; objective is 'flow', whose noise has no schedule",
-        ),
+        ({"frozen_layers": 1}, "frozen_layers: DiT3 does not name its layers and its head"),
         ({"image_size": 10}, "images of 10 × 10 are not whole patches of 4 × 4"),
     ],
 )
@@ -220,6 +209,36 @@ def test_what_does_not_fit_leaves_no_run_directory(
     assert not Path(config.run.output).exists()
 
 
+def test_a_model_that_does_not_denoise_leaves_no_run_directory(fields: Fields) -> None:
+    config = resolve({**fields(), "model": "vittt_nano_patch4_32", "arguments": {"depth": 1}})
+    with pytest.raises(ConfigError, match=r"vittt_nano_patch4_32 does not denoise; .* dit3_"):
+        train(config)
+    assert not Path(config.run.output).exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            {"mixup": 0.5},
+            "unknown key 'mixup': task.mixup is of task classification, the run's is diffusion",
+        ),
+        ({"label_smoothing": 0.3}, "unknown key 'label_smoothing': .* is of task classification"),
+        (
+            {"objective": "flow", "noise_steps": 10, "arguments": {"learn_sigma": False}},
+            "noise_steps is 10; objective is 'flow', whose noise has no schedule: leave it at 1000",
+        ),
+        (
+            {"objective": "flow", "noise_schedule": "cosine"},
+            "noise_schedule is 'cosine'; objective is 'flow', .*: leave it at 'linear'",
+        ),
+    ],
+)
+def test_fields_that_have_no_use_are_refused(fields: Fields, overrides: dict, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        resolve(fields(**overrides))
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
@@ -230,7 +249,7 @@ def test_what_does_not_fit_leaves_no_run_directory(
 )
 def test_fields_out_of_range(overrides: dict, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        resolve(overrides)
+        DiffusionSection(**overrides)
 
 
 def test_nan_names_its_place(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,9 +259,9 @@ def test_nan_names_its_place(fields: Fields, monkeypatch: pytest.MonkeyPatch) ->
         train(resolve(fields()))
 
 
-def test_a_run_from_before_diffusion_resumes(tiny_fields: Fields) -> None:
+def test_a_run_from_before_a_field_resumes(fields: Fields) -> None:
     """A state that does not know a field of today had its default."""
-    config = resolve(tiny_fields(epochs=1))
+    config = resolve(fields(epochs=1))
     train(config)
     module = sys.modules["vision_ttt.engine.run_directory"]
     original = module.open_state
@@ -250,14 +269,14 @@ def test_a_run_from_before_diffusion_resumes(tiny_fields: Fields) -> None:
     def older(path: Path, **options: object) -> object:
         saved = original(path, **options)
         for name in ("objective", "noise_schedule", "noise_steps"):
-            del saved.state.config[name]
+            del saved.state.config["task"][name]
         return saved
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "open_state", older)
         train(config, resume=True)
-        with pytest.raises(ConfigError, match="objective 'noise' -> 'flow'"):
-            train(resolve(tiny_fields(epochs=1, objective="flow")), resume=True)
+        with pytest.raises(ConfigError, match=r"task\.objective 'noise' -> 'flow'"):
+            train(resolve(fields(**FLOW, epochs=1)), resume=True)
 
 
 def test_metrics_are_json(fields: Fields) -> None:

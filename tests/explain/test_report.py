@@ -10,7 +10,6 @@ import torch
 from matplotlib.text import Text
 from PIL import Image
 
-from vision_ttt.cli.run_report import _has_maps, _reading
 from vision_ttt.explain.figures import (
     confusion_matrix,
     inner_loss_curves,
@@ -18,6 +17,7 @@ from vision_ttt.explain.figures import (
 )
 from vision_ttt.explain.map_figures import gradient_map_sheet, plot_gradient_maps
 from vision_ttt.explain.report import Section, png_bytes, render_report
+from vision_ttt.tasks.classification.report import _has_maps, _reading
 
 HISTORY = [
     {

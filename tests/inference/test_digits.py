@@ -4,17 +4,18 @@ import pytest
 import torch
 
 from vision_ttt import for_inference, recipes
-from vision_ttt.data import DatasetSpec, evaluation_transform, open_dataset, with_transform
 from vision_ttt.engine import train
-from vision_ttt.tasks import load_model
+from vision_ttt.tasks import find, load_model
 
 
 @pytest.mark.slow
 def test_digits_are_classified_as_in_float32(tmp_path):
     config = recipes.load("digits", {"epochs": 3, "output": str(tmp_path)})
     model, metadata = load_model(train(config).run_dir / "last.safetensors")
-    data = open_dataset(DatasetSpec(**metadata.dataset)).part("test")
-    images = with_transform(data, evaluation_transform(metadata.carried["input"]), 0, 0)
+    task = find("classification").reopen(
+        metadata, {}, part="test", precision="float32", num_workers=0
+    )
+    images = task.test_set
     batch = torch.stack([images[i][0] for i in range(len(images))])
     exact, rounded = (for_inference(model, dtype=dtype)(batch) for dtype in (None, torch.bfloat16))
     assert (exact - rounded).abs().max() / exact.abs().max() < 2e-2

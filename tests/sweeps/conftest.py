@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from vision_ttt.bench.rows import Run
+from vision_ttt.recipes import resolve
 from vision_ttt.sweeps import SWEEPS, Panel, Sweep, Variant
 from vision_ttt.sweeps.results import Result
 
@@ -24,7 +25,7 @@ def make_sweep(
 
     def make(**rows: dict) -> Sweep:
         recipe = tmp_path / "tiny.yaml"
-        recipe.write_text(yaml.safe_dump(tiny_fields(epochs=1)))
+        recipe.write_text(yaml.safe_dump(resolve(tiny_fields(epochs=1)).as_dict()))
         sweep = Sweep(
             name="tiny",
             title="A tiny sweep",
@@ -51,7 +52,7 @@ def make_result() -> Callable[..., Result]:
             "row": row,
             "seed": seed,
             "model": "vittt_nano_patch4_32",
-            "arguments": '{"depth": 1}',
+            "model_args": '{"depth": 1}',
             "epochs": 3,
             "train_images": 1297,
             "test_images": 500,

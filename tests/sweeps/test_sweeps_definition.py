@@ -63,7 +63,7 @@ def test_every_row_makes_a_finite_step(sweep, name):
     config = sweep.config(sweep.by_name[name], 0, Path("runs"))
     assert config.run.output == f"runs/{name}/seed-0"
     torch.manual_seed(0)
-    model = timm.create_model(config.model, num_classes=10, **config.model_args)
+    model = timm.create_model(config.model.name, num_classes=10, **config.model.arguments)
     images = torch.randn(2, 3, 32, 32)
     features = model.forward_features(images)
     with (
@@ -84,14 +84,15 @@ def test_every_row_makes_a_finite_step(sweep, name):
 
 def test_a_run_is_the_recipe_with_the_rows_changes_and_the_users(tmp_path):
     config = ABLATION.config(ABLATION.by_name["b8"], 5, tmp_path, {"epochs": 7})
-    assert (config.seed, config.optimisation.epochs, config.dataset) == (5, 7, "digits")
-    assert config.model_args == {"fused": True, "fused_mlp": True, "mini_batch_size": 8}
+    assert (config.run.seed, config.optimisation.epochs) == (5, 7)
+    assert config.data.dataset == "digits"
+    assert config.model.arguments == {"fused": True, "fused_mlp": True, "mini_batch_size": 8}
     assert config.run.output == str(tmp_path / "b8" / "seed-5")
-    assert config.label_smoothing == 0.1  # of the recipe
+    assert config.task.label_smoothing == 0.1  # of the recipe
     row = DESIGN_SPACE.by_name["linear-mse-b8"]
     config = DESIGN_SPACE.config(row, 0, tmp_path)
     assert config.optimisation.batch_size == 32  # of the sweep
-    assert not {"fused", "fused_mlp"} & set(config.model_args)  # of the recipe's own model
+    assert not {"fused", "fused_mlp"} & set(config.model.arguments)  # of the recipe's own model
 
 
 def test_rows_are_found_once_and_in_the_order_asked_for():

@@ -1,6 +1,5 @@
 """Running a sweep: side by side, after faults, after being killed."""
 
-import dataclasses
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from vision_ttt.engine import train
 from vision_ttt.engine.locks import alone_in
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.errors import UserError
+from vision_ttt.recipes import change
 from vision_ttt.sweeps import runs
 from vision_ttt.sweeps.one_run import Task
 from vision_ttt.sweeps.results import RESULT_FILE, Result, finished
@@ -35,7 +35,7 @@ def test_two_rows_with_two_seeds_are_trained_once(make_sweep, tmp_path, monkeypa
     tasks = tasks_of(sweep, tmp_path / "runs")
     ended = []
     assert run_all(tasks, tmp_path / "runs", 2, lambda *each: ended.append(each)) == []
-    assert {(task.row, task.config.seed) for task, _ in ended} == {
+    assert {(task.row, task.config.run.seed) for task, _ in ended} == {
         *(("plain", 0), ("plain", 1), ("bare", 0), ("bare", 1))
     }
     results = {(result.row, result.seed): result for _, result in ended}
@@ -48,11 +48,11 @@ def test_two_rows_with_two_seeds_are_trained_once(make_sweep, tmp_path, monkeypa
     assert plain.run.command.endswith("vision-ttt sweep tiny")
     assert (plain.train_images, plain.test_images, plain.epochs) == (16, 8, 1)
 
-    config = dataclasses.replace(tasks[0].config, output=str(tmp_path / "alone"))
+    config = change(tasks[0].config, {"output": str(tmp_path / "alone")})
     alone = train(config).metrics
     for name in ("test_loss", "test_accuracy", "parameters"):
         assert getattr(plain, name) == pytest.approx(alone[name], rel=1e-5)
-    assert plain.train_loss == pytest.approx(alone["epochs"][-1]["train_loss"], rel=1e-5)
+    assert plain.train_loss == pytest.approx(alone["history"][-1]["train_loss"], rel=1e-5)
 
     files = list((tmp_path / "runs").glob(f"*/*/{RESULT_FILE}"))
     written = {path: path.stat().st_mtime_ns for path in files}

@@ -96,8 +96,10 @@ class CommandParser(jsonargparse.ArgumentParser):
                 top = next((flag for flag in flags if _shown(flag) == _shown(top)), top)
             if top not in flags or (dot and (not key or not _is_mapping(flags[top]))):
                 known = [_shown(flag) for flag in flags if flag.startswith("--")]
+                # A flag with a section is nearest to those of its own name.
+                own = f"--{key}" if dot and top not in flags else top
                 raise UserError(
-                    f"unknown flag {name}; nearest: {nearest(_shown(top), known)}"
+                    f"unknown flag {name}; nearest: {nearest(_shown(own), known)}"
                     f" (see {self.prog} --help)"
                 )
             spelt.append(top + dot + key + equals + value)

@@ -31,8 +31,9 @@ class TimestepEmbedding(nn.Module):
             nn.init.zeros_(projection.bias)
 
     def forward(self, t: Tensor) -> Tensor:
-        dtype = next(self.mlp.parameters(), t).dtype
-        return self.mlp(_sinusoid(t, dtype))
+        weight = next(self.mlp.parameters(), None)
+        # Layers that are packed for inference have no parameters, and accept float32.
+        return self.mlp(_sinusoid(t, torch.float32 if weight is None else weight.dtype))
 
 
 @torch.fx.wrap

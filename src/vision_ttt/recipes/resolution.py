@@ -7,7 +7,7 @@ import jsonargparse
 
 from vision_ttt import tasks
 from vision_ttt.engine.config import LENGTHS, ConfigError, TaskSection, TrainConfig, section_types
-from vision_ttt.engine.section import Section
+from vision_ttt.engine.section import Section, field_types
 from vision_ttt.recipes.names import Nested, nested
 
 
@@ -82,8 +82,15 @@ def _task_name(values: Mapping[str, Any]) -> Any:
 
 def _section(kind: type[Section], values: Mapping[str, Any]) -> Section:
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind)
+    # Not add_class_arguments, which imports what a task's module names for type checkers: PyTorch.
+    for name, accepted in field_types(kind).items():
+        parser.add_argument(f"--{name}", type=accepted)
     try:
-        return kind(**parser.parse_object(dict(values)).as_dict())
+        try:
+            given = parser.parse_object(dict(values), defaults=False).as_dict()
+        except jsonargparse.ArgumentError:
+            kind(**values)  # where it can, it says in its own words what is accepted
+            raise
+        return kind(**given)
     except (jsonargparse.ArgumentError, TypeError) as error:
         raise ConfigError(" ".join(str(error).split())) from error

@@ -1,5 +1,6 @@
 """The arguments of `vision-ttt train`: a recipe, and a flag for each field of a run."""
 
+import itertools
 import logging
 import os
 from collections.abc import Sequence
@@ -116,7 +117,7 @@ def _task(argv: Sequence[str]) -> type[TaskSection]:
 
     Errors of the recipe are raised by `check`, which reads it again.
     """
-    for token, follower in zip(argv, [*argv[1:], ""], strict=True):
+    for token, follower in itertools.pairwise([*argv, ""]):
         flag, equals, value = token.partition("=")
         if flag in ("--task", "--task.name"):
             return tasks.find(value if equals else follower)

@@ -87,7 +87,8 @@ class ClassificationSection(TaskSection):
         """Open a checkpoint's images again; see `vision_ttt.tasks.images.reopening`."""
         from vision_ttt.tasks.images.reopening import reopen
 
-        return reopen(cls, metadata, changes, **machine)
+        # How a classifier was trained does not matter to its evaluation.
+        return reopen(cls(), metadata, changes, **machine)
 
     @classmethod
     def predictor(cls, model: nn.Module, metadata: ModelMetadata, **options: Any) -> ClassPredictor:

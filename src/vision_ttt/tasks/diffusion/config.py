@@ -59,6 +59,7 @@ class DiffusionSection(TaskSection):
 
         if not isinstance(metadata.carried["process"], dict):
             raise TypeError("process must be a mapping")
+        cls(**metadata.task)  # checks it
         return rebuild(metadata)
 
     @classmethod
@@ -68,4 +69,4 @@ class DiffusionSection(TaskSection):
         """Open a checkpoint's images again; see `vision_ttt.tasks.images.reopening`."""
         from vision_ttt.tasks.images.reopening import reopen
 
-        return reopen(cls, metadata, changes, **machine)
+        return reopen(cls(**metadata.task), metadata, changes, **machine)

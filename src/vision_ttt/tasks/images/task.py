@@ -49,18 +49,11 @@ class ImageTask(Task):
 
         Raises:
             DatasetError, FileNotFoundError: the dataset cannot be used.
-            ConfigError: it has another number of classes than the config states.
         """
         self.config = config
         self.source = dataset_spec(config.data)
         self.data = open_dataset(self.source)
         self.repeats = config.data.repeated_augmentation
-        stated = config.data.num_classes
-        if stated not in (None, len(self.classes)):
-            raise ConfigError(
-                f"num_classes is {stated}, but {config.data.dataset} has {len(self.classes)}"
-                " classes; leave it out"
-            )
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -68,12 +61,22 @@ class ImageTask(Task):
         return self.data.classes
 
     def model_arguments(self) -> dict[str, Any]:
-        """Return the number of classes, the image size where it counts, and the config's own."""
-        model = self.config.model
+        """Return the number of classes, the image size where it counts, and the config's own.
+
+        Raises:
+            ConfigError: the config states another number of classes than the data have, or an
+                argument that they decide.
+        """
+        data, model = self.config.data, self.config.model
+        if data.num_classes not in (None, len(self.classes)):
+            raise ConfigError(
+                f"num_classes is {data.num_classes}, but {data.dataset} has {len(self.classes)}"
+                " classes; leave it out"
+            )
         return model_arguments(
             model.name,
             num_classes=len(self.classes),
-            image_size=self.config.data.image_size,
+            image_size=data.image_size,
             extra=model.arguments,
         )
 
@@ -137,9 +140,15 @@ class ImageTask(Task):
             part: "test", "train" or "all".
 
         Raises:
-            DatasetError: the checkpoint's classes are not those of the data; no such part.
+            DatasetError: the checkpoint's classes are not those of the data, or its model is not
+                one of RGB images; no such part.
         """
         told = check_carried(metadata)
+        channels = told["input"]["input_size"][0]
+        if channels != 3:
+            raise DatasetError(
+                f"the checkpoint's model expects {channels} channels; images are RGB, of 3"
+            )
         if tuple(told["classes"]) != self.classes:
             differing = sorted(set(told["classes"]) ^ set(self.classes)) or ["their order"]
             raise DatasetError(
