@@ -12,9 +12,9 @@ from torch import nn
 from vision_ttt.engine.building import describe_model, load_weights
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.tensor_files import read_tensors
-from vision_ttt.models import Vittt
 from vision_ttt.models.arguments import architecture
 from vision_ttt.models.image_size import checkpoint_filter_fn
+from vision_ttt.models.plain_backbone import PlainBackbone
 
 _HEAD = "classifier"
 """What timm calls a model's head in its description."""
@@ -41,7 +41,7 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     head = (getattr(model, "pretrained_cfg", None) or {}).get(_HEAD) or ()
     heads = (head,) if isinstance(head, str) else tuple(head)
     try:
-        if isinstance(model, Vittt):
+        if isinstance(model, PlainBackbone) and model.pos_embed is not None:
             weights = checkpoint_filter_fn(weights, model)
         left_out = load_weights(model, weights, path, skip=heads)
     except ValueError as error:
