@@ -11,6 +11,7 @@ demo: $(VENV)/.installed  ## Train Vittt-nano on handwritten digits; everything 
 # Two processes of one thread each: most tests are too small for more.
 test: $(VENV)/.installed-dev  ## The default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/ops
 
 test-slow: $(VENV)/.installed-dev  ## The tests that take over a minute
 	$(BIN)/python -m pytest -m slow

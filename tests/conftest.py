@@ -1,11 +1,27 @@
-"""Fixtures for the tests of data, engine and command line: a small image folder and a tiny run."""
+"""The tests that a process runs, and fixtures of several folders: a small image folder, a tiny run.
 
+Triton decides at its import whether kernels are interpreted. Tests of interpreted kernels, marked
+`interpreted`, therefore run in a process of their own, with TRITON_INTERPRET=1 in its environment.
+"""
+
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the tests marked `interpreted` if Triton's interpreter is on, and else all others."""
+    interpreter = os.environ.get("TRITON_INTERPRET") == "1"
+    own, others = [], []
+    for item in items:
+        marked = item.get_closest_marker("interpreted") is not None
+        (own if marked == interpreter else others).append(item)
+    items[:] = own
+    config.hook.pytest_deselected(items=others)
 
 
 def _write_images(folder: Path, count: int, level: int, seed: int) -> None:

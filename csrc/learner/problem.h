@@ -3,7 +3,7 @@
 //
 // Strides count elements. The last axis of every tensor is contiguous. Row-vector convention,
 // symbols and shapes as in the READMEs of src/vision_ttt/ops/ttt_linear and ttt_mlp; the launcher
-// that fills these structures is src/vision_ttt/ops/_learner_kernels.py, whose fields must match to
+// that fills these structures is src/vision_ttt/ops/_learner_cpu.py, whose fields must match to
 // the letter.
 #pragma once
 

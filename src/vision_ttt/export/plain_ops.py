@@ -30,4 +30,4 @@ def _decomposition(op: Op) -> Decomposition:
 
 def decompositions() -> dict[Any, Decomposition]:
     """What ``ExportedProgram.run_decompositions`` needs to replace the ops."""
-    return {op.forward_op: _decomposition(op) for op in TABLE.values() if op.late}
+    return {op.forward_op: _decomposition(op) for op in TABLE.values() if op.backend_at_runtime}

@@ -1,8 +1,4 @@
-"""The Triton kernels of both convolutions, interpreted; test_triton_around.py runs this file.
-
-The interpreter has to be chosen before the kernels are imported, hence a process of its own with
-TRITON_INTERPRET=1.
-"""
+"""The Triton kernels of both convolutions, interpreted, against PyTorch in float64."""
 
 import ctypes
 import mmap
@@ -12,6 +8,9 @@ import torch
 
 from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.ops import depthwise_conv2d, directional_conv1d, use_backend
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.interpreted
 
 CONV1D = [  # B, T, C, reverse channels, K: ragged and whole tiles of 64 × 64, one to three of them
     (1, 1, 5, 0, 4),
