@@ -237,7 +237,7 @@ def test_headline():
     ]
     # Said once where the strongest is one of the others.
     assert headline(small, VITTT).count("times as fast") == 1
-    with pytest.raises(UserError, match="not timed beside another model"):
+    with pytest.raises(UserError, match="no command timed 'vittt"):
         headline([_row(VITTT, 0.1), _row(f"{DEIT}:openvino", None, "missing")], VITTT)
 
 

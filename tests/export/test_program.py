@@ -148,7 +148,7 @@ def test_verification_notices_nan_shape_and_failure() -> None:
 
 def test_models_of_one_size_are_refused(make_model: Callable) -> None:
     model, metadata = make_model("mixer_s32_224")
-    with pytest.raises(ExportError, match="mixer_s32_224 takes images of one size only"):
+    with pytest.raises(ExportError, match="mixer_s32_224 supports images of one size only"):
         accepting_any_size(model, metadata)
 
 
