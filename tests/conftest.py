@@ -4,7 +4,10 @@ Triton decides at its import whether kernels are interpreted. Tests of interpret
 `interpreted`, therefore run in a process of their own, with TRITON_INTERPRET=1 in its environment.
 """
 
+import ctypes
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +25,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (own if marked == interpreter else others).append(item)
     items[:] = own
     config.hook.pytest_deselected(items=others)
+
+
+@pytest.fixture
+def load_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], str]:
+    """Load the compiled kernels for an instruction set, and return the one that they then use.
+
+    They read the environment at their first call only, so a copy of the library is loaded.
+    """
+    from vision_ttt.ops import _native
+
+    def load(isa: str) -> str:
+        monkeypatch.setenv("VISION_TTT_CPU_ISA", isa)
+        before = _native.LIBRARY
+        copy = ctypes.CDLL(shutil.copy(before._name, tmp_path))
+        for name, function in vars(before).items():
+            if isinstance(function, before._FuncPtr):
+                getattr(copy, name).restype = function.restype
+        for name, module in list(sys.modules.items()):
+            if name.startswith("vision_ttt.ops") and getattr(module, "LIBRARY", None) is before:
+                monkeypatch.setattr(module, "LIBRARY", copy)
+        return _native.instruction_set()
+
+    return load
 
 
 def _write_images(folder: Path, count: int, level: int, seed: int) -> None:
