@@ -319,7 +319,7 @@ def test_figure_has_a_labelled_line_per_contender_on_log_axes(row: Row, panels: 
         assert [len(line.get_xdata()) for line in axis.lines] == [2, 2]
         assert sorted(text.get_text() for text in axis.texts) == sorted(chosen_lines(rows))
     figure.draw_without_rendering()
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(ValueError, match="must be rows to draw"):
         chosen_lines([])
 
 
