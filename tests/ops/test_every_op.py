@@ -170,7 +170,9 @@ def test_gradcheck_of_what_takes_float64(op, gated):
 
 
 @every_backend_in_pytorch
-@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    "plain", [pytest.param(True, marks=[pytest.mark.slow] * INTERPRETED), False]
+)
 def test_opcheck(op, backend, plain):
     """The schema, the shapes without content, the gradient under tracing.
 
