@@ -242,7 +242,7 @@ class Op:
         return (name for name in self.backends if name != "triton" or not x.is_cpu)
 
     def select_backend(
-        self, inputs: Any, asked: str = AUTO, *, last_resort: bool = False
+        self, inputs: Any, requested: str = AUTO, *, last_resort: bool = False
     ) -> Backend:
         """Return the requested backend, or the first that supports the inputs.
 
@@ -256,12 +256,12 @@ class Op:
         override = None if self.backend_at_runtime else _backend.override()
         if override in self.backends and self.refusal(override, inputs) is None:
             return self.backends[override]
-        if asked != AUTO and asked not in self.backends:
+        if requested != AUTO and requested not in self.backends:
             raise ValueError(
-                f"{self.name}: unknown backend {asked!r}; available: {sorted(self.backends)}"
+                f"{self.name}: unknown backend {requested!r}; available: {sorted(self.backends)}"
             )
         # A requested backend is checked again: autocast may have changed a dtype since.
-        names = self._default_names(inputs[0]) if asked == AUTO else (asked,)
+        names = self._default_names(inputs[0]) if requested == AUTO else (requested,)
         reasons = {}
         for name in names:
             reason = self.backends[name].refusal(inputs)

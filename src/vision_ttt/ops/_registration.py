@@ -26,9 +26,9 @@ def register_forward(op: Op, schema: str) -> Any:
     def forward(*args: Any) -> Any:
         inputs, rest = op.inputs(*args[: op.width]), args[op.width :]
         op.bare_contract.check(inputs)
-        keep, asked = (rest[:-1], rest[-1]) if op.backend_at_runtime else (rest, AUTO)
+        keep, requested = (rest[:-1], rest[-1]) if op.backend_at_runtime else (rest, AUTO)
         last_resort = not op.backend_at_runtime and not any(keep)
-        backend = op.select_backend(inputs, asked, last_resort=last_resort)
+        backend = op.select_backend(inputs, requested, last_resort=last_resort)
         return op.run(backend.forward, inputs, *keep)
 
     @forward.register_fake
