@@ -86,9 +86,9 @@ def test_long_lists_are_cut_short():
 def test_another_familys_weights_are_refused_by_name():
     plain, plain_model, *_ = golden("vit3_model")
     hierarchical, hierarchical_model, *_ = golden("h_vit3_model")
-    with pytest.raises(ValueError, match="weights of H-ViT³, and ViT3 needs those of ViT³"):
+    with pytest.raises(ValueError, match="weights of H-ViT³, and ViT3 takes those of ViT³"):
         convert.remap(hierarchical, plain_model)
-    with pytest.raises(ValueError, match="weights of ViT³, and HViT3 needs those of H-ViT³"):
+    with pytest.raises(ValueError, match="weights of ViT³, and HViT3 takes those of H-ViT³"):
         convert.remap(plain, hierarchical_model)
     vittt = timm.create_model("vittt_nano_patch4_32")
     with pytest.raises(ValueError, match=r"no release is known for Vittt; .* ViT3, HViT3"):
@@ -131,7 +131,7 @@ def test_a_diffusion_model_of_another_shape_is_named():
         convert.remap(released, model)
     assert "y_embedder.embedding_table.weight [11, 96] for [10, 96]" in str(error.value)
     assert "final_layer.linear.bias [32] for [16]" in str(error.value)
-    with pytest.raises(ValueError, match="weights of DiT³, and ViT3 needs those of ViT³"):
+    with pytest.raises(ValueError, match="weights of DiT³, and ViT3 takes those of ViT³"):
         convert.remap(released, golden("vit3_model")[1])
 
 

@@ -39,7 +39,7 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
     others = [other.name for other in FAMILIES if other is not family and other.made(released)]
     if others and not family.made(released):
         raise ConversionError(
-            f"these are weights of {others[0]}, and {type(model).__name__} needs those of "
+            f"these are weights of {others[0]}, and {type(model).__name__} takes those of "
             f"{family.name}"
         )
     own = {key: (family.released_name(key), value) for key, value in model.state_dict().items()}
