@@ -8,12 +8,15 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed  ## Train Vittt-nano on handwritten digits; everything lands in runs/demo
 	$(BIN)/vision-ttt demo
 
-# Two processes of one thread each: most tests are too small for more.
+# Two processes of one thread each: most tests are too small for more. Then the tests of interpreted
+# Triton kernels, for which Triton's interpreter must be on from the start.
 test: $(VENV)/.installed-dev  ## The default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/ops
 
 test-slow: $(VENV)/.installed-dev  ## The tests that take over a minute
 	$(BIN)/python -m pytest -m slow
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m slow tests/ops
 
 test-gpu: $(VENV)/.installed-dev  ## The tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

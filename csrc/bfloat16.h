@@ -1,4 +1,4 @@
-// Vectors of floats from and to memory that holds bfloat16, and products of pairs of them.
+// Conversion of float vectors from and to bfloat16 in memory, and products of bfloat16 pairs.
 #pragma once
 
 #include <cstring>
@@ -23,7 +23,7 @@ VISION_TTT_INLINE Vector load(const Bfloat16* p) {
   return reinterpret_cast<Vector>(__builtin_convertvector(bits, IntVector) << 16);
 }
 
-// Rounded to nearest, ties to even; a NaN stays one.
+// Round to nearest, ties to even; NaN stays NaN.
 VISION_TTT_INLINE void store(Bfloat16* p, Vector v) {
 #ifdef __AVX512BF16__
   const auto rounded = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
@@ -37,7 +37,7 @@ VISION_TTT_INLINE void store(Bfloat16* p, Vector v) {
 #endif
 }
 
-// Two bfloat16 per lane. The first is the lower half.
+// Two bfloat16 per lane; the first is the lower half.
 VISION_TTT_INLINE Vector load_pairs(const Bfloat16* p) {
   return load(reinterpret_cast<const float*>(p));
 }

@@ -1,5 +1,5 @@
 // Run every kernel on small problems in buffers of exactly their size, for valgrind and the sanitizers
-// (make sanitize). What they compute is compared in tests/ops; here only finiteness is.
+// (make sanitize). It checks that results are finite; tests/ops compares the values.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -18,12 +18,12 @@ namespace {
 
 uint32_t state = 1;
 
-float random_number() {  // in [-1, 1), of a linear congruential generator
+float random_number() {  // in [-1, 1), from a linear congruential generator
   state = state * 1664525u + 1013904223u;
   return float(state >> 8) / float(1 << 23) - 1.0f;
 }
 
-// Exactly n numbers on the heap, so that one read too far is noticed.
+// Exactly n numbers on the heap, so that a read beyond them is detected.
 struct Buffer {
   std::unique_ptr<float[]> data;
   size_t size;
@@ -47,7 +47,7 @@ void expect(bool condition, const char* what) {
   ++failures;
 }
 
-// `count` states of ttt_linear or ttt_mlp; what there is none of is null.
+// `count` states of ttt_linear or ttt_mlp; absent tensors are null.
 struct StateBuffers {
   Buffer w1, b1, w2, b2;
 
@@ -158,7 +158,7 @@ void check_conv2d(int64_t B, int64_t h, int64_t w, int64_t C, int64_t K) {
   expect(y.finite() && dweight.finite(), "conv2d is finite");
 }
 
-// A packed weight of exactly its size; what there is none of has no data.
+// A packed weight of exactly its size; an absent one has no data.
 struct PackedBuffer {
   Buffer data, bias;
   Packed packed;

@@ -1,4 +1,4 @@
-// The entry points: hand a call to the kernels of the best instruction set that this machine has.
+// The entry points. They call the kernels of the best instruction set that the machine supports.
 #include <cstdlib>
 #include <cstring>
 
@@ -82,7 +82,7 @@ struct Kernels {
 
 Kernels choose() {
 #ifdef VISION_TTT_X86
-  // VISION_TTT_CPU_ISA=avx2 or another asks for less than the machine has, to test or compare.
+  // VISION_TTT_CPU_ISA=avx2 or another limits the instruction set, for tests and comparisons.
   static const char* const kNames[] = {"baseline", "avx2", "avx512", "avx512bf16"};
   const char* asked = std::getenv("VISION_TTT_CPU_ISA");
   int most = 3;

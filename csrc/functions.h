@@ -1,12 +1,12 @@
-// exp, erf and what is made of them, for whole vectors.
+// exp, GELU and related functions on whole vectors.
 #pragma once
 
 #include "vector.h"
 
 namespace {
 
-// e^x to a relative 1e-7 (8e-8 measured from -86 to 87): 2^n e^r with |r| ≤ ln 2 / 2, the latter by a
-// polynomial (Cephes' coefficients). Saturates below e^-87 and above e^88; NaN stays NaN.
+// e^x with a relative error of 1e-7 (8e-8 measured from -86 to 87): 2^n e^r with |r| ≤ ln 2 / 2, e^r by
+// a polynomial (Cephes' coefficients). Saturates below e^-87 and above e^88; NaN stays NaN.
 VISION_TTT_INLINE Vector exp(Vector x) {
   const Vector original = x;
   x = select(x < -87.0f, splat(-87.0f), x);
@@ -21,7 +21,7 @@ VISION_TTT_INLINE Vector exp(Vector x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  // A NaN has no integer, and is its own result.
+  // A NaN cannot be converted to an integer and is returned unchanged.
   const IntVector number = original == original;
   const Vector whole = select(number, n, Vector{});
   const IntVector bits = (__builtin_convertvector(whole, IntVector) + 127) << 23;
@@ -34,8 +34,8 @@ struct Gelu {
   Vector value, derivative;
 };
 
-// x Φ(x) and its derivative Φ(x) + x φ(x), Φ by Abramowitz & Stegun 7.1.26, in float32 to an
-// absolute 3e-7 (measured from -12 to 12).
+// x Φ(x) and its derivative Φ(x) + x φ(x), Φ by Abramowitz & Stegun 7.1.26, in float32 with an absolute
+// error of 3e-7 (measured from -12 to 12).
 VISION_TTT_INLINE Gelu gelu(Vector x) {
   const Vector magnitude = select(x < 0.0f, -x, x) * 0.70710678118654752f;
   const Vector t = 1.0f / (1.0f + 0.3275911f * magnitude);
@@ -55,10 +55,10 @@ struct GeluTanh {
 };
 
 // The tanh form of GELU, z/2 (1 + tanh u) with u = √(2/π) (z + 0.044715 z³), as z s with s = σ(w),
-// w = 2 u, and its derivatives, s' = s (1 - s) and s'' = s' (1 - 2 s) being those of σ at w. In
-// float32 to an absolute 5e-7, 5e-7 and 2e-6 (measured from -12 to 12).
+// w = 2 u, and its derivatives, where s' = s (1 - s) and s'' = s' (1 - 2 s) are those of σ at w. The
+// absolute errors in float32 are 5e-7, 5e-7 and 2e-6 (measured from -12 to 12).
 VISION_TTT_INLINE GeluTanh gelu_tanh(Vector z) {
-  // Beyond 9 all is as at infinity to float32's precision; where it is not, w² would overflow.
+  // Beyond ±9 the results are those at infinity in float32. Without the limit w² could overflow.
   const Vector low = select(z < -9.0f, splat(-9.0f), z);
   const Vector x = select(low > 9.0f, splat(9.0f), low);
   const Vector square = x * x;

@@ -42,7 +42,7 @@ VISION_TTT_INLINE void product_block(const Operands& o, int64_t i, int64_t j) {
     for (int v = 0; v < V; ++v) store(c + r * o.c_row + v * kLanes, acc[r][v]);
 }
 
-// All rows of one column block: blocks of R rows, then a smaller one for the rest.
+// All rows of one column block: blocks of R rows, then a smaller one for the remainder.
 template <int R, int V, bool kStarts>
 VISION_TTT_INLINE void product_rows(const Operands& o, int64_t i, int64_t rows, int64_t j) {
   for (; i + R <= rows; i += R) product_block<R, V, kStarts>(o, i, j);
@@ -57,8 +57,8 @@ constexpr int kRowsOf4 = 4, kRowsOf2 = 8, kRowsOf1 = 8;
 constexpr int kRowsOf4 = 0, kRowsOf2 = 4, kRowsOf1 = 8;
 #endif
 
-// Rows of the tiles that a product of so many columns consists of: where they are many, it may as well
-// be asked for in as many slices, with something else between.
+// The rows of a tile in a product of so many columns. A product in slices of a tile's rows costs no more
+// than in one call.
 constexpr int64_t tile_rows(int64_t cols) {
   if (kRowsOf4 > 0 && cols >= 4 * kLanes) return kRowsOf4;
   return cols >= 2 * kLanes ? kRowsOf2 : kRowsOf1;
@@ -93,7 +93,7 @@ VISION_TTT_INLINE void multiply_add_row(int64_t rows, int64_t depth, int64_t col
   product<true>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols, s, 0});
 }
 
-// C += A B, A [n, n] zero above its diagonal, of which whole tiles are skipped.
+// C += A B with A [n, n] zero above its diagonal; whole tiles of zeros are skipped.
 VISION_TTT_INLINE void multiply_add_lower(int64_t n, int64_t cols, const float* a, int64_t a_row,
                                           const float* b, float* c) {
   const int64_t rows = tile_rows(cols);

@@ -1,5 +1,4 @@
-// How large the structures of the C interface are, so that whoever fills them from another language
-// can compare.
+// The sizes of the C interface's structures, for comparison with their declarations in another language.
 #include <cstring>
 
 #include "conv2d/conv2d.h"
@@ -14,7 +13,7 @@
 
 extern "C" {
 
-// The bytes of the structure called `name`, or -1: there is none of this name.
+// The bytes of the structure `name`, or -1 if there is none.
 VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(Sequence)
   VISION_TTT_SIZE(Conv1d)

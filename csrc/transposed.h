@@ -1,4 +1,4 @@
-// A small matrix, transposed into memory of its own.
+// A transposed copy of a small matrix.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace {
 
-// x [rows, cols] as [cols, rows]: of a depth-wise convolution's weights [C, K], where a vector is to
-// hold the weights of neighbouring channels.
+// x [rows, cols] as [cols, rows]. For weights [C, K] of a depth-wise convolution a vector then holds the
+// weights of neighbouring channels.
 class Transposed {
  public:
   Transposed(const float* x, int64_t rows, int64_t cols) {
@@ -21,7 +21,7 @@ class Transposed {
   Transposed(const Transposed&) = delete;
   Transposed& operator=(const Transposed&) = delete;
 
-  const float* data() const { return data_; }  // null: there was no memory
+  const float* data() const { return data_; }  // null if the allocation failed
 
  private:
   float* data_ = nullptr;

@@ -1,7 +1,7 @@
-// One SIMD vector of floats, as wide as the instruction set this file is compiled for.
+// A SIMD vector of floats, with the width of the instruction set that this file is compiled for.
 //
-// The vector extensions of GCC and Clang give loads, arithmetic and shuffles for any width, so that
-// one source serves AVX-512, AVX2, SSE2 and NEON; the build compiles it once per instruction set.
+// The vector extensions of GCC and Clang support loads, arithmetic and shuffles of any width, so that
+// one source is compiled for AVX-512, AVX2, SSE2 and NEON, once per instruction set.
 #pragma once
 
 #include <cstddef>
@@ -23,13 +23,13 @@
 
 #define VISION_TTT_INLINE inline __attribute__((always_inline))
 
-// What a kernel is called in the file compiled for VISION_TTT_ISA: VISION_TTT_KERNEL(f) is f_avx2.
+// The name of a kernel in the file compiled for VISION_TTT_ISA: VISION_TTT_KERNEL(f) is f_avx2.
 #define VISION_TTT_JOIN_(a, b) a##_##b
 #define VISION_TTT_JOIN(a, b) VISION_TTT_JOIN_(a, b)
 #define VISION_TTT_KERNEL(name) VISION_TTT_JOIN(name, VISION_TTT_ISA)
 
-// Everything is local to the instruction set: two copies of one symbol must not meet in the linker,
-// which could hand AVX-512 code to a machine without it.
+// Everything is local to the instruction set. Of two copies of one symbol the linker would keep one,
+// which could be AVX-512 code on a machine without it.
 namespace {
 
 constexpr int kLanes = VISION_TTT_LANES;
@@ -42,7 +42,7 @@ VISION_TTT_INLINE Vector load(const float* p) { return *reinterpret_cast<const U
 
 VISION_TTT_INLINE void store(float* p, Vector v) { *reinterpret_cast<UnalignedVector*>(p) = v; }
 
-// x - 0 is x, -0 included, which x + 0 is not: the compiler sees a plain broadcast.
+// x - 0 is x, also for -0, unlike x + 0. The compiler recognises a plain broadcast.
 VISION_TTT_INLINE Vector splat(float x) { return x - Vector{}; }
 
 typedef int32_t IntVector __attribute__((vector_size(4 * VISION_TTT_LANES)));
@@ -52,14 +52,14 @@ VISION_TTT_INLINE Vector select(IntVector condition, Vector yes, Vector no) {
                                   (~condition & reinterpret_cast<IntVector>(no)));
 }
 
-// The first n lanes of v, zero in the others; n may be below 0 or above kLanes.
+// The first n lanes of v, zero in the others; n may be negative or above kLanes.
 VISION_TTT_INLINE Vector keep_first(Vector v, int64_t n) {
   IntVector lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   return select(lane < int32_t(n), v, Vector{});
 }
 
-// Sum of all lanes, always in the same order.
+// The sum of all lanes, in a fixed order.
 VISION_TTT_INLINE float sum(Vector v) {
 #if VISION_TTT_LANES == 16
   v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -82,7 +82,7 @@ VISION_TTT_INLINE void transpose_square(const float* in, int64_t in_row, float* 
                                        int64_t out_row) {
   Vector r[kLanes];
   for (int i = 0; i < kLanes; ++i) r[i] = load(in + i * in_row);
-  // At each stage rows that differ in one bit of their index exchange the lanes that do, too.
+  // At each stage, rows whose indices differ in one bit exchange the lanes whose indices differ in it.
 #if VISION_TTT_LANES == 16
   for (int i = 0; i < 16; ++i)
     if (!(i & 8)) {

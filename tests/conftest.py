@@ -1,11 +1,53 @@
-"""Fixtures for the tests of data, engine and command line: a small image folder and a tiny run."""
+"""The tests that a process runs, and fixtures of several folders: a small image folder, a tiny run.
 
+Triton decides at its import whether kernels are interpreted. Tests of interpreted kernels, marked
+`interpreted`, therefore run in a process of their own, with TRITON_INTERPRET=1 in its environment.
+"""
+
+import ctypes
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the tests marked `interpreted` if Triton's interpreter is on, and else all others."""
+    interpreter = os.environ.get("TRITON_INTERPRET") == "1"
+    own, others = [], []
+    for item in items:
+        marked = item.get_closest_marker("interpreted") is not None
+        (own if marked == interpreter else others).append(item)
+    items[:] = own
+    config.hook.pytest_deselected(items=others)
+
+
+@pytest.fixture
+def load_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], str]:
+    """Load the compiled kernels for an instruction set, and return the one that they then use.
+
+    They read the environment at their first call only, so a copy of the library is loaded.
+    """
+    from vision_ttt.ops import _native
+
+    def load(isa: str) -> str:
+        monkeypatch.setenv("VISION_TTT_CPU_ISA", isa)
+        before = _native.LIBRARY
+        copy = ctypes.CDLL(shutil.copy(before._name, tmp_path))
+        for name, function in vars(before).items():
+            if isinstance(function, before._FuncPtr):
+                getattr(copy, name).restype = function.restype
+        for name, module in list(sys.modules.items()):
+            if name.startswith("vision_ttt.ops") and getattr(module, "LIBRARY", None) is before:
+                monkeypatch.setattr(module, "LIBRARY", copy)
+        return _native.instruction_set()
+
+    return load
 
 
 def _write_images(folder: Path, count: int, level: int, seed: int) -> None:

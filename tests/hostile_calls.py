@@ -216,7 +216,7 @@ def packed_vittt(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def bare_results(op: Op, arguments: Sequence[Any], *, keep: bool = False) -> tuple[Tensor, ...]:
     """Of the custom op: all, or without ``keep`` those that the definition has."""
-    extra = () if op.kept is None else (keep, "auto") if op.late else (keep,)
+    extra = () if op.kept is None else (keep, "auto") if op.backend_at_runtime else (keep,)
     out = op.forward_op(*arguments, *extra)
     out = out if isinstance(out, (tuple, list)) else (out,)
     return tuple(out) if keep else tuple(out[: op.results])
@@ -227,7 +227,7 @@ def backward_arguments(op: Op, arguments: list[Any]) -> list[Any]:
     results = bare_results(op, arguments, keep=True)
     grads = [normal(*x.shape).to(x) for x in results[: op.results]]
     tensors, options = arguments[: op.tensors], arguments[op.tensors :]
-    backend = ["auto"] if op.late else []
+    backend = ["auto"] if op.backend_at_runtime else []
     return [*grads, *tensors, *results[op.results :], *options, *backend]
 
 

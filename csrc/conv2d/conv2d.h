@@ -6,18 +6,18 @@
 
 extern "C" {
 
-// y_{r,c} = Σ_{i,j} weight_{i,j} x_{r+i-K/2, c+j-K/2} on the grid of tokens r · width + c; x is zero
-// beyond its edges.
+// y_{r,c} = Σ_{i,j} weight_{i,j} x_{r+i-K/2, c+j-K/2} on the grid of tokens r · width + c, with x zero
+// beyond the edges.
 struct Conv2d {
   Sequence x, y;
   const float* weight;  // [C, K · K]
   int64_t batch, height, width, channels, kernel, threads;
 };
 
-// Returns 0, or 1 where memory for the weight's transpose could not be had.
+// Returns 0, or 1 if the memory for the transposed weight could not be allocated.
 VISION_TTT_EXPORT int vision_ttt_conv2d(const Conv2d*);
 
-// The weight's gradient [K · K, C]; y holds the incoming one.
+// The weight's gradient [K · K, C]; y holds the incoming gradient.
 VISION_TTT_EXPORT void vision_ttt_conv2d_weight(const Conv2d*, float* weight);
 
 }  // extern "C"

@@ -1,4 +1,4 @@
-// The depth-wise Conv2d for one instruction set; compiled once for each, see the build.
+// The depth-wise Conv2d, for one instruction set. The build compiles this file once for each.
 #include "../transposed.h"
 #include "../vector.h"
 #include "conv2d.h"
@@ -29,8 +29,8 @@ int VISION_TTT_KERNEL(conv2d)(const Conv2d& p) {
 
 void VISION_TTT_KERNEL(conv2d_weight)(const Conv2d& p, float* weight) {
   const int64_t half = p.kernel / 2, columns = p.channels / kLanes;
-  // One task has a vector of channels to itself: its sums add up in the same order whatever the
-  // threads. Sums of a row of tokens first, so that rounding errors stay small on large images.
+  // A vector of channels belongs to one task, so that the order of its sums does not depend on the
+  // threads. Rows of tokens are summed first, so that rounding errors stay small on large images.
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t column = 0; column < columns; ++column) {
     const int64_t c = column * kLanes;

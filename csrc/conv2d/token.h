@@ -5,7 +5,7 @@
 
 namespace {
 
-// Taps [start, stop) of K that fall inside an axis of `size` when the middle one is at `place`.
+// The taps [start, stop) of K that are inside an axis of `size` if the middle one is at `place`.
 struct Taps {
   int64_t start, stop;
 
@@ -16,8 +16,8 @@ struct Taps {
   }
 };
 
-// A grid's tokens, x_row numbers from one to the next, some of their channels, and the kernel's weight
-// [K · K, weight_row] of them. The bias may be null; with `residual` the token itself is added.
+// Some channels of a grid's tokens, which are x_row numbers apart, and their weight [K · K, weight_row].
+// The bias may be null. With `residual` the token itself is added.
 template <class In>
 struct TokenConvolution {
   int64_t x_row, height, width, channels, kernel;
@@ -26,7 +26,7 @@ struct TokenConvolution {
   const float* bias;
   bool residual;
 
-  // K = 0 takes any taps; inside the image the published ones are unrolled.
+  // K = 0 supports any kernel; inside the image the loops over the published sizes are unrolled.
   template <int K>
   VISION_TTT_INLINE void run(const In* centre, Taps rows, Taps cols, float* out) const {
     const int64_t size = K ? K : kernel;
@@ -43,7 +43,7 @@ struct TokenConvolution {
     }
   }
 
-  // The token at a place in its image's sequence, whose numbers begin at `centre`.
+  // The token at a place of its image's sequence; its numbers begin at `centre`.
   VISION_TTT_INLINE void operator()(const In* centre, int64_t place, float* out) const {
     const Taps rows(place / width, height, kernel), cols(place % width, width, kernel);
     if (kernel == 3 && (rows.stop - rows.start) * (cols.stop - cols.start) == 9)

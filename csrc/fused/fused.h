@@ -1,5 +1,5 @@
-// The C interface of the memory-bound CPU kernels around ttt_linear: one pass over memory each, where
-// PyTorch's operations need several. float32 only; the last axis is contiguous, strides count floats.
+// The C interface of the memory-bound CPU kernels: each makes one pass over memory, where PyTorch's
+// operations need several. float32 only; the last axis is contiguous, strides count floats.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #define VISION_TTT_EXPORT __attribute__((visibility("default")))
 #endif
 
-// Work is cut into chunks of this many tokens, whatever the threads: see GatedNormGradients.
+// The tokens of a chunk, which do not depend on the number of threads: see GatedNormGradients.
 #define VISION_TTT_CHUNK_TOKENS 128
 
 extern "C" {
@@ -19,7 +19,7 @@ struct Sequence {
   int64_t batch, token;
 };
 
-// y_t = bias + Σ_j weight_j x_{t - (K-1) + j}; the last reverse_channels look the other way.
+// y_t = bias + Σ_j weight_j x_{t - (K-1) + j}; the last reverse_channels scan in the other direction.
 struct Conv1d {
   Sequence x, y;
   const float* weight;  // [C, K]
@@ -36,8 +36,8 @@ struct Conv1dWeights {
 // out = GELU(gate) Σ_r LN_r(z_r) over the R parts of D channels of z.
 struct GatedNorm {
   Sequence z;           // [B, T, R D]
-  Sequence gate;        // [B, T, D], data null: no gate
-  Sequence out;         // [B, T, D], may be z's own; in the backward pass the incoming gradient
+  Sequence gate;        // [B, T, D]; null data for no gate
+  Sequence out;         // [B, T, D], may overlap z; in the backward pass the incoming gradient
   const float* weight;  // [R, D]
   const float* bias;    // [R, D]
   int64_t batch, length, dim, parts, threads;
@@ -59,7 +59,7 @@ struct SwiGlu {
 };
 
 VISION_TTT_EXPORT int64_t vision_ttt_chunk_tokens();
-// Returns 0, or 1 where memory for the weight's transpose could not be had.
+// Returns 0, or 1 if the memory for the transposed weight could not be allocated.
 VISION_TTT_EXPORT int vision_ttt_conv1d(const Conv1d*);
 VISION_TTT_EXPORT void vision_ttt_conv1d_weights(const Conv1d*, const Conv1dWeights*);
 VISION_TTT_EXPORT void vision_ttt_gated_norm(const GatedNorm*);

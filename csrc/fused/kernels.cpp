@@ -1,4 +1,4 @@
-// The memory-bound kernels for one instruction set; compiled once for each, see the build.
+// The memory-bound kernels, for one instruction set. The build compiles this file once for each.
 #include <cmath>
 
 #include "fused.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Chunks are the same whatever the threads, so that sums over tokens add up in the same order.
+// Chunks do not depend on the threads, so that the order of sums over tokens is fixed.
 constexpr int64_t kChunk = VISION_TTT_CHUNK_TOKENS;
 
 VISION_TTT_INLINE int64_t chunks(int64_t length) { return (length + kChunk - 1) / kChunk; }
@@ -31,8 +31,9 @@ VISION_TTT_INLINE float* mutable_row(const Sequence& s, int64_t batch, int64_t t
   return s.data + batch * s.batch + token * s.token;
 }
 
-// One token's channels [start, stop), whose scan goes by `step`; the weight is [K, C] here. K = 0 takes any taps, some of them
-// beyond the sequence; four, the published number, are unrolled where all are inside.
+// One token's channels [start, stop), whose scan direction is `step`; the weight is [K, C] here. K = 0
+// supports any number of taps, also beyond the sequence. For the published number, four, the loop is
+// unrolled where all taps are inside.
 template <int K>
 VISION_TTT_INLINE void conv1d_token(const Conv1d& p, int64_t batch, int64_t t, int64_t start,
                                     int64_t stop, int64_t step) {
@@ -52,7 +53,7 @@ VISION_TTT_INLINE void conv1d_token(const Conv1d& p, int64_t batch, int64_t t, i
 
 VISION_TTT_INLINE void conv1d_direction(const Conv1d& p, const Span& span, int64_t start,
                                         int64_t stop, int64_t step) {
-  // Token by token, not channel by channel: what is read lies side by side.
+  // Token by token, not channel by channel, so that memory is read contiguously.
   for (int64_t t = span.start; t < span.stop; ++t) {
     const int64_t first = t - step * (p.taps - 1);
     if (p.taps == 4 && first >= 0 && first < p.length)
@@ -86,7 +87,7 @@ void VISION_TTT_KERNEL(conv1d_weights)(const Conv1d& p, const Conv1dWeights& gra
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t column = 0; column < columns; ++column) {
     const int64_t c = column * kLanes, step = c < forward ? 1 : -1;
-    // Sums of a chunk first, then of the chunks: rounding errors stay small over long sequences.
+    // Chunks are summed first, then their sums, so that rounding errors stay small in long sequences.
     Vector bias{};
     for (int64_t j = 0; j < p.taps; ++j) store(grad.weight + j * p.channels + c, Vector{});
     for (int64_t task = 0; task < p.batch * chunks(p.length); ++task) {
@@ -183,7 +184,7 @@ void VISION_TTT_KERNEL(gated_norm_backward)(const GatedNorm& p, const GatedNormG
           store(dweight + at, load(dweight + at) + dtotal * x_hat);
           store(dbias + at, load(dbias + at) + dtotal);
           const Vector u = dtotal * weight;
-          store(dz + at, u);  // finished below, once its means are known
+          store(dz + at, u);  // completed below, after its means
           mean[r] += u;
           projection[r] += u * x_hat;
         }

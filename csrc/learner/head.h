@@ -1,5 +1,5 @@
-// What every learner's passes share: the scratch of a thread, one head of one image, and the tokens
-// of one of its mini-batches.
+// The common part of the learners' passes: the scratch of a thread, one head of one image, and the
+// tokens of a mini-batch.
 #pragma once
 
 #include <cstring>
@@ -21,13 +21,13 @@ VISION_TTT_INLINE void copy(float* to, const float* from, size_t floats) {
 
 VISION_TTT_INLINE void clear(float* to, size_t floats) { std::memset(to, 0, floats * sizeof(float)); }
 
-// Floats for the scratch of one thread, handed out in cache-line-aligned pieces.
+// The scratch of one thread, allocated in pieces that are aligned to cache lines.
 class Scratch {
  public:
   explicit Scratch(size_t floats) {
     base_ = static_cast<float*>(allocate_aligned(floats * sizeof(float)));
 #ifdef VISION_TTT_POISON
-    // Under test: whatever is read before it is written turns into NaN.
+    // For tests: memory that is read before it is written holds NaN.
     for (size_t i = 0; base_ && i < floats; ++i) base_[i] = __builtin_nanf("");
 #endif
   }
@@ -47,11 +47,11 @@ class Scratch {
   size_t used_ = 0;
 };
 
-// One head of one image: which tokens, which parameters.
+// The tokens and parameters of one head of one image.
 struct Head {
   const Problem& p;
   Scan scan;
-  int64_t index;  // batch * heads + head: where [B, H, ...] tensors hold it
+  int64_t index;  // batch * heads + head: its place in [B, H, ...] tensors
 
   Head(const Problem& problem, int64_t task)
       : p(problem),
@@ -59,9 +59,9 @@ struct Head {
              task % problem.heads >= problem.heads - problem.reverse_heads},
         index(task) {}
 
-  // Where [H, ...] or [B, H, ...] initial states hold it.
+  // The head's place in initial states [H, ...] or [B, H, ...].
   int64_t initial_index() const { return p.state_batch ? index : scan.head; }
-  // Where [N, B, H, ...] kept states hold the one before this mini-batch.
+  // The place of the state before this mini-batch in saved states [N, B, H, ...].
   int64_t kept_index(int64_t mini_batch) const {
     return (mini_batch / p.interval - 1) * p.batch * p.heads + index;
   }
@@ -69,7 +69,7 @@ struct Head {
     if (!p.ln_weight) return {nullptr, nullptr, p.eps};
     return {p.ln_weight + scan.head * p.dim, p.ln_bias + scan.head * p.dim, p.eps};
   }
-  // p_j of the j-th token of a mini-batch, j from 0.
+  // p_j of the j-th token of a mini-batch, from j = 0.
   float scale(int64_t j) const {
     return p.scale ? p.scale[scan.head / p.scale_heads * p.mini_batch_size + j] : 1.0f;
   }
@@ -81,12 +81,12 @@ struct Head {
         store(attention + i, load(attention + i) * minus_p);
     }
   }
-  // Index into [B, T, H] of the token at a step of the scan.
+  // The index in [B, T, H] of the token at a step of the scan.
   int64_t token_index(int64_t step) const {
     return (scan.batch * p.length + scan.token(step)) * p.heads + scan.head;
   }
   int64_t mini_batches() const { return (p.length + p.mini_batch_size - 1) / p.mini_batch_size; }
-  // Tokens of a mini-batch: b, or what is left.
+  // The number of tokens of a mini-batch: b, or the remaining ones.
   int64_t size(int64_t mini_batch) const {
     int64_t rest = p.length - mini_batch * p.mini_batch_size;
     return rest < p.mini_batch_size ? rest : p.mini_batch_size;
@@ -122,8 +122,7 @@ VISION_TTT_INLINE void keep_lower(float* x, int64_t n, int64_t cols, float offse
     }
 }
 
-// The taps of the convolutions that one head's views go through, each [K + 1, D]; null where a view is
-// taken as it is.
+// The taps of the convolutions of one head's views, each [K + 1, D]; null for no convolution.
 template <int D>
 struct Taps {
   float *q, *k;
@@ -142,8 +141,8 @@ struct Taps {
   }
 };
 
-// The tokens of one mini-batch, and what its test views see of its training views.
-// q and k are neighbours, so that one product serves both.
+// The tokens of one mini-batch, and the attention of its test views to its training views.
+// q and k are neighbours in memory, so that one product computes both.
 template <int D>
 struct Views {
   int64_t n = 0;      // tokens
@@ -152,8 +151,8 @@ struct Views {
   float* k_t;         // Kᵀ [D, cols], columns past n zero
   float* attention;   // A [n, cols], zero above the diagonal
   float* eta;         // [n]
-  Taps<D> taps;       // of the head at hand
-  float* raw;              // [K - 1 + n, D]: the tokens that a convolution sees
+  Taps<D> taps;       // the current head's
+  float* raw;              // [K - 1 + n, D]: the input tokens of a convolution
 
   static size_t floats(const Problem& p) {
     int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
@@ -163,7 +162,7 @@ struct Views {
   void allocate(Scratch& scratch, const Problem& p) {
     int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
     k = scratch.take(2 * padded * D);
-    q = k;  // set per mini-batch: right behind its k
+    q = k;  // set per mini-batch, directly behind its k
     v = scratch.take(padded * D);
     k_t = scratch.take(D * padded);
     attention = scratch.take(padded * padded);
@@ -171,7 +170,7 @@ struct Views {
     raw = p.taps ? scratch.take((p.taps - 1 + b) * D) : nullptr;
   }
 
-  // Take in the training and label views of the tokens from `start`.
+  // Load the training and label views of the tokens from `start`.
   void load_training(const Head& head, int64_t start, int64_t count) {
     n = count;
     cols = round_up(n, kLanes);

@@ -1,4 +1,4 @@
-// The inner norm, what a token's loss makes of it, and the derivatives of both.
+// The inner norm, the gradient of a token's loss through it, and the derivatives of both.
 //
 // The formulas are those of src/vision_ttt/ops/ttt_linear/inner_model.py, one token at a time.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace {
 
-// The inner norm's parameters of one head; weight is null where there is none.
+// The inner norm's parameters of one head; weight is null for no norm.
 struct Norm {
   const float* weight;
   const float* bias;
@@ -46,11 +46,11 @@ VISION_TTT_INLINE Row<D> inner_gradient(const Row<D>& z, const Row<D>& k, const 
   return remove_norm_directions(error * weight, x_hat) * inverse_std;
 }
 
-// Pull the gradient a of g back through g(z, k, v): see inner_gradient_backward in inner_model.py.
+// Pull the gradient a of g back through g(z, k, v), as inner_gradient_backward in inner_model.py.
 template <int D>
 struct ThroughGradient {
   Row<D> z, error;  // ∂z; ∂e, which is ∂k and -∂v
-  Row<D> weight;    // share of ∂γ; that of ∂β is ∂e
+  Row<D> weight;    // the share of ∂γ; the share of ∂β is ∂e
 };
 
 template <int D>

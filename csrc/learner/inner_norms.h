@@ -1,7 +1,7 @@
 // The inner norm's output and gradient for the rows of a mini-batch, kLanes of them at a time.
 //
-// The formulas are those of inner_norm.h, with the sums over a row taken apart so that they need
-// nothing but the row's mean: three passes over rows that lie in the first cache level.
+// The formulas are those of inner_norm.h, with the sums over a row rewritten so that they depend on the
+// row's mean only: three passes over rows in the first cache level.
 #pragma once
 
 #include "inner_norm.h"
@@ -9,7 +9,7 @@
 
 namespace {
 
-// kLanes rows of D floats from `first` on, the last of the n instead of those behind it.
+// kLanes rows of D floats from `first` on. Rows beyond the n are replaced by the last one.
 struct TokenBlock {
   int64_t first, n;
 
@@ -17,7 +17,7 @@ struct TokenBlock {
   int64_t end() const { return first + kLanes < n ? first + kLanes : n; }
 };
 
-// The means of a block's rows, a token's in each lane.
+// The means of a block's rows, one token per lane.
 template <int D>
 VISION_TTT_INLINE Vector row_means(const float* z, const TokenBlock& block) {
   auto terms = [&](int64_t lane) __attribute__((always_inline)) {
@@ -33,7 +33,7 @@ VISION_TTT_INLINE Vector inverse_std(Vector squares, int D, float eps) {
   return 1.0f / square_root(squares * (1.0f / D) + eps);
 }
 
-// Turn n rows z = x W + b into f(x).
+// Replace n rows z = x W + b by f(x).
 template <int D>
 VISION_TTT_INLINE void inner_outputs(int64_t n, const float* x, float* z, const Norm& norm) {
   if (!norm.weight) return;

@@ -1,10 +1,9 @@
-// The C interface of the CPU kernels that learn along the tokens (ttt_linear, ttt_mlp): one call's
-// tensors, by pointer and stride.
+// The C interface of the learners' CPU kernels (ttt_linear, ttt_mlp): the tensors of a call, by pointer
+// and stride.
 //
 // Strides count elements. The last axis of every tensor is contiguous. Row-vector convention,
-// symbols and shapes as in the READMEs of src/vision_ttt/ops/ttt_linear and ttt_mlp; the launcher
-// that fills these structures is src/vision_ttt/ops/_learner_kernels.py, whose fields must match to
-// the letter.
+// symbols and shapes as in the READMEs of src/vision_ttt/ops/ttt_linear and ttt_mlp. The structures in
+// src/vision_ttt/ops/_learner_cpu.py, which fills them, must have the same fields.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +20,20 @@ struct Tokens {
   int64_t batch, token, head;
 };
 
-// Taps of a depth-wise convolution that a view goes through on its way in: in scan order
-// y_t = bias + Σ_j weight_j x_{t - (K-1) + j}, x zero before the first token.
+// Taps of a depth-wise convolution that is applied to a view when it is loaded: in scan order
+// y_t = bias + Σ_j weight_j x_{t - (K-1) + j}, with x zero before the first token.
 struct Convolution {
-  const float* weight;  // [H d, K], or null: the view is taken as it is
+  const float* weight;  // [H d, K], or null for no convolution
   const float* bias;    // [H d]
 };
 
-// Gradients of a Convolution's taps, each image's and head's share.
+// Gradients of the convolutions' taps, a share per image and head.
 struct TapGradients {
-  float* q;  // [B, H, K + 1, d]: of the weights, then of the bias; null where there is no convolution
+  float* q;  // [B, H, K + 1, d]: of the weights, then of the bias; null for no convolution
   float* k;
 };
 
-// The inner models' layers, or gradients of them: ttt_linear has the first only.
+// The inner models' layers, or their gradients. ttt_linear has the first layer only.
 struct State {
   float* w1;  // [..., d, d] of ttt_linear, [..., d, 4d] of ttt_mlp
   float* b1;  // [..., d] or [..., 4d]
@@ -46,43 +45,43 @@ struct Problem {
   Tokens q, k, v;
   Convolution conv_q, conv_k;
   const float* eta;       // [B, T, H]: rates, or logits where rate >= 0
-  State initial;          // [H, ...], or [B, H, ...] with state_batch = 1; only read
-  const float* ln_weight; // [H, d], or null: no inner norm
+  State initial;          // [H, ...], or [B, H, ...] with state_batch = 1; read-only
+  const float* ln_weight; // [H, d], or null for no inner norm
   const float* ln_bias;   // [H, d], or null
-  const float* scale;     // [H / scale_heads, b], or null: all ones
+  const float* scale;     // [H / scale_heads, b], or null for ones
   int64_t batch, length, heads, dim, mini_batch_size, reverse_heads;
-  int64_t interval;       // mini-batches between two kept states
+  int64_t interval;       // mini-batches between two saved states
   int64_t taps;           // K of both convolutions
-  int64_t scale_heads;    // so many neighbouring heads share a row of scale
+  int64_t scale_heads;    // the number of neighbouring heads that share a row of scale
   int64_t state_batch;    // 1: the initial state has a batch axis
   int64_t is_bfloat16;    // of q, k, v, o and their gradients
   int64_t threads;
   float eps;
-  float rate;             // >= 0: the rates are rate · σ(eta); below: they are eta
+  float rate;             // >= 0: the rates are rate · σ(eta); < 0: the rates are eta
 };
 
 struct Outputs {
   Tokens o;
-  State last;  // [B, H, ...], or nulls: the last state is not asked for
-  State kept;  // [N, B, H, ...], or nulls: keep no states
+  State last;  // [B, H, ...], or nulls for no last state
+  State kept;  // [N, B, H, ...], or nulls for no saved states
 };
 
 struct Gradients {
   Tokens o;          // incoming
   State last;        // incoming [B, H, ...]
-  State kept;        // [N, B, H, ...], as the forward pass left them; only read
-  // Of ttt_linear's views before their convolutions; where dq is null q is k, and dk is of both.
-  // ttt_mlp's backward pass knows no convolutions.
+  State kept;        // [N, B, H, ...], saved by the forward pass; read-only
+  // Gradients of ttt_linear's views before their convolutions. A null dq means that q is k, and dk is
+  // the sum of both. ttt_mlp's backward pass supports no convolutions.
   Tokens dq, dk, dv;
   TapGradients dtaps;
-  float* deta;       // [B, T, H]: of the rates, also where eta holds logits
-  State dinitial;    // [B, H, ...]: the sum over B is the caller's where the state has no batch
+  float* deta;       // [B, T, H]: of the rates, also if eta holds logits
+  State dinitial;    // [B, H, ...]; for a state without a batch axis the caller sums over B
   float* dln_weight; // [B, H, d], or null
   float* dln_bias;   // [B, H, d], or null
   float* dscale;     // [B, H, b], or null
 };
 
-// Return 0, or 1 where memory for the scratch of a thread could not be had.
+// Return 0, or 1 if the scratch of a thread could not be allocated.
 VISION_TTT_EXPORT int vision_ttt_ttt_linear_forward(const Problem*, const Outputs*);
 VISION_TTT_EXPORT int vision_ttt_ttt_linear_backward(const Problem*, const Gradients*);
 VISION_TTT_EXPORT int vision_ttt_ttt_mlp_forward(const Problem*, const Outputs*);

@@ -1,4 +1,4 @@
-// Tokens in and out, and a token's row in registers.
+// Loads and stores of tokens, and a token's row in registers.
 #pragma once
 
 #include <cstring>
@@ -15,7 +15,7 @@ VISION_TTT_INLINE float from_bfloat16(uint16_t x) {
   return value;
 }
 
-// Round to nearest, ties to even; a NaN stays one.
+// Round to nearest, ties to even; NaN stays NaN.
 VISION_TTT_INLINE uint16_t to_bfloat16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
@@ -23,7 +23,7 @@ VISION_TTT_INLINE uint16_t to_bfloat16(float x) {
   return x != x ? uint16_t((bits >> 16) | 0x40) : uint16_t(rounded);
 }
 
-// Where the tokens of one head of one image lie, in the head's scan order.
+// The places of the tokens of one head of one image, in the head's scan order.
 struct Scan {
   int64_t batch, head, length;
   bool reverse;
@@ -54,7 +54,7 @@ VISION_TTT_INLINE void load_taps(const Convolution& conv, int64_t head, int64_t 
   std::memcpy(out + taps * D, conv.bias + head * D, D * sizeof(float));
 }
 
-// K = 0 takes any number of taps; the published one is unrolled.
+// K = 0 supports any number of taps; the loop over the published number is unrolled.
 template <int D, int K>
 VISION_TTT_INLINE void convolve_rows(const float* raw, const float* weight, int64_t taps, int64_t n,
                                      float* rows) {
@@ -68,7 +68,7 @@ VISION_TTT_INLINE void convolve_rows(const float* raw, const float* weight, int6
     }
 }
 
-// The n rows that a convolution of so many taps makes rows from, and those before them: raw
+// The input of n rows of a convolution with so many taps, which includes the tokens before them: raw
 // [K - 1 + n, D].
 template <int D>
 VISION_TTT_INLINE void load_seen_rows(const Tokens& x, bool is_bfloat16, const Scan& scan,

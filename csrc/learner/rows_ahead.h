@@ -1,4 +1,4 @@
-// The rows of the next mini-batch, asked for while the products of this one run.
+// Prefetching of the next mini-batch's rows during the products of the current one.
 #pragma once
 
 #include <initializer_list>
@@ -7,14 +7,14 @@
 
 namespace {
 
-// Heads lie side by side in a token, so that one head's rows are strides apart, which the hardware
-// does not foresee. A processor has few buffers for lines on their way; once they are taken a
-// prefetch waits like the load it is to spare. Hence a share of the rows at each of `times` calls,
-// spread over the arithmetic.
+// The heads of a token are neighbours in memory, so that one head's rows have a large stride, which the
+// hardware does not prefetch. A processor has few buffers for outstanding lines. When they are in use, a
+// prefetch blocks like the load that it should avoid. Each of `times` calls therefore prefetches a share
+// of the rows, spread over the arithmetic.
 template <int D>
 class RowsAhead {
  public:
-  // Of `tensors` the tokens at the steps [start, start + n) of the scan, where there are any.
+  // Prefetch the tokens of `tensors` at the steps [start, start + n) of the scan, as far as they exist.
   RowsAhead(const Head& head, int64_t start, int64_t n, std::initializer_list<const Tokens*> tensors,
             int64_t times)
       : is_bfloat16_(head.p.is_bfloat16) {
@@ -35,7 +35,7 @@ class RowsAhead {
 
   VISION_TTT_INLINE void ask() {
     for (int64_t i = 0; i < share_ && at_ < count_; ++i) {
-      // A fixed number of lines: a processor that guessed a loop's end wrong would fetch beyond it.
+      // A fixed number of lines: with a mispredicted end of the loop a processor would fetch further.
       is_bfloat16_ ? prefetch_lines<2 * D>(next_[at_]) : prefetch_lines<4 * D>(next_[at_]);
       next_[at_] += step_[at_];
       if (--left_ == 0) left_ = rows_, ++at_;
@@ -56,7 +56,7 @@ class RowsAhead {
   int64_t count_ = 0, share_ = 0, at_ = 0;
 };
 
-// A product of D columns in slices of `rows` rows, with a call for rows ahead before each.
+// A product of D columns in slices of `rows` rows, with a prefetch before each slice.
 constexpr int64_t slices(int64_t rows, int64_t cols) {
   return (rows + tile_rows(cols) - 1) / tile_rows(cols);
 }

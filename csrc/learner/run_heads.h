@@ -1,4 +1,4 @@
-// Hand the heads of a call to threads, and the head dimension to the compiler.
+// Distribution of a call's heads over threads, with the head dimension as a template argument.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace {
 
-// The most heads, up to `most`, that a task can take without any thread's work growing.
+// The most heads per task, up to `most`, with which no thread has more work than with one head per task.
 inline int64_t heads_per_task(const Problem& p, int64_t most) {
   auto rounds = [&](int64_t tasks) { return (tasks + p.threads - 1) / p.threads; };
   for (int64_t count = most; count > 1; --count) {
@@ -17,9 +17,9 @@ inline int64_t heads_per_task(const Problem& p, int64_t most) {
   return 1;
 }
 
-// One task is some neighbouring heads of one image. Tasks go to whichever thread is free, so that
-// their number need not be a multiple of the threads'; each head writes its own results in an order
-// of its own, hence the same bits every time, whichever heads share a task.
+// A task has some neighbouring heads of one image. Tasks are scheduled dynamically, so that their number
+// need not be a multiple of the threads'. Every head writes its own results in a fixed order, hence the
+// results are bitwise reproducible for any grouping of heads.
 template <class Pass>
 int run_heads(const Problem& p, const typename Pass::Tensors& tensors) {
   const int64_t per_task = heads_per_task(p, Pass::kHeads);
@@ -39,8 +39,8 @@ int run_heads(const Problem& p, const typename Pass::Tensors& tensors) {
   return failed;
 }
 
-// A Pass<D> names its Tensors, says how many heads it takes together at most, counts the floats of its
-// scratch and runs.
+// A Pass<D> defines its Tensors, the most heads that it processes together, the floats of its scratch,
+// and its run.
 template <template <int> class Pass>
 int run(const Problem& p, const typename Pass<16>::Tensors& tensors) {
   switch (p.dim) {
@@ -49,7 +49,7 @@ int run(const Problem& p, const typename Pass<16>::Tensors& tensors) {
     case 64: return run_heads<Pass<64>>(p, tensors);
     case 128: return run_heads<Pass<128>>(p, tensors);
   }
-  return 2;  // the launcher lets no other dimension through
+  return 2;  // the launcher rejects all other dimensions
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The backward pass of a view's convolution, while the mini-batch's rows are at hand. A token's gradient
-// needs those of the K - 1 tokens after it, which the backward scan has just left behind.
+// The backward pass of a view's convolution, on the rows of a mini-batch in the cache. A token's
+// gradient needs those of the K - 1 tokens after it, which the backward scan has just processed.
 #pragma once
 
 #include "head.h"
@@ -8,7 +8,7 @@ namespace {
 
 template <int D>
 struct TapsBackward {
-  const float* taps;  // [K + 1, D], or null: the view was taken as it is
+  const float* taps;  // [K + 1, D], or null for no convolution
   float* dtaps;       // [K + 1, D]
   float* after;       // [K - 1, D]: gradients of the tokens after this mini-batch
 
@@ -23,8 +23,8 @@ struct TapsBackward {
     return backward;
   }
 
-  // Of rows [n + K - 1, D], the first n of which are gradients of the convolved view: add to those of
-  // the taps, given the rows that the convolution saw, and turn them into gradients of the view.
+  // The first n of the rows [n + K - 1, D] are gradients of the convolved view. Add to the gradients of
+  // the taps, given the convolution's input rows, and replace the n rows by gradients of the view.
   VISION_TTT_INLINE void run(int64_t count, int64_t n, const float* seen, float* rows) const {
     copy(rows + n * D, after, (count - 1) * D);
     copy(after, rows, (count - 1) * D);
@@ -35,7 +35,7 @@ struct TapsBackward {
   }
 
  private:
-  // K = 0 takes any number of taps; the published one is unrolled.
+  // K = 0 supports any number of taps; the loop over the published number is unrolled.
   template <int K>
   void columns(int64_t any, int64_t n, const float* seen, float* rows) const {
     const int64_t count = K ? K : any;

@@ -1,8 +1,7 @@
-// Sums along the rows of as many tokens at once as a vector has lanes, each token's in its own lane.
+// Sums along the rows of kLanes tokens at once, one token per lane.
 //
-// One row's sum takes a chain of shuffles as long as log2 kLanes, and what follows from it waits. For
-// kLanes rows together a shuffle serves two rows or more, and square roots and quotients are taken
-// for all of them at once.
+// The sum of one row needs a chain of log2 kLanes dependent shuffles. For kLanes rows together a shuffle
+// processes two rows or more, and one instruction computes the square roots or quotients of all rows.
 #pragma once
 
 #include <cmath>
@@ -24,13 +23,14 @@ namespace {
 #define VISION_TTT_EACH_LANE(f) f(0), f(1), f(2), f(3)
 #endif
 
-// kCount sums on their way: of one token all over the lanes first, of kLanes tokens in the end.
+// kCount partial sums: at first those of one token in all lanes, at the end those of kLanes tokens.
 template <int kCount>
 struct Sums {
   Vector of[kCount];
 };
 
-// Lanes whose index has the bit kBit hold b's, the others a's, each with its neighbour across the bit.
+// Lanes whose index has the bit kBit hold sums of b, the others sums of a, each of a lane and its
+// neighbour across the bit.
 template <int kBit>
 VISION_TTT_INLINE Vector fold(Vector a, Vector b) {
 #define VISION_TTT_OWN(i) ((i) & kBit ? kLanes + (i) : (i))
@@ -41,8 +41,8 @@ VISION_TTT_INLINE Vector fold(Vector a, Vector b) {
 #undef VISION_TTT_ACROSS
 }
 
-// terms(t) are what is to be summed of token t; the sums of token first + i end in lane i. The order
-// of the additions is the same for every token.
+// terms(t) are the summands of token t. The sums of token first + i are in lane i of the result. The
+// order of the additions is the same for every token.
 template <int kTokens, class Terms>
 VISION_TTT_INLINE auto token_sums(const Terms& terms, int64_t first) {
   if constexpr (kTokens == 1) {

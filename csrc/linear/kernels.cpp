@@ -1,4 +1,4 @@
-// A linear layer in training for one instruction set; compiled once for each, see the build.
+// A linear layer in training, for one instruction set. The build compiles this file once for each.
 #include "linear.h"
 
 #include "pack.h"
@@ -6,7 +6,7 @@
 
 namespace {
 
-// dx = grad · weight, and the weight's gradient of some columns after the others.
+// dx = grad · weight, and the weight's gradient in slices of columns.
 class LinearBackward {
  public:
   explicit LinearBackward(const Linear& p) : p_(p), parts_(p.rows) {}
@@ -49,7 +49,7 @@ class LinearBackward {
   const Linear& p_;
   Parts parts_;
 
-  // A part's memory: the sums [kColumnsAtOnce, D], then some columns of a chunk and a panel.
+  // The memory of a part: the sums [kColumnsAtOnce, D], then some columns of a chunk, and a panel.
   size_t sums() const { return kColumnsAtOnce * p_.inner; }
   size_t floats_of_part() const { return sums() + kRowsOfChunk * (kRowAtOnce + kPanel); }
 

@@ -1,5 +1,5 @@
-// The C interface of a linear layer and its gradients. float32; x, grad and what is computed are
-// contiguous, and every axis but that of the rows is a multiple of 16.
+// The C interface of a linear layer and its gradients. float32; x, grad and the results are contiguous,
+// and the size of every axis except the rows is a multiple of 16.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Linear {
   int64_t rows, inner, columns, threads;
 };
 
-// Both return 0, or 1 where memory for the packed weight could not be had.
+// Both return 0, or 1 if the memory for the packed weight could not be allocated.
 VISION_TTT_EXPORT int vision_ttt_linear(const Linear*);
 VISION_TTT_EXPORT int vision_ttt_linear_backward(const Linear*);
 

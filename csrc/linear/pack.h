@@ -1,12 +1,12 @@
-// Weights packed when they are used: in training they change at every step.
+// Weights that are packed at every use, because training changes them at every step.
 #pragma once
 
 #include "../packed/product.h"
 
 namespace {
 
-// A matrix [columns, inner], or the transposed of what lies in memory as one: both axes are multiples
-// of 16, and one of the steps is 1.
+// A matrix [columns, inner], or the transposed of a matrix in memory. Both sizes are multiples of 16,
+// and one of the steps is 1.
 struct Matrix {
   const float* data;
   int64_t columns, inner, column_step, inner_step;
@@ -14,7 +14,7 @@ struct Matrix {
   static Matrix of(const float* data, int64_t columns, int64_t inner) {
     return {data, columns, inner, inner, 1};
   }
-  // Of data [inner, columns], of rows `row` apart.
+  // The transposed of data [inner, columns], whose rows are `row` apart.
   static Matrix transposed(const float* data, int64_t columns, int64_t inner, int64_t row) {
     return {data, columns, inner, 1, row};
   }
@@ -39,7 +39,7 @@ struct Matrix {
   }
 };
 
-// A matrix, and the memory in which its panels come to lie.
+// A matrix, and the memory of its panels.
 struct ToPack {
   Matrix matrix;
   float* packed;

@@ -1,4 +1,4 @@
-// Sums over tokens of products of two of their rows: the gradient of a linear layer's weight.
+// Sums over tokens of products of two rows: the gradient of a linear layer's weight.
 #pragma once
 
 #include "../packed/chunks.h"
@@ -6,11 +6,11 @@
 
 namespace {
 
-constexpr int64_t kColumnsAtOnce = 256;  // of the weight's rows, whose sums stay in a core's cache
-// Rows of so many floats begin in ever other sets of the first cache level.
+constexpr int64_t kColumnsAtOnce = 256;  // rows of the weight whose sums fit a core's cache
+// Successive rows of so many floats begin in different sets of the first cache level.
 constexpr int64_t kRowAtOnce = kColumnsAtOnce + 16;
 
-// sums [R, V vectors] += Σ_t a_tᵀ b_t over `rows` rows, those of b lying in a panel.
+// sums [R, V vectors] += Σ_t a_tᵀ b_t over `rows` rows, with b in a panel.
 template <int R, int V>
 VISION_TTT_INLINE void outer_tile(const float* a, int64_t a_row, const float* panel, int64_t rows,
                                   float* sums, int64_t sums_row) {
@@ -47,14 +47,14 @@ VISION_TTT_INLINE void outer_columns(const float* a, int64_t a_row, int64_t coun
     outer_tile<2, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row);
 }
 
-// sums [count, columns] += aᵀ b for `rows` rows of a [rows, count] and b [rows, columns]; `panel` has
-// room for rows · kPanel floats. `count` is even, `columns` a multiple of 16.
+// sums [count, columns] += aᵀ b for `rows` rows of a [rows, count] and b [rows, columns]. `panel` is
+// scratch of rows · kPanel floats. `count` is even, `columns` a multiple of 16.
 __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
                                                   const float* b, int64_t b_row, int64_t columns,
                                                   int64_t rows, float* panel, float* sums) {
   for (int64_t j = 0; j < columns; j += kPanel) {
     const int64_t width = columns - j < kPanel ? columns - j : kPanel;
-    // Every tile reads all of these numbers: side by side they stay in the first cache level.
+    // Every tile reads all of these numbers. Packed together they stay in the first cache level.
     for (int64_t t = 0; t < rows; ++t)
       for (int64_t c = 0; c < width; c += kLanes)
         store(panel + t * kPanel + c, load(b + t * b_row + j + c));
@@ -70,8 +70,8 @@ __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row,
   }
 }
 
-// Tokens in parts with sums of their own, which are added up in the same order every time. How tokens
-// are cut depends on their number alone, and so do the bits of a sum: not on the threads.
+// Parts of the tokens, each with its own sums, which are added in a fixed order. The parts depend on the
+// number of tokens only, so that the bits of a sum do not depend on the threads.
 struct Parts {
   int64_t rows, of_part;
 
@@ -83,7 +83,7 @@ struct Parts {
   }
   int64_t count() const { return (rows + of_part - 1) / of_part; }
 
-  // body(start, count) for the chunks of a part.
+  // Call body(start, count) for the chunks of a part.
   template <class Body>
   void for_each_chunk(int64_t part, const Body& body) const {
     const int64_t end = (part + 1) * of_part < rows ? (part + 1) * of_part : rows;
@@ -92,7 +92,7 @@ struct Parts {
   }
 };
 
-// out [columns] = Σ_p parts[p], each part `apart` floats after the other.
+// out [columns] = Σ_p parts[p], with `apart` floats between the starts of successive parts.
 VISION_TTT_INLINE void add_parts(const float* parts, int64_t apart, int64_t count, int64_t columns,
                                  float* out) {
   for (int64_t c = 0; c < columns; c += kLanes) {

@@ -1,4 +1,4 @@
-// Tokens in chunks, whose intermediate results stay in a core's second cache level.
+// Chunks of tokens, whose intermediate results stay in a core's second cache level.
 #pragma once
 
 #include <atomic>
@@ -13,11 +13,11 @@ struct Chunk {
   int64_t image, start, count;
 };
 
-constexpr int64_t kTileOfRows = 6;     // what a product's registers hold
+constexpr int64_t kTileOfRows = 6;     // the rows of a product's registers
 constexpr int64_t kRowsOfChunk = 102;
 
-// How images of `length` tokens are cut: in multiples of a tile but for the last, and for few images
-// into as many chunks as can be shared evenly by the threads.
+// The division of images of `length` tokens into chunks: multiples of a tile except for the last, and
+// for few images as many chunks as the threads can share evenly.
 struct Chunks {
   int64_t batch, length, of_image;
 
@@ -42,7 +42,7 @@ struct Chunks {
   }
 };
 
-// Memory of one thread, handed out in pieces that begin at cache lines.
+// The memory of one thread, allocated in pieces that begin at cache lines.
 class Buffers {
  public:
   static constexpr size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -71,7 +71,7 @@ class Buffers {
   size_t used_ = 0;
 };
 
-// body(chunk, buffers) for every chunk, on whichever thread is free, each with so many bytes.
+// Call body(chunk, buffers) for every chunk, scheduled dynamically, with so many bytes per thread.
 template <class Body>
 int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Body& body) {
   std::atomic<int> failed{0};

@@ -1,4 +1,4 @@
-// Inference with packed weights for one instruction set; compiled once for each, see the build.
+// Inference with packed weights, for one instruction set. The build compiles this file once for each.
 #include "linear.h"
 #include "vit3_block.h"
 #include "vittt_block.h"

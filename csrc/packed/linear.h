@@ -6,7 +6,7 @@
 
 namespace {
 
-// The chunk's rows as the product takes them: x itself, or a copy in the weight's precision.
+// The chunk's rows in the product's precision: x itself, or a copy in the weight's precision.
 template <class Element, class In>
 const Element* inputs(const In* x, int64_t x_row, int64_t rows, int64_t inner, int64_t padded,
                       Buffers& buffers) {
@@ -16,7 +16,7 @@ const Element* inputs(const In* x, int64_t x_row, int64_t rows, int64_t inner, i
     Element* to = copy + t * padded;
     int64_t i = 0;
     for (; i + kLanes <= inner; i += kLanes) store(to + i, load(from + i));
-    // The rest goes through vectors of its own: neither row has more numbers.
+    // The remainder uses vectors of its own, because both rows end there.
     if (i < padded) {
       In some[kLanes] = {};
       Element rounded[kLanes];

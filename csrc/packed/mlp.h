@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kHiddenAtOnce = 256;
 
-// y ← y + W₂ (SiLU(W_g x) ⊙ W_v x) for rows of x [rows, D], some hidden units after the others.
+// y ← y + W₂ (SiLU(W_g x) ⊙ W_v x) for rows of x [rows, D], in slices of hidden units.
 template <class Element>
 struct SwiGluMlp {
   const Packed &gate, &value, &out;
@@ -38,7 +38,7 @@ struct SwiGluMlp {
   }
 };
 
-// y ← y + g ⊙ (W₂ GELU(W₁ x + b₁) + b₂) for rows of x [rows, D], some hidden units after the others.
+// y ← y + g ⊙ (W₂ GELU(W₁ x + b₁) + b₂) for rows of x [rows, D], in slices of hidden units.
 template <class Element>
 struct GeluMlp {
   const Packed &fc1, &fc2;

@@ -1,5 +1,5 @@
-// The C interface of inference with packed weights. Float32 tokens in and out; what lies between the
-// products of a block is of the weights' precision, float32 or bfloat16.
+// The C interface of inference with packed weights. Input and output tokens are float32; intermediate
+// results have the weights' precision, float32 or bfloat16.
 #pragma once
 
 #include "../fused/fused.h"
@@ -8,15 +8,15 @@
 extern "C" {
 
 // A weight [columns, inner] of a linear layer, transposed and cut into panels of 64 columns. The last
-// panel is filled up with zeros to a multiple of 16. A panel lies in memory as [inner, width], in
-// bfloat16 as [inner / 2, width, 2], where an odd inner is filled up as well.
+// panel is padded with zeros to a multiple of 16. The layout of a panel is [inner, width], in bfloat16
+// [inner / 2, width, 2], where an odd inner is padded as well.
 struct Packed {
-  const void* data;   // null: there is no such layer
+  const void* data;   // null for no layer
   const float* bias;  // [columns], or null
   int64_t inner, columns;
 };
 
-// LN(x) ⊙ weight + bias, [D] for all images or, image_stride apart, for each.
+// LN(x) ⊙ weight + bias, with parameters [D] of all images, or of each image, image_stride apart.
 struct NormParameters {
   const float *weight, *bias;
   int64_t image_stride;
@@ -39,11 +39,11 @@ struct PackedVitttBlock {
   const float* y;      // [B, T, D]
   float* out;          // [B, T, D]
   void* scratch;       // vision_ttt_packed_vittt_block_scratch() bytes
-  const float* conv2d; // [K · K, D], or null: none
+  const float* conv2d; // [K · K, D], or null for no convolution
   NormParameters norm, mlp_norm;
-  Packed views;        // of k, q where it is not k, and v: R D columns each
+  Packed views;        // k, q unless it is k, and v: R D columns each
   Packed gate;         // D columns
-  Packed rates;        // the logits of the heads' rates
+  Packed rates;        // to the logits of the heads' rates
   Packed out_proj, mlp_gate, mlp_value, mlp_out;
   Convolution conv_q, conv_k;
   State initial;       // [H, ...]
@@ -66,12 +66,12 @@ struct PackedVit3Block {
   void* scratch;                      // vision_ttt_packed_vit3_block_scratch() bytes
   const float *conv2d, *conv2d_bias;  // [3 · 3, D], [D]
   NormParameters norm1, norm2;
-  const float *gate1, *gate2;         // [D] for each image, gate_stride apart, or null: ones
+  const float *gate1, *gate2;         // [D] for each image, gate_stride apart, or null for ones
   Packed qkv, proj, fc1, fc2;
-  const float* rotations;             // [T, D / 2, 2], or null: q and k are taken as they are
-  const float* units;                 // [H, d, 2 d]: W₂ beside W₁
+  const float* rotations;             // [T, D / 2, 2], or null for no rotation
+  const float* units;                 // [H, d, 2 d]: [W₂ W₁]
   const float* kernels;               // [3 · 3, d]
-  const float *mlp_conv, *mlp_conv_bias;  // [3 · 3, hidden], [hidden], or null: none
+  const float *mlp_conv, *mlp_conv_bias;  // [3 · 3, hidden], [hidden], or null for none
   int64_t batch, length, height, width, dim, heads, gate_stride;
   int64_t tanh_gelu, is_bfloat16, threads;
   double loss_scale;
@@ -79,7 +79,7 @@ struct PackedVit3Block {
 
 VISION_TTT_EXPORT int vision_ttt_packed_linear(const PackedLinear*);
 VISION_TTT_EXPORT int64_t vision_ttt_packed_vittt_block_scratch(const PackedVitttBlock*);
-// Returns 0, or 1 where memory for the scratch of a thread could not be had.
+// Returns 0, or 1 if the scratch of a thread could not be allocated.
 VISION_TTT_EXPORT int vision_ttt_packed_vittt_block(const PackedVitttBlock*);
 VISION_TTT_EXPORT int64_t vision_ttt_packed_vit3_block_scratch(const PackedVit3Block*);
 VISION_TTT_EXPORT int vision_ttt_packed_vit3_block(const PackedVit3Block*);

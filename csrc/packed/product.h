@@ -1,4 +1,4 @@
-// Products of a few rows with packed weights: registers hold the sums over the whole inner axis.
+// Products of a few rows with packed weights, whose sums over the whole inner axis stay in registers.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kPanel = 64;
 
-// What becomes of the sums: out = add + scale ⊙ (sums + bias), each but the sums optional.
+// The result of a product: out = add + scale ⊙ (sums + bias), where all but the sums are optional.
 template <class Out>
 struct Sink {
   Out* out;
@@ -33,7 +33,7 @@ struct Sink {
       shift[v] = bias ? load(bias + column + v * kLanes) : Vector{};
       factor[v] = scale ? load(scale + column + v * kLanes) : splat(1.0f);
     }
-    // Unrolled, or the sums go through memory first.
+    // Unrolled, because the compiler would otherwise store the sums to memory first.
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -44,7 +44,7 @@ struct Sink {
       }
   }
 
-  // As many of a vector's columns as there are.
+  // The columns of a vector that exist.
   void put_some(int64_t row, int64_t column, Vector v) const {
     for (int64_t i = 0; i < kLanes && column + i < columns; ++i) {
       float x = v[i];
@@ -58,7 +58,7 @@ struct Sink {
   }
 };
 
-// So many numbers of the inner axis are multiplied at once.
+// The numbers of the inner axis that one instruction multiplies.
 constexpr int64_t step_of(const float*) { return 1; }
 constexpr int64_t step_of(const Bfloat16*) { return 2; }
 VISION_TTT_INLINE Vector load_weights(const float* p) { return load(p); }
@@ -98,11 +98,11 @@ VISION_TTT_INLINE void product_tile(const Element* x, int64_t x_row, const Eleme
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = VISION_TTT_REGISTERS == 32 ? 4 : 2;
 
-// Weights to be read soon, asked for in as many shares as there are tiles until then: a block's are
-// more than the second cache level holds, and what reads them first would wait for each line.
+// Prefetching of weights that are read soon, in one share per tile until then. A block's weights exceed
+// the second cache level, so that their first reader would wait for every line.
 struct Ahead {
   const char* next;
-  int64_t bytes;  // left
+  int64_t bytes;  // remaining
 
   VISION_TTT_INLINE void fetch(int64_t shares) {
     const int64_t lines = (bytes / 64 + shares - 1) / shares;
@@ -111,7 +111,7 @@ struct Ahead {
   }
 };
 
-// One panel's columns for all rows; the rows left over share a smaller tile.
+// One panel's columns for all rows; the remaining rows use a smaller tile.
 template <int V, class Element, class Out>
 VISION_TTT_INLINE void product_columns(const Element* x, int64_t x_row, int64_t rows,
                                        const Element* panel, int64_t width, int64_t inner,
@@ -131,14 +131,14 @@ VISION_TTT_INLINE void product_columns(const Element* x, int64_t x_row, int64_t 
   }
 }
 
-// Part of a weight: columns from `first` (a multiple of kPanel) on, and a range of the inner axis.
+// A part of a weight: columns from `first` (a multiple of kPanel), and a range of the inner axis.
 struct Part {
   int64_t first, columns, inner_start, inner;
 
   explicit Part(const Packed& w) : first(0), columns(w.columns), inner_start(0), inner(w.inner) {}
 };
 
-// rows of x [rows, part.inner] times a part of the weight.
+// Multiply rows of x [rows, part.inner] with a part of the weight.
 template <class Element, class Out>
 __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t rows,
                                        const Packed& w, const Part& part, const Sink<Out>& sink) {
@@ -150,7 +150,7 @@ __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t 
     const int64_t width = padded < kPanel ? padded : kPanel;
     const Element* panel = static_cast<const Element*>(w.data) + (part.first + j) * depth +
                            part.inner_start * width;
-    // The panel after this one, or as much of the memory behind it: it may be the next weight's.
+    // Prefetch the next panel, or as much of the memory behind it, which may be the next weight.
     Ahead ahead{reinterpret_cast<const char*>(panel + depth * width),
                 int64_t(inner * width * sizeof(Element))};
     int64_t c = 0;

@@ -1,4 +1,4 @@
-// What happens to single rows of numbers between two products.
+// Operations on single rows between two products.
 #pragma once
 
 #include <cmath>
@@ -39,7 +39,7 @@ VISION_TTT_INLINE void normalise_rows(const float* x, int64_t rows, int64_t dim,
   }
 }
 
-// out = GELU(gate) ⊙ Σ_r LN_r(z_r) over the parts z_r [D] of each row of z; no gate where it is null.
+// out = GELU(gate) ⊙ Σ_r LN_r(z_r) over the parts z_r [D] of each row of z; a null gate is omitted.
 template <class Element>
 VISION_TTT_INLINE void merge_rows(const Element* z, int64_t z_row, const float* gate, int64_t rows,
                                   int64_t dim, int64_t parts, const float* weight,
@@ -58,7 +58,7 @@ VISION_TTT_INLINE void merge_rows(const Element* z, int64_t z_row, const float* 
   }
 }
 
-// out = SiLU(gate) ⊙ value; `count` numbers.
+// out = SiLU(gate) ⊙ value for `count` numbers.
 template <class Out>
 VISION_TTT_INLINE void swiglu_numbers(const float* gate, const float* value, int64_t count,
                                       Out* out) {

@@ -10,7 +10,7 @@
 
 namespace {
 
-// x ← x turned by the angles, cos and sin of each pair of neighbouring numbers.
+// Rotate the pairs of neighbouring numbers of x, given cos and sin of their angles.
 VISION_TTT_INLINE void rotate_row(float* x, const float* turns, int64_t count) {
   for (int64_t i = 0; i < count; i += 2) {
     const float a = x[i], b = x[i + 1], cos = turns[i], sin = turns[i + 1];
@@ -23,8 +23,8 @@ template <class Element>
 struct Vit3Passes {
   const PackedVit3Block& p;
   Chunks chunks;
-  int64_t d, groups;   // channels of a head; groups of chunks that add up in one place, per image
-  int64_t unit;        // numbers of W₂ beside W₁
+  int64_t d, groups;   // channels of a head; groups of chunks with a common sum, per image
+  int64_t unit;        // numbers of [W₂ W₁]
   // Parts of the scratch.
   float* small;        // [B, T, 3 d]: queries, keys and values of the convolution
   float* ascents;      // [B, groups, H, d, 2 d]
@@ -57,8 +57,8 @@ struct Vit3Passes {
     return failed || !p.mlp_conv ? failed : convolve_hidden();
   }
 
-  // y ← y + conv(y) + bias, q, k, v = Linear(LN(y)), and what the keys and values of the gated units
-  // teach: they are not kept.
+  // y ← y + conv(y) + bias, q, k, v = Linear(LN(y)), and the gated units' gradients from their keys and
+  // values, which are not stored.
   int project() const {
     const TokenConvolution<float> convolve{p.dim, p.height, p.width, p.dim, 3,
                                            p.conv2d, p.dim, p.conv2d_bias, true};
@@ -99,7 +99,7 @@ struct Vit3Passes {
     return failed;
   }
 
-  // Turn queries and keys; keep the queries, and what the convolution learns from and is asked.
+  // Rotate queries and keys; store the queries, and the queries, keys and values of the convolution.
   void keep(float* views, const Chunk& c, int64_t first) const {
     for (int64_t t = 0; t < c.count; ++t, views += p.qkv.columns) {
       if (p.rotations) {
@@ -113,7 +113,7 @@ struct Vit3Passes {
     }
   }
 
-  // Per head, with z = k [W₂ W₁] and σ = σ(z₂): the ascent grows by kᵀ [v z₁ (σ + z₂ σ (1 - σ)), v z₂ σ].
+  // Per head, with z = k [W₂ W₁] and σ = σ(z₂), the ascent is Σ kᵀ [v z₁ (σ + z₂ σ (1 - σ)), v z₂ σ].
   void climb(const float* views, int64_t rows, float* ascent, float* z) const {
     const int64_t row = p.qkv.columns;
     for (int64_t h = 0; h < p.heads; ++h) {
@@ -132,7 +132,7 @@ struct Vit3Passes {
     }
   }
 
-  // W' = W + a / (‖a‖ + 1), a the ascent's mean, the norm that of an output's column.
+  // W' = W + a / (‖a‖ + 1) with a the mean ascent and a norm per output column.
   void step() const {
     const float scale = float(p.loss_scale / double(p.length));
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
@@ -158,7 +158,7 @@ struct Vit3Passes {
     }
   }
 
-  // a [rows, columns] ← w + a / (‖a‖ + 1), a norm for each column.
+  // a [rows, columns] ← w + a / (‖a‖ + 1), with a norm per column.
   static void clip_and_add(const float* w, int64_t rows, int64_t columns, float* a) {
     for (int64_t i = 0; i < columns; i += kLanes) {
       Vector square{};
@@ -205,7 +205,7 @@ struct Vit3Passes {
     });
   }
 
-  // o [rows, D + d]: the gated units' answers, SiLU(q W₂') ⊙ q W₁', then the convolution's.
+  // o [rows, D + d]: the gated units' outputs, SiLU(q W₂') ⊙ q W₁', then the convolution's.
   void ask(const Chunk& c, int64_t first, Element* o, Buffers& buffers) const {
     const int64_t width = p.proj.inner;
     float* q = buffers.take<float>(c.count * d);
@@ -226,7 +226,7 @@ struct Vit3Passes {
     }
   }
 
-  // y ← y + g₂ ⊙ (W₂ GELU(h + conv(h)) + b₂), with the hidden units h of all tokens at hand.
+  // y ← y + g₂ ⊙ (W₂ GELU(h + conv(h)) + b₂), given the hidden units h of all tokens.
   int convolve_hidden() const {
     const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
     const int64_t columns = p.fc1.columns;

@@ -1,4 +1,4 @@
-// A Vittt block on packed weights: two passes over chunks of tokens, and the learner's between them.
+// A Vittt block on packed weights: two passes over chunks of tokens, with the learner's between them.
 #pragma once
 
 #include "../conv2d/token.h"
@@ -12,7 +12,7 @@ struct VitttPasses {
   const PackedVitttBlock& p;
   Chunks chunks;
   int64_t inner;     // columns of each view
-  Element* views;    // [B, T, columns]: k, q where it is not k, v; the learner's outputs replace v
+  Element* views;    // [B, T, columns]: k, q unless it is k, v; the learner's outputs replace v
   float* logits;     // [B, T, H]
 
   explicit VitttPasses(const PackedVitttBlock& block)
@@ -79,14 +79,14 @@ struct VitttPasses {
     problem.is_bfloat16 = p.is_bfloat16;
     problem.threads = p.threads;
     problem.eps = p.inner_eps, problem.rate = p.rate;
-    // A mini-batch's targets have been read before its outputs are written.
+    // The learner reads a mini-batch's targets before it writes the outputs.
     const Outputs outputs{tokens(values()), {}, {}};
     return p.is_mlp ? vision_ttt_ttt_mlp_forward(&problem, &outputs)
                     : vision_ttt_ttt_linear_forward(&problem, &outputs);
   }
 
-  // y ← y + Linear(merge(z)), y ← y + MLP(LN(y)). The gate's logits are of the norm that `project`
-  // took: a second norm costs less than to keep them.
+  // y ← y + Linear(merge(z)), y ← y + MLP(LN(y)). The gate's logits need the norm of `project` again: to
+  // compute it twice costs less than to store the logits.
   int answer() const {
     const SwiGluMlp<Element> mlp{p.mlp_gate, p.mlp_value, p.mlp_out};
     const size_t rows = chunks.rows();

@@ -1,4 +1,4 @@
-// What the machine's multiply-add units give at most, to judge other kernels by.
+// The peak rate of the machine's multiply-add units.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 extern "C" {
 
-// Do multiply-adds on registers alone, `rounds` rounds in each of `threads` threads; return how many
-// were done. Their sum is written to `result`, so that they must be.
+// Run multiply-adds in registers, `rounds` rounds in each of `threads` threads, and return their number.
+// Their sum is written to `result`, so that the compiler cannot remove them.
 VISION_TTT_EXPORT int64_t vision_ttt_fma_peak(int64_t rounds, int64_t threads, float* result);
 
 }  // extern "C"

@@ -1,6 +1,6 @@
-// The backward pass of a SwiGLU MLP, which computes the hidden layer again: some hidden units after
-// the others, and of each the tokens in chunks, so that what lies between the products, the weights in
-// use and the sums of their gradients stay in a core's second cache level.
+// The backward pass of a SwiGLU MLP, which computes the hidden layer again, in slices of hidden units
+// and chunks of tokens, so that intermediate results, the weights in use and the sums of their gradients
+// stay in a core's second cache level.
 #pragma once
 
 #include "../functions.h"
@@ -10,7 +10,8 @@
 
 namespace {
 
-// From a, b and the gradient of h = SiLU(a) ⊙ b: those of a and b in their places, h in its own.
+// Given a, b and the gradient of h = SiLU(a) ⊙ b, replace a and b by their gradients, and the gradient
+// of h by h.
 VISION_TTT_INLINE void swiglu_gradients(float* a, float* b, float* h, int64_t rows, int64_t count) {
   for (int64_t t = 0; t < rows; ++t, a += kRowAtOnce, b += kRowAtOnce, h += kRowAtOnce)
     for (int64_t i = 0; i < count; i += kLanes) {
@@ -63,8 +64,8 @@ class SwiGluMlpBackward {
   const SwiGluMlpProblem& p_;
   Parts parts_;
 
-  // A part's memory: the sums for some rows of up's two halves [2, kColumnsAtOnce, D] and columns of
-  // down [kColumnsAtOnce, E], then the hidden layer of a chunk and a panel.
+  // The memory of a part: the sums for some rows of up's two halves [2, kColumnsAtOnce, D] and columns
+  // of down [kColumnsAtOnce, E], then the hidden layer of a chunk, and a panel.
   size_t sums() const { return kColumnsAtOnce * (2 * p_.dim + p_.columns); }
   size_t floats_of_part() const {
     return sums() + kRowsOfChunk * (3 * kRowAtOnce + kPanel);

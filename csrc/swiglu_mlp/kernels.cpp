@@ -1,4 +1,4 @@
-// A SwiGLU MLP in training for one instruction set; compiled once for each, see the build.
+// A SwiGLU MLP in training, for one instruction set. The build compiles this file once for each.
 #include <cstring>
 
 #include "backward.h"

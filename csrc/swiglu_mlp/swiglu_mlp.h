@@ -1,5 +1,5 @@
-// The C interface of a SwiGLU MLP and its gradients. float32, everything contiguous, and every axis
-// but that of the rows is a multiple of 16.
+// The C interface of a SwiGLU MLP and its gradients. float32; all tensors are contiguous, and the size
+// of every axis except the rows is a multiple of 16.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct SwiGluMlpProblem {
   const float* down;  // [E, H]
   const float* grad;  // [N, E]; backward pass only
   float* out;         // [N, E]; forward pass only
-  float* dx;          // backward pass only, as all gradients
+  float* dx;          // backward pass only, as the gradients below
   float* dup;
   float* ddown;
   int64_t rows, dim, hidden, columns, threads;
 };
 
-// Both return 0, or 1 where memory for the packed weights could not be had.
+// Both return 0, or 1 if the memory for the packed weights could not be allocated.
 VISION_TTT_EXPORT int vision_ttt_swiglu_mlp(const SwiGluMlpProblem*);
 VISION_TTT_EXPORT int vision_ttt_swiglu_mlp_backward(const SwiGluMlpProblem*);
 

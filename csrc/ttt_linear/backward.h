@@ -37,13 +37,13 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
   batch.taps = Taps<D>::load(scratch, head);
   const auto conv_q = TapsBackward<D>::begin(p, batch.taps.q, scratch);
   const auto conv_k = TapsBackward<D>::begin(p, batch.taps.k, scratch);
-  float* dz = scratch.take(2 * padded * D);  // [∂Z_q; ∂Z_k] once both are known
+  float* dz = scratch.take(2 * padded * D);  // [∂Z_q; ∂Z_k]
   float* through_w = scratch.take(2 * padded * D);
   float* update = scratch.take(padded * D);   // U = A G
   float* dupdate = scratch.take(padded * D);  // ∂U
   float* step_t = scratch.take(D * padded);   // Gᵀ
   float* dattention = scratch.take(padded * padded);
-  // Behind their rows lie those after the mini-batch, see TapsBackward.
+  // The rows after the mini-batch follow them, see TapsBackward.
   float* dq = scratch.take((padded + p.taps) * D);
   float* dk = scratch.take((padded + p.taps) * D);
   float* dv = scratch.take(padded * D);
@@ -58,7 +58,7 @@ void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
   auto accumulate = [](float* total, const Row<D>& share) { (Row<D>::of(total) + share).to(total); };
 
   for (int64_t segment = (count - 1) / interval * interval; segment >= 0; segment -= interval) {
-    // Replay the segment's states from the kept one.
+    // Replay the segment's states from the saved one.
     const State& from = segment ? grad.kept : p.initial;
     const int64_t place = segment ? head.kept_index(segment) : head.initial_index();
     copy(states_w, from.w1 + place * D * D, D * D);

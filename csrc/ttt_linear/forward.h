@@ -5,13 +5,12 @@
 
 namespace {
 
-// Heads that go along the tokens together. Their rows lie side by side in memory, where one alone
-// would leave the most of every page it touches to the next; their states stay in the second cache
-// level.
+// The most heads that are processed together. Their rows are neighbours in memory, so that more of every
+// touched page is used. Their states fit the second cache level.
 template <int D>
 constexpr int64_t kHeadsTogether = D <= 64 ? 4 : 2;
 
-// What the forward pass carries along the tokens of one head.
+// The state of the forward pass along the tokens of one head.
 template <int D>
 struct Learner {
   float *w, *b;  // the state
@@ -23,7 +22,7 @@ size_t forward_floats(const Problem& p) {
   return MiniBatch<D>::floats(p) + kHeadsTogether<D> * (D * D + D + Taps<D>::floats(p) + 4 * 16);
 }
 
-// One mini-batch of one head; `ahead` are the tokens that come next.
+// One mini-batch of one head; `ahead` are the next tokens.
 template <int D>
 void forward_mini_batch(const Head& head, int64_t number, const Learner<D>& learner,
                         const Outputs& out, MiniBatch<D>& batch, RowsAhead<D>& ahead) {

@@ -1,16 +1,16 @@
-// One mini-batch of ttt_linear: what forward and backward share.
+// One mini-batch of ttt_linear: the common part of both passes.
 #pragma once
 
 #include "../learner/rows_ahead.h"
 
 namespace {
 
-// The tokens of one mini-batch and what the forward pass makes of them at the state (W, b) before.
+// The tokens of one mini-batch and their intermediate results at the state (W, b) before it.
 template <int D>
 struct MiniBatch : Views<D> {
   using Views<D>::n, Views<D>::cols, Views<D>::k, Views<D>::v, Views<D>::eta;
 
-  float *z_k, *z_q;   // [n, D]: K W + b, Q W + b, neighbours as k and q are; z_q ends as Z_q
+  float *z_k, *z_q;   // [n, D]: K W + b, Q W + b, neighbours as k and q; z_q becomes Z_q
   float* step;        // G [n, D]: η_t g_t
 
   static size_t floats(const Problem& p) {
@@ -30,7 +30,7 @@ struct MiniBatch : Views<D> {
     z_q = z_k + n * D;
   }
 
-  // z for the first `rows` of [k; q], and the steps.
+  // Compute z of the first `rows` of [k; q], and the steps.
   void learn(const float* w, const float* b, const Norm& norm, int64_t rows, RowsAhead<D>& ahead) {
     in_slices(rows, ahead, [&](int64_t t, int64_t count) {
       multiply_add_row(count, D, D, k + t * D, D, w, b, z_k + t * D);

@@ -1,5 +1,5 @@
-// Backward pass of ttt_mlp over one head of one image, derived in the op's README, whose steps the
-// functions below follow.
+// Backward pass of ttt_mlp over one head of one image. The functions follow the steps of the derivation
+// in the op's README.
 #pragma once
 
 #include "mini_batch.h"
@@ -55,7 +55,7 @@ class BackwardPass {
     const int64_t count = head.mini_batches(), held = held_states(p);
     for (int64_t segment = (count - 1) / p.interval * p.interval; segment >= 0;
          segment -= p.interval) {
-      // As many of the segment's states at a time as are held.
+      // As many of the segment's states as the scratch holds.
       int64_t stop = count - segment < p.interval ? count : segment + p.interval;
       while (stop > segment) {
         const int64_t start = stop - held > segment ? stop - held : segment;
@@ -74,8 +74,8 @@ class BackwardPass {
   }
 
  private:
-  // Short mini-batches of wide heads have states of gigabytes between two kept ones: beyond 128 MiB
-  // fewer are held, and the replay starts several times from the kept state.
+  // With short mini-batches of wide heads the states between two saved ones take gigabytes. Beyond
+  // 128 MiB the scratch holds fewer states, and the replay starts several times from the saved state.
   static int64_t held_states(const Problem& p) {
     const int64_t count = (p.length + p.mini_batch_size - 1) / p.mini_batch_size;
     const int64_t most = (int64_t(1) << 25) / (8 * D * D);
@@ -85,7 +85,7 @@ class BackwardPass {
 
   Weights<D> state(int64_t place) const { return {states + place * Weights<D>::kFloats}; }
 
-  // States of the mini-batches [start, stop), from the one kept before `segment`.
+  // The states of the mini-batches [start, stop), from the saved one before `segment`.
   void replay(int64_t segment, int64_t start, int64_t stop) {
     if (segment)
       state(0).load(grad.kept, head.kept_index(segment));
@@ -102,7 +102,7 @@ class BackwardPass {
     }
   }
 
-  // From the gradient of the state after a mini-batch to that of the state before it.
+  // From the gradient of the state after a mini-batch to the gradient of the state before it.
   void step_back(int64_t number, const Weights<D>& w) {
     start = number * p.mini_batch_size;
     n = head.size(number);
@@ -133,7 +133,7 @@ class BackwardPass {
     for (int64_t t = 0; t < n; ++t) grad.deta[head.token_index(start + t)] = deta[t];
   }
 
-  // What the test views see, again: U1, Z1_q, X2_q, A2, U2, Z2_q.
+  // The results for the test views, again: U1, Z1_q, X2_q, A2, U2, Z2_q.
   void read(const Weights<D>& w) {
     batch.attend();
     for (int64_t t = 0; t < n; ++t) copy(batch.z2_q() + t * D, w.b2(), D);
@@ -175,7 +175,7 @@ class BackwardPass {
     }
   }
 
-  // 2. Layer 2 but for what its panels see: ∂A2, ∂G2; ∂g2 and ∂η begin with it.
+  // 2. Layer 2 except for its panels: ∂A2, ∂G2, and the first part of ∂g2 and ∂η.
   void through_layer2() {
     transpose_rows<D>(batch.step2, n, cols, step2_t);
     multiply(n, D, cols, dupdate2, D, step2_t, dattention2);
@@ -191,7 +191,7 @@ class BackwardPass {
       Row<D> m = Row<D>::of(dstep2 + t * D), step = Row<D>::of(batch.step2 + t * D);
       dscale_last += m.dot(step);
       (m * -p_last).to(dstep2 + t * D);
-      (step * -p_last).to(batch.step2 + t * D);  // from here on -p_n G2
+      (step * -p_last).to(batch.step2 + t * D);  // step2 is -p_n G2 from here on
     }
     dscale[n - 1] -= dscale_last;
     multiply_add_transposed(n, n, D, batch.attention2, cols, dupdate2, dstep2);
@@ -241,7 +241,7 @@ class BackwardPass {
       Row<kPanel> m = Row<kPanel>::of(dstep + at), g = Row<kPanel>::of(step + at);
       dscale_last += m.dot(g);
       (m * -p_last).to(dstep + at);
-      (g * -p_last).to(step + at);  // from here on -p_n G1
+      (g * -p_last).to(step + at);  // step is -p_n G1 from here on
     }
     dscale[n - 1] -= dscale_last;
     multiply_add_transposed(n, n, kPanel, batch.attention, cols, dupdate1, dstep);
@@ -290,8 +290,8 @@ class BackwardPass {
     }
   }
 
-  // 8. to 10. Through panel c of Z2 = X2 W2 + b2, X2 = σ(Z1), Z1 = K W1 + b1, and what is left of
-  // ∂W1, ∂W2.
+  // 8. to 10. Through panel c of Z2 = X2 W2 + b2, X2 = σ(Z1), Z1 = K W1 + b1, and the remaining parts
+  // of ∂W1, ∂W2.
   void through_weights(int64_t c, const Weights<D>& w) {
     float *dx = dx2.panel(c), *dz = dz1.panel(c);
     multiply_add(n, D, kPanel, dz2, D, batch.w2_transposed(c), dx);
@@ -320,7 +320,7 @@ class BackwardPass {
   const Problem& p;
   const Gradients& grad;
   const Norm norm;
-  int64_t start = 0, n = 0, cols = 0;  // of the mini-batch
+  int64_t start = 0, n = 0, cols = 0;  // the mini-batch's
 
   MiniBatch<D> batch;
   float* states;            // [held, Weights]

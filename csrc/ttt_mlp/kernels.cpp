@@ -1,5 +1,5 @@
-// ttt_mlp's kernels for one instruction set: the build compiles this file once for each, with
-// VISION_TTT_ISA its name and the compiler's flags to match.
+// ttt_mlp's kernels for one instruction set. The build compiles this file once per instruction set,
+// with its name in VISION_TTT_ISA and its compiler flags.
 #include "../learner/run_heads.h"
 #include "backward.h"
 #include "forward.h"

@@ -1,9 +1,9 @@
-// One mini-batch of ttt_mlp: what forward and backward share.
+// One mini-batch of ttt_mlp: the common part of both passes.
 //
-// The 4 d hidden units lie in panels of 64: a matrix [n, 4 d] is held as [panels, n, 64], W1 as
-// [panels, d, 64]. So a panel of either layer's weights is a block of at most 64 × 128 floats that
-// stays in the first cache level while a product runs over it, and heads of every dimension have
-// products of the width that fills the registers.
+// The 4 d hidden units are stored in panels of 64: a matrix [n, 4 d] as [panels, n, 64], W1 as
+// [panels, d, 64]. A panel of either layer's weights is then a block of at most 64 × 128 floats, which
+// stays in the first cache level during a product, and products of all head dimensions have the width
+// that fills the registers.
 #pragma once
 
 #include "../learner/rows_ahead.h"
@@ -15,7 +15,7 @@ constexpr int64_t kPanel = 64;
 template <int D>
 constexpr int64_t kPanels = 4 * D / kPanel;
 
-// The inner model's weights, or gradients of them, in one piece of memory.
+// The inner model's weights, or their gradients, in one piece of memory.
 template <int D>
 struct Weights {
   static constexpr size_t kFloats = 8 * D * D + 5 * D;
@@ -26,7 +26,7 @@ struct Weights {
   float* w2(int64_t panel) const { return data + 4 * D * D + 4 * D + panel * kPanel * D; }  // [64, D]
   float* b2() const { return data + 8 * D * D + 4 * D; }
 
-  // From and to place `index` of tensors as the op has them.
+  // Copy from and to place `index` of the op's tensors.
   void load(const State& from, int64_t index) const {
     const float* rows = from.w1 + index * 4 * D * D;
     for (int64_t c = 0; c < kPanels<D>; ++c)
@@ -69,12 +69,12 @@ VISION_TTT_INLINE void add_rows(const float* x, int64_t n, float* row) {
 
 enum class Direction { kForward, kBackward };
 
-// The tokens of one mini-batch and what the forward pass makes of them at the weights before it.
+// The tokens of one mini-batch and their intermediate results at the weights before it.
 template <int D>
 struct MiniBatch : Views<D> {
   using Views<D>::n, Views<D>::cols, Views<D>::k, Views<D>::v, Views<D>::eta;
 
-  Hidden z1;      // [K W1 + b1; Q W1 + b1]; the latter ends as Z1_q
+  Hidden z1;      // [K W1 + b1; Q W1 + b1]; the latter becomes Z1_q
   Hidden x2;      // [σ(Z1); σ(Z1_q)]
   Hidden slope;   // σ'(Z1)
   Hidden bend;    // σ''(Z1), null in the forward pass
@@ -121,10 +121,10 @@ struct MiniBatch : Views<D> {
   float* z2_q() const { return z2 + n * D; }
   float* w2_transposed(int64_t c) const { return w2_t + c * w2_t_stride; }
 
-  // How often learn and update ask for rows ahead, the former two times of three.
+  // The number of prefetches of learn and update; learn makes two of three.
   static constexpr int64_t kAsks = 3 * kPanels<D>;
 
-  // Z1 for the first `rows` of [k; q], then all the training views make of it, to the steps.
+  // Compute Z1 of the first `rows` of [k; q], then all results of the training views, up to the steps.
   void learn(const Weights<D>& w, const Norm& norm, int64_t rows, RowsAhead<D>& ahead) {
     for (int64_t t = 0; t < n; ++t) copy(z2 + t * D, w.b2(), D);
     for (int64_t c = 0; c < kPanels<D>; ++c) {

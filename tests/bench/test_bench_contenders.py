@@ -170,7 +170,7 @@ def test_fused_attention_must_be(monkeypatch, run_):
     (rows,) = measure_models(
         contenders, [32], Settings(CPU, repeats=1, shortest_repeat=0), run_, train=False
     )
-    assert [row.failure for row in rows] == ["no fused attention kernel serves it", ""]
+    assert [row.failure for row in rows] == ["no fused attention kernel supports it", ""]
     assert [row.seconds is None for row in rows] == [True, False]
 
 

@@ -44,7 +44,7 @@ def test_every_runtime_has_a_name_for_the_command_line():
     ("runtime", "model", "dtype"),
     [
         ("openvino", DEIT, torch.float32),
-        ("openvino", DEIT, torch.bfloat16),
+        pytest.param("openvino", DEIT, torch.bfloat16, marks=pytest.mark.slow),
         ("onnxruntime", DEIT, torch.float32),
         pytest.param("onnxruntime", NANO, torch.float32, marks=pytest.mark.slow),
         ("for_inference", NANO, torch.float32),
@@ -135,7 +135,8 @@ def test_a_wrong_or_failing_runtime_is_not_timed_and_ours_is_not_excused(monkeyp
 
 
 @pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")
-def test_openvino_gets_torchs_threads_and_the_dtype(monkeypatch):
+@pytest.mark.parametrize(("dtype", "hint"), [(torch.float32, "f32"), (torch.bfloat16, "bf16")])
+def test_openvino_gets_torchs_threads_and_the_dtype(dtype, hint, monkeypatch):
     import openvino
 
     asked = []
@@ -150,8 +151,8 @@ def test_openvino_gets_torchs_threads_and_the_dtype(monkeypatch):
     try:
         torch.set_num_threads(1)
         model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
-        runtimes.deploy("openvino", model, torch.randn(1, 3, 2, 2), torch.float32)
+        runtimes.deploy("openvino", model, torch.randn(1, 3, 2, 2), dtype)
     finally:
         torch.set_num_threads(threads)
     assert asked[0]["INFERENCE_NUM_THREADS"] == 1
-    assert asked[0]["INFERENCE_PRECISION_HINT"] == "f32"
+    assert asked[0]["INFERENCE_PRECISION_HINT"] == hint

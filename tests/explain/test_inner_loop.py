@@ -154,7 +154,7 @@ def test_gradient_maps_of_other_sizes():
 
 
 def test_gradient_maps_refuse(images):
-    with pytest.raises(TypeError, match="of a Vittt, got Linear"):
+    with pytest.raises(TypeError, match="need a Vittt, got Linear"):
         gradient_magnitude_maps(torch.nn.Linear(1, 1), images)
     with pytest.raises(IndexError):
         gradient_magnitude_maps(nano(), images, 2)

@@ -79,9 +79,9 @@ def test_gradient_map_sheet_has_three_pictures_per_image():
     assert sorted(t for a in figure.axes if (t := a.get_title())) == list("abcde")
     assert png_bytes(figure).startswith(PNG)
     for maps in (torch.rand(0, 8, 8), torch.rand(5, 40, 8)):
-        with pytest.raises(ValueError, match="none smaller than its map"):
+        with pytest.raises(ValueError, match="each at least as large as its map"):
             gradient_map_sheet(torch.rand(len(maps), 3, 32, 32), maps, ["a"] * len(maps))
-    with pytest.raises(ValueError, match="as many, got 5, 4, 5"):
+    with pytest.raises(ValueError, match="equally many, got 5, 4, 5"):
         gradient_map_sheet(torch.rand(5, 3, 32, 32), torch.rand(4, 8, 8), list("abcde"))
 
 
@@ -198,8 +198,13 @@ def test_plotting_leaves_pyplot_alone():
 @pytest.mark.parametrize(
     ("images", "maps", "options", "message"),
     [
-        ((2, 3, 8, 8), (1, 2, 2), {}, "as many, got 2, 1, 2"),
-        ((1, 3, 8, 8), (1, 9, 2), {}, r"none smaller than its map; got images \[1, 3, 8, 8\]"),
+        ((2, 3, 8, 8), (1, 2, 2), {}, "equally many, got 2, 1, 2"),
+        (
+            (1, 3, 8, 8),
+            (1, 9, 2),
+            {},
+            r"each at least as large as its map; got images \[1, 3, 8, 8\]",
+        ),
         ((1, 4, 8, 8), (1, 2, 2), {}, r"1 or 3 channels, got \[1, 4, 8, 8\]"),
         ((1, 3, 8, 8), (1, 2, 2), {"fraction": 0}, r"fraction must be in \(0, 1\], got 0"),
     ],

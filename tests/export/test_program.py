@@ -140,7 +140,7 @@ def test_verification_notices_nan_shape_and_failure() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(ExportError, match="differs"):
         verify(lambda x: model(x) * float("nan"), model, [(1, 2)], "it")
-    with pytest.raises(ExportError, match=r"gives \[1, 1\]"):
+    with pytest.raises(ExportError, match=r"returns \[1, 1\]"):
         verify(lambda x: model(x)[:, :1], model, [(1, 2)], "it")
     with pytest.raises(ExportError, match=r"it fails on images \[1, 2\]: .*mat1 and mat2"):
         verify(lambda x: model(x[:, :1]), model, [(1, 2)], "it")
@@ -148,7 +148,7 @@ def test_verification_notices_nan_shape_and_failure() -> None:
 
 def test_models_of_one_size_are_refused(make_model: Callable) -> None:
     model, metadata = make_model("mixer_s32_224")
-    with pytest.raises(ExportError, match="mixer_s32_224 takes images of one size only"):
+    with pytest.raises(ExportError, match="mixer_s32_224 supports images of one size only"):
         accepting_any_size(model, metadata)
 
 

@@ -280,28 +280,26 @@ def test_a_forward_pass_leaves_the_state_alone(name):
     assert all(torch.equal(before[key], x) for key, x in model.state_dict().items())
 
 
-def test_compiles_as_one_graph_with_gradients(name):
-    model = small(name, **SHALLOW[name]).eval()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")  # tests/layers: inductor
-    wanted = torch.autograd.grad(model(images()).square().sum(), list(model.parameters()))
-    got = torch.autograd.grad(compiled(images()).square().sum(), list(model.parameters()))
-    for key, a, b in zip(dict(model.named_parameters()), got, wanted, strict=True):
-        assert_close(a, b, 1e-4, key)
-
-
 SIDES = [(64, 64), (48, 80), (32, 96), (160, 32), (88, 104)]
 
 
 @pytest.mark.parametrize(
     "sides", [SIDES[:2], pytest.param(SIDES, marks=pytest.mark.slow)], ids=["two", "five"]
 )
-def test_one_compiled_graph_serves_changing_image_sizes(name, sides):
+def test_one_compiled_graph_with_gradients_for_changing_image_sizes(name, sides):
     model = small(name, **SHALLOW[name]).eval()
+    # aot_eager: of tests/layers some compile by inductor.
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    with torch.no_grad():
-        for height, width in sides:
-            x = images(1, 3, height, width)
-            assert_close(compiled(x), model(x), 1e-5)
+    for height, width in sides:
+        x = images(1, 3, height, width)
+        got, wanted = compiled(x), model(x)
+        assert_close(got, wanted, 1e-5)
+        gradients, exact = (
+            torch.autograd.grad(out.square().sum(), list(model.parameters()))
+            for out in (got, wanted)
+        )
+        for key, a, b in zip(dict(model.named_parameters()), gradients, exact, strict=True):
+            assert_close(a, b, 1e-4, key)
 
 
 @pytest.mark.parametrize("gradients", [True, False])

@@ -1,5 +1,6 @@
 """How a backend is chosen: the call, the context manager, the environment, the op's preference."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -52,18 +53,31 @@ def test_blocks_that_overlap_end_each_for_itself():
 
 
 def test_an_explicit_backend_that_cannot_serve_raises():
-    message = r"op: backend 'fast' \(from {}\) cannot serve: needs a moon"
+    message = r"op: backend 'fast' \(from {}\) does not support this call: needs a moon"
     with pytest.raises(ValueError, match=message.format("backend=")):
         requested_backend("op", "fast", *REFUSALS)
     with use_backend("fast"), pytest.raises(ValueError, match=message.format(r"use_backend\(\)")):
         requested_backend("op", None, *REFUSALS)
 
 
-def test_the_environment_variable_overrides():
-    code = "from vision_ttt.ops._backend import requested_backend as r; r('op', None, ['a'], None)"
+@pytest.fixture(scope="module")
+def fresh_process():
+    """A process with an override that imports the package, then requests a backend."""
+    code = "import sys, vision_ttt\nprint([m for m in sys.modules if m.startswith('vision_ttt')])\n"
+    code += "vision_ttt.ops._backend.requested_backend('op', None, ['a'], None)"
     environment = os.environ | {"VISION_TTT_BACKEND": "nonsense"}
-    run = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    assert run.returncode == 1
-    assert "unknown backend 'nonsense' (from the environment variable VISION_TTT" in run.stderr
+
+
+def test_the_environment_variable_overrides(fresh_process):
+    assert fresh_process.returncode == 1
+    message = "unknown backend 'nonsense' (from the environment variable VISION_TTT"
+    assert message in fresh_process.stderr
+
+
+def test_triton_kernels_are_not_imported_before_they_are_needed(fresh_process):
+    imported = [name for name in ast.literal_eval(fresh_process.stdout) if ".triton_" in name]
+    assert imported
+    assert all(name.endswith(".triton_backend") for name in imported)

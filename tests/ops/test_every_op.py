@@ -1,13 +1,10 @@
 """What holds for every op and backend of the table: numbers, machinery of PyTorch, refusals.
 
-Triton's interpreter has to be chosen before the kernels are imported: test_triton_around.py runs
-this file in a process of its own with TRITON_INTERPRET=1. In it only Triton's backends are tested.
+With TRITON_INTERPRET=1 in the environment the tests of Triton's backends run, and no others.
 """
 
 import functools
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -35,22 +32,28 @@ def device_of(backend: str) -> str:
     return "cuda" if backend == "triton" and not INTERPRETED else "cpu"
 
 
-def backend_parameter(op: Op, backend: str):
-    marks = [pytest.mark.gpu] if device_of(backend) == "cuda" else []
+def backend_parameter(op: Op, backend: str, *marks: pytest.MarkDecorator):
+    if backend == "triton":
+        marks = (*marks, pytest.mark.interpreted if INTERPRETED else pytest.mark.gpu)
     return pytest.param(op, backend, id=f"{op.name} by {backend}", marks=marks)
 
 
-PAIRS = [
-    backend_parameter(op, backend)
-    for op in TABLE.values()
-    for backend in op.backends
-    if (backend == "triton") == INTERPRETED or (backend == "triton" and not INTERPRETED)
-]
-every_backend = pytest.mark.parametrize(("op", "backend"), PAIRS)
-every_op = pytest.mark.parametrize(
-    "op", [pytest.param(op, id=name) for name, op in TABLE.items() if not INTERPRETED]
-)
-on_cpu = pytest.mark.skipif(INTERPRETED, reason="of no backend, and tested without the interpreter")
+def parameters(*slow: tuple[str, str]):
+    """Every op by every backend, of which the `slow` (op, backend) are marked so."""
+    return pytest.mark.parametrize(
+        ("op", "backend"),
+        [
+            backend_parameter(op, backend, *[pytest.mark.slow] * ((op.name, backend) in slow))
+            for op in TABLE.values()
+            for backend in op.backends
+        ],
+    )
+
+
+every_backend = parameters()
+# The interpreter takes seconds for ttt_linear, and PyTorch's machinery is the same for every op.
+every_backend_in_pytorch = parameters(*[("ttt_linear", "triton")] * INTERPRETED)
+every_op = pytest.mark.parametrize("op", [pytest.param(op, id=name) for name, op in TABLE.items()])
 
 
 def arguments_of(op: Op, backend: str = "cpu", sizes: Sizes = SIZES["small"]) -> list:
@@ -98,8 +101,8 @@ def bare(op: Op, backend: str):
     """The custom op, which takes any strides."""
 
     def run(*arguments):
-        with use_backend(None if op.late else backend):
-            extra = () if op.kept is None else (True, backend) if op.late else (True,)
+        with use_backend(None if op.backend_at_runtime else backend):
+            extra = () if op.kept is None else (True, backend) if op.backend_at_runtime else (True,)
             return results_of(op.forward_op(*arguments, *extra))[: op.results]
 
     return run
@@ -108,6 +111,20 @@ def bare(op: Op, backend: str):
 def exactly(op: Op, arguments: list) -> list[Tensor]:
     """The same by the definition in float64."""
     return solve(lambda *a: op.definition(op.inputs(*a)), leaves(arguments, torch.float64))
+
+
+@functools.cache
+def exact_results(name: str, sizes: Sizes) -> list[Tensor]:
+    """Results and gradients of an op's arguments of these sizes, in float64.
+
+    For many tokens a learner's dual form stands in for the definition, to which it is equal to ten
+    digits.
+    """
+    op = TABLE[name]
+    arguments = arguments_of(op, sizes=sizes)
+    if sizes is SIZES["several chunks"] and op.backend_at_runtime:
+        return solve(by(op, "dual"), leaves(arguments, torch.float64))
+    return exactly(op, arguments)
 
 
 def compare(op: Op, got: list[Tensor], wanted: list[Tensor], dtype=torch.float32) -> None:
@@ -126,13 +143,13 @@ def equal(got: list[Tensor], wanted: list[Tensor]) -> bool:
 @every_backend
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_values_and_gradients(op, backend, sizes):
-    if INTERPRETED and sizes is SIZES["several chunks"]:
-        pytest.skip("takes minutes")
-    arguments = arguments_of(op, backend, sizes)
-    compare(op, solve(by(op, backend), leaves(arguments)), exactly(op, arguments))
+    many = [SIZES["several chunks"], *[SIZES["ragged, ungated"]] * (op.name == "ttt_linear")]
+    if INTERPRETED and sizes in many:
+        pytest.skip("takes minutes; ttt_linear's kernels have tests of their own")
+    got = solve(by(op, backend), leaves(arguments_of(op, backend, sizes)))
+    compare(op, got, [x.to(device_of(backend)) for x in exact_results(op.name, sizes)])
 
 
-@on_cpu
 @pytest.mark.parametrize(
     ("op", "gated"), [(TABLE[n], g) for n in ("ttt_linear", "ttt_mlp") for g in (True, False)]
 )
@@ -152,8 +169,10 @@ def test_gradcheck_of_what_takes_float64(op, gated):
     assert torch.autograd.gradcheck(function, tuple(arguments[i] for i in given))
 
 
-@every_backend
-@pytest.mark.parametrize("plain", [True, False])
+@every_backend_in_pytorch
+@pytest.mark.parametrize(
+    "plain", [pytest.param(True, marks=[pytest.mark.slow] * INTERPRETED), False]
+)
 def test_opcheck(op, backend, plain):
     """The schema, the shapes without content, the gradient under tracing.
 
@@ -168,12 +187,12 @@ def test_opcheck(op, backend, plain):
         inputs = op.inputs(*arguments)._replace(**casts)
         if op.refusal(backend, inputs) is None:
             arguments = list(inputs)
-    extra = () if op.kept is None else (True, backend) if op.late else (True,)
-    with use_backend(None if op.late else backend):
+    extra = () if op.kept is None else (True, backend) if op.backend_at_runtime else (True,)
+    with use_backend(None if op.backend_at_runtime else backend):
         torch.library.opcheck(op.forward_op, (*leaves(arguments), *extra))
         if op.backward_op is not None:
             further = backward_arguments(op, arguments)
-            further = [*further[:-1], backend] if op.late else further
+            further = [*further[:-1], backend] if op.backend_at_runtime else further
             # Autograd would hide a wrong dtype: it casts gradients to their tensors'.
             kinds = ("test_schema", "test_faketensor")
             torch.library.opcheck(op.backward_op, further, test_utils=kinds)
@@ -195,7 +214,7 @@ def spread(x: Tensor) -> Tensor:
     return torch.stack([x, torch.full_like(x, float("nan"))], -1).flatten(-2)[..., ::2]
 
 
-@every_backend
+@every_backend_in_pytorch
 @pytest.mark.parametrize("how", [within_nan, turned, spread])
 def test_strides(op, backend, how):
     """Results and gradients are the same numbers, and nothing is written to the arguments."""
@@ -210,7 +229,7 @@ def test_strides(op, backend, how):
     )
 
 
-@every_backend
+@every_backend_in_pytorch
 def test_every_number_of_the_results_is_written(op, backend):
     """New tensors start as NaN: what a kernel forgets to write, or reads too early, shows."""
     arguments = leaves(arguments_of(op, backend, SIZES["ragged, ungated"]))
@@ -225,7 +244,7 @@ def test_every_number_of_the_results_is_written(op, backend):
         assert_close(a, b, 1e-6 if device_of(backend) == "cpu" else 1e-4)
 
 
-@every_backend
+@every_backend_in_pytorch
 def test_the_same_bits_twice_and_whatever_the_threads(op, backend):
     arguments = leaves(
         arguments_of(op, backend, SIZES["several chunks" if not INTERPRETED else "small"])
@@ -240,7 +259,7 @@ def test_the_same_bits_twice_and_whatever_the_threads(op, backend):
         torch.set_num_threads(before)
 
 
-@every_backend
+@every_backend_in_pytorch
 def test_activation_checkpointing(op, backend):
     """Which computes what was saved anew, for whoever reads it first."""
     arguments = leaves(arguments_of(op, backend))
@@ -253,7 +272,6 @@ def test_activation_checkpointing(op, backend):
     assert all(torch.equal(got, wanted) for got, wanted in pairs)
 
 
-@on_cpu
 @every_op
 def test_several_python_threads_at_once(op):
     arguments = leaves(arguments_of(op))
@@ -278,7 +296,12 @@ def _nothing_compiled():
     torch._dynamo.reset()
 
 
-@every_backend
+# The compiler treats an op alike for all backends, which are an argument of it or run behind it.
+@parameters(
+    ("ttt_linear", "dual"),
+    ("ttt_mlp", "dual"),
+    *[(name, "triton") for name in TABLE if INTERPRETED and name != "swiglu"],
+)
 @pytest.mark.usefixtures("_nothing_compiled")
 def test_compiles_as_one_graph_and_for_any_length(op, backend):
     function = PUBLIC[op.name]
@@ -291,7 +314,6 @@ def test_compiles_as_one_graph_and_for_any_length(op, backend):
                 assert_close(a, b, 1e-6)
 
 
-@on_cpu
 @every_op
 @pytest.mark.usefixtures("_nothing_compiled")
 def test_what_a_kernel_refuses_compiles_too(op):
@@ -302,7 +324,6 @@ def test_what_a_kernel_refuses_compiles_too(op):
         assert_close(a, b, 1e-9)
 
 
-@on_cpu
 @every_op
 @pytest.mark.usefixtures("_nothing_compiled")
 def test_the_definition_compiles_as_one_graph(op):
@@ -316,21 +337,20 @@ def test_the_definition_compiles_as_one_graph(op):
         assert_close(compiled(*arguments), PUBLIC[op.name](*arguments), 1e-5)
 
 
-@on_cpu
 @every_op
 def test_who_serves_unasked(op):
     arguments = arguments_of(op)
     inputs = op.inputs(*arguments)
-    assert op.choose(inputs) == ("auto" if op.late else "cpu")
-    assert op.serving(inputs) is op.backends["cpu"]
+    assert op.choose(inputs) == ("auto" if op.backend_at_runtime else "cpu")
+    assert op.select_backend(inputs) is op.backends["cpu"]
     exact = op.inputs(*changed(arguments, Tensor.double))
     if op.name != "swiglu_mlp":  # PyTorch's products are its, whatever the precision
-        assert op.choose(exact) == ("auto" if op.late else "reference")
-    if op.late:
-        assert op.serving(exact) is op.backends["dual"]
+        assert op.choose(exact) == ("auto" if op.backend_at_runtime else "reference")
+    if op.backend_at_runtime:
+        assert op.select_backend(exact) is op.backends["dual"]
 
 
-@every_backend
+@every_backend_in_pytorch
 def test_autocast(op, backend):
     """A learner's views are cast; state, norm and what is within the op are not, either way."""
     if not op.autocast:
@@ -359,27 +379,19 @@ def test_autocast(op, backend):
         assert equal(solve(by(op, backend), rounded), wanted)
 
 
-@on_cpu
 def test_the_instruction_set_that_is_asked_for_is_in_use():
     asked = os.environ.get("VISION_TTT_CPU_ISA")
     sets = ("baseline",) if asked == "baseline" else ("baseline", "avx2", "avx512", "avx512bf16")
     assert _native.instruction_set() in (sets[:2] if asked == "avx2" else sets)
 
 
-@on_cpu
+@pytest.mark.parametrize("op", [pytest.param(op, id=name) for name, op in TABLE.items()])
 @pytest.mark.parametrize("isa", ["avx2", "baseline"])
-def test_lesser_instruction_sets_compute_the_same(isa):
-    environment = os.environ | {"VISION_TTT_CPU_ISA": isa}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    names = "test_values_and_gradients and cpu or instruction_set_that"
-    run = subprocess.run(
-        [*command, __file__, "-k", names],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+def test_lesser_instruction_sets_compute_the_same(isa, op, load_kernels):
+    assert load_kernels(isa) in ("baseline", isa)
+    for sizes in SIZES.values():
+        got = solve(by(op, "cpu"), leaves(arguments_of(op, sizes=sizes)))
+        compare(op, got, exact_results(op.name, sizes))
 
 
 REFUSED = {  # op, backend: what is changed in its arguments' sizes, and the reason
@@ -397,7 +409,6 @@ ONLY = [op for op in TABLE.values() if op.composition is None]
 """Those that have no other ops to leave a call to."""
 
 
-@on_cpu
 @pytest.mark.parametrize(
     ("op", "sizes", "reason"),
     [(TABLE[op], sizes, reason) for (op, _), (sizes, reason) in REFUSED.items()],
@@ -405,18 +416,18 @@ ONLY = [op for op in TABLE.values() if op.composition is None]
 )
 def test_sizes_that_a_kernel_refuses(op, sizes, reason):
     arguments = arguments_of(op, sizes=SIZES["small"]._replace(**sizes))
-    message = rf"{op.name}: backend 'cpu' \(from use_backend\(\)\) cannot serve: {reason}"
+    message = (
+        rf"{op.name}: backend 'cpu' \(from use_backend\(\)\) does not support this call: {reason}"
+    )
     with use_backend("cpu"), pytest.raises(ValueError, match=message):
         PUBLIC[op.name](*arguments)
     compare(op, solve(lambda *a: op(op.inputs(*a)), leaves(arguments)), exactly(op, arguments))
 
 
-@on_cpu
 def test_there_is_such_a_case_for_every_kernel():
     assert {op for op, _ in REFUSED} == {op.name for op in ONLY}
 
 
-@on_cpu
 @pytest.mark.parametrize("op", [pytest.param(op, id=op.name) for op in ONLY])
 def test_a_backend_that_is_asked_for_and_cannot_serve_raises(op, monkeypatch):
     """Whatever the reason; and unasked the definition or another backend serves."""
@@ -426,7 +437,7 @@ def test_a_backend_that_is_asked_for_and_cannot_serve_raises(op, monkeypatch):
     wanted = results_of(op.definition(op.inputs(*exact)))[0]
 
     def refuses(backend, reason, arguments):
-        message = rf"{op.name}: backend '{backend}' .*cannot serve: {reason}"
+        message = rf"{op.name}: backend '{backend}' .*does not support this call: {reason}"
         with use_backend(backend), pytest.raises(ValueError, match=message):
             public(*arguments)
 
@@ -444,8 +455,8 @@ def test_a_backend_that_is_asked_for_and_cannot_serve_raises(op, monkeypatch):
         patch.setattr(_native, "LIBRARY", None)
         _native.warn_if_missing.cache_clear()
         refuses("cpu", "the compiled kernels are missing", arguments)
-        if op.late:
-            with pytest.warns(RuntimeWarning, match="compiled CPU kernels are not there"):
+        if op.backend_at_runtime:
+            with pytest.warns(RuntimeWarning, match="compiled CPU kernels are missing"):
                 got = public(*arguments)
         else:
             got = public(*arguments)
@@ -457,7 +468,6 @@ def test_a_backend_that_is_asked_for_and_cannot_serve_raises(op, monkeypatch):
         assert_close(public(*arguments), wanted, 3e-2)
 
 
-@on_cpu
 @every_op
 def test_an_unknown_backend_is_named_with_those_that_there_are(op):
     arguments = arguments_of(op)
@@ -466,7 +476,6 @@ def test_an_unknown_backend_is_named_with_those_that_there_are(op):
         PUBLIC[op.name](*arguments)
 
 
-@on_cpu
 @every_op
 @pytest.mark.parametrize("backend", ["dual", "reference"])
 def test_pytorch_s_operations_may_be_asked_of_every_op(op, backend):
@@ -477,7 +486,6 @@ def test_pytorch_s_operations_may_be_asked_of_every_op(op, backend):
     compare(op, got[:1], wanted[:1], torch.float64)
 
 
-@on_cpu
 @every_op
 def test_transforms_and_forward_derivatives_are_the_definition_s(op):
     """A kernel has nothing for them to see: their derivative through it would be zero, silently."""
@@ -498,7 +506,6 @@ def test_transforms_and_forward_derivatives_are_the_definition_s(op):
             torch.func.jvp(of_first(PUBLIC[op.name], rest), (first,), (tangent,))
 
 
-@on_cpu
 @every_op
 def test_a_program_runs_where_no_kernel_serves(op, monkeypatch):
     """Exported with kernels, run without: inference by PyTorch, and no wrong gradient."""
@@ -506,7 +513,7 @@ def test_a_program_runs_where_no_kernel_serves(op, monkeypatch):
     wanted = bare_results(op, arguments)
     monkeypatch.setattr(_native, "LIBRARY", None)
     _native.warn_if_missing.cache_clear()
-    if op.late:
+    if op.backend_at_runtime:
         with pytest.warns(RuntimeWarning, match="compiled CPU kernels"):
             got = bare_results(op, arguments)
     else:
@@ -514,9 +521,9 @@ def test_a_program_runs_where_no_kernel_serves(op, monkeypatch):
     _native.warn_if_missing.cache_clear()
     for a, b in zip(got, wanted, strict=True):
         assert_close(a, b, FORWARD[torch.float32])
-    if op.late or op.backward_op is None or op.name == "swiglu_mlp":
+    if op.backend_at_runtime or op.backward_op is None or op.name == "swiglu_mlp":
         return
-    with pytest.raises(ValueError, match=r"no backend can serve .*compiled kernels are missing"):
+    with pytest.raises(ValueError, match=r"no backend supports .*compiled kernels are missing"):
         op.backward_op(*_backward_of(op, arguments))
 
 

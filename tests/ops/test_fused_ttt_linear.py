@@ -190,7 +190,7 @@ def op_arguments(layer, x, calls):
 def test_backward_needs_what_forward_kept(calls):
     tensors, options = op_arguments(make_layer(32, 2), torch.randn(1, 9, 32), calls)
     out, *_ = fused_ttt_linear_op(*tensors, *options, False)
-    with pytest.raises(RuntimeError, match="called to keep nothing"):
+    with pytest.raises(RuntimeError, match="was called without saving tensors"):
         out.sum().backward()
 
 

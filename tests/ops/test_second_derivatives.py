@@ -34,8 +34,8 @@ def test_gradient_of_a_gradient_penalty(op, gated):
     torch.manual_seed(0)
     arguments = ARGUMENTS[op.name](Sizes(gated=gated))
     # Of a learner that is not gated the last result of the state, by its second backend.
-    place, backend = (0, "auto") if gated or not op.late else (1, "dual")
-    extra = () if op.kept is None else (True, backend) if op.late else (True,)
+    place, backend = (0, "auto") if gated or not op.backend_at_runtime else (1, "dual")
+    extra = () if op.kept is None else (True, backend) if op.backend_at_runtime else (True,)
 
     def one(out):
         return out if isinstance(out, torch.Tensor) else out[place]
@@ -51,7 +51,7 @@ def test_gradient_of_a_gradient_penalty(op, gated):
 @pytest.mark.parametrize(("op", "make"), [(ttt_linear, linear_arguments), (ttt_mlp, mlp_arguments)])
 def test_gradgradcheck(op, make):
     torch.manual_seed(0)
-    *tensors, scale, b, reverse, eps = make(Sizes(1, 2, 2, 1, 2, mini_batch=3))
+    *tensors, scale, b, reverse, eps = make(Sizes(1, 3, 1, 1, 2, mini_batch=2))
     tensors = [x.double().requires_grad_() for x in (*tensors, scale)]
 
     def function(*tensors):

@@ -9,7 +9,7 @@ from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.layers import SwiGLU
 from vision_ttt.ops import swiglu_mlp, use_backend
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.swiglu_mlp import products
+from vision_ttt.ops.swiglu_mlp import matrix_products
 
 OP = TABLE["swiglu_mlp"]
 
@@ -52,7 +52,7 @@ def test_sizes(sizes):
 
 @pytest.mark.parametrize("tokens", [1, 4, 1000])
 def test_some_tokens_after_the_others(tokens, monkeypatch):
-    monkeypatch.setattr(products, "TOKENS_AT_ONCE", tokens)
+    monkeypatch.setattr(matrix_products, "TOKENS_AT_ONCE", tokens)
     assert_same(make_arguments(2, 9))
 
 

@@ -19,7 +19,7 @@ NOT_IN_IT = {"vit3_inner", "packed"}
 """Folders of functions that other ops make up, and of ops for inference on packed weights."""
 
 
-ALIKE = {"swiglu_mlp": {"cpu.py", "products.py"}}
+ALIKE = {"swiglu_mlp": {"cpu.py", "matrix_products.py"}}
 """Files of backends that are alike, being matrix products around another op."""
 
 
@@ -56,11 +56,11 @@ def test_inputs_contract_and_schema_name_the_same_arguments(op):
     assert op.contract.names == op.bare_contract.names == op.inputs._fields
     names = names_in(op.forward_op._schema)
     assert tuple(names[: op.width]) == op.inputs._fields
-    assert ("backend" in names) == op.late
-    assert len(names) == op.width + (op.kept is not None) + op.late
+    assert ("backend" in names) == op.backend_at_runtime
+    assert len(names) == op.width + (op.kept is not None) + op.backend_at_runtime
     if op.backward_op is not None:
         names = names_in(op.backward_op._schema)
-        assert tuple(names[: len(names) - op.late]) == op.backward_contract.names
+        assert tuple(names[: len(names) - op.backend_at_runtime]) == op.backward_contract.names
 
 
 @every_op
@@ -72,7 +72,7 @@ def test_a_backward_op_s_arguments_are_told_apart(op):
     assert all(name.startswith("grad") for name in grads)
     assert tuple(inputs) == op.inputs._fields
     assert [*grads, *inputs[: op.tensors], *kept, *inputs[op.tensors :]] == names[
-        : len(names) - op.late
+        : len(names) - op.backend_at_runtime
     ]
 
 

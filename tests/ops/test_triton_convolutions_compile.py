@@ -17,6 +17,11 @@ OPS = "vision_ttt.ops"
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
+def slow(*values):
+    """A case of which another one is tested by default."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 class Recorder:
     """Stands in for a kernel: keeps what it is launched with."""
 
@@ -67,7 +72,7 @@ def machine_code(op, kernel, x, monkeypatch, directory, **options):
     return found.machine_code
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float32)])
 @pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
 @pytest.mark.parametrize("op", ARGUMENTS)
 def test_tokens_move_sixteen_bytes_at_a_time(op, kernel, dtype, monkeypatch, tmp_path):
@@ -87,10 +92,10 @@ def test_tokens_move_sixteen_bytes_at_a_time(op, kernel, dtype, monkeypatch, tmp
 @pytest.mark.parametrize(
     ("op", "channels", "options"),
     [
-        ("directional_conv1d", 1, {"reverse": 0, "parameters": torch.float16}),
+        slow("directional_conv1d", 1, {"reverse": 0, "parameters": torch.float16}),
         ("directional_conv1d", 30, {"reverse": 1, "taps": 7}),
-        ("depthwise_conv2d", 1, {"size": 1}),
-        ("depthwise_conv2d", 30, {"size": 7, "parameters": torch.float16}),
+        slow("depthwise_conv2d", 1, {"size": 1}),
+        slow("depthwise_conv2d", 30, {"size": 7, "parameters": torch.float16}),
     ],
 )
 def test_any_size_compiles(op, channels, options, kernel, monkeypatch, tmp_path):

@@ -18,6 +18,11 @@ from machine_code import check_unspilled, usage_of  # noqa: E402
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
+def slow(*values):
+    """A case of which another one is tested by default."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 class Recorder:
     """Stands in for a kernel: compiles it for the arguments and options that it is launched with.
 
@@ -102,8 +107,8 @@ def check_by_16_bytes(found):
         assert all(".128" in instruction for instruction in every), every
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("dim", [192, 384, 768])
+@pytest.mark.parametrize("parts", [slow(1), 2])
+@pytest.mark.parametrize("dim", [192, slow(384), slow(768)])
 @pytest.mark.parametrize("kernel", ["forward", "backward"])
 def test_gated_norm(kernel, dim, parts, norm_usage, record_property):
     found = norm_usage(kernel, dim, parts)
@@ -115,21 +120,23 @@ def test_gated_norm(kernel, dim, parts, norm_usage, record_property):
 
 
 @pytest.mark.parametrize("kernel", ["forward", "backward"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.float16)])
 def test_gated_norm_of_other_dtypes_and_without_a_gate(dtype, kernel, norm_usage):
     found = norm_usage(kernel, 192, gated=False, dtype=dtype)
     check_unspilled(found)
     check_by_16_bytes(found)
 
 
-@pytest.mark.parametrize(("parts", "dim", "padding"), [(3, 384, 0), (2, 200, 3), (2, 2048, 0)])
+@pytest.mark.parametrize(
+    ("parts", "dim", "padding"), [slow(3, 384, 0), (2, 200, 3), slow(2, 2048, 0)]
+)
 def test_gated_norm_of_other_shapes_and_of_strides_that_16_does_not_divide(
     parts, dim, padding, norm_usage
 ):
     check_unspilled(norm_usage("backward", dim, parts, padding=padding))
 
 
-@pytest.mark.parametrize(("parts", "spilled"), [(1, 128), (2, 0), (8, 0)])
+@pytest.mark.parametrize(("parts", "spilled"), [slow(1, 128), (2, 0), slow(8, 0)])
 def test_the_widest_tiles(parts, spilled, norm_usage, record_property):
     found = norm_usage("backward", gated_norm_backend.LARGEST_TILE // parts, parts)
     record_property("registers, stack, shared memory", found[:3])
@@ -137,7 +144,7 @@ def test_the_widest_tiles(parts, spilled, norm_usage, record_property):
     assert found.shared <= 48 * 1024
 
 
-@pytest.mark.parametrize("hidden", [512, 192])
+@pytest.mark.parametrize("hidden", [512, slow(192)])
 @pytest.mark.parametrize("kernel", ["forward", "backward"])
 def test_swiglu(kernel, hidden, swiglu_usage, record_property):
     found = swiglu_usage(kernel, hidden)
@@ -148,6 +155,6 @@ def test_swiglu(kernel, hidden, swiglu_usage, record_property):
     assert found.registers <= 64  # eight programs share a multiprocessor
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.float16)])
 def test_swiglu_of_other_dtypes(dtype, swiglu_usage):
     check_by_16_bytes(swiglu_usage("backward", 512, dtype))

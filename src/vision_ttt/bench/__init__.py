@@ -1,7 +1,7 @@
-"""Measuring: what a model and an op cost, in multiply-adds, time and memory.
+"""Benchmarks: multiply-adds, time and memory of models and ops.
 
-The counts are exported here; what measures time is imported by name, e.g.
-:mod:`vision_ttt.bench.models`, because it brings plotting and logging along.
+This module exports the counts only. Modules that measure time are imported by their own names, e.g.
+:mod:`vision_ttt.bench.models`, because they import plotting and logging too.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Multiply-adds and parameters: counted from what a model runs, and from the paper's formula."""
+"""Multiply-adds and parameters of a model: counted in a run, and by the paper's formula."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vision_ttt.ops import use_backend
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Learnable numbers of the model."""
+    """The number of learnable parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -21,19 +21,19 @@ def count_parameters(model: nn.Module) -> int:
 def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
     """Multiply-adds of one forward pass on an input [1, *input_size].
 
-    Counts every matrix product, convolution and attention that runs, and the TTT ops by their
-    registered formulas; elementwise work, norms and activations are not multiply-adds of Eq. 13
-    and are left out, for every model alike.
+    The count includes every matrix product, convolution and attention that runs, and the TTT ops by
+    their registered formulas. It excludes elementwise operations, norms and activations, which
+    Eq. 13 does not count either.
 
     Args:
-        model: may live on the meta device: nothing is computed there.
+        model: any model. On the meta device nothing is computed.
         input_size: the input's shape without the batch axis, e.g. (3, 224, 224).
     """
     parameter = next(model.parameters())
     image = torch.zeros(1, *input_size, device=parameter.device, dtype=parameter.dtype)
-    # The TTT ops have formulas behind the custom op only, which the reference is not.
+    # The TTT ops' formulas belong to the custom ops, which the reference backend does not call.
     counter = FlopCounterMode(display=False)
-    # Models that see more than an image say what else.
+    # A model with more inputs than an image has a method that makes examples of them.
     inputs = model.example_inputs(image) if hasattr(model, "example_inputs") else (image,)
     with evaluation_mode(model), use_backend(None), counter:
         model(*inputs)
@@ -43,12 +43,12 @@ def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
 def equation_13_macs(model: nn.Module, input_size: tuple[int, ...]) -> int | None:
     """Multiply-adds of a Vittt by Vision-TTT's Eq. 13, with the patch embedding, MLPs and head.
 
-    6 T D² + 6 T D d + 4 b T D per block and 3 T D · hidden for its SwiGLU; for the one-directional
-    rows of Table 3 the terms that the row has. The formula leaves out the depth-wise convolutions,
-    25 T D per block, and the learning rates, 2 T D H.
+    A block has 6 T D² + 6 T D d + 4 b T D, and 3 T D · hidden for its SwiGLU. The one-directional
+    rows of Table 3 have fewer terms. The formula excludes the depth-wise convolutions, 25 T D per
+    block, and the learning rates, 2 T D H.
 
     Returns:
-        None for a model that the formula does not describe.
+        The count, or None for a model that the formula does not describe.
     """
     if not isinstance(model, Vittt) or not all(
         isinstance(block.mixer.ttt, TTTLinear) for block in model.blocks

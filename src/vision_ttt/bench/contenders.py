@@ -1,4 +1,4 @@
-"""Who is measured: models by their timm names, kinds of attention, fused layers and runtimes."""
+"""The measured models: timm names with a kind of attention, fused layers or a runtime."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from vision_ttt.models.arguments import FUSED
 from vision_ttt.tasks.images.models import model_arguments
 
 NUM_CLASSES = 1000
+"""The classes of every measured model."""
 
 SIZES = frozenset(("nano", "tiny", "small", "base", "large", "huge"))
+"""The words for a model's size in timm's names."""
 
 ATTENTION = {"fused attention": True, "plain attention": False}
+"""Kind of attention → whether torch's fused kernel computes it."""
 
 FUSED_LAYERS = "fused"
-"""Of a Vittt, in place of a kind of attention: its layers as ops, as the recipes train them."""
+"""The kind of a Vittt whose layers are fused ops, as the recipes train it."""
 _SWITCHED_ON = dict.fromkeys(FUSED, True)
 
 _LABEL = re.compile(r"(.*?)(?::([^ ]*))?(?: \(([^)]*)\))?", re.DOTALL)
@@ -32,14 +35,14 @@ _LABEL = re.compile(r"(.*?)(?::([^ ]*))?(?: \(([^)]*)\))?", re.DOTALL)
 
 @dataclass(frozen=True)
 class Contender:
-    """A model and how it is run: its modules, or deployed by a runtime."""
+    """A model that runs as modules or is deployed by a runtime."""
 
     name: str
-    """timm's."""
+    """timm's name of the model."""
     kind: str | None = None
-    """Of the modules. A key of ATTENTION where they have attention: whether torch's fused kernel
-    computes it; FUSED_LAYERS for those built with the switches of
-    :data:`vision_ttt.models.arguments.FUSED`; None for modules that are built in one way only."""
+    """The kind of the modules. A key of ATTENTION for modules with attention; FUSED_LAYERS for
+    modules built with the switches of :data:`vision_ttt.models.arguments.FUSED`; None for modules
+    of a single kind."""
     runtime: str | None = None
     """A key of RUNTIMES; None for the modules."""
 
@@ -82,23 +85,23 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
     """List the contenders called `names`.
 
     Args:
-        names: timm names, which stand for the modules with every kind of attention that the model
-            has, or labels, which stand for one contender.
+        names: timm names or labels. A timm name stands for the modules with every kind of attention
+            that the model has, a label for one contender.
 
     Raises:
-        UserError: a model or runtime is unknown, or the model's modules have no such kind; the
-            message names the nearest.
+        UserError: a model or runtime is unknown, or the model's modules have no such kind. The
+            message has the nearest name.
     """
     found = []
     for given in names:
         name, runtime, kind = _LABEL.fullmatch(given).groups()
         if is_model(name) and not timm.is_model(name):
-            raise UserError(f"{name!r} denoises images; models that classify them are measured")
+            raise UserError(f"{name!r} denoises images; only models that classify are measured")
         if not timm.is_model(name):
             raise UserError(f"unknown model {name!r}; nearest: {nearest(name, timm.list_models())}")
         if runtime is not None and runtime not in RUNTIMES:
             raise UserError(f"unknown runtime {runtime!r}; accepted: {', '.join(RUNTIMES)}")
-        with torch.device("meta"):  # its structure is wanted, not its weights
+        with torch.device("meta"):  # only the model's structure is needed
             model = timm.create_model(name)
         kinds = list(ATTENTION) if _attentions(model) else [None]
         if kind is None:
@@ -108,7 +111,7 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
             if runtime is not None or kind not in kinds:
                 labels = [Contender(name, each).label for each in kinds]
                 labels += [Contender(name, runtime=each).label for each in RUNTIMES]
-                raise UserError(f"{given!r} is no contender; accepted: {', '.join(labels)}")
+                raise UserError(f"unknown contender {given!r}; accepted: {', '.join(labels)}")
             chosen = [kind]
         found += [Contender(name, each, runtime) for each in chosen]
     return list(dict.fromkeys(found))
@@ -120,23 +123,23 @@ def model_of(label: str) -> str:
 
 
 def is_ours(label: str) -> bool:
-    """Whether a contender's model is one of this package, however it is run."""
+    """Whether a contender's model is one of this package."""
     name = model_of(label)
     return timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("vision_ttt.")
 
 
 def registered(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Part names into those whose models timm knows and those that it does not."""
+    """Split names into those of models that are registered with timm, and the others."""
     names = list(names)
     known = [name for name in names if timm.is_model(model_of(name))]
     return known, [name for name in names if name not in known]
 
 
 def size_of(label: str) -> set[str]:
-    """The words for the size in a contender's label."""
+    """The words for the model's size in a contender's label."""
     return SIZES.intersection(re.split(r"\W|_", label))
 
 
 def _attentions(model: nn.Module) -> list[nn.Module]:
-    """The attention layers that can be computed in both ways."""
+    """The attention layers that support both kinds of attention."""
     return [module for module in model.modules() if hasattr(module, "fused_attn")]

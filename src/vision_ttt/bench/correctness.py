@@ -1,4 +1,4 @@
-"""Whether a contender computes what it should: asked before it is timed."""
+"""The check of a contender's results against their definition, before it is timed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from vision_ttt.bench.problems import Problem
 def find_error(name: str, problem: Problem, dtype: torch.dtype, device: torch.device) -> str | None:
     """Compare a contender with its definition in float64: outputs and every gradient.
 
-    The sequence is cut to three mini-batches and a ragged fourth; heads, d and b stay. For a
-    backend the definition is `dual`, and final states are outputs.
+    The sequence is cut to three mini-batches and a short fourth one; heads, d and b stay. For a
+    backend the definition is `dual`, and the outputs include the final state.
 
     Returns:
-        What differs most, compared with its tolerance, and by how much; None if nothing exceeds it.
-        Of a peer's exception what it says: another project's failure ends no measurement of ours.
+        The largest difference relative to its tolerance, or None if none exceeds it. For an
+        exception in another project's implementation, its message: it must not end the measurement.
     """
     try:
-        # The same draw each time: of many, one has a gradient that all but cancels, and is far off.
+        # A fixed seed: with some inputs a gradient almost cancels, and its relative error is large.
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return _find_error(name, problem, dtype, device)
@@ -54,7 +54,7 @@ def _find_error(
 
 def _solve(function: Callable[..., Outputs], inputs: Inputs, outgoing: Tensor) -> Outputs:
     o, *states = (outputs := function(**inputs)).values()
-    # The states take part in the loss, so that their gradients are checked as well.
+    # The loss includes the states, so that their gradients are checked as well.
     loss = (o * outgoing.to(o.dtype)).sum() + sum(state.sin().sum() for state in states)
     gradients = torch.autograd.grad(loss, list(inputs.values()))
     named = {f"gradient of {name}": g for name, g in zip(inputs, gradients, strict=True)}

@@ -1,4 +1,4 @@
-"""What is timed of a model: its modules, or what a runtime makes of them; built and checked."""
+"""The timed call of a contender: its modules or its deployed model, built and checked."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from vision_ttt.models.evaluation_mode import evaluation_mode
 
 
 class Entrant(NamedTuple):
-    """A contender at a size: what prepares its call, or why it is not to be timed."""
+    """A contender at a resolution."""
 
     prepare: Prepare | None
+    """Prepares the call to be timed; None where the contender is not timed."""
     kernels: Sequence[str] = ()
+    """Names of the fused kernels that run."""
     failure: str = ""
+    """The reason why the contender is not timed, else empty."""
 
 
 def enter(
     contender: Contender, resolution: int, settings: Settings, train: bool, failure: str
 ) -> Entrant:
-    """Build and check a contender, unless a former failure keeps it out."""
+    """Build and check a contender, unless an earlier `failure` excludes it."""
     if failure:
         return Entrant(None, failure=failure)
     if contender.runtime is not None:
@@ -39,12 +42,12 @@ def enter(
     if failure:
         return Entrant(None, failure=failure)
     if contender.fuses_attention and not any(name.startswith(ATTENTION) for name in kernels):
-        return Entrant(None, kernels, "no fused attention kernel serves it")
+        return Entrant(None, kernels, "no fused attention kernel supports it")
     return Entrant(_prepare(model, resolution, settings, train), kernels)
 
 
 def _enter_deployed(contender: Contender, resolution: int, settings: Settings) -> Entrant:
-    """Deploy a model and compare what it computes with the modules."""
+    """Deploy a model and compare its logits with those of the modules."""
     reason = refusal(contender.runtime, settings.dtype)
     if reason is not None:
         return Entrant(None, failure=reason)
@@ -59,7 +62,7 @@ def _enter_deployed(contender: Contender, resolution: int, settings: Settings) -
     except Exception as error:
         if contender.runtime == "for_inference":
             raise
-        # Another project's failure ends no measurement of ours.
+        # A failure of another project must not end the measurement.
         return Entrant(None, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
     if failure:
         return Entrant(None, failure=failure)
@@ -72,10 +75,10 @@ def _enter_deployed(contender: Contender, resolution: int, settings: Settings) -
 def _deployed(
     contender: Contender, resolution: int, settings: Settings
 ) -> tuple[Deployed, nn.Module, Tensor]:
-    """A deployed model, its modules in float32 and images of the size it is for."""
+    """A deployed model, its modules in float32, and images of the size it was deployed for."""
     modules = contender.build(resolution).eval().requires_grad_(False)
     images = torch.randn(settings.batch_size, 3, resolution, resolution)
-    # Some runtimes convert the very modules they are given.
+    # Some runtimes convert the modules in place.
     own = copy.deepcopy(modules)
     return deploy(contender.runtime, own, images, settings.dtype), modules, images
 
@@ -83,7 +86,7 @@ def _deployed(
 def _kernels_of_deployed(
     contender: Contender, modules: nn.Module, images: Tensor, settings: Settings
 ) -> Sequence[str]:
-    """The kernels of a packed model on one image; other runtimes show nothing of theirs."""
+    """The kernels of a packed model on one image. Other runtimes do not report theirs."""
     if contender.runtime != "for_inference":
         return ()
     packed = pack(modules, settings.dtype)
@@ -91,13 +94,13 @@ def _kernels_of_deployed(
 
 
 def _modules(contender: Contender, resolution: int, settings: Settings, train: bool) -> nn.Module:
-    """Weights of the dtype for inference, of float32 where autocast casts them."""
+    """The modules with weights in the dtype for inference, in float32 for training by autocast."""
     model = contender.build(resolution).to(settings.device).train(train)
     return model if train else model.to(settings.dtype)
 
 
 def build(contender: Contender, resolution: int, settings: Settings, train: bool) -> Prepare:
-    """What prepares the calls of a contender, made anew."""
+    """Build a contender again and return what prepares its calls."""
     if contender.runtime is not None:
         deployed, *_ = _deployed(contender, resolution, settings)
         return _prepare_deployed(deployed, resolution, settings)
@@ -105,7 +108,7 @@ def build(contender: Contender, resolution: int, settings: Settings, train: bool
 
 
 def _kernels_of(model: nn.Module, resolution: int, settings: Settings, train: bool) -> list[str]:
-    """The kernels that the model runs on one image, with gradients to come where it trains."""
+    """The kernels that the model runs on one image, with gradients enabled in training."""
     dtype = torch.float32 if train else settings.dtype
     image = torch.randn(1, 3, resolution, resolution, device=settings.device, dtype=dtype)
     autocast = _autocast(settings.device, settings.dtype, enabled=train)

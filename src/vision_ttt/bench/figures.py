@@ -1,4 +1,4 @@
-"""What contenders cost against the size of the input, as a matplotlib Figure."""
+"""Time and memory of contenders against the size of the input, as a matplotlib Figure."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from vision_ttt.bench.names import MOST_LINES
 from vision_ttt.bench.rows import Row
 from vision_ttt.bench.tables import by_line
 
-_LABEL_HEIGHT = 0.055  # of a panel: labels closer than that would cover each other
+_LABEL_HEIGHT = 0.055  # as a share of a panel: closer labels would overlap
 
 
 def chosen_lines(
     rows: Sequence[Row], contenders: Sequence[str] | None = None
 ) -> dict[str, list[Row]]:
-    """The lines of a picture, label → rows by size.
+    """Choose the lines of a figure: label → rows by size.
 
-    By default those measured at two sizes or more, of models of the last such row's size, at most
-    MOST_LINES: the fastest at the largest size. Single points are left to the tables; where there
-    is nothing else they are drawn.
+    By default these are the lines with two sizes or more, of models of the last such row's size, at
+    most MOST_LINES: the fastest at the largest size. Single points are drawn only where there are
+    no lines.
 
     Args:
-        contenders: whose lines to draw instead.
+        contenders: the contenders to draw instead.
 
     Raises:
         ValueError: there are no rows, or more contenders than MOST_LINES.
     """
     if not rows:
-        raise ValueError("there are no rows to draw")
+        raise ValueError("there must be rows to draw, got none")
     if contenders is not None:
         if len(contenders) > MOST_LINES:
-            raise ValueError(f"a picture has {MOST_LINES} lines at most, got {len(contenders)}")
+            raise ValueError(f"a figure has {MOST_LINES} lines at most, got {len(contenders)}")
         rows = [row for row in rows if row.contender in contenders]
     lines = {label: sorted(own, key=lambda row: row.extent) for label, own in by_line(rows).items()}
     if contenders is not None:
@@ -54,10 +54,10 @@ def chosen_lines(
 
 
 def cost_figure(lines: Mapping[str, Sequence[Row]]) -> Figure:
-    """Time and memory against resolution (ops: tokens), log axes, the labels at the lines' ends.
+    """Draw time and memory against resolution (ops: tokens), with labels at the lines' ends.
 
-    Memory is what a call takes at its peak and what is held between calls; the panel is left out
-    where none was measured.
+    Memory is the sum of a call's peak and of what is held between calls. Without a measurement the
+    panel is omitted.
 
     Args:
         lines: see :func:`chosen_lines`.
@@ -71,7 +71,7 @@ def cost_figure(lines: Mapping[str, Sequence[Row]]) -> Figure:
     axes[0].set(title="Time", ylabel=f"ms per {call}")
     _draw(axes[0], lines, lambda row: float("nan") if row.seconds is None else 1e3 * row.seconds)
     if has_memory:
-        axes[1].set(title=f"Memory beside the {'inputs' if of_ops else 'weights'}", ylabel="MiB")
+        axes[1].set(title=f"Memory without the {'inputs' if of_ops else 'weights'}", ylabel="MiB")
         _draw(axes[1], lines, _mebibytes)
     first = rows[0]
     figure.suptitle(
@@ -83,7 +83,7 @@ def cost_figure(lines: Mapping[str, Sequence[Row]]) -> Figure:
 
 
 def _mebibytes(row: Row) -> float:
-    """What a call took and what is kept; NaN where neither, which has no place on a log axis."""
+    """The peak of a call and what is held; NaN for zero, which a log axis cannot show."""
     total = (row.peak_bytes or 0) + (row.held_bytes or 0)
     return total / 2**20 if total else float("nan")
 
@@ -110,11 +110,8 @@ def _draw(axis: Axes, lines: Mapping[str, Sequence[Row]], value: Callable[[Row],
 
 
 def _write_labels(axis: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
-    """Write each line's label right of its end, those of one size above each other."""
-    (
-        axis.get_xlim(),
-        axis.get_ylim(),
-    )  # asked for, the axes fit the lines, which is put off till then
+    """Write each line's label right of its end; stack the labels of lines that end at one size."""
+    _ = axis.get_xlim(), axis.get_ylim()  # updates the limits, which matplotlib computes lazily
     to_axes = axis.transData + axis.transAxes.inverted()
     lowest: dict[float, float] = {}
     for label, (extent, height, color) in sorted(ends.items(), key=lambda end: end[1][1]):

@@ -1,14 +1,15 @@
-"""flash-linear-attention's `fused_chunk_ttt_linear`, the peer on a GPU, where it computes the same.
+"""flash-linear-attention's `fused_chunk_ttt_linear`, for calls where it equals `ttt_linear`.
 
-Its step is ours with other names (`chunk_size` b, `initial_state` W₀ per batch element), but
+Its step is that of `ttt_linear` with other names (`chunk_size` b, `initial_state` W₀ per batch
+element), with three differences:
 
-- its learning rate η_t [B, T, H, 1] belongs to the token t that looks, not to the one that taught:
-  it is our position scale, free for every token, and our learning rate of a token does not exist;
+- its learning rate η_t [B, T, H, 1] is that of the query's token t, not of the key's: it is a
+  position scale per token, and a learning rate per key does not exist;
 - every head scans forwards;
-- its output is f(q_t) = z_t + LN(z_t) with z_t = q_t W_t + b_t, where ours is q_t + LN(z_t).
+- its output is f(q_t) = z_t + LN(z_t) with z_t = q_t W_t + b_t, that of `ttt_linear` q_t + LN(z_t).
 
-So the same training of the same states is asked of both where all tokens share one learning rate
-and all heads scan forwards, and the outputs differ by which vector is added last.
+With one learning rate for all tokens and all heads scanning forwards, both compute the same states,
+and their outputs differ by the last summand only.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from vision_ttt.bench.problems import Problem
 from vision_ttt.ops import ttt_linear
 
 LARGEST_DIMENSION = 128
-CHUNK_SIZES = (16, 32, 64)  # powers of two; a tensor core's product wants 16 rows
+"""The largest head dimension that its kernels support."""
+CHUNK_SIZES = (16, 32, 64)
+"""The mini-batch sizes to measure: powers of two of at least 16, the rows of a tensor core."""
 
 
 def refusal(problem: Problem, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why it cannot serve the shared case of a problem there, in a few words, or None if it can."""
+    """The reason why it does not support a problem on the device, or None if it does."""
     if device.type != "cuda":
         return f"its kernels are for cuda, not {device.type}"
     if dtype == torch.float64:
@@ -44,12 +47,12 @@ def refusal(problem: Problem, dtype: torch.dtype, device: torch.device) -> str |
 
 
 def arguments(inputs: dict[str, Tensor], mini_batch_size: int) -> dict[str, Tensor]:
-    """Turn the tensor arguments of `ttt_linear` in the shared case into the peer's, new leaves.
+    """Convert arguments of `ttt_linear` for a `shared` problem to its own, as new leaves.
 
-    Its kernels want the norm and η in the dtype of the views and a state per batch element.
+    Its kernels require the norm and η in the dtype of the views and a state per batch element.
 
     Args:
-        inputs: of :meth:`Problem.inputs`: eta [B, T, H] with one value only.
+        inputs: those of :meth:`Problem.inputs`, with eta [B, T, H] of a single value.
         mini_batch_size: b.
     """
     q = inputs["q"]
@@ -76,10 +79,10 @@ _ARGUMENTS = ("q", "k", "v", "ln_weight", "ln_bias", "eta", "w0", "b0")
 
 
 def fused_chunk(problem: Problem) -> Callable[..., Tensor]:
-    """The peer's function o = f(q, k, v, w, b, eta, initial_state, initial_state_bias)."""
+    """Its function o = f(q, k, v, w, b, eta, initial_state, initial_state_bias)."""
     from fla.ops.ttt import fused_chunk_ttt_linear
 
-    # Its default scales the queries by 1 / √d, which ours does not.
+    # By default it scales the queries by 1 / √d, which `ttt_linear` does not.
     function = partial(fused_chunk_ttt_linear, scale=1.0, chunk_size=problem.mini_batch_size)
 
     def output(**tensors: Tensor) -> Tensor:
@@ -100,9 +103,10 @@ def by_ttt_linear(
     *,
     chunk_size: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """What the peer computes, told by `ttt_linear`: the definition that it is checked against.
+    """The definition of its function by calls of `ttt_linear`, to check it against.
 
-    A call per token, whose final state is W_t: slow, differentiable, any dtype.
+    It makes a call per token, whose final state is W_t. It is slow, differentiable and supports
+    every dtype.
 
     Returns:
         o [B, T, H, d] and the final state, W [B, H, d, d] and b [B, H, 1, d].
@@ -110,7 +114,7 @@ def by_ttt_linear(
     batch, length, heads, _ = q.shape
 
     def folded(x: Tensor) -> Tensor:
-        """[B, T, H, …] → [1, T, B · H, …]: a position scale of ours has no batch axis."""
+        """[B, T, H, …] → [1, T, B · H, …], because a position scale has no batch axis."""
         return x.movedim(0, 1).flatten(1, 2).unsqueeze(0)
 
     q, k, v, eta = (folded(x) for x in (q, k, v, eta))

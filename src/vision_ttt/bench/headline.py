@@ -1,4 +1,4 @@
-"""What the newest rows of one contender say, for the top of a page."""
+"""A summary of one contender's newest rows, for the top of a page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def headline(rows: Sequence[Row], contender: str) -> str:
     fused attention, and to plain attention; see :class:`vision_ttt.bench.rivals.Rivals`.
 
     Raises:
-        UserError: the contender was not timed beside another model.
+        UserError: no command timed the contender together with another project's model.
     """
     compared = [
         (row, rivals)
@@ -31,7 +31,7 @@ def headline(rows: Sequence[Row], contender: str) -> str:
         if (rivals := find_rivals(row, rows)).strongest is not None
     ]
     if not compared:
-        raise UserError(f"{contender!r} was not timed beside another model")
+        raise UserError(f"no command timed {contender!r} together with another project's model")
     compared.sort(key=lambda each: (each[0].resolution, -each[0].batch_size, each[0].dtype))
     lines = [
         (

@@ -1,4 +1,4 @@
-"""Which fused kernels a model really runs: labels promise them, this looks."""
+"""The fused kernels that a model runs, recorded during a call."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vision_ttt.ops._backend import AUTO
 from vision_ttt.ops._table import TABLE
 
 ATTENTION = "attention by "
-"""How the names of attention kernels begin."""
+"""The prefix of the names of attention kernels."""
 
 _ATTENTION = "aten::_scaled_dot_product_"
 _OURS = "vision_ttt::"
-_BACKEND_PLACE = -1  # of the arguments of an op with several backends
+_BACKEND_PLACE = -1  # the place of the backend's name among a learner op's arguments
 
 
 class _Recorder(TorchDispatchMode):
-    """Remembers the fused operations that pass."""
+    """Records the names of fused operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,32 +34,33 @@ class _Recorder(TorchDispatchMode):
             self.seen.add(ATTENTION + name.removeprefix(_ATTENTION))
         elif name.startswith(_OURS):
             op = name.removeprefix(_OURS)
-            self.seen.add(f"{op} by {_serving(op, args)}" if op in KERNELS else op)
+            self.seen.add(f"{op} by {_backend_of(op, args)}" if op in KERNELS else op)
         return func(*args, **(kwargs or {}))
 
 
 def kernels_run(call: Callable[[], object]) -> list[str]:
-    """Name the fused kernels that a call runs, each once, sorted.
+    """Return the names of the fused kernels that a call runs, each once, sorted.
 
-    Attention with torch's name of the kernel, e.g. "attention by flash_attention" on a GPU,
-    "attention by flash_attention_for_cpu"; attention that is composed of matrix products and a
-    softmax has none. ttt_linear and ttt_mlp with their backend, e.g. "ttt_linear by cpu"; of the
-    other ops of this library those that run by a kernel.
+    - Attention has torch's name of the kernel, e.g. "attention by flash_attention" on a GPU or
+      "attention by flash_attention_for_cpu". Attention that is composed of matrix products and a
+      softmax has no name.
+    - ttt_linear and ttt_mlp have the name of their backend, e.g. "ttt_linear by cpu".
+    - The other ops of this library are included where a kernel computes them.
 
     Args:
-        call: not in inference mode, where composed operations hide what they consist of, and not
-            compiled.
+        call: must be neither compiled nor in inference mode, which hides the operations within
+            composed ones.
     """
     with _Recorder() as recorder:
         call()
     return sorted(recorder.seen)
 
 
-def _serving(op: str, args: tuple[Any, ...]) -> str:
+def _backend_of(op: str, args: tuple[Any, ...]) -> str:
     """The backend of a call of the custom op."""
     backend = args[_BACKEND_PLACE]
     if backend != AUTO:
         return backend
-    # As the op does it when it runs.
+    # The op selects its backend in the same way.
     inputs = TABLE[op].inputs(*args[: TABLE[op].width])
     return next(name for name in KERNELS[op] if TABLE[op].refusal(name, inputs) is None)

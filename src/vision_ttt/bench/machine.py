@@ -1,4 +1,4 @@
-"""Where and with what a measurement was made."""
+"""The machine, the versions and the command of a measurement."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from vision_ttt.bench.rows import Run
 from vision_ttt.engine.logs import versions
 from vision_ttt.ops._native import instruction_set
 
-# What a measurement depends on; results and pages that a former one wrote do not make it dirty.
+# The files that a measurement depends on. Changed results and pages do not make a commit dirty.
 _SOURCES = (":/src", ":/csrc", ":/setup.py", ":/pyproject.toml")
 
-# What changes a measurement without being seen in the command: names, or how they begin.
+# Environment variables that affect a measurement: their names or prefixes.
 _ENVIRONMENT = (
     *("VISION_TTT_BACKEND", "OMP_", "GOMP_", "KMP_", "MKL_NUM", "LD_PRELOAD", "MALLOC_"),
     *("THP_MEM_ALLOC_ENABLE", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTORCH_ALLOC_CONF"),
     *("PYTORCH_CUDA_ALLOC_CONF", "TORCH_ALLOW_TF32", "NVIDIA_TF32_OVERRIDE", "TIMM_FUSED_ATTN"),
     "TRITON_INTERPRET",
 )
-# scikit-learn sets these for every process that imports it.
+# scikit-learn sets these in every process that imports it.
 _NOT_THE_USERS = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
 
 
 def describe_run(argv: Sequence[str], device: torch.device) -> Run:
-    """Record the machine, the versions and the command `argv` (its program's name included).
+    """Record the machine, the versions and the command `argv`, which includes the program's name.
 
-    Before the command stand the environment's variables that change what is measured.
+    The recorded command begins with the environment variables that affect the measurement.
     """
     version = versions()
     processor = processor_name()
@@ -62,17 +62,17 @@ def describe_run(argv: Sequence[str], device: torch.device) -> Run:
 
 
 def _environment() -> list[str]:
-    """NAME=value of the variables that change a measurement, as one writes them in a shell."""
-    told = {
+    """NAME=value, as in a shell, of the variables that affect a measurement."""
+    affecting = {
         name: value
         for name, value in os.environ.items()
         if name.startswith(_ENVIRONMENT) and _NOT_THE_USERS.get(name) != value
     }
-    return [f"{name}={shlex.quote(value)}" for name, value in sorted(told.items())]
+    return [f"{name}={shlex.quote(value)}" for name, value in sorted(affecting.items())]
 
 
 def processor_name() -> str:
-    """The processor as its maker calls it, where the system tells, else its architecture."""
+    """The processor's model name where the system reports it, else its architecture."""
     table = Path("/proc/cpuinfo")
     if table.exists():
         for line in table.read_text().splitlines():
@@ -82,9 +82,9 @@ def processor_name() -> str:
 
 
 def graphics_driver(device: torch.device) -> tuple[str, str]:
-    """The driver's version, and the GPU's clocks and power limit; empty where nvidia-smi is silent.
+    """The driver's version, and the GPU's clocks and power limit; empty if nvidia-smi fails.
 
-    The clocks are those of a moment before the measurement, beside the highest.
+    The clocks are the current and the highest.
     """
     fields = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
     answer = _answer(
@@ -108,10 +108,10 @@ def installed(package: str) -> str:
 
 
 def commit() -> str:
-    """The commit that this source is of, with "-dirty" where sources differ or are new, or "".
+    """The commit of this source tree, with "-dirty" where sources differ or are new, or "".
 
-    An installed package may lie inside somebody else's repository: only one that tracks this very
-    file is asked.
+    An installed package may lie inside another project's repository, so a repository counts only if
+    it tracks this file.
     """
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return ""
@@ -124,9 +124,9 @@ def _git(*arguments: str) -> str | None:
 
 
 def _answer(*command: str, folder: Path | None = None) -> str | None:
-    """What a program prints, or None where it is missing or fails."""
+    """A program's output, or None where the program is missing or fails."""
     try:
         answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    except OSError:  # it is not installed
+    except OSError:  # not installed
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""The memory that a call takes above what was there before it."""
+"""The memory of a call, in addition to the memory in use before it."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ class Memory(NamedTuple):
     """Bytes, or None where they were not measured."""
 
     peak: int | None = None
-    """Of a warm call, above what was in use before it; see :func:`peak_memory`."""
+    """The peak of a warm call above the memory in use before it; see :func:`peak_memory`."""
     held: int | None = None
-    """What the first call left in use: a runtime that keeps its buffers has small peaks."""
+    """The memory that the first call left in use: a runtime that keeps its buffers has small
+    peaks."""
 
 
 def can_measure(device: torch.device) -> bool:
-    """Whether :func:`peak_memory` knows a way: on CUDA, and on a CPU under Linux."""
+    """Whether :func:`peak_memory` supports the device: CUDA, and a CPU under Linux."""
     return device.type == "cuda" or (_STATUS.exists() and os.access(_CLEAR_REFS, os.W_OK))
 
 
 def peak_memory(prepare: Prepare, device: torch.device) -> int | None:
-    """Bytes at the call's peak above those in use before it: weights and inputs do not count.
+    """Bytes at the call's peak above those in use before it, without weights and inputs.
 
-    On CUDA the allocator's own record. On a CPU the process's resident memory, whose peak Linux
-    records and lets one reset; free pages of the heap are handed back first, so that the call has
-    to take them again. Resident memory sees every allocator, the scratch of compiled kernels too,
-    and what malloc cannot reuse because it is scattered. It has limits: pages count once they are
-    written, their size is the grain, and the noise is about a megabyte, so that figures of few
-    megabytes say little. The call must have run before: what a first call builds once is no part of
-    it. Nothing else may allocate meanwhile.
+    On CUDA this is the allocator's own record. On a CPU it is the process's resident memory, whose
+    peak Linux records and resets on request. Free pages of the heap are released first, so that the
+    call has to allocate them again. Resident memory covers every allocator, the scratch of compiled
+    kernels, and memory that malloc cannot reuse because of fragmentation. It has limits: pages
+    count once they are written, the resolution is a page, and the noise is about a megabyte, so
+    that figures of few megabytes mean little. The call must have run before, because a first call
+    also builds what later ones reuse. Nothing else may allocate meanwhile.
 
     Returns:
-        None where :func:`can_measure` is false.
+        The bytes, or None where :func:`can_measure` is false.
     """
     if not can_measure(device):
         return None
@@ -61,7 +62,7 @@ def peak_memory(prepare: Prepare, device: torch.device) -> int | None:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    _hand_back_free_pages()
+    _release_free_pages()
     before = _resident("VmRSS")
     _CLEAR_REFS.write_text(_RESET_PEAK)
     call()
@@ -73,7 +74,7 @@ def measure_memory(
 ) -> tuple[Timing, int | None]:
     """Return the timing of a call and its :func:`peak_memory`.
 
-    A call that could not be timed is not run again; one that gets no memory now has failed too.
+    A call that could not be timed is not run again. A lack of memory here is a failure, too.
     """
     if timing.failure:
         return timing, None
@@ -84,22 +85,24 @@ def measure_memory(
 def memory_in_processes(
     build: Callable[[], Prepare], device: torch.device, *, runs: int
 ) -> tuple[Memory, str]:
-    """Measure the warm call of something in fresh processes, one after the other.
+    """Measure a warm call in fresh processes, one after the other.
 
-    A process that has computed other things has a heap in pieces, of which a call takes now more,
-    now less; hence fresh ones, and the median of `runs`.
+    The result is the median of `runs` fresh processes: the heap of a process that has computed
+    other things is fragmented, and a call reuses more or less of it.
 
     Args:
-        build: makes in each process what prepares the call; it is pickled, so a function of a
-            module or a partial of one.
+        build: called in each process; returns what prepares the call. It is pickled, so it must be
+            a function of a module or a partial of one.
+        device: the device of the call.
+        runs: the number of processes; 0 measures nothing.
 
     Returns:
-        (the memory, ""), or (none, why): the call got none.
+        (the memory, ""), or (no memory, the reason) where the call ran out of memory.
     """
     if runs < 1 or not can_measure(device):
         return Memory(), ""
-    # Processes of a server that has imported torch and never computed: they start at once, and
-    # no thread of this process is copied in the middle of something.
+    # A fork server that has imported torch and never computed: its processes start at once, and no
+    # thread of this process is copied in an undefined state.
     context = get_context("forkserver")
     context.set_forkserver_preload(["vision_ttt.bench.entrants"])
     found = []
@@ -109,7 +112,7 @@ def memory_in_processes(
                 memory, failure = pool.submit(
                     _of_warm_call, build, device, torch.get_num_threads()
                 ).result()
-            except BrokenProcessPool:  # the system ended it
+            except BrokenProcessPool:  # the system killed the process
                 memory, failure = None, OUT_OF_MEMORY
         if failure:
             return Memory(), failure
@@ -124,17 +127,17 @@ def _of_warm_call(
 
     def measure() -> Memory:
         prepare = build()
-        _hand_back_free_pages()
-        before = _resident("RssAnon")  # pages of libraries, which others share, do not count
+        _release_free_pages()
+        before = _resident("RssAnon")  # without the libraries' pages, which processes share
         prepare()()
-        _hand_back_free_pages()
+        _release_free_pages()
         held = max(0, _resident("RssAnon") - before)
         return Memory(peak_memory(prepare, device), held)
 
     return unless_out_of_memory(measure)
 
 
-def _hand_back_free_pages() -> None:
+def _release_free_pages() -> None:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 

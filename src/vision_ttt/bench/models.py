@@ -1,4 +1,4 @@
-"""Whole models: inference and training steps against the resolution."""
+"""The measurement of whole models: inference and training steps against the resolution."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from vision_ttt.engine.config import ConfigError
 
 
 def steps_of_models(contenders: int, resolutions: int, repeats: int) -> int:
-    """How often :func:`measure_models` advances at most: warm-up, repeats and memory of each."""
+    """The most calls of `advance` by :func:`measure_models`: warm-up, repeats, memory of each."""
     return contenders * resolutions * (repeats + 2)
 
 
 @functools.cache
 def multiply_adds(contender: Contender, resolution: int) -> int:
-    """Count the multiply-adds of a contender on one image, which computes nothing.
+    """Count the multiply-adds of a contender on one image, on the meta device.
 
     Raises:
-        ConfigError: the contender cannot be built for that size or does not take such images.
+        ConfigError: the contender cannot be built for that size or does not support such images.
     """
     with torch.device("meta"):
         model = contender.build(resolution)
@@ -34,7 +34,7 @@ def multiply_adds(contender: Contender, resolution: int) -> int:
             return count_macs(model, (3, resolution, resolution))
         except (ValueError, AssertionError, RuntimeError) as error:
             raise ConfigError(
-                f"{contender.label} does not take images of {resolution}² pixels: {error}"
+                f"{contender.label} does not support images of {resolution}² pixels: {error}"
             ) from error
 
 
@@ -49,16 +49,17 @@ def measure_models(
 ) -> Iterator[list[Row]]:
     """Measure the contenders against each other, one resolution after the other.
 
-    Inference is a forward pass in evaluation mode, weights and images in the given dtype: what one
-    deploys for speed, while autocast would cast the weights at every call. A training step is the
-    forward and backward pass of the cross-entropy in training mode, float32 weights under autocast
-    to the dtype; no optimiser. Its memory holds the gradients.
+    Inference is a forward pass in evaluation mode, with weights and images in the given dtype, as
+    in a deployment; autocast would cast the weights at every call. A training step is the forward
+    and backward pass of the cross-entropy in training mode, with float32 weights under autocast to
+    the dtype, without an optimiser. Its memory includes the gradients.
 
-    A deployed model takes images in float32, whatever it computes in; its logits are compared with
-    those of the modules before it is timed. Modules first run one image, to see which fused kernels
-    serve them; a contender whose label promises fused attention and that runs none is not timed.
-    Neither is one whose runtime is missing or computes something else, nor one that gets no memory
-    or takes too long, nor is it tried again at that size or above. The row says why.
+    A deployed model receives images in float32, for any dtype that it computes in. Its logits are
+    compared with those of the modules before it is timed. Modules first run one image, to record
+    their fused kernels. Not timed are a contender whose label promises fused attention and that
+    runs none, one whose runtime is missing or computes other logits, and one that runs out of
+    memory or of time. The latter is not measured again at that size or above. The row has the
+    reason.
 
     Yields:
         The rows of one resolution, one per contender.
@@ -68,7 +69,7 @@ def measure_models(
     """
     dropouts = Dropouts()
     for resolution in resolutions:
-        # Compiled code is per model; what former resolutions left would count against its limit.
+        # Code compiled for earlier resolutions would count against PyTorch's recompilation limit.
         torch.compiler.reset()
         entrants = {
             contender.label: enter(
@@ -137,7 +138,7 @@ def measure_models(
 def _measure_memory(
     prepare: Prepare, make: Callable[[], Prepare], settings: Settings, timing: Timing
 ) -> tuple[Timing, Memory]:
-    """On a CPU in fresh processes, on CUDA of the very contender that was timed."""
+    """Measure memory: on a CPU in fresh processes, on CUDA in this one."""
     if timing.failure:
         return timing, Memory()
     if settings.device.type == "cuda":

@@ -1,10 +1,10 @@
-"""What the command line can name; free of PyTorch."""
+"""The names that the command line accepts. This module does not import PyTorch."""
 
 OPS = ("ttt_linear", "ttt_mlp")
-"""The ops that learn along the tokens."""
+"""The learner ops."""
 
 FLASH_LINEAR_ATTENTION = "flash-linear-attention"
-"""The peer of `ttt_linear` on a GPU."""
+"""Another project's implementation of `ttt_linear` for GPUs."""
 
 TINY = (
     "deit_tiny_patch16_224",
@@ -12,7 +12,7 @@ TINY = (
     "vim_tiny_patch16_224",
     "vit3_tiny_patch16_224",
 )
-"""The default contenders; of these, the registered ones."""
+"""The default contenders, as far as they are registered with timm."""
 
 RUNTIMES = {
     "for_inference": "vision_ttt.for_inference, packed and fused",
@@ -20,17 +20,18 @@ RUNTIMES = {
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
 }
-"""How a model can be deployed on a CPU; in a contender's name after a colon."""
+"""Runtimes that deploy a model on a CPU → their description. A contender's label has the runtime
+after a colon."""
 
 DEPLOYED = (
     *("deit_tiny_patch16_224:openvino", "deit_tiny_patch16_224:onnxruntime"),
     *("deit_tiny_patch16_224:for_inference", "vittt_tiny_patch16_224:for_inference"),
     "vit3_tiny_patch16_224:for_inference",
 )
-"""The default contenders for inference on a CPU, beside :data:`TINY`."""
+"""The default contenders for inference on a CPU, in addition to :data:`TINY`."""
 
 TRAINED = ("vittt_tiny_patch16_224 (fused)",)
-"""The default contenders for training steps, beside :data:`TINY`."""
+"""The default contenders for training steps, in addition to :data:`TINY`."""
 
 MOST_LINES = 6
-"""Of a picture: more cannot be told apart."""
+"""The most lines of a figure. More cannot be distinguished."""

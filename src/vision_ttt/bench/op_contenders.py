@@ -1,4 +1,4 @@
-"""Who computes an op: its backends, and of `ttt_linear` other projects' where they coincide."""
+"""The measured implementations of an op: its backends, and other projects' `ttt_linear`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from vision_ttt.ops._table import TABLE
 KERNELS: dict[str, Mapping[str, Backend]] = {
     name: TABLE[name].backends for name in ("ttt_linear", "ttt_mlp")
 }
-"""Of each op, fastest first."""
+"""Op → its backends, fastest first."""
 
 Inputs = dict[str, Tensor]
+"""Argument → tensor."""
 Outputs = dict[str, Tensor]
+"""Result → tensor."""
 
-# max|got − wanted| / max|wanted| of outputs and of gradients. Inputs are rounded before, so that
-# only the arithmetic is judged.
+# max|got − wanted| / max|wanted| of outputs and of gradients. Inputs are rounded first, so that the
+# error is that of the arithmetic only.
 TOLERANCES = {
     torch.float32: (1e-5, 5e-5),
     torch.bfloat16: (1e-2, 2e-2),
     torch.float16: (2e-3, 4e-3),
 }
-# A peer need not be as exact as we are to be timed; it must compute the same function. Of float32
-# products it takes some in TF32.
+# Another project's implementation may be less exact, but must compute the same function. It rounds
+# the factors of some float32 products to TF32.
 PEER_TOLERANCES = {
     torch.float32: (1e-2, 5e-2),
     torch.bfloat16: (5e-2, 1e-1),
@@ -48,9 +50,13 @@ class OpContender(NamedTuple):
     inputs: Callable[..., Inputs]
     """(problem, dtype, device, *, requires_grad) → fresh tensors."""
     timed: Callable[..., Tensor]
+    """The call to be timed."""
     checked: Callable[..., Outputs]
+    """The call to be checked."""
     exact: Callable[..., Outputs]
+    """The definition of `checked`."""
     tolerances: dict[torch.dtype, tuple[float, float]]
+    """Dtype → tolerances of outputs and of gradients."""
 
 
 def backends(op: str) -> list[str]:
@@ -59,12 +65,12 @@ def backends(op: str) -> list[str]:
 
 
 def op_contenders(op: str, device: torch.device) -> list[str]:
-    """Those that take part unless named: all but the reference, which is for reading."""
+    """The default contenders: all but the reference, which is written for reading."""
     return [*KERNELS[op], *(_peers(op) if device.type == "cuda" else [])]
 
 
 def known_contenders(op: str) -> list[str]:
-    """Everyone that can be named."""
+    """All contenders that the command line accepts."""
     return [*backends(op), *_peers(op)]
 
 
@@ -73,7 +79,7 @@ def _peers(op: str) -> list[str]:
 
 
 def refusal(name: str, problem: Problem, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a contender cannot serve the problem there, in a few words, or None if it can."""
+    """The reason why a contender does not support the problem on the device, None if it does."""
     if name == flash_linear_attention.NAME:
         return flash_linear_attention.refusal(problem, dtype, device)
     if name == "reference":
@@ -85,7 +91,7 @@ def refusal(name: str, problem: Problem, dtype: torch.dtype, device: torch.devic
 
 
 def op_contender(name: str, problem: Problem) -> OpContender:
-    """The contender called `name`; a peer's problem must be of the shared case."""
+    """The contender `name`. Another project's implementation requires a `shared` problem."""
     if name == flash_linear_attention.NAME:
         return _flash_linear_attention(problem)
     options = problem.options(name)
@@ -117,7 +123,8 @@ def _flash_linear_attention(problem: Problem) -> OpContender:
     return OpContender(
         inputs=inputs,
         timed=function,
-        # Its final bias takes in the padding of a short mini-batch, so that states do not compare.
+        # Its final bias includes the padding of a short mini-batch, so final states are not
+        # compared.
         checked=lambda **tensors: {"output o": function(**tensors)},
         exact=lambda **tensors: {"output o": definition(**tensors)[0]},
         tolerances=PEER_TOLERANCES,

@@ -1,4 +1,4 @@
-"""An op that learns: its contenders against each other, and the machine's matmul rate."""
+"""The measurement of a learner op: its contenders in turn with a matrix product."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, Timi
 from vision_ttt.bench.rows import Row, Run
 
 PASSES = {"forward": False, "forward + backward": True}
+"""Name of a measured call → whether it includes the backward pass."""
 _MATMUL = "matmul"
 
 
 def steps_of_ops(contenders: int, problems: int, repeats: int) -> int:
-    """How often :func:`measure_ops` advances at most: warm-up, repeats and memory of each."""
+    """The most calls of `advance` by :func:`measure_ops`: warm-up, repeats and memory of each."""
     calls = contenders * len(PASSES)
     return problems * (calls * (repeats + 2) + repeats + 1)
 
@@ -34,13 +35,13 @@ def measure_ops(
 ) -> Iterator[list[Row]]:
     """Measure contenders against each other, one problem after the other.
 
-    Forward is a call in inference mode; forward + backward computes the gradients of all tensor
-    arguments. A matrix product takes its turns among them: of 1024 × 1024 float32 matrices on a
-    CPU, of 8192 × 8192 matrices of the views' dtype on a GPU.
-    `settings.batch_size` is not used: a problem has its own.
+    "forward" is a call in inference mode; "forward + backward" computes the gradients of all tensor
+    arguments. A matrix product is timed in turn with them: of 1024 × 1024 float32 matrices on a
+    CPU, of 8192 × 8192 matrices of the views' dtype on a GPU. `settings.batch_size` is ignored,
+    because a problem has its own.
 
-    What gets no memory or takes too long is not tried again with as many tokens or more; its row
-    says why.
+    A contender that runs out of memory or of time is not measured again at that length or above;
+    its row has the reason.
 
     Yields:
         The rows of one problem, one per contender and pass.

@@ -1,4 +1,4 @@
-"""Calls of the ops that learn along the tokens, to be measured: their inputs and arithmetic."""
+"""The measured calls of the learner ops: their inputs and multiply-adds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vision_ttt.ops import ttt_linear, ttt_mlp
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {"ttt_linear": ttt_linear, "ttt_mlp": ttt_mlp}
-"""Of each op in :data:`vision_ttt.bench.names.OPS`."""
+"""Op of :data:`vision_ttt.bench.names.OPS` → its public function."""
 
 
 class Problem(NamedTuple):
@@ -25,24 +25,24 @@ class Problem(NamedTuple):
     mini_batch_size: int
     op: str = "ttt_linear"
     shared: bool = False
-    """The case of ttt_linear that flash-linear-attention computes too: all heads scan forwards, one
-    learning rate for all tokens. Otherwise a Vittt block's: half the heads scan backwards, one rate
-    per token."""
+    """Whether the call is one that flash-linear-attention supports too: all heads scan forwards,
+    with one learning rate for all tokens. Otherwise it is a Vittt block's: half of the heads scan
+    backwards, with a learning rate per token."""
 
     @property
     def case(self) -> str:
-        """What a row says of it."""
+        """The text of a row's column "case"."""
         if self.op != "ttt_linear":
             return self.op
         return "all heads forwards, one learning rate" if self.shared else ""
 
     @property
     def function(self) -> Callable[..., Tensor]:
-        """The op."""
+        """The op's public function."""
         return FUNCTIONS[self.op]
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the initial state's tensors."""
+        """The shapes of the initial state's tensors."""
         heads, dim, hidden = self.heads, self.dim, 4 * self.dim
         if self.op == "ttt_linear":
             return {"w0": (heads, dim, dim), "b0": (heads, dim)}
@@ -92,7 +92,7 @@ class Problem(NamedTuple):
         }
 
     def macs(self, *, backward: bool) -> int:
-        """Multiply-adds of a call by the op's registered formula, whichever backend serves."""
+        """Multiply-adds of a call by the op's registered formula, the same for all backends."""
         inputs = self.inputs(torch.float32, "meta", requires_grad=backward)
         with FlopCounterMode(display=False) as counter:
             o = self.function(**inputs, **self.options("dual"))

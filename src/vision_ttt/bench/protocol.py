@@ -1,4 +1,4 @@
-"""How contenders are timed: interleaved in one process, warmed up, medians with their spread."""
+"""The timing of contenders: in turns in one process, warmed up, medians with their spread."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ Prepare = Callable[[], Callable[[], object]]
 """Makes fresh inputs, which is not timed, and returns the call to be timed on them."""
 
 Advance = Callable[[str], None]
-"""Told the name of a contender whenever a step of its measurement is done."""
+"""Called with the name of a contender after each step of its measurement."""
 
 Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
-WARMUP_CALLS = 2  # the first pays for what is built once; the second says how long a call takes
-SHORTEST_REPEAT = 0.2  # seconds; shorter calls are repeated and averaged, or noise is what one sees
-REST = 0.05  # seconds before a turn; until then threads of the contender before may wait actively
+WARMUP_CALLS = 2
+"""Untimed calls. The first one builds what later calls reuse, the second estimates the duration."""
+SHORTEST_REPEAT = 0.2
+"""Seconds. Shorter calls are repeated and averaged, to reduce the noise."""
+REST = 0.05
+"""Seconds before a turn, in which idle threads of the previous contender stop to wait actively."""
 OUT_OF_MEMORY = "out of memory"
+"""The failure of a contender without enough memory."""
 
-# What the allocator of a CPU says where it gets no memory; it has no error class of its own.
+# Messages of the CPU allocator's error, which has no class of its own.
 _NO_MEMORY = ("can't allocate memory", "not enough memory")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure, whatever it is."""
+    """The settings of a measurement."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -42,10 +46,11 @@ class Settings:
     compiled: bool = False
     repeats: int = 5
     shortest_repeat: float = SHORTEST_REPEAT
+    """Seconds, see :func:`interleave`."""
     longest_call: float = math.inf
-    """Seconds, both: see :func:`interleave`."""
+    """Seconds, see :func:`interleave`."""
     memory_runs: int = 0
-    """How many processes of their own measure a model's memory on a CPU; 0: it is not measured."""
+    """The number of processes that measure a model's memory on a CPU; 0 for no measurement."""
 
     @property
     def dtype_name(self) -> str:
@@ -54,9 +59,9 @@ class Settings:
 
 
 class Timing(NamedTuple):
-    """Seconds of one call: median and interquartile range over the repeats; or why there are none.
+    """Seconds of one call, median and interquartile range over the repeats, or a failure.
 
-    `seconds` and `spread` are None exactly where `failure` is not empty.
+    `seconds` and `spread` are None if and only if `failure` is not empty.
     """
 
     seconds: float | None
@@ -65,19 +70,19 @@ class Timing(NamedTuple):
 
 
 class Dropouts:
-    """Who failed at which size, told in the log: not to be tried again at that size or above."""
+    """The contenders that failed, with their sizes. They are not measured at larger sizes."""
 
     def __init__(self) -> None:
         self._smallest: dict[str, tuple[int, str]] = {}
 
     def add(self, name: str, size: int, where: str, failure: str) -> None:
-        """Remember the failure of a contender at a size that is called `where`."""
+        """Record and log the failure of a contender at a size, which messages call `where`."""
         _log.warning("%s at %s is not timed: %s", name, where, failure)
         if name not in self._smallest or size < self._smallest[name][0]:
             self._smallest[name] = size, f"{failure} at {where}"
 
     def reason(self, name: str, size: int) -> str:
-        """Why the contender is not to be tried at a size, or ""."""
+        """The reason why the contender is not measured at a size, or ""."""
         smallest, failure = self._smallest.get(name, (math.inf, ""))
         return failure if size >= smallest else ""
 
@@ -91,30 +96,30 @@ def interleave(
     longest_call: float = math.inf,
     advance: Advance = lambda _name: None,
 ) -> dict[str, Timing]:
-    """Time the contenders turn by turn, so that a machine that slows down slows all of them.
+    """Time the contenders in turns, so that a machine that slows down slows all of them.
 
-    Each is warmed up first. Then, in each of `repeats` rounds, every contender has one turn, of as
-    many calls on fresh inputs as fill `shortest_repeat` seconds and at least one; every other round
-    runs in reverse order. The mean seconds per call of a turn are one sample.
+    Each contender is warmed up first. Then, in each of `repeats` rounds, every contender has one
+    turn: at least one call, and as many calls on fresh inputs as fill `shortest_repeat` seconds.
+    Every second round has the reverse order. A sample is the mean seconds per call of a turn.
 
-    On a CPU a call is timed by the clock, and a turn begins after a rest: threads of torch's pool
+    On a CPU the clock times a call, and a turn begins after a rest: idle threads of torch's pool
     wait actively for 10 ms after their last call, those of other runtimes for up to 40 ms, and
-    would take the processor from the next contender.
+    would slow down the next contender.
 
-    On CUDA a call is timed by events in the queue, which is not drained between the calls of a
-    turn: what the host does ahead of the device costs nothing, as in use, and what the device waits
-    for counts. Before each call its cache is overwritten.
+    On CUDA events in the queue time a call, and the queue is not drained between the calls of a
+    turn. As in ordinary use, work of the host ahead of the device costs nothing, and waiting of the
+    device counts. The device's cache is overwritten before each call.
 
-    A contender that runs out of memory or takes too long drops out; the others go on.
+    A contender that runs out of memory or exceeds `longest_call` is not measured further.
 
     Args:
         contenders: name → what prepares its call.
         repeats: samples per contender, at least 1.
-        device: where the contenders compute.
+        device: the device of the contenders.
         shortest_repeat: seconds.
-        longest_call: seconds; a contender whose second call takes longer drops out.
-        advance: told the contender's name after its warm-up and after each of its turns, so
-            `(repeats + 1) · len(contenders)` times if none drops out.
+        longest_call: the most seconds of a contender's second call.
+        advance: called with the contender's name after its warm-up and after each of its turns,
+            `(repeats + 1) · len(contenders)` times if none fails.
 
     Raises:
         ValueError: there is nothing to time or `repeats` is below 1.
@@ -167,9 +172,9 @@ def summarise(samples: list[float]) -> Timing:
 
 
 def unless_out_of_memory(step: Callable[[], Result]) -> tuple[Result | None, str]:
-    """Run a step of a measurement: (its result, ""), or (None, OUT_OF_MEMORY) if it had too little.
+    """Run a step of a measurement; return (its result, ""), or (None, OUT_OF_MEMORY).
 
-    Every other error goes through.
+    Errors other than a lack of memory are raised.
     """
     try:
         return step(), ""
@@ -177,7 +182,7 @@ def unless_out_of_memory(step: Callable[[], Result]) -> tuple[Result | None, str
         known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
         if not known and not any(sign in str(error) for sign in _NO_MEMORY):
             raise
-    # Out here the error is gone, and with it the frames that kept the tensors made so far.
+    # After the except block the error is deleted, and with it the frames that refer to tensors.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -196,7 +201,7 @@ def _seconds_on_cpu(prepare: Prepare, calls: int, device: torch.device) -> float
 
 
 def _seconds_on_cuda(prepare: Prepare, calls: int, device: torch.device) -> float:
-    # Inputs made a moment ago would lie in the cache, as they do in no use of the call.
+    # Inputs that were just made would be in the cache, unlike in ordinary use.
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     eviction = torch.empty(4 * cache, dtype=torch.uint8, device=device)
     marks = []

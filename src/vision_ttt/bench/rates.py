@@ -1,4 +1,4 @@
-"""What the machine can do at most: multiply-adds in registers, and its best matrix products."""
+"""The machine's peak rates: multiply-adds in registers, and the best matrix products."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from vision_ttt.ops._native import LIBRARY
 
-# Short turns, and many: on a shared machine some meet no other work.
+# Many short turns: on a shared machine some of them run undisturbed.
 _TURNS = 30
 _ROUNDS = 200_000
-# Of a product [tokens, channels] · [channels, channels].
+# Sizes of a product [tokens, channels] · [channels, channels].
 _TOKENS, _CHANNELS = 1024, 768
 
 
@@ -26,17 +26,18 @@ class Rates(NamedTuple):
     """Multiply-adds per second with all of torch's threads; None where it is not known."""
 
     fma_macs_per_second: float | None = None
-    """float32, on registers alone: no kernel can be faster."""
+    """float32, in registers only: no kernel can be faster."""
     product_macs_per_second: float | None = None
-    """The best matrix product at hand, float32."""
+    """The best available matrix product, float32."""
     bfloat16_product_macs_per_second: float | None = None
+    """The best available matrix product, bfloat16."""
 
 
 def measure_rates() -> Rates:
-    """Measure the CPU for about a second: of each rate the best of several turns.
+    """Measure the CPU for about a second; every rate is the best of several turns.
 
-    A product is PyTorch's `F.linear`, or oneDNN's with packed weights where PyTorch has it,
-    whichever is faster.
+    The product is the faster of PyTorch's `F.linear` and of oneDNN's with packed weights, where
+    PyTorch has the latter.
     """
     return Rates(fma_peak(), *(product_rate(dtype) for dtype in (torch.float32, torch.bfloat16)))
 
@@ -68,9 +69,9 @@ def product_rate(dtype: torch.dtype) -> float:
 
 
 def packed_product(x: Tensor, weight: Tensor) -> Callable[[], Tensor] | None:
-    """The call of oneDNN's x · weightᵀ, `weight` packed before; None where PyTorch lacks it.
+    """The call of oneDNN's x · weightᵀ with a packed `weight`; None where PyTorch lacks it.
 
-    The ops are PyTorch's own and private: they are tried once.
+    The ops are private to PyTorch, so a first call checks that they work.
     """
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, x.shape[0])

@@ -1,4 +1,4 @@
-"""The newest measurements as Markdown, and its place in a README."""
+"""The newest measurements as Markdown, and its insertion into a page."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def markdown(
 ) -> str:
     """Tables in GitHub's Markdown of the newest rows, one per command that measured them.
 
-    With `between` the exponents of time that :func:`exponents` fits stand below each table.
+    With `between` the exponents of time of :func:`exponents` follow each table.
     """
     shown: dict[Run, list[Row]] = {}
     for row in newest(rows):
         shown.setdefault(row.run, []).append(row)
     parts = []
     for run, own in shown.items():
-        # The baseline may have been measured again since, and its row be no longer the newest.
+        # The command's row of the baseline may be older than the baseline's newest row.
         beside = [row for row in rows if row.run == run]
         headings, lines = tabulate(own, baseline, among=beside)
         rule = ["---", *("---:" for _ in headings[1:])]
@@ -44,14 +44,14 @@ def replace_in(page: Path, name: str, text: str) -> None:
     """Put `text` between `<!-- bench:name -->` and the next `<!-- /bench -->` of a page.
 
     Raises:
-        UserError: the page lacks the markers.
-        OSError: it cannot be read or written.
+        UserError: the page is not text, or lacks the markers.
+        OSError: the page cannot be read or written.
     """
     start, end = f"<!-- bench:{name} -->", "<!-- /bench -->"
     try:
         content = page.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{page} is no text: {error}") from error
+        raise UserError(f"{page} is not a text file: {error}") from error
     pattern = re.compile(f"({re.escape(start)}\n).*?({re.escape(end)})", re.DOTALL)
     if not pattern.search(content):
         raise UserError(f"{page} has no place for the table; put the lines {start} and {end} there")

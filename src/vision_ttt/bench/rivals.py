@@ -1,4 +1,4 @@
-"""What a model is compared with: the alternatives measured beside it."""
+"""The rows that a model's row is compared with: alternatives measured by the same command."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from vision_ttt.bench.rows import Row
 
 
 class Rivals(NamedTuple):
-    """Other projects' models of a row's size in the same command, at the same resolution.
+    """Other projects' models of a row's size, by the same command and at the same resolution.
 
-    Each the fastest of its kind, or None where none was timed.
+    Each field is the fastest row of its kind, or None where none was timed.
     """
 
     strongest: Row | None
-    """However it is run: what one would deploy instead."""
+    """By any runtime: what one would deploy instead."""
     eager: Row | None
     """PyTorch's modules with fused attention."""
     plain: Row | None
-    """With plain attention, as the papers measure."""
+    """PyTorch's modules with plain attention, which the papers measure."""
 
 
 def find_rivals(row: Row, among: Sequence[Row]) -> Rivals:
-    """The rivals of a row of a model among rows of any commands.
+    """Find the rivals of a model's row among rows of any commands.
 
-    Of its size are DeiT-S for Vittt-S; where no such model takes part, all are.
+    A rival has the size word of the row's model: DeiT-S is a rival of Vittt-S. If the command
+    measured no such model, all other projects' models are rivals.
     """
     beside = [
         other

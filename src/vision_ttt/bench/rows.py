@@ -1,4 +1,4 @@
-"""One measurement as a row of a CSV file, with all that is needed to judge and repeat it."""
+"""One measurement as a row of a CSV file, with everything that is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from vision_ttt.errors import UserError
 
 @dataclass(frozen=True)
 class Run:
-    """What the rows measured by one command have in common."""
+    """The columns that are equal in all rows of one command."""
 
     started: str
-    """UTC, ISO 8601."""
+    """The time of the start, UTC, ISO 8601."""
     command: str
     commit: str
-    """Of the source tree, with "-dirty" where it was changed; empty outside a checkout."""
+    """The source tree's commit, with "-dirty" where it was changed; empty outside a checkout."""
     processor: str
     cores: int
     instruction_set: str
-    """That of the compiled CPU kernels; empty where they are missing."""
+    """The instruction set of the compiled CPU kernels; empty where they are missing."""
     threads: int
     device_name: str
     python: str
@@ -34,18 +34,18 @@ class Run:
     timm: str
     vision_ttt: str
     cuda: str = ""
-    """torch's; this and those below for rows on a GPU, else empty."""
+    """torch's version of CUDA. This column and those below are empty for rows on a CPU."""
     driver: str = ""
     clocks: str = ""
-    """Of the GPU before the run, and its power limit."""
+    """The GPU's clocks before the run, and its power limit."""
     triton: str = ""
     flash_linear_attention: str = ""
-    """Empty, too, where it is not installed."""
+    """Its version; empty where it is not installed."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contender at one size. What a measurement does not have is None."""
+    """One contender at one size. Columns that do not apply are None."""
 
     what: str
     """ops, models or train."""
@@ -53,56 +53,57 @@ class Row:
     measured: str
     """inference, training step, forward, or forward + backward."""
     resolution: int | None
-    """Pixels along a side; for models."""
+    """Pixels along a side; None for ops."""
     tokens: int | None
     heads: int | None
     dim: int | None
     mini_batch_size: int | None
-    """This and the three before: for ops."""
+    """This column and the three before are None for models."""
     batch_size: int
     device: str
     dtype: str
     compiled: bool
     seconds: float | None
-    """Of one call: median over the repeats; None where there is a failure."""
+    """The time of one call: the median over the repeats; None in case of a failure."""
     seconds_spread: float | None
     """Interquartile range over the repeats."""
     repeats: int
     macs: int
     """Multiply-adds: of a model's forward pass on one image, of an op's whole call."""
     peak_bytes: int | None
-    """Memory of a call above weights and inputs."""
+    """The peak memory of a call, without weights and inputs."""
     matmul_macs_per_second: float | None
-    """The machine's rate of a matrix product in the same interleaving; for ops."""
+    """The machine's rate of a matrix product, timed in turn with an op's contenders."""
     run: Run
     case: str = ""
-    """What is special about an op's call: an op other than ttt_linear, or inputs other than a Vittt
-    block's."""
+    """The op, unless it is ttt_linear, or the inputs, unless they are a Vittt block's."""
     autocast: bool = False
-    """Weights are float32 and autocast to the dtype; otherwise they are of the dtype."""
+    """Whether weights are float32 and autocast to the dtype. Otherwise they have the dtype."""
     kernels: str = ""
-    """Of a model: the fused kernels that ran, separated by commas."""
+    """The fused kernels of a model that ran, separated by commas."""
     failure: str = ""
-    """Why nothing was measured."""
+    """The reason why there is no measurement."""
     held_bytes: int | None = None
-    """Memory that the first call of a model left in use, beside its weights."""
+    """Memory that the first call of a model left in use, without its weights."""
     memory_runs: int = 0
-    """The processes whose median both figures of memory are; 0: the process that was timed."""
+    """The number of processes of which both memory columns are the median; 0 where they are of the
+    timed process."""
     fma_macs_per_second: float | None = None
-    """The machine's float32 multiply-adds on registers alone, before the run; this and those below
-    with all threads, see :mod:`vision_ttt.bench.rates`."""
+    """The machine's float32 multiply-adds in registers, measured before the run. This rate and
+    those below are with all threads, see :mod:`vision_ttt.bench.rates`."""
     product_macs_per_second: float | None = None
-    """Its best matrix product, float32."""
+    """The machine's best matrix product, float32."""
     bfloat16_product_macs_per_second: float | None = None
+    """The machine's best matrix product, bfloat16."""
 
     @property
     def size(self) -> int:
-        """What cost grows with: tokens, or pixels, which are proportional to them."""
+        """The number of tokens, or of pixels, which is proportional to it."""
         return self.tokens if self.resolution is None else self.resolution**2
 
     @property
     def extent(self) -> int:
-        """The size as one names it: tokens, or pixels along a side."""
+        """The size as it is displayed: tokens, or pixels along a side."""
         return self.tokens if self.resolution is None else self.resolution
 
     @property
@@ -114,21 +115,21 @@ class Row:
 
     @property
     def matmul_share(self) -> float | None:
-        """The op's rate of multiply-adds over that of the machine's matrix product."""
+        """The ratio of the op's rate of multiply-adds to that of the machine's matrix product."""
         if self.matmul_macs_per_second is None or self.seconds is None:
             return None
         return self.macs / self.seconds / self.matmul_macs_per_second
 
     @property
     def fma_share(self) -> float | None:
-        """The op's rate of multiply-adds over the machine's on registers alone."""
+        """The ratio of the op's rate of multiply-adds to the machine's in registers."""
         if self.fma_macs_per_second is None or self.seconds is None:
             return None
         return self.macs / self.seconds / self.fma_macs_per_second
 
     @property
     def circumstances(self) -> tuple[Any, ...]:
-        """What must be the same for rows to stand in one picture."""
+        """The columns that must be equal for rows of one figure."""
         run = self.run
         return (
             *(self.what, self.heads, self.dim, self.mini_batch_size, self.batch_size),
@@ -138,12 +139,12 @@ class Row:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """What was measured and where: a newer row with the same settings replaces an older."""
+        """The key of a measurement: a newer row with the same key replaces an older one."""
         own = (self.contender, self.measured, self.resolution, self.tokens)
         return *own, *self.circumstances
 
     def cells(self) -> dict[str, Any]:
-        """The row flat, column name → value: its own fields, then those of its run."""
+        """Column → value: the row's own fields, then those of its run."""
         cells = dataclasses.asdict(self)
         return cells | cells.pop("run")
 
@@ -151,8 +152,9 @@ class Row:
 _RUN_TYPES = get_type_hints(Run)
 _ROW_TYPES = {name: kind for name, kind in get_type_hints(Row).items() if name != "run"}
 COLUMNS = (*_ROW_TYPES, *_RUN_TYPES)
+"""The columns of a file."""
 
-# Columns that files of former versions lack; what they would say of those rows is the default.
+# Columns that files of earlier versions lack. Their defaults apply to the rows of such files.
 _ADDED = {
     field.name
     for field in (*dataclasses.fields(Row), *dataclasses.fields(Run))
@@ -164,13 +166,13 @@ def read_rows(path: Path) -> list[Row]:
     """Read a file that :func:`append_rows` wrote.
 
     Raises:
-        UserError: the columns are others, or a cell is not a value of its column.
+        UserError: the columns differ, or a cell is not a value of its column.
         OSError: the file cannot be read.
     """
     columns, lines = read_cells(path)
     if not set(COLUMNS) - _ADDED <= set(columns) <= set(COLUMNS):
         raise UserError(
-            f"{path} is no file of measurements by this version: its columns are {list(columns)},"
+            f"{path} is no file of measurements of this version: its columns are {list(columns)},"
             f" and must be {list(COLUMNS)}"
         )
     rows = []
@@ -184,11 +186,11 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_cells(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
-    """The columns of a CSV file, and its rows' cells by the number of the line they end on.
+    """Read the columns of a CSV file, and line number → cells of the row that ends there.
 
     Raises:
-        UserError: it is no text, no CSV file, or a row has other cells than the first.
-        OSError: it cannot be read.
+        UserError: the file is not text or not CSV, or a row has another number of cells.
+        OSError: the file cannot be read.
     """
     rows = {}
     try:
@@ -196,7 +198,7 @@ def read_cells(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
             reader = csv.DictReader(file)
             columns = tuple(reader.fieldnames or ())
             for cells in reader:
-                # DictReader's sign of too many or too few.
+                # DictReader marks surplus and missing cells by None.
                 if None in cells or None in cells.values():
                     raise UserError(f"{path}, line {reader.line_num}: not {len(columns)} cells")
                 rows[reader.line_num] = cells
@@ -206,14 +208,14 @@ def read_cells(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows to a CSV file, whole or not at all; folder and file are made where missing.
+    """Append rows to a CSV file atomically; create its folder and the file where missing.
 
-    The file is written anew and put in place of the old one, so that being killed at any moment
-    loses no row. Two processes must not append to the same file at once.
+    The new file replaces the old one after it has been written, so that a killed process loses no
+    row. Two processes must not append to the same file at once.
 
     Raises:
-        UserError: the file is there and is no file of measurements.
-        OSError: it cannot be written; its former content is kept.
+        UserError: the file exists and is not a file of measurements.
+        OSError: the file cannot be written. Its content is unchanged.
     """
     former = read_rows(path) if path.exists() else []
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +227,7 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:
-    """The last row of each settings, in the order of the rows."""
+    """The last row of each key `settings`, in the order of the rows."""
     last = {row.settings: row for row in rows}
     return [row for row in rows if last[row.settings] is row]
 
@@ -236,9 +238,9 @@ def comparable(rows: Sequence[Row]) -> list[Row]:
 
 
 def find_baseline(row: Row, name: str, rows: Iterable[Row]) -> Row | None:
-    """The row of the contender `name` that `row` may be compared with: same command, pass, size.
+    """Find the row of the contender `name` with the command, pass and size of `row`.
 
-    Times of different commands do not compare, for their contenders took no turns.
+    Times of different commands are not comparable, because the commands did not run in turns.
     """
     beside = (row.run, row.measured, row.size)
     own = (other for other in rows if (other.run, other.measured, other.size) == beside)

@@ -1,8 +1,8 @@
-"""A model as one deploys it for inference on a CPU: by a runtime, with the runtime's best settings.
+"""Deployment of a model for inference on a CPU, by a runtime with its best settings.
 
-Every runtime gets as many threads as torch has at that moment. Threads of one that is idle must not
-take the processor from the next contender: ONNX Runtime's are told not to wait actively after a
-call, and the protocol rests between turns.
+Every runtime uses torch's present number of threads. Idle threads of a runtime must not slow down
+the next contender: ONNX Runtime's are configured not to wait actively after a call, and the
+protocol rests between turns.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from torch import Tensor, nn
 from vision_ttt.bench.names import RUNTIMES
 
 Deployed = Callable[[Tensor], Tensor]
-"""images [B, 3, h, w], float32, of the shape it was made for → logits [B, num_classes]."""
+"""Images [B, 3, h, w], float32, of the shape it was made for → logits [B, num_classes]."""
 
-# max|got − wanted| / max|wanted| of the logits. A peer need not be as exact as we are to be timed;
-# it must compute the same function.
+# max|got − wanted| / max|wanted| of the logits. A runtime may be less exact than the modules, but
+# must compute the same function.
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
 class Runtime(NamedTuple):
-    """What deploys a model: (model in evaluation mode, images, dtype) → its call."""
+    """A runtime that deploys models."""
 
     deploy: Callable[[nn.Module, Tensor, torch.dtype], Deployed]
+    """(model in evaluation mode, images, dtype) → its call."""
     packages: tuple[str, ...] = ()
+    """The packages that it needs."""
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+    """The dtypes that it supports."""
 
 
 def refusal(name: str, dtype: torch.dtype) -> str | None:
-    """Why a runtime cannot serve here, in a few words, or None if it can."""
+    """The reason why a runtime is not available for the dtype, or None if it is."""
     runtime = TABLE[name]
     missing = [package for package in runtime.packages if find_spec(package) is None]
     if missing:
@@ -49,7 +52,7 @@ def refusal(name: str, dtype: torch.dtype) -> str | None:
 
 
 def deploy(name: str, model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
-    """Hand a model in evaluation mode, of float32 weights, to a runtime that serves the dtype."""
+    """Deploy a model, in evaluation mode and float32, by a runtime that supports the dtype."""
     return TABLE[name].deploy(model, images, dtype)
 
 
@@ -59,13 +62,13 @@ def find_difference(
     """Compare the logits of a deployed model with those of the modules in float32.
 
     Returns:
-        What is wrong; None if nothing exceeds the dtype's tolerance.
+        A description of the difference, or None if it is within the dtype's tolerance.
     """
     with torch.inference_mode():
         wanted = model(images)
         got = deployed(images).float()
     if got.shape != wanted.shape or not got.isfinite().all():
-        return f"its logits {list(got.shape)} are not finite ones {list(wanted.shape)}"
+        return f"logits {list(got.shape)} are not finite or not {list(wanted.shape)}"
     error = ((got - wanted).abs().max() / wanted.abs().max()).item()
     if error <= TOLERANCES[dtype]:
         return None
@@ -73,7 +76,7 @@ def find_difference(
 
 
 def pack(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The copy that the runtime for_inference calls, in inference mode."""
+    """The copy of a model that the runtime for_inference calls."""
     from vision_ttt.inference import for_inference
 
     return for_inference(model, dtype=None if dtype == torch.float32 else dtype)
@@ -84,7 +87,7 @@ def _for_inference(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Depl
 
 
 def _inductor(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
-    # Weights become constants, packed for the product, where no gradient can be asked for.
+    # Without gradients, weights become constants that are packed for the products.
     compiled = torch.compile(model.to(dtype), dynamic=False, options={"freezing": True})
     return torch.no_grad()(lambda images: compiled(images.to(dtype)))
 
@@ -112,7 +115,7 @@ def _openvino(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        # Said in both cases: by itself it takes bfloat16 where the processor has it.
+        # Set in both cases, because the default is bfloat16 where the processor has it.
         "INFERENCE_PRECISION_HINT": "f32" if dtype == torch.float32 else "bf16",
     }
     with _onnx_file(model, images) as path:
@@ -128,13 +131,13 @@ def _openvino(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
 
 @contextmanager
 def _onnx_file(model: nn.Module, images: Tensor) -> Iterator[Path]:
-    """The model as an ONNX file of fixed sizes, there inside the block."""
+    """The model as an ONNX file of fixed sizes, which exists inside the block."""
     logger = logging.getLogger("onnxscript")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # notes of the translator about its own workings
+            warnings.simplefilter("ignore")  # the translator's notes about its internals
             path = Path(folder) / "model.onnx"
             torch.onnx.export(model, (images,), path, dynamo=True, verbose=False)
             yield path
@@ -149,4 +152,4 @@ TABLE: Mapping[str, Runtime] = {
     "onnxruntime": Runtime(_onnxruntime, (*_ONNX, "onnxruntime"), (torch.float32,)),
     "openvino": Runtime(_openvino, (*_ONNX, "openvino")),
 }
-"""By the names of :data:`vision_ttt.bench.names.RUNTIMES`."""
+"""Name of :data:`vision_ttt.bench.names.RUNTIMES` → runtime."""

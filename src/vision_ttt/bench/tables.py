@@ -1,4 +1,4 @@
-"""Rows as tables: the same cells for the terminal and for Markdown."""
+"""Rows as tables, with the same cells for the terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from vision_ttt.bench.rows import Row, find_baseline
 
 
 class Table(NamedTuple):
-    """Headings and cells; the first column is text, the others are figures."""
+    """Headings and cells. The first column is text, the others are figures."""
 
     headings: list[str]
     lines: list[list[str]]
 
 
 class Fit(NamedTuple):
-    """The exponent of time in tokens, and the sizes between which it was fitted."""
+    """The exponent of time in tokens, and the range of sizes that it was fitted to."""
 
     exponent: float
     smallest: int
     largest: int
     unit: str
-    """Of the sizes: tokens, or pixels along a side."""
+    """The unit of the sizes: tokens, or pixels along a side."""
 
     def sentence(self, label: str) -> str:
         """E.g. "dual, forward: time ~ tokens^1.003 between 4,096 and 65,536 tokens"."""
@@ -37,19 +37,19 @@ class Fit(NamedTuple):
 def tabulate(
     rows: Sequence[Row], baseline: str | None = None, *, among: Sequence[Row] | None = None
 ) -> Table:
-    """Tabulate rows of one command with their speeds relative to others of it.
+    """Tabulate rows of one command, with their speeds relative to other rows of that command.
 
-    A model is compared with its :class:`~vision_ttt.bench.rivals.Rivals`: the strongest alternative
-    first, whose ratio of multiply-adds stands beside it as the limit at equal efficiency. An op is
-    compared with `dual`; beside that stand its shares of the machine's matmul rate and of its
-    multiply-adds on registers.
+    A model is compared with its :class:`~vision_ttt.bench.rivals.Rivals`. The ratio of
+    multiply-adds to the strongest one follows, as the limit at equal efficiency. An op is compared
+    with `dual`; its shares of the machine's matmul rate and of the multiply-adds in registers
+    follow.
 
-    A row without a measurement says why in the place of its time.
+    A row without a measurement has the reason in place of its time.
 
     Args:
         rows: the table's lines.
-        baseline: the one contender to compare all with, in place of those.
-        among: rows with those compared with; by default `rows`.
+        baseline: a contender to compare all rows with instead.
+        among: rows that include those to compare with; by default `rows`.
     """
     among = rows if among is None else among
     of_ops = rows[0].resolution is None
@@ -91,7 +91,7 @@ def tabulate(
 
 
 def _compared_with(row: Row, baseline: str | None, among: Sequence[Row]) -> dict[str, Row | None]:
-    """What the speed of a row refers to, by its heading."""
+    """Heading → the row that the speed of `row` refers to."""
     if row.resolution is not None and baseline is None:
         return find_rivals(row, among)._asdict()
     return {"baseline": find_baseline(row, baseline or _default_baseline(among), among)}
@@ -103,13 +103,13 @@ def _default_baseline(among: Sequence[Row]) -> str:
 
 
 def speed(row: Row, other: Row | None) -> str:
-    """How many times as fast as another row a row is, or ""."""
+    """The speed of a row relative to another one, or "" without a measurement."""
     known = other is not None and None not in (other.seconds, row.seconds)
     return _figure(other.seconds / row.seconds) if known else ""
 
 
 def describe(rows: Sequence[Row], baseline: str | None = None) -> str:
-    """What the rows of one command have in common, in a line."""
+    """One line on what the rows of one command have in common."""
     row, run = rows[0], rows[0].run
     if baseline is None and row.resolution is None:
         baseline = _default_baseline(rows)
@@ -137,7 +137,7 @@ def describe(rows: Sequence[Row], baseline: str | None = None) -> str:
 
 
 def machine_rates(row: Row) -> list[str]:
-    """What the machine was measured to do at most before the row, in a phrase or none."""
+    """The machine's peak rates that were measured before the row, as one phrase or none."""
     rates = {
         "FMA peak": row.fma_macs_per_second,
         "best product float32": row.product_macs_per_second,
@@ -148,7 +148,7 @@ def machine_rates(row: Row) -> list[str]:
 
 
 def _kernels(rows: Sequence[Row]) -> list[str]:
-    """What fused kernels ran, contenders that ran the same ones named together."""
+    """The fused kernels that ran, one phrase for all contenders that ran the same ones."""
     sharing: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.kernels:
@@ -160,12 +160,13 @@ def exponents(rows: Sequence[Row], between: tuple[float, float] = (0, math.inf))
     """Fit time = c · tokenˢ by least squares of the logarithms, per contender (and pass).
 
     Args:
-        rows: of one command. What cost grows with is tokens, or pixels, which are proportional.
-        between: the smallest and the largest size that counts: tokens of an op, pixels along a
-            side of a model.
+        rows: those of one command. The size is the number of tokens, or that of pixels, which is
+            proportional.
+        between: the smallest and the largest size of the fit: tokens of an op, pixels along a side
+            of a model.
 
     Returns:
-        label → fit, for those that were measured at two sizes or more.
+        Label → fit, for contenders that were measured at two sizes or more.
     """
     smallest, largest = between
     fits = {}
@@ -182,7 +183,7 @@ def exponents(rows: Sequence[Row], between: tuple[float, float] = (0, math.inf))
 
 
 def by_line(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of each line of a picture."""
+    """Label of a line in a figure → its rows."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
         label = f"{row.contender}, {row.measured}" if row.what == "ops" else row.contender
@@ -191,7 +192,7 @@ def by_line(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _figure(value: float) -> str:
-    """Three digits, or all of the whole number where it has more."""
+    """A value with three digits, or with all digits of its integer part."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))

@@ -1,4 +1,4 @@
-"""The authors' released weights as weights of this library's models.
+"""Conversion of the authors' released weights to weights of this library's models.
 
 Example:
     >>> model = timm.create_model("vit3_tiny_patch16_224")

@@ -30,7 +30,7 @@ def _name(key: str) -> str:
 
 
 def _is_position_table(key: str, value: Tensor) -> bool:
-    """Whether it is the table [1, T, D] of a square's positions, which our model computes."""
+    """Whether it is the table [1, T, D] of a square's positions, which the model computes."""
     if key != "pos_embed" or value.ndim != 3:
         return False
     side = math.isqrt(value.shape[1])
@@ -43,18 +43,21 @@ def _is_position_table(key: str, value: Tensor) -> bool:
 
 
 def _arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Classes, of which the last vector is none; channels; the size that positions are of."""
-    told: dict[str, Any] = {}
+    """Constructor arguments that follow from the weights' shapes.
+
+    The last vector of the table of classes stands for no class.
+    """
+    arguments: dict[str, Any] = {}
     patch = released.get("x_embedder.proj.weight")
     if (table := released.get("y_embedder.embedding_table.weight")) is not None:
-        told["num_classes"] = len(table) - 1
+        arguments["num_classes"] = len(table) - 1
     if patch is not None and patch.ndim == 4:
-        told["in_chans"] = patch.shape[1]
+        arguments["in_chans"] = patch.shape[1]
         if (positions := released.get("pos_embed")) is not None and positions.ndim == 3:
-            told["img_size"] = math.isqrt(positions.shape[1]) * patch.shape[3]
+            arguments["img_size"] = math.isqrt(positions.shape[1]) * patch.shape[3]
         if (head := released.get("final_layer.linear.bias")) is not None:
-            told["learn_sigma"] = len(head) == 2 * patch[0].numel()
-    return told
+            arguments["learn_sigma"] = len(head) == 2 * patch[0].numel()
+    return arguments
 
 
 DIT3 = Family(

@@ -1,4 +1,4 @@
-"""What one has to say of a release so that it can be converted."""
+"""The description of a release from which its weights are converted."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from vision_ttt.errors import UserError
 
 
 class ConversionError(UserError, ValueError):
-    """Weights that are not those of the model they were to be converted for."""
+    """Weights that cannot be read, or that do not fit the model they are converted for."""
 
 
 class Family(NamedTuple):
     """A release and the class of its models here."""
 
     name: str
-    """As its authors call it."""
+    """The authors' name of the architecture."""
     model: type[nn.Module]
-    """Our class."""
+    """The class of this library."""
     hallmarks: frozenset[str]
-    """Keys of the release that no other family's release has all of."""
+    """Keys that together occur in no other family's release."""
     released_name: Callable[[str], str]
-    """The release's key for a key of our state dict."""
+    """Key of this library's state dict → the release's key."""
     is_derived: Callable[[str, Tensor], bool] = lambda _key, _value: False
-    """Whether a released tensor is one that our model computes for itself.
+    """(key, tensor) of the release → whether this library's model computes the tensor itself.
 
-    Raises ConversionError where our model would compute another.
+    Raises ConversionError where the model would compute another tensor.
     """
 
     arguments: Callable[[Mapping[str, Tensor]], dict[str, Any]] = lambda _released: {}
-    """Constructor arguments, in timm's words, that can be read off released weights."""
+    """Released weights → the constructor arguments, in timm's names, that follow from them."""
 
     diffusion: dict[str, Any] | None = None
-    """Of a diffusion model the arguments of `vision_ttt.diffusion.make_process`."""
+    """For a diffusion model the arguments of `vision_ttt.diffusion.make_process`."""
 
     def made(self, released: Mapping[str, Tensor]) -> bool:
-        """Whether weights look like this family's."""
+        """Whether the weights have all of the family's hallmarks."""
         return self.hallmarks <= released.keys()

@@ -1,4 +1,4 @@
-"""Read the files that authors release weights in."""
+"""Reading of the files in which authors release weights."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torch import Tensor
 from vision_ttt.convert.family import ConversionError
 from vision_ttt.engine.tensor_files import read_tensors
 
-# Where training code keeps the weights beside the optimiser's state; a moving average comes first.
+# Keys of the weights in a training checkpoint. A moving average takes precedence.
 _NESTED = ("ema", "model")
-_WRAPPED = "module."  # what data-parallel training puts before each key
+_WRAPPED = "module."  # the prefix that data-parallel training adds to every key
 
 
 def read_release(path: str | Path) -> dict[str, Tensor]:
-    """The state dict in a .safetensors file or in what ``torch.save`` wrote, on the CPU.
+    """Read the state dict of a .safetensors file or of a file of ``torch.save``, on the CPU.
 
-    A pickle is read with ``weights_only=True``: it runs no code. Weights may stand under the key
-    "ema", a moving average as DiT's training keeps one, or "model", and every name may begin with
+    A pickle is read with ``weights_only=True``, which runs no code. The weights may be nested under
+    the key "ema", the moving average of DiT's training, or "model", and every name may begin with
     "module.".
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ConversionError: the file cannot be read, holds objects that are not tensors, or no weights.
+        FileNotFoundError: the file does not exist.
+        ConversionError: the file cannot be read, or holds other objects than tensors, or no
+            weights.
     """
     path = Path(path)
     if not path.is_file():
@@ -52,7 +53,7 @@ def read_release(path: str | Path) -> dict[str, Tensor]:
 
 def _unpickle(path: Path) -> object:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # a command's arguments
+        with torch.serialization.safe_globals([argparse.Namespace]):  # training arguments
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
@@ -60,5 +61,5 @@ def _unpickle(path: Path) -> object:
             f"{path} is no file of torch.save, or holds objects that could run code, and these are "
             f"not loaded ({reason}); save its state dict alone and convert that"
         ) from error
-    except Exception as error:  # what is no pickle fails anywhere in its reader
+    except Exception as error:  # a file that is not a pickle can raise any error
         raise ConversionError(f"{path} is truncated or no file of torch.save: {error}") from error

@@ -1,4 +1,4 @@
-"""Released weights → a state dict that one of our models loads strictly."""
+"""Released weights → a state dict that a model of this library loads strictly."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from vision_ttt.convert.family import ConversionError, Family
 from vision_ttt.convert.vit3 import H_VIT3, VIT3
 
 FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3, DIT3)
-"""Every family whose release is read."""
+"""The families whose releases are supported."""
 
 _SHOWN = 12
 
 
 def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Released weights under the names and in the shapes of ``model``'s own state dict.
+    """Rename released weights to the names and shapes of ``model``'s state dict.
 
-    Tensors that the model computes for itself (tables of positions) are compared with what it
-    computes and left out; every other tensor of either side has its counterpart.
+    Tensors that the model computes itself (tables of positions) are compared with its own and
+    dropped. All other tensors of both sides must correspond.
 
     Args:
         released: the release's state dict.
-        model: one of ours; only its class, names and shapes matter, it may be on the meta device.
+        model: a model of this library, on any device, also meta: only its class, names and shapes
+            are used.
 
     Returns:
         Tensors that share the release's memory, for ``model.load_state_dict`` with strict=True.
 
     Raises:
-        ConversionError: a ValueError. The model is of no family in FAMILIES, the weights are
-            another family's, or tensors are missing, left over or of another shape; they are named
-            as in the release.
+        ConversionError: a ValueError. The model belongs to no family of FAMILIES, the weights are
+            another family's, or tensors are missing, unexpected or of another shape. The message
+            has their names in the release.
     """
     family = _family_of(model)
     others = [other.name for other in FAMILIES if other is not family and other.made(released)]
@@ -76,7 +77,7 @@ def _family_of(model: nn.Module) -> Family:
 
 
 def _fitted(value: Tensor, to: Tensor) -> Tensor:
-    """A release may keep a batch axis of one that our parameter does not have."""
+    """The tensor without a batch axis of size 1 that the parameter does not have."""
     return value[0] if value.shape == (1, *to.shape) else value
 
 

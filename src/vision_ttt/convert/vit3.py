@@ -1,4 +1,4 @@
-"""The releases of ViT³ and H-ViT³, whose names for the parts of a block are the same."""
+"""The releases of ViT³ and H-ViT³, which share the names of a block's parts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _h_vit3_name(key: str) -> str:
     downsample = re.fullmatch(r"stages\.(\d+)\.downsample\.(\w+)\.(\w+)", key)
     if downsample is None:
         return re.sub(r"^stages\.", "layers.", key)
-    stage, part, leaf = downsample.groups()  # theirs ends a stage, ours begins the next
+    stage, part, leaf = downsample.groups()  # it ends a stage there and begins the next one here
     return f"layers.{int(stage) - 1}.downsample.{_DOWNSAMPLE[part]}.{leaf}"
 
 
 def _is_rotation(key: str, value: Tensor) -> bool:
-    """Whether it is a table [h, w, D / 2, 2] of RoPE, which our model computes for any size."""
+    """Whether it is a table [h, w, D / 2, 2] of RoPE, which the model computes for any size."""
     if not key.endswith(".rope.rotations") or value.ndim != 4:
         return False
     height, width, pairs, _ = value.shape

@@ -1,4 +1,4 @@
-"""What a TTT model does and why: inner losses, gradient magnitude maps, figures and reports."""
+"""Explanation of a TTT model: inner losses, gradient magnitude maps, figures and reports."""
 
 from vision_ttt.explain.gradient_maps import gradient_magnitude_maps, top_fraction
 from vision_ttt.explain.inner_loop import inner_losses, trace_layers

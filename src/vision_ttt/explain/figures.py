@@ -17,7 +17,7 @@ def training_curves(history: Sequence[Mapping[str, Any]], *, narrow: bool = Fals
     Args:
         history: per epoch a mapping with "epoch", "train_loss", "test_loss", "test_accuracy" and
             "inner_loss" (None for models without TTT layers).
-        narrow: one below the other, for a phone.
+        narrow: one panel per row, for a phone.
     """
     epochs = [row["epoch"] for row in history]
     has_inner = any(row["inner_loss"] is not None for row in history)
@@ -50,11 +50,11 @@ def inner_loss_curves(
 ) -> Figure | None:
     """Inner loss of every layer against the mini-batch, after the first, middle and last epoch.
 
-    The picture of Vision-TTT's Fig. 11. A falling line is a learner that learns along the image.
+    This is Vision-TTT's Fig. 11. A falling line means that the learner learns along the image.
 
     Args:
         history: per epoch "epoch" and "inner_losses", layer name → losses of the mini-batches.
-        narrow: two side by side, for a phone.
+        narrow: two panels per row, for a phone.
 
     Returns:
         The figure, or None where no layer has an inner loss.
@@ -86,7 +86,7 @@ def inner_loss_curves(
 
 
 def confusion_matrix(confusion: Tensor, classes: Sequence[str], *, narrow: bool = False) -> Figure:
-    """Counts of predictions per true class; numbers and names where there is room for them.
+    """Counts of predictions per true class; with numbers and names for few classes.
 
     Args:
         confusion: counts [C, C], row = true class, column = predicted class.

@@ -1,4 +1,4 @@
-"""Gradient magnitude maps: which tokens the inner learners of a Vittt learn most from."""
+"""Gradient magnitude maps: the size of the inner learners' gradient of every token of a Vittt."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from vision_ttt.ops import ttt_linear
 from vision_ttt.ops.ttt_linear import ttt_linear_trace
 
 STATES = ("final", "initial", "current")
+"""The states of the learner at which gradients are computed."""
 
 
 def gradient_magnitude_maps(
@@ -21,25 +22,25 @@ def gradient_magnitude_maps(
 ) -> Tensor:
     """‖G_t‖ of every image token (Vision-TTT, Eq. 6 and Fig. 9), averaged over heads.
 
-    G_t is the gradient of the inner loss of token t with respect to the inner weights; its
-    Frobenius norm says how much there is to learn from that token. To a learner in which state?
+    G_t is the gradient of the inner loss of token t with respect to the inner weights. Its
+    Frobenius norm measures how much the learner can learn from that token. It depends on the
+    learner's state:
 
-    - "final": to one that has just learnt from all of the image. What still surprises it is what
-      the rest of the image does not tell. All tokens meet the same learner, so that the map shows
-      the image and not the scan: this is the default.
-    - "initial": to one that has seen nothing. All tokens meet the same learner again, but an
-      ignorant one: on photographs flat regions often come out brightest. Where a scan has few
-      mini-batches it can be the clearer map, for a few steps leave a final state that remembers
-      the last of them best.
-    - "current": to the learner at that moment of the scan, which is the paper's definition. The
-      first mini-batch of each direction meets one that knows nothing and outshines the rest: on
-      photographs of 1,024 tokens its 32 tokens hold 46 to 94 % of the map's energy ‖G_t‖², and
-      2 to 4 % of that of the other two (even shares would be 3 %).
+    - "final", the default: after learning from the whole image. The gradient is large for tokens
+      that the rest of the image does not predict. All tokens meet the same state, so that the map
+      depends on the image and not on the scan.
+    - "initial": before any step. All tokens meet the same state, too, but an untrained one: on
+      photographs flat regions are often brightest. For scans of few mini-batches this map can be
+      clearer, because the final state after few steps depends mostly on the last of them.
+    - "current": before the token's mini-batch, which is the paper's definition. The first
+      mini-batch of each direction meets an untrained state and dominates the map: on photographs of
+      1,024 tokens its 32 tokens have 46 to 94 % of the map's energy ‖G_t‖², and 2 to 4 % of the
+      energy of the other two maps (equal shares would be 3 %).
 
     Args:
         model: a Vittt of linear inner models.
         images: [B, C, H, W], normalised as for the model.
-        block: index of the block whose learners are asked; the last by default.
+        block: index of the block whose learners are used; the last by default.
         state: "final", "initial" or "current".
 
     Returns:
@@ -47,18 +48,18 @@ def gradient_magnitude_maps(
 
     Raises:
         TypeError: the model is not a Vittt, or the block's inner models are not linear.
-        IndexError: there is no such block.
-        ValueError: an unknown state.
+        IndexError: the model has no such block.
+        ValueError: the state is unknown.
     """
     if state not in STATES:
         raise ValueError(f"state must be one of {', '.join(STATES)}, got {state!r}")
     if not isinstance(model, Vittt):
-        raise TypeError(f"gradient magnitude maps are of a Vittt, got {type(model).__name__}")
+        raise TypeError(f"gradient magnitude maps need a Vittt, got {type(model).__name__}")
     index = range(len(model.blocks))[block]
     layer = model.blocks[index].mixer.ttt
     if not isinstance(layer, TTTLinear):
         raise TypeError(
-            f"gradient magnitude maps are of linear inner models (TTTLinear); block {index} has "
+            f"gradient magnitude maps need linear inner models (TTTLinear); block {index} has "
             f"{type(layer).__name__}"
         )
     norms = examine(model, images, {"": layer}, partial(_gradient_norm, state=state))[""]

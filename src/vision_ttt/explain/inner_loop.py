@@ -1,4 +1,4 @@
-"""What the inner learners of a model do on given images: their losses and gradients."""
+"""Losses and gradients of a model's inner learners on given images."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Result = TypeVar("Result")
 
 
 def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
-    """Trace every :class:`vision_ttt.layers.TTTLinear` of ``model`` while it sees ``images``.
+    """Trace every :class:`vision_ttt.layers.TTTLinear` of ``model`` on ``images``.
 
     Args:
-        model: any model that holds TTT layers; it is left as it was.
-        images: what the model takes, e.g. [B, C, H, W].
+        model: any model with TTT layers. It is not modified.
+        images: the model's input, e.g. [B, C, H, W].
 
     Returns:
-        For each TTT layer's module name its :class:`InnerTrace` (its last, where the model runs
-        the layer several times), in the order of the modules; empty for a model without.
+        Module name of each TTT layer → its :class:`InnerTrace`, in the order of the modules. For a
+        layer that runs several times it is the last one. Empty for a model without TTT layers.
     """
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, TTTLinear)}
     return examine(model, images, layers, lambda problem: ttt_linear_trace(**problem))
@@ -39,10 +39,10 @@ def examine(
     layers: Mapping[str, TTTLinear],
     look: Callable[[Problem], Result],
 ) -> dict[str, Result]:
-    """Run ``model`` and ``look`` at the inner problem that each of its ``layers`` is given.
+    """Run ``model`` and call ``look`` with the inner problem of each of its ``layers``.
 
     Returns:
-        For each layer's name what ``look`` says of its last problem.
+        Layer's name → the result of ``look`` for its last problem.
     """
     results: dict[str, Result] = {}
     handles = []
@@ -52,7 +52,7 @@ def examine(
             results[name] = look(layer.inner_problem(*inputs, **keywords))
 
         handles.append(layer.register_forward_pre_hook(record, with_kwargs=True))
-    if not handles:  # nor would every model be content with images alone
+    if not handles:  # the model may need other inputs than images
         return results
     try:
         with evaluation_mode(model):
@@ -66,15 +66,15 @@ def examine(
 def inner_losses(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     """Mean inner-loop loss of each successive mini-batch (Vision-TTT, Fig. 11).
 
-    Both directions count in their own scan order, so entry i is what the learners lose on their
-    i-th mini-batch, before they have learnt from it.
+    Every direction counts in its own scan order. Entry i is the loss on the learners' i-th
+    mini-batch, before the step on it.
 
     Args:
         model: any model; only its TTT layers are reported.
-        images: what the model takes.
+        images: the model's input.
 
     Returns:
-        For each TTT layer's module name the losses [ceil(T / b)], float32 on the CPU.
+        Module name of each TTT layer → losses [ceil(T / b)], float32 on the CPU.
     """
     losses = {}
     for name, trace in trace_layers(model, images).items():

@@ -1,4 +1,4 @@
-"""Pictures of gradient magnitude maps, as matplotlib Figures that need no display."""
+"""Figures of gradient magnitude maps, as matplotlib Figures that need no display."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _COLOURS = "magma"
 def plot_gradient_maps(
     images: Tensor, maps: Tensor, titles: Sequence[str] | None = None, *, fraction: float = 0.3
 ) -> Figure:
-    """A row for each image: the image, its map over the image, and its top tokens alone.
+    """A row for each image: the image, its map over the image, and its top tokens only.
 
-    To keep it: ``plot_gradient_maps(images, maps).savefig("maps.png")``; in a notebook it shows
-    itself. Each map has a colour scale of its own, from its smallest to its largest number.
+    ``plot_gradient_maps(images, maps).savefig("maps.png")`` saves the figure; a notebook displays
+    it. Each map has a colour scale of its own, from its smallest to its largest number.
 
     Args:
         images: [B, 3, H, W] or [B, 1, H, W] in [0, 1], not normalised.
@@ -30,8 +30,8 @@ def plot_gradient_maps(
         fraction: share of the tokens in the last picture, in (0, 1].
 
     Raises:
-        ValueError: the arguments differ in number, there are none, an image has other channels or
-            is smaller than its map, or the fraction is out of its range.
+        ValueError: the numbers of images, maps and titles differ or are 0, an image has other
+            channels or is smaller than its map, or the fraction is out of its range.
     """
     titles = [""] * len(images) if titles is None else titles
     pictures, marked, extent = _prepared(images, maps, titles, fraction)
@@ -55,20 +55,20 @@ def plot_gradient_maps(
 def gradient_map_sheet(
     images: Tensor, maps: Tensor, titles: Sequence[str], *, per_row: int = 10
 ) -> Figure:
-    """Images beside their gradient magnitude maps: image, map, and its top 30 % of tokens.
+    """Images with their gradient magnitude maps: image, map, and its top 30 % of tokens.
 
-    The picture of Vision-TTT's Fig. 9 and 10, for many small images. Each map has a colour scale
-    of its own.
+    This is Vision-TTT's Fig. 9 and 10, for many small images. Each map has a colour scale of its
+    own.
 
     Args:
         images: [B, 3, H, W] or [B, 1, H, W] in [0, 1], not normalised.
         maps: [B, h, w], see :func:`vision_ttt.explain.gradient_magnitude_maps`.
         titles: one per image.
-        per_row: images side by side.
+        per_row: the number of images in a row.
 
     Raises:
-        ValueError: the arguments differ in number, there are none, or an image has other channels
-            or is smaller than its map.
+        ValueError: the numbers of images, maps and titles differ or are 0, or an image has other
+            channels or is smaller than its map.
     """
     pictures, marked, extent = _prepared(images, maps, titles, 0.3)
     columns = min(per_row, len(images))
@@ -93,18 +93,18 @@ def gradient_map_sheet(
 def _prepared(
     images: Tensor, maps: Tensor, titles: Sequence[str], fraction: float
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
-    """Pictures [B, H', W', 3], the same dark but for the top tokens, and their extent in pixels.
+    """Pictures [B, H', W', 3], the same darkened except for the top tokens, and their extent.
 
-    H' and W' are whole patches: where the model padded the image, so is the picture.
+    H' and W' are multiples of the patch size: an image that the model padded is padded here, too.
     """
     if not titles or maps.shape[1] > images.shape[2] or maps.shape[2] > images.shape[3]:
         raise ValueError(
-            "there must be images, none smaller than its map; got images "
+            "there must be images, each at least as large as its map; got images "
             f"{list(images.shape)} and maps {list(maps.shape)}"
         )
     if not len(images) == len(maps) == len(titles):
         raise ValueError(
-            f"images, maps and titles must be as many, got {len(images)}, {len(maps)}, "
+            f"images, maps and titles must be equally many, got {len(images)}, {len(maps)}, "
             f"{len(titles)}"
         )
     if images.shape[1] not in (1, 3):

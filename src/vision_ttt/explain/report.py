@@ -1,4 +1,4 @@
-"""A run on one page: a self-contained HTML file with its figures inside."""
+"""The report of a run: one self-contained HTML page with its figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Section(NamedTuple):
     caption: str
     figure: Figure
     narrow: Figure | None = None
-    """The same for a phone's screen, where the figure's text would be too small."""
+    """The figure for a phone's screen, where the text of the other would be too small."""
 
 
 def png_bytes(figure: Figure, dots_per_inch: int = 130) -> bytes:
@@ -32,9 +32,9 @@ def png_bytes(figure: Figure, dots_per_inch: int = 130) -> bytes:
 def render_report(
     title: str, summary: Mapping[str, Any], sections: Sequence[Section], configuration: str
 ) -> str:
-    """HTML that needs no other file, no network and no script.
+    """Render HTML that needs no other file, no network and no script.
 
-    Figures fit the page, on a phone in their narrow form; a link under each shows it at full size.
+    Figures fit the page, on a phone in their narrow form. Each one links to its full size.
 
     Args:
         title: of the page.

@@ -1,4 +1,4 @@
-"""Handing on a trained model: timm's folder, `torch.export` programs and ONNX, each verified."""
+"""Export of a trained model as timm's folder, `torch.export` program or ONNX file, verified."""
 
 from vision_ttt.export.inputs import ExportError, InputShapes, accepting_any_size
 from vision_ttt.export.onnx_model import export_onnx

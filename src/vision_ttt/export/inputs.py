@@ -1,4 +1,4 @@
-"""Which batches of images an exported model takes."""
+"""The batches of images that an exported model accepts."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from vision_ttt.engine import ConfigError, ModelMetadata
 from vision_ttt.engine.building import build_model
 from vision_ttt.errors import UserError
 
-_USUAL_REDUCTION = 32  # pixels per cell of the last feature map, where a model does not tell
+_USUAL_REDUCTION = 32  # pixels per cell of the last feature map, for models without this info
 
 
 class ExportError(UserError, ValueError):
-    """A model that cannot be exported as asked for, or whose export does not compute the same."""
+    """A model that cannot be exported as requested, or whose export computes other logits."""
 
 
 @dataclass(frozen=True)
 class InputShapes:
-    """The images [B, C, H, W] that an exported model takes: which sizes are fixed, which free."""
+    """The fixed and the dynamic sizes of the images [B, C, H, W] that an exported model accepts."""
 
     channels: int
     """C."""
     height: int
-    """H the model was made for, in pixels."""
+    """The model's own H, in pixels."""
     width: int
-    """W the model was made for, in pixels."""
+    """The model's own W, in pixels."""
     batch_size: int | None = None
-    """B; None for any."""
+    """B; None for any B."""
     multiple: int | None = None
-    """Pixels of which any H and W may be multiples, from twice that up; None for the model's own
-    size only."""
+    """If given, H and W may be any multiples of it, in pixels, from twice its value up. None for
+    the model's own size only."""
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -58,10 +58,10 @@ class InputShapes:
         return cls(*input_size, batch_size=batch_size, multiple=multiple)
 
     def example(self) -> Tensor:
-        """Images to trace with; what is free has a size of its own, so that nothing else shares it.
+        """Images to trace with. Dynamic axes have sizes that differ from all others.
 
-        (2 images, and another size than the model's: where the size is its own, a model may take a
-        shortcut that others must not.)
+        That is, 2 images of another size than the model's own, for which its code may have a
+        shortcut.
         """
         size = self.height, self.width
         if self.multiple is not None:
@@ -69,7 +69,7 @@ class InputShapes:
         return torch.zeros(self.batch_size or 2, self.channels, *size)
 
     def dynamic_axes(self) -> dict[int, Any]:
-        """The free axes as ``torch.export`` describes them."""
+        """The dynamic axes in the form that ``torch.export`` expects."""
         axes: dict[int, Any] = {}
         if self.batch_size is None:
             axes[0] = Dim("batch", min=1)
@@ -79,7 +79,7 @@ class InputShapes:
         return axes
 
     def to_verify(self) -> list[tuple[int, int, int, int]]:
-        """Shapes to compare the exported model at: ends and middle of what is free."""
+        """Shapes to verify the exported model with: ends and middle of the dynamic ranges."""
         sizes = [(self.height, self.width)]
         if self.multiple is not None:
             step = self.multiple
@@ -94,21 +94,21 @@ class InputShapes:
 
 
 def accepting_any_size(model: nn.Module, metadata: ModelMetadata) -> nn.Module:
-    """The model for images of any size: itself, or the same weights with ``dynamic_img_size``.
+    """Return a model for images of any size: itself, or one with ``dynamic_img_size``.
 
     Raises:
-        ExportError: images have to be of one size for this architecture.
+        ExportError: the architecture supports images of one size only.
     """
     if _runs_at_other_sizes(model, metadata):
         return model
     try:
         other = build_model(metadata.model, {**metadata.model_args, "dynamic_img_size": True})
     except ConfigError as error:
-        raise ExportError(f"{metadata.model} takes images of one size only: {error}") from error
+        raise ExportError(f"{metadata.model} supports images of one size only: {error}") from error
     other.load_state_dict(model.state_dict())
     other.eval()
     if not _runs_at_other_sizes(other, metadata):
-        raise ExportError(f"{metadata.model} takes images of one size only")
+        raise ExportError(f"{metadata.model} supports images of one size only")
     return other
 
 
@@ -117,6 +117,6 @@ def _runs_at_other_sizes(model: nn.Module, metadata: ModelMetadata) -> bool:
     try:
         with torch.inference_mode():
             model(shapes.example())
-    except (ValueError, RuntimeError, AssertionError):  # how models, torch and timm refuse a size
+    except (ValueError, RuntimeError, AssertionError):  # the errors of models, torch and timm
         return False
     return True

@@ -1,4 +1,4 @@
-"""ONNX files, run by onnxruntime before they are written."""
+"""Export to ONNX, verified by onnxruntime before the file is written."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from vision_ttt.export.verification import Agreement, verify
 from vision_ttt.extras import require
 
 INPUT, OUTPUT = "images", "logits"
+"""The names of the ONNX model's input and output."""
 _AXES = {0: "batch", 2: "height", 3: "width"}
 
 
 def export_onnx(
     model: nn.Module, metadata: ModelMetadata, path: Path, shapes: InputShapes
 ) -> Agreement:
-    """Write ``model`` as ONNX, after running what is written with onnxruntime beside the model.
+    """Write ``model`` as ONNX, after comparing its outputs in onnxruntime with the model's.
 
-    The input is ``images`` [B, C, H, W], normalised; the output ``logits`` [B, num_classes]. The
-    file's metadata holds ``classes`` and ``input`` (mean, std, interpolation, …) as JSON.
+    The input is ``images`` [B, C, H, W], normalised; the output is ``logits`` [B, num_classes]. The
+    file's metadata has ``classes`` and ``input`` (mean, std, interpolation, …) as JSON.
 
     Raises:
         MissingPackageError: packages of the extra [export] are missing.
-        ExportError: the model cannot be translated, or the result does not compute the same.
+        ExportError: the model cannot be translated, or the result computes other logits.
         OSError: the file cannot be written.
     """
     require("export", "ONNX")
@@ -72,7 +73,7 @@ def _runtime(content: bytes) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep the translator's notes about its own workings from the user's terminal."""
+    """Suppress the translator's notes about its internals."""
     logger = logging.getLogger("onnxscript")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,6 +1,6 @@
-"""The ops as PyTorch's own operations, for programs that run without this package.
+"""Decompositions of the ops into PyTorch's own operations, for programs without this package.
 
-An op of ``vision_ttt.ops`` is opaque to ``torch.export``; these decompositions take its place.
+An op of ``vision_ttt.ops`` is opaque to ``torch.export``, and these decompositions replace it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Decomposition = Callable[..., tuple[Tensor, ...]]
 
 
 def _decomposition(op: Op) -> Decomposition:
-    """The op as a scan, for its custom op's arguments; the backend plays no part."""
+    """The op as a scan, with its custom op's arguments. The backend is ignored."""
 
     def decomposed(*arguments: Any) -> tuple[Tensor, ...]:
         *problem, save_states, _ = arguments
@@ -29,5 +29,5 @@ def _decomposition(op: Op) -> Decomposition:
 
 
 def decompositions() -> dict[Any, Decomposition]:
-    """What ``ExportedProgram.run_decompositions`` needs to replace the ops."""
-    return {op.forward_op: _decomposition(op) for op in TABLE.values() if op.late}
+    """Op → decomposition, for ``ExportedProgram.run_decompositions``."""
+    return {op.forward_op: _decomposition(op) for op in TABLE.values() if op.backend_at_runtime}

@@ -1,4 +1,4 @@
-"""`torch.export` programs (.pt2): with this package's kernels, or of PyTorch's operations only."""
+"""Export to `torch.export` programs (.pt2), with this package's kernels or PyTorch's own ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vision_ttt.layers import unfuse
 from vision_ttt.ops import use_backend
 
 METADATA_FILE = "vision_ttt.json"
-"""Name of the extra file in a .pt2 that holds the checkpoint's `ModelMetadata`."""
+"""The extra file in a .pt2 that holds the checkpoint's `ModelMetadata`."""
 
 
 def export_program(
@@ -32,18 +32,18 @@ def export_program(
     *,
     portable: bool = False,
 ) -> Agreement:
-    """Write ``model`` as a .pt2 for the CPU, after running what is written beside the model.
+    """Write ``model`` as a .pt2 for the CPU, after comparing its outputs with the model's.
 
     Args:
         model: in evaluation mode, on the CPU.
-        metadata: put into the file as ``METADATA_FILE``.
-        path: of the .pt2.
-        shapes: images that the program takes.
-        portable: PyTorch's operations only, so that loading needs no vision_ttt; slower. Otherwise
-            the program calls the compiled kernels, and ``import vision_ttt`` must come first.
+        metadata: stored in the file as ``METADATA_FILE``.
+        path: the path of the .pt2.
+        shapes: the images that the program accepts.
+        portable: whether to use PyTorch's operations only, which are slower. Otherwise the program
+            calls the compiled kernels, and loading it requires ``import vision_ttt``.
 
     Raises:
-        ExportError: the model cannot be traced, or the program does not compute the same.
+        ExportError: the model cannot be traced, or the program computes other logits.
         OSError: the file cannot be written.
     """
     program = plain_program(model, shapes) if portable else traced(model, shapes, backend=None)
@@ -58,13 +58,13 @@ def export_program(
 
 
 def plain_program(model: nn.Module, shapes: InputShapes) -> ExportedProgram:
-    """The model in PyTorch's operations only.
+    """Trace the model into PyTorch's operations only.
 
     Raises:
-        ExportError: it cannot be traced, or holds an op for which there is no decomposition.
+        ExportError: the model cannot be traced, or holds an op without a decomposition.
     """
     own = copy.deepcopy(model)
-    unfuse(own)  # parts have decompositions, ops of several parts have none
+    unfuse(own)  # fused ops have no decomposition, but their parts do
     program = traced(own, shapes, backend="dual")
     with torch.no_grad():
         program = _at_all_sizes(program.run_decompositions(decompositions()))
@@ -86,17 +86,17 @@ def plain_program(model: nn.Module, shapes: InputShapes) -> ExportedProgram:
 
 
 def traced(model: nn.Module, shapes: InputShapes, *, backend: str | None) -> ExportedProgram:
-    """The model as a graph for any images of these shapes, every op by ``backend``.
+    """Trace the model into a graph for all images of these shapes, with every op by ``backend``.
 
     Raises:
-        ExportError: its code depends on values or sizes in a way that cannot be traced.
+        ExportError: the model's code depends on values or sizes in a way that cannot be traced.
     """
     try:
         with torch.no_grad(), use_backend(backend):
             program = torch.export.export(
                 model, (shapes.example(),), dynamic_shapes=(shapes.dynamic_axes(),)
             )
-    # Tracing runs the model's code on symbols, which may fail in any way.
+    # Tracing runs the model's code with symbolic sizes, which can raise any error.
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
         raise ExportError(f"{type(model).__name__} cannot be traced: {reason}") from error
@@ -104,11 +104,11 @@ def traced(model: nn.Module, shapes: InputShapes, *, backend: str | None) -> Exp
 
 
 def _at_all_sizes(program: ExportedProgram) -> ExportedProgram:
-    """Take back the tracer's "not at this size".
+    """Remove the guards by which the tracer excludes single sizes.
 
-    It leaves out sizes at which the code takes a shortcut to the same result, such as no
-    interpolation at the model's own size; that it is the same is verified. Which sizes are whole
-    patches, and how small one may be, stays checked.
+    It excludes sizes for which the code has a shortcut, such as no interpolation at the model's own
+    size. The shortcut gives the same result, which :func:`verify` checks. The guards on multiples
+    of the patch size and on the smallest size stay.
     """
     program._guards_code = [guard for guard in program._guards_code if "!=" not in guard]
     return program

@@ -1,4 +1,4 @@
-"""timm's folder: `model.safetensors` and `config.json`, as on the Hugging Face hub."""
+"""Export to timm's folder: `model.safetensors` and `config.json`, as on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from vision_ttt.export.inputs import InputShapes
 from vision_ttt.export.verification import Agreement, verify
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+"""The files of timm's folder."""
 
 
 def export_timm(model: nn.Module, metadata: ModelMetadata, folder: Path) -> Agreement:
-    """Write ``model`` as a folder that timm loads, after loading it in both of timm's ways::
+    """Write ``model`` as a folder that timm loads, after verifying both of timm's ways to load it::
 
         import vision_ttt  # registers the model
         timm.create_model("local-dir:FOLDER", pretrained=True)
         overlay = dict(file="FOLDER/model.safetensors", num_classes=N)
         timm.create_model(NAME, pretrained=True, pretrained_cfg_overlay=overlay, **model_args)
 
-    Pushed to the hub as it is, it loads with ``"hf-hub:OWNER/NAME"``. So it does, here and there,
-    with the automatic classes of transformers.
+    Pushed to the hub unchanged, it loads with ``"hf-hub:OWNER/NAME"``. The automatic classes of
+    transformers load it from both places, too.
 
     Raises:
-        ExportError: what timm loads does not compute the same.
+        ExportError: the model that timm loads computes other logits.
         OSError: the folder cannot be written.
     """
     shapes = InputShapes.of(model, metadata.carried["input"]["input_size"]).to_verify()
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary)
-        # Loaders of the hub's other libraries ask for the format.
+        # Other libraries of the hub require the format's name.
         weights = {name: x.contiguous() for name, x in model.state_dict().items()}
         content = safetensors.torch.save(weights, metadata={"format": "pt"})
         (made / WEIGHTS_FILE).write_bytes(content)
@@ -51,9 +52,9 @@ def export_timm(model: nn.Module, metadata: ModelMetadata, folder: Path) -> Agre
 
 
 def _config(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:
-    """What timm's `local-dir:` and `hf-hub:` read from config.json, and transformers after them."""
+    """The content of config.json for timm's `local-dir:` and `hf-hub:`, and for transformers."""
     own = model.pretrained_cfg
-    # The number of classes stands on top: transformers hands it to timm beside model_args.
+    # The number of classes is a top-level key, which transformers passes to timm with model_args.
     arguments = {key: x for key, x in metadata.model_args.items() if key != "num_classes"}
     kept = ("classifier", "first_conv", "fixed_input_size", "license")
     return {
@@ -75,8 +76,8 @@ def _from_folder(folder: Path) -> nn.Module:
 
 
 def _by_overlay(folder: Path, metadata: ModelMetadata) -> nn.Module:
-    # Without its num_classes timm would take the classifier for one of the name's own number of
-    # classes and leave it out.
+    # Without num_classes timm would assume the registered number of classes and drop the
+    # classifier.
     overlay = {"file": str(folder / WEIGHTS_FILE), "num_classes": len(metadata.carried["classes"])}
     return timm.create_model(
         metadata.model, pretrained=True, pretrained_cfg_overlay=overlay, **metadata.model_args

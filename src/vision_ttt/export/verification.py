@@ -1,4 +1,4 @@
-"""Running an exported model beside the one that it was made of."""
+"""Verification of an exported model against the original one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from torch import Tensor, nn
 from vision_ttt.export.inputs import ExportError
 
 TOLERANCE = 1e-4
-"""Largest difference accepted, relative to the largest output; float32's rounding stays below."""
+"""The largest accepted difference, relative to the largest output. Float32's rounding errors are
+smaller."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What was seen when an exported model ran beside its origin."""
+    """The result of a verification."""
 
     shapes: tuple[tuple[int, ...], ...]
-    """Of the batches of images that both ran on."""
+    """The shapes of the compared batches of images."""
     difference: float
-    """max |exported - original| / max |original|, the worst over all batches."""
+    """max |exported - original| / max |original|, the largest over all batches."""
 
 
 def verify(
@@ -35,7 +36,7 @@ def verify(
 
     Raises:
         ExportError: outputs differ by more than ``tolerance``, or in shape, or the exported model
-            fails; names where.
+            fails. The message has the images' shape.
     """
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
@@ -46,7 +47,7 @@ def verify(
             got = _run(exported, images, name)
         if got.shape != wanted.shape:
             raise ExportError(
-                f"{name} gives {list(got.shape)} for images {list(shape)}, the model "
+                f"{name} returns {list(got.shape)} for images {list(shape)}, the model "
                 f"{list(wanted.shape)}; nothing was written"
             )
         difference = ((got - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12)).item()
@@ -62,7 +63,7 @@ def verify(
 def _run(exported: Callable[[Tensor], Tensor], images: Tensor, name: str) -> Tensor:
     try:
         return exported(images)
-    except Exception as error:  # of whatever runtime
+    except Exception as error:  # the error of any runtime
         reason = str(error).strip().splitlines()[0]
         raise ExportError(
             f"{name} fails on images {list(images.shape)}: {reason}; nothing was written"

@@ -1,8 +1,9 @@
-"""Which backend serves an op: the request of a call, an override, or the fastest that can.
+"""The choice of an op's backend: requested by a call, set by an override, or the fastest.
 
 Precedence, highest first: the ``backend=`` argument of the call, the innermost :func:`use_backend`
 block, the environment variable ``VISION_TTT_BACKEND``, and last the op's own order of preference.
-A backend that was asked for and cannot serve raises; only the last rule ever chooses by itself.
+A requested backend that does not support the call raises an error. Only the last rule falls back
+to another backend.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 from torch.autograd import forward_ad
 
 ENVIRONMENT_VARIABLE = "VISION_TTT_BACKEND"
+"""The environment variable that overrides the backend of every op."""
 AUTO = "auto"
-"""No backend asked for: the op takes the fastest when it runs."""
+"""The name that requests no backend: the op selects the fastest when it runs."""
 
 # Plain module state and not a ContextVar: torch.compile guards on it, so that code compiled under
 # one override is compiled again, and not reused, under another.
@@ -26,22 +28,22 @@ _outside = _override, _override_source
 _blocks: list[list[str | None]] = []  # [name] of each use_backend block that is open, oldest first
 
 Refusal = Callable[[str], str | None]
-"""Says in a few words why the backend of a name cannot serve a call, or None if it can."""
+"""Backend name → the reason why that backend does not support a call, or None if it does."""
 
 
 @contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
     """Run every op inside the block with the backend ``name``.
 
-    None lifts any override, the environment variable's too, so that each op picks for itself.
-    The override holds for all threads of the process; of blocks that overlap in several threads,
-    the one entered last among those still open wins.
+    None removes every override, the environment variable's too, so that each op selects its own
+    backend. The override applies to all threads of the process. Of blocks that overlap in several
+    threads, the last entered among the open ones applies.
 
     Example:
         >>> with use_backend("reference"):
         ...     logits = model(images)
     """
-    block = [name]  # an object of its own, so that equal names are told apart
+    block = [name]  # an object of its own, so that equal names stay distinct
     _blocks.append(block)
     _apply_innermost()
     try:
@@ -57,37 +59,37 @@ def _apply_innermost() -> None:
 
 
 def override() -> str | None:
-    """The backend that the innermost block or the environment asks for."""
+    """The backend that the innermost block or the environment variable sets, or None."""
     return _override
 
 
 def is_transformed() -> bool:
-    """Whether forward-mode derivatives or a torch.func transform (grad, vmap, …) are at work.
+    """Whether forward-mode derivatives or a torch.func transform (grad, vmap, …) are active.
 
-    They look inside a function, where the kernels have nothing to see: a forward derivative through
-    them would be zero, silently.
+    They trace the operations inside a function, and a kernel has none: a forward derivative
+    through it would silently be zero.
     """
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def exporting_onnx() -> bool:
-    """Whether torch.onnx.export traces: its graphs hold PyTorch's own operations only."""
+    """Whether torch.onnx.export is tracing. Its graphs contain PyTorch's own operations only."""
     return torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()
 
 
 def requested_backend(
     op: str, requested: str | None, names: Iterable[str], refusal: Refusal
 ) -> str:
-    """Name the backend asked for by a call of ``op`` or by an override, or AUTO if none is.
+    """Return the backend that a call of ``op`` or an override requests, or AUTO without a request.
 
     Args:
         op: the op's public name, for error messages.
         requested: the call's ``backend`` argument.
         names: the op's backends.
-        refusal: why the backend of a name cannot serve this call.
+        refusal: backend name → the reason why it does not support this call, or None.
 
     Raises:
-        ValueError: the backend asked for is unknown or cannot serve this call.
+        ValueError: the requested backend is unknown or does not support this call.
     """
     name, source = (requested, "backend=") if requested else (_override, _override_source)
     if name is None:
@@ -98,5 +100,7 @@ def requested_backend(
         )
     reason = refusal(name)
     if reason is not None:
-        raise ValueError(f"{op}: backend {name!r} (from {source}) cannot serve: {reason}")
+        raise ValueError(
+            f"{op}: backend {name!r} (from {source}) does not support this call: {reason}"
+        )
     return name

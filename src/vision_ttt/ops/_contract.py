@@ -1,8 +1,8 @@
-"""What an op asks of its arguments, written as a table, and the one checker of all ops.
+"""The contract of an op's arguments: a table of shapes and ranges, and its checker.
 
-Kernels compute addresses from shapes and numbers. Whatever reaches them has passed a
-:class:`Contract`: at the public function, whose errors name what came and what is accepted, and
-in the custom op, since compiled and exported programs call it directly.
+Kernels compute addresses from shapes and numbers, so every argument of a kernel passes a
+:class:`Contract` first: in the public function, whose errors name the received and the accepted
+values, and in the custom op, since compiled and exported programs call it directly.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""What a tensor may hold; kernels take fewer."""
+"""The dtypes that ops accept. Kernels support fewer."""
 
 MOST_SIGNATURES = 1024
-"""Calls that a contract remembers to have accepted."""
+"""The number of accepted calls that a contract caches."""
 
 Axis = int | str | tuple[str, ...]
 """A size, a symbol, or a product of both."""
 Shape = tuple[Axis, ...]
+"""The axes of a tensor."""
 
 
 class Whole(NamedTuple):
-    """An int from ``least`` to ``most``, a number, the symbol of a size, or None for no end."""
+    """An int from ``least`` to ``most``: a number, the symbol of a size, or None for no limit."""
 
     least: int
     most: int | str | None = None
@@ -57,26 +58,25 @@ def _row(name: str, text: str) -> _Row:
 
 
 class Contract:
-    """The shapes, dtypes, devices and ranges that an op asks for.
+    """The shapes, dtypes, devices and ranges that an op accepts.
 
-    Shapes are written in symbols, one per axis: a symbol stands for the same size wherever it
-    occurs. ``"R*D"`` is a product, ``"H d | B H d"`` a
-    choice, ``"... D"`` leaves the leading axes open, ``"? C"`` accepts None. The name of a whole
-    number is a symbol, too.
+    A shape has a symbol per axis, and a symbol stands for one size in all shapes. ``"R*D"`` is a
+    product, ``"H d | B H d"`` a choice, ``"... D"`` accepts any leading axes, ``"? C"`` accepts
+    None. The name of a whole number is a symbol, too.
 
     Args:
         op: the op's public name, for messages.
-        tensors: for each tensor its shape; the first one's device and dtype count for all.
-        numbers: for each number its range.
+        tensors: tensor → its shape. All tensors must be on the first one's device.
+        numbers: number → its range.
         odd: symbols of sizes that must be odd.
         alike: tensors that must have the first one's dtype.
-        autocast: autocast, where it is on, makes these alike itself.
-        together: tensors of which all or none are given.
+        autocast: whether active autocast casts the tensors of ``alike`` itself.
+        together: tensors that must be given all or none.
         dense_last: tensors whose last axis must be contiguous.
-        dense: tensors that must be contiguous, as those that a kernel writes to.
-        may_be_0: symbols of sizes that may be 0; those of leading axes left open may, too.
-        others: arguments between the tensors and the numbers that no table can describe.
-        further: (op, arguments by name): raises what else there is to say.
+        dense: tensors that must be contiguous, such as those that a kernel writes to.
+        may_be_0: symbols of sizes that may be 0. Leading axes matched by ``...`` may be 0, too.
+        others: arguments between the tensors and the numbers that the table does not check.
+        further: (op, arguments by name): raises an error for what the table cannot express.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Contract:
         self._accepted: set[tuple[Any, ...]] = set()
 
     def preceded_by(self, **tensors: str) -> Contract:
-        """The contract of the op's backward pass, which takes these before its other arguments."""
+        """The contract of the op's backward pass, whose arguments begin with these tensors."""
         return Contract(
             f"{self.op}_backward",
             {**tensors, **self.tensors},
@@ -138,13 +138,14 @@ class Contract:
         return ordered
 
     def check(self, arguments: Sequence[Any]) -> None:
-        """Raise unless the arguments, in the order of ``names``, keep to the contract.
+        """Raise an error unless the arguments, in the order of ``names``, meet the contract.
 
         Raises:
             TypeError: an argument's type or dtype is not accepted.
             ValueError: a shape, device, stride or number is not accepted.
         """
-        # A model's calls are alike, and between two products of a small image there is little time.
+        # The calls of a model repeat, and for small images a full check would take longer than the
+        # kernels.
         if torch.compiler.is_compiling():
             self._check_table(self._by_name(arguments))
         else:
@@ -167,7 +168,7 @@ class Contract:
         return dict(zip(self.names, arguments, strict=True))
 
     def _check_table_once(self, arguments: Sequence[Any]) -> None:
-        """Check the table, unless a call that was equal in all that it is about has passed."""
+        """Check the table, unless a call with the same shapes, dtypes and numbers has passed."""
         key = (
             self.autocast and (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
             *[
@@ -180,7 +181,7 @@ class Contract:
         try:
             if key in self._accepted:
                 return
-        except TypeError:  # symbolic sizes, and whatever else has no hash
+        except TypeError:  # an argument has no hash, such as a symbolic size
             self._check_table(self._by_name(arguments))
             return
         self._check_table(self._by_name(arguments))
@@ -268,9 +269,9 @@ class Contract:
 
 
 def check_number(op: str, name: str, value: Any, limits: Whole | Real) -> None:
-    """Raise unless value is a number of the kind asked for, and in its range.
+    """Raise an error unless value has the type of ``limits`` and is in its range.
 
-    A range that ends at a size is the contract's to check, once it knows the size.
+    The contract checks a range that ends at a tensor's size itself, after it has bound the size.
     """
     if isinstance(limits, Whole):
         accepted, kinds = "an int", (int, torch.SymInt)
@@ -284,7 +285,7 @@ def check_number(op: str, name: str, value: Any, limits: Whole | Real) -> None:
 
 
 def _bind(sizes: Sequence[int], shape: Shape, known: dict[str, Any]) -> bool:
-    """Whether sizes have the shape; what it says of new symbols is then known."""
+    """Whether sizes match the shape. A match adds its new symbols to ``known``."""
     if shape and shape[0] == "...":
         shape = shape[1:]
         if len(sizes) < len(shape):
@@ -312,7 +313,7 @@ def _bind(sizes: Sequence[int], shape: Shape, known: dict[str, Any]) -> bool:
 
 
 def _product(factors: tuple[str, ...], size: int, known: Mapping[str, Any], found: dict) -> int:
-    """The size that the factors ask for; the one that is unknown becomes what is left of size."""
+    """The product of the factors; a single unknown factor is solved for from ``size``."""
     product, unknown = 1, None
     for factor in factors:
         if factor.isdecimal():
@@ -337,5 +338,5 @@ def _axis_text(axis: Axis, known: Mapping[str, Any]) -> str:
 
 
 def _text(shape: Shape, known: Mapping[str, Any]) -> str:
-    """A shape for people: sizes where they are known, symbols elsewhere."""
+    """A shape for messages: sizes where they are known, else symbols."""
     return f"[{', '.join(_axis_text(a, {} if a == '...' else known) for a in shape)}]"

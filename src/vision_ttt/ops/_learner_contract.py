@@ -1,4 +1,4 @@
-"""What the ops that learn along the tokens ask of their arguments."""
+"""The contracts of the learner ops: shapes, dtypes and ranges of their arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vision_ttt.ops._contract import Contract, Real, Whole
 
 
 class LearnerContracts(NamedTuple):
-    """Of the public function, and of the custom ops behind it, which take any strides."""
+    """The contracts of the public function and of its custom ops, which accept any strides."""
 
     public: Contract
     forward: Contract
@@ -17,10 +17,14 @@ class LearnerContracts(NamedTuple):
 
 
 def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
-    """The contracts of an op whose initial state has these tensors, shaped behind [H] or [B, H].
+    """Make the contracts of an op.
 
-    The backward pass takes the gradients of o and of the last state before, and N kept states
-    behind the op's own tensors.
+    The arguments of its backward pass are the gradients of o and of the last state, the op's own
+    tensors, and N saved states.
+
+    Args:
+        op: the op's public name.
+        state: tensor of the initial state → its shape after [H] or [B, H].
     """
     views = "q", "k", "v"
     tensors = {

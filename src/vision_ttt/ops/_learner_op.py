@@ -1,4 +1,4 @@
-"""What the ops that learn along the tokens share: schemas, shapes, and the states they keep."""
+"""The common part of the learner ops: schemas, shapes and saved states."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def learner_op(
     flops: Callable[[Any], int],
     backward_flops: Callable[[Any], int],
 ) -> Op:
-    """The :class:`Op` whose results are o and the last state, and, kept, states on the way.
+    """Make the :class:`Op` of a learner: results o and the last state; saved: intermediate states.
 
     Args:
         name, inputs, definition, backends, exported, flops, backward_flops: see :class:`Op`.
-        contracts: what the ops ask of their arguments.
+        contracts: the checks of the public function and of the custom ops.
         state: names of the state's tensors: a weight and a bias of every layer.
-        num_checkpoints: (T, d, b) → how many states a forward pass keeps.
+        num_checkpoints: (T, d, b) → the number of states that a forward pass saves.
     """
     names = list(contracts.public.tensors)
     optional = names[-3:]
@@ -80,5 +80,5 @@ def learner_op(
 
 
 def _tensors(prefix: str, names: Sequence[str]) -> str:
-    """Tensor arguments or results of a schema, with a prefix to their names."""
+    """Tensor arguments or results of a schema, their names with a prefix."""
     return ", ".join(f"Tensor {prefix}{name}" for name in names)

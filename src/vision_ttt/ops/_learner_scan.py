@@ -1,7 +1,7 @@
-"""Learning along the tokens in PyTorch's own operations, for programs that run without us.
+"""The learner ops in PyTorch's own operations, for programs that run without this package.
 
-The mini-batches are a ``scan``, a loop of the graph itself, so that the number of tokens may stay
-free. A Python loop would be unrolled at one length and be wrong, silently, at every other.
+The loop over mini-batches is a ``scan``, which is part of the graph, so that the number of tokens
+may be dynamic. A Python loop would be unrolled for one length and silently wrong for all others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ to the next state and o [B, H, b, d].
 
 
 def detached(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The tensors cut off from autograd, which a scan of inference is to know nothing of."""
+    """The tensors detached from autograd. The scan is for inference only."""
     return tuple(None if x is None else x.detach() for x in tensors)
 
 
@@ -34,13 +34,13 @@ def learn_by_scan(
     mini_batch_size: int,
     reverse_heads: int,
 ) -> tuple[Tensor, ...]:
-    """o [B, T, H, d] and the last state [B, H, …]; no gradient follows.
+    """Compute o [B, T, H, d] and the last state [B, H, …], without gradients.
 
-    A short last mini-batch is filled up with tokens that are learnt from at rate 0.
+    A short last mini-batch is padded with tokens whose learning rate is 0.
 
     Args:
-        step: one mini-batch. A dimension of one that it needs it makes itself: a loop takes those
-            of its inputs for any number.
+        step: one mini-batch. It must create dimensions of size 1 itself: the scan treats those of
+            its inputs as dynamic.
         views: q, k, v [B, T, H, d] and eta [B, T, H].
         state: of each layer its weight [H, i, j] and its bias [H, j], or with a leading B.
         position_scale: p [b] or [H, b]; None for ones.
@@ -55,7 +55,7 @@ def learn_by_scan(
     if position_scale is None:
         position_scale = q.new_ones(mini_batch_size, dtype=dtype)
     p = position_scale.detach().to(dtype).expand(heads, mini_batch_size)
-    # Of each mini-batch its last token's p, by which the state is stepped: [N, H].
+    # p of each mini-batch's last token, which scales the update of the state: [N, H].
     starts = mini_batch_size * torch.arange(count, device=q.device)
     p_last = p[:, (length - starts).clamp(max=mini_batch_size) - 1].transpose(0, 1)
 
@@ -63,13 +63,13 @@ def learn_by_scan(
         *tokens, last = inputs
         return step(state, tokens, p.unsqueeze(-1), last[:, None, None])
 
-    # Copies, because what goes round in a scan may be no view of an input.
+    # Copies, because the carried tensors of a scan must not be views of an input.
     beginning = tuple(
         x.to(dtype).expand(batch, *x.shape[-rank:]).clone()
         for x, rank in zip(state, (3, 2) * (len(state) // 2), strict=True)
     )
     tokens = (_mini_batches(x.to(dtype), count, mini_batch_size, reverse_heads) for x in views)
-    # After a scan of another op, PyTorch would make inputs of numbers that are the code's.
+    # After a scan of another op, PyTorch would turn constants of the code into dynamic inputs.
     with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
         end, o = scan(one_mini_batch, beginning, (*tokens, p_last))
     o = o.permute(1, 0, 3, 2, 4).reshape(batch, count * mini_batch_size, heads, dim)
@@ -77,7 +77,7 @@ def learn_by_scan(
 
 
 def _mini_batches(x: Tensor, count: int, size: int, reverse_heads: int) -> Tensor:
-    """x [B, T, H, ...] in scan order, filled up with zeros, as [N, B, H, b, ...]."""
+    """x [B, T, H, ...] in scan order, padded with zeros, as [N, B, H, b, ...]."""
     batch, _, *rest = x.shape
     x = torch.cat([_scan_order(x, reverse_heads), x.new_zeros(batch, size, *rest)], dim=1)
     x = x[:, : count * size].reshape(batch, count, size, *rest)
@@ -85,7 +85,7 @@ def _mini_batches(x: Tensor, count: int, size: int, reverse_heads: int) -> Tenso
 
 
 def _scan_order(x: Tensor, reverse_heads: int) -> Tensor:
-    """x [B, T, H, ...] with the last heads' tokens from T to 1, or back again."""
+    """x [B, T, H, ...] with the tokens of the last heads reversed. It is its own inverse."""
     if not reverse_heads:
         return x
     forward_heads = x.shape[2] - reverse_heads

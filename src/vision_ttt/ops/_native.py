@@ -1,4 +1,4 @@
-"""The compiled CPU kernels: found beside the package, loaded once, or reported missing once."""
+"""The compiled CPU kernels: loaded once from the package, or reported missing once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch import Tensor
 _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 
 LANES = 16
-"""Floats of the widest vector; what is a multiple of it suits every instruction set."""
+"""Floats of the widest vector. A multiple of it fits the vectors of every instruction set."""
 
 
 def _load() -> ctypes.CDLL | None:
@@ -64,11 +64,11 @@ def install_command() -> str:
 
 @functools.cache
 def warn_if_missing() -> None:
-    """Say once what is lost without the kernels, and how to get them."""
+    """Warn once that the kernels are missing, with the command that installs them."""
     if LIBRARY is None:
         warnings.warn(
-            "vision-ttt's compiled CPU kernels are not there, so the slower PyTorch backend 'dual' "
-            "serves. To get them, install a C++17 compiler (GCC >= 12 or Clang; on Debian: apt "
+            "vision-ttt's compiled CPU kernels are missing, so the slower PyTorch backend 'dual' "
+            "runs. To get them, install a C++17 compiler (GCC >= 12 or Clang; on Debian: apt "
             f"install g++) and run: {install_command()}",
             RuntimeWarning,
             stacklevel=2,
@@ -81,7 +81,7 @@ def instruction_set() -> str | None:
 
 
 def refusal(*tensors: Tensor | None) -> str | None:
-    """Why the kernels around ttt_linear cannot read these tensors, or None if they can."""
+    """The reason why the float32 kernels do not support these tensors, or None if they do."""
     for x in tensors:
         if x is None:
             continue
@@ -95,7 +95,7 @@ def refusal(*tensors: Tensor | None) -> str | None:
 
 
 def no_vectors(channels: int) -> str | None:
-    """Why the kernels cannot serve so many channels, or None if they can."""
+    """The reason why the kernels do not support so many channels, or None if they do."""
     return f"{channels} channels are no multiple of {LANES}" if channels % LANES else None
 
 
@@ -103,10 +103,10 @@ Structure = TypeVar("Structure", bound=type[ctypes.Structure])
 
 
 def mirrors(name: str) -> Callable[[Structure], Structure]:
-    """Decorate a structure that the kernels know as ``name``: both must have the same size.
+    """Decorate a structure that the kernels declare as ``name``: both must have the same size.
 
     Raises:
-        ImportError: they do not; the kernels were built from other sources than these.
+        ImportError: the sizes differ, because the kernels were built from other sources.
     """
 
     def compare(structure: Structure) -> Structure:
@@ -125,13 +125,13 @@ def mirrors(name: str) -> Callable[[Structure], Structure]:
 
 @mirrors("Sequence")
 class SequencePointer(ctypes.Structure):
-    """csrc/fused/fused.h's Sequence."""
+    """``Sequence`` of csrc/fused/fused.h."""
 
     _fields_ = (("data", c_void_p), ("batch", c_int64), ("token", c_int64))
 
 
 def sequence(x: Tensor | None) -> tuple[int | None, int, int]:
-    """The fields of a :class:`SequencePointer` to x [B, T, C], of which ctypes makes one."""
+    """The fields of a :class:`SequencePointer` to x [B, T, C], which ctypes converts to one."""
     return (None, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:2])
 
 
@@ -141,15 +141,15 @@ def contiguous_last(x: Tensor) -> Tensor:
 
 
 def call_kernel(name: str, *structures: ctypes.Structure) -> int:
-    """Run a kernel on its structures and return its status; Python's lock is released meanwhile."""
+    """Run a kernel on its structures, without Python's global lock, and return its status."""
     return getattr(LIBRARY, name)(*map(ctypes.byref, structures))
 
 
 def run_kernel(name: str, *structures: ctypes.Structure) -> None:
-    """Run a kernel that fails only for want of memory.
+    """Run a kernel whose only failure is a lack of memory.
 
     Raises:
-        MemoryError: its scratch could not be had.
+        MemoryError: the kernel could not allocate its scratch memory.
     """
     if call_kernel(name, *structures):
-        raise MemoryError(f"{name}: no memory for its scratch")
+        raise MemoryError(f"{name}: not enough memory for its scratch")

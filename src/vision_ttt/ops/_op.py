@@ -1,8 +1,8 @@
-"""What every op is made of: its definition, its custom ops, and the backends that may serve.
+"""The parts of every op: its definition, its custom ops and its backends.
 
-A folder per op, each with the same files: ``contract.py`` (the inputs and what is asked of them),
+Every op has a folder with the same files: ``contract.py`` (the inputs and the checks on them),
 ``definition.py`` (the specification, in plain PyTorch), a file per backend, and ``op.py`` (the
-public function, and the :class:`Op`). :mod:`vision_ttt.ops._table` lists all of them.
+public function, and the :class:`Op`). :mod:`vision_ttt.ops._table` lists all ops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from vision_ttt.ops import _backend
 from vision_ttt.ops._backend import AUTO, is_transformed, requested_backend
 from vision_ttt.ops._contract import Contract
-from vision_ttt.ops._direct import may_go_straight
+from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._native import warn_if_missing
 from vision_ttt.ops._registration import (
     register_backward,
@@ -25,59 +25,64 @@ from vision_ttt.ops._registration import (
 )
 
 REFERENCE = "reference"
-"""The backend of every op that is its definition, differentiated by autograd."""
+"""The backend that every op has: its definition, differentiated by autograd."""
 PYTORCH = ("dual", REFERENCE)
-"""What asks for PyTorch's own operations: an op without matrix products has one form of them."""
+"""The names that select PyTorch's own operations. An op without a dual form accepts both."""
 TRANSFORMED = "torch.func transforms and forward-mode derivatives need the backend 'reference'"
+"""The reason why a backend other than the reference refuses a transformed call."""
 
 
 class Backend(NamedTuple):
-    """One way to compute an op.
+    """One implementation of an op.
 
-    ``forward`` takes the inputs, and of ops that keep work for the backward pass whether to; it
-    returns the op's results. ``backward`` takes the inputs, the gradients of the results and what
-    was kept; it returns a gradient per tensor of the inputs, empty for those that are None.
-    ``refusal`` says in a few words why it cannot serve the inputs, or None if it can. ``alone``
-    takes the inputs and how many results are wanted and returns as many, for calls whose gradient
-    nobody asks for, where that is less work than ``forward``.
+    ``forward``: (inputs) → the op's results. An op that saves tensors for the backward pass passes
+    a second argument: whether to save them.
+    ``backward``: (inputs, gradients of the results, saved tensors) → a gradient per tensor of the
+    inputs, empty for those that are None.
+    ``refusal``: (inputs) → the reason why the backend does not support them, None if it does.
+    ``inference``: (inputs, n) → the first n results, for calls without a gradient. Set only where
+    it is less work than ``forward``.
     """
 
     forward: Callable[..., Any]
     backward: Callable[..., Any] | None
     refusal: Callable[[Any], str | None]
-    alone: Callable[[Any], Any] | None = None
+    inference: Callable[[Any, int], Any] | None = None
 
 
 class Op:
-    """An op: called with its inputs, it chooses a backend by them and runs it.
+    """An op: a call selects a backend by its inputs and runs it.
 
-    Behind ``vision_ttt::NAME`` stand all backends; calls that the dispatcher would only hand on go
-    past it. It is opaque to torch.compile and torch.export,
-    has one backward pass (``vision_ttt::NAME_backward``, so that compiled backward graphs hold it),
-    and further derivatives by its definition.
+    The custom op ``vision_ttt::NAME`` covers all backends. Calls that need nothing of PyTorch's
+    dispatcher bypass it. The custom op is opaque to torch.compile and torch.export. Its backward
+    pass is a custom op too (``vision_ttt::NAME_backward``), so that compiled backward graphs
+    contain it. Higher derivatives are those of the definition.
 
     Args:
         name: the op's public name.
-        inputs: a named tuple, the tensors first; the custom op takes its fields one by one.
-        contract: what the public function asks of them.
+        inputs: a named tuple, the tensors first. The custom op's arguments are its fields.
+        contract: the checks of the public function.
         definition: inputs → results, by differentiable operations: the specification.
-        backends: by name, fastest first.
-        fake: inputs, and ``keep`` where the op keeps work → results without content.
-        schema: of ``vision_ttt::NAME``. Behind the inputs it has a bool where the op keeps work for
-            the backward pass, and last a ``str backend`` where programs that hold it choose their
-            backend when they run.
-        backward_schema: of ``vision_ttt::NAME_backward``: gradients, tensors, what was kept,
+        backends: name → backend, fastest first.
+        fake: inputs, and ``keep`` where the op saves tensors → results without content.
+        schema: of ``vision_ttt::NAME``. After the inputs it has a bool where the op saves tensors
+            for the backward pass, and last a ``str backend`` where the backend is selected when
+            the custom op runs.
+        backward_schema: of ``vision_ttt::NAME_backward``: gradients, tensors, saved tensors,
             options, and the backend.
-        backward_contract: what the latter asks for.
-        composed_backward: (inputs, gradient) → a gradient per tensor, by differentiable operations,
-            in place of a backward op.
-        bare_contract: what ``vision_ttt::NAME`` asks for, where that is less than the contract.
-        results: how many results have a gradient; those behind them are kept for the backward pass.
-        kept: inputs → the length of the first axis of the last that is kept.
-        composition: inputs → results by other ops one after the other, each with backends of its
-            own: for what no backend of this op serves, and for whatever else is asked for.
-        autocast: the tensors that autocast casts; where none is, it leaves the call to PyTorch.
-        exported: the op for programs that run without this package, if it is not the definition.
+        backward_contract: the checks of ``vision_ttt::NAME_backward``.
+        composed_backward: (inputs, gradient) → a gradient per tensor, by differentiable operations.
+            It replaces a backward op.
+        bare_contract: the checks of ``vision_ttt::NAME``, where they are fewer than the contract's.
+        results: the number of results with a gradient. Further results are saved for the backward
+            pass.
+        kept: inputs → the length of the first axis of the last saved tensor.
+        composition: inputs → results by a sequence of other ops, each with backends of its own. It
+            runs the calls that no backend of this op supports.
+        autocast: names of the tensors that autocast casts. Without any, an autocast call runs in
+            PyTorch's operations.
+        exported: inputs → results in programs that run without this package. The default is the
+            composition or the definition.
         flops, backward_flops: inputs, with shapes for tensors → floating point operations.
     """
 
@@ -112,9 +117,9 @@ class Op:
         self.exported = exported or composition or definition
         self.flops, self.backward_flops = flops, backward_flops
         self.width, self.tensors = len(contract.names), len(contract.tensors)
-        self.late = "str backend" in schema
-        """Whether a call that asks for nobody chooses its backend when the custom op runs."""
-        self._last = Backend(self._without_backend, None, lambda _: None)
+        self.backend_at_runtime = "str backend" in schema
+        """Whether a call without a requested backend selects one when the custom op runs."""
+        self._last_resort = Backend(self._without_backend, None, lambda _: None)
         forward = register_forward(self, schema)
         if backward_schema is not None:
             register_backward(self, forward, backward_schema)
@@ -126,37 +131,37 @@ class Op:
             self.backward_op = getattr(torch.ops.vision_ttt, f"{name}_backward").default
 
     def __call__(self, inputs: Any, backend: str | None = None, wanted: int | None = None) -> Any:
-        """The results, by the backend asked for or else the fastest that serves.
+        """Compute the results by the requested backend, or by the fastest that supports the inputs.
 
-        Of several results the first ``wanted`` may be all that there are.
+        A call without a gradient may return only the first ``wanted`` results.
 
         Raises:
-            TypeError, ValueError: the inputs do not keep to the contract.
-            ValueError: the backend asked for is unknown or cannot serve.
+            TypeError, ValueError: the inputs violate the contract.
+            ValueError: the requested backend is unknown or does not support the inputs.
         """
         self.contract.check(inputs)
-        if backend is None and _backend.override() is None and may_go_straight(inputs):
+        if backend is None and _backend.override() is None and may_bypass_dispatcher(inputs):
             fastest = self._fastest(inputs)
             if fastest is not None:
-                return self._run_alone(fastest, inputs, wanted or self.results)
+                return self._run_inference(fastest, inputs, wanted or self.results)
         if self.autocast and torch.is_autocast_enabled(_autocast_kind(inputs[0])):
             inputs = self.cast(inputs)
         if _backend.exporting_onnx():
             return self.exported(inputs)
         name = self._choose(inputs, backend)
         if name != AUTO and name not in self.backends:
-            return self._define(inputs)
+            return self._by_definition(inputs)
         if self.kept is None:
             return self.forward_op(*inputs)
         needs_grad = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
         keep = torch.is_grad_enabled() and needs_grad
-        results = self.forward_op(*inputs, keep, *((name,) if self.late else ()))
+        results = self.forward_op(*inputs, keep, *((name,) if self.backend_at_runtime else ()))
         return self._without_kept(results)
 
-    def _run_alone(self, backend: Backend, inputs: Any, wanted: int) -> Any:
-        """What a call gives whose gradient nobody asks for."""
-        if backend.alone is not None:
-            return backend.alone(inputs, wanted)
+    def _run_inference(self, backend: Backend, inputs: Any, wanted: int) -> Any:
+        """The results of a call without a gradient."""
+        if backend.inference is not None:
+            return backend.inference(inputs, wanted)
         if self.kept is None:
             return backend.forward(inputs)
         return self._without_kept(backend.forward(inputs, False))
@@ -165,8 +170,8 @@ class Op:
         return results[: self.results] if self.results > 1 else results[0]
 
     def _fastest(self, inputs: Any) -> Backend | None:
-        """The first backend that can serve, of those that come in without being asked for."""
-        for name in self._unasked(inputs[0]):
+        """The first backend that supports the inputs, of those that need no request."""
+        for name in self._default_names(inputs[0]):
             if self.backends[name].refusal(inputs) is None:
                 if name == "dual" and inputs[0].is_cpu:
                     warn_if_missing()
@@ -174,7 +179,7 @@ class Op:
         return None
 
     def run(self, function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
-        """Call a backend's function. Within an op that autocast casts for it rounds nothing."""
+        """Call a backend's function, with autocast off for an op that casts its own tensors."""
         kind = inputs[0].device.type
         if self.autocast and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
@@ -182,12 +187,12 @@ class Op:
         return function(inputs, *others)
 
     def choose(self, inputs: Any, backend: str | None = None) -> str:
-        """Name the backend of a call: asked for by it or by an override, or the fastest.
+        """Return the name of a call's backend: the requested one, the override or the fastest.
 
-        AUTO where the fastest is found when the custom op runs.
+        The name is AUTO where the fastest is selected when the custom op runs.
 
         Raises:
-            ValueError: the backend asked for is unknown or cannot serve.
+            ValueError: the requested backend is unknown or does not support the inputs.
         """
         return REFERENCE if _backend.exporting_onnx() else self._choose(inputs, backend)
 
@@ -197,64 +202,66 @@ class Op:
                 return requested_backend(
                     self.name,
                     backend,
-                    self.names(),
+                    self.backend_names(),
                     lambda name: self._public_refusal(name, inputs),
                 )
-            if self.late:
+            if self.backend_at_runtime:
                 return REFERENCE if is_transformed() else AUTO
         elif _backend.override() not in (None, *self.backends):
             return REFERENCE
         if is_transformed():
             return REFERENCE
         left_to_pytorch = not self.autocast and torch.is_autocast_enabled("cpu")
-        for name in self._unasked(inputs[0]):
+        for name in self._default_names(inputs[0]):
             if self.backends[name].refusal(inputs) is None and not (
                 left_to_pytorch and name == "cpu"
             ):
                 return name
         return REFERENCE
 
-    def names(self) -> list[str]:
-        """Whatever backend may be asked for."""
+    def backend_names(self) -> list[str]:
+        """The names of all backends that a call may request."""
         return [*self.backends, *(name for name in PYTORCH if name not in self.backends)]
 
     def refusal(self, name: str, inputs: Any) -> str | None:
-        """Why a backend cannot serve the inputs, in a few words, or None if it can."""
+        """The reason why a backend does not support the inputs, or None if it does."""
         return self.backends[name].refusal(inputs) if name in self.backends else None
 
     def _public_refusal(self, name: str, inputs: Any) -> str | None:
-        """The same of a call here and now."""
+        """As :meth:`refusal`, also for the modes that are active: transforms and autocast."""
         if name not in self.backends:
             return None
         if is_transformed():
             return TRANSFORMED
         if name == "cpu" and not self.autocast and torch.is_autocast_enabled("cpu"):
-            return "autocast is on, which leaves the op to PyTorch"
+            return "autocast is on, under which the op runs in PyTorch's operations"
         return self.backends[name].refusal(inputs)
 
-    def _unasked(self, x: Tensor) -> Iterable[str]:
-        """Backends that come in without being asked for: on a CPU Triton would be interpreted."""
+    def _default_names(self, x: Tensor) -> Iterable[str]:
+        """The backends that need no request. On a CPU Triton does: it would be interpreted."""
         return (name for name in self.backends if name != "triton" or not x.is_cpu)
 
-    def serving(self, inputs: Any, asked: str = AUTO, *, last_resort: bool = False) -> Backend:
-        """The backend asked for, or the first that can serve. Called when a custom op runs.
+    def select_backend(
+        self, inputs: Any, requested: str = AUTO, *, last_resort: bool = False
+    ) -> Backend:
+        """Return the requested backend, or the first that supports the inputs.
 
-        Where the schema names no backend, an override does, if it can serve. With ``last_resort``
-        PyTorch's operations are there to fall back on: a program may be exported where a kernel
-        serves and run where it does not.
+        Called when a custom op runs. Where the schema has no backend, an override selects one, if
+        that one supports the inputs. With ``last_resort`` PyTorch's operations run what no backend
+        supports: a program may be exported on a machine with a kernel and run on one without.
 
         Raises:
-            ValueError: the one asked for, or every one, refuses.
+            ValueError: the requested backend, or every backend, refuses the inputs.
         """
-        override = None if self.late else _backend.override()
+        override = None if self.backend_at_runtime else _backend.override()
         if override in self.backends and self.refusal(override, inputs) is None:
             return self.backends[override]
-        if asked != AUTO and asked not in self.backends:
+        if requested != AUTO and requested not in self.backends:
             raise ValueError(
-                f"{self.name}: unknown backend {asked!r}; available: {sorted(self.backends)}"
+                f"{self.name}: unknown backend {requested!r}; available: {sorted(self.backends)}"
             )
-        # Also one asked for is checked again: autocast may have changed a dtype since.
-        names = self._unasked(inputs[0]) if asked == AUTO else (asked,)
+        # A requested backend is checked again: autocast may have changed a dtype since.
+        names = self._default_names(inputs[0]) if requested == AUTO else (requested,)
         reasons = {}
         for name in names:
             reason = self.backends[name].refusal(inputs)
@@ -264,23 +271,19 @@ class Op:
                 return self.backends[name]
             reasons[name] = reason
         if last_resort:
-            return self._last
-        raise ValueError(f"{self.name}: no backend can serve this call: {reasons}")
-
-    def serves(self, inputs: Any) -> bool:
-        """Whether a kernel takes the inputs, as a call that asks for nobody would have it."""
-        return any(self.refusal(name, inputs) is None for name in self._unasked(inputs[0]))
+            return self._last_resort
+        raise ValueError(f"{self.name}: no backend supports this call: {reasons}")
 
     def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], Any, Sequence[Any]]:
-        """A backward op's arguments: gradients, inputs, and what was kept."""
-        end = len(args) - self.late
+        """Split a backward op's arguments into gradients, inputs and saved tensors."""
+        end = len(args) - self.backend_at_runtime
         options = end - (self.width - self.tensors)
         tensors, kept = self.results, self.results + self.tensors
         inputs = self.inputs(*args[tensors:kept], *args[options:end])
         return args[:tensors], inputs, args[kept:options]
 
     def cast(self, inputs: Any) -> Any:
-        """The inputs as autocast has them. Float64 is left alone, as by PyTorch's own rules."""
+        """The inputs as autocast casts them. Float64 stays, as in PyTorch's own rules."""
         dtype = torch.get_autocast_dtype(_autocast_kind(inputs[0]))
         given = {name: getattr(inputs, name) for name in self.autocast}
         return inputs._replace(
@@ -294,7 +297,7 @@ class Op:
         out = (self.composition or self.definition)(inputs).contiguous()
         return out if self.kept is None else (out, *self.fake(inputs, keep)[1:])
 
-    def _define(self, inputs: Any) -> Any:
+    def _by_definition(self, inputs: Any) -> Any:
         if not self.autocast:
             return (self.composition or self.definition)(inputs)
         with torch.autocast(_autocast_kind(inputs[0]), enabled=False):
@@ -302,5 +305,5 @@ class Op:
 
 
 def _autocast_kind(x: Tensor) -> str:
-    """The device type whose autocast counts for x: one without content knows of none."""
+    """The device type whose autocast applies to x: the CPU's for a meta tensor."""
     return "cpu" if x.is_meta else x.device.type

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vision_ttt.ops._op import Op
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""Those with autocast."""
+"""The device types with autocast."""
 
 
 def register_forward(op: Op, schema: str) -> Any:
@@ -26,15 +26,17 @@ def register_forward(op: Op, schema: str) -> Any:
     def forward(*args: Any) -> Any:
         inputs, rest = op.inputs(*args[: op.width]), args[op.width :]
         op.bare_contract.check(inputs)
-        keep, asked = (rest[:-1], rest[-1]) if op.late else (rest, AUTO)
-        last_resort = not op.late and not any(keep)
-        backend = op.serving(inputs, asked, last_resort=last_resort)
+        keep, requested = (rest[:-1], rest[-1]) if op.backend_at_runtime else (rest, AUTO)
+        last_resort = not op.backend_at_runtime and not any(keep)
+        backend = op.select_backend(inputs, requested, last_resort=last_resort)
         return op.run(backend.forward, inputs, *keep)
 
     @forward.register_fake
     def _(*args: Any) -> Any:
         rest = args[op.width :]
-        return op.fake(op.inputs(*args[: op.width]), *(rest[:-1] if op.late else rest))
+        return op.fake(
+            op.inputs(*args[: op.width]), *(rest[:-1] if op.backend_at_runtime else rest)
+        )
 
     if op.flops is not None:
 
@@ -48,17 +50,17 @@ def register_forward(op: Op, schema: str) -> Any:
 
 
 def register_backward(op: Op, forward: Any, schema: str) -> None:
-    """Register ``vision_ttt::NAME_backward`` as the derivative of ``forward``, and its own."""
+    """Register ``vision_ttt::NAME_backward``, the derivative of ``forward``, and its derivative."""
     name = f"{op.name}_backward"
 
     @torch.library.custom_op(f"vision_ttt::{name}", mutates_args=(), schema=schema)
     def backward(*args: Any) -> Any:
-        op.backward_contract.check(args[:-1] if op.late else args)
+        op.backward_contract.check(args[:-1] if op.backend_at_runtime else args)
         grads, inputs, kept = op.split(args)
         if op.kept is not None and len(kept[-1]) != op.kept(inputs):
             wanted, got = op.kept(inputs), len(kept[-1])
             raise ValueError(f"{name}: needs {wanted} kept states, got {got}")
-        backend = op.serving(inputs, args[-1] if op.late else AUTO)
+        backend = op.select_backend(inputs, args[-1] if op.backend_at_runtime else AUTO)
         return op.run(backend.backward, inputs, *grads, *kept)
 
     @backward.register_fake
@@ -76,8 +78,10 @@ def register_backward(op: Op, forward: Any, schema: str) -> None:
 
     def derivative(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if op.kept is not None and not ctx.keeps:
-            raise RuntimeError(f"vision_ttt::{op.name} was called to keep nothing: no backward")
-        saved = ctx.saved_tensors  # once: activation checkpointing computes them for one reader
+            raise RuntimeError(
+                f"vision_ttt::{op.name} was called without saving tensors for the backward pass"
+            )
+        saved = ctx.saved_tensors  # read once: activation checkpointing allows a single read
         gradients = backward(*grads[: op.results], *saved, *ctx.options, *ctx.backend)
         pairs = zip(saved[: op.tensors], gradients if op.tensors > 1 else (gradients,), strict=True)
         return *(None if x is None else grad for x, grad in pairs), *[None] * ctx.others
@@ -97,14 +101,14 @@ def register_composed_backward(op: Op, forward: Any) -> None:
 
 
 def _save(op: Op, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Save a call's tensors, what it kept for the backward pass, and its options."""
+    """Save a call's tensors, its results for the backward pass, and its options."""
     kept = () if op.kept is None else output[op.results :]
     if kept:
         ctx.mark_non_differentiable(*kept)
         ctx.keeps = inputs[op.width]
     ctx.save_for_backward(*inputs[: op.tensors], *kept)
     ctx.options = inputs[op.tensors : op.width]
-    ctx.backend = inputs[-1:] if op.late else ()
+    ctx.backend = inputs[-1:] if op.backend_at_runtime else ()
     ctx.others = len(inputs) - op.tensors
 
 

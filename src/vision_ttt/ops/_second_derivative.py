@@ -1,8 +1,7 @@
 """Derivatives of a backward pass, for gradient penalties: those of the op's definition.
 
-The kernels compute an op and its gradient. Whoever asks for the gradient's own graph
-(``create_graph=True``) gets the kernels' gradient, and its derivative by automatic differentiation
-of the definition: any number of times, at the definition's cost.
+The kernels compute an op and its gradient. With ``create_graph=True`` the gradient is the kernels',
+and its derivatives, of any order, are those of the definition, at the definition's cost.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def derive_twice(op: Op, backward_op: Any) -> None:
         ctx.count = len(inputs)
 
     def derivative(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # once: activation checkpointing computes them for one reader
+        saved = ctx.saved_tensors  # read once: activation checkpointing allows a single read
         grads, inputs = saved[: op.results], saved[op.results :]
         given = [i for i, x in enumerate(inputs) if x is not None]
 

@@ -1,4 +1,4 @@
-"""The table of all ops: what each computes, what it asks for, and who computes it."""
+"""The table of all ops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vision_ttt.ops.swiglu_mlp.op import OP as SWIGLU_MLP
 from vision_ttt.ops.ttt_linear.op import OP as TTT_LINEAR
 from vision_ttt.ops.ttt_mlp.op import OP as TTT_MLP
 
-TABLE: dict[str, Op] = {
+TABLE: dict[str, Op] = {  # public name → op
     op.name: op
     for op in (
         DEPTHWISE_CONV2D,

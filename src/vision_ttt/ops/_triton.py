@@ -1,8 +1,8 @@
-"""Triton, the language of the GPU kernels: whether it is there, and which tensors the kernels take.
+"""Triton, the language of the GPU kernels: its presence, and the tensors that kernels support.
 
-It comes with PyTorch for CUDA on Linux and is imported at the first call. With the environment's
-``TRITON_INTERPRET=1`` its interpreter runs the kernels on CPU tensors: slow, and only where backend
-"triton" is asked for by name.
+Triton is installed with PyTorch for CUDA on Linux. It is imported at the first call. With the
+environment variable ``TRITON_INTERPRET=1`` its interpreter runs the kernels on CPU tensors. That is
+slow, and happens only where a call requests the backend "triton".
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ import torch
 from torch import Tensor
 
 FOUND = importlib.util.find_spec("triton") is not None
+"""Whether Triton is installed."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton's interpreter runs the kernels."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes that the kernels support."""
 
 
 def refusal(*tensors: Tensor | None, may_be_empty: bool = False) -> str | None:
-    """Why Triton cannot take these tensors, which may differ in dtype, or None if it can."""
+    """The reason why the kernels do not support these tensors, or None if they do.
+
+    The tensors may differ in dtype.
+    """
     if not FOUND:
         return "Triton is not installed (on Linux: pip install triton)"
     for x in tensors:

@@ -86,8 +86,10 @@ def check_fast(found: Usage) -> None:
     assert "LDG.E.128" in found.machine_code
 
 
-@pytest.mark.parametrize("b", [16, 32])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("b", [16, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(d, marks=[pytest.mark.slow] * (d != "bfloat16")) for d in DTYPES]
+)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_nothing_spills_at_head_dimension_64(kernel, dtype, b, tmp_path, record_property):
     """A mini-batch of one tile and of several, in every layout that is tried.
@@ -122,7 +124,7 @@ def test_a_mean_needs_no_exchange_between_warps(tmp_path):
     assert found.machine_code.count("SHFL") <= 6 * 3 + 10  # and what the states' writing takes
 
 
-@pytest.mark.parametrize("dim", [16, 32, 128])
+@pytest.mark.parametrize("dim", [16, *(pytest.param(d, marks=pytest.mark.slow) for d in (32, 128))])
 def test_other_dimensions_compile(dim, tmp_path):
     found = usage("scan", "bfloat16", dim, 16, _layouts(dim, 16, "bfloat16")[0], tmp_path)
     assert found.shared <= SHARED_MEMORY

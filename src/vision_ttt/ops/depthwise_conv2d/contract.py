@@ -1,4 +1,4 @@
-"""What depthwise_conv2d asks of its arguments."""
+"""The contract of depthwise_conv2d."""
 
 from typing import NamedTuple
 

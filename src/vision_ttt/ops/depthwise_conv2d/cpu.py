@@ -34,14 +34,14 @@ class _Conv2d(ctypes.Structure):
 
 
 def refusal(inputs: Inputs) -> str | None:
-    """Why the kernels cannot serve, or None if they can."""
+    """The reason why the kernels do not support the inputs, or None if they do."""
     return _native.no_vectors(inputs.x.shape[-1]) or _native.refusal(inputs.x, inputs.weight)
 
 
 def _problem(
     x: Tensor, y: Tensor, weight: Tensor | None, kernel: int, grid: Sequence[int]
 ) -> _Conv2d:
-    """A call on x and y [B, T, C]; the weight's gradient needs no weight."""
+    """Describe a call on x and y [B, T, C]; the gradient of the weight needs no weight."""
     return _Conv2d(
         sequence(x),
         sequence(y),
@@ -51,7 +51,7 @@ def _problem(
 
 
 def correlate(x: Tensor, y: Tensor, kernel: int, grid: Sequence[int]) -> Tensor:
-    """The weight's gradient [C, 1, K, K], given that of the output, y [B, T, C]."""
+    """The gradient of the weight [C, 1, K, K], given the gradient y [B, T, C] of the output."""
     x, y = contiguous_last(x), contiguous_last(y)
     taps = x.new_empty(kernel * kernel, x.shape[-1])
     problem = _problem(x, y, None, kernel, grid)
@@ -70,7 +70,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, weight = inputs.x, inputs.weight
     grad = contiguous_last(grad.to(x.dtype))
     kernel = weight.shape[-1]
-    # What x gave to the right comes back from the right.
+    # ∂x is the convolution of the gradient with the kernel mirrored in both axes.
     mirrored = weight.flip(-2, -1).contiguous()
     dx = x.new_empty(x.shape)
     run_kernel("vision_ttt_conv2d", _problem(grad, dx, mirrored, kernel, inputs.grid))

@@ -1,4 +1,4 @@
-"""The public op: what it computes, and who computes it."""
+"""The public function of depthwise_conv2d and its registration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._op import Op
-from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.depthwise_conv2d import cpu, triton_backend
 from vision_ttt.ops.depthwise_conv2d.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
 from vision_ttt.ops.depthwise_conv2d.definition import depthwise_conv2d_definition
@@ -36,7 +36,7 @@ OP = Op(
     "-> (Tensor dx, Tensor dweight)",
     backward_contract=BACKWARD_CONTRACT,
     flops=_flops,
-    backward_flops=lambda shapes: 2 * _flops(shapes),  # as many for x and for the weight each
+    backward_flops=lambda shapes: 2 * _flops(shapes),  # one part for x, one for the weight
 )
 
 
@@ -45,8 +45,8 @@ def depthwise_conv2d(x: Tensor, weight: Tensor, grid: tuple[int, int]) -> Tensor
     """Convolve each channel of image tokens with a K×K kernel of its own, zero beyond the edges.
 
     Args:
-        x: [B, T, C], the tokens of a grid (h, w) row by row; the kernels want a contiguous last
-            axis.
+        x: [B, T, C], the tokens of a grid (h, w) row by row. The kernels copy x unless its last
+            axis is contiguous.
         weight: [C, 1, K, K], as of a depth-wise ``nn.Conv2d``, K odd.
         grid: (h, w) with T = h · w.
 
@@ -55,8 +55,8 @@ def depthwise_conv2d(x: Tensor, weight: Tensor, grid: tuple[int, int]) -> Tensor
 
     Raises:
         TypeError: a dtype or type is not accepted.
-        ValueError: the grid or the weight do not fit x, K is even, or the backend asked for cannot
-            serve.
+        ValueError: the grid or the weight does not fit x, K is even, or the requested backend does
+            not support the call.
     """
     height, width = grid
     return OP(Inputs(x, weight, height, width))

@@ -1,4 +1,4 @@
-"""depthwise_conv2d on a GPU: both passes' launches."""
+"""depthwise_conv2d on a GPU: the launches of both passes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vision_ttt.ops._op import Backend
 from vision_ttt.ops.depthwise_conv2d.contract import Inputs
 
 PATCH = (8, 8)
-"""Rows and columns of a program: as square as can be, since it reads the tokens around it too."""
+"""Rows and columns of a program. A square has the fewest neighbours, which are read too."""
 CHANNELS = 64
-"""Channels of a program; in bfloat16 a token's are one line of the cache."""
+"""Channels of a program: in bfloat16 one cache line per token."""
 
 
 def _patches(x: Tensor, grid: tuple[int, ...]) -> int:
-    """Patches in all images of x [B, T, C]."""
+    """The number of patches in all images of x [B, T, C]."""
     down, across = (-(-size // part) for size, part in zip(grid, PATCH, strict=True))
     return x.shape[0] * down * across
 
@@ -31,7 +31,7 @@ def _launch(kernel: Any, x: Tensor, weight: Tensor, grid: tuple[int, ...], *argu
     with torch.cuda.device_of(x):
         kernel[(programs,)](
             *(*arguments, *sizes),
-            num_warps=2 * x.element_size(),  # a thread then loads 4 times 16 bytes
+            num_warps=2 * x.element_size(),  # every thread loads 4 times 16 bytes
             num_stages=1,
             enable_fp_fusion=True,
         )
@@ -53,7 +53,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     grad, x = contiguous_last(grad), contiguous_last(inputs.x)
     weight, grid = inputs.weight.contiguous(), inputs.grid
     dx = x.new_empty(x.shape)
-    # PyTorch adds the patches' shares up in an order that does not change.
+    # PyTorch sums the shares of the patches in a fixed order.
     taps = weight.shape[-1] ** 2
     shares = x.new_empty(_patches(x, grid), taps, x.shape[-1], dtype=torch.float32)
     _launch(

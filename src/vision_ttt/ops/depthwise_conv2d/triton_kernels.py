@@ -1,6 +1,6 @@
 """GPU kernels of depthwise_conv2d: one program computes a patch of the grid for some channels.
 
-Every tap loads the patch anew, moved by its place in the window: all but the first come from the
+Every tap loads the patch again, shifted by its place in the window. All loads but the first hit the
 cache.
 """
 
@@ -79,10 +79,10 @@ def backward_kernel(
     grad_batch, grad_token, x_batch, x_token, height, width, channels,
     KERNEL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
 ):
-    """dx, and the patch's share [K · K, C] of the weight's gradient.
+    """Compute dx, and the patch's share [K · K, C] of the weight's gradient.
 
-    What a token gave to its right comes back from the right, for both: ∂x[r, s] = Σ weight[i, j] g
-    and ∂weight[i, j] = Σ x[r, s] g with g = ∂y[r - i + K//2, s - j + K//2].
+    ∂x[r, s] = Σ weight[i, j] g and ∂weight[i, j] = Σ x[r, s] g, both with
+    g = ∂y[r - i + K//2, s - j + K//2].
     """
     # fmt: on
     patch, batch, row, column, channel = _place(height, width, channels, ROWS, COLUMNS, CHANNELS)

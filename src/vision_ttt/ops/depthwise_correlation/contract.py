@@ -1,4 +1,4 @@
-"""What depthwise_correlation asks of its arguments."""
+"""The contract of depthwise_correlation."""
 
 from typing import NamedTuple
 

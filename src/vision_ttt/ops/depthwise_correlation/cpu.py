@@ -11,7 +11,7 @@ from vision_ttt.ops.depthwise_correlation.contract import Inputs
 
 
 def refusal(inputs: Inputs) -> str | None:
-    """Why the kernels cannot serve, or None if they can."""
+    """The reason why the kernels do not support the inputs, or None if they do."""
     return _native.no_vectors(inputs.x.shape[-1]) or _native.refusal(inputs.x, inputs.y)
 
 

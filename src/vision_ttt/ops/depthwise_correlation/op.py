@@ -1,4 +1,4 @@
-"""The public op: what it computes, and who computes it."""
+"""The public function of depthwise_correlation and its registration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._op import Op
-from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.depthwise_conv2d.op import OP as CONVOLUTION
 from vision_ttt.ops.depthwise_correlation import cpu
 from vision_ttt.ops.depthwise_correlation.contract import CONTRACT, Inputs
@@ -56,8 +56,8 @@ def depthwise_correlation(
     to the weight.
 
     Args:
-        x: [B, T, C], the tokens of a grid (h, w) row by row; the kernel wants a contiguous last
-            axis.
+        x: [B, T, C], the tokens of a grid (h, w) row by row. The kernel copies x unless its last
+            axis is contiguous.
         y: [B, T, C].
         grid: (h, w) with T = h · w.
         kernel_size: K, odd.
@@ -67,7 +67,8 @@ def depthwise_correlation(
 
     Raises:
         TypeError: a dtype or type is not accepted.
-        ValueError: x, y and the grid do not fit, K is even, or the backend asked for cannot serve.
+        ValueError: x, y and the grid do not fit, K is even, or the requested backend does not
+            support the call.
     """
     height, width = grid
     return OP(Inputs(x, y, height, width, kernel_size))

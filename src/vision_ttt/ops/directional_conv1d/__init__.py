@@ -1,4 +1,4 @@
-"""Depth-wise convolution along the sequence that never looks ahead, in either direction."""
+"""Depth-wise convolution along the sequence, causal in the scan direction of each channel."""
 
 from vision_ttt.ops.directional_conv1d.op import directional_conv1d
 

@@ -1,4 +1,4 @@
-"""What directional_conv1d asks of its arguments."""
+"""The contract of directional_conv1d."""
 
 from typing import NamedTuple
 

@@ -39,7 +39,7 @@ class _Conv1dWeights(ctypes.Structure):
 
 
 def refusal(inputs: Inputs) -> str | None:
-    """Why the kernels cannot serve, or None if they can."""
+    """The reason why the kernels do not support the inputs, or None if they do."""
     x, weight, bias, reverse_channels = inputs
     return (
         _native.no_vectors(x.shape[-1])
@@ -70,12 +70,12 @@ def _forward(inputs: Inputs) -> Tensor:
 
 
 def directional_conv1d_backward(inputs: Inputs, grad: Tensor, dx: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of weight and bias; that of x is written to dx [B, T, C]."""
+    """Return the gradients of weight and bias; write the gradient of x to dx [B, T, C]."""
     x, grad = contiguous_last(inputs.x), contiguous_last(grad.to(inputs.x.dtype))
     weight = inputs.weight.contiguous()
     channels, _, size = weight.shape
-    # The derivative looks ahead where the convolution looks back. The kernel has the reverse
-    # channels last, so each direction is a call of its own.
+    # The derivative of a causal convolution is anti-causal. The kernel expects the reverse channels
+    # last, so each direction needs a call of its own.
     forward = channels - inputs.reverse_channels
     for part, reverse in ((slice(0, forward), True), (slice(forward, None), False)):
         own = weight[part]

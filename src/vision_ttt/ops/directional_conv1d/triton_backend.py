@@ -1,4 +1,4 @@
-"""directional_conv1d on a GPU: both passes' launches."""
+"""directional_conv1d on a GPU: the launches of both passes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vision_ttt.ops._op import Backend
 from vision_ttt.ops.directional_conv1d.contract import Inputs
 
 TILE = (64, 64)
-"""Tokens and channels of a program; in bfloat16 a token's are one line of the cache."""
+"""Tokens and channels of a program: in bfloat16 one cache line per token."""
 
 
 def _tiles(x: Tensor) -> int:
-    """Tiles of tokens in all images of x [B, T, C]."""
+    """The number of tiles of tokens in all images of x [B, T, C]."""
     return x.shape[0] * -(-x.shape[1] // TILE[0])
 
 
@@ -29,7 +29,7 @@ def _launch(kernel: Any, x: Tensor, weight: Tensor, reverse_channels: int, *argu
     with torch.cuda.device_of(x):
         kernel[(_tiles(x) * blocks,)](
             *(*arguments, *sizes),
-            num_warps=2 * x.element_size(),  # a thread then loads 4 times 16 bytes
+            num_warps=2 * x.element_size(),  # every thread loads 4 times 16 bytes
             num_stages=1,
             enable_fp_fusion=True,
         )
@@ -52,7 +52,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     grad, x, weight = contiguous_last(grad), contiguous_last(x), weight.contiguous()
     _, _, taps = weight.shape
     dx = x.new_empty(x.shape)
-    # PyTorch adds the tiles' shares up in an order that does not change.
+    # PyTorch sums the shares of the tiles in a fixed order.
     shares = x.new_empty(_tiles(x), taps + 1, x.shape[-1], dtype=torch.float32)
     _launch(
         backward_kernel,

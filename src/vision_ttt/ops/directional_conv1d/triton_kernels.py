@@ -1,8 +1,7 @@
 """GPU kernels of directional_conv1d: one program computes a tile of tokens × channels.
 
-Every tap loads the tile anew, moved by a token: all but the first come from the cache. A block of
-channels lies on one side of the border between the two directions, so that all of its channels are
-moved alike and sixteen bytes are loaded at a time.
+Every tap loads the tile again, shifted by a token. All loads but the first hit the cache. The
+channels of a block have one direction, so that all shift alike and a load moves sixteen bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def _place(length, channels, forward_channels, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
-    """This program's row of tiles, image, tokens [n], channels [c], whose those are, direction."""
+    """A program's row of tiles, image, tokens [n], channels [c], their mask, and the direction."""
     reverse_blocks = tl.cdiv(channels - forward_channels, CHANNELS)
     blocks = reverse_blocks + tl.cdiv(forward_channels, CHANNELS)
     tiles = tl.cdiv(length, TOKENS)
@@ -72,10 +71,10 @@ def backward_kernel(
     grad_batch, grad_token, x_batch, x_token, length, channels, forward_channels,
     TAPS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):
-    """dx, and the tile's shares [K + 1, C] of the taps' gradients and, last, of the bias's.
+    """Compute dx, and the tile's shares [K + 1, C] of the gradients of the taps and of the bias.
 
-    What a token gave to a later one comes back from there, for both: ∂x_t = Σ_j weight_j ∂y_s and
-    ∂weight_j = Σ_t x_t ∂y_s with s = t + (K-1) - j, or t - (K-1) + j in reverse.
+    ∂x_t = Σ_j weight_j ∂y_s and ∂weight_j = Σ_t x_t ∂y_s, both with s = t + (K-1) - j, or
+    t - (K-1) + j in reverse.
     """
     # fmt: on
     row, batch, token, channel, present, reverse = _place(

@@ -1,4 +1,4 @@
-"""TTT-Linear and what stands around it between a layer's projections, in one op."""
+"""Everything between the projections of a TTT-Linear layer, in one op."""
 
 from vision_ttt.ops.fused_ttt_linear.op import fused_ttt_linear
 

@@ -1,4 +1,4 @@
-"""The ops that fused_ttt_linear joins one after the other, for what its kernel does not take."""
+"""fused_ttt_linear as a sequence of other ops, for calls that its kernels do not support."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from vision_ttt.ops.ttt_linear import ttt_linear
 
 
 def fused_ttt_linear_composition(x: Inputs) -> Tensor:
-    """See :func:`vision_ttt.ops.fused_ttt_linear`; each part picks its own kernel."""
+    """See :func:`vision_ttt.ops.fused_ttt_linear`. Every op selects its own backend."""
     heads, dim = x.b0.shape
     k, q, v, gate = x.projected.split(list(x.widths), dim=-1)
     q = q if x.widths[1] else k
     reverse_channels = x.reverse_heads * dim
     q = directional_conv1d(q, x.conv_q_weight, x.conv_q_bias, reverse_channels)
     k = directional_conv1d(k, x.conv_k_weight, x.conv_k_bias, reverse_channels)
-    # Rates are at least float32, whatever the precision of the views.
+    # Rates are at least float32, for views of any precision.
     logits = x.rate_logits.to(torch.promote_types(x.rate_logits.dtype, torch.float32))
     rows = x.position_scale.shape[0]
     z = ttt_linear(

@@ -1,4 +1,4 @@
-"""What fused_ttt_linear asks of its arguments."""
+"""The contracts of fused_ttt_linear."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vision_ttt.ops._contract import Contract, Real, Whole
 
 
 class Inputs(NamedTuple):
-    """The op's arguments: see the public function, which takes some of them in pairs."""
+    """The op's arguments. The public function accepts some of them in pairs."""
 
     projected: Tensor
     rate_logits: Tensor
@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
 
 
 def _check_layer(op: str, values: Mapping[str, Any]) -> None:
-    """Raise unless the widths and the directions are those of one layer."""
+    """Raise an error unless the widths and the directions fit one layer."""
     heads, dim = values["b0"].shape
     directions, channels = values["post_weight"].shape
     inner, rows = heads * dim, values["position_scale"].shape[0]
@@ -49,7 +49,7 @@ def _check_layer(op: str, values: Mapping[str, Any]) -> None:
         )
     if directions > 2 or directions * channels != inner or heads % rows:
         raise ValueError(
-            f"{op}: {heads} heads of {dim} channels want 1 or 2 directions of "
+            f"{op}: {heads} heads of {dim} channels need 1 or 2 directions of "
             f"{inner} channels together and a position scale for every head or for neighbours, "
             f"got post_weight {[directions, channels]} and {rows} position scales"
         )

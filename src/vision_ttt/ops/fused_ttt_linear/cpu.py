@@ -1,4 +1,4 @@
-"""fused_ttt_linear on a CPU: the compiled kernels of the ops that it joins."""
+"""fused_ttt_linear on a CPU: the compiled kernels of its parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._learner_kernels import DIMENSIONS, LARGEST_MINI_BATCH, add_shares
+from vision_ttt.ops._learner_cpu import DIMENSIONS, LARGEST_MINI_BATCH, add_shares
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.fused_ttt_linear.contract import Inputs
 from vision_ttt.ops.gated_norm import contract as merge
@@ -19,13 +19,13 @@ from vision_ttt.ops.ttt_linear.cpu import Call
 
 
 def refusal(x: Inputs) -> str | None:
-    """Why the kernels cannot serve, or None if they can."""
+    """The reason why the kernels do not support the inputs, or None if they do."""
     dim, channels = x.w0.shape[1], x.post_weight.shape[1]
     if dim not in DIMENSIONS:
         return f"head dimension {dim} is not one of {DIMENSIONS}"
     if x.mini_batch_size > LARGEST_MINI_BATCH:
         return f"mini_batch_size {x.mini_batch_size} is over {LARGEST_MINI_BATCH}"
-    # Of the others they get copies in float32.
+    # The other tensors are copied to float32.
     as_they_are = x.projected, *x[2:6], x.post_weight, x.post_bias
     return _native.no_vectors(channels) or _native.refusal(*as_they_are)
 
@@ -85,7 +85,7 @@ def _backward(
     *shares, dtaps_q, dtaps_k = _call(x, columns).backward(
         (dz.unflatten(-1, (heads, dim)), *no_states), (kept_w, kept_b), (dq, dk, dv)
     )
-    # Neighbouring heads share a row of the position scale: their shares add up, too.
+    # Neighbouring heads share a row of the position scale, so its gradient is their sum.
     shares[5] = shares[5].unflatten(1, (len(x.position_scale), -1)).sum(2)
     likes = x[1:2] + x[6:11]
     deta, *dparameters = (add_shares(*pair, grad) for pair in zip(shares, likes, strict=True))
@@ -97,7 +97,7 @@ def _backward(
 
 
 def _weight_and_bias(shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients [H · d, 1, K] and [H · d] of a convolution, given its taps' [B, H, K + 1, d]."""
+    """The gradients of weight [H · d, 1, K] and bias [H · d], given the taps' [B, H, K + 1, d]."""
     taps = shares.sum(0).transpose(1, 2).flatten(0, 1)  # [H · d, K + 1]
     weight, bias = taps[:, None, :-1], taps[:, -1]
     return tuple(x.clone(memory_format=torch.contiguous_format) for x in (weight, bias))

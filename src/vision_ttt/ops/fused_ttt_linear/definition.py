@@ -1,4 +1,4 @@
-"""The definition of fused_ttt_linear: the composition of the definitions of what it joins."""
+"""The definition of fused_ttt_linear: the composition of its parts' definitions."""
 
 from __future__ import annotations
 

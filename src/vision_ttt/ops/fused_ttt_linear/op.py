@@ -1,4 +1,4 @@
-"""The public op: what it computes, and who computes it."""
+"""The public function of fused_ttt_linear and its registration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vision_ttt.ops._op import Op
-from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.fused_ttt_linear import cpu
 from vision_ttt.ops.fused_ttt_linear.composition import fused_ttt_linear_composition
 from vision_ttt.ops.fused_ttt_linear.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
@@ -41,7 +41,7 @@ def _fake(x: Inputs, keep: bool) -> tuple[Tensor, ...]:
 
 
 def _inner(shapes: Inputs) -> tuple[learner.Inputs, int]:
-    """ttt_linear's shapes, and the FLOPs of the two convolutions."""
+    """The shapes of ttt_linear's inputs, and the FLOPs of the two convolutions."""
     heads, dim, _ = shapes.w0
     views = [*shapes.projected[:2], heads, dim]
     inner = learner.Inputs(views, *[None] * 8, shapes.mini_batch_size, 0, 0.0)
@@ -49,13 +49,13 @@ def _inner(shapes: Inputs) -> tuple[learner.Inputs, int]:
 
 
 def _flops(shapes: Inputs) -> int:
-    """ttt_linear's, and two convolutions'."""
+    """FLOPs of ttt_linear and of two convolutions."""
     inner, convolutions = _inner(shapes)
     return ttt_linear_flops(inner) + convolutions
 
 
 def _backward_flops(shapes: Inputs) -> int:
-    """ttt_linear's backward, and two convolutions' for the view and for the weights each."""
+    """FLOPs of ttt_linear's backward pass, and twice those of the convolutions: views, weights."""
     inner, convolutions = _inner(shapes)
     return ttt_linear_backward_flops(inner) + 2 * convolutions
 
@@ -99,10 +99,10 @@ def fused_ttt_linear(
 ) -> Tensor:
     """All of a TTT-Linear layer between its projections (Vision-TTT, Algorithm 1, lines 8-20).
 
-    The composition, in this order, of ``directional_conv1d`` on q and on k, the rates
-    η = η_base σ(logits) / d, :func:`vision_ttt.ops.ttt_linear` and ``gated_norm``. In one op the
-    convolved views are never written to memory, and the views' gradients land side by side in that
-    of the projection. That op is for float32 on a CPU; elsewhere the composition itself runs.
+    It is the composition, in this order, of ``directional_conv1d`` on q and on k, the rates
+    η = η_base σ(logits) / d, :func:`vision_ttt.ops.ttt_linear` and ``gated_norm``. The fused kernel
+    never writes the convolved views to memory, and writes the views' gradients directly into the
+    projection's. It supports float32 on a CPU; all other calls run the composition.
 
     Args:
         projected: [B, T, C], the columns of k, q, v and the gate side by side.
@@ -110,9 +110,10 @@ def fused_ttt_linear(
         conv_q, conv_k: weight [H · d, 1, K] and bias [H · d] of the Conv1d of each.
         state: W₀ [H, d, d] and b₀ [H, d].
         inner_norm: weight and bias [H, d].
-        position_scale: p [S, b]; each of its S rows serves H / S neighbouring heads.
+        position_scale: p [S, b]; each of its S rows applies to H / S neighbouring heads.
         post_norm: weight and bias [R, D] of the post norm of each of R directions.
-        widths: columns of k, q, v and the gate in C: 0 for a q that k serves for, and for no gate.
+        widths: numbers of columns of k, q, v and the gate in C. The width of q is 0 where q is k,
+            that of the gate is 0 without a gate.
         mini_batch_size: b.
         reverse_heads: the last this-many heads scan from T to 1.
         base_learning_rate: η_base.
@@ -123,7 +124,7 @@ def fused_ttt_linear(
 
     Raises:
         TypeError: a dtype or type is not accepted.
-        ValueError: the tensors and numbers are not those of one layer.
+        ValueError: the tensors and numbers do not fit one layer.
     """
     pairs = (*conv_q, *conv_k, *state, *inner_norm, position_scale, *post_norm)
     options = mini_batch_size, reverse_heads, base_learning_rate, inner_eps, post_eps

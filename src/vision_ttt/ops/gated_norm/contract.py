@@ -1,4 +1,4 @@
-"""What gated_norm asks of its arguments."""
+"""The contract of gated_norm."""
 
 from __future__ import annotations
 

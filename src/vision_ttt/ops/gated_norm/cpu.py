@@ -21,6 +21,7 @@ from vision_ttt.ops._op import Backend
 from vision_ttt.ops.gated_norm.contract import Inputs
 
 MOST_DIRECTIONS = 2
+"""The largest number R of directions that the kernels support."""
 
 
 @mirrors("GatedNorm")
@@ -45,7 +46,7 @@ class _GatedNormGradients(ctypes.Structure):
 
 
 def refusal(inputs: Inputs) -> str | None:
-    """Why the kernels cannot serve, or None if they can."""
+    """The reason why the kernels do not support the inputs, or None if they do."""
     parts, dim = inputs.weight.shape
     if parts > MOST_DIRECTIONS:
         return f"{parts} directions are over {MOST_DIRECTIONS}"
@@ -71,7 +72,7 @@ def _problem(inputs: Inputs, out: Tensor) -> _GatedNorm:
 
 
 def gated_norm_forward(inputs: Inputs, out: Tensor | None = None) -> Tensor:
-    """The op's result, written to out [B, T, D] if given, which may be z's first columns."""
+    """Return the op's result, in out [B, T, D] if given. It may be a view of z's first columns."""
     inputs = _prepared(inputs)
     z = inputs.z
     if out is None:
@@ -83,12 +84,12 @@ def gated_norm_forward(inputs: Inputs, out: Tensor | None = None) -> Tensor:
 def gated_norm_backward(
     inputs: Inputs, grad: Tensor, dgate: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of z, weight and bias; that of the gate is written to dgate [B, T, D]."""
+    """Return the gradients of z, weight and bias; write the gate's to dgate [B, T, D]."""
     inputs = _prepared(inputs)
     z, weight = inputs.z, inputs.weight
     grad = contiguous_last(grad.to(z.dtype))
     dz = z.new_empty(z.shape)
-    # Each chunk of tokens writes a share of its own: the sum is the same whatever the threads.
+    # Every chunk of tokens writes its own share, so the sum does not depend on the threads.
     chunks = z.shape[0] * -(-z.shape[1] // LIBRARY.vision_ttt_chunk_tokens())
     shares = z.new_empty(2, chunks, *weight.shape)
     gradients = _GatedNormGradients(

@@ -1,11 +1,11 @@
-"""The public op: what it computes, and who computes it."""
+"""The public function of gated_norm and its registration."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from vision_ttt.ops._op import Op
-from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.gated_norm import cpu, triton_backend
 from vision_ttt.ops.gated_norm.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
 from vision_ttt.ops.gated_norm.definition import gated_norm_definition
@@ -46,6 +46,7 @@ def gated_norm(
 
     Raises:
         TypeError: a dtype or type is not accepted.
-        ValueError: z, gate and bias do not fit the weight, or the backend asked for cannot serve.
+        ValueError: z, gate and bias do not fit the weight, or the requested backend does not
+            support the call.
     """
     return OP(Inputs(z, gate, weight, bias, eps))

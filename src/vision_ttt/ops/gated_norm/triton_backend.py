@@ -1,4 +1,4 @@
-"""gated_norm on a GPU: what the Triton kernels serve, and both passes' launches."""
+"""gated_norm on a GPU: the supported inputs and the launches of both passes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from vision_ttt.ops._op import Backend
 from vision_ttt.ops.gated_norm.contract import Inputs
 
 LARGEST_TILE = 2**13
-"""Numbers R · D of a token, padded: a program's registers hold hardly more."""
+"""The largest R · D of a token, padded. The registers of a program hold hardly more."""
 MOST_TOKENS = 2**30
-"""They are counted in 32 bits; where they lie, in 64."""
+"""The largest number of tokens: their indices have 32 bits, their addresses 64."""
 
 FORWARD_PROGRAMS = 4096
-"""So many at most, as each loads γ and β: a large GPU runs about that many at once."""
+"""The most programs of the forward pass. A large GPU runs about so many at once, and each one loads
+γ and β."""
 BACKWARD_PROGRAMS = 2048
+"""The most programs of the backward pass."""
 SHORTEST_SHARE = 16
-"""Tokens to whose gradients of γ and β a program adds up at least, so that its share is little."""
+"""The fewest tokens whose gradients of γ and β a program sums. More tokens write fewer shares."""
 
 
 def _padded(size: int) -> int:
@@ -29,7 +31,7 @@ def _padded(size: int) -> int:
 
 
 def refusal(inputs: Inputs) -> str | None:
-    """Why the kernels cannot serve, or None if they can."""
+    """The reason why the kernels do not support the inputs, or None if they do."""
     parts, dim = inputs.weight.shape
     batch, length, _ = inputs.z.shape
     if _padded(parts) * _padded(dim) > LARGEST_TILE:
@@ -40,11 +42,11 @@ def refusal(inputs: Inputs) -> str | None:
 
 
 class _Launch:
-    """Sizes of one call's tiles and programs.
+    """The sizes of a call's tiles and programs.
 
-    A warp has at most 512 of a token's D numbers, or 1024 of its R · D, in its registers. With one
-    warp to a tile, as up to D = 512, a mean needs no exchange between warps. Narrow tokens come
-    several to a tile, of ``tile`` numbers D.
+    A warp holds at most 512 of a token's D numbers, or 1024 of its R · D, in registers. Up to
+    D = 512 a tile has one warp, so that a mean needs no exchange between warps. A tile holds
+    several narrow tokens, of about ``tile`` numbers.
     """
 
     def __init__(
@@ -101,12 +103,12 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
     grad, z = contiguous_last(grad), contiguous_last(z)
     gate = None if gate is None else contiguous_last(gate)
     gain, offset = weight.contiguous(), bias.contiguous()
-    # Small tiles: what they add up for γ and β stays in registers too.
+    # Tiles are small, because the sums for γ and β stay in registers too.
     launch = _Launch(z, weight, tile=256, programs=BACKWARD_PROGRAMS, shortest=SHORTEST_SHARE)
     dz = z.new_empty(z.shape)
     dgate = None if gate is None else gate.new_empty(gate.shape)
-    # Each program writes a share of its own and PyTorch adds them up: the order does not change.
-    # That of β is the same for all directions.
+    # Every program writes its own share, and PyTorch sums the shares in a fixed order. The share of
+    # β is the same for all directions.
     dweight = z.new_empty(launch.programs, *weight.shape, dtype=torch.float32)
     dbias = z.new_empty(launch.programs, 1, weight.shape[1], dtype=torch.float32)
     with torch.cuda.device_of(z):

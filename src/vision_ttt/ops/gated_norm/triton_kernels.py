@@ -1,8 +1,8 @@
-"""GPU kernels of gated_norm: one program takes a run of tokens, a few of them at a time.
+"""GPU kernels of gated_norm: one program processes a run of tokens, a few at a time.
 
-A tile [n, R, D] holds n tokens' directions, n and both widths padded to powers of two. What has no
-R or no n of its own has a 1 there, so that all tiles lie over the threads alike. Arithmetic is in
-float32 whatever the tensors are.
+A tile [n, R, D] holds the directions of n tokens, with n, R and D padded to powers of two. Tiles
+without the axis R or n have size 1 there, so that all tiles have one thread layout. Arithmetic is
+in float32 for tensors of any dtype.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SQRT_HALF: tl.constexpr = tl.constexpr(0.7071067811865476)
 INVERSE_SQRT_2_PI: tl.constexpr = tl.constexpr(0.3989422804014327)
 
 PLAIN = ["tokens", "length", "chunk"]
-"""Integers that make no difference to the code, so that no version is compiled for each value."""
+"""Integers that the code is not specialised for, so that new values compile nothing."""
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _parameters(
 
 @triton.jit
 def _rows(strides, token, length):
-    """Where the tokens [n, 1, 1], counted through all images, lie in a strided [B, T, …]."""
+    """Offsets of the tokens [n, 1, 1], numbered through all images, in a strided [B, T, …]."""
     image = token // length
     position = token - image * length
     return image.to(tl.int64) * strides[0] + position.to(tl.int64) * strides[1]
@@ -60,9 +60,9 @@ def _store(x, rows, columns, value, mask):
 
 @triton.jit
 def _standardise(z, there, eps, DIM: tl.constexpr):
-    """x̂, z with mean 0 and variance 1 along D, and r = 1 / standard deviation [n, R, 1].
+    """x̂, which is z with mean 0 and variance 1 along D, and r = 1 / standard deviation [n, R, 1].
 
-    Where nothing is there, both are 0, whatever eps is.
+    Both are 0 in padding, for any eps.
     """
     mean = tl.sum(z, axis=2, keep_dims=True) / DIM
     centred = tl.where(there, z - mean, 0.0)
@@ -72,7 +72,7 @@ def _standardise(z, there, eps, DIM: tl.constexpr):
 
 @triton.jit
 def _normal_cdf(x):
-    """Φ(x), of which GELU(x) = x Φ(x)."""
+    """Φ(x), with GELU(x) = x Φ(x)."""
     return 0.5 * (1.0 + tl.erf(x * SQRT_HALF))
 
 

@@ -1,4 +1,4 @@
-"""A linear layer for training, by the same products as inference."""
+"""A linear layer for training, with the matrix products of inference."""
 
 from vision_ttt.ops.linear.op import linear
 

@@ -1,4 +1,4 @@
-"""What linear asks of its arguments."""
+"""The contract of linear."""
 
 from typing import NamedTuple
 

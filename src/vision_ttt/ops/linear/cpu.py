@@ -23,7 +23,7 @@ class _Linear(ctypes.Structure):
 
 
 def refusal(inputs: Inputs) -> str | None:
-    """Why the kernels cannot serve, or None if they can."""
+    """The reason why the kernels do not support the inputs, or None if they do."""
     columns, inner = inputs.weight.shape
     return _native.no_vectors(inner) or _native.no_vectors(columns) or _native.refusal(inputs.x)
 

@@ -1,4 +1,4 @@
-"""The definition of linear, PyTorch's own function."""
+"""The definition of linear: PyTorch's own function."""
 
 from __future__ import annotations
 

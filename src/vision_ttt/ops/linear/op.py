@@ -1,4 +1,4 @@
-"""The public op: what it computes, and who computes it."""
+"""The public function of linear and its registration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from vision_ttt.ops._op import Op
-from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.linear import cpu
 from vision_ttt.ops.linear.contract import BACKWARD_CONTRACT, CONTRACT, PUBLIC_CONTRACT, Inputs
 from vision_ttt.ops.linear.definition import linear_definition
@@ -19,7 +19,7 @@ def _fake(inputs: Inputs) -> Tensor:
 
 
 def _flops(shapes: Inputs) -> int:
-    """Two per number of the weight and row of x."""
+    """Two FLOPs per number of the weight and row of x."""
     return 2 * math.prod(shapes.x[:-1]) * math.prod(shapes.weight)
 
 
@@ -45,8 +45,8 @@ OP = Op(
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b, as ``torch.nn.functional.linear`` computes it.
 
-    In float32 on a CPU, for sizes that are multiples of 16, the products are those of
-    :func:`vision_ttt.for_inference`, also in the backward pass; everything else is PyTorch's.
+    In float32 on a CPU, for sizes that are multiples of 16, both passes use the matrix products of
+    :func:`vision_ttt.for_inference`. All other calls run PyTorch's function.
 
     Args:
         x: [..., D].
@@ -58,6 +58,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Raises:
         TypeError: a dtype or type is not accepted.
-        ValueError: the shapes do not fit each other, or the backend asked for cannot serve.
+        ValueError: the shapes do not fit each other, or the requested backend does not support the
+            call.
     """
     return OP(Inputs(x, weight, bias))

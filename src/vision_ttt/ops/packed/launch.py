@@ -1,4 +1,4 @@
-"""Running the kernel of a whole block: its result, its scratch and its threads."""
+"""The launch of a whole block's kernel: its result, its scratch memory and its threads."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ if LIBRARY is not None:
 
 
 def launch(kernel: str, problem: ctypes.Structure, y: Tensor) -> Tensor:
-    """The block's tokens after it, [B, T, D].
+    """Run the kernel of a block and return its output tokens [B, T, D].
 
     Args:
-        kernel: its name in the library, where NAME_scratch says how many bytes it wants.
-        problem: the call; y, out, scratch and threads are set here.
+        kernel: the name in the library. The function KERNEL_scratch returns the bytes of scratch.
+        problem: the description of the call. This function sets y, out, scratch and threads.
         y: tokens [B, T, D], contiguous.
 
     Raises:
-        MemoryError: a thread got no memory for its scratch.
+        MemoryError: a thread could not allocate its scratch memory.
     """
     problem.y, problem.threads = y.data_ptr(), torch.get_num_threads()
     scratch = y.new_empty(call_kernel(f"{kernel}_scratch", problem), dtype=torch.uint8)
-    # After the scratch: beside the hole that it leaves, the next block's finds place again.
+    # Allocated after the scratch, so that the next block's scratch fits the memory that this one
+    # frees.
     out = y.new_empty(y.shape)
     problem.scratch, problem.out = scratch.data_ptr(), out.data_ptr()
     if call_kernel(kernel, problem):
-        raise MemoryError(f"{kernel}: no memory for the scratch of a thread")
+        raise MemoryError(f"{kernel}: not enough memory for the scratch of a thread")
     return out

@@ -33,22 +33,22 @@ class _PackedLinear(ctypes.Structure):
 
 
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:
-    """x Wᵀ + b with W packed by :func:`pack`: inference on a CPU.
+    """x Wᵀ + b with W packed by :func:`pack`, for inference on a CPU.
 
-    Products are of numbers in W's dtype, sums in float32.
+    Factors are rounded to the dtype of the packed W; sums are in float32.
 
     Args:
         x: [..., inner], float32 or bfloat16.
-        weight: of ``pack(W, dtype)``.
+        weight: ``pack(W, dtype)``.
         bias: [columns], float32, or None.
-        columns: W's rows.
+        columns: the number of W's rows.
 
     Returns:
         [..., columns] in x's dtype.
 
     Raises:
         TypeError: a dtype is not accepted.
-        ValueError: shapes do not fit, a tensor is elsewhere, or the compiled kernels are missing.
+        ValueError: shapes do not fit, or a tensor is not a dense one on a CPU.
     """
     return torch.ops.vision_ttt.packed_linear(x, weight, bias, columns)
 
@@ -59,7 +59,7 @@ torch.library.define(
 
 
 def check(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> None:
-    """Raise unless the arguments are one layer's.
+    """Raise an error unless the arguments fit one layer.
 
     Raises:
         TypeError, ValueError: see :func:`packed_linear`.
@@ -71,7 +71,7 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> None:
     given = [x, weight] if bias is None else [x, weight, bias]
     if any(not tensor.is_cpu or tensor.layout != torch.strided for tensor in given):
         got = ", ".join(f"{tensor.layout} on {tensor.device}" for tensor in given)
-        raise ValueError(f"packed_linear: takes dense tensors on a CPU, got {got}")
+        raise ValueError(f"packed_linear: tensors must be dense and on a CPU, got {got}")
     if not x.ndim or columns < 1 or not x.shape[-1]:
         raise ValueError(
             f"packed_linear: x must be [..., inner] and columns at least 1, got {list(x.shape)} "
@@ -108,21 +108,21 @@ def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int)
             *(x.dtype == torch.bfloat16, x.dtype == torch.bfloat16, torch.get_num_threads()),
         )
         if call_kernel("vision_ttt_packed_linear", problem):
-            raise MemoryError("vision_ttt::packed_linear: no memory for the scratch of a thread")
+            raise MemoryError("packed_linear: not enough memory for the scratch of a thread")
     return out
 
 
 def packed_linear_definition(
     x: Tensor, weight: Tensor, bias: Tensor | None, columns: int
 ) -> Tensor:
-    """The op in PyTorch's operations."""
+    """The definition of :func:`packed_linear`, in PyTorch's operations."""
     unpacked = at_least_float32(unpack(weight, columns, x.shape[-1]))
     rounded = at_least_float32(x.to(weight.dtype))
     return F.linear(rounded, unpacked, bias).to(x.dtype)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """x in float32, or as it is in float64."""
+    """x in float32, or in its own precision where that is higher."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -135,7 +135,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:
 def packed_linear_flops(
     x_shape: Sequence[int], _weight: object, _bias: object, columns: int, **_: object
 ) -> int:
-    """Two per number of W and row."""
+    """Two FLOPs per number of W and row of x."""
     rows = 1
     for n in x_shape:
         rows *= n

@@ -1,4 +1,4 @@
-"""The op ``vision_ttt::packed_vit3_block``: a whole block of ViT³, its weights packed."""
+"""The op ``vision_ttt::packed_vit3_block``: a whole block of ViT³ with packed weights."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from vision_ttt.ops.packed.weights import (
 
 
 class Vit3BlockParameters(NamedTuple):
-    """A block's parameters; empty where it has no such part.
+    """A block's parameters; a part that the block lacks has an empty tensor.
 
-    D channels, H heads of d = D / H channels. Packed ones of one dtype, the others float32.
+    D channels, H heads of d = D / H channels. The packed tensors share a dtype, the others are
+    float32.
     """
 
     conv2d: Tensor  # [9, D]
@@ -52,6 +53,7 @@ class Vit3BlockParameters(NamedTuple):
 
 
 PACKED = ("qkv", "proj", "fc1", "fc2")
+"""Names of the packed parameters."""
 _INTS = "height", "width", "heads", "hidden", "tanh_gelu"
 _FLOATS = "loss_scale", "norm1_eps", "norm2_eps"
 
@@ -67,17 +69,17 @@ def packed_vit3_block(
     loss_scale: float,
     eps: tuple[float, float],
 ) -> Tensor:
-    """One block of ViT³, H-ViT³ or DiT³: inference on a CPU.
+    """One block of ViT³, H-ViT³ or DiT³, for inference on a CPU.
 
-    Products are of numbers in the packed weights' dtype; sums, norms, the inner models' steps and
-    the tokens themselves are float32.
+    Factors of products are rounded to the packed weights' dtype. Sums, norms, the inner models'
+    steps and the tokens are float32.
 
     Args:
-        y: tokens [B, T, D], float32. It is left as it is.
-        parameters: the block's.
+        y: tokens [B, T, D], float32. It is not modified.
+        parameters: the block's parameters.
         grid: (h, w) with T = h · w.
         heads: H.
-        hidden: of the MLP.
+        hidden: the MLP's hidden width.
         tanh_gelu: whether the MLP's GELU is the tanh approximation.
         loss_scale: c, see :func:`vision_ttt.ops.vit3_inner.gated_unit_step`.
         eps: added to the variances of the two norms.
@@ -87,8 +89,8 @@ def packed_vit3_block(
 
     Raises:
         TypeError: a dtype is not accepted.
-        ValueError: the tensors and numbers are not one block's, or of sizes that the kernels do not
-            take, or those are missing.
+        ValueError: the tensors and numbers do not fit one block, the kernels do not support its
+            sizes, or the kernels are missing.
     """
     ints = [*grid, heads, hidden, int(tanh_gelu)]
     return torch.ops.vision_ttt.packed_vit3_block(y, list(parameters), ints, [loss_scale, *eps])
@@ -116,7 +118,7 @@ class _PackedVit3Block(ctypes.Structure):
 
 
 def refusal(dim: int, heads: int, hidden: int) -> str | None:
-    """Why the kernels take no block of such sizes, or None if they do."""
+    """The reason why the kernels do not support a block of these sizes, or None if they do."""
     if LIBRARY is None:
         return "the compiled kernels are missing"
     for name, size in (("dim", dim), ("head dimension", dim // heads), ("hidden", hidden)):
@@ -132,7 +134,7 @@ def _check(
     dtypes: tuple[torch.dtype, ...],
     ints: tuple[int, ...],
 ) -> None:
-    """Raise unless tensors of these shapes and dtypes and these numbers are one block's."""
+    """Raise an error unless these shapes, dtypes and numbers fit one block."""
     names = Vit3BlockParameters._fields
     if len(shapes) != len(names) or len(ints) != len(_INTS):
         raise ValueError(
@@ -146,7 +148,7 @@ def _check(
         )
     batch, length, dim = y
     if dim % heads:
-        raise ValueError(f"packed_vit3_block: {dim} channels are not for {heads} heads")
+        raise ValueError(f"packed_vit3_block: {dim} channels are not a multiple of {heads} heads")
     reason = refusal(dim, heads, hidden)
     if reason:
         raise ValueError(f"packed_vit3_block: {reason}")
@@ -199,7 +201,8 @@ def _packed_vit3_block(
     shapes, dtypes = tuple(x.shape for x in parameters), tuple(x.dtype for x in parameters)
     _check(y.shape, shapes, dtypes, tuple(ints))
     if any(not x.is_cpu or x.layout != torch.strided for x in (y, *parameters)):
-        raise ValueError("packed_vit3_block: takes dense tensors on a CPU, got others")
+        got = sorted({f"{x.layout} on {x.device}" for x in (y, *parameters)})
+        raise ValueError(f"packed_vit3_block: tensors must be dense and on a CPU, got {got}")
     if not y.numel():
         return y.new_empty(y.shape)
     y = as_it_lies(y).contiguous()
@@ -256,11 +259,11 @@ def _(y: Tensor, *_: object) -> Tensor:
 def packed_vit3_block_flops(
     y: Sequence[int], shapes: Sequence[Sequence[int]], ints: Sequence[int], *_: object, **__: object
 ) -> int:
-    """Those of the block's products, convolutions and inner models."""
+    """FLOPs of the block's products, convolutions and inner models."""
     p = Vit3BlockParameters(*shapes)
     batch, length, dim = y
     d, hidden = p.units[1], ints[3]
     products = (3 * (dim + d) + dim + d + 2 * hidden) * dim
-    inner = 3 * 2 * dim * d  # the units': their outputs, their gradients, their answers
+    inner = 3 * 2 * dim * d  # the gated units: outputs on k, gradients, outputs on q
     convolutions = 9 * (dim + 2 * d + (hidden if p.mlp_conv[0] else 0))
     return 2 * batch * length * (products + inner + convolutions)

@@ -17,7 +17,7 @@ from vision_ttt.ops.vit3_inner import depthwise, depthwise_step, gated_unit, gat
 def packed_vit3_block_definition(
     y: Tensor, parameters: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
-    """See :func:`vision_ttt.ops.packed.packed_vit3_block`; rounds where the kernels round."""
+    """See :func:`vision_ttt.ops.packed.packed_vit3_block`. It rounds where the kernels round."""
     conv2d, conv2d_bias, *norms, modulation = parameters[:7]
     qkv, qkv_bias, units, kernels, proj, proj_bias = parameters[7:13]
     fc1, fc1_bias, fc2, fc2_bias, mlp_conv, mlp_conv_bias, rotations = parameters[13:]
@@ -46,7 +46,7 @@ def packed_vit3_block_definition(
     y = convolve(y, conv2d, conv2d_bias)
     views = linear(norm(y, 0), qkv, qkv_bias, 3 * (dim + d))
     q, k, v, q2, k2, v2 = views.split((dim, dim, dim, d, d, d), dim=-1)
-    if rotations.numel():  # cos and sin of each pair of neighbours are a complex number
+    if rotations.numel():  # cos and sin of a pair of channels as a complex number
         turns = torch.view_as_complex(rotations.contiguous())
         pairs = (torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
         q, k = (torch.view_as_real(pair * turns).flatten(-2) for pair in pairs)

@@ -1,4 +1,4 @@
-"""The op ``vision_ttt::packed_vittt_block``: a whole Vittt block, its weights packed."""
+"""The op ``vision_ttt::packed_vittt_block``: a whole Vittt block with packed weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from vision_ttt.ops._learner_kernels import _Convolution, _State
+from vision_ttt.ops._learner_cpu import _Convolution, _State
 from vision_ttt.ops._native import mirrors
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.packed.launch import launch
+from vision_ttt.ops.packed.parameter_vector import WORD
 from vision_ttt.ops.packed.vittt_block_weights import (
     PACKED,
     VitttBlockParameters,
@@ -23,7 +24,6 @@ from vision_ttt.ops.packed.vittt_block_weights import (
     layout,
 )
 from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, as_it_lies
-from vision_ttt.ops.packed.words import WORD
 
 _INTS = ("height", "width", *VitttBlockSizes._fields)
 _FLOATS = "rate", "norm_eps", "inner_eps", "post_eps", "mlp_norm_eps"
@@ -38,16 +38,16 @@ def packed_vittt_block(
     rate: float,
     eps: tuple[float, float, float, float],
 ) -> Tensor:
-    """One block of Vision-TTT (Eq. 9 and Algorithm 1): inference on a CPU.
+    """One block of Vision-TTT (Eq. 9 and Algorithm 1), for inference on a CPU.
 
-    Products are of numbers in the packed weights' dtype, and so are the views in bfloat16; sums,
-    norms, inner states and the tokens themselves are float32.
+    Factors of products, and the views, are rounded to the packed weights' dtype. Sums, norms, inner
+    states and the tokens are float32.
 
     Args:
-        y: tokens [B, T, D], float32. It is left as it is.
-        weights: the block's parameters, of :func:`join_parameters`.
-        sizes: the block's.
-        grid: (h, w) with T = h · w; any where there is no Conv2d.
+        y: tokens [B, T, D], float32. It is not modified.
+        weights: the block's parameters, from :func:`join_parameters`.
+        sizes: the block's sizes.
+        grid: (h, w) with T = h · w. Without a Conv2d it is ignored.
         rate: η_base / d.
         eps: added to the variances of the norm, the inner norm, the post norms, the MLP's norm.
 
@@ -56,8 +56,8 @@ def packed_vittt_block(
 
     Raises:
         TypeError: a dtype is not accepted.
-        ValueError: the tensors and numbers are not one block's, or of sizes that the kernels do not
-            take, or those are missing.
+        ValueError: the tensors and numbers do not fit one block, the kernels do not support its
+            sizes, or the kernels are missing.
     """
     return torch.ops.vision_ttt.packed_vittt_block(y, weights, [*grid, *sizes], [rate, *eps])
 
@@ -89,7 +89,7 @@ class _PackedVitttBlock(ctypes.Structure):
 def _check(
     y: torch.Size, words: torch.Size, ints: tuple[int, ...], floats: tuple[float, ...]
 ) -> None:
-    """Raise unless tokens and a vector of these shapes and these numbers are one block's."""
+    """Raise an error unless these shapes of tokens and weights and these numbers fit one block."""
     if len(ints) != len(_INTS) or len(floats) != len(_FLOATS):
         raise ValueError(f"packed_vittt_block: needs {_INTS}, {_FLOATS}, got {ints}, {floats}")
     height, width, *sizes = ints
@@ -103,16 +103,16 @@ def _check(
             f"{list(words)}"
         )
     if sizes.kernel and y[1] != height * width:
-        raise ValueError(f"packed_vittt_block: {y[1]} tokens are no grid of {height} x {width}")
+        raise ValueError(f"packed_vittt_block: {y[1]} tokens do not fill a grid {height} x {width}")
 
 
 @functools.lru_cache(maxsize=256)
 def _describe(
     y: torch.Size, weights: int, ints: tuple[int, ...], floats: tuple[float, ...]
 ) -> _PackedVitttBlock:
-    """The call with its weights at an address.
+    """Describe a call whose weights begin at the address ``weights``.
 
-    Nothing is read: the addresses hold as long as the caller keeps what is there.
+    The description holds addresses only; the caller must keep the weights alive.
     """
     batch, length, dim = y
     height, width, *sizes = ints
@@ -157,11 +157,12 @@ def _packed_vittt_block(
     ints, floats = tuple(ints), tuple(floats)
     _check(y.shape, weights.shape, ints, floats)
     if any(not x.is_cpu or x.layout != torch.strided for x in (y, weights)):
-        raise ValueError("packed_vittt_block: takes dense tensors on a CPU, got others")
+        got = sorted({f"{x.layout} on {x.device}" for x in (y, weights)})
+        raise ValueError(f"packed_vittt_block: tensors must be dense and on a CPU, got {got}")
     if not y.numel():
         return y.new_empty(y.shape)
     y, weights = (as_it_lies(x).contiguous() for x in (y, weights))
-    # A copy, for the description is remembered.
+    # A copy, because the description is cached and launch writes to it.
     problem = _PackedVitttBlock.from_buffer_copy(
         _describe(y.shape, weights.data_ptr(), ints, floats)
     )
@@ -177,7 +178,7 @@ def _(y: Tensor, *_: object) -> Tensor:
 def packed_vittt_block_flops(
     y: Sequence[int], _weights: object, ints: Sequence[int], *_: object, **__: object
 ) -> int:
-    """Those of the block's products, convolutions and its learner."""
+    """FLOPs of the block's products, convolutions and learner."""
     batch, length, dim = y
     s = VitttBlockSizes(*ints[2:])
     p = VitttBlockParameters(*(place.shape for place in layout(dim, s)))

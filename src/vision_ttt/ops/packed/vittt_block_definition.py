@@ -18,7 +18,7 @@ from vision_ttt.ops.packed.weights import as_it_lies
 def packed_vittt_block_definition(
     y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
-    """See :func:`vision_ttt.ops.packed.packed_vittt_block`; rounds where the kernels round."""
+    """See :func:`vision_ttt.ops.packed.packed_vittt_block`. It rounds where the kernels round."""
     height, width, *numbers = ints
     sizes = VitttBlockSizes(*numbers)
     parameters = split_parameters(as_it_lies(weights), y.shape[-1], sizes)
@@ -63,5 +63,5 @@ def packed_vittt_block_definition(
 
 
 def _define(op: str, *arguments: Any) -> Any:
-    """An op of the table by its definition."""
+    """Compute an op of the table by its definition."""
     return TABLE[op].definition(TABLE[op].inputs(*arguments))

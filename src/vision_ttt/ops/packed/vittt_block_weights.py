@@ -1,4 +1,4 @@
-"""What a packed Vittt block consists of, and where its parameters lie in their one vector."""
+"""The parameters of a packed Vittt block, and their places in one vector."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._learner_kernels import DIMENSIONS, LARGEST_MINI_BATCH
+from vision_ttt.ops._learner_cpu import DIMENSIONS, LARGEST_MINI_BATCH
 from vision_ttt.ops._native import LANES, LIBRARY
+from vision_ttt.ops.packed.parameter_vector import Place, join, places, split
 from vision_ttt.ops.packed.weights import packed_shape
-from vision_ttt.ops.packed.words import Place, join, places, split
 
 
 class VitttBlockParameters(NamedTuple):
-    """A block's parameters; empty where it has no such part.
+    """A block's parameters; a part that the block lacks has an empty tensor.
 
-    D channels, R directions, H heads of both with d channels each, H · d = R · D; E = 4 d in an
-    inner MLP. Packed ones of one dtype, the others float32.
+    D channels, R directions, H heads of all directions with d channels each, H · d = R · D; E = 4 d
+    is the width of an inner MLP. The packed tensors share a dtype, the others are float32.
     """
 
     conv2d: Tensor  # [K · K, D]
@@ -51,10 +51,11 @@ class VitttBlockParameters(NamedTuple):
 
 
 PACKED = ("views", "gate", "rates", "out_proj", "mlp_gate", "mlp_value", "mlp_out")
+"""Names of the packed parameters."""
 
 
 class VitttBlockSizes(NamedTuple):
-    """The numbers that, with D, say which tensors a block's parameters are."""
+    """The numbers that, with D, determine the shapes of a block's parameters."""
 
     heads: int  # H, of both directions
     directions: int  # R, 1 or 2
@@ -63,16 +64,16 @@ class VitttBlockSizes(NamedTuple):
     mini_batch_size: int  # b
     kernel: int  # K of the Conv2d, odd; 0: none
     views: int  # 2 where q is k, or 3
-    gated: int  # 0 or 1, and so the following
-    is_mlp: int  # the inner model has two layers
-    is_bfloat16: int  # the packed weights are
+    gated: int  # 0 or 1
+    is_mlp: int  # 0 or 1: the inner model has two layers
+    is_bfloat16: int  # 0 or 1: the packed weights are bfloat16
 
 
 def join_parameters(parameters: VitttBlockParameters, sizes: VitttBlockSizes) -> Tensor:
-    """The vector in which the op takes a block's parameters, copied.
+    """Copy a block's parameters into one vector, the form that the op expects.
 
     Raises:
-        ValueError: they are not those of a block of such sizes.
+        ValueError: the parameters do not fit a block of these sizes.
     """
     dim = len(parameters.norm_weight)
     for name, x, place in zip(parameters._fields, parameters, layout(dim, sizes), strict=True):
@@ -85,12 +86,12 @@ def join_parameters(parameters: VitttBlockParameters, sizes: VitttBlockSizes) ->
 
 
 def split_parameters(words: Tensor, dim: int, sizes: VitttBlockSizes) -> VitttBlockParameters:
-    """The parameters in the vector, as views of it."""
+    """Return the parameters in the vector as views of it."""
     return VitttBlockParameters(*split(words, layout(dim, sizes)))
 
 
 def refusal(dim: int, head_dim: int, mini_batch_size: int, hidden: int) -> str | None:
-    """Why the kernels take no block of such sizes, or None if they do."""
+    """The reason why the kernels do not support a block of these sizes, or None if they do."""
     if LIBRARY is None:
         return "the compiled kernels are missing"
     if head_dim not in DIMENSIONS:
@@ -105,10 +106,10 @@ def refusal(dim: int, head_dim: int, mini_batch_size: int, hidden: int) -> str |
 
 @functools.lru_cache(maxsize=64)
 def layout(dim: int, sizes: VitttBlockSizes) -> Sequence[Place]:
-    """Where each parameter of a block lies, in the order of VitttBlockParameters.
+    """The place of each parameter of a block, in the order of VitttBlockParameters.
 
     Raises:
-        ValueError: there is no such block, or the kernels take none of its sizes.
+        ValueError: the sizes contradict each other, or the kernels do not support them.
     """
     shapes = _shapes(dim, sizes)
     packed = torch.bfloat16 if sizes.is_bfloat16 else torch.float32

@@ -1,4 +1,4 @@
-"""The layout in which the kernels of csrc/packed read a linear layer's weight."""
+"""The memory layout of a linear layer's weight for the kernels of csrc/packed."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from torch.nn import functional as F
 from vision_ttt.ops._native import mirrors
 
 PANEL = 64
-"""Columns of a panel, of which a product's registers hold the sums for a few rows."""
+"""Columns of a panel. A product's registers hold a panel's sums for a few rows."""
 
 DTYPES = (torch.float32, torch.bfloat16)
+"""Dtypes of a packed weight."""
 
 
 def padded(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Columns and inner numbers that a packed weight [columns, inner] has place for."""
+    """The padded sizes of a packed weight [columns, inner]."""
     step = 2 if dtype == torch.bfloat16 else 1
     return -(-columns // 16) * 16, -(-inner // step) * step
 
 
 def packed_shape(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Of :func:`pack`'s result."""
+    """The shape of :func:`pack`'s result."""
     width, depth = padded(columns, inner, dtype)
     return (width * depth // 2, 2) if dtype == torch.bfloat16 else (width * depth,)
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cut the transposed weight into panels of 64 columns that lie in memory one after the other.
+    """Cut the transposed weight into panels of 64 columns, one after the other in memory.
 
-    A panel is [inner, 64], in bfloat16 [inner / 2, 64, 2] for dot products of pairs. The
-    last panel is as narrow as the columns left, filled up with zeros to a multiple of 16.
+    A panel is [inner, 64], in bfloat16 [inner / 2, 64, 2] for dot products of pairs. The last panel
+    has the remaining columns, padded with zeros to a multiple of 16.
 
     Args:
         weight: [columns, inner] of a linear layer.
@@ -43,7 +44,7 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
         A vector in float32, [pairs, 2] in bfloat16.
 
     Raises:
-        ValueError: another dtype, or a weight that is no matrix.
+        ValueError: the dtype is not supported, or the weight is not a matrix.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}")
@@ -60,7 +61,7 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def unpack(packed: Tensor, columns: int, inner: int) -> Tensor:
-    """The weight [columns, inner] that :func:`pack` packed, in the packed dtype."""
+    """Invert :func:`pack`: return the weight [columns, inner] in the packed dtype."""
     pairs = packed.ndim == 2
     width, depth = padded(columns, inner, torch.bfloat16 if pairs else torch.float32)
     sizes = [min(PANEL, width - start) * depth for start in range(0, width, PANEL)]
@@ -73,19 +74,19 @@ def unpack(packed: Tensor, columns: int, inner: int) -> Tensor:
 
 
 def as_it_lies(x: Tensor) -> Tensor:
-    """x, or a copy where its memory holds the negatives of its numbers."""
+    """x, or a copy where x is a lazily negated view, whose memory holds the negatives."""
     return x.resolve_neg()
 
 
 @mirrors("Packed")
 class PackedStructure(ctypes.Structure):
-    """csrc/packed/packed.h's Packed."""
+    """``Packed`` of csrc/packed/packed.h."""
 
     _fields_ = (("data", c_void_p), ("bias", c_void_p), ("inner", c_int64), ("columns", c_int64))
 
     @classmethod
     def of(cls, data: Tensor, bias: Tensor | None, columns: int, inner: int) -> PackedStructure:
-        """Describe a packed weight [columns, inner]; an empty one there is none of."""
+        """Describe a packed weight [columns, inner]. An empty tensor gives null pointers."""
         if not data.numel():
             return cls()
         return cls(data.data_ptr(), None if bias is None else bias.data_ptr(), inner, columns)
@@ -93,7 +94,7 @@ class PackedStructure(ctypes.Structure):
 
 @mirrors("NormParameters")
 class NormStructure(ctypes.Structure):
-    """csrc/packed/packed.h's NormParameters."""
+    """``NormParameters`` of csrc/packed/packed.h."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -104,5 +105,5 @@ class NormStructure(ctypes.Structure):
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor, eps: float) -> NormStructure:
-        """Describe a LayerNorm that is the same for all images."""
+        """Describe a LayerNorm with the same parameters for all images."""
         return cls(weight.data_ptr(), bias.data_ptr(), 0, eps)

@@ -1,4 +1,4 @@
-"""What swiglu asks of its argument."""
+"""The contract of swiglu."""
 
 from typing import NamedTuple
 

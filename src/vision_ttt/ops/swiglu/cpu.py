@@ -23,7 +23,7 @@ class _SwiGlu(ctypes.Structure):
 
 
 def refusal(inputs: Inputs) -> str | None:
-    """Why the kernels cannot serve, or None if they can."""
+    """The reason why the kernels do not support the inputs, or None if they do."""
     return _native.no_vectors(inputs.x.shape[-1] // 2) or _native.refusal(inputs.x)
 
 

@@ -1,11 +1,11 @@
-"""The public op: what it computes, and who computes it."""
+"""The public function of swiglu and its registration."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from vision_ttt.ops._op import Op
-from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.swiglu import cpu, triton_backend
 from vision_ttt.ops.swiglu.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
 from vision_ttt.ops.swiglu.definition import swiglu_definition
@@ -34,7 +34,7 @@ def swiglu(x: Tensor) -> Tensor:
     """SiLU(a) ⊙ b of x's halves a, b along the last axis: [..., 2 H] → [..., H].
 
     Raises:
-        TypeError: x is no tensor of a floating dtype.
-        ValueError: x's last axis has no halves, or the backend asked for cannot serve.
+        TypeError: x is not a tensor of a floating dtype.
+        ValueError: x's last axis has an odd size, or the requested backend does not support x.
     """
     return OP(Inputs(x))

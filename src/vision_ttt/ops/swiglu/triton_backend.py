@@ -1,4 +1,4 @@
-"""swiglu on a GPU: both passes' launches."""
+"""swiglu on a GPU: the launches of both passes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vision_ttt.ops._op import Backend
 from vision_ttt.ops.swiglu.contract import Inputs
 
 WIDEST_BLOCK = 256
-"""Columns of a program; wider blocks leave more of the last one empty."""
+"""The most columns of a program. In wider blocks the last one would be emptier."""
 TILE = 2048
-"""Numbers of a program's output: 16 of each thread."""
+"""Output numbers of a program: 16 per thread."""
 
 
 def _launch(kernel: Any, rows: int, hidden: int, *arguments: Any) -> None:

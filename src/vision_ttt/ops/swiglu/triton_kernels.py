@@ -1,4 +1,4 @@
-"""GPU kernels of swiglu: a program takes a block of rows and columns; arithmetic is in float32."""
+"""GPU kernels of swiglu: one program computes a block of rows and columns, in float32."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 
 PLAIN = ["rows"]
-"""An integer that makes no difference to the code: no version is compiled for each value."""
+"""Integers that the code is not specialised for, so that new values compile nothing."""
 
 
 @triton.jit
 def _place(rows, HIDDEN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """A program's rows [n, 1] and columns [1, m] of the output, and where they are within it."""
+    """A program's rows [n, 1] and columns [1, m] of the output, and the mask of those inside it."""
     COLUMN_BLOCKS: tl.constexpr = (HIDDEN + BLOCK - 1) // BLOCK
     program = tl.program_id(0).to(tl.int64)
     row = program // COLUMN_BLOCKS * ROWS + tl.arange(0, ROWS)[:, None]

@@ -1,4 +1,4 @@
-"""What swiglu_mlp asks of its arguments."""
+"""The contract of swiglu_mlp."""
 
 from typing import NamedTuple
 

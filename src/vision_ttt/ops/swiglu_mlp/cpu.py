@@ -23,7 +23,7 @@ class _Problem(ctypes.Structure):
 
 
 def refusal(inputs: Inputs) -> str | None:
-    """Why the kernels cannot serve, or None if they can."""
+    """The reason why the kernels do not support the inputs, or None if they do."""
     (columns, hidden), dim = inputs.down.shape, inputs.x.shape[-1]
     unsuited = (_native.no_vectors(size) for size in (dim, hidden, columns))
     return next(filter(None, unsuited), None) or _native.refusal(inputs.x)

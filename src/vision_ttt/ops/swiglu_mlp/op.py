@@ -1,4 +1,4 @@
-"""The public op: what it computes, and who computes it."""
+"""The public function of swiglu_mlp and its registration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from vision_ttt.ops._op import Op
-from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.swiglu_mlp.contract import (
     BACKWARD_CONTRACT,
     CONTRACT,
@@ -15,7 +15,7 @@ from vision_ttt.ops.swiglu_mlp.contract import (
     Inputs,
 )
 from vision_ttt.ops.swiglu_mlp.definition import swiglu_mlp_definition
-from vision_ttt.ops.swiglu_mlp.products import BACKENDS
+from vision_ttt.ops.swiglu_mlp.matrix_products import BACKENDS
 
 
 def _fake(inputs: Inputs) -> Tensor:
@@ -24,12 +24,12 @@ def _fake(inputs: Inputs) -> Tensor:
 
 
 def _flops(shapes: Inputs) -> int:
-    """Both matrix products."""
+    """FLOPs of both matrix products."""
     return 2 * math.prod(shapes.x[:-1]) * (math.prod(shapes.up) + math.prod(shapes.down))
 
 
 def _backward_flops(shapes: Inputs) -> int:
-    """As many for the input and for the weights each, and the first product again."""
+    """FLOPs of two products per product of the forward pass, and of the first one's replay."""
     return 2 * math.prod(shapes.x[:-1]) * (3 * math.prod(shapes.up) + 2 * math.prod(shapes.down))
 
 
@@ -54,9 +54,9 @@ OP = Op(
 def swiglu_mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """(SiLU(a) ⊙ b) W_downᵀ with [a, b] = x W_upᵀ, the MLP of Vision-TTT's Eq. 9.
 
-    Nothing but its arguments is kept for the backward pass, which computes the hidden layer again:
-    of a Vittt block's tensors that is the largest by far. On a CPU some tokens are worked on after
-    the others, so that what lies between the products stays near the cores.
+    Only the arguments are saved for the backward pass, which computes the hidden layer again: that
+    is by far the largest tensor of a Vittt block. On a CPU the tokens are processed in chunks, so
+    that the hidden layer stays in the cache.
 
     Args:
         x: [..., D].
@@ -68,6 +68,7 @@ def swiglu_mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
     Raises:
         TypeError: a dtype or type is not accepted.
-        ValueError: the shapes do not fit each other, or the backend asked for cannot serve.
+        ValueError: the shapes do not fit each other, or the requested backend does not support the
+            call.
     """
     return OP(Inputs(x, up, down))

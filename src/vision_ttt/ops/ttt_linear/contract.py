@@ -1,4 +1,4 @@
-"""What ttt_linear asks of its arguments."""
+"""The contracts of ttt_linear."""
 
 from __future__ import annotations
 

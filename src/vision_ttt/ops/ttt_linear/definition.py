@@ -1,8 +1,8 @@
 """The definition of TTT-Linear in its primal form: the specification of every other backend.
 
 Written to be read against the papers (TTT, Sec. 2.1-2.4 and Eq. 6; Vision-TTT, Eq. 1-7): one
-gradient per token, one set of weights per token, the gradient taken by automatic differentiation
-of the loss itself. Slow, needs O(T d²) memory per head, works in any floating dtype.
+gradient per token, one set of weights per token, the gradient computed by automatic differentiation
+of the loss. It is slow, needs O(T d²) memory per head and supports every floating dtype.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ttt_linear_definition(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
             return 0.5 * (f(k_t, z) - v_t).square().sum()
 
         z_t = k_t @ w + b.unsqueeze(-2)
-        # Each token's loss depends on its own z only, so the gradient of the sum is theirs.
+        # A token's loss depends on its own z only, so the gradient of the sum is per token.
         g_t = torch.func.grad(loss)(z_t)  # [B, H, n, d]
 
         step = eta_t.unsqueeze(-1) * g_t

@@ -6,9 +6,8 @@ with G the rows η_t g_t, P = diag(p) and A the lower triangle of Q Kᵀ + 1 (th
     Z_q = Q W + b - P A G
     W ← W - p_n Kᵀ G,    b ← b - p_n Σ G
 
-The backward pass is derived by hand in this folder's README. It recomputes every intermediate from
-the states that the forward pass kept, one for every d / mini_batch_size mini-batches, so that the
-states kept never outweigh q.
+This folder's README derives the backward pass. It recomputes every intermediate from the states
+that the forward pass saved, one per 4 d tokens, so that the saved states are never larger than q.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from vision_ttt.ops.ttt_linear.scan_order import mini_batches, put, take
 
 
 def checkpoint_interval(dim: int, mini_batch_size: int) -> int:
-    """Mini-batches between two kept states: d² numbers kept per ≥ 4 d tokens of d numbers each.
+    """The number of mini-batches between two saved states: d² numbers per at least 4 d tokens.
 
-    So the kept states take at most a quarter of a view's memory. The backward pass holds the states
-    of one interval at a time.
+    The saved states therefore use at most a quarter of a view's memory. The backward pass holds the
+    states of one interval at a time.
     """
     return 4 * -(-dim // mini_batch_size)
 
 
 def num_checkpoints(length: int, dim: int, mini_batch_size: int) -> int:
-    """How many states a forward pass over ``length`` tokens keeps; the initial one is not."""
+    """The number of states that a forward pass saves. It does not save the initial state."""
     tokens_per_state = mini_batch_size * checkpoint_interval(dim, mini_batch_size)
     return (length - 1) // tokens_per_state
 
@@ -60,9 +59,9 @@ def _initial_state(w0: Tensor, b0: Tensor, batch: int, dtype: torch.dtype) -> tu
 def ttt_linear_dual(
     inputs: Inputs, save_states: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute o [B, T, H, d], the final W [B, H, d, d] and b [B, H, d], and the kept states.
+    """Compute o [B, T, H, d], the final W [B, H, d, d] and b [B, H, d], and the saved states.
 
-    The kept states are W [N, B, H, d, d] and b [N, B, H, d], N = 0 unless ``save_states``.
+    The saved states are W [N, B, H, d, d] and b [N, B, H, d], N = 0 unless ``save_states``.
     """
     q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale, *options = inputs
     mini_batch_size, reverse_heads, eps = options
@@ -93,7 +92,7 @@ def ttt_linear_dual(
         p_last = p_t[:, -1:]  # [H, 1, 1]
         w = w - p_last * (k_t.transpose(-1, -2) @ step)
         b = b - p_last * step.sum(2, keepdim=True)
-    # The strides of w0 live on in elementwise results; what the op promises is contiguous.
+    # Elementwise results inherit the strides of w0, but the op returns contiguous tensors.
     return o, w.contiguous(), b.squeeze(2).contiguous(), kept_w, kept_b
 
 
@@ -102,8 +101,7 @@ def ttt_linear_dual_backward(
 ) -> tuple[Tensor, ...]:
     """Pull gradients of o, W and b back to the nine tensors from q to position_scale.
 
-    Gradients come in the dtypes and shapes of what they belong to; those of absent inputs are
-    empty tensors.
+    A gradient has the dtype and the shape of its tensor; the gradient of None is an empty tensor.
     """
     q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale, *options = inputs
     mini_batch_size, reverse_heads, eps = options
@@ -127,7 +125,7 @@ def ttt_linear_dual_backward(
         return [take(x, start, stop, reverse_heads).to(dtype) for x in tensors]
 
     for segment in reversed(range(0, len(pieces), interval)):
-        # Replay the segment's states from the kept one.
+        # Replay the segment's states from the saved one.
         kept = segment // interval - 1
         state = (w_first, b_first) if segment == 0 else (kept_w[kept], kept_b[kept].unsqueeze(2))
         states = [state]

@@ -3,8 +3,8 @@
     f(x) = x + LN(z) with z = x W + b, or f(x) = z without inner norm
     loss = 1/2 ||f(k) - v||²
 
-Shapes: x, z, k, v [B, H, n, d]; the norm's weight and bias [H, 1, d]. The formulas are derived in
-this folder's README and tested against automatic differentiation of the loss.
+Shapes: x, z, k, v [B, H, n, d]; the norm's weight and bias [H, 1, d]. This folder's README derives
+the formulas, and tests compare them with automatic differentiation of the loss.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def standardise(z: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def remove_norm_directions(g: Tensor, x_hat: Tensor) -> Tensor:
-    """P g = g - mean(g) - x̂ mean(g x̂): what of g moves x̂, whose mean and variance are fixed."""
+    """P g = g - mean(g) - x̂ mean(g x̂): the part of g that keeps x̂'s mean and variance."""
     return g - g.mean(-1, keepdim=True) - x_hat * (g * x_hat).mean(-1, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""The public op: what it computes, and who computes it."""
+"""The public function of ttt_linear and its registration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from vision_ttt.ops._learner_op import learner_op
-from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.ttt_linear import cpu, dual, triton_backend
 from vision_ttt.ops.ttt_linear.contract import CONTRACTS, Inputs
 from vision_ttt.ops.ttt_linear.definition import ttt_linear_definition
@@ -24,14 +24,14 @@ def _products(tokens: int, dim: int, wide: int, narrow: int = 0) -> int:
 
 
 def ttt_linear_flops(shapes: Inputs) -> int:
-    """Vision-TTT's Eq. 13, the op's share: 3 T d² + 2 b T d multiply-adds per head."""
+    """The op's part of Vision-TTT's Eq. 13: 3 T d² + 2 b T d multiply-adds per head."""
     batch, length, heads, dim = shapes.q
     sizes = [stop - start for start, stop in mini_batches(length, shapes.mini_batch_size)]
     return batch * heads * sum(_products(n, dim, wide=3, narrow=2) for n in sizes)
 
 
 def ttt_linear_backward_flops(shapes: Inputs) -> int:
-    """Every mini-batch's products again with their derivatives, and the replay of its state."""
+    """FLOPs of every mini-batch's products, of their derivatives and of the state's replay."""
     batch, length, heads, dim = shapes.q
     mini_batch_size = shapes.mini_batch_size
     sizes = [stop - start for start, stop in mini_batches(length, mini_batch_size)]
@@ -139,9 +139,9 @@ def ttt_linear(
         eps: added to the inner norm's variance.
         return_state: return ``(o, (W, b))`` with the state after the last token.
         backend: "cpu" (compiled kernels), "triton" (kernels for CUDA), "dual" (PyTorch's matrix
-            products, any device) or "reference" (primal form, differentiated by autograd); None
-            takes the fastest that serves the call, under torch.func transforms and forward-mode
-            derivatives the reference. See :func:`vision_ttt.ops.use_backend` for an override.
+            products, any device) or "reference" (primal form, differentiated by autograd). None
+            selects the fastest that supports the call, and the reference under torch.func
+            transforms and forward-mode derivatives. See :func:`vision_ttt.ops.use_backend`.
 
     Returns:
         o [B, T, H, d] in q's dtype; with ``return_state`` also W [B, H, d, d] and b [B, H, d],
@@ -150,7 +150,8 @@ def ttt_linear(
 
     Raises:
         TypeError: a dtype or type is not among those above.
-        ValueError: a shape does not fit, or the backend asked for is unknown or cannot serve.
+        ValueError: a shape does not fit, or the requested backend is unknown or does not support
+            the call.
     """
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)

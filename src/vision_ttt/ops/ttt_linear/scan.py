@@ -1,4 +1,4 @@
-"""TTT-Linear in PyTorch's own operations: its dual form in a loop of the graph."""
+"""TTT-Linear in PyTorch's own operations: its dual form in a loop that is part of the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vision_ttt.ops.ttt_linear.inner_model import InnerNorm, inner_gradient, inn
 
 
 def ttt_linear_scan(inputs: Inputs) -> tuple[Tensor, ...]:
-    """o and the last W, b of :func:`vision_ttt.ops.ttt_linear`; no gradient follows."""
+    """o and the last W, b of :func:`vision_ttt.ops.ttt_linear`, without gradients."""
     q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale, *options = inputs
     mini_batch_size, reverse_heads, eps = options
     dtype = torch.promote_types(q.dtype, torch.float32)

@@ -1,8 +1,8 @@
 """Mini-batches of a sequence whose heads scan it in two directions.
 
-The last ``reverse_heads`` heads visit the tokens from T to 1. Mini-batch [start, stop) in scan
-order is therefore tokens start … stop-1 for the other heads and T-1-start … T-stop, in that order,
-for these. Only mini-batch-sized pieces are ever copied.
+The last ``reverse_heads`` heads scan the tokens from T to 1. For them mini-batch [start, stop) in
+scan order consists of the tokens T-1-start … T-stop, in that order; for the other heads, of start
+… stop-1. Copies are never larger than a mini-batch.
 """
 
 from __future__ import annotations

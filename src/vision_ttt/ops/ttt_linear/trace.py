@@ -1,4 +1,4 @@
-"""What the inner learner experiences: the loss and the gradient of every token, for explanation."""
+"""The inner learner's loss and gradient of every token, for explanation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class InnerTrace(NamedTuple):
     ``loss`` is ½‖f(k_t; W') − v_t‖² with W' the state before token t's mini-batch, and
     ``gradient_norm`` the Frobenius norm of G_t = ∂loss/∂W' = k_tᵀ g_t (Vision-TTT, Eq. 6), which is
     ‖k_t‖ ‖g_t‖. ``initial_loss`` and ``initial_gradient_norm`` are the same at the initial state,
-    where every token meets a learner that has learnt nothing of the image yet.
+    before any step on the image.
     """
 
     loss: Tensor
@@ -69,7 +69,7 @@ def ttt_linear_trace(
             pieces = InnerTrace(*records)
             for record, piece in zip(trace, pieces, strict=True):
                 put(record, piece, start, stop, reverse_heads)
-            # The state moves on by the op itself, one mini-batch in scan order at a time.
+            # The op itself advances the state by one mini-batch in scan order.
             views = (x.transpose(1, 2) for x in (q_t, k_t, v_t, eta_t))
             scale = None if position_scale is None else position_scale[..., : stop - start]
             inputs = Inputs(*views, w, b, ln_weight, ln_bias, scale, stop - start, 0, eps)

@@ -1,4 +1,4 @@
-"""TTT-Linear on a GPU: which calls the Triton kernels serve, and both passes' launches."""
+"""TTT-Linear on a GPU: the supported inputs and the launches of both passes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from vision_ttt.ops.ttt_linear.contract import Inputs
 from vision_ttt.ops.ttt_linear.dual import checkpoint_interval, num_checkpoints
 
 DIMENSIONS = (16, 32, 64, 128)
+"""Head dimensions d that the kernels support."""
 TILE = 16
-"""Tokens of a tile, the fewest for tensor cores: a mini-batch takes as many as it fills."""
+"""Tokens of a tile: the fewest that tensor cores support. A larger mini-batch has several tiles."""
 
 
 def refusal(inputs: Inputs) -> str | None:
-    """Why these kernels cannot serve, or None if they can."""
+    """The reason why the kernels do not support the inputs, or None if they do."""
     q = inputs.q
     if q.shape[-1] not in DIMENSIONS:
         return f"head dimension {q.shape[-1]} is not one of {DIMENSIONS}"
@@ -27,7 +28,7 @@ def refusal(inputs: Inputs) -> str | None:
 
 
 def _kind(dtype: torch.dtype, dim: int, mini_batch_size: int) -> dict[str, Any]:
-    """What a version of the kernels is compiled for; see this folder's README on precision."""
+    """The compile-time constants of the kernels; see this folder's README on precision."""
     import triton.language as tl
 
     exact = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32"
@@ -37,7 +38,7 @@ def _kind(dtype: torch.dtype, dim: int, mini_batch_size: int) -> dict[str, Any]:
 
 
 class _Call:
-    """One call's tensors as the kernels take them, and the arguments that all kernels share."""
+    """One call's tensors in the form that the kernels read, and the arguments of all kernels."""
 
     def __init__(self, inputs: Inputs) -> None:
         q, k, v, *others, mini_batch_size, reverse_heads, _ = inputs
@@ -52,7 +53,7 @@ class _Call:
         self.programs = batch * heads
         self.state_batch = heads if w0.ndim == 4 else 0
         self.scale_head = 0 if scale is None or scale.ndim == 1 else mini_batch_size
-        # However large "all tokens" was written, the kernels' integers hold it; few are one tile.
+        # A size beyond the length means all tokens. The length fits the kernels' integers.
         mini_batch_size = min(mini_batch_size, length)
         interval = checkpoint_interval(dim, mini_batch_size)
         self.sizes = (length, heads, reverse_heads, mini_batch_size, interval)
@@ -66,7 +67,7 @@ class _Call:
 def ttt_linear_triton(
     inputs: Inputs, save_states: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute what :func:`ttt_linear_dual` does."""
+    """Forward pass. Arguments and results are those of :func:`ttt_linear_dual`."""
     from vision_ttt.ops.ttt_linear import triton_forward
 
     q, mini_batch_size = inputs.q, inputs.mini_batch_size
@@ -91,7 +92,7 @@ def ttt_linear_triton(
 def ttt_linear_triton_backward(
     inputs: Inputs, grad_o: Tensor, grad_w: Tensor, grad_b: Tensor, kept_w: Tensor, kept_b: Tensor
 ) -> tuple[Tensor, ...]:
-    """Compute what :func:`ttt_linear_dual_backward` does."""
+    """Backward pass. Arguments and results are those of :func:`ttt_linear_dual_backward`."""
     from vision_ttt.ops.ttt_linear import triton_scan, triton_segments
 
     q, ln_weight, position_scale = inputs.q, inputs.ln_weight, inputs.position_scale
@@ -107,21 +108,22 @@ def ttt_linear_triton_backward(
     dw0, db0 = call.empty(batch, heads, dim, dim), call.empty(batch, heads, dim)
     deta = call.empty(batch, length, heads)
 
-    # What the first kernel hands to the second. Two shares lie where the results will, but float16
-    # has too narrow a range for them, and without a norm bfloat16 too few digits.
-    handed = q.dtype if q.dtype == torch.bfloat16 and ln_weight is not None else torch.float32
+    # Tensors from the first kernel to the second. The shares of ∂K and ∂G use the memory of the
+    # results, unless their dtype differs: float16 has too small a range for them, and bfloat16
+    # without a norm too few digits.
+    dtype = q.dtype if q.dtype == torch.bfloat16 and ln_weight is not None else torch.float32
     dk_share, dg_share = dk, dv
-    if handed != q.dtype:
-        dk_share, dg_share = (call.empty(*q.shape, dtype=handed) for _ in range(2))
-    dz_q, x = (call.empty(*q.shape, dtype=handed) for _ in range(2))
+    if dtype != q.dtype:
+        dk_share, dg_share = (call.empty(*q.shape, dtype=dtype) for _ in range(2))
+    dz_q, x = (call.empty(*q.shape, dtype=dtype) for _ in range(2))
     norm = None if ln_weight is None else call.empty(batch, length, heads, 2)
     w_end = call.empty(batch, heads, dim, dim)
     between = (dk_share, dg_share, dz_q, x, norm, w_end)
     w_before = call.empty(segments, *w_end.shape) if call.kind["SEVERAL"] else None
 
-    # Every program writes its own share of ∂γ, the last B rows of H shares being the second
-    # kernel's, and every token its own of ∂p, besides what the state adds for the last one of a
-    # mini-batch. PyTorch adds them up in an order that does not change.
+    # Every program writes its own share of ∂γ; the last B rows of H shares are the second kernel's.
+    # Every token writes its own share of ∂p; the state adds one for the last token of a mini-batch.
+    # PyTorch sums the shares in a fixed order.
     dweight = dbias = dscale = dlast = None
     of_segments = of_scan = None
     if ln_weight is not None:
@@ -149,7 +151,7 @@ def ttt_linear_triton_backward(
         )
 
     if ln_weight is not None:
-        # Through o = f(q), and through the inner loss, where each token adds what it takes from ∂V.
+        # Through o = f(q), and through the inner loss, whose gradient of the bias is -∂V.
         dbias = grad_o.sum(1, dtype=torch.float32) - dv.sum(1, dtype=torch.float32)
 
     def summed(share: Tensor | None, like: Tensor | None) -> Tensor:
@@ -165,7 +167,7 @@ def ttt_linear_triton_backward(
 
 
 def _of_positions(x: Tensor, last: Tensor, mini_batch_size: int, reverse_heads: int) -> Tensor:
-    """Shares [B, T, H] of tokens and [B, H, M] of mini-batches' last ones as [B, H, positions]."""
+    """Sum the shares of tokens [B, T, H] and of mini-batches [B, H, M] to [B, H, positions]."""
     length = x.shape[1]
     forward, backward = x.split([x.shape[2] - reverse_heads, reverse_heads], dim=2)
     x = torch.cat([forward, backward.flip(1)], dim=2).transpose(1, 2)

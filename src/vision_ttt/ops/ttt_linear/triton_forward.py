@@ -46,8 +46,8 @@ def forward_kernel(
     w = load_state(w0 + state * DIM * DIM, DIM, TRANSPOSED)
     b = load_bias(b0 + state * DIM, DIM, TILE, TRANSPOSED)
     w_out += program * DIM * DIM
-    # With several tiles b, and W in its place in memory, stay what the mini-batch began with. Its
-    # tiles update w and b_now: that state, or, with a position scale, its change alone.
+    # With several tiles per mini-batch, b and the W in memory are the state before the mini-batch.
+    # The tiles update w and b_now: the state, or with a position scale only its change.
     PART_SCALED: tl.constexpr = SEVERAL and scale is not None
     b_now = b
     if SEVERAL:
@@ -59,7 +59,7 @@ def forward_kernel(
     if ln_weight is not None:
         gain = tl.load(ln_weight + head * DIM + j)[None, :]
         offset = tl.load(ln_bias + head * DIM + j)[None, :]
-    # Without a norm the roundings of W and G add up along the sequence, see the README.
+    # Without a norm the rounding errors of W and G accumulate along the sequence, see the README.
     SPLIT: tl.constexpr = ln_weight is None
     if scale is not None:
         scale += head * scale_head
@@ -73,7 +73,7 @@ def forward_kernel(
     eta += batch * length * heads + head
     o += (batch * length * heads + head) * DIM
 
-    # Too little is to do while a tile's tokens arrive: load them one ahead, registers permitting.
+    # A tile's arithmetic is too short to hide its loads: load one tile ahead where registers allow.
     AHEAD: tl.constexpr = tl.bfloat16 == OPERAND and not SEVERAL
     if AHEAD:
         part, token, valid, last = locate(0, mini_batch_size, length, reverse, TILE, SEVERAL)

@@ -1,7 +1,8 @@
 """Second backward kernel of ttt_linear for GPUs: the gradient of the state.
 
-It has to travel from the last mini-batch to the first: one program scans the tokens of one head of
-one image, backwards. The first kernel, triton_segments.py, prepared what it could.
+The gradient runs from the last mini-batch to the first, so one program scans the tokens of one head
+of one image backwards. The first kernel, triton_segments.py, computes everything that does not
+depend on it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, Tuned
 
 @triton.jit
 def _load_norm(norm, at, valid, NORM: tl.constexpr):
-    """r and mean(u x̂) of a tile's tokens [n]; without norm nobody reads them."""
+    """r and mean(u x̂) of a tile's tokens [n]; unused without a norm."""
     r = 0.0
     mean_ux = 0.0
     if NORM:
@@ -49,7 +50,7 @@ def _load_affine(weight, bias, NORM: tl.constexpr, DIM: tl.constexpr):
 
 @triton.jit
 def _inner_gradient(x, r, mean_ux, k, v, gain, offset, NORM: tl.constexpr, DIM: tl.constexpr):
-    """g, u and e [n, d] of the inner loss, from x̂ and what was kept of the norm."""
+    """g, u and e [n, d] of the inner loss, from x̂ and the saved r and mean(u x̂)."""
     error = x - v.to(tl.float32)
     u = error
     g = error
@@ -71,7 +72,7 @@ def _undo(
     NORM: tl.constexpr,
 ):
     # fmt: on
-    """W before the steps of a mini-batch's tiles, whose last one is number; and Σ (K ∂W + ∂b)·G."""
+    """W before the steps of a mini-batch whose last tile is ``number``, and Σ (K ∂W + ∂b)·G."""
     share = 0.0
     for other in tl.range(0, count, num_stages=1):
         _, token, valid, _ = locate(number - other, mini_batch_size, length, reverse, TILE, True)
@@ -114,12 +115,12 @@ def scan_kernel(
     dw = load_state(grad_w + program * DIM * DIM, DIM, TRANSPOSED)
     db = load_bias(grad_b + program * DIM, DIM, TILE, TRANSPOSED)
     dw0 += program * DIM * DIM
-    # With several tiles dw and db are the gradients of the state the mini-batch began with, these
-    # of what the tiles before a tile add, see the forward kernel.
+    # With several tiles per mini-batch, dw and db are the gradients of the state before the
+    # mini-batch, dw_now and db_now those of the earlier tiles' updates, see the forward kernel.
     PART_SCALED: tl.constexpr = SEVERAL and scale is not None
     dw_now, db_now = dw, db
     w = load_state(w_end + program * DIM * DIM, DIM, TRANSPOSED)
-    if SEVERAL:  # W has its place where ∂W₀ will be
+    if SEVERAL:  # W uses the memory of ∂W₀
         store_state(dw0, w, DIM, TRANSPOSED)
         tl.debug_barrier()
     ones = tl.full([TILE, TILE], 1.0, OPERAND)
@@ -127,7 +128,7 @@ def scan_kernel(
     if NORM:
         ln_weight += head * DIM
         ln_bias += head * DIM
-    # Without a norm the roundings of ∂W and ∂Z add up along the sequence, see the README.
+    # Without a norm the rounding errors of ∂W and ∂Z accumulate along the sequence, see the README.
     SPLIT: tl.constexpr = not NORM
     p_full = 1.0
     p_last = 1.0
@@ -136,23 +137,24 @@ def scan_kernel(
         p_full = tl.load(scale + mini_batch_size - 1)
         p_last = tl.load(scale + (length - 1) % mini_batch_size)
         dlast += program * tl.cdiv(length, mini_batch_size)
-    # One row per token of a tile, added up at the end: a sum over tokens needs all the warps.
+    # One row per token of a tile, summed at the end, because a sum over tokens involves all warps.
     dgain = tl.zeros([TILE, DIM], tl.float32)
 
     q += batch * q_strides[0] + head * q_strides[2]
     k += batch * k_strides[0] + head * k_strides[2]
     v += batch * v_strides[0] + head * v_strides[2]
 
-    # Exact products leave no registers for what is used late.
+    # Exact products need the registers: tiles that are used late are then loaded late.
     LATE: tl.constexpr = PARTS == 2 or not NORM
     tiles = tiles_of(length, mini_batch_size, TILE)
     segment = interval * tl.cdiv(mini_batch_size, TILE)
-    # Absent tokens of a tile come as zeros, their rate and r too: they add nothing to any sum.
+    # Absent tokens of a tile are loaded as zeros, as are their rate and r, and add 0 to every sum.
     for done in tl.range(0, tl.cdiv(tiles, segment), num_stages=1):
         begin = (tl.cdiv(tiles, segment) - 1 - done) * segment
         end = tl.minimum(begin + segment, tiles)
         if done > 0:
-            # The state after this segment was kept: take it, so that roundings do not add up.
+            # The saved state after this segment replaces W, so that rounding errors do not
+            # accumulate.
             kept = (begin // segment) * tl.num_programs(0) + program
             w = load_state(kept_w + kept * DIM * DIM, DIM, TRANSPOSED)
             if SEVERAL:

@@ -1,8 +1,8 @@
-"""First backward kernel of ttt_linear for GPUs: all that depends on the states alone.
+"""First backward kernel of ttt_linear for GPUs: everything that depends on the states only.
 
-One program for every kept state, side by side along the sequence. They hand over to the second
-kernel, per token, x̂ (z without norm), ∂Z_q, and the attention's shares of ∂K, ∂G and ∂p. The
-derivation is in this folder's README.
+One program per saved state and segment of the sequence, in parallel. For the second kernel they
+write, per token, x̂ (z without norm), ∂Z_q, and the attention's shares of ∂K, ∂G and ∂p. This
+folder's README has the derivation.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def segments_kernel(
         start_b = kept_b + ((segment - 1) * states + state) * DIM
     w = load_state(start_w, DIM, TRANSPOSED)
     b = load_bias(start_b, DIM, TILE, TRANSPOSED)
-    # As in the forward kernel: W of the mini-batch's beginning in memory, what the tiles add in w.
+    # As in the forward kernel: W before the mini-batch is in memory, the tiles' updates are in w.
     PART_SCALED: tl.constexpr = SEVERAL and scale is not None
     b_now = b
     if SEVERAL:
@@ -68,14 +68,14 @@ def segments_kernel(
     if ln_weight is not None:
         ln_weight += head * DIM
         ln_bias += head * DIM
-    # Without a norm the roundings of W and G add up along the sequence, see the README.
+    # Without a norm the rounding errors of W and G accumulate along the sequence, see the README.
     SPLIT: tl.constexpr = ln_weight is None
     if scale is not None:
         scale += head * scale_head
         p = tl.load(scale + place, mask=place < mini_batch_size, other=0.0)
         p_full = tl.load(scale + mini_batch_size - 1)
         p_last = tl.load(scale + (length - 1) % mini_batch_size)
-    # One row per token of a tile, added up at the end: a sum over tokens needs all the warps.
+    # One row per token of a tile, summed at the end, because a sum over tokens involves all warps.
     dgain = tl.zeros([TILE, DIM], tl.float32)
 
     q += batch * q_strides[0] + head * q_strides[2]
@@ -83,7 +83,7 @@ def segments_kernel(
     v += batch * v_strides[0] + head * v_strides[2]
     grad_o += batch * grad_strides[0] + head * grad_strides[2]
 
-    # Exact products leave no registers for what is used late.
+    # Exact products need the registers: tiles that are used late are then loaded late.
     LATE: tl.constexpr = PARTS == 2
     tiles = tiles_of(length, mini_batch_size, TILE)
     begin = segment.to(tl.int32) * interval * tl.cdiv(mini_batch_size, TILE)
@@ -97,7 +97,8 @@ def segments_kernel(
         eta_t = tl.load(eta + here, mask=valid, other=0.0)
         if not LATE:
             do_t = load_tokens(grad_o, token * grad_strides[1], valid, DIM).to(tl.float32)
-        # Asks for all tiles at once: else each goes to shared memory before the next is asked for.
+        # Issue the loads of all tiles first. Otherwise each tile is copied to shared memory before
+        # the next load is issued.
         q_t, k_t = by_rows(q_t, k_t)
 
         # The forward pass, again.
@@ -126,7 +127,7 @@ def segments_kernel(
             push = g if SPLIT else g.to(OPERAND)
 
         # o = f(q), Z_q = Q W + b - P A G
-        # Either way round; which saves registers was found out.
+        # Both branches compute Aᵀ. Each is the one that was measured to need fewer registers.
         if SEVERAL:
             attention = dot(k_t, tl.trans(q_t), square, OPERAND, PARTS) + 1.0
         else:

@@ -1,8 +1,8 @@
-"""What the Triton kernels of ttt_linear share: tiles of tokens, products, the inner norm.
+"""The common part of ttt_linear's Triton kernels: tiles of tokens, products, the inner norm.
 
-Legend: n tokens of a mini-batch, padded to a tile; d the head dimension. Matrices that meet the
-state stand transposed, one token per column: Wᵀ is then the left factor of every product and stays
-in its registers from one mini-batch to the next.
+Legend: n tokens of a mini-batch, padded to a tile; d the head dimension. If TRANSPOSED, factors of
+products with the state are held transposed, one token per column: Wᵀ is then the left factor of
+every product and stays in the same registers from one mini-batch to the next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def _rounded(x):
-    """x to the nearest number of tf32, which has 13 bits fewer than float32."""
+    """x rounded to the nearest number of tf32, which has 13 bits fewer than float32."""
     return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
 
@@ -23,8 +23,8 @@ def _rounded(x):
 def dot(a, b, accumulator, OPERAND: tl.constexpr, PARTS: tl.constexpr):
     """accumulator + a b in float32 on tensor cores, the factors rounded to OPERAND.
 
-    Factors of float32 are rounded to tf32, with two PARTS the rest too: three products, as exact as
-    float32's own but for the last digit.
+    Factors of float32 are rounded to tf32. With two PARTS the remainder is multiplied too: three
+    products, as exact as float32's own except for the last digit.
     """
     if PARTS == 2:
         a_first = _rounded(a)
@@ -33,7 +33,7 @@ def dot(a, b, accumulator, OPERAND: tl.constexpr, PARTS: tl.constexpr):
         accumulator = tl.dot(a - a_first, b_first, accumulator, input_precision="tf32")
         accumulator = tl.dot(a_first, b_first, accumulator, input_precision="tf32")
     else:
-        # The interpreter multiplies the integers in which it stores bfloat16: there floats go in.
+        # The interpreter stores bfloat16 as integers and would multiply these: convert to float32.
         FACTOR: tl.constexpr = tl.float32 if INTERPRETED else OPERAND
         a = a.to(OPERAND).to(FACTOR)
         b = b.to(OPERAND).to(FACTOR)
@@ -43,7 +43,7 @@ def dot(a, b, accumulator, OPERAND: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def turned(x, TRANSPOSED: tl.constexpr):
-    """The matrix that is held as x, or as what the matrix x is to be held."""
+    """x, transposed if TRANSPOSED: the held form of a matrix x, or the matrix with held form x."""
     return tl.trans(x) if TRANSPOSED else x
 
 
@@ -59,7 +59,7 @@ def product(
 ):
     """accumulator + a b, accumulator and result held transposed if TRANSPOSED.
 
-    With SPLIT what the rounding takes off b is multiplied too, in a product of its own.
+    With SPLIT a second product adds the rounding error of b.
     """
     if SPLIT and b.dtype != OPERAND:
         rest = b - b.to(OPERAND).to(tl.float32)
@@ -73,21 +73,21 @@ def product(
 
 @triton.jit
 def load_state(x, DIM: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """A contiguous matrix [d, d] as it is held."""
+    """Load a contiguous matrix [d, d] in its held form."""
     i = tl.arange(0, DIM)
     return turned(tl.load(x + i[:, None] * DIM + i[None, :]), TRANSPOSED)
 
 
 @triton.jit
 def store_state(x, state, DIM: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Write a matrix that is held to a contiguous one [d, d]."""
+    """Write a matrix in its held form to a contiguous one [d, d]."""
     i = tl.arange(0, DIM)
     tl.store(x + i[:, None] * DIM + i[None, :], turned(state, TRANSPOSED))
 
 
 @triton.jit
 def load_bias(x, DIM: tl.constexpr, TILE: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """A bias [d] as equal rows [n, d], held as products are, to which it is added."""
+    """Load a bias [d] as equal rows [n, d], in the held form of the products it is added to."""
     row = tl.load(x + tl.arange(0, DIM))
     return turned(tl.broadcast_to(row[None, :], [TILE, DIM]), TRANSPOSED)
 
@@ -100,9 +100,9 @@ def store_bias(x, bias, DIM: tl.constexpr, TRANSPOSED: tl.constexpr):
 
 @triton.jit
 def end_mini_batch(x, w, b, b_now, p_n, DIM: tl.constexpr, PART_SCALED: tl.constexpr):
-    """Let the state at x, W, and b follow w and b_now; all three for the next mini-batch's tiles.
+    """Store the new state W to x; return w, b and b_now for the tiles of the next mini-batch.
 
-    With PART_SCALED w and b_now are the state's change, to be weighed with p_n.
+    With PART_SCALED w and b_now are the state's change, which is multiplied with p_n.
     """
     if PART_SCALED:
         w = load_state(x, DIM, False) + p_n * w
@@ -118,16 +118,16 @@ def end_mini_batch(x, w, b, b_now, p_n, DIM: tl.constexpr, PART_SCALED: tl.const
 
 @triton.jit
 def tiles_of(length, mini_batch_size, TILE: tl.constexpr):
-    """How many tiles so many tokens fill: no tile belongs to two mini-batches."""
+    """The number of tiles of a sequence. A tile has tokens of one mini-batch only."""
     whole = length // mini_batch_size * tl.cdiv(mini_batch_size, TILE)
     return whole + tl.cdiv(length % mini_batch_size, TILE)
 
 
 @triton.jit
 def locate(number, mini_batch_size, length, reverse, TILE: tl.constexpr, SEVERAL: tl.constexpr):
-    """Of a tile: its place in its mini-batch, its tokens [n], which there are, whether it is last.
+    """A tile's offset in its mini-batch, its tokens [n], their mask, and whether it is the last.
 
-    Without SEVERAL every mini-batch is one tile.
+    Without SEVERAL every mini-batch has one tile.
     """
     part = 0
     start = number * mini_batch_size
@@ -150,12 +150,12 @@ def _later(x, beside, next_x, next_beside):
 
 @triton.jit
 def by_rows(x, beside):
-    """X [n, d] itself, spread over the threads as the loaded tile ``beside`` [n, d] is: row by row.
+    """Convert x [n, d] to the thread layout of the loaded tile ``beside`` [n, d]: row by row.
 
-    A product leaves its columns to all warps, and a mean along d would take an exchange between
-    them. Here it stays within a few threads of one warp. Triton gives both tiles of a scan the
-    layout of memory and takes a scan through no other; this one, which takes the later of two,
-    changes nothing.
+    The columns of a product are spread over all warps, so that a mean along d would need an
+    exchange between warps. In the layout of a loaded tile a row belongs to a few threads of one
+    warp. ``tl.associative_scan`` converts both of its operands to that layout. The scan's operator
+    returns its second operand, so that the values do not change.
     """
     if INTERPRETED:
         return x, beside
@@ -171,7 +171,7 @@ def by_rows(x, beside):
 
 @triton.jit
 def load_tokens(x, rows, valid, DIM: tl.constexpr):
-    """Tile [n, d] of the token rows that lie at the offsets [n]; rows that are not valid are 0."""
+    """Load the tile [n, d] of the token rows at the offsets [n]; invalid rows are 0."""
     offsets = rows[:, None] + tl.arange(0, DIM)[None, :]
     return tl.load(x + offsets, mask=valid[:, None], other=0.0)
 
@@ -185,9 +185,9 @@ def store_tokens(x, rows, valid, tile, DIM: tl.constexpr):
 
 @triton.jit
 def standardise(z, valid, eps, DIM: tl.constexpr):
-    """x̂ [n, d], z with mean 0 and variance 1 along d, and r = 1 / standard deviation [n].
+    """x̂ [n, d], which is z with mean 0 and variance 1 along d, and r = 1 / standard deviation [n].
 
-    Of absent tokens, all of whose z are one number, both are 0, whatever eps is.
+    Both are 0 for absent tokens, for any eps, because all their z are equal.
     """
     centred = z - (tl.sum(z, axis=1) / DIM)[:, None]
     r = tl.rsqrt(tl.sum(centred * centred, axis=1) / DIM + eps)

@@ -1,9 +1,9 @@
-"""How a Triton kernel lies over the threads: measured once per kind of call, or a default.
+"""The thread layout of a Triton kernel: measured once per kind of call, or a default.
 
-The layout sets the order of the sums within a kernel, hence the last bits of its results. Within a
-process it is measured once for a kind of call and stays;
-:func:`torch.use_deterministic_algorithms` takes the default everywhere, and so does a CUDA graph
-captured before the first ordinary call.
+The layout determines the order of the sums within a kernel, hence the last bits of its results. A
+process measures it once per kind of call and keeps it. With
+:func:`torch.use_deterministic_algorithms`, and in a CUDA graph that is captured before the first
+ordinary call, the default is used.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from vision_ttt.ops.ttt_linear.triton_tiles import INTERPRETED
 
 
 class Layout(NamedTuple):
-    """Whether matrices that meet the state are held transposed, and the warps of a program."""
+    """Whether the factors of products with the state are held transposed, and a program's warps."""
 
     transposed: bool
     warps: int
 
 
 COLUMNS = {16: (1, 2), 32: (2, 4), 64: (4,), 128: (8,)}
-"""Per head dimension the warps with one token per column: fewer spill, more exchange more."""
+"""Head dimension → numbers of warps for one token per column. Fewer warps spill registers, more
+warps exchange more data."""
 ROWS = {16: 2, 32: 4, 64: 8, 128: 8}
-"""And with one token per row."""
+"""Head dimension → number of warps for one token per row."""
 LIMITED = (True, COLUMNS[64][0], None)
+"""The layout that is also measured with at most REGISTERS registers."""
 REGISTERS = 168
-"""The layout that is tried with fewer registers too, and how many let three programs share a
-multiprocessor."""
+"""The registers per thread with which three programs share a multiprocessor."""
 
 PLAIN = ["state_batch", "scale_head", "length", "heads", "reverse_heads", "mini_batch_size"]
 PLAIN += ["interval"]
-"""Integers that make no difference to the code, so that no version is compiled for each value."""
+"""Integers that the code is not specialised for, so that new values compile nothing."""
 
 
 def choices(dim: int, several: bool, operand: Any) -> tuple[Layout, ...]:
-    """Layouts worth trying, the default first; see this folder's README."""
+    """The layouts to measure, the default first; see this folder's README."""
     rows = Layout(False, ROWS[dim])
     if several or operand != bfloat16:
         return (rows,)
@@ -48,7 +49,7 @@ def choices(dim: int, several: bool, operand: Any) -> tuple[Layout, ...]:
 
 
 def _crowds(programs: int, device: torch.device) -> bool:
-    """Whether each multiprocessor of a GPU gets more than two programs."""
+    """Whether every multiprocessor of the GPU runs more than two programs."""
     if INTERPRETED:
         return False
     return programs > 2 * torch.cuda.get_device_properties(device).multi_processor_count
@@ -57,7 +58,7 @@ def _crowds(programs: int, device: torch.device) -> bool:
 def _sensible(configs: list[Any], arguments: dict[str, Any], **options: Any) -> list[Any]:
     dim, several, operand = (options[name] for name in ("DIM", "SEVERAL", "OPERAND"))
     wanted = [(*layout, None) for layout in choices(dim, several, operand)]
-    if wanted[0] == LIMITED and arguments["kept_w"] is None:  # keeping states takes registers too
+    if wanted[0] == LIMITED and arguments["kept_w"] is None:  # saving states needs registers too
         wanted.append((*wanted[0][:2], REGISTERS))
     return [c for c in configs if (c.kwargs["TRANSPOSED"], c.num_warps, c.maxnreg) in wanted]
 
@@ -78,11 +79,11 @@ def _autotuner(kernel: Any, overwrites: tuple[str, ...], crowded: bool) -> Any:
 
 
 class Tuned:
-    """A kernel whose layout is timed, anew for programs that crowd the multiprocessors.
+    """A kernel whose layout is measured, separately for more than two programs per multiprocessor.
 
-    Arguments that it reads and ``overwrites`` are restored in between. Where programs crowd, the
-    forward kernel of inference is tried with a limit of registers too: it changes no bit, only how
-    many programs share a multiprocessor.
+    The arguments that the kernel both reads and ``overwrites`` are restored between measurements.
+    With more than two programs per multiprocessor the forward kernel of inference is also measured
+    with a limit of registers, which changes no bit of the results.
     """
 
     def __init__(self, kernel: Any, overwrites: tuple[str, ...] = ()) -> None:
@@ -92,7 +93,7 @@ class Tuned:
         }
 
     def launch(self, programs: int, *arguments: Any, **options: Any) -> None:
-        """Run on a one-dimensional grid; the first argument is a tensor."""
+        """Run the kernel on a one-dimensional grid. The first argument must be a tensor."""
         if programs == 0:
             return
         options["enable_fp_fusion"] = True

@@ -1,4 +1,4 @@
-"""What ttt_mlp asks of its arguments: the hidden layer has 4 d units (TTT, Sec. 2.7)."""
+"""The contracts of ttt_mlp. The hidden layer has 4 d units (TTT, Sec. 2.7)."""
 
 from __future__ import annotations
 

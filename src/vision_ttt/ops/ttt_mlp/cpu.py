@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vision_ttt.ops._learner_kernels import LearnerCall, refusal
+from vision_ttt.ops._learner_cpu import LearnerCall, refusal
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.ttt_mlp.dual import checkpoint_interval
 
@@ -15,4 +15,4 @@ class Call(LearnerCall):
     checkpoint_interval = staticmethod(checkpoint_interval)
 
 
-BACKEND = Backend(Call.run_forward, Call.run_backward, refusal, Call.run_alone)
+BACKEND = Backend(Call.run_forward, Call.run_backward, refusal, Call.run_inference)

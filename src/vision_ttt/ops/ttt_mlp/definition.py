@@ -2,8 +2,8 @@
 
 Written to be read against the TTT paper (Sec. 2.1-2.4 and Eq. 6; Sec. 2.7 for the MLP; Appendix
 A.2): one gradient per token, one inner model per token, the gradient with respect to all four of
-its tensors taken by automatic differentiation of the loss itself. Slow, needs O(T d²) memory per
-head, works in any floating dtype.
+its tensors computed by automatic differentiation of the loss. It is slow, needs O(T d²) memory per
+head and supports every floating dtype.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def ttt_mlp_definition(inputs: Inputs) -> tuple[Tensor, ...]:
         def loss(state_t: tuple[Tensor, ...], k_t: Tensor = k_t, v_t: Tensor = v_t) -> Tensor:
             return 0.5 * (f(k_t, *state_t) - v_t).square().sum()
 
-        # A copy of the state per token [B, H, n, …]: the gradient of each is that token's.
+        # A copy of the state per token [B, H, n, …], so that gradients are per token.
         copies = tuple(x.unsqueeze(2).expand(batch, heads, n, *x.shape[2:]) for x in state)
         gradients = torch.func.grad(loss)(copies)
 
         def over(factor: Tensor, x: Tensor) -> Tensor:
-            """Factor [n], [H, n] or [B, H, n], to multiply x [B, H, n, …]."""
+            """Reshape a factor [n], [H, n] or [B, H, n] to multiply x [B, H, n, …]."""
             return factor.reshape(*factor.shape, *[1] * (x.ndim - 3))
 
         state_t = tuple(

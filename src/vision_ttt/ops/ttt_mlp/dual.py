@@ -1,9 +1,8 @@
 """TTT-MLP in its dual form: only matrix products, no per-token weights.
 
-Papers: TTT, Appendix A.3 and A.4, layer by layer as in :mod:`vision_ttt.ops.ttt_mlp.layer`. The
-backward pass is derived by hand in this folder's README. It recomputes every intermediate from the
-states that the forward pass kept, one for every 8 d tokens, so that the states kept weigh about as
-much as q.
+Papers: TTT, Appendix A.3 and A.4, layer by layer as in :mod:`vision_ttt.ops.ttt_mlp.layer`. This
+folder's README derives the backward pass. It recomputes every intermediate from the states that the
+forward pass saved, one per 8 d tokens, so that the saved states are about as large as q.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from vision_ttt.ops.ttt_mlp.layer import Layer, layer_backward, read, write
 
 
 def checkpoint_interval(dim: int, mini_batch_size: int) -> int:
-    """Mini-batches between two kept states: 8 d² + 5 d numbers kept per ≥ 8 d tokens of d each.
+    """The number of mini-batches between two saved states: 8 d² + 5 d numbers per ≥ 8 d tokens.
 
-    So the kept states take about one view's memory. The backward pass holds the states of one
-    interval at a time.
+    The saved states therefore use about one view's memory. The backward pass holds the states of
+    one interval at a time.
     """
     return 8 * -(-dim // mini_batch_size)
 
 
 def num_checkpoints(length: int, dim: int, mini_batch_size: int) -> int:
-    """How many states a forward pass over ``length`` tokens keeps; the initial one is not."""
+    """The number of states that a forward pass saves. It does not save the initial state."""
     tokens_per_state = mini_batch_size * checkpoint_interval(dim, mini_batch_size)
     return (length - 1) // tokens_per_state
 
@@ -67,9 +66,9 @@ def _advance(
 
 
 def ttt_mlp_dual(inputs: Inputs, save_states: bool) -> tuple[Tensor, ...]:
-    """Compute o [B, T, H, d], the final state with a leading B, and the kept states.
+    """Compute o [B, T, H, d], the final state with a leading B, and the saved states.
 
-    The kept states are those of w1, b1, w2, b2 with a leading [N, B], N = 0 unless ``save_states``.
+    The saved states are w1, b1, w2, b2 with a leading [N, B], N = 0 unless ``save_states``.
     """
     q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale, *options = inputs
     mini_batch_size, reverse_heads, eps = options
@@ -98,7 +97,8 @@ def ttt_mlp_dual(inputs: Inputs, save_states: bool) -> tuple[Tensor, ...]:
         put(o, inner_output(q_t, z2_q, norm).to(q.dtype), start, stop, reverse_heads)
         state = _advance(k_t, inner, steps, state, p_t)
 
-    # The strides of the initial state live on in elementwise results; the op promises contiguous.
+    # Elementwise results inherit the strides of the initial state, but the op returns contiguous
+    # tensors.
     final = (state.w1, state.b1.squeeze(2), state.w2, state.b2.squeeze(2))
     memories = (kept.w1, kept.b1.squeeze(3), kept.w2, kept.b2.squeeze(3))
     return o, *(x.contiguous() for x in final), *memories
@@ -118,8 +118,7 @@ def ttt_mlp_dual_backward(
 ) -> tuple[Tensor, ...]:
     """Pull gradients of o and the final state back to the eleven tensors from q to position_scale.
 
-    Gradients come in the dtypes and shapes of what they belong to; those of absent inputs are
-    empty tensors.
+    A gradient has the dtype and the shape of its tensor; the gradient of None is an empty tensor.
     """
     q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale, *options = inputs
     mini_batch_size, reverse_heads, eps = options
@@ -142,7 +141,7 @@ def ttt_mlp_dual_backward(
         return [take(x, start, stop, reverse_heads).to(dtype) for x in tensors]
 
     for segment in reversed(range(0, len(pieces), interval)):
-        # Replay the segment's states from the kept one.
+        # Replay the segment's states from the saved one.
         kept = segment // interval - 1
         states = [first]
         if segment:

@@ -4,8 +4,8 @@
     f(k) = k + LN(z2), or f(k) = z2 without inner norm
     loss = 1/2 ||f(k) - v||²
 
-Shapes: k, v, z2 [B, H, n, d]; z1, x2 [B, H, n, 4d]. What happens between z2 and the loss is the
-same as in TTT-Linear and lives in :mod:`vision_ttt.ops.ttt_linear.inner_model`.
+Shapes: k, v, z2 [B, H, n, d]; z1, x2 [B, H, n, 4d]. The part from z2 to the loss is TTT-Linear's,
+see :mod:`vision_ttt.ops.ttt_linear.inner_model`.
 """
 
 from __future__ import annotations

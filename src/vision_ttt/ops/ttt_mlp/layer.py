@@ -30,7 +30,7 @@ class Layer(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What the test views see of a layer: A, A G and Z_q."""
+    """A layer's results for the test views: A, A G and Z_q."""
 
     attention: Tensor
     update: Tensor
@@ -38,7 +38,7 @@ class Reading(NamedTuple):
 
 
 def read(layer: Layer) -> Reading:
-    """Z_q = X_q W + b - P A G: every test view through its own token's weights."""
+    """Z_q = X_q W + b - P A G: every test view with the weights of its own token."""
     attention = (layer.x_q @ layer.x.transpose(-1, -2) + 1).tril()  # [B, H, n, n]
     update = attention @ layer.step
     return Reading(attention, update, layer.x_q @ layer.w + layer.b - layer.p * update)
@@ -51,9 +51,9 @@ def write(x: Tensor, step: Tensor, w: Tensor, b: Tensor, p: Tensor) -> tuple[Ten
 
 
 class LayerBackward(NamedTuple):
-    """Gradients of a scalar with respect to what a layer is made of, W and b before the mini-batch.
+    """Gradients of a scalar with respect to a layer's tensors, W and b before the mini-batch.
 
-    ``scale`` [H, n] is that of the position scale.
+    ``scale`` [H, n] is the gradient of the position scale.
     """
 
     x_q: Tensor

@@ -1,4 +1,4 @@
-"""The public op: what it computes, and who computes it."""
+"""The public function of ttt_mlp and its registration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from vision_ttt.ops._learner_op import learner_op
-from vision_ttt.ops._overriding import overridable
+from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches
 from vision_ttt.ops.ttt_mlp import cpu, dual
 from vision_ttt.ops.ttt_mlp.contract import CONTRACTS, Inputs
@@ -24,14 +24,14 @@ def _products(tokens: int, dim: int, hidden: int, wide: int, narrow: int = 0) ->
 
 
 def ttt_mlp_flops(shapes: Inputs) -> int:
-    """With a hidden width of 4 d: 28 T d² + 10 b T d multiply-adds per head."""
+    """28 T d² + 10 b T d multiply-adds per head, for a hidden width of 4 d."""
     batch, length, heads, dim = shapes.q
     sizes = [stop - start for start, stop in mini_batches(length, shapes.mini_batch_size)]
     return batch * heads * sum(_products(n, dim, shapes.w1[-1], wide=7, narrow=2) for n in sizes)
 
 
 def ttt_mlp_backward_flops(shapes: Inputs) -> int:
-    """Every mini-batch's products again with their derivatives, and the replay of its state."""
+    """FLOPs of every mini-batch's products, of their derivatives and of the state's replay."""
     batch, length, heads, dim = shapes.q
     hidden, mini_batch_size = shapes.w1[-1], shapes.mini_batch_size
     sizes = [stop - start for start, stop in mini_batches(length, mini_batch_size)]
@@ -146,9 +146,9 @@ def ttt_mlp(
         eps: added to the inner norm's variance.
         return_state: return ``(o, (w1, b1, w2, b2))`` with the state after the last token.
         backend: "cpu" (compiled kernels), "dual" (PyTorch's matrix products, any device) or
-            "reference" (primal form, differentiated by autograd); None takes the fastest that
-            serves the call, under torch.func transforms and forward-mode derivatives the reference.
-            See :func:`vision_ttt.ops.use_backend` for an override.
+            "reference" (primal form, differentiated by autograd). None selects the fastest that
+            supports the call, and the reference under torch.func transforms and forward-mode
+            derivatives. See :func:`vision_ttt.ops.use_backend`.
 
     Returns:
         o [B, T, H, d] in q's dtype; with ``return_state`` also the state, each tensor with a
@@ -157,7 +157,8 @@ def ttt_mlp(
 
     Raises:
         TypeError: a dtype or type is not among those above.
-        ValueError: a shape does not fit, or the backend asked for is unknown or cannot serve.
+        ValueError: a shape does not fit, or the requested backend is unknown or does not support
+            the call.
     """
     tensors = (q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale)
     inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)

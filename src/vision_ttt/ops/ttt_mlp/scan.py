@@ -1,4 +1,4 @@
-"""TTT-MLP in PyTorch's own operations: its dual form in a loop of the graph."""
+"""TTT-MLP in PyTorch's own operations: its dual form in a loop that is part of the graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vision_ttt.ops.ttt_mlp.layer import Layer, read, write
 
 
 def ttt_mlp_scan(inputs: Inputs) -> tuple[Tensor, ...]:
-    """o and the last state of :func:`vision_ttt.ops.ttt_mlp`; no gradient follows."""
+    """o and the last state of :func:`vision_ttt.ops.ttt_mlp`, without gradients."""
     q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale, *options = inputs
     mini_batch_size, reverse_heads, eps = options
     dtype = torch.promote_types(q.dtype, torch.float32)

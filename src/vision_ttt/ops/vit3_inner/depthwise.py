@@ -44,12 +44,12 @@ def depthwise_step(
     Args:
         k: [B, T, C], the tokens of a grid (h, w) row by row.
         v: [B, T, C].
-        w3: [C, 1, K, K], the state that every image begins with.
+        w3: [C, 1, K, K], the initial state of every image.
         grid: (h, w).
         loss_scale: c.
 
     Returns:
-        w' [B, C, K, K], at least float32 whatever autocast says; differentiable in every tensor.
+        w' [B, C, K, K], at least float32 also under autocast; differentiable in every tensor.
     """
     k, v, w3 = at_least_float32(k, v, w3)
     with without_autocast(k):
@@ -60,5 +60,5 @@ def depthwise_step(
 
 
 def _images_as_channels(x: Tensor) -> Tensor:
-    """[B, T, C] → [1, T, B · C], so that kernels which differ from image to image run as one."""
+    """[B, T, C] → [1, T, B · C], so that one call convolves each image with kernels of its own."""
     return x.transpose(0, 1).flatten(1).unsqueeze(0)

@@ -1,4 +1,4 @@
-"""What both inner models share: the loss's scale, the clipped step, and its precision."""
+"""The common part of both inner models: the loss's scale, the clipped step and its precision."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 LOSS_SCALE = 1 / 3
-"""The released models' factor before the dot product loss, 9^-½ whatever the head's width."""
+"""The released models' factor of the dot product loss: 9^-½ for heads of any width."""
 
 
 def softly_clipped(gradient: Tensor, dims: int | tuple[int, ...]) -> Tensor:
     """gradient / (‖gradient‖₂ + 1), the norm over ``dims``: of length < 1, its direction kept."""
-    # vector_norm's derivative at zero is zero, as a gradient's that did not move should be.
+    # The derivative of vector_norm at zero is defined as zero, so a zero gradient gives no NaN.
     return gradient / (torch.linalg.vector_norm(gradient, dim=dims, keepdim=True) + 1)
 
 
@@ -23,7 +23,7 @@ def at_least_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """Keep autocast from rounding: sums over all tokens are beyond half precisions."""
+    """Disable autocast: sums over all tokens exceed the range of half precisions."""
     kind = x.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)

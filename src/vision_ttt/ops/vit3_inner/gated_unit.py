@@ -16,7 +16,7 @@ from vision_ttt.ops.vit3_inner.descent import (
 )
 
 TOKENS_AT_ONCE = 1024
-"""Inference on a CPU takes so many at a time, so that what lies between stays near the cores."""
+"""Tokens of a chunk in inference on a CPU: small enough for the cache."""
 
 
 def gated_unit(q: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
@@ -52,12 +52,12 @@ def gated_unit_step(
     Args:
         k: [B, T, H, d].
         v: [B, T, H, d].
-        w1: [H, d, d], the state that every image begins with.
+        w1: [H, d, d], the initial state of every image.
         w2: [H, d, d].
         loss_scale: c.
 
     Returns:
-        W₁' and W₂', each [B, H, d, d], at least float32 whatever autocast says; differentiable in
+        W₁' and W₂', each [B, H, d, d], at least float32 also under autocast; differentiable in
         every tensor.
     """
     w1, w2 = at_least_float32(w1, w2)
@@ -71,7 +71,7 @@ def gated_unit_step(
 
 
 def _ascent(k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
-    """Σ_t ∂⟨f(k_t), v_t⟩/∂[W₂ W₁] [B, H, d, 2 d] of tokens [B, t, H, d]."""
+    """Σ_t ∂⟨f(k_t), v_t⟩/∂[W₂ W₁] [B, H, d, 2 d] over the tokens [B, t, H, d]."""
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [B, H, t, d]
     return k.mT @ _swiglu_gradient(k @ weight, v)
 
@@ -87,7 +87,7 @@ def _swiglu_gradient(z: Tensor, v: Tensor) -> Tensor:
 
 
 def _parts(x: Tensor) -> tuple[Tensor, ...]:
-    """Tokens [B, T, …] in the parts that are worked on one after the other."""
+    """Tokens [B, T, …] in chunks."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not x.is_cpu:
         return (x,)
     return x.split(TOKENS_AT_ONCE, dim=1)

@@ -1,4 +1,4 @@
-"""Calls the compiled CPU kernels of the ops that learn along the tokens, ttt_linear and ttt_mlp.
+"""Calls of the compiled CPU kernels of the learner ops, ttt_linear and ttt_mlp.
 
 The structures below mirror csrc/learner/problem.h field by field.
 """
@@ -17,8 +17,11 @@ from vision_ttt.ops import _native
 from vision_ttt.ops._native import contiguous_last, mirrors, run_kernel
 
 DIMENSIONS = (16, 32, 64, 128)
+"""Head dimensions d that the kernels support."""
 LARGEST_MINI_BATCH = 64
+"""The largest mini-batch size b that the kernels support."""
 DTYPES = (torch.float32, torch.bfloat16)
+"""Dtypes of q, k and v that the kernels support."""
 
 
 @mirrors("Tokens")
@@ -47,7 +50,7 @@ class _State(ctypes.Structure):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> _State:
-        """One layer's weight and bias, or two layers'; nulls where the tensors are empty."""
+        """Pointers to the weight and bias of one or two layers; null for an empty tensor."""
         return cls(*[x.data_ptr() for x in tensors])
 
 
@@ -91,7 +94,7 @@ class _Gradients(ctypes.Structure):
 
 
 def refusal(inputs: Any) -> str | None:
-    """Why these kernels cannot serve a learner's inputs, or None if they can."""
+    """The reason why the kernels do not support a learner's inputs, or None if they do."""
     q, mini_batch_size = inputs.q, inputs.mini_batch_size
     if q.device.type != "cpu":
         return f"tensors are on {q.device.type}"
@@ -110,21 +113,22 @@ _NO_CONVOLUTIONS = ((None, None), (None, None))
 
 
 class LearnerCall:
-    """One call's problem, with the float32 copies it points to kept alive.
+    """The kernels' description of one call, which also owns the float32 copies it points to.
 
     Args:
-        inputs: as of the op. The state has a weight and a bias per layer.
-        rate: where given, eta holds logits and the rates are rate · σ(eta).
-        convolutions: for q and for k the weight [H · d, 1, K] and the bias [H · d] of a depth-wise
-            convolution to take them through on their way in, looking back in scan order.
+        inputs: the op's. The state has a weight and a bias per layer.
+        rate: if given, eta holds logits and the rates are rate · σ(eta).
+        convolutions: if given, the weight [H · d, 1, K] and the bias [H · d] of a depth-wise
+            convolution of q, and of one of k, that is causal in scan order. The kernels apply them
+            when they load q and k.
     """
 
     op: ClassVar[str]
-    """The op's name, in the kernels' too."""
+    """The op's name, which is part of the kernels' names."""
     layers: ClassVar[int]
-    """Of the inner model."""
+    """The number of layers of the inner model."""
     checkpoint_interval: ClassVar[Callable[[int, int], int]]
-    """(d, b) → mini-batches between two kept states."""
+    """(d, b) → the number of mini-batches between two saved states."""
 
     def __init__(
         self,
@@ -141,7 +145,7 @@ class LearnerCall:
         self.others = [None if x is None else _plain(x) for x in (eta, ln_weight, ln_bias, scale)]
         self.taps = [(w.contiguous(), b.contiguous()) for w, b in convolutions or ()]
         self.interval = self.checkpoint_interval(dim, mini_batch_size)
-        # ctypes makes the structures within of tuples.
+        # ctypes converts the tuples to the nested structures.
         self.problem = _Problem(
             *map(_tokens, self.views),
             *([(w.data_ptr(), b.data_ptr()) for w, b in self.taps] or _NO_CONVOLUTIONS),
@@ -156,20 +160,20 @@ class LearnerCall:
         )
 
     def _empty(self, shape: Sequence[int]) -> Tensor:
-        """Memory for numbers that the kernels keep in float32, whatever the views' dtype."""
+        """Uninitialised float32 memory. The kernels write float32 for views of any dtype."""
         return self.views[0].new_empty(shape, dtype=torch.float32)
 
     def _state_shapes(self, *lead: int) -> list[tuple[int, ...]]:
-        """Of a state with these axes before [H, ...]."""
+        """Shapes of a state's tensors with the axes ``lead`` before [H, ...]."""
         ranks = (3, 2) * self.layers  # of a weight and of a bias, [H] included
         return [(*lead, *x.shape[-rank:]) for x, rank in zip(self.state, ranks, strict=True)]
 
     def forward(
         self, save_states: bool, *, last_state: bool = True, o: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """o, the last state (empty unless ``last_state``) and the kept states.
+        """Return o, the last state (empty unless ``last_state``) and the saved states.
 
-        An o [B, T, H, d] to write to may be v itself.
+        The kernels write to ``o`` [B, T, H, d] if given; it may be v itself.
         """
         q = self.views[0]
         batch, length = q.shape[:2]
@@ -182,7 +186,7 @@ class LearnerCall:
         return o, *last, *kept
 
     def results(self, last_state: bool) -> tuple[Tensor, ...]:
-        """o, and the last state if it is asked for."""
+        """Return o, and with ``last_state`` the last state."""
         q = self.views[0]
         o = q.new_empty(q.shape)
         shapes = self._state_shapes(q.shape[0]) if last_state else ()
@@ -196,16 +200,16 @@ class LearnerCall:
         kept: Sequence[Tensor],
         views: tuple[Tensor | None, Tensor, Tensor],
     ) -> list[Tensor | None]:
-        """Gradients of eta, the state, the norm and the scale, per head and image.
+        """Return the gradients of eta, the state, the norm and the scale, per head and image.
 
-        With convolutions, behind them those of q's taps and k's [B, H, K + 1, d], the last of which
-        is the bias.
+        With convolutions, the gradients of q's and of k's taps [B, H, K + 1, d] follow; the last
+        tap is the bias.
 
         Args:
             incoming: gradients of o and of the last state.
-            kept: the states that the forward pass kept.
-            views: where to write the gradients of q, k and v [B, T, H, d]. None for q, which then
-                is k: that of k is the sum.
+            kept: the states that the forward pass saved.
+            views: tensors [B, T, H, d] for the gradients of q, k and v. None for q where q is k:
+                the gradient of k is then the sum of both.
         """
         q = self.views[0]
         batch, _, heads, dim = q.shape
@@ -239,17 +243,17 @@ class LearnerCall:
 
     @classmethod
     def run_forward(cls, inputs: Any, save_states: bool) -> tuple[Tensor, ...]:
-        """The op's forward pass: arguments and results as the dual form's."""
+        """The op's forward pass. Arguments and results are those of the dual form."""
         return cls(inputs).forward(save_states)
 
     @classmethod
-    def run_alone(cls, inputs: Any, wanted: int) -> tuple[Tensor, ...]:
-        """The results of a call that is not differentiated."""
+    def run_inference(cls, inputs: Any, wanted: int) -> tuple[Tensor, ...]:
+        """The op's first ``wanted`` results, without saved states."""
         return cls(inputs).results(last_state=wanted > 1)
 
     @classmethod
     def run_backward(cls, inputs: Any, *grads_and_kept: Tensor) -> tuple[Tensor, ...]:
-        """The op's backward pass: arguments and results as the dual form's."""
+        """The op's backward pass. Arguments and results are those of the dual form."""
         states = 2 * cls.layers
         incoming, kept = grads_and_kept[:-states], grads_and_kept[-states:]
         q = inputs.q
@@ -260,7 +264,7 @@ class LearnerCall:
 
 
 def _with_one_batch_axis(state: Sequence[Tensor], batch: int) -> Sequence[Tensor]:
-    """The state's tensors [H, ...] or [B, H, ...], with a batch axis for all if one has it."""
+    """The state's tensors [H, ...], or all as [B, H, ...] if one of them has a batch axis."""
     ranks = (3, 2) * (len(state) // 2)
     if len({x.ndim - rank for x, rank in zip(state, ranks, strict=True)}) == 1:
         return state
@@ -268,8 +272,8 @@ def _with_one_batch_axis(state: Sequence[Tensor], batch: int) -> Sequence[Tensor
 
 
 def add_shares(share: Tensor | None, like: Tensor | None, q: Tensor) -> Tensor:
-    """The gradient of ``like`` from its heads' and images' shares; empty where there is none."""
-    # Heads write their own shares; PyTorch adds them up in an order that does not change.
+    """Sum the gradient shares of heads and images to the shape of ``like``; empty for None."""
+    # Every head writes its own share. PyTorch sums the shares in a fixed order.
     if share is None or like is None:
         return q.new_empty(0)
     return share.sum_to_size(like.shape).to(like.dtype).contiguous()

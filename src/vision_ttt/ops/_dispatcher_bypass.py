@@ -1,7 +1,7 @@
-"""Which calls may go straight to a kernel: those that PyTorch's dispatcher would hand on untouched.
+"""The calls that may bypass PyTorch's dispatcher: those that it would pass on unchanged.
 
-A custom op written in Python costs tens of microseconds on its way through the dispatcher, which
-between two products of a small image is most of a call.
+A custom op written in Python spends tens of microseconds in the dispatcher. For small images that
+is most of a call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vision_ttt.ops._backend import is_transformed
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
-CAN_ASK = (
+HAS_QUERIES = (
     all(
         hasattr(torch._C, name)
         for name in ("_len_torch_dispatch_stack", "_is_tracing", "_is_any_autocast_enabled")
@@ -23,16 +23,16 @@ CAN_ASK = (
     and hasattr(torch.autograd, "_profiler_enabled")
     and hasattr(Tensor, "_is_zerotensor")
 )
-"""Whether this PyTorch has the private functions below. Without them every call is dispatched."""
+"""Whether this PyTorch has the private queries below. Without them every call is dispatched."""
 
 
-def may_go_straight(inputs: tuple[Any, ...]) -> bool:
-    """Whether nobody but a kernel has to see a call: no autograd, autocast, tracer, mode, profiler.
+def may_bypass_dispatcher(inputs: tuple[Any, ...]) -> bool:
+    """Whether a call needs only a kernel: no autograd, autocast, tracer, mode or profiler.
 
-    The inputs keep to the op's contract.
+    The inputs must have passed the op's contract.
     """
     if (
-        not CAN_ASK
+        not HAS_QUERIES
         or torch.compiler.is_compiling()
         or is_transformed()
         or torch._C._len_torch_dispatch_stack()

@@ -1,4 +1,4 @@
-"""Many tensors as one vector: a call then checks and describes a single tensor."""
+"""Many parameters as one vector of words, so that a call has a single tensor to check."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 WORD = torch.int32
-"""Of four bytes: a number in float32, or two in bfloat16. Casting a model leaves integers alone."""
+"""The vector's dtype: four bytes hold one float32 or two bfloat16 numbers. As an integer dtype it
+is unaffected by ``model.to(dtype)``."""
 
 LINE = 16
-"""Words of a cache line; every tensor begins at one."""
+"""Words of a cache line. Every tensor begins at the start of a line."""
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in the vector, and what it is."""
+    """The place of a tensor in the vector, its shape and its dtype."""
 
     start: int
     shape: tuple[int, ...]
@@ -26,17 +27,17 @@ class Place(NamedTuple):
 
     @property
     def words(self) -> int:
-        """How many it takes; 0 for an empty tensor."""
+        """The number of words of the tensor; 0 for an empty one."""
         return math.prod(self.shape) * self.dtype.itemsize // 4
 
     @property
     def end(self) -> int:
-        """Where the next one begins."""
+        """The start of the next tensor."""
         return self.start + -(-self.words // LINE) * LINE
 
 
 def places(tensors: Iterable[tuple[tuple[int, ...], torch.dtype]]) -> tuple[Place, ...]:
-    """Where tensors of such shapes and dtypes lie, one after the other."""
+    """The places of tensors with these shapes and dtypes, one after the other."""
     found: list[Place] = []
     for shape, dtype in tensors:
         found.append(Place(found[-1].end if found else 0, shape, dtype))
@@ -44,7 +45,7 @@ def places(tensors: Iterable[tuple[tuple[int, ...], torch.dtype]]) -> tuple[Plac
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
-    """The vector [words] of the tensors, float32 or an even number of bfloat16, copied."""
+    """Copy the tensors, float32 or an even number of bfloat16, into a vector [words]."""
     lines = []
     for x in tensors:
         words = x.detach().reshape(-1).view(WORD)
@@ -53,7 +54,7 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def split(words: Tensor, where: Iterable[Place]) -> list[Tensor]:
-    """The tensors in a vector that :func:`join` made, as views of it."""
+    """Return the tensors in a vector of :func:`join` as views of it."""
     return [
         words[place.start : place.start + place.words].view(place.dtype).view(place.shape)
         for place in where

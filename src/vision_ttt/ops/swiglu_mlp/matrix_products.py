@@ -1,4 +1,4 @@
-"""swiglu_mlp by PyTorch's matrix products, with swiglu's own backends between them."""
+"""swiglu_mlp by PyTorch's matrix products, with the op swiglu between them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vision_ttt.ops.swiglu_mlp import cpu
 from vision_ttt.ops.swiglu_mlp.contract import Inputs
 
 TOKENS_AT_ONCE = 1024
-"""A CPU works on so many before it takes the next."""
+"""Tokens of a chunk on a CPU."""
 
 
 def _parts(x: Tensor) -> Iterator[slice]:
-    """The rows of x [N, D] that are worked on at once."""
+    """Yield the chunks of rows of x [N, D]."""
     rows = x.shape[0]
     size = TOKENS_AT_ONCE if x.is_cpu else max(rows, 1)
     for start in range(0, rows, size):
@@ -44,7 +44,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, up, down = inputs
     grads, tokens = _rows(grad), _rows(x)
     dx = x.new_empty(tokens.shape)
-    # Sums over tokens are at least float32; autograd's are one product, these are some.
+    # The sums over chunks are at least float32. Autograd would compute each sum in one product.
     precision = torch.promote_types(x.dtype, torch.float32)
     dup, ddown = (w.new_zeros(w.shape, dtype=precision) for w in (up, down))
     for part in _parts(tokens):

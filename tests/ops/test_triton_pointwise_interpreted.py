@@ -1,8 +1,4 @@
-"""The Triton kernels of gated_norm and swiglu, interpreted, against PyTorch in float64.
-
-The interpreter has to be chosen before the kernels are imported: run this file in a process of its
-own with TRITON_INTERPRET=1.
-"""
+"""The Triton kernels of gated_norm and swiglu, interpreted, against PyTorch in float64."""
 
 import pytest
 import torch
@@ -11,6 +7,9 @@ from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.ops import gated_norm, swiglu, use_backend
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.gated_norm import triton_backend
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.interpreted
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -56,11 +55,12 @@ def solve_exactly(function, *inputs, grad):
 def check(function, *inputs, grad=None):
     """The kernels' results against PyTorch's in float64; every result in its tensor's dtype."""
     before = [x.clone() for x in inputs]
-    leaf = function(inputs[0].detach().requires_grad_(), *inputs[1:])
-    assert "vision_ttt" in leaf.grad_fn.name(), leaf.grad_fn.name()
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out = function(*leaves)
+    assert "vision_ttt" in out.grad_fn.name(), out.grad_fn.name()
     if grad is None:
-        grad = random(*leaf.shape, dtype=leaf.dtype, seed=4)
-    got = solve(function, *inputs, grad=grad)
+        grad = random(*out.shape, dtype=out.dtype, seed=4)
+    got = out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))
     wanted = solve_exactly(function, *inputs, grad=grad)
     assert got[0].dtype == inputs[0].dtype
     assert_close(got[0], wanted[0], FORWARD[got[0].dtype], "output")
@@ -73,7 +73,8 @@ def check(function, *inputs, grad=None):
 
 
 # One token; ragged ends of tiles and shares; widths that are no power of two, nor a multiple of 8.
-NORMS = [(1, 1, 24), (2, 9, 24), (3, 19, 48), (1, 17, 192), (2, 5, 33), (1, 3, 600)]
+NORMS = [(1, 1, 24), (2, 9, 24), (1, 17, 192), (2, 5, 33), (1, 3, 600)]
+NORMS.append(pytest.param((3, 19, 48), marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -88,7 +89,7 @@ def test_gated_norm(shape, parts):
 @pytest.mark.parametrize("parameters", [None, torch.float32], ids=["alike", "float32 parameters"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gated_norm_in_half_precision(dtype, parameters):
-    z, gate, weight, bias = norm_inputs(2, 19, 2, 48, dtype, parameters)
+    z, gate, weight, bias = norm_inputs(2, 9, 2, 48, dtype, parameters)
     check(gated_norm, z, gate, weight, bias)
     check(ungated, z, weight, bias)
 
@@ -340,7 +341,7 @@ def test_sizes_that_the_kernels_refuse(monkeypatch):
             patch.setattr(triton_backend, name, fits)
             gated_norm(*inputs)
             patch.setattr(triton_backend, name, fits - 1)
-            with pytest.raises(ValueError, match=f"'triton' .* cannot serve: {reason}"):
+            with pytest.raises(ValueError, match=f"'triton' .* does not support .*: {reason}"):
                 gated_norm(*inputs)
             with use_backend(None):
                 gated_norm(*inputs)

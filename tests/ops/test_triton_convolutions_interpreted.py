@@ -1,8 +1,4 @@
-"""The Triton kernels of both convolutions, interpreted; test_triton_around.py runs this file.
-
-The interpreter has to be chosen before the kernels are imported, hence a process of its own with
-TRITON_INTERPRET=1.
-"""
+"""The Triton kernels of both convolutions, interpreted, against PyTorch in float64."""
 
 import ctypes
 import mmap
@@ -12,6 +8,9 @@ import torch
 
 from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.ops import depthwise_conv2d, directional_conv1d, use_backend
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.interpreted
 
 CONV1D = [  # B, T, C, reverse channels, K: ragged and whole tiles of 64 × 64, one to three of them
     (1, 1, 5, 0, 4),
@@ -31,12 +30,11 @@ CONV2D = [  # B, (h, w), C, K: ragged and whole patches of 8 × 8, one to six of
     (1, (3, 4), 65, 1),
     (1, (2, 3), 1, 7),
 ]
-DTYPES = [  # x, parameters
-    (torch.float32, torch.float32),
+DTYPES = [  # x, parameters; the tests below are in float32 for both
     (torch.bfloat16, torch.bfloat16),
     (torch.float16, torch.float16),
     (torch.bfloat16, torch.float32),
-    (torch.float32, torch.float16),
+    pytest.param(torch.float32, torch.float16, marks=pytest.mark.slow),
 ]
 
 
@@ -139,9 +137,9 @@ def test_depthwise_conv2d(batch, grid, channels, kernel):
 
 @pytest.mark.parametrize(("dtype", "parameters"), DTYPES)
 def test_dtypes(dtype, parameters):
-    problem = conv1d_problem(2, 65, 24, 4, dtype, parameters)
+    problem = conv1d_problem(1, 65, 24, 4, dtype, parameters)
     check(lambda *inputs: directional_conv1d(*inputs, 8), *problem)
-    problem = conv2d_problem(2, (3, 9), 24, 3, dtype, parameters)
+    problem = conv2d_problem(1, (3, 9), 24, 3, dtype, parameters)
     check(lambda *inputs: depthwise_conv2d(*inputs, (3, 9)), *problem)
 
 

@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision_ttt.ops import _direct, depthwise_conv2d, ttt_linear, ttt_mlp
-from vision_ttt.ops._direct import may_go_straight
+from vision_ttt.ops import _dispatcher_bypass, depthwise_conv2d, ttt_linear, ttt_mlp
+from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.swiglu import swiglu
 
@@ -39,8 +39,8 @@ def test_without_a_gradient_the_dispatcher_is_left_out(dispatched):
 
 
 def test_a_pytorch_that_cannot_be_asked_dispatches_every_call(dispatched, monkeypatch):
-    assert _direct.CAN_ASK
-    monkeypatch.setattr(_direct, "CAN_ASK", False)
+    assert _dispatcher_bypass.HAS_QUERIES
+    monkeypatch.setattr(_dispatcher_bypass, "HAS_QUERIES", False)
     swiglu(torch.randn(3, 64))
     assert len(dispatched) == 1
 
@@ -66,7 +66,7 @@ def negated_later() -> torch.Tensor:
 )
 def test_tensors_that_the_dispatcher_must_see(make, dispatched):
     x = make()
-    assert not may_go_straight((x,))
+    assert not may_bypass_dispatcher((x,))
     y = swiglu(x)
     if x.is_meta:
         assert y.is_meta
@@ -88,10 +88,10 @@ def test_tensors_that_the_dispatcher_must_see(make, dispatched):
 )
 def test_whoever_listens_hears_the_call(listener):
     x = torch.randn(3, 64)
-    assert may_go_straight((x,))
+    assert may_bypass_dispatcher((x,))
     with listener():
-        assert not may_go_straight((x,))
-    assert may_go_straight((x,))
+        assert not may_bypass_dispatcher((x,))
+    assert may_bypass_dispatcher((x,))
 
 
 def test_a_profile_names_the_op():

@@ -1,4 +1,4 @@
-"""What other software may put in an op's place: tracers and subclasses of tensors see one call."""
+"""``__torch_function__`` for the ops: tracers and tensor subclasses receive an op as one call."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Result = TypeVar("Result")
 
 
 def overridable(op: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Let ``__torch_function__`` of the op's arguments decide, as PyTorch's own functions do.
+    """Call ``__torch_function__`` of the op's arguments first, as PyTorch's own functions do.
 
-    So ``torch.fx`` records a call of the op as one node and does not look at its branches.
+    ``torch.fx`` therefore records a call of the op as one node and does not trace its branches.
     """
 
     @functools.wraps(op)
