@@ -22,6 +22,10 @@ class DamagedItem(UserError, ValueError):
         super().__init__(message)
         self.name = name
 
+    def __reduce__(self) -> tuple:
+        # Of its own, an exception is built anew of its message alone.
+        return type(self), (str(self), self.name)
+
 
 class Interrupted(Exception):
     """Training was asked to stop and left a complete checkpoint; the message says how to resume."""

@@ -1,6 +1,7 @@
 """What damage must not do: crash a report, lose a former run, or pass for a result."""
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from vision_ttt.cli.run_report import write_page
 from vision_ttt.data import DatasetError, ImageError
 from vision_ttt.engine import train
 from vision_ttt.engine.tensor_files import CheckpointError
-from vision_ttt.errors import nearest
+from vision_ttt.errors import DamagedItem, nearest
 from vision_ttt.explain.figures import training_curves
 from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks import load_model
@@ -86,6 +87,15 @@ def test_the_report_shows_each_image_under_its_own_title(
     targets = [result.task.test_set[place][1] for place in places]
     assert targets == result.evaluation.targets.tolist()
     assert write_page(result, result.task.report(result)).exists()
+
+
+@pytest.mark.parametrize(
+    "error", [DamagedItem("vector 3 holds text", "vector 3"), ImageError("a.png", "truncated")]
+)
+def test_the_error_of_an_item_comes_whole_out_of_a_worker(error: DamagedItem) -> None:
+    received = pickle.loads(pickle.dumps(error))
+    assert type(received) is type(error)
+    assert (str(received), received.name) == (str(error), error.name)
 
 
 def test_an_overwritten_run_is_set_aside(tiny_fields: Fields, image_folder: Path) -> None:
