@@ -138,6 +138,8 @@ class _Run:
     parts: Parts
     run_dir: Path
     stop: StopRequest
+    epoch_updates: Iterator[list[Batch]] | None = None
+    """The micro-batches of each update that is left of the epoch at work; None between epochs."""
 
     def train(self, progress: bool) -> Evaluation:
         """Make the updates that are left; return the evaluation at the run's end."""
@@ -150,7 +152,6 @@ class _Run:
             self.run_dir, config, self.accelerator, state, parts.task, updates, progress
         ) as log:
             log.inner_loss(inner_loss_reduction(self._inner_losses()))
-            batches = timed(self._batches(), state)
             training_mode(parts.model)
             while True:
                 if self._evaluation_is_due():
@@ -158,7 +159,7 @@ class _Run:
                     training_mode(parts.model)
                 if state.update == updates:
                     break
-                self._update(batches, damaged, log)
+                self._update(damaged, log)
                 if every and state.update % every == 0:
                     self._checkpoint()
 
@@ -171,14 +172,14 @@ class _Run:
         parts = self.parts
         return summary(self.config, self.state, parts.task, parts.model, parts.length.updates)
 
-    def _batches(self) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each update that is left, epoch by epoch."""
-        while True:
-            yield from self.parts.loaders.updates(self.state.epoch, done=self.state.position)
+    def _next_batches(self) -> list[Batch]:
+        """Return the micro-batches of the next update."""
+        if self.epoch_updates is None:
+            updates = self.parts.loaders.updates(self.state.epoch, done=self.state.position)
+            self.epoch_updates = timed(updates, self.state)
+        return next(self.epoch_updates)
 
-    def _update(
-        self, batches: Iterator[list[Batch]], damaged: DamagedItems, log: RunLog | SilentLog
-    ) -> None:
+    def _update(self, damaged: DamagedItems, log: RunLog | SilentLog) -> None:
         """Make one update, count and log it.
 
         Raises:
@@ -186,7 +187,7 @@ class _Run:
         """
         config, state, parts = self.config, self.state, self.parts
         started = time.perf_counter() - state.span_seconds
-        update = next(batches)
+        update = self._next_batches()
         for batch in update:
             damaged.check(batch)
         parts.scheduler.step_update(state.update)
@@ -208,6 +209,7 @@ class _Run:
             if not state.epoch_units:
                 raise DatasetError(f"not one of the training {parts.task.unit} can be read")
             state.epoch, state.position, state.epoch_units = state.epoch + 1, 0, 0
+            self.epoch_updates = None  # ends the worker processes, before an evaluation has its own
         state.span_seconds = time.perf_counter() - started
         if parts.average is not None and outcome.finite:
             parts.average.update(parts.model, step=state.update)

@@ -1,12 +1,12 @@
 """How a field of a run may be called: `optimisation.epochs`, or `epochs` where that is clear."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from vision_ttt import tasks
 from vision_ttt.engine.config import TaskSection, section_types
 from vision_ttt.engine.section import ConfigError, field_types
-from vision_ttt.errors import nearest
 
 Nested = dict[str, dict[str, Any]]
 """Values by section and field."""
@@ -73,10 +73,10 @@ def _unknown(name: str, task: type[TaskSection], place: str) -> ConfigError:
                     f"{where}the unknown key {name!r}: {home} is of task {other().name}, the run's"
                     f" is {task().name}"
                 )
-    same = [known for known, field in every.items() if field == own]
     # The nearest of the fields' own names: sections would make unlike ones look alike.
-    close = nearest(own, every.values()).split(", ")
-    known = same or [known for known, field in every.items() if field in close]
-    return ConfigError(
-        f"{where}the unknown key {name!r}; nearest of task {task().name}: {', '.join(known)}"
-    )
+    close = {own} & {*every.values()} or get_close_matches(own, {*every.values()}, n=3, cutoff=0.5)
+    known = [known for known, field in every.items() if field in close]
+    nearest = f"nearest of task {task().name}: {', '.join(known)}"
+    if not known:
+        nearest = f"the sections of a run are {', '.join(section_types(task))}"
+    return ConfigError(f"{where}the unknown key {name!r}; {nearest}")
