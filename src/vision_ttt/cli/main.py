@@ -38,7 +38,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("vision_ttt.cli.train", "train a model by a recipe"),
-    "eval": Command("vision_ttt.cli.evaluate", "measure a checkpoint's accuracy on a dataset"),
+    "eval": Command("vision_ttt.cli.evaluate", "measure a checkpoint on a dataset"),
     "predict": Command("vision_ttt.cli.predict", "name what is on images, with probabilities"),
     "sample": Command("vision_ttt.cli.sample", "generate images with a diffusion model"),
     "models": Command("vision_ttt.cli.models", "list the models with parameters and MACs"),
