@@ -24,12 +24,13 @@ from vision_ttt.cli.main import main
 from vision_ttt.data import LoaderError
 from vision_ttt.data.sources import FolderImages
 from vision_ttt.engine import NonFiniteError, TrainConfig, train
-from vision_ttt.engine.faults import find_non_finite, stop_on_signals
 from vision_ttt.engine.logs import RunLog
 from vision_ttt.engine.non_finite import replay
+from vision_ttt.engine.non_finite_search import find_non_finite
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import TrainState, read_state
 from vision_ttt.engine.step import Outcome, Step
+from vision_ttt.engine.stopping import stop_on_signals
 from vision_ttt.layers import TTTLinear
 from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks import load_model

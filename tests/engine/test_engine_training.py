@@ -171,7 +171,10 @@ def test_resuming_from_an_epochs_end(tiny_fields: Fields, tmp_path: Path) -> Non
     assert again.evaluation.accuracy == whole.evaluation.accuracy
 
 
-@pytest.mark.parametrize(("asked", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 0)],
+)
 def test_a_request_to_stop_from_outside_leaves_a_checkpoint(
     tiny_fields: Fields, tmp_path: Path, asked: signal.Signals, code: int
 ) -> None:

@@ -59,7 +59,7 @@ def test_any_image_size(
 
     extra = {METADATA_FILE: ""}
     program = torch.export.load(path, extra_files=extra).module()
-    assert json.loads(extra[METADATA_FILE])["classes"] == ["cat", "dog", "émeu"]
+    assert json.loads(extra[METADATA_FILE])["carried"]["classes"] == ["cat", "dog", "émeu"]
     for size in ((20, 20), (20, 44), (8, 12)):  # the model's own size among them
         images = torch.randn(3, 3, *size)
         torch.testing.assert_close(program(images), model(images), rtol=0, atol=1e-5)

@@ -67,11 +67,18 @@ assert np.asarray(maps).shape[0] == 2
 assert explain.inner_losses(model, images)
 
 from pathlib import Path
-from vision_ttt.engine import ModelMetadata, load_model
+from vision_ttt.engine import ModelMetadata
 arguments = dict(num_classes=3, depth=1)
 config = timm.data.resolve_model_data_config(model)
-described = ModelMetadata("vittt_nano_patch4_32", arguments, ("a", "b", "c"), config)
 folder = Path(sys.argv[1])
+carried = dict(classes=["a", "b", "c"], input=config)
+described = ModelMetadata({"name": "classification"}, "vittt_nano_patch4_32", arguments, carried)
+from vision_ttt.engine.checkpoint import save_weights
+from vision_ttt.tasks import load_model
+trained = timm.create_model("vittt_nano_patch4_32", **arguments)
+save_weights(folder / "last.safetensors", trained.state_dict(), described)
+load_model(folder / "last.safetensors")
+(folder / "last.safetensors").unlink()
 export.export_timm(model, described, folder / "timm")
 shapes = export.InputShapes.of(model, config["input_size"])
 export.export_program(model, described, folder / "model.pt2", shapes)

@@ -7,7 +7,8 @@ from vision_ttt.engine.config import ConfigError, TrainConfig
 
 if TYPE_CHECKING:
     from vision_ttt.engine.checkpoint import ModelMetadata
-    from vision_ttt.engine.faults import NonFiniteError, Preempted
+    from vision_ttt.engine.non_finite import NonFiniteError
+    from vision_ttt.engine.stopping import Preempted
     from vision_ttt.engine.task import Task
     from vision_ttt.engine.tensor_files import CheckpointError
     from vision_ttt.engine.train import TrainResult, train
@@ -33,8 +34,8 @@ offer_late(
         "Task": "task",
         "ModelMetadata": "checkpoint",
         "CheckpointError": "tensor_files",
-        "NonFiniteError": "faults",
-        "Preempted": "faults",
+        "NonFiniteError": "non_finite",
+        "Preempted": "stopping",
     },
     extra="train",
 )

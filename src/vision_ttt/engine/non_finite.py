@@ -15,17 +15,30 @@ from torch import Tensor
 from vision_ttt.engine.assembly import Parts
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.config import TrainConfig
-from vision_ttt.engine.faults import NonFiniteError, find_non_finite
+from vision_ttt.engine.non_finite_search import find_non_finite
 from vision_ttt.engine.seeds import seed_pass
 from vision_ttt.engine.state import TrainState
 from vision_ttt.engine.step import Outcome, Pass
 from vision_ttt.engine.tensor_files import read_tensors, write_tensors
+from vision_ttt.errors import UserError
 
 _LOGGER = logging.getLogger(__name__)
 REPLAYS = "non-finite"
 """Sub-folder of a run directory for the batches that gave NaN or infinity."""
 MOST_IN_A_ROW = 10
 """Updates that may be skipped one after the other."""
+
+
+class NonFiniteError(UserError, ArithmeticError):
+    """Training met NaN or infinity. `update` counts from 0; `where` names the place."""
+
+    def __init__(self, update: int, epoch: int, where: str, kept: str) -> None:
+        super().__init__(
+            f"training stopped at update {update} (epoch {epoch}): {where} is not finite; {kept}"
+        )
+        self.update = update
+        self.epoch = epoch
+        self.where = where
 
 
 def refuse_or_skip(

@@ -17,7 +17,6 @@ from vision_ttt.engine.assembly import Parts, assemble
 from vision_ttt.engine.checkpoint import BEST_FILE, WEIGHTS_FILE, ModelMetadata, save_weights
 from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
-from vision_ttt.engine.faults import StopRequest, stop_on_signals
 from vision_ttt.engine.freezing import training_mode
 from vision_ttt.engine.logs import RunLog, SilentLog, open_log
 from vision_ttt.engine.metrics import (
@@ -45,6 +44,7 @@ from vision_ttt.engine.run_directory import (
     save_checkpoint,
 )
 from vision_ttt.engine.state import SavedRun, TrainState, optimizer_moments
+from vision_ttt.engine.stopping import StopRequest, stop_on_signals
 from vision_ttt.engine.task import Batch, Evaluation, Moment, Task
 from vision_ttt.explain import inner_losses
 from vision_ttt.layers import unfuse

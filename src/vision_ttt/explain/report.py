@@ -6,13 +6,16 @@ import base64
 import importlib.resources
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import jinja2
 from matplotlib.figure import Figure
 
 
-class Section(NamedTuple):
+@dataclass(frozen=True)
+class Section:
     """A figure of the report with its heading and a few sentences on how to read it."""
 
     heading: str
@@ -20,6 +23,11 @@ class Section(NamedTuple):
     figure: Figure
     narrow: Figure | None = None
     """The figure for a phone's screen, where the text of the other would be too small."""
+
+    @cached_property
+    def png(self) -> bytes:
+        """The figure as a PNG file's content; drawn once, for the file and for the page."""
+        return png_bytes(self.figure)
 
 
 def png_bytes(figure: Figure, dots_per_inch: int = 130) -> bytes:
@@ -45,7 +53,12 @@ def render_report(
     template = importlib.resources.files("vision_ttt.explain").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     pictures = [
-        (section.heading, section.caption, _encoded(section.figure), _encoded(section.narrow))
+        (
+            section.heading,
+            section.caption,
+            _encoded(section.png),
+            None if section.narrow is None else _encoded(png_bytes(section.narrow)),
+        )
         for section in sections
     ]
     return environment.from_string(template.read_text(encoding="utf-8")).render(
@@ -53,5 +66,5 @@ def render_report(
     )
 
 
-def _encoded(figure: Figure | None) -> str | None:
-    return None if figure is None else base64.b64encode(png_bytes(figure)).decode()
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()

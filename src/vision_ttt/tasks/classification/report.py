@@ -20,7 +20,7 @@ from vision_ttt.explain.figures import (
     training_curves,
 )
 from vision_ttt.explain.map_figures import gradient_map_sheet
-from vision_ttt.explain.report import Section, png_bytes
+from vision_ttt.explain.report import Section
 from vision_ttt.layers import TTTLinear
 from vision_ttt.models import Vittt
 
@@ -71,7 +71,7 @@ def write_report(task: Classification, result: TrainResult) -> Report:
             gradient_map_sheet(*maps, per_row=4),
         )
     for name, section in sections.items():
-        write_bytes(result.run_dir / f"{name}.png", png_bytes(section.figure))
+        write_bytes(result.run_dir / f"{name}.png", section.png)
     metrics = result.metrics
     measured = {
         "test accuracy": f"{metrics['test_accuracy']:.2%}",

@@ -16,7 +16,7 @@ from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.explain.report import Section, png_bytes
+from vision_ttt.explain.report import Section
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.diffusion.task import Diffusion
@@ -42,9 +42,10 @@ def write_report(task: Diffusion, result: TrainResult) -> Report:
     write_bytes(pictures, to_png(picture))
     history = result.metrics["history"]
     curves = _loss_curves(history)
-    write_bytes(result.run_dir / "curves.png", png_bytes(curves))
+    training = Section("Training", "The objective after each epoch.", curves)
+    write_bytes(result.run_dir / "curves.png", training.png)
     sections = [
-        Section("Training", "The objective after each epoch.", curves),
+        training,
         Section(
             "Samples",
             f"A row for each of {', '.join(shown)}; guidance {_GUIDANCE}, not selected.",
