@@ -92,3 +92,9 @@ def tiny_fields(image_folder: Path, tmp_path: Path) -> Callable[..., dict]:
         }
 
     return fields
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `vision-ttt train` draw no report, which takes seconds; tests of reports leave it."""
+    monkeypatch.setattr("vision_ttt.cli.train.report", lambda result: None)

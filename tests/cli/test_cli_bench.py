@@ -157,7 +157,7 @@ def test_a_headline_goes_into_a_page(tmp_path: Path, capsys, monkeypatch):
     assert page.read_text() == said
 
 
-@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("installed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, monkeypatch):
     by_default = op_contenders("ttt_linear", torch.device("cuda"))
     monkeypatch.setattr(bench, "op_contenders", lambda op, device: by_default)

@@ -94,10 +94,9 @@ def test_train_in_stages(
     tiny_fields: Callable[..., dict],
     tmp_path: Path,
     capsys: Said,
-    monkeypatch: pytest.MonkeyPatch,
+    no_report: None,
 ) -> None:
     """Each stage starts from the weights of the one before, at its own size and rate."""
-    monkeypatch.setattr("vision_ttt.cli.train.report", lambda result: None)  # takes seconds
     path, output = tmp_path / "staged.yaml", tmp_path / "staged"
     stages = {
         "small": {"data": {"image_size": 24}},

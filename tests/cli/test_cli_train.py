@@ -28,7 +28,9 @@ def recipe(tiny_fields: Fields, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_says_what_it_trains_and_what_it_changed(recipe: Path, capsys: Said) -> None:
+def test_a_run_says_what_it_trains_and_what_it_changed(
+    recipe: Path, capsys: Said, no_report: None
+) -> None:
     output = Path(json.loads(recipe.read_text())["run"]["output"])
     flags = ["--arguments.design", "dual", "--arguments.depth", "2", "--epochs", "1"]
     assert main(["train", str(recipe), *flags]) == 0
@@ -54,7 +56,9 @@ def test_a_run_says_what_it_trains_and_what_it_changed(recipe: Path, capsys: Sai
     assert "design dual" in capsys.readouterr().err
 
 
-def test_errors_of_an_existing_run_name_the_flags(recipe: Path, capsys: Said) -> None:
+def test_errors_of_an_existing_run_name_the_flags(
+    recipe: Path, capsys: Said, no_report: None
+) -> None:
     argv = ["train", str(recipe), "--epochs", "1"]
     assert main(argv) == 0
     capsys.readouterr()

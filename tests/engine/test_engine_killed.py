@@ -75,6 +75,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     damage: Callable[[Path], None],
+    no_report: None,
 ) -> None:
     options = {"ema_decay": 0.9, "checkpoint_every": 3}
     config = resolve(tiny_fields(**options, output=str(tmp_path / "run")))
@@ -205,15 +206,13 @@ def test_no_whole_checkpoint_is_an_error_and_not_a_new_start(
 
 
 def test_auto_starts_where_there_is_nothing_and_goes_on_where_there_is(
-    tiny_fields: Fields, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    tiny_fields: Fields, capsys: pytest.CaptureFixture[str], tmp_path: Path, no_report: None
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(resolve(tiny_fields()).as_dict()))
-    for _ in range(2):
+    for has_run in (False, True):
         assert main(["train", str(recipe), "--resume", "auto"]) == 0
-        said = capsys.readouterr()
-        assert "test accuracy" in said.out
-    assert "epoch 1/2" not in said.err
+        assert ("epoch 1/2" in capsys.readouterr().err) != has_run
 
 
 def test_the_newest_checkpoints_are_kept_and_the_best_weights(tiny_fields: Fields) -> None:
