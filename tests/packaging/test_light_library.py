@@ -43,6 +43,7 @@ import importlib, pkgutil, sys
 import numpy as np
 import timm, torch
 import vision_ttt
+assert "vision_ttt.bench" not in sys.modules
 from vision_ttt import convert, explain, export, inference, inner, layers, models, ops
 
 for package in (convert, export, inference, inner, layers, models, ops):
