@@ -68,6 +68,7 @@ def test_nothing_spoils_the_neighbours():
         ({"columns": 0}, ValueError, "at least 1"),
         ({"bias": torch.randn(4)}, ValueError, r"bias must be \[5\], got \[4\]"),
         ({"bias": torch.randn(5).half()}, TypeError, "float16"),
+        ({"x": None}, TypeError, "x must be a tensor, got None"),
     ],
 )
 def test_bad_input(change, error, message):

@@ -64,6 +64,9 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> None:
     Raises:
         TypeError, ValueError: see :func:`packed_linear`.
     """
+    for name, tensor in (("x", x), ("weight", weight)):
+        if not isinstance(tensor, Tensor):  # PyTorch passes None for a tensor without complaint
+            raise TypeError(f"packed_linear: {name} must be a tensor, got {tensor!r}")
     if x.dtype not in DTYPES or weight.dtype not in DTYPES:
         raise TypeError(f"packed_linear: dtypes must be of {DTYPES}, got {x.dtype}, {weight.dtype}")
     if bias is not None and bias.dtype != torch.float32:

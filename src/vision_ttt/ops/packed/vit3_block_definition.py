@@ -18,6 +18,8 @@ def packed_vit3_block_definition(
     y: Tensor, parameters: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
     """See :func:`vision_ttt.ops.packed.packed_vit3_block`. It rounds where the kernels round."""
+    if not len(y):  # the inner convolution would see no channel
+        return y.clone()
     conv2d, conv2d_bias, *norms, modulation = parameters[:7]
     qkv, qkv_bias, units, kernels, proj, proj_bias = parameters[7:13]
     fc1, fc1_bias, fc2, fc2_bias, mlp_conv, mlp_conv_bias, rotations = parameters[13:]
