@@ -7,6 +7,7 @@ engine's. Recipes are YAML files of the same shape.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -46,7 +47,7 @@ MOST_WORKERS = 256
 
 
 @dataclass(frozen=True)
-class TaskSection(Section):
+class TaskSection(Section, ABC):
     """What a run trains for; each task subclasses it, and `open` leads to all that the task is."""
 
     SHORT: ClassVar = "task"
@@ -65,22 +66,22 @@ class TaskSection(Section):
     def check_share(self, size: int) -> None:
         """Raise ConfigError unless one process can train on `size` items of a micro-batch."""
 
+    @abstractmethod
     def open(self, config: TrainConfig) -> Task:
         """Open the data of a run and return its task.
 
         Raises:
             UserError: the data cannot be used, or the config does not fit them.
         """
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def rebuild(cls, metadata: ModelMetadata) -> nn.Module:
         """Build the model that a checkpoint of this task describes, randomly initialised.
 
         Raises:
             ValueError, KeyError, TypeError: the description is damaged.
         """
-        raise NotImplementedError
 
     @classmethod
     def reopen(

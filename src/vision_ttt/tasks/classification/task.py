@@ -120,7 +120,7 @@ class Classification(ImageTask):
         }
 
     def table(self, title: str, figures: Mapping[str, Any]) -> Table:
-        """Return the accuracy of each class and of all, with the loss below."""
+        """Return the accuracy of each class and of all, and the loss."""
         table = Table("class", title=title)
         table.add_column("images", justify="right")
         table.add_column("accuracy", justify="right")
@@ -129,7 +129,8 @@ class Classification(ImageTask):
             table.add_row(row["class"], str(row["images"]), accuracy)
         table.add_section()
         table.add_row("all", str(figures["images"]), f"{figures['accuracy']:.2%}")
-        table.caption = f"loss {figures['loss']:.4f}, top-5 accuracy {figures['top5_accuracy']:.2%}"
+        table.add_row("top-5", "", f"{figures['top5_accuracy']:.2%}")
+        table.add_row("loss", "", f"{figures['loss']:.4f}")
         return table
 
     def report(self, result: TrainResult) -> Report:
