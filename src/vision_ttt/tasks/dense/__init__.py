@@ -1,0 +1,1 @@
+"""What tasks with dense models share: detection and segmentation."""
