@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from accelerate import Accelerator
+from PIL import Image
 from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -84,6 +85,8 @@ class Predictor(Protocol):
 
     unit: str
     """What the files are, in the plural."""
+    columns: Sequence[str]
+    """Of the rows that `rows` returns."""
 
     def find(self, given: Sequence[str]) -> list[Path]:
         """Return the files that are given, and those in the folders that are given."""
@@ -91,13 +94,22 @@ class Predictor(Protocol):
     def predict(
         self, files: Sequence[Path]
     ) -> Iterator[tuple[list[dict[str, Any]], list[DamagedItem]]]:
-        """Yield per batch the predictions, JSON-able, and the errors of the unreadable files."""
+        """Yield per batch the predictions and the errors of the unreadable files.
 
-    def cells(self, prediction: dict[str, Any]) -> dict[str, Any]:
-        """Return a prediction as a row of a table, by column."""
+        A prediction is JSON-able, and its `image` is the file it is of.
+        """
+
+    def answer(self, predictions: Sequence[dict[str, Any]], skipped: Sequence[str]) -> Any:
+        """Return what a .json file of predictions holds; `skipped` names the unreadable files."""
+
+    def rows(self, prediction: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return a prediction as rows of a table, by column; there may be none."""
 
     def table(self, prediction: dict[str, Any]) -> Any:
         """Return a prediction as rich shows it on a terminal."""
+
+    def picture(self, prediction: dict[str, Any]) -> Image.Image:
+        """Return the file's picture with the prediction drawn on or beside it, and a legend."""
 
 
 class Task(ABC):
