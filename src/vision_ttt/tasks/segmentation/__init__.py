@@ -1,0 +1,1 @@
+"""Semantic segmentation: pixels in classes, cross-entropy, mean intersection over union."""

@@ -1,0 +1,1 @@
+"""The sections `task` and `data` of a run that trains a segmenter."""
