@@ -134,9 +134,11 @@ def measured(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     loss = torch.zeros((), dtype=torch.float64)
     for rows, band in resized_bands(logits, tuple(labels.shape)):
         true = labels[rows].long()
-        loss += F.cross_entropy(
-            band[None], true[None], ignore_index=IGNORED, reduction="none"
-        ).sum(dtype=torch.float64).cpu()
+        loss += (
+            F.cross_entropy(band[None], true[None], ignore_index=IGNORED, reduction="none")
+            .sum(dtype=torch.float64)
+            .cpu()
+        )
         has_class = true != IGNORED
         true, predicted = true[has_class], band.argmax(dim=0)[has_class]
         for place, chosen in enumerate((true[true == predicted], predicted, true)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torchvision.transforms import functional as vision
 
 from vision_ttt.data.mask_folders import IGNORED, LabelledImage
+from vision_ttt.tasks.dense.task import normalise
 
 _CROPS = 10  # tries to find one that no class fills
 _BRIGHTNESS = 32  # of 255 levels
@@ -34,31 +35,14 @@ class LabelledTensors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Normalisation:
-    """From levels 0 to 255 to what a model sees: (level / 255 − mean) / std, by channel."""
-
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Return an RGB image as [3, H, W] float32."""
-        return vision.normalize(vision.to_tensor(image), self.mean, self.std)
-
-    def levels(self, image: Tensor) -> Image.Image:
-        """Return a normalised image [3, H, W] as an RGB image again."""
-        mean, std = (image.new_tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
-        pixels = ((image * std + mean).clamp(0, 1) * 255).round().to(torch.uint8)
-        return Image.fromarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy())
-
-
-@dataclass(frozen=True)
 class TrainTransform:
     """Random size, crop, flip and colours; fields as in `SegmentationData`.
 
     What is random is drawn from Python's global generator, which the items' reader seeds.
     """
 
-    normalisation: Normalisation
+    statistics: Mapping[str, Sequence[float]]
+    """Mean and standard deviation of the colours, by channel."""
     crop_size: int
     longer_side: int
     shorter_side: int
@@ -81,7 +65,8 @@ class TrainTransform:
         if random.random() < self.horizontal_flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             labels = labels[:, ::-1]
-        pixels = self.normalisation(distorted(image, self.photometric_distortion))
+        image = distorted(image, self.photometric_distortion)
+        pixels = normalise(vision.pil_to_tensor(image), self.statistics)
         missing = (0, self.crop_size - (right - left), 0, self.crop_size - (bottom - top))
         return LabelledTensors(
             F.pad(pixels, missing),
@@ -114,7 +99,8 @@ class TestTransform:
 
     __test__ = False  # nothing that pytest collects
 
-    normalisation: Normalisation
+    statistics: Mapping[str, Sequence[float]]
+    """Mean and standard deviation of the colours, by channel."""
     longer_side: int
     shorter_side: int
 
@@ -125,7 +111,8 @@ class TestTransform:
     def image(self, image: Image.Image) -> Tensor:
         """Return an RGB image as [3, h, w], resized to fit."""
         size = fitted(image.size, self.longer_side, self.shorter_side)
-        return self.normalisation(image.resize(size, Image.Resampling.BILINEAR))
+        resized = image.resize(size, Image.Resampling.BILINEAR)
+        return normalise(vision.pil_to_tensor(resized), self.statistics)
 
 
 def fitted(size: Sequence[int], longer_side: float, shorter_side: float) -> tuple[int, int]:
