@@ -1,4 +1,4 @@
-"""Semantic segmentation: the class of each pixel, by cross-entropy; mean intersection over union."""
+"""Semantic segmentation: each pixel's class by cross-entropy, mean intersection over union."""
 
 from vision_ttt.tasks.segmentation.config import SegmentationSection
 
