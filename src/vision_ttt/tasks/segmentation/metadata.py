@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from vision_ttt.dense import build_segmenter
+from vision_ttt.dense.building import build_segmenter
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.tasks.segmentation.config import SegmentationData
 

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from vision_ttt.data import DatasetError, SeededItems
 from vision_ttt.data.mask_folders import IGNORED, MaskFolders, open_mask_folders, read_classes
-from vision_ttt.dense import build_segmenter
+from vision_ttt.dense.building import build_segmenter
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
