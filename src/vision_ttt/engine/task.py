@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.damaged import DamagedItems
+from vision_ttt.engine.initial_weights import start_from
 from vision_ttt.errors import DamagedItem
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Evaluation(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Figures by name, `loss` and the task's primary one among them."""
+        """Figures by name, the task's primary one among them."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,23 @@ class Task(ABC):
             ConfigError: there is no such model, or it does not accept the arguments.
         """
         return build_model(name, arguments)
+
+    def start_from(
+        self, path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]
+    ) -> str:
+        """Copy the weights of a file into a model, and return what was done, in one line.
+
+        By default every tensor must fit but the head's; positions are interpolated.
+
+        Args:
+            path: of a safetensors file, ours or not.
+            model: named `name`, built with `model_args`.
+
+        Raises:
+            FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
+            ConfigError: the weights are another model's; says which, where the file does.
+        """
+        return start_from(path, model, name, model_args)
 
     @abstractmethod
     def prepare(self, model: nn.Module) -> None:

@@ -1,1 +1,1 @@
-"""What tasks with dense models share: detection and segmentation."""
+"""What the tasks that predict for every place of an image share: model, weights, pictures."""
