@@ -12,16 +12,16 @@ from vision_ttt.sweeps.scenes import MODELS, RECIPES, scene_run
 
 _EPILOG = """Examples:
 
-  vision-ttt demo-dense                                  a detector and a segmenter of Vittt-nano
-  vision-ttt demo-dense --tasks segmentation             one of them
-  vision-ttt demo-dense --models vittt deit --seeds 3    beside a DeiT of the same size, mean ± spread
-  vision-ttt demo-dense --render_only                    the scenes alone, in COCO's and ADE20K's form
+  vision-ttt demo-dense                                a detector and a segmenter of Vittt-nano
+  vision-ttt demo-dense --tasks segmentation           one of them
+  vision-ttt demo-dense --models vittt deit --seeds 3  beside a DeiT-nano, mean and spread
+  vision-ttt demo-dense --render_only                  the scenes alone, as COCO and as ADE20K
 
-Killed or interrupted, the same command goes on: the rendered scenes and the finished runs are kept,
-the run at work resumes from its last checkpoint. OUTPUT/report.html shows all runs that are
-finished and asked for; each run has a report of its own beside its weights, OUTPUT/TASK/MODEL/seed-K.
-The recipes are scenes-detection and scenes-segmentation: vision-ttt train takes them, too, once the
-scenes are there."""
+Killed or interrupted, the same command goes on: rendered scenes and finished runs are kept, the run
+at work resumes from its last checkpoint. OUTPUT/report.html shows the runs that are asked for; each
+has a report of its own beside its weights, in OUTPUT/TASK/MODEL/seed-K. The recipes are
+scenes-detection and scenes-segmentation, which vision-ttt train takes, too, once the scenes are
+there."""
 
 
 def add_arguments(parser: CommandParser) -> None:
