@@ -10,10 +10,12 @@ from typing import Any
 
 import jsonargparse
 import torch
+from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vision_ttt import tasks
+from vision_ttt.cli.checks import check_replaceable
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
@@ -36,6 +38,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         num_workers=arguments.num_workers,
     )
     files = predictor.find(arguments.files)
+    drawn = _picture_files(files, arguments.pictures, overwrite=arguments.overwrite)
     console, errors = Console(), Console(stderr=True)
 
     predictions: list[dict[str, Any]] = []
@@ -56,15 +59,21 @@ def run(arguments: jsonargparse.Namespace) -> int:
                 skipped.append(error.name)
                 errors.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
             predictions += found
+            for prediction in found if drawn else ():
+                write_bytes(drawn[prediction["image"]], _png(predictor.picture(prediction)))
             progress.advance(bar, len(found) + len(damaged))
     if skipped:
         errors.print(f"{len(skipped)} of {len(files)} {predictor.unit} skipped", highlight=False)
     if not predictions:
         raise UserError(f"none of the {len(skipped)} {predictor.unit} can be read")
-    answer = json.dumps({"predictions": predictions, "skipped": skipped}, indent=2)
+    if drawn:
+        console.print(
+            f"{arguments.pictures}: {len(predictions)} pictures", highlight=False, soft_wrap=True
+        )
+    answer = json.dumps(predictor.answer(predictions, skipped), indent=2)
     if output is not None:
-        rows = [predictor.cells(prediction) for prediction in predictions]
-        text = _csv(rows) if output.suffix.lower() == ".csv" else answer + "\n"
+        rows = [row for prediction in predictions for row in predictor.rows(prediction)]
+        text = _csv(predictor.columns, rows) if output.suffix.lower() == ".csv" else answer + "\n"
         # The bytes of a file's name need not be text.
         write_bytes(output, text.encode(errors="surrogateescape"))
         console.print(
@@ -72,10 +81,40 @@ def run(arguments: jsonargparse.Namespace) -> int:
         )
     elif arguments.json:
         console.print_json(answer, highlight=False)
-    else:
+    elif not drawn:
         for prediction in predictions:
             console.print(predictor.table(prediction))
     return 0
+
+
+def _picture_files(
+    files: Sequence[Path], folder: str | None, *, overwrite: bool
+) -> dict[str, Path]:
+    """Return for each file where its picture is written, none over another; make the folder.
+
+    Raises:
+        UserError: a picture is there already, and may not be overwritten.
+    """
+    if folder is None:
+        return {}
+    taken: dict[Path, str] = {}
+    for file in files:
+        path = Path(folder) / f"{file.stem}.png"
+        number = 2
+        while taken.get(path, str(file)) != str(file):
+            path = Path(folder) / f"{file.stem}-{number}.png"
+            number += 1
+        if path.exists():
+            check_replaceable("the picture", str(path), overwrite=overwrite)
+        taken[path] = str(file)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return {file: path for path, file in taken.items()}
+
+
+def _png(picture: Image.Image) -> bytes:
+    content = io.BytesIO()
+    picture.save(content, format="PNG")
+    return content.getvalue()
 
 
 def _device(name: str | None) -> torch.device:
@@ -100,9 +139,9 @@ def _devices() -> list[str]:
     return ["cpu", *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
+def _csv(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -93,15 +93,18 @@ def together(rows: Mapping[str, Tensor], accelerator: Accelerator) -> dict[str, 
     """Return all processes' rows, on every process; they need not have equally many."""
     if accelerator.num_processes == 1:
         return dict(rows)
-    several = gather_object([{name: value.cpu() for name, value in rows.items()}])
+    several = parts_of_all([{name: value.cpu() for name, value in rows.items()}], accelerator)
     return {name: torch.cat([each[name] for each in several]) for name in rows}
+
+
+def parts_of_all(own: list[_Value], accelerator: Accelerator) -> list[_Value]:
+    """Return every process's objects, which are pickled, on every process."""
+    return own if accelerator.num_processes == 1 else gather_object(own)
 
 
 def all_names(names: list[str], accelerator: Accelerator) -> list[str]:
     """Return every process's names once, in the order of the processes."""
-    if accelerator.num_processes == 1:
-        return names
-    return list(dict.fromkeys(gather_object(list(names))))
+    return list(dict.fromkeys(parts_of_all(list(names), accelerator)))
 
 
 def from_main(value: _Value, accelerator: Accelerator) -> _Value:

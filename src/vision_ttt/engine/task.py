@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from accelerate import Accelerator
+from PIL import Image
 from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.damaged import DamagedItems
+from vision_ttt.engine.initial_weights import start_from
 from vision_ttt.errors import DamagedItem
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class Evaluation(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Figures by name, `loss` and the task's primary one among them."""
+        """Figures by name, the task's primary one among them."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Predictor(Protocol):
 
     unit: str
     """What the files are, in the plural."""
+    columns: Sequence[str]
+    """Of the rows that `rows` returns."""
 
     def find(self, given: Sequence[str]) -> list[Path]:
         """Return the files that are given, and those in the folders that are given."""
@@ -90,13 +94,22 @@ class Predictor(Protocol):
     def predict(
         self, files: Sequence[Path]
     ) -> Iterator[tuple[list[dict[str, Any]], list[DamagedItem]]]:
-        """Yield per batch the predictions, JSON-able, and the errors of the unreadable files."""
+        """Yield per batch the predictions and the errors of the unreadable files.
 
-    def cells(self, prediction: dict[str, Any]) -> dict[str, Any]:
-        """Return a prediction as a row of a table, by column."""
+        A prediction is JSON-able, and its `image` is the file it is of.
+        """
+
+    def answer(self, predictions: Sequence[dict[str, Any]], skipped: Sequence[str]) -> Any:
+        """Return what a .json file of predictions holds; `skipped` names the unreadable files."""
+
+    def rows(self, prediction: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return a prediction as rows of a table, by column; there may be none."""
 
     def table(self, prediction: dict[str, Any]) -> Any:
         """Return a prediction as rich shows it on a terminal."""
+
+    def picture(self, prediction: dict[str, Any]) -> Image.Image:
+        """Return the file's picture with the prediction drawn on or beside it, and a legend."""
 
 
 class Task(ABC):
@@ -130,6 +143,23 @@ class Task(ABC):
             ConfigError: there is no such model, or it does not accept the arguments.
         """
         return build_model(name, arguments)
+
+    def start_from(
+        self, path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]
+    ) -> str:
+        """Copy the weights of a file into a model, and return what was done, in one line.
+
+        By default every tensor must fit but the head's; positions are interpolated.
+
+        Args:
+            path: of a safetensors file, ours or not.
+            model: named `name`, built with `model_args`.
+
+        Raises:
+            FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
+            ConfigError: the weights are another model's; says which, where the file does.
+        """
+        return start_from(path, model, name, model_args)
 
     @abstractmethod
     def prepare(self, model: nn.Module) -> None:

@@ -6,6 +6,7 @@ from vision_ttt.cli.arguments.inference import add_inference_arguments
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
     check_input_file,
+    check_new_folder,
     check_output_file,
     check_range,
     check_readable,
@@ -16,7 +17,8 @@ from vision_ttt.engine.config import MOST_WORKERS
 _EPILOG = """Examples:
 
   vision-ttt predict photo.jpg --checkpoint runs/digits/last.safetensors
-  vision-ttt predict FOLDER --checkpoint C.safetensors --output answers.csv --skip-bad"""
+  vision-ttt predict FOLDER --checkpoint C.safetensors --output answers.csv --skip-bad
+  vision-ttt predict FOLDER --checkpoint runs/coco-vittt-tiny/best.safetensors --pictures drawn"""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -31,7 +33,16 @@ def add_arguments(parser: CommandParser) -> None:
         "--output", type=str | None, default=None, help="a .csv or .json file to write, not print"
     )
     parser.add_argument(
-        "--overwrite", type=bool, default=False, help="write though the output is there already"
+        "--pictures",
+        type=str | None,
+        default=None,
+        help="folder to write a picture of each file into, with what is predicted drawn on it",
+    )
+    parser.add_argument(
+        "--overwrite",
+        type=bool,
+        default=False,
+        help="write though the output or a picture is there already",
     )
     parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
     add_inference_arguments(parser)
@@ -58,6 +69,8 @@ def check(arguments: jsonargparse.Namespace) -> None:
             suffixes=(".csv", ".json"),
             overwrite=arguments.overwrite,
         )
+    if arguments.pictures is not None:
+        check_new_folder("the folder of pictures", arguments.pictures)
     check_input_file("the checkpoint", arguments.checkpoint)
     for file in arguments.files:
         # What is no file is refused when it is opened, where --skip-bad may skip it.

@@ -12,7 +12,7 @@ import jsonargparse
 from vision_ttt import recipes, tasks
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.engine.config import TaskSection, section_types
-from vision_ttt.engine.section import Section, field_types
+from vision_ttt.engine.section import Section, defaults, field_types
 from vision_ttt.errors import UserError
 from vision_ttt.recipes.names import short_names
 
@@ -152,5 +152,5 @@ def _declaration(section: type[Section], field: str) -> dict[str, Any]:
         each.arg_name: " ".join(each.description.split())
         for each in docstring_parser.parse_from_object(section).params
     }
-    default = getattr(section, field, {})
+    default = defaults(section)[field]
     return {"type": field_types(section)[field], "default": default, "help": told[field]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from vision_ttt.data import (
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.evaluation import autocast
 from vision_ttt.errors import DamagedItem, UserError
+from vision_ttt.tasks.dense.pictures import Colour, palette, with_legend
 
 Prediction = dict[str, Any]
 """image: its path; top: class and probability of the most probable classes, best first."""
@@ -48,6 +49,12 @@ class ClassPredictor:
     num_workers: int
 
     unit = "images"
+
+    @property
+    def columns(self) -> list[str]:
+        """Image, class_1, probability_1, class_2, …"""
+        ranks = range(1, min(self.topk, len(self.metadata.carried["classes"])) + 1)
+        return ["image", *(f"{name}_{rank}" for rank in ranks for name in ("class", "probability"))]
 
     def find(self, given: Sequence[str]) -> list[Path]:
         """Return the image files that are given, and all in the folders that are given."""
@@ -92,12 +99,16 @@ class ClassPredictor:
             "top": [{"class": classes[index], "probability": value} for value, index in named],
         }
 
-    def cells(self, prediction: Prediction) -> dict[str, Any]:
-        """Return a prediction as a row: image, class_1, probability_1, class_2, …"""
+    def answer(self, predictions: Sequence[Prediction], skipped: Sequence[str]) -> dict[str, Any]:
+        """Return the predictions, and the names of the images that do not decode."""
+        return {"predictions": list(predictions), "skipped": list(skipped)}
+
+    def rows(self, prediction: Prediction) -> list[dict[str, Any]]:
+        """Return a prediction as one row."""
         row = {"image": prediction["image"]}
         for rank, entry in enumerate(prediction["top"], start=1):
             row |= {f"class_{rank}": entry["class"], f"probability_{rank}": entry["probability"]}
-        return row
+        return [row]
 
     def table(self, prediction: Prediction) -> Table:
         """Return a prediction as a table for the terminal."""
@@ -107,6 +118,19 @@ class ClassPredictor:
         for entry in prediction["top"]:
             table.add_row(entry["class"], f"{entry['probability']:.2%}")
         return table
+
+    def picture(self, prediction: Prediction) -> Image.Image:
+        """Return the image with its most probable classes beside it."""
+        colours = dict(zip(self.metadata.carried["classes"], self._colours, strict=True))
+        named = [
+            (f"{entry['probability']:.0%} {entry['class']}", colours[entry["class"]])
+            for entry in prediction["top"]
+        ]
+        return with_legend(open_image(prediction["image"]), named)
+
+    @cached_property
+    def _colours(self) -> list[Colour]:
+        return palette(len(self.metadata.carried["classes"]))
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,0 +1,1 @@
+"""What the tasks that predict for every place of an image share: model, weights, pictures."""
