@@ -20,6 +20,7 @@ __all__ = ["TASKS", "find", "load_model", "register"]
 TASKS: dict[str, str | type[TaskSection]] = {
     "classification": "vision_ttt.tasks.classification.config:ClassificationSection",
     "diffusion": "vision_ttt.tasks.diffusion.config:DiffusionSection",
+    "segmentation": "vision_ttt.tasks.segmentation.config:SegmentationSection",
 }
 """Name of each task → its section of the config, as MODULE:CLASS where it is not imported yet."""
 
