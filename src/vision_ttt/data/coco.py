@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from vision_ttt.extras import require
-
-require("dense", "vision_ttt.data.coco")
-
 import os
 import pickle
 from collections.abc import Collection, Mapping

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.section import PROBABILITY, Range, Section, number
 from vision_ttt.errors import UserError
+from vision_ttt.extras import require
 from vision_ttt.tasks.dense.config import DenseSection
 
 if TYPE_CHECKING:  # they need PyTorch
@@ -87,6 +88,7 @@ class DetectionSection(DenseSection):
 
     def open(self, config: TrainConfig) -> Detection:
         """Read both COCO files."""
+        require("dense", "detection")
         from vision_ttt.tasks.detection.task import open_detection
 
         return open_detection(config)
@@ -94,6 +96,7 @@ class DetectionSection(DenseSection):
     @classmethod
     def rebuild(cls, metadata: ModelMetadata) -> nn.Module:
         """Build the detector that a checkpoint describes."""
+        require("dense", "detection")
         from vision_ttt.tasks.detection.metadata import rebuild
 
         return rebuild(metadata)
@@ -120,11 +123,12 @@ class DetectionSection(DenseSection):
                 checkpoint holds no data and none are given.
             UserError: part is "all"; the images of two files have no common ids.
         """
+        require("dense", "detection")
         from vision_ttt.tasks.detection.task import reopen_detection
 
         if part not in ("train", "test"):
             raise UserError(
-                f"a detector is evaluated on one COCO file: the part 'test' or 'train', not {part!r}"
+                f"a detector is evaluated on one COCO file, of the part test or train, not {part!r}"
             )
         for name in changes:
             if name != "dataset":
@@ -145,6 +149,7 @@ class DetectionSection(DenseSection):
         cls, model: nn.Module, metadata: ModelMetadata, **options: Any
     ) -> ObjectPredictor:
         """Return what finds objects in image files."""
+        require("dense", "detection")
         from vision_ttt.tasks.detection.predict import ObjectPredictor
 
         return ObjectPredictor(model, metadata, **options)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,10 +11,13 @@ import faster_coco_eval.core.mask as rle_masks
 import numpy as np
 from faster_coco_eval import COCO, COCOeval_faster
 from torch import Tensor
+from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from vision_ttt.data import DatasetError
 from vision_ttt.data.coco import CocoAnnotations
 from vision_ttt.data.coco_checks import Rle, mask_area
+
+_LOGGER = logging.getLogger(__name__)
 
 KINDS: tuple[Literal["box"], Literal["mask"]] = ("box", "mask")
 MOST_DETECTIONS = 100
@@ -52,27 +56,35 @@ class DetectionEvaluation:
     recalls: np.ndarray
     """[R] float64, from 0 to 1: where the curves have their points."""
     curves: Mapping[str, np.ndarray]
-    """ "box" and "mask" → precision [R, C] at IoU 0.5 by recall and class; NaN without an object."""
+    """box and mask → precision [R, C] at IoU 0.5 by recall and class; NaN without an object."""
     found: list[tuple[int, Detections]]
     """Places of the images among the annotations, with what was found."""
 
 
-def detections(output: Mapping[str, Tensor]) -> Detections:
-    """Return what a detector gave for one image, its masks encoded.
+def detections(output: Mapping[str, Tensor], size: tuple[int, int]) -> Detections:
+    """Return what a detector gave for one image, its masks encoded a few at a time.
 
     Args:
-        output: boxes [n, 4], labels [n], scores [n] and masks [n, 1, H, W] of probabilities.
+        output: boxes [n, 4], labels [n], scores [n] and masks [n, 1, m, m] of probabilities within
+            the boxes.
+        size: height and width of the image.
     """
     order = output["scores"].argsort(descending=True, stable=True)[:MOST_DETECTIONS]
-    masks = output["masks"][order, 0]
-    step = max(_CHUNK // max(masks[0].numel(), 1), 1) if len(masks) else 1
+    kept = {name: values[order].float() for name, values in output.items()}
+    step = max(_CHUNK // (size[0] * size[1]), 1)
     encoded: list[Rle] = []
-    for start in range(0, len(masks), step):
-        held = (masks[start : start + step] > MASK_THRESHOLD).cpu().numpy()
+    for start in range(0, len(order), step):
+        part = slice(start, start + step)
+        whole = paste_masks_in_image(kept["masks"][part], kept["boxes"][part], size)
+        held = (whole[:, 0] > MASK_THRESHOLD).cpu().numpy()
         # The library reads columns, of all masks together.
         encoded += rle_masks.encode(np.asfortranarray(held.transpose(1, 2, 0), dtype=np.uint8))
-    boxes, labels, scores = (output[name][order].cpu() for name in ("boxes", "labels", "scores"))
-    return Detections(boxes.float().numpy(), labels.numpy(), scores.float().numpy(), encoded)
+    return Detections(
+        kept["boxes"].cpu().numpy(),
+        output["labels"][order].cpu().numpy(),
+        kept["scores"].cpu().numpy(),
+        encoded,
+    )
 
 
 def summarise(
@@ -171,6 +183,7 @@ def _run(
             for entries in (truth, given)
         ),
         iouType="bbox" if kind == "box" else "segm",
+        print_function=_LOGGER.debug,
     )
     evaluated.evaluate()
     evaluated.accumulate()
