@@ -58,10 +58,14 @@ class TestTransform:
 
     def __call__(self, item: AnnotatedImage, index: int) -> Sample:
         """Return the sample of an item."""
-        width, height = item.image.size
+        return self.image(item.image, index)
+
+    def image(self, image: Image.Image, index: int) -> Sample:
+        """Return the sample of an RGB image of which nothing is known."""
+        width, height = image.size
         size = resized(height, width, self.shorter_side, self.longer_side)
-        image = item.image.resize(size[::-1], Image.Resampling.BILINEAR)
-        return Sample(pil_to_tensor(image), None, (height, width), index)
+        seen = image.resize(size[::-1], Image.Resampling.BILINEAR)
+        return Sample(pil_to_tensor(seen), None, (height, width), index)
 
 
 @dataclass(frozen=True)
