@@ -63,6 +63,8 @@ class Detector(DenseModel):
         images: Sequence[Tensor],
         targets: Sequence[Mapping[str, Tensor]] | None = None,
         sizes: Sequence[tuple[int, int]] | None = None,
+        *,
+        pasted: bool = True,
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
         """The losses of images with targets, or the objects found in images.
 
@@ -74,13 +76,16 @@ class Detector(DenseModel):
                 the object is. n may be 0.
             sizes: in evaluation, per image the height and width in pixels that boxes and masks
                 refer to; None for those of the images.
+            pasted: in evaluation, whether masks are of the whole image, which takes 4 bytes per
+                object and pixel, or only of their boxes.
 
         Returns:
             In training a dict of scalar losses: ``loss_objectness`` and ``loss_rpn_box_reg`` of
             the proposals, ``loss_classifier``, ``loss_box_reg`` and ``loss_mask`` of the heads.
             In evaluation per image a dict of ``boxes`` [n, 4], ``labels`` [n], ``scores`` [n], in
             descending order, and ``masks`` [n, 1, height, width], the probabilities of belonging
-            to the object.
+            to the object; not pasted they are [n, 1, 28, 28], to be spread over the boxes by
+            torchvision's ``paste_masks_in_image``.
 
         Raises:
             ValueError: images, targets or sizes do not fit; targets in evaluation or none in
@@ -104,9 +109,10 @@ class Detector(DenseModel):
             return {**proposal_losses, **head_losses}
         for detections, shape, size in zip(found, shapes, sizes or shapes, strict=True):
             detections["boxes"] = resize_boxes(detections["boxes"], list(shape), list(size))
-            detections["masks"] = paste_masks_in_image(
-                detections["masks"], detections["boxes"], tuple(size)
-            )
+            if pasted:
+                detections["masks"] = paste_masks_in_image(
+                    detections["masks"], detections["boxes"], tuple(size)
+                )
         return found
 
     def example_inputs(self, images: Tensor) -> tuple[Any, ...]:
