@@ -29,11 +29,11 @@ _CHECKED = {"boxes": torch.float32, "labels": torch.int64, "masks": torch.uint8}
 class Detector(DenseModel):
     """Mask R-CNN with a feature pyramid, of torchvision's parts.
 
-    He et al., "Mask R-CNN", 2017; Lin et al., "Feature Pyramid Networks", 2017. Numbers of samples,
-    thresholds and anchors are those of mmdet's configuration, which the papers of Vision-TTT and
-    ViT³ build on. As in torchvision, and other than there, box losses are smooth L1 (β = 1/9, mmdet:
-    L1), RoIAlign samples 2 × 2 points per cell without a shift by half a pixel, and ground truth
-    that no region overlaps by half is given to none.
+    He et al., "Mask R-CNN", 2017; Lin et al., "Feature Pyramid Networks", 2017. Anchors, numbers of
+    samples and thresholds are those of mmdet's configuration, on which the papers of Vision-TTT and
+    ViT³ build. Three details are torchvision's: losses of boxes are smooth L1 with β = 1/9 (mmdet:
+    L1), RoIAlign samples 2 × 2 points per cell and shifts nothing by half a pixel (mmdet: as many
+    points as pixels, shifted), and an object that no region overlaps by half is matched to none.
 
     Args:
         maps: a map module, see :class:`vision_ttt.dense.model.DenseModel`.
@@ -61,6 +61,8 @@ class Detector(DenseModel):
         images: Sequence[Tensor],
         targets: Sequence[Mapping[str, Tensor]] | None = None,
         sizes: Sequence[tuple[int, int]] | None = None,
+        *,
+        pasted: bool = True,
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
         """The losses of images with targets, or the objects found in images.
 
@@ -72,13 +74,16 @@ class Detector(DenseModel):
                 the object is. n may be 0.
             sizes: in evaluation, per image the height and width in pixels that boxes and masks
                 refer to; None for those of the images.
+            pasted: in evaluation, whether masks are of the whole image, which takes 4 bytes per
+                object and pixel, or only of their boxes.
 
         Returns:
             In training a dict of scalar losses: ``loss_objectness`` and ``loss_rpn_box_reg`` of
             the proposals, ``loss_classifier``, ``loss_box_reg`` and ``loss_mask`` of the heads.
             In evaluation per image a dict of ``boxes`` [n, 4], ``labels`` [n], ``scores`` [n], in
             descending order, and ``masks`` [n, 1, height, width], the probabilities of belonging
-            to the object.
+            to the object; not pasted they are [n, 1, 28, 28], to be spread over the boxes by
+            torchvision's ``paste_masks_in_image``.
 
         Raises:
             ValueError: images, targets or sizes do not fit; targets in evaluation or none in
@@ -102,9 +107,10 @@ class Detector(DenseModel):
             return {**proposal_losses, **head_losses}
         for detections, shape, size in zip(found, shapes, sizes or shapes, strict=True):
             detections["boxes"] = resize_boxes(detections["boxes"], list(shape), list(size))
-            detections["masks"] = paste_masks_in_image(
-                detections["masks"], detections["boxes"], tuple(size)
-            )
+            if pasted:
+                detections["masks"] = paste_masks_in_image(
+                    detections["masks"], detections["boxes"], tuple(size)
+                )
         return found
 
     def example_inputs(self, images: Tensor) -> tuple[Any, ...]:

@@ -31,7 +31,12 @@ def add_arguments(parser: CommandParser) -> None:
         "files", type=str, nargs="+", help="image files, or folders for all images in them"
     )
     parser.add_argument("--checkpoint", type=str, required=True, help="path of a last.safetensors")
-    parser.add_argument("--topk", type=int, default=5, help="classes named per image")
+    parser.add_argument(
+        "--topk",
+        type=int | None,
+        default=None,
+        help="most classes or objects named per image; null: 5 classes, every object",
+    )
     parser.add_argument(
         "--output", type=str | None, default=None, help="a .csv or .json file to write, not print"
     )
