@@ -129,7 +129,7 @@ def test_ade_masks_agree_with_coco(folder: Path, coco_part: str, ade_part: str):
             covered[mask] = 1
         assert set(np.unique(values[covered == 0])) <= {0, 1}
         unlabelled += bool((values == 0).any())
-    info = (ade / "objectInfo11.txt").read_text().splitlines()
+    info = (ade / "objectInfo150.txt").read_text().splitlines()
     assert info[1:] == [f"{n}\t{name}" for n, name in enumerate(ADE_CLASSES, start=1)]
     assert ade_part == "validation" or 0 < unlabelled < 30
 

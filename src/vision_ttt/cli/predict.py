@@ -18,6 +18,7 @@ from vision_ttt import tasks
 from vision_ttt.cli.checks import check_replaceable
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.engine.files import write_bytes
+from vision_ttt.engine.task import MaskPredictor
 from vision_ttt.errors import UserError
 
 
@@ -38,7 +39,10 @@ def run(arguments: jsonargparse.Namespace) -> int:
         num_workers=arguments.num_workers,
     )
     files = predictor.find(arguments.files)
+    if arguments.masks is not None and not isinstance(predictor, MaskPredictor):
+        raise UserError(f"--masks is given, but the checkpoint holds {section.HOLDS}")
     drawn = _picture_files(files, arguments.pictures, overwrite=arguments.overwrite)
+    masks = _picture_files(files, arguments.masks, overwrite=arguments.overwrite)
     console, errors = Console(), Console(stderr=True)
 
     predictions: list[dict[str, Any]] = []
@@ -61,15 +65,19 @@ def run(arguments: jsonargparse.Namespace) -> int:
             predictions += found
             for prediction in found if drawn else ():
                 write_bytes(drawn[prediction["image"]], _png(predictor.picture(prediction)))
+            for prediction in found if masks else ():
+                write_bytes(masks[prediction["image"]], _png(predictor.mask(prediction)))
             progress.advance(bar, len(found) + len(damaged))
     if skipped:
         errors.print(f"{len(skipped)} of {len(files)} {predictor.unit} skipped", highlight=False)
     if not predictions:
         raise UserError(f"none of the {len(skipped)} {predictor.unit} can be read")
-    if drawn:
-        console.print(
-            f"{arguments.pictures}: {len(predictions)} pictures", highlight=False, soft_wrap=True
-        )
+    for folder, files_of, what in (
+        (arguments.pictures, drawn, "pictures"),
+        (arguments.masks, masks, "masks"),
+    ):
+        if files_of:
+            console.print(f"{folder}: {len(predictions)} {what}", highlight=False, soft_wrap=True)
     answer = json.dumps(predictor.answer(predictions, skipped), indent=2)
     if output is not None:
         rows = [row for prediction in predictions for row in predictor.rows(prediction)]
@@ -81,7 +89,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         )
     elif arguments.json:
         console.print_json(answer, highlight=False)
-    elif not drawn:
+    elif not drawn and not masks:
         for prediction in predictions:
             console.print(predictor.table(prediction))
     return 0

@@ -16,7 +16,7 @@ from vision_ttt.data.scene_textures import distant_colours, draw_lines, photogra
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
-SMALLEST, LARGEST = 0.075, 0.6
+SMALLEST, LARGEST = 0.08, 0.64
 """Objects' diameters, as parts of the image's side: a factor of 8, evenly in the logarithm."""
 LEAST_VISIBLE = 1 / 3
 """Of an object's pixels; one of which less is seen is not annotated."""

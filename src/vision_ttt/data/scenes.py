@@ -6,7 +6,7 @@ A folder holds the same pictures in two layouts:
     coco/annotations/instances_train2017.json  …/instances_val2017.json
     ade/images/training/scene_train_00000001.jpg …       ade/images/validation/ …
     ade/annotations/training/scene_train_00000001.png …  ade/annotations/validation/ …
-    ade/objectInfo11.txt                       the masks' classes, as ADE20K's objectInfo150.txt
+    ade/objectInfo150.txt                      the masks' classes, in the file that ADE20K has
     manifest.json                              what was rendered; written last
 
 Colours, textures, places, sizes (over a factor of 8), occlusion and digits' scans are random; image
@@ -63,7 +63,7 @@ class SceneSettings:
         ValueError: a value is out of its range.
     """
 
-    side: int = 160
+    side: int = 128
     train_images: int = 2000
     test_images: int = 300
     seed: int = 0
@@ -199,7 +199,7 @@ def _finish(folder: Path, settings: SceneSettings) -> None:
         content = coco_file(images, annotations, description)
         _write_json(coco_folder(folder) / "annotations" / f"instances_{_COCO[split]}.json", content)
     lines = ["Idx\tName", *(f"{BACKGROUND + n}\t{name}" for n, name in enumerate(ADE_CLASSES))]
-    info = ade_folder(folder) / f"objectInfo{len(ADE_CLASSES)}.txt"
+    info = ade_folder(folder) / "objectInfo150.txt"
     _write(info, "\n".join([*lines, ""]).encode())
 
 

@@ -6,28 +6,12 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from vision_ttt.ops.deformable_attention import deformable_attention
 
 Grid = tuple[int, int]
 """(h, w), rows and columns of tokens."""
-
-
-def deformable_attention(
-    value: Tensor, spatial_shapes: Sequence[Grid], locations: Tensor, weights: Tensor
-) -> Tensor:
-    """value [B, S, H, d], locations [B, Q, H, L, P, 2], weights [B, Q, H, L, P] → [B, Q, H·d]."""
-    batch, queries, heads = locations.shape[:3]
-    dim = value.shape[-1]
-    sampled = []
-    maps = value.split([h * w for h, w in spatial_shapes], dim=1)
-    for level, (values, grid) in enumerate(zip(maps, spatial_shapes, strict=True)):
-        image = values.permute(0, 2, 3, 1).reshape(batch * heads, dim, *grid)
-        places = 2 * locations[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1
-        sampled.append(F.grid_sample(image, places, align_corners=False))  # [B·H, d, Q, P]
-    weights = weights.transpose(1, 2).reshape(batch * heads, 1, queries, -1)
-    out = (torch.cat(sampled, -1) * weights).sum(-1)  # [B·H, d, Q]
-    return out.reshape(batch, heads * dim, queries).transpose(1, 2)
 
 
 def centres(grid: Grid, *, like: Tensor) -> Tensor:
@@ -115,4 +99,4 @@ class DeformableAttention(nn.Module):
         locations = places[:, None, None, None] + offsets  # [B, Q, H, L, P, 2]
         weights = logits.unflatten(-1, (self.heads, -1)).softmax(-1).unflatten(-1, shape[1:])
         value = self.value(tokens).unflatten(-1, (self.heads, -1))  # [B, S, H, d]
-        return self.out(deformable_attention(value.float(), grids, locations, weights))
+        return self.out(deformable_attention(value, locations, weights, grids))

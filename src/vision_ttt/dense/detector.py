@@ -29,11 +29,11 @@ _CHECKED = {"boxes": torch.float32, "labels": torch.int64, "masks": torch.uint8}
 class Detector(DenseModel):
     """Mask R-CNN with a feature pyramid, of torchvision's parts.
 
-    He et al., "Mask R-CNN", 2017; Lin et al., "Feature Pyramid Networks", 2017. Numbers of samples,
-    thresholds and anchors are those of mmdet's configuration, which the papers of Vision-TTT and
-    ViT³ build on. As in torchvision, and other than there, box losses are smooth L1 (β = 1/9, mmdet:
-    L1), RoIAlign samples 2 × 2 points per cell without a shift by half a pixel, and ground truth
-    that no region overlaps by half is given to none.
+    He et al., "Mask R-CNN", 2017; Lin et al., "Feature Pyramid Networks", 2017. Anchors, numbers of
+    samples and thresholds are those of mmdet's configuration, on which the papers of Vision-TTT and
+    ViT³ build. Three details are torchvision's: losses of boxes are smooth L1 with β = 1/9 (mmdet:
+    L1), RoIAlign samples 2 × 2 points per cell and shifts nothing by half a pixel (mmdet: as many
+    points as pixels, shifted), and an object that no region overlaps by half is matched to none.
 
     Args:
         maps: a map module, see :class:`vision_ttt.dense.model.DenseModel`.

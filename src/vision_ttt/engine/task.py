@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from accelerate import Accelerator
 from PIL import Image
@@ -110,6 +110,14 @@ class Predictor(Protocol):
 
     def picture(self, prediction: dict[str, Any]) -> Image.Image:
         """Return the file's picture with the prediction drawn on or beside it, and a legend."""
+
+
+@runtime_checkable
+class MaskPredictor(Protocol):
+    """A :class:`Predictor` that predicts the class of each pixel of an image."""
+
+    def mask(self, prediction: dict[str, Any]) -> Image.Image:
+        """Return the class indices of the file's pixels, as an image with a palette."""
 
 
 class Task(ABC):

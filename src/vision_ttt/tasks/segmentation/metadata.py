@@ -30,7 +30,8 @@ def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
         if len(colour) != 3 or not all(isinstance(n, int) and 0 <= n <= 255 for n in colour):
             raise ValueError(f"palette has {colour}; a colour is three numbers from 0 to 255")
     check_statistics(told["input"])
-    SegmentationData(**{name: told["input"][name] for name in INPUT})
+    shown = {name: told["input"][name] for name in INPUT}
+    SegmentationData(**shown, shorter_side=shown["test_shorter_side"])  # checks them
     return told
 
 
