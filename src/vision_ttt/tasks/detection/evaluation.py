@@ -63,6 +63,17 @@ class DetectionEvaluation:
     """Places of the images among the annotations, with what was found."""
 
 
+def check_weights(model: nn.Module) -> None:
+    """Check that a detector's weights are finite: with others it finds nothing, as in empty images.
+
+    Raises:
+        UserError: one is not.
+    """
+    for name, weight in model.state_dict().items():
+        if weight.is_floating_point() and not weight.isfinite().all():
+            raise UserError(f"the detector's weight {name} is NaN or infinite: it is damaged")
+
+
 def detect(model: nn.Module, image: Tensor, size: tuple[int, int], precision: str) -> Detections:
     """Return what a detector finds in an image.
 
