@@ -223,6 +223,21 @@ def test_the_classifier_and_the_backbone_are_everything():
         assert rest | backbone == {id(p) for p in own.parameters()}
 
 
+def test_the_classes_decide_the_size_of_the_class_layers_alone():
+    for first in nano_models():
+        maps = StageMaps(nano_h_vit3())
+        other = (
+            Detector(maps, 5, DetectorSizes(**NANO_DETECTOR))
+            if isinstance(first, Detector)
+            else Segmenter(maps, 5, SegmenterSizes(**NANO_SEGMENTER))
+        )
+        shapes = {name: x.shape for name, x in other.state_dict().items()}
+        others = {name for name, x in first.state_dict().items() if x.shape != shapes[name]}
+        prefixes = tuple(f"{layer}." for layer in first.class_layers)
+        assert others == {name for name in shapes if name.startswith(prefixes)}
+        assert {name.rpartition(".")[2] for name in others} == {"weight", "bias"}
+
+
 def test_blocks_are_the_backbones():
     own, _ = nano_models()
     assert [type(block).__name__ for block in own.blocks] == ["ViT3Block"] * 5

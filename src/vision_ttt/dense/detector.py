@@ -44,6 +44,8 @@ class Detector(DenseModel):
         ValueError: ``num_classes`` is below 1.
     """
 
+    class_layers = ("heads.box_predictor", "heads.mask_predictor.mask_fcn_logits")
+
     def __init__(
         self, maps: nn.Module, num_classes: int, sizes: DetectorSizes | None = None
     ) -> None:

@@ -24,6 +24,9 @@ class DenseModel(nn.Module):
             method ``set_grad_checkpointing``.
     """
 
+    class_layers: tuple[str, ...] = ()
+    """Names of the layers whose size follows from the number of classes."""
+
     def __init__(self, maps: nn.Module) -> None:
         super().__init__()
         self.maps = maps
