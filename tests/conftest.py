@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from forked_python import preparing
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -26,6 +28,14 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    if session.config.getoption("numprocesses", default=None):  # others run the tests
+        return (yield)
+    with preparing():
+        return (yield)
 
 
 def pytest_unconfigure() -> None:

@@ -76,6 +76,8 @@ H_VIT3 = Family(
     _is_rotation,
     _arguments,
 )
+# Maps of odd sides are padded by a row or column before they are halved there, here by zeros within
+# the convolution: borders differ then. Images whose sides are multiples of 32 have no such maps.
 H_VIT3_MAPS = Family(
     "H-ViT³ with a norm per map",
     StageMaps,

@@ -24,6 +24,12 @@ def centres(grid: Grid, *, like: Tensor) -> Tensor:
     return torch.stack((x, y), dim=-1).flatten(0, 1)
 
 
+def _softmax(x: Tensor) -> Tensor:
+    """Over the last axis; for a few numbers several times as fast on a CPU as PyTorch's."""
+    x = (x - x.detach().amax(-1, keepdim=True)).exp()
+    return x / x.sum(-1, keepdim=True)
+
+
 class DeformableAttention(nn.Module):
     """Multi-scale deformable attention (Deformable DETR, Eq. 3) of tokens to tokens on grids.
 
@@ -97,6 +103,6 @@ class DeformableAttention(nn.Module):
         cells = torch.tensor([(w, h) for h, w in grids], dtype=torch.float32, device=places.device)
         offsets = offsets.unflatten(-1, (*shape, 2)) / cells[:, None]
         locations = places[:, None, None, None] + offsets  # [B, Q, H, L, P, 2]
-        weights = logits.unflatten(-1, (self.heads, -1)).softmax(-1).unflatten(-1, shape[1:])
+        weights = _softmax(logits.unflatten(-1, (self.heads, -1))).unflatten(-1, shape[1:])
         value = self.value(tokens).unflatten(-1, (self.heads, -1))  # [B, S, H, d]
         return self.out(deformable_attention(value, locations, weights, grids))

@@ -44,6 +44,8 @@ class Detector(DenseModel):
         ValueError: ``num_classes`` is below 1.
     """
 
+    class_layers = ("heads.box_predictor", "heads.mask_predictor.mask_fcn_logits")
+
     def __init__(
         self, maps: nn.Module, num_classes: int, sizes: DetectorSizes | None = None
     ) -> None:
@@ -88,6 +90,7 @@ class Detector(DenseModel):
         Raises:
             ValueError: images, targets or sizes do not fit; targets in evaluation or none in
                 training.
+            FloatingPointError: in evaluation the maps are NaN or infinite.
         """
         if self.training != (targets is not None):
             mode = "training" if self.training else "evaluation"
@@ -101,6 +104,9 @@ class Detector(DenseModel):
             _check_targets(targets, shapes, self.num_classes)
         batch = ImageList(_padded(images, shapes), shapes)
         maps = self.pyramid(dict(zip(LEVELS, self.maps(batch.tensors), strict=True)))
+        # What is NaN is no proposal: damaged weights would look like images without an object.
+        if not self.training and not list(maps.values())[-1].isfinite().all():
+            raise FloatingPointError("the maps of the images are NaN or infinite")
         regions, proposal_losses = self.proposals(batch, maps, targets)
         found, head_losses = self.heads(maps, regions, shapes, targets)
         if targets is not None:

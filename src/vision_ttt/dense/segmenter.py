@@ -34,6 +34,8 @@ class Segmenter(DenseModel):
         MissingPackageError: transformers is not installed.
     """
 
+    class_layers = ("head.classifier", "auxiliary_head.classifier")
+
     def __init__(
         self, maps: nn.Module, num_classes: int, sizes: SegmenterSizes | None = None
     ) -> None:

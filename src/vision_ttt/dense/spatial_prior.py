@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import torch
 from torch import Tensor, nn
 
 from vision_ttt.layers.conv_stem import ConvNorm
@@ -48,7 +49,8 @@ class SpatialPrior(nn.Module):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Four tensors of tokens, finest first; h and w are the image's sides over the stride."""
-        x = self.stem(images)
+        # In this format, which a convolution passes on, tokens are a view of a map.
+        x = self.stem(images.contiguous(memory_format=torch.channels_last))
         maps = [x]
         for stage in self.stages:
             maps.append(stage(maps[-1]))

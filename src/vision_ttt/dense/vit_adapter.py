@@ -152,11 +152,11 @@ class ViTAdapter(nn.Module):
 
         levels = pyramid.split([h * w for h, w in grids[1:]], dim=1)
         c = [_as_map(x, own) for x, own in zip((finest, *levels), grids, strict=True)]
-        c[0] = c[0] + self.up(c[1])
+        c[0] = self.up(c[1]).add_(c[0])  # in place: a new tensor of this size costs more
         maps = []
         for x, y, norm, own, stride in zip(c, groups, self.norms, grids, STRIDES, strict=True):
             y = F.interpolate(_as_map(y, grid), size=own, mode="bilinear", align_corners=False)
-            maps.append(norm(x + y)[:, :, : -(-height // stride), : -(-width // stride)])
+            maps.append(norm(y.add_(x))[:, :, : -(-height // stride), : -(-width // stride)])
         return maps
 
     def _interact(

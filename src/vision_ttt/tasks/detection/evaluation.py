@@ -10,12 +10,14 @@ from typing import Any, Literal
 import faster_coco_eval.core.mask as rle_masks
 import numpy as np
 from faster_coco_eval import COCO, COCOeval_faster
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from vision_ttt.data import DatasetError
 from vision_ttt.data.coco import CocoAnnotations
 from vision_ttt.data.coco_checks import Rle, mask_area
+from vision_ttt.engine.evaluation import autocast
+from vision_ttt.errors import UserError
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -59,6 +61,36 @@ class DetectionEvaluation:
     """box and mask → precision [R, C] at IoU 0.5 by recall and class; NaN without an object."""
     found: list[tuple[int, Detections]]
     """Places of the images among the annotations, with what was found."""
+
+
+def check_weights(model: nn.Module) -> None:
+    """Check that a detector's weights are finite: with others it finds nothing, as in empty images.
+
+    Raises:
+        UserError: one is not.
+    """
+    for name, weight in model.state_dict().items():
+        if weight.is_floating_point() and not weight.isfinite().all():
+            raise UserError(f"the detector's weight {name} is NaN or infinite: it is damaged")
+
+
+def detect(model: nn.Module, image: Tensor, size: tuple[int, int], precision: str) -> Detections:
+    """Return what a detector finds in an image.
+
+    Args:
+        image: [3, h, w], normalised.
+        size: height and width that it had before it was resized.
+        precision: of autocast.
+
+    Raises:
+        UserError: the detector computes NaN.
+    """
+    try:
+        with autocast(image.device, precision):
+            (output,) = model([image], sizes=[size], pasted=False)
+    except FloatingPointError as error:
+        raise UserError(f"the detector finds nothing: {error}; its weights are damaged") from error
+    return detections(output, size)
 
 
 def detections(output: Mapping[str, Tensor], size: tuple[int, int]) -> Detections:

@@ -11,17 +11,16 @@ from typing import Any
 import torch
 from PIL import Image
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 from vision_ttt.data import SeededItems, make_loader, open_image, watched
 from vision_ttt.data.image_files import ImageFiles, files_and_folders
 from vision_ttt.engine.checkpoint import ModelMetadata
-from vision_ttt.engine.evaluation import autocast
 from vision_ttt.engine.task import Batch
-from vision_ttt.errors import DamagedItem, UserError
+from vision_ttt.errors import DamagedItem
 from vision_ttt.tasks.dense.pictures import Colour, palette
 from vision_ttt.tasks.dense.task import normalise
-from vision_ttt.tasks.detection.evaluation import Detections, detections, entries
+from vision_ttt.tasks.detection.evaluation import check_weights, detect, entries
 from vision_ttt.tasks.detection.metadata import check_carried
 from vision_ttt.tasks.detection.pictures import SHOWN_SCORE, DrawnObject, drawn_with_legend
 from vision_ttt.tasks.detection.transforms import Sample, TestTransform
@@ -60,11 +59,9 @@ class ObjectPredictor:
         """Yield per batch the predictions, and the errors of the images that do not decode.
 
         Raises:
-            UserError: a weight is not finite, with which nothing would be found.
+            UserError: the detector computes NaN.
         """
-        for name, weight in self.model.state_dict().items():
-            if isinstance(weight, Tensor) and not torch.isfinite(weight).all():
-                raise UserError(f"the model's weight {name} is NaN or infinite: it is damaged")
+        check_weights(self.model)
         told = self._carried
         loader = make_loader(
             SeededItems(
@@ -137,19 +134,16 @@ class ObjectPredictor:
     def _prediction(self, path: Path, sample: Sample) -> Prediction:
         told = self._carried
         names = dict(zip(told["category_ids"], told["classes"], strict=True))
+        image = normalise(sample.image.to(self.device), told["input"])
+        with torch.inference_mode():
+            found = detect(self.model, image, sample.size, self.precision)
         return {
             "image": str(path),
             "objects": [
                 {"class": names[each["category_id"]], **each, "segmentation": _text(each)}
-                for each in entries(self._detect(sample), told["category_ids"])
+                for each in entries(found, told["category_ids"])
             ],
         }
-
-    def _detect(self, sample: Sample) -> Detections:
-        image = normalise(sample.image.to(self.device), self._carried["input"])
-        with torch.inference_mode(), autocast(self.device, self.precision):
-            (output,) = self.model([image], sizes=[sample.size], pasted=False)
-        return detections(output, sample.size)
 
     @cached_property
     def _carried(self) -> dict[str, Any]:

@@ -29,7 +29,8 @@ from vision_ttt.tasks.detection.evaluation import (
     KINDS,
     DetectionEvaluation,
     Detections,
-    detections,
+    check_weights,
+    detect,
     summarise,
 )
 from vision_ttt.tasks.detection.metadata import build, check_carried
@@ -133,25 +134,22 @@ class Detection(DenseTask):
         def measure(batch: Batch) -> list[tuple[int, Detections]]:
             places = self.test_set.items.places[batch["indices"].cpu().numpy()].tolist()
             found = [
-                (place, self.detect(model, image, size))
-                for place, image, size in zip(places, batch["images"], batch["sizes"], strict=True)
+                (place, detect(model, image, size, self.precision))
+                for place, image, size in zip(
+                    places, self._normalised(batch["images"]), batch["sizes"], strict=True
+                )
             ]
             # A model in parts over several processes needs equally many passes of all.
             for _ in batch["damaged"]:
-                blank = torch.zeros(3, _BLANK, _BLANK, dtype=torch.uint8)
-                self.detect(model, blank.to(accelerator.device), (_BLANK, _BLANK))
+                blank = torch.zeros(3, _BLANK, _BLANK, device=accelerator.device)
+                detect(model, blank, (_BLANK, _BLANK), self.precision)
             return found
 
+        check_weights(model)
         found = objects_of_items(
             measure, model, loader, accelerator, damaged=damaged, between=between
         )
         return summarise(self.annotations, found)
-
-    def detect(self, model: nn.Module, image: Tensor, size: tuple[int, int]) -> Detections:
-        """Return what a detector finds in an image [3, h, w] uint8 that was of another size."""
-        with autocast(image.device, self.precision):
-            (output,) = model(self._normalised([image]), sizes=[size], pasted=False)
-        return detections(output, size)
 
     def carried(self) -> dict[str, Any]:
         """Return the classes, the input that the detector expects, and how files are named."""
