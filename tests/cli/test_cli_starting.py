@@ -27,7 +27,7 @@ REFUSED = [
     ["trian"],
     ["help", "trian"],
     *([name, "--no-such-flag"] for name in COMMANDS),
-    *([name] for name in COMMANDS if name not in ("models", "demo")),
+    *([name] for name in COMMANDS if name not in ("models", "demo", "demo-dense")),
     ["train", "digtis"],
     ["train", "digits", "--epochs", "many"],
     ["train", "digits", "--epochs", "0"],
@@ -45,6 +45,8 @@ REFUSED = [
     ["bench", "ops", "--op", "attention"],
     ["bench", "table", "absent.csv"],
     ["demo", "--epochs", "0"],
+    ["demo-dense", "--seeds", "0"],
+    ["demo-dense", "--models", "resnet"],
 ]
 
 SCRIPT = textwrap.dedent(
