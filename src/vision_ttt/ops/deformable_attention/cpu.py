@@ -97,9 +97,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     gradients = [x.new_empty(x.shape, dtype=torch.float32) for x in inputs[:3]]
     pointers = _DeformableAttentionGradients(*(x.data_ptr() for x in gradients))
     call_kernel("vision_ttt_deformable_attention_backward", problem, pointers)
-    value, locations, weights = (
-        x.to(of.dtype) for x, of in zip(gradients, given[:3], strict=True)
-    )
+    value, locations, weights = (x.to(of.dtype) for x, of in zip(gradients, given[:3], strict=True))
     return value, locations, weights
 
 
