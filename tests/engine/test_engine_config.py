@@ -128,7 +128,7 @@ def test_names_short_and_long() -> None:
         recipes.load("digits", {"model.epochs": 1})
     with pytest.raises(ConfigError, match=r"'mixup': task\.mixup is of task classification"):
         recipes.load("digits-diffusion", {"mixup": 1})
-    with pytest.raises(ConfigError, match="names no task; set task to one of classification, diff"):
+    with pytest.raises(ConfigError, match="names no task; set task to one of classification, det"):
         resolve({"epochs": 1})
     with pytest.raises(ConfigError, match="unknown task 'detection'"):
         resolve({"task": "detection"})

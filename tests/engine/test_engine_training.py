@@ -5,8 +5,8 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from timm.data.dataset import IterableImageDataset
 from torch import nn
 from torch.utils.data import DataLoader
 
+import forked_python
 from vision_ttt import recipes
 from vision_ttt.data import ImageError
 from vision_ttt.data.loading import Batch
@@ -181,21 +182,19 @@ def test_a_request_to_stop_from_outside_leaves_a_checkpoint(
     fields = tiny_fields(epochs=10_000, num_workers=1)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(resolve(fields).as_dict()))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vision_ttt", "train", str(recipe)],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     run = Path(fields["output"])
-    try:
-        for line in process.stderr:
-            if "epoch 1/" in line:
-                break
-        os.killpg(process.pid, asked)  # as terminals and schedulers do: to workers, too
-        _, said = process.communicate(timeout=30)  # the grace time that schedulers give
-    finally:
-        process.kill()
+    with open(tmp_path / "said", "w+") as file:
+        arguments = ["-m", "vision_ttt", "train", str(recipe)]
+        process = forked_python.start(arguments, stdout=file, stderr=file, start_new_session=True)
+        try:
+            while "epoch 1/" not in (tmp_path / "said").read_text():
+                assert process.poll() is None, (tmp_path / "said").read_text()
+                time.sleep(0.01)
+            os.killpg(process.pid, asked)  # as terminals and schedulers do: to workers, too
+            process.wait(30)  # the grace time that schedulers give
+        finally:
+            process.kill()
+    said = (tmp_path / "said").read_text()
     assert process.returncode == code, said
     assert "--resume" in said
     assert "Traceback" not in said

@@ -113,11 +113,14 @@ class TaskSection(Section, ABC):
         *,
         device: torch.device,
         precision: str,
-        topk: int,
+        topk: int | None,
         batch_size: int,
         num_workers: int,
     ) -> Predictor:
         """Return what predicts for files with a checkpoint's model.
+
+        Args:
+            topk: most answers per file where there are many; None: as the task has it.
 
         Raises:
             UserError: the task predicts nothing for files.

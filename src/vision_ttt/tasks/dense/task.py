@@ -20,7 +20,6 @@ from vision_ttt.models.registry import model_config
 _ELSEWHERE = {
     "num_classes": "the data give it",
     "in_chans": "images are RGB",
-    "img_size": "any size is accepted",
     "dense": "set task.parts",
     "drop_path_rate": "set model.drop_path",
 }
