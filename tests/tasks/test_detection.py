@@ -350,10 +350,11 @@ def test_pictures_show_mask_box_and_class(root: Path) -> None:
     np.testing.assert_allclose(inside, 0.45 * np.array(colours[1]), atol=1)
     assert (pixels[70:] == 0).all()
     assert drawn(image, objects, ("square", "disc"), colours, longer_side=50).size == (50, 40)
+    large = drawn(image, objects, ("square", "disc"), colours, longer_side=640)
     with_legend = drawn_with_legend(image, objects, ("square", "disc"), colours)
-    assert with_legend.width > 100
-    assert np.array_equal(np.array(with_legend)[:80, :100], pixels)
-    assert drawn_with_legend(image, [], ("square", "disc"), colours).size == (100, 80)
+    assert with_legend.width > 640
+    assert np.array_equal(np.array(with_legend)[:512, :640], np.array(large))
+    assert drawn_with_legend(image, [], ("square", "disc"), colours).size == (640, 512)
 
 
 @pytest.fixture
