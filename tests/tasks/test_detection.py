@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from coco_files import CATEGORIES, rectangle, write_set
+from interrupted_runs import run_through
 from vision_ttt import recipes
 from vision_ttt.cli.main import main
 from vision_ttt.data import DatasetError, ImageError, make_loader
@@ -427,3 +428,26 @@ def test_help_lists_the_fields_of_detection(capsys: pytest.CaptureFixture) -> No
     for flag in ("--shorter-side-least", "--crop", "--maps", "--parts", "--decay-at"):
         assert flag in told
     assert "--mixup" not in told
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_each_image_once(tmp_path: Path) -> None:
+    """Five images, of which one is damaged, do not go round evenly."""
+    root = write_set(tmp_path / "coco", train=6, test=5)
+    (root / "val2017" / "000000000003.png").write_bytes(b"\x89PNG")
+    fields = _config(root, tmp_path / "run", skip_bad=True, evaluate_every=4).as_dict()
+    ended, _ = run_through([(fields, [])], tmp_path, processes=2)
+    assert ended == [0]
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert [Path(name).name for name in metrics["damaged_items"]] == ["000000000003.png"]
+    model, metadata = load_model(tmp_path / "run" / "last.safetensors", task="detection")
+    task = DetectionSection.reopen(metadata, {}, part="test", precision="float32", num_workers=0)
+    loader = make_loader(task.test_set, 5, task.collate)
+    alone = task.evaluate(
+        model, loader, make_accelerator(), damaged=DamagedItems(True), between=lambda: None
+    )
+    assert [place for place, _ in alone.found] == [0, 1, 3, 4]
+    own = {f"test_{name}": value for name, value in alone.metrics.items()}
+    assert own == {
+        name: value for name, value in metrics.items() if name.startswith("test_") and "ap" in name
+    }
