@@ -360,9 +360,10 @@ def test_pictures_show_mask_box_and_class(root: Path) -> None:
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """A set with an image that does not decode and one whose annotation is wrong."""
-    root = write_set(tmp_path / "coco", train=6, test=4)
+    """A set with an image that does not decode, a missing one, and one of a wrong annotation."""
+    root = write_set(tmp_path / "coco", train=7, test=4)
     (root / "train2017" / "000000000001.png").write_bytes(b"\x89PNG")
+    (root / "train2017" / "000000000002.png").unlink()
     path = root / "annotations" / "instances_train2017.json"
     content = json.loads(path.read_text())
     wrong = next(each for each in content["annotations"] if each["image_id"] == 3)
@@ -372,17 +373,17 @@ def damaged(tmp_path: Path) -> Path:
 
 
 def test_damaged_images_stop_the_run_or_are_counted(damaged: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        (ImageError, AnnotationError), match=r"000000000001|annotation \d+ of image"
-    ):
-        train(_config(damaged, tmp_path / "run", updates=None, epochs=2))
-    config = _config(
-        damaged, tmp_path / "run", updates=None, epochs=2, evaluate_every=9, skip_bad=True
-    )
-    result = train(config, overwrite=True)
+    with pytest.raises(DatasetError, match=r"1 of the 7 images .* such as 000000000002\.png"):
+        train(_config(damaged, tmp_path / "run"))
+    fields = {"updates": None, "epochs": 2, "evaluate_every": 9}
+    config = _config(damaged, tmp_path / "run", **fields, skip_bad=True)
+    result = train(config)
     names = {Path(name).name for name in result.metrics["damaged_items"]}
-    assert names == {"000000000001.png", "000000000003.png"}
+    assert names == {f"00000000000{number}.png" for number in (1, 2, 3)}
     assert result.metrics["train_faulty_images"] == 1
+    (damaged / "train2017" / "000000000002.png").write_bytes(b"\x89PNG")
+    with pytest.raises((ImageError, AnnotationError), match=r"00000000000[12]|annotation \d+ of"):
+        train(_config(damaged, tmp_path / "other", **fields))
 
 
 @pytest.mark.parametrize(
@@ -392,7 +393,7 @@ def test_damaged_images_stop_the_run_or_are_counted(damaged: Path, tmp_path: Pat
         (lambda c: c.update(annotations=[]), "has no object to train on"),
         (
             lambda c: c["images"][0].update(file_name="lost.png"),
-            r"names 1 images that are not in .*train2017, such as lost\.png; run\.skip_bad",
+            r"1 of the 4 images of .* missing in .*train2017, such as lost\.png; run\.skip_bad",
         ),
     ],
 )
