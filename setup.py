@@ -26,6 +26,7 @@ KERNELS = (
     "ttt_mlp/kernels.cpp",
     "fused/kernels.cpp",
     "conv2d/kernels.cpp",
+    "deformable_attention/kernels.cpp",
     "packed/kernels.cpp",
     "linear/kernels.cpp",
     "swiglu_mlp/kernels.cpp",

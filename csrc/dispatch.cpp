@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "conv2d/conv2d.h"
+#include "deformable_attention/deformable_attention.h"
 #include "fused/fused.h"
 #include "learner/problem.h"
 #include "linear/linear.h"
@@ -21,6 +22,9 @@
   void gated_norm_backward_##isa(const GatedNorm&, const GatedNormGradients&); \
   int conv2d_##isa(const Conv2d&);                                           \
   void conv2d_weight_##isa(const Conv2d&, float*);                           \
+  void deformable_attention_##isa(const DeformableAttention&);               \
+  void deformable_attention_backward_##isa(const DeformableAttention&,       \
+                                           const DeformableAttentionGradients&); \
   void swiglu_##isa(const SwiGlu&);                                          \
   void swiglu_backward_##isa(const SwiGlu&);                                 \
   int swiglu_mlp_##isa(const SwiGluMlpProblem&);                             \
@@ -39,6 +43,7 @@
    ttt_mlp_forward_##isa,    ttt_mlp_backward_##isa,                         \
    conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
    gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
+   deformable_attention_##isa, deformable_attention_backward_##isa,          \
    swiglu_##isa,             swiglu_backward_##isa,                          \
    swiglu_mlp_##isa,         swiglu_mlp_backward_##isa, linear_##isa,        \
    linear_backward_##isa,                                                    \
@@ -66,6 +71,9 @@ struct Kernels {
   void (*gated_norm_backward)(const GatedNorm&, const GatedNormGradients&);
   int (*conv2d)(const Conv2d&);
   void (*conv2d_weight)(const Conv2d&, float*);
+  void (*deformable_attention)(const DeformableAttention&);
+  void (*deformable_attention_backward)(const DeformableAttention&,
+                                        const DeformableAttentionGradients&);
   void (*swiglu)(const SwiGlu&);
   void (*swiglu_backward)(const SwiGlu&);
   int (*swiglu_mlp)(const SwiGluMlpProblem&);
@@ -131,6 +139,13 @@ void vision_ttt_gated_norm_backward(const GatedNorm* p, const GatedNormGradients
 }
 int vision_ttt_conv2d(const Conv2d* p) { return kernels().conv2d(*p); }
 void vision_ttt_conv2d_weight(const Conv2d* p, float* g) { kernels().conv2d_weight(*p, g); }
+void vision_ttt_deformable_attention(const DeformableAttention* p) {
+  kernels().deformable_attention(*p);
+}
+void vision_ttt_deformable_attention_backward(const DeformableAttention* p,
+                                              const DeformableAttentionGradients* g) {
+  kernels().deformable_attention_backward(*p, *g);
+}
 void vision_ttt_swiglu(const SwiGlu* p) { kernels().swiglu(*p); }
 void vision_ttt_swiglu_backward(const SwiGlu* p) { kernels().swiglu_backward(*p); }
 int vision_ttt_swiglu_mlp(const SwiGluMlpProblem* p) { return kernels().swiglu_mlp(*p); }

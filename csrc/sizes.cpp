@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "conv2d/conv2d.h"
+#include "deformable_attention/deformable_attention.h"
 #include "fused/fused.h"
 #include "learner/problem.h"
 #include "linear/linear.h"
@@ -24,6 +25,8 @@ VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(SwiGluMlpProblem)
   VISION_TTT_SIZE(Linear)
   VISION_TTT_SIZE(Conv2d)
+  VISION_TTT_SIZE(DeformableAttention)
+  VISION_TTT_SIZE(DeformableAttentionGradients)
   VISION_TTT_SIZE(Tokens)
   VISION_TTT_SIZE(Convolution)
   VISION_TTT_SIZE(State)

@@ -76,6 +76,15 @@ def correlation_arguments(s: Sizes) -> list[Any]:
     return [x, y, s.height, s.width, s.taps]
 
 
+def deformable_arguments(s: Sizes) -> list[Any]:
+    """Two levels, or one; some of the points are outside."""
+    levels = [s.height, s.width, *[s.taps, 2] * s.gated]
+    cells = sum(h * w for h, w in zip(levels[::2], levels[1::2], strict=True))
+    points = s.batch, s.length, s.heads, len(levels) // 2, s.mini_batch
+    locations = 1.4 * torch.rand(*points, 2, dtype=torch.float32) - 0.2
+    return [normal(s.batch, cells, s.heads, s.dim), locations, normal(*points), levels]
+
+
 def norm_arguments(s: Sizes) -> list[Any]:
     parts, dim = min(s.heads, 2), s.channels
     gate = normal(s.batch, s.length, dim) if s.gated else None
@@ -133,6 +142,7 @@ def swiglu_arguments(s: Sizes) -> list[Any]:
 
 
 ARGUMENTS: dict[str, Callable[[Sizes], list[Any]]] = {
+    "deformable_attention": deformable_arguments,
     "depthwise_conv2d": conv2d_arguments,
     "depthwise_correlation": correlation_arguments,
     "directional_conv1d": conv1d_arguments,
@@ -263,6 +273,11 @@ def with_grid(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, y, height, width, *rest: op(x, y, (height, width), *rest)
 
 
+def with_pairs(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of a list of pairs on arguments whose last one is the pairs' numbers."""
+    return lambda *a: op(*a[:-1], list(zip(a[-1][::2], a[-1][1::2], strict=True)))
+
+
 def by_name(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A learner's public function on its custom op's arguments."""
     return lambda *a: op(
@@ -271,6 +286,7 @@ def by_name(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 PUBLIC: dict[str, Callable[..., Tensor]] = {
+    "deformable_attention": with_pairs(ops.deformable_attention),
     "depthwise_conv2d": with_grid(ops.depthwise_conv2d),
     "depthwise_correlation": with_grid(depthwise_correlation),
     "directional_conv1d": ops.directional_conv1d,

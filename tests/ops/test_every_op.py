@@ -344,8 +344,10 @@ def test_who_serves_unasked(op):
     assert op.choose(inputs) == ("auto" if op.backend_at_runtime else "cpu")
     assert op.select_backend(inputs) is op.backends["cpu"]
     exact = op.inputs(*changed(arguments, Tensor.double))
-    if op.name != "swiglu_mlp":  # PyTorch's products are its, whatever the precision
-        assert op.choose(exact) == ("auto" if op.backend_at_runtime else "reference")
+    if op.backend_at_runtime:
+        assert op.choose(exact) == "auto"
+    else:
+        assert op.choose(exact) == ("dual" if "dual" in op.backends else "reference")
     if op.backend_at_runtime:
         assert op.select_backend(exact) is op.backends["dual"]
 
@@ -395,6 +397,7 @@ def test_lesser_instruction_sets_compute_the_same(isa, op, load_kernels):
 
 
 REFUSED = {  # op, backend: what is changed in its arguments' sizes, and the reason
+    ("deformable_attention", "cpu"): ({"dim": 24}, "24 channels are no multiple of 16"),
     ("depthwise_conv2d", "cpu"): ({"channels": 24}, "24 channels are no multiple of 16"),
     ("depthwise_correlation", "cpu"): ({"channels": 24}, "24 channels are no multiple of 16"),
     ("directional_conv1d", "cpu"): ({"channels": 24}, "24 channels are no multiple of 16"),
@@ -521,7 +524,7 @@ def test_a_program_runs_where_no_kernel_serves(op, monkeypatch):
     _native.warn_if_missing.cache_clear()
     for a, b in zip(got, wanted, strict=True):
         assert_close(a, b, FORWARD[torch.float32])
-    if op.backend_at_runtime or op.backward_op is None or op.name == "swiglu_mlp":
+    if op.backward_op is None or "dual" in op.backends:
         return
     with pytest.raises(ValueError, match=r"no backend supports .*compiled kernels are missing"):
         op.backward_op(*_backward_of(op, arguments))

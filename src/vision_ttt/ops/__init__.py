@@ -1,6 +1,7 @@
 """Stateless sequence ops, one folder per op."""
 
 from vision_ttt.ops._backend import use_backend
+from vision_ttt.ops.deformable_attention import deformable_attention
 from vision_ttt.ops.depthwise_conv2d import depthwise_conv2d
 from vision_ttt.ops.directional_conv1d import directional_conv1d
 from vision_ttt.ops.fused_ttt_linear import fused_ttt_linear
@@ -12,6 +13,7 @@ from vision_ttt.ops.ttt_linear import ttt_linear
 from vision_ttt.ops.ttt_mlp import ttt_mlp
 
 __all__ = [
+    "deformable_attention",
     "depthwise_conv2d",
     "directional_conv1d",
     "fused_ttt_linear",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vision_ttt.ops._op import Op
+from vision_ttt.ops.deformable_attention.op import OP as DEFORMABLE_ATTENTION
 from vision_ttt.ops.depthwise_conv2d.op import OP as DEPTHWISE_CONV2D
 from vision_ttt.ops.depthwise_correlation.op import OP as DEPTHWISE_CORRELATION
 from vision_ttt.ops.directional_conv1d.op import OP as DIRECTIONAL_CONV1D
@@ -17,6 +18,7 @@ from vision_ttt.ops.ttt_mlp.op import OP as TTT_MLP
 TABLE: dict[str, Op] = {  # public name → op
     op.name: op
     for op in (
+        DEFORMABLE_ATTENTION,
         DEPTHWISE_CONV2D,
         DEPTHWISE_CORRELATION,
         DIRECTIONAL_CONV1D,
