@@ -5,15 +5,41 @@ Triton decides at its import whether kernels are interpreted. Tests of interpret
 """
 
 import ctypes
+import gc
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from forked_python import preparing
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from going through all modules and tests again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    if session.config.getoption("numprocesses", default=None):  # others run the tests
+        return (yield)
+    with preparing():
+        return (yield)
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # nanobind's modules complain if the interpreter does not free them at its end
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

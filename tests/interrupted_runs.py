@@ -1,13 +1,12 @@
 """Runs that are killed, and the comparison of what two runs left."""
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
+import forked_python
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import SavedRun, read_state
 from vision_ttt.recipes import resolve
@@ -30,12 +29,7 @@ def run_through(
         recipe = tmp_path / f"recipe-{number}.yaml"
         recipe.write_text(json.dumps(resolve(fields).as_dict()))
         arguments += [str(recipe), json.dumps(kills)]
-    process = subprocess.run(
-        [sys.executable, str(_DRIVER), str(processes), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=1700,
-    )
+    process = forked_python.run([str(_DRIVER), str(processes), *arguments], timeout=1700)
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout), process.stderr
 

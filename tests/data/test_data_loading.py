@@ -160,7 +160,7 @@ def test_damaged_images_are_named_and_left_out(num_workers: int) -> None:
     images = TransformedImages(_SomeBad("test"), train_transform(DATA_CONFIG))
     batch = next(iter(make_loader(images, 4, collate, num_workers=num_workers)))
     assert batch["images"].shape == (2, 3, 32, 32)
-    assert batch["targets"].tolist() == [images.images.targets[0], images.images.targets[3]]
+    assert batch["targets"].tolist() == [images.items.targets[0], images.items.targets[3]]
     damages = [(type(error), error.name, error.reason) for error in batch["damaged"]]
     assert damages == [(ImageError, f"number {number}", "on purpose") for number in (1, 2)]
 

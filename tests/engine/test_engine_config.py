@@ -128,7 +128,7 @@ def test_names_short_and_long() -> None:
         recipes.load("digits", {"model.epochs": 1})
     with pytest.raises(ConfigError, match=r"'mixup': task\.mixup is of task classification"):
         recipes.load("digits-diffusion", {"mixup": 1})
-    with pytest.raises(ConfigError, match="names no task; set task to one of classification, diff"):
+    with pytest.raises(ConfigError, match="names no task; set task to one of classification, det"):
         resolve({"epochs": 1})
     with pytest.raises(ConfigError, match="unknown task 'detection'"):
         resolve({"task": "detection"})
@@ -307,3 +307,34 @@ def test_bad_recipes_are_explained(tmp_path: Path) -> None:
     path.write_text("epochs: [")
     with pytest.raises(ConfigError, match="not YAML"):
         recipes.load(str(path))
+
+
+def test_steps_are_checked() -> None:
+    steps = {"task": "classification", "epochs": 12, "schedule": "steps", "decay_at": [8, 11]}
+    assert resolve(steps).optimisation.decay_at == [8.0, 11.0]
+    for wrong, said in (
+        ({"decay_at": []}, r"decay_at is \[\]; it must be at least one point, as schedule is"),
+        ({"schedule": "cosine"}, "it must be empty, as schedule is 'cosine'"),
+        ({"decay_at": [11, 8]}, "it must ascend"),
+        ({"decay_at": [8, 13]}, r"at most epochs \(12\)"),
+        ({"decay_at": [0]}, r"decay_at\[0\] is 0.* above 0"),
+        ({"decay_at": ["late"]}, "decay_at"),
+        ({"decay_at": 8}, "decay_at"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            resolve({**steps, **wrong})
+    with pytest.raises(TypeError, match="decay_at is 8; a list is needed"):
+        _section("decay_at", 8)
+
+
+def test_a_shorter_run_takes_its_steps_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    path = tmp_path / "steps.yaml"
+    optimisation = {"epochs": 12, "schedule": "steps", "decay_at": [8, 11], "warmup": 1}
+    path.write_text(yaml.safe_dump({"task": "classification", "optimisation": optimisation}))
+    assert recipes.load(str(path), {"epochs": 6}).optimisation.decay_at == [4.0, 5.5]
+    assert "decay_at: 4, 5.5 instead of the recipe's 8, 11, as epochs are 6" in caplog.text
+    given = recipes.load(str(path), {"epochs": 6, "decay_at": [2]}).optimisation
+    assert (given.decay_at, given.warmup) == ([2.0], 0.5)

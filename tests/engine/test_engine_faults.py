@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
+import forked_python
 from vision_ttt.cli.main import main
 from vision_ttt.data import LoaderError
 from vision_ttt.data.sources import FolderImages
@@ -242,12 +241,7 @@ def test_the_system_refuses_to_write_on(tiny_fields: Fields, tmp_path: Path) -> 
     (checkpoint,) = checkpoints(Path(config.run.output))
     limit = str(checkpoint.stat().st_size // 2)
     recipe = str(Path(config.run.output) / "config.yaml")
-    process = subprocess.run(
-        [sys.executable, "-c", _UNDER_A_LIMIT, limit, recipe],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    process = forked_python.run(["-c", _UNDER_A_LIMIT, limit, recipe], timeout=120)
     assert process.returncode == 2, process.stderr
     assert "File too large (nothing was written)" in process.stderr
     assert "checkpoints/update-000000008" in process.stderr

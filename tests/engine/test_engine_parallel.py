@@ -1,6 +1,8 @@
 """Several processes train the model that one trains, and evaluate each image once."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import forked_python
 from vision_ttt.engine import ConfigError, train
 from vision_ttt.engine.parallel import check_processes, make_accelerator
 from vision_ttt.engine.run_directory import checkpoints
@@ -27,6 +30,31 @@ TWENTY_UPDATES = {
 }
 
 
+def _in_two(command: list[str], tmp_path: Path) -> subprocess.CompletedProcess:
+    """Run a command in two processes, which are told what torchrun would tell them."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    group = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    out, err = tmp_path / "stdout", tmp_path / "stderr"
+    with open(out, "w") as stdout, open(err, "w") as stderr:
+        processes = [
+            forked_python.start(
+                ["-m", "vision_ttt", *command],
+                stdout=stdout,
+                stderr=stderr,
+                env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(2)
+        ]
+        try:
+            code = max(process.wait(170) for process in processes)
+        finally:
+            for process in processes:
+                process.kill()
+    return subprocess.CompletedProcess(command, code, out.read_text(), err.read_text())
+
+
 def _under_torchrun(command: list[str], tmp_path: Path) -> subprocess.CompletedProcess:
     return subprocess.run(
         [
@@ -41,10 +69,15 @@ def _under_torchrun(command: list[str], tmp_path: Path) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize(
-    "sharding", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)]
+    ("sharding", "run"),
+    [
+        ("replicated", _in_two),
+        pytest.param("replicated", _under_torchrun, marks=pytest.mark.slow),
+        pytest.param("sharded", _under_torchrun, marks=pytest.mark.slow),
+    ],
 )
 def test_two_processes_train_what_one_does(
-    tiny_fields: Fields, image_folder: Path, tmp_path: Path, sharding: str
+    tiny_fields: Fields, image_folder: Path, tmp_path: Path, sharding: str, run: Callable
 ) -> None:
     (image_folder / "val" / "dark" / "0.png").unlink()  # seven test images for two processes
     (image_folder / "train" / "dark" / "3.png").write_bytes(b"no image")
@@ -53,7 +86,7 @@ def test_two_processes_train_what_one_does(
     recipe = tmp_path / "recipe.yaml"
     config = resolve({**fields, "output": str(tmp_path / "two")})
     recipe.write_text(json.dumps(config.as_dict()))
-    process = _under_torchrun(["train", str(recipe), "--sharding", sharding], tmp_path)
+    process = run(["train", str(recipe), "--sharding", sharding], tmp_path)
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("best test accuracy") == 1  # one process speaks
     first, second = (read_state(checkpoints(tmp_path / run)[0]) for run in ("one", "two"))

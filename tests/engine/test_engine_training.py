@@ -5,8 +5,8 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from timm.data.dataset import IterableImageDataset
 from torch import nn
 from torch.utils.data import DataLoader
 
+import forked_python
 from vision_ttt import recipes
 from vision_ttt.data import ImageError
 from vision_ttt.data.loading import Batch
@@ -181,21 +182,19 @@ def test_a_request_to_stop_from_outside_leaves_a_checkpoint(
     fields = tiny_fields(epochs=10_000, num_workers=1)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(resolve(fields).as_dict()))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vision_ttt", "train", str(recipe)],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     run = Path(fields["output"])
-    try:
-        for line in process.stderr:
-            if "epoch 1/" in line:
-                break
-        os.killpg(process.pid, asked)  # as terminals and schedulers do: to workers, too
-        _, said = process.communicate(timeout=30)  # the grace time that schedulers give
-    finally:
-        process.kill()
+    with open(tmp_path / "said", "w+") as file:
+        arguments = ["-m", "vision_ttt", "train", str(recipe)]
+        process = forked_python.start(arguments, stdout=file, stderr=file, start_new_session=True)
+        try:
+            while "epoch 1/" not in (tmp_path / "said").read_text():
+                assert process.poll() is None, (tmp_path / "said").read_text()
+                time.sleep(0.01)
+            os.killpg(process.pid, asked)  # as terminals and schedulers do: to workers, too
+            process.wait(30)  # the grace time that schedulers give
+        finally:
+            process.kill()
+    said = (tmp_path / "said").read_text()
     assert process.returncode == code, said
     assert "--resume" in said
     assert "Traceback" not in said
@@ -371,30 +370,44 @@ def test_decay_groups_and_layer_decay() -> None:
     assert scale["patch_embed.proj.weight"] < scale["blocks.0.mixer.ttt.in_proj.weight"] < 1.0
 
 
-def test_schedule_warms_up_and_follows_the_cosine() -> None:
-    weight = nn.Parameter(torch.zeros(1))
-    config = resolve(
-        {
-            "task": "classification",
-            "epochs": 10,
-            "warmup": 2,
-            "learning_rate": 1.0,
-            "warmup_learning_rate": 0.0,
-            "minimum_learning_rate": 0.1,
-        }
+def _rates(**fields: object) -> list[float]:
+    """The learning rates of 100 updates, 10 an epoch."""
+    values = {"learning_rate": 1.0, "warmup_learning_rate": 0.0, "minimum_learning_rate": 0.1}
+    config = resolve({"task": "classification", "epochs": 10, "warmup": 2, **values, **fields})
+    optimizer = torch.optim.AdamW(
+        [nn.Parameter(torch.zeros(1))], lr=config.optimisation.learning_rate
     )
-    optimizer = torch.optim.AdamW([weight], lr=config.optimisation.learning_rate)
     length = Length.of(config.optimisation, updates_per_epoch=10, units_per_item=1)
     scheduler = make_scheduler(optimizer, config.optimisation, length)
     rates = []
     for update in range(100):
         scheduler.step_update(update)
         rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def test_schedule_warms_up_and_follows_the_cosine() -> None:
+    rates = _rates()
     assert rates[0] == 0.0
     assert rates[10] == pytest.approx(0.5)
     for update in (20, 50, 99):
         expected = 0.1 + 0.9 * (1 + math.cos(math.pi * update / 100)) / 2
         assert rates[update] == pytest.approx(expected)
+
+
+def test_schedule_of_a_polynomial() -> None:
+    rates = _rates(schedule="polynomial", power=2.0)
+    assert rates[10] == pytest.approx(0.5)
+    for update in (20, 50, 99):
+        assert rates[update] == pytest.approx(0.1 + 0.9 * (1 - update / 100) ** 2)
+
+
+def test_schedule_in_steps() -> None:
+    rates = _rates(schedule="steps", decay_at=[5, 8.05], decay_rate=0.5)
+    assert rates[10] == pytest.approx(0.5)
+    assert rates[20:50] == pytest.approx([1.0] * 30)
+    assert rates[50:81] == pytest.approx([0.5] * 31)  # 8.05 epochs end within update 80
+    assert rates[81:] == pytest.approx([0.25] * 19)
 
 
 class _Stream:

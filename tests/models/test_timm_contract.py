@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from tolerances import assert_close
 from vision_ttt.models import create_model, is_model, list_models
 
-NAMES = [name for name in timm.list_models() if name in list_models()]
-DENOISERS = [name for name in list_models() if name not in NAMES]
+OURS = list_models()
+NAMES = [name for name in timm.list_models() if name in OURS]
+DENOISERS = [name for name in OURS if name not in NAMES]
 SMALL = {
     "vittt": {"embed_dim": 32, "depth": 2, "num_heads": 1, "patch_size": 8, "img_size": 32},
     "vit3": {"embed_dim": 32, "depth": 2, "num_heads": 1, "patch_size": 8, "img_size": 32},
@@ -38,7 +39,7 @@ def images():
 
 def test_models_that_are_no_classifiers_are_not_timms():
     assert len(NAMES) > 20
-    assert DENOISERS == [name for name in list_models() if name.startswith("dit3_")] != []
+    assert DENOISERS == [name for name in OURS if name.startswith("dit3_")] != []
     for name in DENOISERS:
         assert is_model(name)
         assert not timm.is_model(name)

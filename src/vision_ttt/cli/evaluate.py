@@ -11,6 +11,8 @@ from vision_ttt.data import Share, make_loader
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.loaders import even_order
 from vision_ttt.engine.parallel import all_names, make_accelerator
+from vision_ttt.engine.section import field_types
+from vision_ttt.errors import UserError
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -18,10 +20,16 @@ def run(arguments: jsonargparse.Namespace) -> int:
     model, metadata = tasks.load_model(arguments.checkpoint, task=None)
     accelerator = make_accelerator()
     model, precision = fast_model(model, accelerator.device, arguments.dtype)
-    names = ("dataset", "dataset_root")
-    task = tasks.find(metadata.task["name"]).reopen(
+    section = tasks.find(metadata.task["name"])
+    names = ("dataset", "dataset_root", "evaluation")
+    changes = {name: arguments[name] for name in names if arguments[name] is not None}
+    if "evaluation" in changes and "evaluation" not in field_types(section.DATA):
+        raise UserError(
+            f"--evaluation is {arguments.evaluation}, but the checkpoint holds {section.HOLDS}"
+        )
+    task = section.reopen(
         metadata,
-        {name: arguments[name] for name in names if arguments[name] is not None},
+        changes,
         part=arguments.split,
         precision=precision,
         num_workers=arguments.num_workers,

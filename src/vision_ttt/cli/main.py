@@ -1,7 +1,7 @@
 """The command `vision-ttt`: find the command, parse its arguments, run it, report its errors.
 
-A command is two modules. `vision_ttt.cli.arguments.NAME` declares its arguments and refuses what
-can be refused without PyTorch:
+A command is two modules. `vision_ttt.cli.arguments.NAME` (- is written _ there) declares its
+arguments and refuses what can be refused without PyTorch:
 
     add_arguments(parser: CommandParser) -> None
     parse(parser, argv) -> jsonargparse.Namespace    (optional)
@@ -49,6 +49,9 @@ COMMANDS = {
     "sweep": Command("vision_ttt.cli.sweep", "train every row of a comparison, over several seeds"),
     "bench": Command("vision_ttt.cli.bench", "measure speed and memory against other models"),
     "demo": Command("vision_ttt.cli.demo", "train on handwritten digits and write a report"),
+    "demo-dense": Command(
+        "vision_ttt.cli.demo_dense", "train a detector and a segmenter on rendered scenes"
+    ),
 }
 
 USER_ERROR = 2  # exit code, as argparse has it
@@ -123,7 +126,7 @@ def _run_command(name: str, argv: Sequence[str], begin_work: Callable[[], None])
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}; nearest: {nearest(name, COMMANDS)}")
     command = COMMANDS[name]
-    declared = importlib.import_module(f"vision_ttt.cli.arguments.{name}")
+    declared = importlib.import_module(f"vision_ttt.cli.arguments.{name.replace('-', '_')}")
     parser = CommandParser(f"vision-ttt {name}", command.summary)
     declared.add_arguments(parser)
     # `train` reads its recipe before the flags that override it, so it parses for itself.

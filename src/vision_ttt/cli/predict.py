@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vision_ttt import tasks
+from vision_ttt.cli.checks import check_replaceable
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
@@ -36,6 +37,15 @@ def run(arguments: jsonargparse.Namespace) -> int:
         num_workers=arguments.num_workers,
     )
     files = predictor.find(arguments.files)
+    folders = {"pictures": arguments.pictures, "masks": arguments.masks}
+    folders = {drawing: folder for drawing, folder in folders.items() if folder is not None}
+    for drawing in folders:
+        if drawing not in predictor.drawings:
+            raise UserError(f"--{drawing} is given, but the checkpoint holds {section.HOLDS}")
+    drawn = {
+        drawing: _drawing_files(files, folder, overwrite=arguments.overwrite)
+        for drawing, folder in folders.items()
+    }
     console, errors = Console(), Console(stderr=True)
 
     predictions: list[dict[str, Any]] = []
@@ -56,15 +66,21 @@ def run(arguments: jsonargparse.Namespace) -> int:
                 skipped.append(error.name)
                 errors.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
             predictions += found
+            for drawing, places in drawn.items():
+                for prediction in found:
+                    place = places[predictor.file_of(prediction)]
+                    write_bytes(place, predictor.draw(drawing, prediction))
             progress.advance(bar, len(found) + len(damaged))
     if skipped:
         errors.print(f"{len(skipped)} of {len(files)} {predictor.unit} skipped", highlight=False)
     if not predictions:
         raise UserError(f"none of the {len(skipped)} {predictor.unit} can be read")
-    answer = json.dumps({"predictions": predictions, "skipped": skipped}, indent=2)
+    for drawing, folder in folders.items():
+        console.print(f"{folder}: {len(predictions)} {drawing}", highlight=False, soft_wrap=True)
+    answer = json.dumps(predictor.answer(predictions, skipped), indent=2)
     if output is not None:
-        rows = [predictor.cells(prediction) for prediction in predictions]
-        text = _csv(rows) if output.suffix.lower() == ".csv" else answer + "\n"
+        rows = [row for prediction in predictions for row in predictor.rows(prediction)]
+        text = _csv(predictor.columns, rows) if output.suffix.lower() == ".csv" else answer + "\n"
         # The bytes of a file's name need not be text.
         write_bytes(output, text.encode(errors="surrogateescape"))
         console.print(
@@ -72,10 +88,30 @@ def run(arguments: jsonargparse.Namespace) -> int:
         )
     elif arguments.json:
         console.print_json(answer, highlight=False)
-    else:
+    elif not drawn:
         for prediction in predictions:
             console.print(predictor.table(prediction))
     return 0
+
+
+def _drawing_files(files: Sequence[Path], folder: str, *, overwrite: bool) -> dict[str, Path]:
+    """Return for each file where its drawing is written, none over another; make the folder.
+
+    Raises:
+        UserError: a drawing is there already, and may not be overwritten.
+    """
+    taken: dict[Path, str] = {}
+    for file in files:
+        path = Path(folder) / f"{file.stem}.png"
+        number = 2
+        while taken.get(path, str(file)) != str(file):
+            path = Path(folder) / f"{file.stem}-{number}.png"
+            number += 1
+        if path.exists():
+            check_replaceable("the picture", str(path), overwrite=overwrite)
+        taken[path] = str(file)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return {file: path for path, file in taken.items()}
 
 
 def _device(name: str | None) -> torch.device:
@@ -100,9 +136,9 @@ def _devices() -> list[str]:
     return ["cpu", *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
+def _csv(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

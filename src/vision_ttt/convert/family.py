@@ -37,6 +37,9 @@ class Family(NamedTuple):
     diffusion: dict[str, Any] | None = None
     """For a diffusion model the arguments of `vision_ttt.diffusion.make_process`."""
 
+    other_parts: tuple[str, ...] = ()
+    """Beginnings of the release's names of parts that the model does not have; they are dropped."""
+
     def made(self, released: Mapping[str, Tensor]) -> bool:
         """Whether the weights have all of the family's hallmarks."""
         return self.hallmarks <= released.keys()

@@ -13,7 +13,7 @@ from vision_ttt.convert.family import ConversionError
 from vision_ttt.engine.tensor_files import read_tensors
 
 # Keys of the weights in a training checkpoint. A moving average takes precedence.
-_NESTED = ("ema", "model")
+_NESTED = ("ema", "model", "state_dict")
 _WRAPPED = "module."  # the prefix that data-parallel training adds to every key
 
 
@@ -21,8 +21,8 @@ def read_release(path: str | Path) -> dict[str, Tensor]:
     """Read the state dict of a .safetensors file or of a file of ``torch.save``, on the CPU.
 
     A pickle is read with ``weights_only=True``, which runs no code. The weights may be nested under
-    the key "ema", the moving average of DiT's training, or "model", and every name may begin with
-    "module.".
+    the key "ema", the moving average of DiT's training, "model" or, as mmdet and mmseg do,
+    "state_dict", and every name may begin with "module.".
 
     Raises:
         FileNotFoundError: the file does not exist.

@@ -8,10 +8,13 @@ from torch import Tensor, nn
 
 from vision_ttt.convert.dit3 import DIT3
 from vision_ttt.convert.family import ConversionError, Family
-from vision_ttt.convert.vit3 import H_VIT3, VIT3
+from vision_ttt.convert.vit3 import H_VIT3, H_VIT3_MAPS, VIT3
 
 FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3, DIT3)
 """The families whose releases are supported."""
+
+_ALL = (*FAMILIES, H_VIT3_MAPS)
+"""With the backbones of detectors and segmenters, which are no models of the registry."""
 
 _SHOWN = 12
 
@@ -20,7 +23,8 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
     """Rename released weights to the names and shapes of ``model``'s state dict.
 
     Tensors that the model computes itself (tables of positions) are compared with its own and
-    dropped. All other tensors of both sides must correspond.
+    dropped; of a detector's or segmenter's release, whose maps ``model`` is, pyramid and heads are
+    dropped, too. All other tensors of both sides must correspond.
 
     Args:
         released: the release's state dict.
@@ -36,7 +40,7 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
             has their names in the release.
     """
     family = _family_of(model)
-    others = [other.name for other in FAMILIES if other is not family and other.made(released)]
+    others = [other.name for other in _ALL if other is not family and other.made(released)]
     if others and not family.made(released):
         raise ConversionError(
             f"these are weights of {others[0]}, and {type(model).__name__} takes those of "
@@ -51,7 +55,9 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
     left_over = [
         name
         for name, value in released.items()
-        if name not in wanted and not family.is_derived(name, value)
+        if name not in wanted
+        and not name.startswith(family.other_parts)
+        and not family.is_derived(name, value)
     ]
     misshapen = [
         f"{own[key][0]} {list(value.shape)} for {list(own[key][1].shape)}"
@@ -67,10 +73,10 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
 
 
 def _family_of(model: nn.Module) -> Family:
-    for family in FAMILIES:
+    for family in _ALL:
         if type(model) is family.model:
             return family
-    accepted = ", ".join(family.model.__name__ for family in FAMILIES)
+    accepted = ", ".join(family.model.__name__ for family in _ALL)
     raise ConversionError(
         f"no release is known for {type(model).__name__}; there are releases for {accepted}"
     )

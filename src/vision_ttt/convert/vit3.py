@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.convert.family import ConversionError, Family
+from vision_ttt.dense.stage_maps import StageMaps
 from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.models.h_vit3 import HViT3
 from vision_ttt.models.vit3 import ViT3
@@ -35,6 +36,13 @@ def _h_vit3_name(key: str) -> str:
         return re.sub(r"^stages\.", "layers.", key)
     stage, part, leaf = downsample.groups()  # it ends a stage there and begins the next one here
     return f"layers.{int(stage) - 1}.downsample.{_DOWNSAMPLE[part]}.{leaf}"
+
+
+def _maps_name(key: str) -> str:
+    """Name of a map module's tensor in the release of a detector or segmenter."""
+    if (backbone := key.removeprefix("backbone.")) != key:
+        return f"backbone.{_h_vit3_name(backbone)}"
+    return re.sub(r"^norms\.(\d+)", r"backbone.norm\1", key)
 
 
 def _is_rotation(key: str, value: Tensor) -> bool:
@@ -67,4 +75,14 @@ H_VIT3 = Family(
     _h_vit3_name,
     _is_rotation,
     _arguments,
+)
+# Maps of odd sides are padded by a row or column before they are halved there, here by zeros within
+# the convolution: borders differ then. Images whose sides are multiples of 32 have no such maps.
+H_VIT3_MAPS = Family(
+    "H-ViT³ with a norm per map",
+    StageMaps,
+    frozenset({"backbone.layers.0.blocks.0.attn.w3", "backbone.norm0.weight"}),
+    _maps_name,
+    _is_rotation,
+    other_parts=("neck.", "rpn_head.", "roi_head.", "decode_head.", "auxiliary_head."),
 )

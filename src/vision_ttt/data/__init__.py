@@ -8,6 +8,7 @@ from vision_ttt.data.digits import Digits
 from vision_ttt.data.images import ImageError, find_images, open_image
 from vision_ttt.data.loading import (
     LoaderError,
+    SeededItems,
     StreamedImages,
     TransformedImages,
     collate,
@@ -31,6 +32,7 @@ __all__ = [
     "open_image",
     "find_images",
     "ImageError",
+    "SeededItems",
     "TransformedImages",
     "StreamedImages",
     "with_transform",

@@ -4,6 +4,8 @@ import os
 import stat
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO
@@ -52,15 +54,26 @@ def open_image(source: str | Path | BinaryIO, name: str | None = None) -> Image.
             file: reading a named pipe may never end.
     """
     name = str(source) if name is None else name
+    with decoded(source, name) as image:
+        if image.mode.startswith("I"):
+            return _from_16_bit(image)
+        return image.convert("RGB")
+
+
+@contextmanager
+def decoded(source: str | Path | BinaryIO, name: str) -> Iterator[Image.Image]:
+    """Open an image file, to be read within the context; errors of both call it `name`.
+
+    Raises:
+        FileNotFoundError, ImageError: as `open_image`.
+    """
     try:
         if isinstance(source, str | Path):
             mode = os.stat(source).st_mode
             if not stat.S_ISREG(mode):
                 raise ImageError(name, f"it is {kind_of_file(mode)}, not a file")
         with Image.open(source, formats=_readable()) as image:
-            if image.mode.startswith("I"):
-                return _from_16_bit(image)
-            return image.convert("RGB")
+            yield image
     except (FileNotFoundError, ImageError):
         raise
     except _DECODING_ERRORS as error:

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from vision_ttt.data.images import ImageError
-from vision_ttt.errors import UserError
+from vision_ttt.errors import DamagedItem, UserError
 
 Transform = Callable[[Image.Image], Tensor]
 Batch = dict[str, Any]
@@ -27,40 +28,63 @@ Item = tuple[Tensor, int, int] | ImageError
 """An image [3, H, W], its class and its place in the dataset; or why it does not decode."""
 
 
-class TransformedImages(Dataset):
-    """Images as tensors [3, H, W] with class and index; one that does not decode is its error.
+class SeededItems(Dataset):
+    """Items of a dataset, transformed; one that cannot be read is its error.
 
-    The augmentation of an image depends on (seed, epoch, number) and nothing else: not on the
-    number of processes, not on the images before it. Set `epoch` before each epoch. A number of
-    `index + k * length` is image `index`, augmented otherwise (see `EpochOrder`).
+    What is random in an item depends on (seed, epoch, number) and nothing else: not on the number
+    of processes, not on the items before it. Set `epoch` before each epoch. A number of
+    `index + k * length` is item `index`, augmented otherwise (see `EpochOrder`).
+
+    Args:
+        items: a dataset; its items are read with `items[index]`, which may raise `DamagedItem`.
+        transform: (item, index) → what `collate` gets.
+        seed: of what is random in the transform.
     """
 
-    def __init__(self, images: Dataset, transform: Transform, seed: int = 0) -> None:
-        self.images = images
+    def __init__(self, items: Dataset, transform: Callable[[Any, int], Any], seed: int = 0) -> None:
+        self.items = items
         self.transform = transform
         self.seed = seed
         self.epoch = 0
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.items)
 
-    def __getitem__(self, number: int) -> Item:
+    def __getitem__(self, number: int) -> Any:
         with isolated_generators():
             return self._item(number)
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """The items of a batch; DataLoader asks for them so, which spares isolating each."""
         with isolated_generators():
             return [self._item(number) for number in numbers]
 
-    def _item(self, number: int) -> Item:
+    def _item(self, number: int) -> Any:
         index = number % len(self)
         try:
-            image, target = self.images[index]
-        except ImageError as error:
+            item = self.items[index]
+            seed_generators(self.seed, self.epoch, number)
+            return self.transform(item, index)
+        except DamagedItem as error:
             return error
-        seed_generators(self.seed, self.epoch, number)
-        return self.transform(image), target, index
+
+
+class TransformedImages(SeededItems):
+    """Labelled images as tensors [3, H, W] with class and index.
+
+    Args:
+        images: a dataset of PIL images and classes.
+        transform: PIL image → tensor [3, H, W].
+        seed: of the augmentation.
+    """
+
+    def __init__(self, images: Dataset, transform: Transform, seed: int = 0) -> None:
+        super().__init__(images, partial(_transformed, transform), seed)
+
+
+def _transformed(transform: Transform, item: tuple[Image.Image, int], index: int) -> Item:
+    image, target = item
+    return transform(image), target, index
 
 
 class StreamedImages(IterableDataset):

@@ -16,7 +16,6 @@ from vision_ttt.data import Share
 from vision_ttt.engine.building import describe_model, unfusable
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.freezing import freeze_layers
-from vision_ttt.engine.initial_weights import start_from
 from vision_ttt.engine.loaders import Loaders, make_loaders
 from vision_ttt.engine.optimisation import (
     Length,
@@ -97,7 +96,13 @@ def assemble(
     optimisation, sharding = config.optimisation, config.machine.sharding
     average = None
     if optimisation.ema_decay > 0:
-        average = ModelEmaV3(model, decay=optimisation.ema_decay, use_warmup=True)
+        average = ModelEmaV3(
+            model,
+            decay=optimisation.ema_decay,
+            use_warmup=True,
+            # Sharded weights and whole buffers cannot be averaged in one call.
+            foreach=sharding != "sharded",
+        )
         if sharding == "sharded":
             share_model(average.module, accelerator, sharding)
     shared = share_model(model, accelerator, sharding)
@@ -139,7 +144,7 @@ def _build(
         raise ConfigError(f"{error}{unfusable(own.name, arguments)}") from error
     start = ""
     if own.initial_weights and initialise:
-        start = start_from(Path(own.initial_weights), model, own.name, model_args)
+        start = task.start_from(Path(own.initial_weights), model, own.name, model_args)
     if config.machine.gradient_checkpointing:
         try:
             model.set_grad_checkpointing(True)

@@ -113,11 +113,14 @@ class TaskSection(Section, ABC):
         *,
         device: torch.device,
         precision: str,
-        topk: int,
+        topk: int | None,
         batch_size: int,
         num_workers: int,
     ) -> Predictor:
         """Return what predicts for files with a checkpoint's model.
+
+        Args:
+            topk: most answers per file where there are many; None: as the task has it.
 
         Raises:
             UserError: the task predicts nothing for files.
@@ -149,7 +152,7 @@ class ModelSection(Section):
 
 @dataclass(frozen=True)
 class OptimisationSection(Section):
-    """Optimisation by AdamW with a cosine schedule, and the length of the run."""
+    """Optimisation by AdamW, its schedule, and the length of the run."""
 
     epochs: int | None = number(None, COUNT)
     """Length of the run in passes over the training data. One of epochs, updates and units is set;
@@ -165,8 +168,18 @@ class OptimisationSection(Section):
     """Parts that a batch is cut into to save memory; their gradients are summed."""
     learning_rate: float = number(1e-3, POSITIVE)
     """Largest learning rate, reached after warm-up. Not scaled by the batch size."""
+    schedule: Literal["cosine", "polynomial", "steps"] = "cosine"
+    """Course of the learning rate after the warm-up: half a cosine, a power of the share of the run
+    that is left, or steps."""
     minimum_learning_rate: float = number(1e-6, NOT_NEGATIVE)
-    """Learning rate that the cosine ends at."""
+    """Learning rate that the cosine and the polynomial end at."""
+    power: float = number(1.0, POSITIVE)
+    """Exponent of the polynomial; 1: a straight line."""
+    decay_at: list[float] = field(default_factory=list, metadata={"accepted": POSITIVE})
+    """Where the steps are, in the unit of the run's length, ascending. They change in proportion as
+    the warm-up does."""
+    decay_rate: float = number(0.1, FRACTION)
+    """Factor on the learning rate at each step (>0 to 1)."""
     warmup_learning_rate: float = number(1e-6, NOT_NEGATIVE)
     """Learning rate that the linear warm-up begins at."""
     warmup: float = number(0.0, NOT_NEGATIVE)
@@ -209,6 +222,16 @@ class OptimisationSection(Section):
         ):
             if value > most:
                 raise ConfigError(f"{name} is {value}; it must be at most {unit} ({most})")
+        if bool(self.decay_at) != (self.schedule == "steps"):
+            needed = "at least one point" if self.schedule == "steps" else "empty"
+            raise ConfigError(
+                f"decay_at is {self.decay_at}; it must be {needed}, as schedule is"
+                f" {self.schedule!r}"
+            )
+        if sorted(set(self.decay_at)) != self.decay_at or max(self.decay_at, default=0) > length:
+            raise ConfigError(
+                f"decay_at is {self.decay_at}; it must ascend and be at most {unit} ({length})"
+            )
         if self.batch_size % self.accumulation_steps:
             raise ConfigError(
                 f"batch_size is {self.batch_size}; it must be a multiple of accumulation_steps"

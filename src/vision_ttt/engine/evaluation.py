@@ -1,7 +1,7 @@
 """Measuring every item of a dataset once, on however many processes."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader
 
 from vision_ttt.data import DatasetError, watched
 from vision_ttt.engine.damaged import DamagedItems
-from vision_ttt.engine.parallel import together
+from vision_ttt.engine.parallel import parts_of_all, together
+
+_Measured = TypeVar("_Measured")
 
 
 def rows_of_items(
@@ -38,20 +40,11 @@ def rows_of_items(
         DamagedItem: an item cannot be read and is not to be skipped.
         DatasetError: there is no item.
     """
-    was_training = model.training
-    model.eval()
     rows: dict[str, list[Tensor]] = {"indices": []}
-    try:
-        with torch.inference_mode():
-            for batch in watched(loader):
-                between()
-                damaged.check(batch)
-                rows["indices"].append(batch["indices"])
-                given = send_to_device(batch, accelerator.device, non_blocking=True)
-                for name, measured in measure(given).items():
-                    rows.setdefault(name, []).append(measured.cpu())
-    finally:
-        model.train(was_training)
+    for indices, measured in _measured(measure, model, loader, accelerator, damaged, between):
+        rows["indices"].append(indices)
+        for name, values in measured.items():
+            rows.setdefault(name, []).append(values.cpu())
     if not rows["indices"]:
         raise DatasetError("the test set is empty")
     every = together({name: torch.cat(parts) for name, parts in rows.items()}, accelerator)
@@ -59,6 +52,60 @@ def rows_of_items(
     if not len(indices):
         raise DatasetError("the test set has no item that can be read")
     return {name: values[first].clone() for name, values in every.items()}
+
+
+def objects_of_items(
+    measure: Callable[[dict[str, Any]], Sequence[Any]],
+    model: nn.Module,
+    loader: DataLoader,
+    accelerator: Accelerator,
+    *,
+    damaged: DamagedItems,
+    between: Callable[[], None] = lambda: None,
+) -> list[Any]:
+    """Measure each item as :func:`rows_of_items` does, where items have no rows of one shape.
+
+    Args:
+        measure: a batch of B items, on the device → B objects that can be pickled.
+
+    Returns:
+        The objects of all items, each once, in the dataset's order.
+
+    Raises:
+        DamagedItem, DatasetError: as :func:`rows_of_items`.
+    """
+    own: dict[int, Any] = {}
+    for indices, objects in _measured(measure, model, loader, accelerator, damaged, between):
+        own.update(zip(indices.tolist(), objects, strict=True))
+    parts = parts_of_all([own], accelerator)
+    found = {index: each for part in parts for index, each in part.items()}
+    if not found:
+        raise DatasetError("the test set has no item that can be read")
+    return [found[index] for index in sorted(found)]
+
+
+def _measured(
+    measure: Callable[[dict[str, Any]], _Measured],
+    model: nn.Module,
+    loader: DataLoader,
+    accelerator: Accelerator,
+    damaged: DamagedItems,
+    between: Callable[[], None],
+) -> Iterator[tuple[Tensor, _Measured]]:
+    """Indices and measures of each batch of `loader`."""
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in watched(loader):
+            between()
+            damaged.check(batch)
+            given = send_to_device(batch, accelerator.device, non_blocking=True)
+            # Not around the loop: a generator would leave the mode on in what iterates over it.
+            with torch.inference_mode():
+                measured = measure(given)
+            yield batch["indices"], measured
+    finally:
+        model.train(was_training)
 
 
 def unique_rows(indices: Tensor) -> tuple[Tensor, Tensor]:

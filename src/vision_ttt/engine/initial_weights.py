@@ -35,7 +35,7 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
         ConfigError: the weights are another model's; says which, where the file does.
     """
     weights, text = read_tensors(path)
-    source = _source(text)
+    source = described(text)
     former = {key: value.shape for key, value in weights.items()}
     # A model of two heads, as timm's distilled ones are, names them in a tuple.
     head = (getattr(model, "pretrained_cfg", None) or {}).get(_HEAD) or ()
@@ -45,8 +45,7 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
             weights = checkpoint_filter_fn(weights, model)
         left_out = load_weights(model, weights, path, skip=heads)
     except ValueError as error:
-        said = f"the file holds {source}" if source else "the file does not say whose they are"
-        raise ConfigError(f"initial_weights: {error}; {said}") from error
+        raise ConfigError(f"initial_weights: {error}; {whose(text)}") from error
     interpolated = [key for key, value in weights.items() if former.get(key) != value.shape]
     taken = len(model.state_dict()) - len(left_out)
     parts = [f"{taken} tensors taken"]
@@ -64,8 +63,22 @@ def _weights_of(name: str, model_args: Mapping[str, Any]) -> str:
     return f"weights of {describe_model(name, architecture(model_args))}"
 
 
-def _source(text: str | None) -> str | None:
-    """Whose weights a file holds, by our metadata; None where it does not say."""
+def whose(text: str | None) -> str:
+    """Return a sentence on whose weights a file holds, by its metadata."""
+    source = described(text)
+    return f"the file holds {source}" if source else "the file does not say whose they are"
+
+
+def trained_for(text: str | None) -> str | None:
+    """Return the name of the task that a file's weights were trained for, by its metadata."""
+    try:
+        return json.loads(text or "null")["task"]["name"]
+    except (ValueError, KeyError, TypeError):  # nothing that this package wrote
+        return None
+
+
+def described(text: str | None) -> str | None:
+    """Return whose weights a file holds, by its metadata; None where it does not say."""
     try:
         told = json.loads(text or "null")
         if "state" in told:
@@ -73,5 +86,5 @@ def _source(text: str | None) -> str | None:
                 f"the state of a run of {told['state']['config']['model']['name']}, to be resumed"
             )
         return _weights_of(told["model"], told["model_args"])
-    except (ValueError, KeyError, TypeError, AttributeError):  # nothing that we wrote
+    except (ValueError, KeyError, TypeError, AttributeError):  # nothing that this package wrote
         return None

@@ -125,7 +125,7 @@ def largest_rate(optimizer: torch.optim.Optimizer) -> float:
 def row_line(row: Mapping[str, Any], config: TrainConfig, task: Task, updates: int) -> str:
     """Return a row's figures in one line."""
     train = "" if row["train_loss"] is None else f"train loss {row['train_loss']:.4f}, "
-    figures = f"test loss {row['test_loss']:.4f}, "
+    figures = f"test loss {row['test_loss']:.4f}, " if "test_loss" in row else ""
     primary = task.primary
     if primary.name != "loss":
         value = row[f"test_{primary.name}"]

@@ -1,4 +1,4 @@
-"""AdamW with decay groups, and a cosine schedule with warm-up, stepped per update; both timm's.
+"""AdamW with decay groups, and schedules with warm-up, stepped per update; both timm's.
 
 The inner learning rates' warm-up is ours.
 """
@@ -27,6 +27,8 @@ class Length:
     """Of them in the warm-up."""
     inner_warmup: float
     """Of them in the warm-up of the inner learning rates."""
+    decay_at: tuple[float, ...]
+    """Updates after which the learning rate makes a step."""
 
     @classmethod
     def of(
@@ -43,6 +45,7 @@ class Length:
             updates=math.ceil(length * updates_per),
             warmup=optimisation.warmup * updates_per,
             inner_warmup=optimisation.inner_warmup * updates_per,
+            decay_at=tuple(point * updates_per for point in optimisation.decay_at),
         )
 
 
@@ -67,9 +70,14 @@ def make_scheduler(
     optimizer: torch.optim.Optimizer, optimisation: OptimisationSection, length: Length
 ) -> Scheduler:
     """Return the schedule; `scheduler.step_update(n)` sets update n's learning rate (from 0)."""
+    names = {"cosine": "cosine", "polynomial": "poly", "steps": "multistep"}
+    polynomial = optimisation.schedule == "polynomial"
     scheduler, _ = create_scheduler_v2(
         optimizer,
-        sched="cosine",
+        sched=names[optimisation.schedule],
+        # timm lowers the rate one update before a milestone, and reads a power as a rate.
+        decay_milestones=[point + 1 for point in length.decay_at],
+        decay_rate=optimisation.power if polynomial else optimisation.decay_rate,
         num_epochs=length.updates,
         min_lr=optimisation.minimum_learning_rate,
         warmup_lr=optimisation.warmup_learning_rate,

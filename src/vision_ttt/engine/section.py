@@ -46,7 +46,8 @@ class Section:
     """A part of a run's config, declared beside the code that it is for.
 
     Every field has a default and a docstring, which is its help. A number has a :class:`Range`
-    (see :func:`number`); words are a `Literal`; None is accepted where the type says so.
+    (see :func:`number`), and so have the numbers of a list; words are a `Literal`; None is accepted
+    where the type says so.
 
     Raises:
         ConfigError: a value is out of its range, or none of its words (a `ValueError`).
@@ -82,7 +83,13 @@ def _check(name: str, value: Any, kind: Any, accepted: Range | None) -> None:
         return
     words = [word for each in kinds if get_origin(each) is Literal for word in get_args(each)]
     meaning = " or ".join((*([accepted.meaning] if accepted else []), *words))
-    if accepted is not None and not (words and isinstance(value, str)):
+    lists = [each for each in kinds if get_origin(each) is list]
+    if lists:
+        if not isinstance(value, list):
+            raise TypeError(f"{name} is {value!r}; a list is needed")
+        for place, each in enumerate(value):
+            _check(f"{name}[{place}]", each, get_args(lists[0])[0], accepted)
+    elif accepted is not None and not (words and isinstance(value, str)):
         _check_number(name, value, accepted, meaning, whole=float not in kinds)
     elif words:
         if value not in words:

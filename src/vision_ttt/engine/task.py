@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.damaged import DamagedItems
+from vision_ttt.engine.initial_weights import start_from
 from vision_ttt.errors import DamagedItem
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Evaluation(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Figures by name, `loss` and the task's primary one among them."""
+        """Figures by name, the task's primary one among them."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ class Predictor(Protocol):
 
     unit: str
     """What the files are, in the plural."""
+    columns: Sequence[str]
+    """Of the rows that `rows` returns."""
+    drawings: Sequence[str]
+    """What `draw` can draw of a prediction, e.g. "pictures"."""
 
     def find(self, given: Sequence[str]) -> list[Path]:
         """Return the files that are given, and those in the folders that are given."""
@@ -92,11 +97,20 @@ class Predictor(Protocol):
     ) -> Iterator[tuple[list[dict[str, Any]], list[DamagedItem]]]:
         """Yield per batch the predictions, JSON-able, and the errors of the unreadable files."""
 
-    def cells(self, prediction: dict[str, Any]) -> dict[str, Any]:
-        """Return a prediction as a row of a table, by column."""
+    def file_of(self, prediction: dict[str, Any]) -> str:
+        """Return the file that a prediction is for."""
+
+    def answer(self, predictions: Sequence[dict[str, Any]], skipped: Sequence[str]) -> Any:
+        """Return what a .json file of predictions holds; `skipped` names the unreadable files."""
+
+    def rows(self, prediction: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return a prediction as rows of a table, by column; there may be none."""
 
     def table(self, prediction: dict[str, Any]) -> Any:
         """Return a prediction as rich shows it on a terminal."""
+
+    def draw(self, drawing: str, prediction: dict[str, Any]) -> bytes:
+        """Return one of `drawings` of a prediction, as the content of a .png file."""
 
 
 class Task(ABC):
@@ -130,6 +144,23 @@ class Task(ABC):
             ConfigError: there is no such model, or it does not accept the arguments.
         """
         return build_model(name, arguments)
+
+    def start_from(
+        self, path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]
+    ) -> str:
+        """Copy the weights of a file into a model, and return what was done, in one line.
+
+        By default every tensor must fit but the head's; positions are interpolated.
+
+        Args:
+            path: of a safetensors file, ours or not.
+            model: named `name`, built with `model_args`.
+
+        Raises:
+            FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
+            ConfigError: the weights are another model's; says which, where the file does.
+        """
+        return start_from(path, model, name, model_args)
 
     @abstractmethod
     def prepare(self, model: nn.Module) -> None:

@@ -30,6 +30,28 @@ class Section:
         return png_bytes(self.figure)
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A picture that was drawn before, in place of a :class:`Section`."""
+
+    heading: str
+    caption: str
+    png: bytes
+    """A PNG file's content."""
+    narrow: None = None
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table of the report with its heading and a few sentences on what it holds."""
+
+    heading: str
+    caption: str
+    headings: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    """Cells; the first column is text, the others are figures."""
+
+
 def png_bytes(figure: Figure, dots_per_inch: int = 130) -> bytes:
     """The figure as a PNG file's content."""
     buffer = io.BytesIO()
@@ -38,7 +60,11 @@ def png_bytes(figure: Figure, dots_per_inch: int = 130) -> bytes:
 
 
 def render_report(
-    title: str, summary: Mapping[str, Any], sections: Sequence[Section], configuration: str
+    title: str,
+    summary: Mapping[str, Any],
+    sections: Sequence[Section | Picture],
+    configuration: str,
+    tables: Sequence[PageTable] = (),
 ) -> str:
     """Render HTML that needs no other file, no network and no script.
 
@@ -49,6 +75,7 @@ def render_report(
         summary: name → value, shown as a table in this order.
         sections: figures, in this order.
         configuration: the run's configuration as text.
+        tables: above the figures, in this order.
     """
     template = importlib.resources.files("vision_ttt.explain").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -62,7 +89,11 @@ def render_report(
         for section in sections
     ]
     return environment.from_string(template.read_text(encoding="utf-8")).render(
-        title=title, summary=summary, pictures=pictures, configuration=configuration
+        title=title,
+        summary=summary,
+        tables=tables,
+        pictures=pictures,
+        configuration=configuration,
     )
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from vision_ttt.inference.convolution import FoldedConvNorm
 from vision_ttt.inference.evaluation_only import EvaluationOnly
 from vision_ttt.inference.linear import PackedLinear, PackedPatches
 from vision_ttt.inference.supported_parts import UnsupportedPart
 from vision_ttt.inference.vit3 import PackedDit3Block, PackedVit3Block
 from vision_ttt.inference.vittt import PackedVitttBlock
+from vision_ttt.layers.conv_stem import ConvNorm
 from vision_ttt.ops._native import LIBRARY, install_command
 from vision_ttt.ops.packed.weights import DTYPES
 
@@ -26,6 +28,13 @@ kind and a dtype, and raises :class:`vision_ttt.inference.supported_parts.Unsupp
 does not support a part. Its instances are called as the block is, with float32 tokens.
 """
 
+_PACKED_LAYERS: tuple[tuple[type[nn.Module], Any], ...] = (
+    (nn.Linear, PackedLinear),
+    (nn.Conv2d, PackedPatches),
+    (ConvNorm, FoldedConvNorm),
+)
+"""Kinds of layers outside these blocks, and their packed forms."""
+
 
 def for_inference(
     model: nn.Module, *, dtype: torch.dtype | None = None, strict: bool = False
@@ -34,7 +43,8 @@ def for_inference(
 
     Each block of Vittt, ViT³, H-ViT³ and DiT³ becomes one op, whose weights are packed in the order
     in which the kernels read them. Linear layers and patch embeddings of these and of any other
-    model are packed, too. All other modules stay as they are. So does a block with a part that was
+    model are packed, too, and the BatchNorm of a convolutional stem becomes part of its
+    convolution. All other modules stay as they are. So does a block with a part that was
     replaced or changed or that has a hook; a warning names it.
 
     Results equal those of the model in evaluation mode, to rounding. The model is not changed.
@@ -84,10 +94,14 @@ def for_inference(
     cast = dtype if dtype != torch.float32 and not ours and not stay else None
     if cast is not None:
         packed = packed.to(cast)
+    done = ""
     for name, module in list(_outside(packed, stay)):
+        if done and name.startswith(f"{done}."):  # a part of a layer that was packed
+            continue
         replacement = _packed_layer(module, dtype)
         if replacement is not None:
             packed = _replaced(packed, name, replacement)
+            done = name
     return EvaluationOnly(packed, cast)
 
 
@@ -115,7 +129,7 @@ def _outside(model: nn.Module, stay: dict[str, str]) -> Iterator[tuple[str, nn.M
 
 def _packed_layer(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
     """The packed form of a layer, or None where it has none."""
-    for kind, packed in ((nn.Linear, PackedLinear), (nn.Conv2d, PackedPatches)):
+    for kind, packed in _PACKED_LAYERS:
         if isinstance(module, kind):
             try:
                 return packed(module, dtype)

@@ -98,6 +98,8 @@ class HViT3(Classifier):
     """
 
     output_fmt = "NHWC"
+    maps_need_norms = True
+    """The stages' maps are sums that no norm follows; detectors and segmenters add norms."""
 
     def __init__(
         self,
@@ -154,6 +156,11 @@ class HViT3(Classifier):
             {"module": f"stages.{i}", "num_chs": dim, "reduction": 4 * 2**i}
             for i, dim in enumerate(dims)
         ]
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The blocks of all stages, in the order in which they run."""
+        return [block for stage in self.stages for block in stage.blocks]
 
     # timm's contract
 

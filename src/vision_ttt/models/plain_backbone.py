@@ -14,6 +14,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens
+from vision_ttt.layers.extra_tokens import merge_extra
 from vision_ttt.layers.pooling import pool_tokens
 from vision_ttt.models.arguments import choose
 from vision_ttt.models.checkpointing import run_block
@@ -162,8 +163,16 @@ class PlainBackbone(Classifier):
 
     # forward
 
-    def _embed(self, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        """Tokens [B, N, D] and the blocks' other arguments: grid and positions of class tokens."""
+    def embed(self, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+        """The first block's input of images [B, C, H, W].
+
+        Returns:
+            Tokens [B, N, D], and the blocks' other arguments: the grid and, in models with class
+            tokens, the positions of these in the sequence.
+
+        Raises:
+            ValueError: the images do not fit the model.
+        """
         self._refuse_tracing()
         dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
         check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
@@ -176,15 +185,34 @@ class PlainBackbone(Classifier):
             return x, (grid,)
         return self.class_tokens.insert(x), (grid, self.class_tokens.positions(x.shape[1]))
 
-    def _run(self, block: nn.Module, x: Tensor, context: tuple[Any, ...]) -> Tensor:
-        return run_block(block, x, *context, checkpointing=self.grad_checkpointing)
+    def run_blocks(
+        self, x: Tensor, context: tuple[Any, ...], start: int = 0, stop: int | None = None
+    ) -> Tensor:
+        """Tokens [B, N, D] after the blocks from ``start`` to before ``stop``.
+
+        Args:
+            x: of :meth:`embed` or of the block before ``start``.
+            context: of :meth:`embed`.
+            start, stop: as in a slice of ``blocks``.
+        """
+        for block in self.blocks[start:stop]:
+            x = run_block(block, x, *context, checkpointing=self.grad_checkpointing)
+        return x
+
+    def split_tokens(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x [B, N, D] → the image tokens [B, T, D], and the class tokens [B, n, D] or None."""
+        return (x, None) if self.class_tokens is None else self.class_tokens.extract(x)
+
+    def join_tokens(self, image: Tensor, others: Tensor | None) -> Tensor:
+        """Undo :meth:`split_tokens`."""
+        if self.class_tokens is None or others is None:
+            return image
+        return merge_extra(image, others, self.class_tokens.positions(image.shape[1]))
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Normalised tokens [B, N, D] of images [B, C, H, W]."""
-        x, context = self._embed(x)
-        for block in self.blocks:
-            x = self._run(block, x, context)
-        return self.norm(x)
+        x, context = self.embed(x)
+        return self.norm(self.run_blocks(x, context))
 
     def pool(self, x: Tensor) -> Tensor:
         """The classification feature [B, D] of tokens [B, N, D]; for ``global_pool=""`` x."""
@@ -219,16 +247,13 @@ class PlainBackbone(Classifier):
         if return_prefix_tokens and self.class_tokens is None:
             raise ValueError("return_prefix_tokens: this model has no class tokens")
         taken, last = feature_take_indices(len(self.blocks), indices)
-        x, context = self._embed(x)
+        x, context = self.embed(x)
         features: list[Any] = []
-        for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            x = self._run(block, x, context)
+        for index in range(last + 1 if stop_early else len(self.blocks)):
+            x = self.run_blocks(x, context, index, index + 1)
             if index not in taken:
                 continue
-            y = self.norm(x) if norm else x
-            tokens = None
-            if self.class_tokens is not None:
-                y, tokens = self.class_tokens.extract(y)
+            y, tokens = self.split_tokens(self.norm(x) if norm else x)
             if output_fmt == "NCHW":
                 y = y.unflatten(1, context[0]).permute(0, 3, 1, 2).contiguous()
             features.append((y, tokens) if return_prefix_tokens else y)

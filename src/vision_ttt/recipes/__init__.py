@@ -2,7 +2,7 @@
 
 import importlib.resources
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ _LOGGER = logging.getLogger(__name__)
 
 STAGES = "stages"
 """The key of a recipe in several stages, beside the sections."""
-_WARMUPS = ("warmup", "inner_warmup")
+_IN_PROPORTION = ("warmup", "inner_warmup", "decay_at")
 
 
 def available() -> tuple[str, ...]:
@@ -83,10 +83,10 @@ def load_stages(recipe: str, overrides: Mapping[str, Any] | None = None) -> dict
     beside the recipe's own. A stage's output is the sub-folder of its name, and it starts from the
     last weights of the stage before.
 
-    `overrides` hold for every stage, named as for `resolve`. Those of `model.arguments` add to the
-    recipe's key by key, and null removes a key. A length (epochs, updates, units) replaces the
-    recipe's, and where it is shorter or of another unit the warm-ups change in proportion unless
-    they are overridden, too; that is logged.
+    `overrides` hold for every stage, named as for `resolve`. Those of mappings, such as
+    `model.arguments`, add to the recipe's key by key, and null removes a key. A length (epochs,
+    updates, units) replaces the recipe's, and where it is shorter or of another unit the warm-ups
+    and steps change in proportion unless they are overridden, too; that is logged.
 
     Raises:
         ConfigError, FileNotFoundError: as for `load`.
@@ -109,7 +109,7 @@ def load_stages(recipe: str, overrides: Mapping[str, Any] | None = None) -> dict
 
 
 def _overridden(values: Nested, overrides: Mapping[str, Any]) -> Nested:
-    """Return `values` with `overrides`, and the warm-ups that fit another length."""
+    """Return `values` with `overrides`, and the warm-ups and steps that fit another length."""
     merged = merge(values, overrides)
     given = nested(overrides, task_of(merged)).get("optimisation", {})
     former, now = values.get("optimisation", {}), merged.get("optimisation", {})
@@ -119,16 +119,25 @@ def _overridden(values: Nested, overrides: Mapping[str, Any]) -> Nested:
     (unit, whole), (asked_unit, asked) = lengths
     if unit == asked_unit and not 1 <= asked < whole:
         return merged
-    for name in _WARMUPS:
+    for name in _IN_PROPORTION:
         part = former.get(name)
-        if name not in given and isinstance(part, int | float) and part:
-            now[name] = round(part * asked / whole, 6)
+        points = part if isinstance(part, list) else [part]
+        # `resolve` says what is wrong with those that are no numbers.
+        if name in given or not all(isinstance(each, int | float) and each for each in points):
+            continue
+        scaled = [round(each * asked / whole, 6) for each in points]
+        now[name] = scaled if isinstance(part, list) else scaled[0]
+        if points:
             _LOGGER.info(
-                "%s: %g instead of the recipe's %g, as %s are %g instead of %s%g",
-                *(name, now[name], part, asked_unit, asked),
+                "%s: %s instead of the recipe's %s, as %s are %g instead of %s%g",
+                *(name, _listed(scaled), _listed(points), asked_unit, asked),
                 *("" if unit == asked_unit else f"{unit} ", whole),
             )
     return merged
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{each:g}" for each in numbers)
 
 
 def _length(optimisation: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -40,7 +40,8 @@ def change(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
 def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Nested:
     """Return values by section with some changed, named as for `resolve`.
 
-    `model.arguments` change key by key, and None removes a key. A length removes the others.
+    Mappings, such as `model.arguments`, change key by key, and None removes a key. A length removes
+    the others.
 
     Raises:
         ConfigError: an unknown field.
@@ -52,13 +53,12 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Nested:
         for length in LENGTHS:
             if length not in more["optimisation"]:
                 merged["optimisation"].pop(length, None)
-    model = merged.get("model", {})
-    former, added = (each.get("model", {}).get("arguments") for each in (own, more))
-    if isinstance(former, Mapping) and isinstance(added, Mapping):
-        model["arguments"] = {**former, **added}
-    if isinstance(model.get("arguments"), Mapping):
-        known = model["arguments"].items()
-        model["arguments"] = {name: value for name, value in known if value is not None}
+    for section, fields in merged.items():
+        for field, value in fields.items():
+            if isinstance(value, Mapping):
+                former = own.get(section, {}).get(field)
+                whole = {**former, **value} if isinstance(former, Mapping) else value
+                fields[field] = {name: each for name, each in whole.items() if each is not None}
     return merged
 
 

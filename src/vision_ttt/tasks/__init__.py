@@ -19,7 +19,9 @@ __all__ = ["TASKS", "find", "load_model", "register"]
 
 TASKS: dict[str, str | type[TaskSection]] = {
     "classification": "vision_ttt.tasks.classification.config:ClassificationSection",
+    "detection": "vision_ttt.tasks.detection.config:DetectionSection",
     "diffusion": "vision_ttt.tasks.diffusion.config:DiffusionSection",
+    "segmentation": "vision_ttt.tasks.segmentation.config:SegmentationSection",
 }
 """Name of each task → its section of the config, as MODULE:CLASS where it is not imported yet."""
 

@@ -37,6 +37,12 @@ def add_arguments(parser: CommandParser) -> None:
         default="test",
         help="part of the dataset, as training would divide it",
     )
+    parser.add_argument(
+        "--evaluation",
+        type=Literal["whole", "slide"] | None,
+        default=None,
+        help="what a segmenter sees at once: the image or windows of it; null: as in training",
+    )
     add_inference_arguments(parser)
     parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
 

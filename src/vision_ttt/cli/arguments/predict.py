@@ -1,22 +1,27 @@
 """The arguments of `vision-ttt predict`."""
 
+from pathlib import Path
+
 import jsonargparse
 
 from vision_ttt.cli.arguments.inference import add_inference_arguments
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
     check_input_file,
+    check_new_folder,
     check_output_file,
     check_range,
     check_readable,
 )
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.engine.config import MOST_WORKERS
+from vision_ttt.errors import UserError
 
 _EPILOG = """Examples:
 
   vision-ttt predict photo.jpg --checkpoint runs/digits/last.safetensors
-  vision-ttt predict FOLDER --checkpoint C.safetensors --output answers.csv --skip-bad"""
+  vision-ttt predict FOLDER --checkpoint C.safetensors --output answers.csv --skip-bad
+  vision-ttt predict FOLDER --checkpoint runs/coco-vittt-tiny/best.safetensors --pictures drawn"""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -26,12 +31,32 @@ def add_arguments(parser: CommandParser) -> None:
         "files", type=str, nargs="+", help="image files, or folders for all images in them"
     )
     parser.add_argument("--checkpoint", type=str, required=True, help="path of a last.safetensors")
-    parser.add_argument("--topk", type=int, default=5, help="classes named per image")
+    parser.add_argument(
+        "--topk",
+        type=int | None,
+        default=None,
+        help="most classes or objects named per image; null: 5 classes, every object",
+    )
     parser.add_argument(
         "--output", type=str | None, default=None, help="a .csv or .json file to write, not print"
     )
     parser.add_argument(
-        "--overwrite", type=bool, default=False, help="write though the output is there already"
+        "--pictures",
+        type=str | None,
+        default=None,
+        help="folder to write a picture of each file into, with what is predicted drawn on it",
+    )
+    parser.add_argument(
+        "--masks",
+        type=str | None,
+        default=None,
+        help="folder to write a segmenter's masks into: a .png of class indices for each file",
+    )
+    parser.add_argument(
+        "--overwrite",
+        type=bool,
+        default=False,
+        help="write though the output, a picture or a mask is there already",
     )
     parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
     add_inference_arguments(parser)
@@ -58,6 +83,14 @@ def check(arguments: jsonargparse.Namespace) -> None:
             suffixes=(".csv", ".json"),
             overwrite=arguments.overwrite,
         )
+    if arguments.pictures is not None:
+        check_new_folder("the folder of pictures", arguments.pictures)
+    if arguments.masks is not None:
+        check_new_folder("the folder of masks", arguments.masks)
+        if arguments.pictures is not None and (
+            Path(arguments.masks).resolve() == Path(arguments.pictures).resolve()
+        ):
+            raise UserError(f"--masks and --pictures are both {arguments.masks}; they must differ")
     check_input_file("the checkpoint", arguments.checkpoint)
     for file in arguments.files:
         # What is no file is refused when it is opened, where --skip-bad may skip it.

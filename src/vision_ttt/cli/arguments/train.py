@@ -12,7 +12,7 @@ import jsonargparse
 from vision_ttt import recipes, tasks
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.engine.config import TaskSection, section_types
-from vision_ttt.engine.section import Section, field_types
+from vision_ttt.engine.section import Section, defaults, field_types
 from vision_ttt.errors import UserError
 from vision_ttt.recipes.names import short_names
 
@@ -150,7 +150,9 @@ def _declaration(section: type[Section], field: str) -> dict[str, Any]:
     """Type, default and help of a field; its docstring is the help."""
     told = {
         each.arg_name: " ".join(each.description.split())
-        for each in docstring_parser.parse_from_object(section).params
+        for owner in reversed(section.__mro__)  # a field may be declared by a base
+        if issubclass(owner, Section)
+        for each in docstring_parser.parse_from_object(owner).params
     }
-    default = getattr(section, field, {})
+    default = defaults(section)[field]
     return {"type": field_types(section)[field], "default": default, "help": told[field]}

@@ -91,8 +91,10 @@ class ClassificationSection(TaskSection):
         return reopen(cls(), metadata, changes, **machine)
 
     @classmethod
-    def predictor(cls, model: nn.Module, metadata: ModelMetadata, **options: Any) -> ClassPredictor:
-        """Return what predicts the classes of image files."""
+    def predictor(
+        cls, model: nn.Module, metadata: ModelMetadata, *, topk: int | None, **options: Any
+    ) -> ClassPredictor:
+        """Return what predicts the classes of image files, 5 of each unless `topk` is given."""
         from vision_ttt.tasks.classification.predict import ClassPredictor
 
-        return ClassPredictor(model, metadata, **options)
+        return ClassPredictor(model, metadata, topk=5 if topk is None else topk, **options)

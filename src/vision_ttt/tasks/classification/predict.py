@@ -4,54 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 from rich.table import Table
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import Tensor
 
 from vision_ttt.data import (
-    ImageError,
     TransformedImages,
     collate,
     evaluation_transform,
-    find_images,
     make_loader,
     open_image,
     watched,
 )
-from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.data.image_files import ImageFiles
 from vision_ttt.engine.evaluation import autocast
 from vision_ttt.errors import DamagedItem, UserError
+from vision_ttt.tasks.images.pictures import Colour, palette, with_legend
+from vision_ttt.tasks.images.predicting import ImagePredictor
 
 Prediction = dict[str, Any]
 """image: its path; top: class and probability of the most probable classes, best first."""
 
 
 @dataclass(frozen=True)
-class ClassPredictor:
-    """Predicts the most probable classes of image files."""
+class ClassPredictor(ImagePredictor):
+    """Predicts the most probable classes of image files, `topk` of them."""
 
-    model: nn.Module
-    """To call, on `device`."""
-    metadata: ModelMetadata
-    device: torch.device
-    precision: str
-    """Of autocast."""
-    topk: int
-    """Classes per image."""
-    batch_size: int
-    num_workers: int
-
-    unit = "images"
-
-    def find(self, given: Sequence[str]) -> list[Path]:
-        """Return the image files that are given, and all in the folders that are given."""
-        return [file for name in given for file in _files(Path(name))]
+    @property
+    def columns(self) -> list[str]:
+        """Image, class_1, probability_1, class_2, …"""
+        ranks = range(1, min(self.topk, len(self.metadata.carried["classes"])) + 1)
+        return ["image", *(f"{name}_{rank}" for rank in ranks for name in ("class", "probability"))]
 
     def predict(
         self, files: Sequence[Path]
@@ -63,7 +51,7 @@ class ClassPredictor:
         """
         told = self.metadata.carried
         loader = make_loader(
-            TransformedImages(_ImageFiles(files), evaluation_transform(told["input"])),
+            TransformedImages(_UnlabelledImages(files), evaluation_transform(told["input"])),
             self.batch_size,
             partial(collate, image_shape=tuple(told["input"]["input_size"])),
             num_workers=self.num_workers,
@@ -92,12 +80,12 @@ class ClassPredictor:
             "top": [{"class": classes[index], "probability": value} for value, index in named],
         }
 
-    def cells(self, prediction: Prediction) -> dict[str, Any]:
-        """Return a prediction as a row: image, class_1, probability_1, class_2, …"""
+    def rows(self, prediction: Prediction) -> list[dict[str, Any]]:
+        """Return a prediction as one row."""
         row = {"image": prediction["image"]}
         for rank, entry in enumerate(prediction["top"], start=1):
             row |= {f"class_{rank}": entry["class"], f"probability_{rank}": entry["probability"]}
-        return row
+        return [row]
 
     def table(self, prediction: Prediction) -> Table:
         """Return a prediction as a table for the terminal."""
@@ -108,22 +96,22 @@ class ClassPredictor:
             table.add_row(entry["class"], f"{entry['probability']:.2%}")
         return table
 
+    def drawn(self, drawing: str, prediction: Prediction) -> Image.Image:
+        """Return the image with its most probable classes beside it."""
+        colours = dict(zip(self.metadata.carried["classes"], self._colours, strict=True))
+        named = [
+            (f"{entry['probability']:.0%} {entry['class']}", colours[entry["class"]])
+            for entry in prediction["top"]
+        ]
+        return with_legend(open_image(prediction["image"]), named)
 
-def _files(path: Path) -> list[Path]:
-    return find_images(path) if path.is_dir() else [path]
+    @cached_property
+    def _colours(self) -> list[Colour]:
+        return palette(len(self.metadata.carried["classes"]))
 
 
-class _ImageFiles(Dataset[tuple[Image.Image, int]]):
-    """The images of files; their classes are unknown."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.files = files
-
-    def __len__(self) -> int:
-        return len(self.files)
+class _UnlabelledImages(ImageFiles):
+    """The images of files, of no known class."""
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        try:
-            return open_image(self.files[index]), -1
-        except FileNotFoundError as error:
-            raise ImageError(str(self.files[index]), "it is there no more") from error
+        return super().__getitem__(index), -1

@@ -1,0 +1,226 @@
+"""Images with annotated objects, as COCO's files of instances hold them, kept small."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+
+from vision_ttt.data.coco_checks import Rle, encoded, mask_area
+from vision_ttt.data.images import ImageError, open_image
+from vision_ttt.data.packed import PackedBytes
+from vision_ttt.errors import DamagedItem
+
+
+class AnnotationError(DamagedItem):
+    """An image whose annotations are wrong, or are of another image. `name` is its file."""
+
+
+@dataclass(frozen=True)
+class AnnotatedImage:
+    """An image with the objects that a detector is to find in it."""
+
+    image: Image.Image
+    """Of height H and width W, RGB."""
+    boxes: np.ndarray
+    """Corners x, y, x, y [N, 4] float64 in pixels, within the image."""
+    labels: np.ndarray
+    """Classes [N] int64, from 1."""
+    masks: list[Rle]
+    """N masks, each of size [H, W]."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a file of annotations holds, and what is left out in training."""
+
+    images: int = 0
+    """Images."""
+    empty_images: int = 0
+    """Images among them without an object to train on."""
+    objects: int = 0
+    """Objects to train on."""
+    crowd_regions: int = 0
+    """Regions of many objects, which are not trained on; found there, an object is not wrong."""
+    zero_area_boxes: int = 0
+    """Objects whose box has no area, which are not trained on."""
+    clipped_objects: int = 0
+    """Objects and crowd regions of which a part lay outside of the image and was cut off."""
+    faulty_images: int = 0
+    """Images with an annotation that is wrong; each raises an AnnotationError when it is read."""
+
+
+@dataclass(frozen=True)
+class CocoAnnotations:
+    """A COCO file of instances: N images, A annotations ordered by image, C categories.
+
+    Labels are places in the categories' order plus 1, as 0 is the background. All that is large
+    lies in a few blocks of memory, which forked worker processes share.
+    """
+
+    path: Path
+    """The JSON file."""
+    classes: tuple[str, ...]
+    """Names of the categories, by ascending id."""
+    category_ids: tuple[int, ...]
+    """Their ids, ascending."""
+    image_ids: np.ndarray
+    """[N] int64."""
+    sizes: np.ndarray
+    """Heights and widths [N, 2] int64 in pixels."""
+    starts: np.ndarray
+    """[N + 1] int64: image i has the annotations from starts[i] to before starts[i + 1]."""
+    labels: np.ndarray
+    """[A] int64."""
+    boxes: np.ndarray
+    """x, y, width, height [A, 4] float64, as in the file."""
+    areas: np.ndarray
+    """[A] float64 in square pixels; NaN where the file does not say."""
+    crowd: np.ndarray
+    """[A] bool: whether it is a region of many objects."""
+    trained: np.ndarray
+    """[A] bool: whether it is an object to train on."""
+    counts: Counts
+    faults: Mapping[int, str]
+    """Image's place → the first fault of its annotations, as a message."""
+    _names: PackedBytes = field(repr=False)
+    _segmentations: PackedBytes = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def name(self, index: int) -> str:
+        """Return an image's file name, below the folder of images."""
+        return self._names[index].decode()
+
+    def annotations_of(self, index: int) -> range:
+        """Return the places of an image's annotations."""
+        return range(self.starts[index], self.starts[index + 1])
+
+    def mask(self, index: int, place: int) -> Rle:
+        """Return the mask of the annotation at `place`, which is of image `index`."""
+        height, width = self.sizes[index].tolist()
+        return encoded(pickle.loads(self._segmentations[place]), height, width)
+
+    def places(self, empty_images: Literal["keep", "skip"] = "keep") -> np.ndarray:
+        """Return the places of the images, without those that have no object to train on, or with.
+
+        Images with faults are among them in any case.
+        """
+        every = np.arange(len(self))
+        if empty_images == "keep":
+            return every
+        image_of = np.repeat(every, np.diff(self.starts))
+        filled = np.bincount(image_of[self.trained], minlength=len(self)) > 0
+        filled[list(self.faults)] = True
+        return every[filled]
+
+    def ids_in_names(self) -> bool:
+        """Whether every file is named by its image's id, as COCO's are (000000000139.jpg)."""
+        stems = (PurePath(self.name(index)).stem for index in range(len(self)))
+        return all(
+            stem.isdecimal() and int(stem) == image_id
+            for stem, image_id in zip(stems, self.image_ids.tolist(), strict=True)
+        )
+
+    def missing(self, folder: Path) -> list[str]:
+        """Return the names of the images that are not in `folder`.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+        """
+        held: dict[PurePath, Collection[str]] = {PurePath(): set(os.listdir(folder))}
+        missing = []
+        for index in range(len(self)):
+            path = PurePath(self.name(index))
+            if path.parent not in held:
+                below = folder / path.parent
+                held[path.parent] = set(os.listdir(below)) if below.is_dir() else ()
+            if path.name not in held[path.parent]:
+                missing.append(str(path))
+        return missing
+
+    def truth(self, index: int) -> list[dict[str, Any]]:
+        """Return an image's annotations for evaluation, crowd regions and boxes without area, too.
+
+        They have COCO's fields, with the category's own id; the segmentation is an RLE.
+        """
+        found = []
+        for place in self.annotations_of(index):
+            mask = self.mask(index, place)
+            area = float(self.areas[place])
+            found.append(
+                {
+                    "image_id": int(self.image_ids[index]),
+                    "category_id": self.category_ids[self.labels[place] - 1],
+                    "bbox": self.boxes[place].tolist(),
+                    "area": mask_area(mask) if np.isnan(area) else area,
+                    "iscrowd": int(self.crowd[place]),
+                    "segmentation": mask,
+                }
+            )
+        return found
+
+
+class CocoImages(Dataset[AnnotatedImage]):
+    """The images of a COCO file, each with its objects; crowd regions are left out."""
+
+    def __init__(self, annotations: CocoAnnotations, folder: Path, places: np.ndarray) -> None:
+        """Read the images at `places` of `annotations` from `folder`."""
+        self.annotations = annotations
+        self.folder = folder
+        self.places = places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> AnnotatedImage:
+        """Return an image with its objects.
+
+        Raises:
+            ImageError: the file is missing or does not decode.
+            AnnotationError: its annotations are wrong, or it has another size than they say.
+        """
+        place, told = int(self.places[index]), self.annotations
+        path = self.folder / told.name(place)
+        if place in told.faults:
+            raise AnnotationError(told.faults[place], str(path))
+        try:
+            image = open_image(path)
+        except FileNotFoundError as error:
+            raise ImageError(
+                str(path), f"there is no such file, but {told.path} names it"
+            ) from error
+        height, width = told.sizes[place].tolist()
+        if image.size != (width, height):
+            raise AnnotationError(
+                f"{path} has {image.width} × {image.height} pixels (width × height), but"
+                f" {told.path} says {width} × {height}; its boxes and masks are of another image",
+                str(path),
+            )
+        objects = [each for each in told.annotations_of(place) if told.trained[each]]
+        return AnnotatedImage(
+            image,
+            corners(told.boxes[objects], told.sizes[place]),
+            told.labels[objects],
+            [told.mask(place, each) for each in objects],
+        )
+
+
+def corners(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return boxes as corners x, y, x, y [N, 4], cut off at the images' edges.
+
+    Args:
+        boxes: x, y, width, height [N, 4].
+        sizes: heights and widths of their images, [2] or [N, 2].
+    """
+    ends = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+    high, wide = sizes[..., 0], sizes[..., 1]
+    return np.clip(ends, 0.0, np.stack([wide, high, wide, high], axis=-1).astype(np.float64))

@@ -1,0 +1,242 @@
+"""Folders of images with a mask of class labels each, as ADE20K's: pairs, class names, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from vision_ttt.data.folder_walk import images_below
+from vision_ttt.data.images import ImageError, decoded, open_image
+from vision_ttt.data.shards import CLASSES_FILE, DatasetError
+from vision_ttt.errors import DamagedItem
+
+IGNORED = 255
+"""The label of pixels that have no class; masks hold it, and nothing else for them."""
+CLASS_FILES = ("objectInfo150.txt", CLASSES_FILE)
+"""Where a dataset's root has its class names, unless another file is given."""
+MASK_SUFFIX = ".png"
+"""Of mask files: a lossy format would change labels."""
+
+# Single-channel modes of Pillow: of two levels, of 256, with a palette (the label is the index), of
+# more bits.
+_MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
+_SHOWN = 5  # names in a message
+
+
+class MaskError(DamagedItem):
+    """A mask that cannot be used for its image. `name` is its file."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"mask {name}: {reason}", name)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.name, self.reason)  # so that worker processes can send it
+
+
+class LabelledImage(NamedTuple):
+    """An image with the classes of its pixels."""
+
+    image: Image.Image
+    """RGB, of H × W pixels."""
+    labels: np.ndarray
+    """[H, W] uint8: class indices, and `IGNORED`."""
+
+
+@dataclass(frozen=True)
+class MaskFolders(Dataset):
+    """Images and masks that lie in two folders under the same names but for the suffix.
+
+    Items are :class:`LabelledImage`, in the order of the images' paths. Reading one raises
+    :class:`ImageError` or :class:`MaskError` where image or mask do not decode, differ in size, or
+    the mask is not of one channel or has labels beyond the classes.
+    """
+
+    pairs: Sequence[tuple[Path, Path]]
+    """Files of image and mask."""
+    classes: tuple[str, ...]
+    """Names by class index."""
+    zero_is_unlabelled: bool
+    """Whether a mask's 0 stands for no class and its k for class k − 1, as in ADE20K; otherwise k
+    stands for class k. 255 stands for no class either way."""
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> LabelledImage:
+        image_file, mask_file = self.pairs[index]
+        image = _there_still(image_file)
+        labels = read_labels(mask_file, self.classes, zero_is_unlabelled=self.zero_is_unlabelled)
+        height, width = labels.shape
+        if image.size != (width, height):
+            raise MaskError(
+                str(mask_file),
+                f"it is of {width} × {height} pixels; its image {image_file} is of"
+                f" {image.width} × {image.height}",
+            )
+        return LabelledImage(image, labels)
+
+
+def open_mask_folders(
+    images: Path, masks: Path, classes: tuple[str, ...], *, zero_is_unlabelled: bool
+) -> MaskFolders:
+    """Pair the images below one folder with the masks below another; no file is opened.
+
+    Raises:
+        FileNotFoundError: a folder is not there.
+        DatasetError: a folder has no image or mask, an image has no mask or a mask no image, or two
+            files differ by their suffix alone; names them.
+    """
+    image_files, mask_files = _by_name(images), _by_name(masks, MASK_SUFFIX)
+    alone = [str(path) for name, path in image_files.items() if name not in mask_files]
+    if alone:
+        raise DatasetError(
+            f"{_some(alone)} {_has(alone)} no mask: {masks} needs a {MASK_SUFFIX} of the same name"
+        )
+    alone = [str(path) for name, path in mask_files.items() if name not in image_files]
+    if alone:
+        raise DatasetError(f"{_some(alone)} {_has(alone)} no image of the same name in {images}")
+    pairs = [(path, mask_files[name]) for name, path in image_files.items()]
+    return MaskFolders(pairs, classes, zero_is_unlabelled)
+
+
+def read_labels(
+    file: Path, classes: Sequence[str], *, zero_is_unlabelled: bool = False
+) -> np.ndarray:
+    """Return a mask's class indices [H, W] uint8, with `IGNORED` for pixels without a class.
+
+    Raises:
+        MaskError: the file is gone, does not decode, has several channels, or has a label beyond
+            the classes (the message says which).
+    """
+    try:
+        with decoded(file, str(file)) as mask:
+            mode = mask.mode
+            raw = np.array(mask) if mode in _MASK_MODES else None
+    except FileNotFoundError as error:
+        raise MaskError(str(file), "it is there no more") from error
+    except ImageError as error:
+        raise MaskError(str(file), error.reason) from error
+    if raw is None:
+        raise MaskError(
+            str(file),
+            f"its pixels are {mode}; a mask has one channel, of class labels (a grey image or one"
+            " with a palette)",
+        )
+    raw = raw.astype(np.int32)
+    first = 1 if zero_is_unlabelled else 0
+    labels = np.where(raw == IGNORED, IGNORED, raw - first)
+    if zero_is_unlabelled:
+        labels[raw == 0] = IGNORED
+    beyond = (labels != IGNORED) & ((labels < 0) | (labels >= len(classes)))
+    if beyond.any():
+        values = sorted({int(value) for value in np.unique(raw[beyond])})
+        raise MaskError(
+            str(file),
+            f"{int(beyond.sum())} pixels have the label"
+            f" {_some([str(value) for value in values])}; the {len(classes)} classes are"
+            f" {first} to {first + len(classes) - 1}, and"
+            f" {'0 and ' if zero_is_unlabelled else ''}{IGNORED} stand for none",
+        )
+    return labels.astype(np.uint8)
+
+
+def read_classes(root: Path, file: Path | None = None) -> tuple[str, ...]:
+    """Return a dataset's class names by index.
+
+    Args:
+        root: has one of `CLASS_FILES`, if `file` is None.
+        file: one name per line, or a table divided by tabs with a header, of whose columns "Name"
+            is read, and "Idx" checked to count from 1 (ADE20K's objectInfo150.txt).
+
+    Raises:
+        FileNotFoundError: `file` is not there.
+        DatasetError: there is none, or several; it is no text, empty, or leaves out a name, number
+            or repeats one; there are fewer than 2 classes, or more than labels of a byte.
+    """
+    if file is None:
+        found = [root / name for name in CLASS_FILES if (root / name).is_file()]
+        if len(found) != 1:
+            told = " and ".join(path.name for path in found) or f"no {' or '.join(CLASS_FILES)}"
+            raise DatasetError(f"{root} has {told}; name the file of class names (classes)")
+        (file,) = found
+    if not file.exists():
+        raise FileNotFoundError(2, "No such file of class names", str(file))
+    if not file.is_file():
+        raise DatasetError(f"{file} is no regular file; one of class names is needed")
+    try:
+        lines = file.read_text(encoding="utf-8-sig").rstrip().splitlines()
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{file} is not a text in UTF-8: {error.reason}") from error
+    names = _from_table(lines, file) if lines and "\t" in lines[0] else lines
+    names = [" ".join(name.split()) for name in names]
+    empty = [number for number, name in enumerate(names, start=1) if not name]
+    if empty:
+        raise DatasetError(f"{file}: class {empty[0]} has no name")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DatasetError(f"{file} has {_some(twice)} more than once")
+    if not 2 <= len(names) <= IGNORED - 1:
+        raise DatasetError(f"{file} has {len(names)} classes; 2 to {IGNORED - 1} are accepted")
+    return tuple(names)
+
+
+def _from_table(lines: Sequence[str], file: Path) -> list[str]:
+    header, *rows = ([cell.strip() for cell in line.split("\t")] for line in lines)
+    columns = [name.lower() for name in header]
+    if "name" not in columns:
+        raise DatasetError(f'{file}: no column "Name" among {", ".join(header)}')
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise DatasetError(
+                f"{file}: line {number + 1} has {len(row)} columns; the header has {len(header)}"
+            )
+        if "idx" in columns and row[columns.index("idx")] != str(number):
+            raise DatasetError(
+                f"{file}: line {number + 1} has the Idx {row[columns.index('idx')]}; {number} is"
+                " next"
+            )
+    return [row[columns.index("name")] for row in rows]
+
+
+def _by_name(folder: Path, suffix: str | None = None) -> dict[str, Path]:
+    """The images below a folder by their relative path without suffix, those of `suffix` alone."""
+    if not folder.exists():
+        raise FileNotFoundError(2, "No such folder", str(folder))
+    if not folder.is_dir():
+        raise DatasetError(f"{folder} is a file; a folder is needed")
+    found: dict[str, Path] = {}
+    for path in map(Path, images_below(str(folder))):
+        if suffix is not None and path.suffix.lower() != suffix:
+            continue
+        name = str(path.relative_to(folder).with_suffix(""))
+        if name in found:
+            raise DatasetError(f"{found[name]} and {path} differ by their suffix alone")
+        found[name] = path
+    if not found:
+        accepted = suffix or ", ".join(IMG_EXTENSIONS)
+        raise DatasetError(f"{folder} has no image (accepted: {accepted})")
+    return found
+
+
+def _there_still(file: Path) -> Image.Image:
+    try:
+        return open_image(file)
+    except FileNotFoundError as error:
+        raise ImageError(str(file), "it is there no more") from error
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
+
+def _has(names: Sequence[str]) -> str:
+    return "has" if len(names) == 1 else "have"

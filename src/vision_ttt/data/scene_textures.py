@@ -1,0 +1,126 @@
+"""The scenes' surfaces: procedural textures of two colours, and what a camera adds to them."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+_OCTAVES = 4
+
+
+def texture(
+    height: int, width: int, colours: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Return a surface [height, width, 3] that goes from one colour to another in a random pattern.
+
+    Args:
+        colours: two, [2, 3], from 0 to 1.
+    """
+    pattern = generator.choice(_PATTERNS)(height, width, generator)
+    return colours[0] + pattern[..., None] * (colours[1] - colours[0])
+
+
+def distant_colours(
+    others: np.ndarray, distance: float, contrast: float, generator: np.random.Generator
+) -> np.ndarray:
+    """Return two colours [2, 3], the second one at `contrast` from the first in a random direction.
+
+    The first one is at least at `distance` from each of `others` [N, 3]; where twenty draws find
+    none, it is the farthest of them.
+    """
+    drawn = generator.uniform(0.05, 0.95, (20, 3))
+    apart = np.full(len(drawn), np.inf)
+    if len(others):
+        apart = np.linalg.norm(drawn[:, None] - others, axis=-1).min(axis=1)
+    far_enough = np.flatnonzero(apart >= distance)
+    first = drawn[far_enough[0] if len(far_enough) else apart.argmax()]
+    direction = generator.normal(size=3)
+    second = first + contrast * direction / np.linalg.norm(direction)
+    return np.stack([first, np.clip(second, 0, 1)])
+
+
+def draw_lines(surface: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Return a surface [h, w, 3] with up to four bent lines, which belong to no class."""
+    height, width = surface.shape[:2]
+    image = _as_image(surface)
+    draw = ImageDraw.Draw(image)
+    for _ in range(generator.integers(0, 5)):
+        points = generator.uniform(-0.1, 1.1, (3, 2)) * (width, height)
+        share = np.linspace(0, 1, 16)[:, None]
+        bent = (
+            (1 - share) ** 2 * points[0]
+            + 2 * share * (1 - share) * points[1]
+            + share**2 * points[2]
+        )
+        colour = tuple(int(level) for level in generator.integers(0, 256, 3))
+        thickness = int(generator.integers(1, max(2, width // 40) + 1))
+        draw.line([tuple(point) for point in bent], fill=colour, width=thickness)
+    return np.asarray(image, dtype=np.float32) / 255
+
+
+def photograph(surface: np.ndarray, generator: np.random.Generator) -> Image.Image:
+    """Return a surface [h, w, 3] as a picture: with blur, contrast, a cast and noise."""
+    image = _as_image(surface)
+    if generator.random() < 0.3:
+        image = image.filter(ImageFilter.GaussianBlur(generator.uniform(0.3, 0.9)))
+    levels = np.asarray(image, dtype=np.float32) / 255
+    contrast = generator.uniform(0.6, 1.15)
+    brightness = generator.uniform(-0.12, 0.12)
+    cast = generator.uniform(0.88, 1.12, 3)
+    noise = generator.uniform(0, 0.06) * generator.standard_normal(levels.shape)
+    return _as_image((levels - 0.5) * contrast * cast + 0.5 + brightness + noise)
+
+
+def _as_image(surface: np.ndarray) -> Image.Image:
+    return Image.fromarray(np.rint(np.clip(surface, 0, 1) * 255).astype(np.uint8))
+
+
+def _noise(height: int, width: int, cells: int, generator: np.random.Generator) -> np.ndarray:
+    """Smooth noise [h, w] from 0 to 1, with `cells` independent values along the longer side."""
+    longer = max(height, width)
+    rows, columns = (max(2, round(cells * side / longer) + 1) for side in (height, width))
+    values = Image.fromarray(generator.random((rows, columns), dtype=np.float32))
+    return np.asarray(values.resize((width, height), Image.Resampling.BICUBIC))
+
+
+def _clouds(height: int, width: int, generator: np.random.Generator) -> np.ndarray:
+    cells = generator.integers(2, 6)
+    octaves = [_noise(height, width, cells * 2**n, generator) / 2**n for n in range(_OCTAVES)]
+    return _stretched(np.sum(octaves, axis=0))
+
+
+def _grain(height: int, width: int, generator: np.random.Generator) -> np.ndarray:
+    return _noise(height, width, max(height, width) // 2, generator)
+
+
+def _stripes(height: int, width: int, generator: np.random.Generator) -> np.ndarray:
+    bent = generator.uniform(0, 4) * _noise(height, width, 3, generator)
+    return 0.5 + 0.5 * np.sin(_waves(height, width, generator) + bent)
+
+
+def _checks(height: int, width: int, generator: np.random.Generator) -> np.ndarray:
+    along = np.sin(_waves(height, width, generator))
+    across = np.sin(_waves(height, width, generator))
+    return 0.5 + 0.5 * np.tanh(4 * along * across)
+
+
+def _slope(height: int, width: int, generator: np.random.Generator) -> np.ndarray:
+    angle = generator.uniform(0, 2 * np.pi)
+    rows, columns = np.mgrid[:height, :width].astype(np.float32)
+    return _stretched(rows * np.sin(angle) + columns * np.cos(angle))
+
+
+def _waves(height: int, width: int, generator: np.random.Generator) -> np.ndarray:
+    """The phase [h, w] of a plane wave of a random direction, 5 to 30 pixels long."""
+    angle, length = generator.uniform(0, 2 * np.pi), generator.uniform(5, 30)
+    rows, columns = np.mgrid[:height, :width].astype(np.float32)
+    phase = generator.uniform(0, 2 * np.pi)
+    return 2 * np.pi / length * (rows * np.sin(angle) + columns * np.cos(angle)) + phase
+
+
+def _stretched(values: np.ndarray) -> np.ndarray:
+    low, high = values.min(), values.max()
+    return (values - low) / max(high - low, 1e-6)
+
+
+_PATTERNS = (_clouds, _grain, _stripes, _checks, _slope)

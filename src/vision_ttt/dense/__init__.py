@@ -1,0 +1,48 @@
+"""Dense prediction: maps of several resolutions from a backbone, and the heads that use them."""
+
+from typing import TYPE_CHECKING
+
+from vision_ttt._late import offer_late
+
+if TYPE_CHECKING:
+    from vision_ttt.dense.backbone_weights import BackboneLoad, load_backbone
+    from vision_ttt.dense.building import DenseModelError, build_detector, build_segmenter
+    from vision_ttt.dense.detector import Detector
+    from vision_ttt.dense.model import DenseModel
+    from vision_ttt.dense.segmenter import Segmenter
+    from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
+    from vision_ttt.dense.stage_maps import StageMaps
+    from vision_ttt.dense.vit_adapter import ViTAdapter
+
+__all__ = [
+    "BackboneLoad",
+    "DenseModel",
+    "DenseModelError",
+    "Detector",
+    "DetectorSizes",
+    "Segmenter",
+    "SegmenterSizes",
+    "StageMaps",
+    "ViTAdapter",
+    "build_detector",
+    "build_segmenter",
+    "load_backbone",
+]
+
+offer_late(
+    __name__,
+    {
+        "BackboneLoad": "backbone_weights",
+        "DenseModel": "model",
+        "DenseModelError": "building",
+        "Detector": "detector",
+        "DetectorSizes": "sizes",
+        "Segmenter": "segmenter",
+        "SegmenterSizes": "sizes",
+        "StageMaps": "stage_maps",
+        "ViTAdapter": "vit_adapter",
+        "build_detector": "building",
+        "build_segmenter": "building",
+        "load_backbone": "backbone_weights",
+    },
+)

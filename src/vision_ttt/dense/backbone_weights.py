@@ -1,0 +1,97 @@
+"""Weights of a classifier for the backbone of a dense model, of any image size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from timm.models import VisionTransformer
+from timm.models.vision_transformer import checkpoint_filter_fn as vision_transformer_weights
+from torch import Tensor, nn
+
+from vision_ttt.models.image_size import checkpoint_filter_fn
+from vision_ttt.models.plain_backbone import PlainBackbone
+
+CLASSIFIER_PARTS = ("norm", "fc_norm", "head", "head_dist", "fc", "classifier")
+"""Modules of a classifier after its last block: its final norm and its head."""
+
+
+class BackboneLoad(NamedTuple):
+    """What was done with the weights of a classifier. The names are those of tensors."""
+
+    taken: tuple[str, ...]
+    """Copied into the backbone."""
+    interpolated: tuple[str, ...]
+    """Those of ``taken`` that were interpolated to the backbone's size."""
+    left_out: tuple[str, ...]
+    """Of the weights, those that the backbone has no place for."""
+    kept: tuple[str, ...] = ()
+    """Of the backbone, those that kept their values; none unless ``allow_unmatched``."""
+
+
+def load_backbone(
+    backbone: nn.Module,
+    weights: Mapping[str, Tensor],
+    source: str,
+    *,
+    allow_unmatched: bool = False,
+) -> BackboneLoad:
+    """Copy the weights of a classifier into a backbone without its final norm and head.
+
+    Position embeddings of another size are interpolated; of timm's VisionTransformer, patch
+    embeddings too. The final norm and head are left out, where the backbone has none.
+
+    Args:
+        backbone: e.g. that of a :class:`vision_ttt.dense.ViTAdapter`.
+        weights: a state dict of the model that the backbone was made of.
+        source: where they come from, for messages.
+        allow_unmatched: leave out all weights that do not fit, and let tensors of the backbone
+            without weights keep their values.
+
+    Raises:
+        ValueError: names or shapes do not fit; lists them all. The backbone is unchanged.
+    """
+    own = backbone.state_dict()
+    try:
+        fitted = _fitted(backbone, weights)
+    except ValueError as error:
+        if not allow_unmatched:
+            raise ValueError(f"{source} does not fit the backbone: {error}") from error
+        fitted = dict(weights)
+    surplus = [name for name in fitted if name not in own]
+    misshapen = [name for name, x in fitted.items() if name in own and own[name].shape != x.shape]
+    missing = [name for name in own if name not in fitted]
+    unexpected = [name for name in surplus if name.partition(".")[0] not in CLASSIFIER_PARTS]
+    if (missing or misshapen or unexpected) and not allow_unmatched:
+        shapes = [
+            f"{name} {list(fitted[name].shape)} for {list(own[name].shape)}" for name in misshapen
+        ]
+        raise ValueError(
+            f"{source} does not fit the backbone {type(backbone).__name__}: missing"
+            f" {_listed(missing)}; unexpected {_listed(unexpected)}; of another shape"
+            f" {_listed(shapes)}"
+        )
+    rejected = {*surplus, *misshapen}
+    taken = {name: x for name, x in fitted.items() if name not in rejected}
+    backbone.load_state_dict(taken, strict=False)
+    return BackboneLoad(
+        taken=tuple(taken),
+        interpolated=tuple(
+            name for name, x in taken.items() if name in weights and weights[name].shape != x.shape
+        ),
+        left_out=tuple(name for name in fitted if name in rejected),
+        kept=tuple(name for name in own if name not in taken),
+    )
+
+
+def _fitted(backbone: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with position embeddings, and what else depends on sizes, of the backbone's."""
+    if isinstance(backbone, VisionTransformer):
+        return vision_transformer_weights(dict(weights), backbone)
+    if isinstance(backbone, PlainBackbone) and backbone.pos_embed is not None:
+        return checkpoint_filter_fn(weights, backbone)
+    return dict(weights)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

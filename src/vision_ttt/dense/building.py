@@ -1,0 +1,151 @@
+"""Detectors and segmenters by their backbone's name and a mapping that JSON can hold."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import timm
+from torch import nn
+
+from vision_ttt.dense.detector import Detector
+from vision_ttt.dense.segmenter import Segmenter
+from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
+from vision_ttt.dense.stage_maps import StageMaps
+from vision_ttt.errors import UserError, nearest
+from vision_ttt.models.registry import create_model, is_model, list_models
+
+_Sizes = TypeVar("_Sizes", DetectorSizes, SegmenterSizes)
+
+
+def _adapter() -> type[nn.Module]:
+    from vision_ttt.dense.vit_adapter import ViTAdapter
+
+    return ViTAdapter
+
+
+_MAPS: dict[str, Callable[[], type[nn.Module]]] = {
+    "adapter": _adapter,
+    "stages": lambda: StageMaps,
+}
+
+
+class DenseModelError(UserError, ValueError):
+    """A dense model cannot be built as it was asked for."""
+
+
+def build_detector(
+    name: str, *, num_classes: int, dense: Mapping[str, Any], **backbone_arguments: Any
+) -> Detector:
+    """A Mask R-CNN on a backbone of timm's registry, randomly initialised.
+
+    Args:
+        name: of the backbone.
+        num_classes: of objects, without the background.
+        dense: ``maps``, "adapter" (the default: a ViT-Adapter, for plain backbones) or "stages"
+            (for hierarchical ones); ``adapter`` or ``stages``, a mapping of the keywords of
+            :class:`ViTAdapter` or :class:`StageMaps`; and the fields of :class:`DetectorSizes`.
+            Missing keys have published values.
+        backbone_arguments: of the backbone's constructor.
+
+    Raises:
+        DenseModelError: an unknown backbone or key, with the nearest known, or a value that is not
+            accepted.
+    """
+    sizes, rest = _sizes(DetectorSizes, dense)
+    return _built(Detector, name, num_classes, sizes, rest, backbone_arguments)
+
+
+def build_segmenter(
+    name: str, *, num_classes: int, dense: Mapping[str, Any], **backbone_arguments: Any
+) -> Segmenter:
+    """A UperNet on a backbone of timm's registry, randomly initialised.
+
+    Args:
+        name: of the backbone.
+        num_classes: of pixels.
+        dense: as in :func:`build_detector`, with the fields of :class:`SegmenterSizes`.
+        backbone_arguments: of the backbone's constructor.
+
+    Raises:
+        DenseModelError: an unknown backbone or key, with the nearest known, or a value that is not
+            accepted.
+        MissingPackageError: transformers is not installed.
+    """
+    sizes, rest = _sizes(SegmenterSizes, dense)
+    return _built(Segmenter, name, num_classes, sizes, rest, backbone_arguments)
+
+
+def _sizes(kind: type[_Sizes], dense: Mapping[str, Any]) -> tuple[_Sizes, dict[str, Any]]:
+    """The sizes that ``dense`` holds, and what it holds beside them."""
+    names = [field.name for field in fields(kind)]
+    _check_keys("dense", dense, [*names, "maps", *_MAPS])
+    try:
+        sizes = kind(**{name: dense[name] for name in names if name in dense})
+    except (TypeError, ValueError) as error:
+        raise DenseModelError(f"dense: {error}") from error
+    return sizes, {key: value for key, value in dense.items() if key not in names}
+
+
+def _built(
+    kind: Callable[..., Any],
+    name: str,
+    num_classes: int,
+    sizes: Any,
+    rest: Mapping[str, Any],
+    backbone_arguments: Mapping[str, Any],
+) -> Any:
+    if not is_model(name):
+        known = sorted({*timm.list_models(), *list_models()})
+        alike = [other for other in known if other.startswith(name[:5])] or known
+        raise DenseModelError(f"unknown model {name!r}; nearest: {nearest(name, alike)}")
+    maps = _make_maps(name, rest, backbone_arguments)
+    try:
+        return kind(maps, num_classes, sizes)
+    except ValueError as error:
+        raise DenseModelError(str(error)) from error
+
+
+def _make_maps(
+    name: str, rest: Mapping[str, Any], backbone_arguments: Mapping[str, Any]
+) -> nn.Module:
+    which = rest.get("maps", "adapter")
+    if which not in _MAPS:
+        raise DenseModelError(f"dense.maps is {which!r}; accepted: {', '.join(_MAPS)}")
+    other = next(key for key in _MAPS if key != which)
+    if rest.get(other):
+        raise DenseModelError(f"dense.{other} is given, but dense.maps is {which!r}")
+    kind = _MAPS[which]()
+    keywords = rest.get(which, {})
+    own = [key for key in inspect.signature(kind).parameters if key != "backbone"]
+    _check_keys(f"dense.{which}", keywords, own)
+    # A plain model has positions for one image size; images of detection have many.
+    any_size = {"dynamic_img_size": True} if which == "adapter" else {}
+    arguments = {"num_classes": 0, **any_size, **backbone_arguments}
+    # Constructors of timm's many models raise anything on arguments that they do not check.
+    try:
+        backbone = create_model(name, **arguments)
+    except Exception as error:
+        raise DenseModelError(
+            f"model {name} cannot be built with {arguments}: {_reason(error)}"
+        ) from error
+    try:
+        return kind(backbone, **keywords)
+    except (TypeError, ValueError) as error:
+        raise DenseModelError(
+            f"dense.maps {which!r} of {name}, with {dict(keywords)}: {_reason(error)}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _check_keys(place: str, given: Any, accepted: list[str]) -> None:
+    if not isinstance(given, Mapping):
+        raise DenseModelError(f"{place} is {given!r}; accepted: a mapping")
+    for key in given:
+        if key not in accepted:
+            raise DenseModelError(f"{place} has no {key!r}; nearest: {nearest(str(key), accepted)}")

@@ -1,0 +1,101 @@
+"""UperNet: the class of each pixel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vision_ttt.dense.model import DenseModel
+from vision_ttt.dense.sizes import SegmenterSizes
+from vision_ttt.extras import require
+
+_AUXILIARY_MAP = 2
+"""The map of stride 16."""
+
+
+class Segmenter(DenseModel):
+    """UperNet with an auxiliary fully convolutional head, of transformers' parts.
+
+    Xiao et al., "Unified Perceptual Parsing for Scene Understanding", 2018. The head is mmseg's
+    without its dropout.
+
+    Initialisation: convolutions He-normal over outputs, classifiers normal with standard deviation
+    0.01, biases zero.
+
+    Args:
+        maps: a map module, see :class:`vision_ttt.dense.model.DenseModel`.
+        num_classes: of pixels.
+        sizes: of the heads.
+
+    Raises:
+        ValueError: ``num_classes`` is below 2.
+        MissingPackageError: transformers is not installed.
+    """
+
+    class_layers = ("head.classifier", "auxiliary_head.classifier")
+
+    def __init__(
+        self, maps: nn.Module, num_classes: int, sizes: SegmenterSizes | None = None
+    ) -> None:
+        super().__init__(maps)
+        if num_classes < 2:
+            raise ValueError(f"num_classes is {num_classes}; accepted: 2 and above")
+        sizes = sizes or SegmenterSizes()
+        self.num_classes = num_classes
+        self.head, self.auxiliary_head = _make_heads(maps.channels, num_classes, sizes)
+        self.pools_whole_map = 1 in sizes.pool_scales
+
+    def forward(self, images: Tensor, auxiliary: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits [B, num_classes, H, W], float32, of images [B, 3, H, W].
+
+        Args:
+            images: normalised, of any size.
+            auxiliary: return the auxiliary head's logits, too, of the same shape.
+
+        Raises:
+            ValueError: the images' shape is another; in training, the batch is a single image.
+        """
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise ValueError(f"images must be [B, 3, H, W], got {list(images.shape)}")
+        if self.training and self.head.training and self.pools_whole_map and len(images) == 1:
+            raise ValueError(
+                "training needs at least 2 images in a batch and process: a map pooled to 1 × 1"
+                " has no variance for BatchNorm in one image"
+            )
+        maps = self.maps(images)
+        size = images.shape[-2:]
+        logits = _upsampled(self.head(maps), size)
+        return (logits, _upsampled(self.auxiliary_head(maps), size)) if auxiliary else logits
+
+
+def _upsampled(logits: Tensor, size: Any) -> Tensor:
+    return F.interpolate(logits.float(), size=size, mode="bilinear", align_corners=False)
+
+
+def _make_heads(
+    channels: tuple[int, ...], num_classes: int, sizes: SegmenterSizes
+) -> tuple[nn.Module, nn.Module]:
+    require("dense", "semantic segmentation")
+    from transformers import UperNetConfig
+    from transformers.models.upernet.modeling_upernet import UperNetFCNHead, UperNetHead
+
+    config = UperNetConfig(
+        num_labels=num_classes,
+        hidden_size=sizes.channels,
+        pool_scales=tuple(sizes.pool_scales),
+        auxiliary_in_channels=channels[_AUXILIARY_MAP],
+        auxiliary_channels=sizes.auxiliary_channels,
+    )
+    heads = (
+        UperNetHead(config, channels),
+        UperNetFCNHead(config, channels, in_index=_AUXILIARY_MAP),
+    )
+    for head in heads:
+        for module in head.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.normal_(head.classifier.weight, std=0.01)
+        nn.init.zeros_(head.classifier.bias)
+    return heads

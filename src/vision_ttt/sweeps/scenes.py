@@ -1,0 +1,86 @@
+"""Nano models for detection and segmentation, compared on the rendered scenes.
+
+Every model has the same adapter, heads, data and number of updates: those of the task's recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vision_ttt import recipes
+from vision_ttt.engine.config import TrainConfig
+
+RECIPES = {"detection": "scenes-detection", "segmentation": "scenes-segmentation"}
+"""Task → its recipe."""
+
+_LAYOUTS = {"detection": "coco", "segmentation": "ade"}  # of vision_ttt.data.scenes
+
+MODELS: dict[str, dict[str, Any]] = {
+    "vittt": {},
+    # Of the same width, depth, heads and patches as Vittt-nano.
+    "deit": {
+        "model.name": "deit_tiny_patch16_224",
+        "model.arguments": {
+            "embed_dim": 96,
+            "depth": 4,
+            "num_heads": 3,
+            "fused": None,
+            "fused_mlp": None,
+        },
+    },
+}
+"""Name → what it changes in the recipes."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure that a run is judged by."""
+
+    metric: str
+    """Its name in metrics.json without "test_"."""
+    title: str
+    bar: float
+    """What is asked for, from 0 to 1."""
+    goal: float
+    """What is hoped for."""
+
+
+GOALS = {
+    "detection": (
+        Goal("box_ap50", "box AP at IoU 0.5", 0.75, 0.90),
+        Goal("mask_ap50", "mask AP at IoU 0.5", 0.65, 0.85),
+    ),
+    "segmentation": (Goal("miou", "mean IoU", 0.80, 0.90),),
+}
+"""Task → what its runs are judged by, on held-out images."""
+
+
+def scene_run(
+    task: str,
+    model: str,
+    seed: int,
+    scenes: Path,
+    output: Path,
+    overrides: Mapping[str, Any],
+) -> TrainConfig:
+    """Return the run of a model for a task.
+
+    Args:
+        task: of `RECIPES`.
+        model: of `MODELS`.
+        scenes: folder that the scenes are rendered in.
+        output: folder of all runs; the run's own is below it.
+        overrides: further fields, as for :func:`vision_ttt.recipes.load`.
+
+    Raises:
+        ConfigError: a field is unknown or a value out of its range.
+    """
+    own = {
+        "data.root": str(scenes / _LAYOUTS[task]),
+        "run.seed": seed,
+        "run.output": str(output / task / model / f"seed-{seed}"),
+    }
+    return recipes.load(RECIPES[task], {**MODELS[model], **own, **overrides})

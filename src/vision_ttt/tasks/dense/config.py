@@ -1,0 +1,24 @@
+"""The part of the section `task` that detection and segmentation share: the dense model."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vision_ttt.engine.config import TaskSection
+
+
+@dataclass(frozen=True)
+class DenseSection(TaskSection):
+    """A task whose model is a backbone, maps of four resolutions around it, and heads on these."""
+
+    maps: Literal["adapter", "stages"] = "adapter"
+    """Where the maps at strides 4 to 32 come from: a ViT-Adapter around a plain backbone, whose
+    blocks have one resolution, or the stages of a hierarchical one."""
+    parts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Further sizes of the model around the backbone, e.g. --parts.channels 64, as in `dense` of
+    vision_ttt.dense.build_detector and build_segmenter; the published ones where left out."""
+    partial_weights: bool = False
+    """Start from initial_weights though some tensors of the backbone are missing there, or some
+    there have no place in it; the log names them. Otherwise that is an error."""

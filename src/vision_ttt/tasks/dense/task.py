@@ -1,0 +1,102 @@
+"""What detection and segmentation do alike: build the model and start it from weights."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vision_ttt.dense.backbone_weights import load_backbone
+from vision_ttt.engine.building import load_weights
+from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.initial_weights import trained_for, whose
+from vision_ttt.engine.task import Task
+from vision_ttt.engine.tensor_files import read_tensors
+from vision_ttt.models.registry import model_config
+
+_ELSEWHERE = {
+    "num_classes": "the data give it",
+    "in_chans": "images are RGB",
+    "dense": "set task.parts",
+    "drop_path_rate": "set model.drop_path",
+}
+
+
+class DenseTask(Task):
+    """A task whose model is a :class:`vision_ttt.dense.DenseModel`."""
+
+    unit = "images"
+    config: TrainConfig
+
+    @property
+    @abstractmethod
+    def classes(self) -> Sequence[str]:
+        """Class names, by index."""
+
+    def model_arguments(self) -> dict[str, Any]:
+        """Return the number of classes, the parts around the backbone, and the backbone's own.
+
+        Raises:
+            ConfigError: the config holds an argument that is decided elsewhere.
+        """
+        own = self.config.model.arguments
+        for key in own:
+            if key in _ELSEWHERE:
+                raise ConfigError(f"model.arguments may not hold {key}; {_ELSEWHERE[key]}")
+        section = self.config.task
+        dense = {"maps": section.maps, **section.parts}
+        return {"num_classes": len(self.classes), "dense": dense, **own}
+
+    def start_from(
+        self, path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]
+    ) -> str:
+        """Start the whole model from one of this task, or its backbone from a classifier.
+
+        The layers whose size follows from the number of classes are taken where they fit.
+
+        Raises:
+            FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
+            ConfigError: the weights are another model's.
+        """
+        weights, text = read_tensors(path)
+        try:
+            if trained_for(text) == self.config.task.name:
+                skip = model.class_layers
+                left_out = load_weights(model, weights, path, skip=skip)
+                return _line(path, text, len(weights) - len(left_out), [], left_out)
+            taken = load_backbone(
+                model.maps.backbone,
+                weights,
+                str(path),
+                allow_unmatched=self.config.task.partial_weights,
+            )
+        except ValueError as error:
+            raise ConfigError(f"initial_weights: {error}; {whose(text)}") from error
+        return _line(path, text, len(taken.taken), taken.interpolated, taken.left_out)
+
+
+def _line(
+    path: Path, text: str | None, taken: int, interpolated: Sequence[str], left: Sequence[str]
+) -> str:
+    parts = [f"{taken} tensors taken"]
+    if interpolated:
+        parts.append(f"{len(interpolated)} of them interpolated ({', '.join(interpolated)})")
+    if left:
+        parts.append(f"{len(left)} left out ({', '.join(left)})")
+    return f"starting from {path}; {whose(text)}: {', '.join(parts)}."
+
+
+def input_statistics(name: str) -> dict[str, tuple[float, ...]]:
+    """Return mean and standard deviation of the colours that a backbone expects, by channel."""
+    config = model_config(name)
+    return {"mean": tuple(config.mean), "std": tuple(config.std)}
+
+
+def normalise(image: Tensor, statistics: Mapping[str, Sequence[float]]) -> Tensor:
+    """Return an image [3, H, W] of uint8 or of floats from 0 to 1 as the backbone expects it."""
+    scaled = image.float() / 255 if not image.is_floating_point() else image
+    mean, std = (scaled.new_tensor(statistics[key])[:, None, None] for key in ("mean", "std"))
+    return (scaled - mean) / std

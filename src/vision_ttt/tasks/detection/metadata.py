@@ -1,0 +1,63 @@
+"""What a detector's checkpoints carry, and the model that they describe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from vision_ttt.dense.building import DenseModelError, build_detector
+from vision_ttt.dense.detector import Detector
+from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.engine.config import ConfigError
+
+_LARGEST_SIDE = 16_384  # pixels; beyond it metadata is damaged rather than ambitious
+
+
+def build(name: str, arguments: Mapping[str, Any]) -> Detector:
+    """Build the detector of a backbone, randomly initialised.
+
+    Raises:
+        ConfigError: there is no such backbone, or an argument that is not accepted.
+    """
+    try:
+        return build_detector(name, **arguments)
+    except DenseModelError as error:
+        raise ConfigError(str(error)) from error
+
+
+def rebuild(metadata: ModelMetadata) -> Detector:
+    """Build the detector that a checkpoint describes, randomly initialised.
+
+    Raises:
+        ValueError, TypeError, KeyError: the description is damaged.
+    """
+    check_carried(metadata)
+    return build(metadata.model, metadata.model_args)
+
+
+def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
+    """Return what a checkpoint carries, checked.
+
+    It is: `classes`, the names by label - 1; `category_ids`, theirs in the data; `input`, mean and
+    standard deviation of the colours; `shorter_side` and `longer_side` of the images in pixels;
+    `ids_in_names`, whether files are named by their images' ids.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is damaged.
+    """
+    told = metadata.carried
+    count = metadata.model_args["num_classes"]
+    for name in ("classes", "category_ids"):
+        if len(told[name]) != count:
+            raise ValueError(f"{name} has {len(told[name])} entries for {count} classes")
+    for name in ("shorter_side", "longer_side"):
+        if type(told[name]) is not int or not 1 <= told[name] <= _LARGEST_SIDE:
+            raise ValueError(f"{name} {told[name]!r} is not a number from 1 to {_LARGEST_SIDE}")
+    for name in ("mean", "std"):
+        levels = told["input"][name]
+        if len(levels) != 3 or not all(math.isfinite(float(level)) for level in levels):
+            raise ValueError(f"{name} {levels} is not three finite numbers")
+    if not isinstance(told["ids_in_names"], bool):
+        raise TypeError("ids_in_names is not true or false")
+    return told

@@ -1,0 +1,108 @@
+"""Images with the objects that are in them, or are found in them, drawn on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import faster_coco_eval.core.mask as rle_masks
+import numpy as np
+from matplotlib.font_manager import findfont
+from PIL import Image, ImageDraw, ImageFont
+
+from vision_ttt.data.coco_checks import Rle
+from vision_ttt.tasks.images.pictures import Colour, with_legend
+
+SHOWN_SCORE = 0.5
+"""Least score of an object that is drawn; a detector returns many below."""
+_STRENGTH = 0.45  # of a mask's colour over the image
+_SMALLEST, _LARGEST = 10, 24  # pixels of the tags' letters
+_LEAST_SIDE = 640  # pixels that a picture's longer side is enlarged to, for the tags' sake
+
+
+class DrawnObject(NamedTuple):
+    """An object of an image of height H and width W."""
+
+    label: int
+    """Of its class, from 1."""
+    box: Sequence[float]
+    """Corners x, y, x, y in pixels."""
+    mask: Rle
+    """Of size [H, W]."""
+    score: float | None = None
+    """From 0 to 1; None for one that is known."""
+
+
+def drawn(
+    image: Image.Image,
+    objects: Sequence[DrawnObject],
+    classes: Sequence[str],
+    colours: Sequence[Colour],
+    *,
+    longer_side: int | None = None,
+) -> Image.Image:
+    """Return an RGB copy of an image with its objects' masks, boxes and classes.
+
+    Args:
+        image: RGB, as large as the masks.
+        objects: the first one is drawn on top.
+        classes: names, of the labels from 1.
+        colours: theirs.
+        longer_side: of the copy in pixels; None: as the image is.
+    """
+    ordered = list(reversed(objects))
+    pixels = np.array(image.convert("RGB"))
+    for each in ordered:
+        held = rle_masks.decode(each.mask).astype(bool)
+        colour = np.array(colours[each.label - 1])
+        pixels[held] = ((1 - _STRENGTH) * pixels[held] + _STRENGTH * colour).round()
+    scale = 1.0 if longer_side is None else longer_side / max(image.size)
+    width, height = (max(round(side * scale), 1) for side in image.size)
+    picture = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(picture)
+    size = min(max(min(picture.size) // 32, _SMALLEST), _LARGEST)
+    font = ImageFont.truetype(findfont("DejaVu Sans"), size)
+    for each in ordered:
+        colour = colours[each.label - 1]
+        box = [side * scale for side in each.box]
+        draw.rectangle(tuple(box), outline=colour, width=max(size // 6, 2))
+        name = classes[each.label - 1]
+        tag = name if each.score is None else f"{name} {each.score:.0%}"
+        _write_tag(draw, tag, box, colour, font, picture.size)
+    return picture
+
+
+def drawn_with_legend(
+    image: Image.Image,
+    objects: Sequence[DrawnObject],
+    classes: Sequence[str],
+    colours: Sequence[Colour],
+) -> Image.Image:
+    """Return the same with a legend: how many objects of which class, most first.
+
+    Small images are enlarged to a longer side of 640 pixels.
+    """
+    counts = Counter(each.label for each in objects).most_common()
+    entries = [(f"{count} {classes[label - 1]}", colours[label - 1]) for label, count in counts]
+    side = max(*image.size, _LEAST_SIDE)
+    return with_legend(drawn(image, objects, classes, colours, longer_side=side), entries)
+
+
+def _write_tag(
+    draw: ImageDraw.ImageDraw,
+    text: str,
+    box: Sequence[float],
+    colour: Colour,
+    font: ImageFont.FreeTypeFont,
+    size: tuple[int, int],
+) -> None:
+    """Write on a field of `colour` above the box's top left corner, but within the image."""
+    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
+    width, height = right - left + 4, bottom - top + 4
+    x = max(min(box[0], size[0] - width), 0)
+    y = max(min(box[1] - height, size[1] - height), 0)
+    draw.rectangle((x, y, x + width, y + height), fill=colour)
+    # Black on light colours, white on dark ones, by the weights of ITU-R BT.601.
+    light = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 128
+    draw.text((x + 2 - left, y + 2 - top), text, fill="black" if light else "white", font=font)

@@ -1,0 +1,146 @@
+"""Evaluation of a segmenter: intersections and unions per class, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from vision_ttt.data import DatasetError
+from vision_ttt.data.mask_folders import IGNORED
+from vision_ttt.engine.damaged import DamagedItems
+from vision_ttt.engine.evaluation import rows_of_items
+from vision_ttt.engine.task import Batch
+from vision_ttt.tasks.segmentation.resized_logits import resized_bands
+
+Segment = Callable[[Tensor], Tensor]
+"""From an image [3, h, w] to its logits [C, h, w]."""
+
+
+@dataclass(frozen=True)
+class SegmentationEvaluation:
+    """What a model says about the pixels of N images, those without a class left out."""
+
+    intersections: Tensor
+    """Per class the pixels [C] int64 that are of it and predicted so."""
+    predicted: Tensor
+    """Per class the pixels [C] int64 that are predicted to be of it."""
+    true: Tensor
+    """Per class the pixels [C] int64 that are of it."""
+    loss: float
+    """Mean cross-entropy of a pixel in nats."""
+    images: int
+    """N."""
+
+    @cached_property
+    def iou(self) -> Tensor:
+        """Intersection over union [C] float64; NaN for classes neither true nor predicted."""
+        return self.intersections.double() / (self.predicted + self.true - self.intersections)
+
+    @cached_property
+    def accuracy(self) -> Tensor:
+        """Share of a class's pixels that are predicted so [C] float64; NaN where it has none."""
+        return self.intersections.double() / self.true
+
+    @property
+    def miou(self) -> float:
+        """Mean of `iou` over the classes that are true or predicted anywhere."""
+        return self.iou.nanmean().item()
+
+    @property
+    def mean_accuracy(self) -> float:
+        """Mean of `accuracy` over the classes that are true anywhere."""
+        return self.accuracy.nanmean().item()
+
+    @property
+    def pixel_accuracy(self) -> float:
+        """Share of all pixels whose class is predicted."""
+        return (self.intersections.sum().double() / self.true.sum()).item()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The means over classes and pixels."""
+        return {
+            "miou": self.miou,
+            "mean_accuracy": self.mean_accuracy,
+            "pixel_accuracy": self.pixel_accuracy,
+            "loss": self.loss,
+        }
+
+
+def evaluate(
+    segment: Segment,
+    model: nn.Module,
+    loader: DataLoader,
+    accelerator: Accelerator,
+    *,
+    num_classes: int,
+    damaged: DamagedItems,
+    between: Callable[[], None] = lambda: None,
+) -> SegmentationEvaluation:
+    """Run `segment` over `loader`, which holds this process's images.
+
+    Every process gets the evaluation of all images, each of which counts once. Logits are resized
+    to the masks' own sizes. `between` is called before each batch; what it raises ends the
+    evaluation.
+
+    Args:
+        segment: an image's logits by `model`, which is in evaluation mode meanwhile.
+        num_classes: C.
+
+    Raises:
+        DamagedItem: an image or mask cannot be read and is not to be skipped.
+        DatasetError: there is no image, or no pixel with a class.
+    """
+
+    def measure(batch: Batch) -> dict[str, Tensor]:
+        each = [
+            measured(segment(image), labels)
+            for image, labels in zip(batch["images"], batch["labels"], strict=True)
+        ]
+        if not each:
+            return {
+                "counts": torch.zeros(0, 3, num_classes, dtype=torch.int64),
+                "loss": torch.zeros(0, dtype=torch.float64),
+            }
+        counts, losses = zip(*each, strict=True)
+        return {"counts": torch.stack(counts), "loss": torch.stack(losses)}
+
+    rows = rows_of_items(measure, model, loader, accelerator, damaged=damaged, between=between)
+    intersections, predicted, true = rows["counts"].sum(dim=0)
+    pixels = int(true.sum())
+    if not pixels:
+        raise DatasetError(f"no pixel of the {len(rows['loss'])} test images has a class")
+    return SegmentationEvaluation(
+        intersections, predicted, true, rows["loss"].sum().item() / pixels, len(rows["loss"])
+    )
+
+
+def measured(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Compare logits [C, h, w] with labels [H, W], of the pixels that have a class.
+
+    Returns:
+        Per class the pixels that are of it and predicted so, that are predicted so, and that are
+        of it [3, C] int64; the summed cross-entropy [] float64 in nats. Both on the CPU.
+    """
+    classes = len(logits)
+    counts = torch.zeros(3, classes, dtype=torch.int64)
+    loss = torch.zeros((), dtype=torch.float64)
+    for rows, band in resized_bands(logits, tuple(labels.shape)):
+        true = labels[rows].long()
+        loss += (
+            F.cross_entropy(band[None], true[None], ignore_index=IGNORED, reduction="none")
+            .sum(dtype=torch.float64)
+            .cpu()
+        )
+        has_class = true != IGNORED
+        true, predicted = true[has_class], band.argmax(dim=0)[has_class]
+        for place, chosen in enumerate((true[true == predicted], predicted, true)):
+            counts[place] += torch.bincount(chosen, minlength=classes).cpu()
+    return counts, loss

@@ -1,0 +1,50 @@
+"""Opening a checkpoint's images and masks again, to evaluate its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vision_ttt.data import DatasetError
+from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.engine.config import MachineSection, TaskSection, TrainConfig
+from vision_ttt.tasks.segmentation.config import SegmentationData
+from vision_ttt.tasks.segmentation.metadata import INPUT
+from vision_ttt.tasks.segmentation.task import Segmentation
+
+
+def reopen(
+    task: TaskSection,
+    metadata: ModelMetadata,
+    changes: Mapping[str, Any],
+    *,
+    part: str,
+    precision: str,
+    num_workers: int,
+) -> Segmentation:
+    """Return the task of a checkpoint with its data open, or with other data.
+
+    Args:
+        task: its section, as far as it matters to the evaluation.
+        changes: fields of the section `data`; `dataset` stands for `root`.
+        part: of the data that becomes the test set: "test", "train" or "all".
+        precision, num_workers: as in the section `machine`.
+
+    Raises:
+        DatasetError: the checkpoint holds no dataset and none is given; a change is of no field;
+            the dataset's classes are not the model's.
+    """
+    fields = {name: value for name, value in changes.items() if name != "dataset"}
+    if "dataset" in changes:
+        fields["root"] = changes["dataset"]
+    if "root" not in {**metadata.data, **fields}:
+        raise DatasetError("the checkpoint does not name its dataset; give --dataset")
+    shown = {name: metadata.carried["input"][name] for name in INPUT}
+    try:
+        data = SegmentationData(**{**metadata.data, **shown, **fields})
+    except TypeError as error:  # of another version, or a field that segmentation does not have
+        raise DatasetError(f"the data of a segmenter: {error}") from error
+    machine = MachineSection(precision=precision, num_workers=num_workers)
+    opened = Segmentation(TrainConfig(task, data, machine=machine))
+    opened.show_to(metadata, part)
+    return opened

@@ -1,0 +1,263 @@
+"""Training a segmenter: crops of labelled images, cross-entropy of pixels, mean IoU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
+
+from vision_ttt.data import DatasetError, SeededItems
+from vision_ttt.data.mask_folders import IGNORED, MaskFolders, open_mask_folders, read_classes
+from vision_ttt.dense.building import build_segmenter
+from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.engine.config import TrainConfig
+from vision_ttt.engine.damaged import DamagedItems
+from vision_ttt.engine.evaluation import autocast
+from vision_ttt.engine.task import Batch, Metric, Moment, Report
+from vision_ttt.engine.train import TrainResult
+from vision_ttt.errors import DamagedItem
+from vision_ttt.extras import require
+from vision_ttt.tasks.dense.task import DenseTask, input_statistics
+from vision_ttt.tasks.images.pictures import palette
+from vision_ttt.tasks.segmentation.config import SegmentationData
+from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, evaluate
+from vision_ttt.tasks.segmentation.metadata import INPUT
+from vision_ttt.tasks.segmentation.transforms import LabelledTensors, TestTransform, TrainTransform
+from vision_ttt.tasks.segmentation.views import TestView
+
+_LEAST_IMAGES = 2  # that a batch norm over one pixel of each image accepts
+_OF_TRAINING = (
+    "crop_size",
+    "longer_side",
+    "shorter_side",
+    "scale_min",
+    "scale_max",
+    "largest_class_share",
+    "horizontal_flip",
+    "photometric_distortion",
+)
+
+
+class Segmentation(DenseTask):
+    """Cross-entropy of the pixels' class logits.
+
+    The unit is an image: its loss is the mean over all pixels of its crop, those without a class
+    being 0. Crops have one size, so that an update's mean over its images, in however many parts
+    and processes they come, is the mean over the pixels of the batch: the loss that the published
+    schedules were found with. A mean over the labelled pixels alone would weigh an image by how
+    much of it is labelled.
+    """
+
+    primary = Metric("miou", higher_is_better=True, form=".2%")
+
+    def __init__(self, config: TrainConfig) -> None:
+        """List the images and masks.
+
+        Raises:
+            DatasetError, FileNotFoundError: the dataset cannot be used.
+        """
+        require("dense", "segmentation")
+        self.config = config
+        self._classes, self.train, self.test = open_splits(config.data)
+        self.precision = config.machine.precision
+        self.auxiliary_weight = config.task.auxiliary_weight
+        self.palette = palette(len(self._classes))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, by index."""
+        return self._classes
+
+    def build_model(self, name: str, arguments: Mapping[str, Any]) -> nn.Module:
+        """Build the segmenter on a backbone, randomly initialised."""
+        return build_segmenter(name, **arguments)
+
+    def prepare(self, model: nn.Module) -> None:
+        """Set the images as `model` is to see them."""
+        data, workers_seed = self.config.data, self.config.run.seed
+        self.statistics = input_statistics(self.config.model.name)
+        for_training = TrainTransform(
+            self.statistics, **{name: getattr(data, name) for name in _OF_TRAINING}
+        )
+        self.train_set = SeededItems(self.train, for_training, workers_seed)
+        self.show(data, self.test)
+
+    def show(self, data: SegmentationData, items: Dataset) -> None:
+        """Set the test images, and how the model sees them."""
+        self.input = {name: getattr(data, name) for name in INPUT}
+        self.view = TestView(data.evaluation, data.window, data.stride)
+        transform = TestTransform(self.statistics, data.longer_side, data.test_shorter_side)
+        self.test_set = SeededItems(items, transform)
+
+    def show_to(self, metadata: ModelMetadata, part: str) -> None:
+        """Make a part of the data the test set, as the model of a checkpoint sees it.
+
+        Raises:
+            DatasetError: the checkpoint's classes are others.
+        """
+        known = tuple(metadata.carried["classes"])
+        if known != self.classes:
+            differing = sorted(set(known) ^ set(self.classes)) or ["their order"]
+            raise DatasetError(
+                f"the checkpoint has {len(known)} classes and the dataset {len(self.classes)};"
+                f" they differ in {', '.join(differing[:10])}"
+            )
+        self.statistics = {name: metadata.carried["input"][name] for name in ("mean", "std")}
+        parts = {
+            "train": self.train,
+            "test": self.test,
+            "all": ConcatDataset([self.train, self.test]),
+        }
+        self.show(self.config.data, parts[part])
+
+    def collate(self, items: Sequence[LabelledTensors | DamagedItem]) -> Batch:
+        """Return lists of the good images [3, h, w] and labels [H, W], and the damaged ones'
+        errors; crops of training are stacked in `loss`."""
+        good = [item for item in items if not isinstance(item, DamagedItem)]
+        return {
+            "images": [item.image for item in good],
+            "labels": [item.labels for item in good],
+            "indices": torch.tensor([item.index for item in good], dtype=torch.int64),
+            "damaged": [item for item in items if isinstance(item, DamagedItem)],
+        }
+
+    def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:
+        """Return the summed loss in nats of the images of a batch, and their number.
+
+        An image's is the cross-entropy of both heads, the auxiliary one weighted, summed over the
+        pixels that have a class and divided by the number of all pixels.
+        """
+        side = self.config.data.crop_size
+        images = batch["images"]
+        count = len(images)
+        device = next(forward.parameters()).device
+        missing = max(_LEAST_IMAGES - count, 0)
+        seen = torch.stack(images) if images else torch.zeros(0, 3, side, side, device=device)
+        seen = torch.cat((seen, seen.new_zeros(missing, 3, side, side)))
+        with autocast(device, self.precision):
+            both = [each[:count].float() for each in forward(seen, auxiliary=True)]
+        if not count:
+            return sum(each.sum() for each in both), 0
+        labels = torch.stack(batch["labels"]).long()
+        own, auxiliary = (
+            F.cross_entropy(each, labels, ignore_index=IGNORED, reduction="sum") for each in both
+        )
+        return (own + self.auxiliary_weight * auxiliary) / side**2, count
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        loader: DataLoader,
+        accelerator: Accelerator,
+        *,
+        damaged: DamagedItems,
+        between: Callable[[], None],
+    ) -> SegmentationEvaluation:
+        """Return intersections, unions and loss at the masks' own sizes."""
+        return evaluate(
+            self.view.segment(model, len(self.classes), self.precision),
+            model,
+            loader,
+            accelerator,
+            num_classes=len(self.classes),
+            damaged=damaged,
+            between=between,
+        )
+
+    def carried(self) -> dict[str, Any]:
+        """Return class names, their colours, and how the model sees images."""
+        return {
+            "classes": list(self.classes),
+            "palette": [list(colour) for colour in self.palette],
+            "input": {**{k: list(v) for k, v in self.statistics.items()}, **self.input},
+        }
+
+    def described(self) -> dict[str, Any]:
+        """Return the dataset's name and the numbers of images and classes."""
+        return {
+            "dataset": self.config.data.root,
+            "train_images": len(self.train),
+            "test_images": len(self.test),
+            "classes": len(self.classes),
+        }
+
+    def figures(self, evaluation: SegmentationEvaluation) -> dict[str, Any]:
+        """Return the means and each class's IoU and accuracy; None where a class has none."""
+        return {
+            "images": evaluation.images,
+            **self.input,
+            **evaluation.metrics,
+            "classes": [
+                {"class": name, "pixels": pixels, "iou": _number(iou), "accuracy": _number(share)}
+                for name, pixels, iou, share in zip(
+                    self.classes,
+                    evaluation.true.tolist(),
+                    evaluation.iou.tolist(),
+                    evaluation.accuracy.tolist(),
+                    strict=True,
+                )
+            ],
+        }
+
+    def table(self, title: str, figures: Mapping[str, Any]) -> Table:
+        """Return each class's IoU and accuracy, and the means."""
+        table = Table("class", title=title)
+        for name in ("pixels", "IoU", "accuracy"):
+            table.add_column(name, justify="right")
+        for row in figures["classes"]:
+            shares = ("-" if row[key] is None else f"{row[key]:.2%}" for key in ("iou", "accuracy"))
+            table.add_row(row["class"], f"{row['pixels']:,}", *shares)
+        table.add_section()
+        means = (f"{figures[name]:.2%}" for name in ("miou", "mean_accuracy"))
+        table.add_row("mean of classes that occur", "", *means)
+        table.add_row("all pixels", "", "", f"{figures['pixel_accuracy']:.2%}")
+        table.add_row("loss", "", "", f"{figures['loss']:.4f}")
+        table.add_row(f"images, seen {_seen(figures)}", str(figures["images"]), "", "")
+        return table
+
+    def report(self, result: TrainResult) -> Report:
+        """Write curves, the classes' IoU and pictures of test images."""
+        from vision_ttt.tasks.segmentation.report import write_report
+
+        return write_report(self, result)
+
+
+def open_splits(data: SegmentationData) -> tuple[tuple[str, ...], MaskFolders, MaskFolders]:
+    """Return the class names, and the training and the test images with their masks.
+
+    Raises:
+        DatasetError, FileNotFoundError: the dataset cannot be used.
+    """
+    root = Path(data.root).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(2, "No such folder (root of the dataset)", str(root))
+    classes = read_classes(root, None if data.classes is None else root / data.classes)
+    fields = asdict(data)
+    train, test = (
+        open_mask_folders(
+            root / fields[f"{part}_images"],
+            root / fields[f"{part}_masks"],
+            classes,
+            zero_is_unlabelled=data.zero_is_unlabelled,
+        )
+        for part in ("train", "test")
+    )
+    return classes, train, test
+
+
+def _number(value: float) -> float | None:
+    return None if value != value else value
+
+
+def _seen(figures: Mapping[str, Any]) -> str:
+    if figures["evaluation"] == "whole":
+        return "whole"
+    return f"in windows of {figures['window']}, stride {figures['stride']}"

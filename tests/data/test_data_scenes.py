@@ -1,0 +1,222 @@
+"""Rendered scenes: the same ones each time, and whole COCO and ADE20K data sets."""
+
+import contextlib
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.mask import decode, frPyObjects, merge, toBbox
+
+from vision_ttt.data import DatasetError, Digits
+from vision_ttt.data.scene_annotations import ADE_CLASSES, polygons, run_lengths
+from vision_ttt.data.scene_images import SPLITS, _scans, render_scene
+from vision_ttt.data.scene_shapes import CLASSES, shape_coverage
+from vision_ttt.data.scene_sheet import contact_sheet
+from vision_ttt.data.scenes import SceneSettings, ade_folder, coco_folder, render_scenes
+
+SETTINGS = SceneSettings(side=96, train_images=110, test_images=20, seed=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cache") / "scenes"
+    render_scenes(folder, SETTINGS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def coco(folder: Path) -> COCO:
+    return _coco(folder, "train2017")
+
+
+def _coco(folder: Path, part: str) -> COCO:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return COCO(str(coco_folder(folder) / "annotations" / f"instances_{part}.json"))
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_scene_depends_on_seed_split_and_index_alone():
+    scene, again = (render_scene(3, "train", 17, 96) for _ in range(2))
+    assert scene.image.tobytes() == again.image.tobytes()
+    assert len(scene.instances) == len(again.instances) > 0
+    for one, other in zip(scene.instances, again.instances, strict=True):
+        assert one.label == other.label
+        assert np.array_equal(one.mask, other.mask)
+    for others in ((4, "train", 17), (3, "test", 17), (3, "train", 18)):
+        assert render_scene(*others, 96).image.tobytes() != scene.image.tobytes()
+
+
+def test_splits_share_no_scan():
+    scans = {
+        split: {scan.tobytes() for own in _scans(split).values() for scan in own}
+        for split in SPLITS
+    }
+    for split in SPLITS:
+        assert len(scans[split]) == sum(each in {2, 3, 4, 7} for each in Digits(split).targets)
+    assert not scans["train"] & scans["test"]
+
+
+def test_annotations_agree_with_pycocotools(coco: COCO):
+    forms = Counter()
+    for annotation in coco.loadAnns(coco.getAnnIds()):
+        mask = coco.annToMask(annotation)
+        assert mask.shape == (96, 96)
+        assert mask.sum() == annotation["area"] >= 24
+        assert toBbox(coco.annToRLE(annotation)).tolist() == annotation["bbox"]
+        form = type(annotation["segmentation"]).__name__
+        forms[form, annotation["iscrowd"]] += 1
+    assert set(forms) == {("list", 0), ("dict", 0), ("dict", 1)}
+    assert {each["name"] for each in coco.loadCats(coco.getCatIds())} == {c.name for c in CLASSES}
+
+
+def test_the_set_is_as_promised(folder: Path, coco: COCO):
+    every = coco.loadAnns(coco.getAnnIds())
+    single = [each for each in every if not each["iscrowd"]]
+    sides = [max(each["bbox"][2:]) for each in single]
+    assert max(sides) / min(sides) >= 8
+    assert {each["category_id"] for each in single} == {each.category for each in CLASSES}
+    assert len(coco.getImgIds()) == 110
+    assert 0 < 110 - len({each["image_id"] for each in every}) < 20  # images without objects
+    assert not set(coco.getImgIds()) & set(_coco(folder, "val2017").getImgIds())
+    boxes = {}
+    for each in single:
+        boxes.setdefault(each["image_id"], []).append(each["bbox"])
+    assert any(_overlap(a, b) for own in boxes.values() for a in own for b in own if a is not b)
+
+
+def _overlap(one: list[int], other: list[int]) -> bool:
+    return all(
+        one[axis] < other[axis] + other[axis + 2] and other[axis] < one[axis] + one[axis + 2]
+        for axis in (0, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("coco_part", "ade_part"), [("train2017", "training"), ("val2017", "validation")]
+)
+def test_ade_masks_agree_with_coco(folder: Path, coco_part: str, ade_part: str):
+    coco = _coco(folder, coco_part)
+    ade = ade_folder(folder)
+    names = {each["id"]: each["name"] for each in coco.loadCats(coco.getCatIds())}
+    masks = sorted((ade / "annotations" / ade_part).iterdir())
+    pictures = sorted((ade / "images" / ade_part).iterdir())
+    assert [path.stem for path in masks] == [path.stem for path in pictures]
+    assert len(masks) == len(coco.getImgIds())
+    unlabelled = 0
+    for number, mask_path, picture in zip(sorted(coco.getImgIds()), masks, pictures, strict=True):
+        file = coco_folder(folder) / coco_part / coco.loadImgs(number)[0]["file_name"]
+        assert file.read_bytes() == picture.read_bytes()
+        assert Image.open(file).size == (96, 96)
+        values = np.asarray(Image.open(mask_path))
+        covered = np.zeros_like(values)
+        for annotation in coco.loadAnns(coco.getAnnIds(imgIds=number)):
+            mask = coco.annToMask(annotation).astype(bool)
+            value = 1 + ADE_CLASSES.index(names[annotation["category_id"]])
+            assert (values[mask] == value).all()
+            assert not covered[mask].any()  # masks are the visible parts
+            covered[mask] = 1
+        assert set(np.unique(values[covered == 0])) <= {0, 1}
+        unlabelled += bool((values == 0).any())
+    info = (ade / "objectInfo150.txt").read_text().splitlines()
+    assert info[1:] == [f"{n}\t{name}" for n, name in enumerate(ADE_CLASSES, start=1)]
+    assert ade_part == "validation" or 0 < unlabelled < 30
+
+
+def test_killed_and_completed_later_is_the_same_set(folder: Path, tmp_path: Path):
+    class Killed(BaseException):
+        pass
+
+    def kill_at(scenes: int) -> None:
+        if scenes == 100:
+            raise Killed
+
+    other = tmp_path / "scenes"
+    with pytest.raises(Killed):
+        render_scenes(other, SETTINGS, kill_at)
+    assert not (other / "manifest.json").exists()
+    (other / "coco/train2017/000000000105.jpg").write_bytes(b"half a pict")  # as killed within it
+    kept = other / "coco/train2017/000000000001.jpg"
+    before = kept.stat().st_mtime_ns
+    told = []
+    render_scenes(other, SETTINGS, told.append)
+    assert told == [50, 100, 110, 130]
+    assert kept.stat().st_mtime_ns == before
+    assert _contents(other) == _contents(folder)
+
+
+def test_a_whole_set_is_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("vision_ttt.data.scenes.render_scene", None)
+    told = []
+    render_scenes(folder, SETTINGS, told.append)
+    assert told == [130]
+
+
+def test_other_sets_and_other_files_are_kept(folder: Path, tmp_path: Path):
+    with pytest.raises(DatasetError, match=r"another set of scenes: seed 3 \(not 4\)"):
+        render_scenes(folder, SceneSettings(96, 110, 20, seed=4))
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(DatasetError, match=r"no set of scenes, but thesis\.tex"):
+        render_scenes(tmp_path, SETTINGS)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_unfinished_set_of_other_settings_is_refused(tmp_path: Path):
+    (tmp_path / "parts").mkdir()
+    found = {"version": 1, "side": 64, "train_images": 110, "test_images": 20, "seed": 3}
+    (tmp_path / "parts/manifest.json").write_text(json.dumps(found))
+    with pytest.raises(DatasetError, match=r"a part of another set of scenes: side 64 \(not 96\)"):
+        render_scenes(tmp_path, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "values", [{"side": 32}, {"train_images": 0}, {"seed": -1}, {"side": 96.0}, {"seed": True}]
+)
+def test_settings_out_of_range_are_named(values: dict):
+    (name,) = values
+    with pytest.raises(ValueError, match=f"{name} is {values[name]}"):
+        SceneSettings(**values)
+
+
+def test_masks_of_any_form_survive_their_encoding():
+    generator = np.random.default_rng(0)
+    for density in (0.05, 0.5, 0.95):
+        mask = generator.random((13, 9)) < density
+        assert np.array_equal(decode(frPyObjects(run_lengths(mask), 13, 9)), mask)
+        outlines = polygons(mask)
+        if outlines is not None:
+            assert np.array_equal(decode(merge(frPyObjects(outlines, 13, 9))), mask)
+    assert polygons(np.pad(np.zeros((1, 1), bool), 1, constant_values=True)) is None
+    assert polygons(np.ones((3, 4), bool)) is not None
+
+
+@pytest.mark.parametrize("name", [each.name for each in CLASSES if each.digit is None])
+def test_shapes_have_their_size(name: str):
+    for seed in range(5):
+        coverage = shape_coverage(name, 40, np.random.default_rng(seed))
+        assert coverage.min() == 0
+        assert coverage.max() == 1
+        rows, columns = np.nonzero(coverage >= 0.5)
+        spans = np.ptp(rows) + 1, np.ptp(columns) + 1
+        assert 40 * 0.6 < min(spans) <= max(spans) < 40 * 1.25
+
+
+def test_sheet_shows_scenes_above_their_classes():
+    colours = [(n, 2 * n, 3 * n) for n in range(12)]
+    sheet = contact_sheet(3, "train", 96, colours, rows=1, columns=2)
+    assert sheet.size == (196, 196)
+    scene = render_scene(3, "train", 1, 96)
+    assert sheet.crop((100, 0, 196, 96)).tobytes() == scene.image.tobytes()
+    classes = np.asarray(sheet.crop((100, 100, 196, 196)))[..., 0]
+    assert (classes[scene.instances[-1].mask] == 2 + scene.instances[-1].label).all()
