@@ -72,7 +72,8 @@ def assert_error_or_definition(name, sizes, changes, seed=0):
             error = distance(x, exact)
             if not error < tolerance and changes and torch.float64 not in dtypes:
                 # An inner learning rate of 2^40 amplifies the definition's rounding errors, too.
-                rounded = tensors_of(call.definition(*arguments))[place]
+                given = [x if isinstance(x, Tensor) else exactly(x) for x in arguments]
+                rounded = tensors_of(call.definition(*given))[place]
                 if not distance(rounded, exact) < tolerance / 10:
                     return
             assert error < tolerance, f"{name}: off by {error}"

@@ -151,6 +151,9 @@ def _describe(
 def _packed_vittt_block(
     y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
+    for name, tensor in (("y", y), ("weights", weights)):
+        if not isinstance(tensor, Tensor):  # PyTorch passes None for a tensor without complaint
+            raise TypeError(f"packed_vittt_block: {name} must be a tensor, got {tensor!r}")
     if y.dtype != torch.float32 or weights.dtype != WORD:
         raise TypeError(
             f"packed_vittt_block: y must be float32 and weights {WORD}, got {y.dtype}, "
