@@ -27,12 +27,13 @@ def problem(levels=LEVELS, batch=2, queries=11, heads=3, dim=32, points=4) -> li
     return [torch.randn(batch, cells, heads, dim), locations, torch.randn(shape)]
 
 
-def solve(function, tensors: list[Tensor]) -> list[Tensor]:
-    """The result, and the gradients of a fixed projection of it."""
+def solve(function, tensors: list[Tensor], backend: str | None = None) -> list[Tensor]:
+    """The result, and the gradients of a fixed projection of it, both by the backend."""
     tensors = [x.detach().requires_grad_() for x in tensors]
     out = function(*tensors)
     projection = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype)
-    return [out.detach(), *torch.autograd.grad((out * projection).sum(), tensors)]
+    with use_backend(backend):  # the backward pass selects its own
+        return [out.detach(), *torch.autograd.grad((out * projection).sum(), tensors)]
 
 
 def attention(levels=LEVELS, backend=None):
@@ -81,7 +82,7 @@ def test_a_map_by_hand(backend):
 def test_it_equals_grid_sample(backend):
     tensors = problem()
     wanted = solve(by_grid_sample, [x.double() for x in tensors])
-    for got, exact in zip(solve(attention(backend=backend), tensors), wanted, strict=True):
+    for got, exact in zip(solve(attention(backend=backend), tensors, backend), wanted, strict=True):
         assert_close(got, exact, GRADIENT[torch.float32])
 
 
@@ -94,7 +95,7 @@ def test_it_equals_transformers():
 
     tensors = problem()
     wanted = solve(run, [x.double() for x in tensors])
-    for got, exact in zip(solve(attention(backend="cpu"), tensors), wanted, strict=True):
+    for got, exact in zip(solve(attention(backend="cpu"), tensors, "cpu"), wanted, strict=True):
         assert_close(got, exact, GRADIENT[torch.float32])
 
 
@@ -106,7 +107,7 @@ def test_the_edges_of_the_padding(backend):
     locations = torch.stack([x, y], -1).view(1, -1, 1, 1, 1, 2)
     torch.manual_seed(0)
     tensors = [torch.randn(1, 16, 1, 16), locations, torch.ones(locations.shape[:-1])]
-    got = solve(attention([(4, 4)], backend), tensors)
+    got = solve(attention([(4, 4)], backend), tensors, backend)
     wanted = solve(lambda *a: by_grid_sample(*a, [(4, 4)]), tensors)
     for x, exact in zip(got, wanted, strict=True):
         assert_close(x, exact, 1e-5)
@@ -119,7 +120,7 @@ def test_a_point_far_outside_counts_as_zeros(backend, far):
     locations[0, 3, 1, 2, 0, 0] = far
     locations[1, 4, 2, 0, 3] = far
     elsewhere = locations.clamp(-9, 9)
-    got = solve(attention(backend=backend), [value, locations, weights])
+    got = solve(attention(backend=backend), [value, locations, weights], backend)
     wanted = solve(definition(), [x.double() for x in (value, elsewhere, weights)])
     for x, exact in zip(got, wanted, strict=True):
         assert_close(x, exact, GRADIENT[torch.float32])
@@ -132,7 +133,9 @@ def test_a_nan_location_shows_in_its_head_alone(backend):
     out = attention(backend=backend)(value, locations, weights).unflatten(-1, (3, 32))
     assert out[0, 3, 1].isnan().all()
     assert out.isnan().sum() == 32
-    _, dvalue, dlocations, dweights = solve(attention(backend=backend), [value, locations, weights])
+    _, dvalue, dlocations, dweights = solve(
+        attention(backend=backend), [value, locations, weights], backend
+    )
     assert dvalue[1].isfinite().all()
     assert dlocations.isnan().sum() <= 2
     assert dweights.isnan().sum() == 1
@@ -143,7 +146,7 @@ def test_bfloat16(kinds):
     """Sums are float32, and the value's gradient is rounded once."""
     tensors = problem(queries=200)
     rounded = [x.bfloat16() if kinds == "all" or i == 0 else x for i, x in enumerate(tensors)]
-    got = solve(attention(backend="cpu"), rounded)
+    got = solve(attention(backend="cpu"), rounded, "cpu")
     assert [x.dtype for x in got] == [torch.bfloat16, *(x.dtype for x in rounded)]
     # The projection is exact in neither; both round it the same way.
     exact = solve(lambda *a: definition()(*a).bfloat16(), [x.double() for x in rounded])
@@ -159,7 +162,7 @@ def test_any_number_of_points_and_channels(heads, points, dim):
     levels = LEVELS[:2]
     tensors = problem(levels, 1, 5, heads, dim, points)
     wanted = solve(definition(levels), [x.double() for x in tensors])
-    for got, exact in zip(solve(attention(levels, "cpu"), tensors), wanted, strict=True):
+    for got, exact in zip(solve(attention(levels, "cpu"), tensors, "cpu"), wanted, strict=True):
         assert_close(got, exact, GRADIENT[torch.float32])
 
 
@@ -179,8 +182,9 @@ def test_finite_differences(backend):
     levels = [(3, 2), (1, 2)]
     value, locations, weights = problem(levels, 1, 2, 2, 3, 2)
     tensors = [x.double().requires_grad_() for x in (value, locations, weights)]
-    assert torch.autograd.gradcheck(attention(levels, backend), tensors, fast_mode=True)
-    assert torch.autograd.gradgradcheck(attention(levels, backend), tensors, fast_mode=True)
+    with use_backend(backend):
+        assert torch.autograd.gradcheck(attention(levels, backend), tensors, fast_mode=True)
+        assert torch.autograd.gradgradcheck(attention(levels, backend), tensors, fast_mode=True)
 
 
 def test_an_empty_batch():
