@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-gpu sanitize wheel lint format clean
+.PHONY: demo demo-dense test test-slow test-gpu sanitize wheel lint format clean
 
 demo: $(VENV)/.installed  ## Train Vittt-nano on handwritten digits; everything lands in runs/demo
 	$(BIN)/vision-ttt demo
+
+demo-dense: $(VENV)/.installed-dense  ## Detection and segmentation on rendered scenes; in runs/demo-dense
+	$(BIN)/vision-ttt demo-dense
 
 # Two processes of one thread each: most tests are too small for more. Then the tests of interpreted
 # Triton kernels, for which Triton's interpreter must be on from the start.
@@ -51,6 +54,10 @@ $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[train]'
 	touch $@
 
+$(VENV)/.installed-dense: $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dense]'
+	touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	touch $@ $(VENV)/.installed
+	touch $@ $(VENV)/.installed $(VENV)/.installed-dense

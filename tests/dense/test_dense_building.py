@@ -97,6 +97,34 @@ def test_every_key_has_its_effect():
     assert own.maps.backbone.layer4[1].drop_path.drop_prob == pytest.approx(0.1)
 
 
+def test_a_plain_backbone_gets_an_adapter():
+    with torch.device("meta"):
+        own = build_detector("vittt_tiny_patch16_224", num_classes=80, dense={})
+        narrow = {"adapter": {"conv_width": 16}, "channels": 64}
+        other = build_segmenter("deit_tiny_patch16_224", num_classes=5, dense=narrow, depth=4)
+    assert count_parameters(own.maps) == 9_224_888
+    assert len(own.blocks) == 12
+    assert len(other.blocks) == 4
+    assert {p.shape[0] for p in other.maps.prior.stem.parameters()} == {16}
+    layers = group_parameters(own, own.group_matcher(), reverse=True)
+    assert layers["maps.backbone.blocks.11.norm.weight"] == 12
+    assert layers["maps.level_embed"] == layers["heads.box_head.fc6.weight"] == 13
+    assert {"maps.level_embed", "maps.backbone.pos_embed"} <= own.no_weight_decay()
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter", "told"),
+    [
+        ("vittt_tiny_patch16_224", {"conv_with": 1}, "has no 'conv_with'; nearest: conv_width"),
+        ("vittt_tiny_patch16_224", {"points": 0}, r"'adapter' of vittt_tiny_patch16_224, .*points"),
+        ("resnet18", {}, r"resnet18 cannot be built with .*dynamic_img_size"),
+    ],
+)
+def test_an_adapter_that_cannot_be_built_is_named(name, adapter, told):
+    with torch.device("meta"), pytest.raises(DenseModelError, match=told):
+        build_detector(name, num_classes=3, dense={"adapter": adapter})
+
+
 BAD = {
     "model": ("hvit3_tinny", {}, {}, r"unknown model 'hvit3_tinny'; nearest: hvit3_tiny"),
     "key": ("resnet18", {"chanels": 3}, {}, "dense has no 'chanels'; nearest: channels"),

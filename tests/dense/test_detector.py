@@ -8,6 +8,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.ops import MultiScaleRoIAlign, roi_align
 
 import vision_ttt
@@ -113,6 +114,16 @@ def test_detections_at_the_original_size_are_torchvisions():
     assert set(got["labels"].tolist()) <= {1, 2, 3}
     for name in ("boxes", "labels", "scores", "masks"):
         assert torch.equal(got[name], wanted[name]), name
+
+
+def test_masks_of_boxes_are_those_of_the_image_before_pasting():
+    own = detector(score_threshold=0.2).eval()
+    image = batch()[0][0]
+    (whole,), (bare,) = (own([image], sizes=[(32, 64)], pasted=pasted) for pasted in (True, False))
+    assert bare["masks"].shape == (len(whole["masks"]), 1, 28, 28)
+    assert torch.equal(bare["boxes"], whole["boxes"])
+    pasted = paste_masks_in_image(bare["masks"], bare["boxes"], (32, 64))
+    assert torch.equal(pasted, whole["masks"])
 
 
 def test_padding_does_not_count():

@@ -33,7 +33,6 @@ from vision_ttt.engine.task import Moment
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import UserError
 from vision_ttt.tasks import load_model
-from vision_ttt.tasks.dense.pictures import palette
 from vision_ttt.tasks.detection.config import DetectionSection
 from vision_ttt.tasks.detection.pictures import DrawnObject, drawn, drawn_with_legend
 from vision_ttt.tasks.detection.predict import ObjectPredictor
@@ -44,6 +43,7 @@ from vision_ttt.tasks.detection.report import (
     precision_curves,
 )
 from vision_ttt.tasks.detection.task import Detection
+from vision_ttt.tasks.images.pictures import palette
 
 PARTS = {
     "channels": 8,

@@ -1,8 +1,9 @@
 """The task of segmentation through the engine and the command: runs, resuming, faults, pictures."""
 
 import json
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,69 @@ def test_predictions_are_segments_masks_and_pictures(
     assert table.read_text().splitlines()[0] == "image,class,share"
     assert main([*command, "--masks", str(pictures)]) == 2
     assert "they must differ" in capsys.readouterr().err
+
+
+def test_batch_norms_are_synchronised_outside_the_backbone(trained: Any) -> None:
+    model, _ = load_model(trained.run_dir / "last.safetensors", task=None)
+    image = torch.randn(1, 3, 40, 48)
+    before, names = model(image), list(model.state_dict())
+    model.synchronise_batch_norms()
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    backbone = set(model.maps.backbone.modules())
+    assert norms
+    assert all(norm in backbone for norm in norms)
+    synchronised = {name for name, m in model.named_modules() if isinstance(m, nn.SyncBatchNorm)}
+    assert {name.partition(".")[0] for name in synchronised} == {"head", "auxiliary_head"}
+    assert list(model.state_dict()) == names
+    assert torch.equal(model(image), before)
+
+
+def test_a_classifier_has_neither_windows_nor_masks(
+    tiny_fields: Callable[..., dict], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    result = train(recipes.resolve(tiny_fields(epochs=1, warmup=0)))
+    file = str(result.run_dir / "last.safetensors")
+    assert main(["eval", file, "--evaluation", "slide"]) == 2
+    assert "--evaluation is slide, but the checkpoint holds a classifier" in capsys.readouterr().err
+    images = str(tmp_path / "images" / "val")
+    assert main(["predict", images, "--checkpoint", file, "--masks", str(tmp_path / "m")]) == 2
+    assert "--masks is given, but the checkpoint holds a classifier" in capsys.readouterr().err
+
+
+def test_a_model_that_predicts_nan_is_named(
+    trained: Any, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    weights, metadata = read_weights(trained.run_dir / "last.safetensors")
+    weights["head.classifier.bias"].fill_(torch.nan)
+    save_weights(tmp_path / "nan.safetensors", weights, metadata)
+    image = str(scenes / "images/validation/0.jpg")
+    assert main(["predict", image, "--checkpoint", str(tmp_path / "nan.safetensors")]) == 2
+    assert "the model predicts NaN for" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
+def test_what_two_processes_evaluate_one_does_with_their_checkpoint(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture, sharding: str
+) -> None:
+    # Each process has batch statistics of its own, of which the checkpoint holds one's.
+    config = _config(scenes, tmp_path / "run", sharding=sharding, ema_decay=0.5)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(config.as_dict()))
+    driver = Path(__file__).parents[1] / "engine" / "killed_run.py"
+    process = subprocess.run(
+        [sys.executable, str(driver), "2", str(recipe), "[]"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert main(["eval", str(tmp_path / "run" / "last.safetensors"), "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["images"] == 5
+    for name in ("miou", "loss", "pixel_accuracy"):
+        assert metrics[f"test_{name}"] == pytest.approx(alone[name], rel=1e-5)
 
 
 @pytest.mark.slow

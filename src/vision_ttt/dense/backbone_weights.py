@@ -52,7 +52,12 @@ def load_backbone(
         ValueError: names or shapes do not fit; lists them all. The backbone is unchanged.
     """
     own = backbone.state_dict()
-    fitted = _fitted(backbone, weights)
+    try:
+        fitted = _fitted(backbone, weights)
+    except ValueError as error:
+        if not allow_unmatched:
+            raise ValueError(f"{source} does not fit the backbone: {error}") from error
+        fitted = dict(weights)
     surplus = [name for name in fitted if name not in own]
     misshapen = [name for name, x in fitted.items() if name in own and own[name].shape != x.shape]
     missing = [name for name in own if name not in fitted]

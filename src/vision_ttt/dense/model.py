@@ -65,6 +65,17 @@ class DenseModel(nn.Module):
         """Trade compute for memory: keep only the inputs of the map module's blocks."""
         self.maps.set_grad_checkpointing(enable)
 
+    def synchronise_batch_norms(self) -> None:
+        """Let the batch norms outside the backbone normalise over the batches of all processes.
+
+        Published dense models train with two images per GPU, too few to normalise over: of a map
+        pooled to 1 × 1, two values would become −1 and 1. Changes no parameter and no name.
+        """
+        for part, kept in ((self, self.maps), (self.maps, self.maps.backbone)):
+            for name, child in part.named_children():
+                if child is not kept:
+                    setattr(part, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))
+
 
 def _prefixed(patterns: Any) -> Any:
     """Patterns of a matcher for the names that the backbone's parameters have in the model."""

@@ -96,7 +96,13 @@ def assemble(
     optimisation, sharding = config.optimisation, config.machine.sharding
     average = None
     if optimisation.ema_decay > 0:
-        average = ModelEmaV3(model, decay=optimisation.ema_decay, use_warmup=True)
+        average = ModelEmaV3(
+            model,
+            decay=optimisation.ema_decay,
+            use_warmup=True,
+            # Sharded weights and whole buffers cannot be averaged in one call.
+            foreach=sharding != "sharded",
+        )
         if sharding == "sharded":
             share_model(average.module, accelerator, sharding)
     shared = share_model(model, accelerator, sharding)

@@ -61,14 +61,30 @@ def share_model(model: nn.Module, accelerator: Accelerator, sharding: str) -> nn
     """Return what to call in training: the model itself, replicated by DDP, or sharded by FSDP.
 
     Sharded, `model` is changed in place: each process holds its part of every weight, and gathers
-    those of one block (a child of `model.blocks`) at a time.
+    those of one block (a child of `model.blocks`) at a time. On GPUs, a model that has a method
+    `synchronise_batch_norms` normalises over the batches of all processes (PyTorch has that for no
+    CPU).
     """
+    several = accelerator.num_processes > 1 and accelerator.device.type != "cpu"
+    if several and hasattr(model, "synchronise_batch_norms"):
+        model.synchronise_batch_norms()
     if sharding == "sharded":
         mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
         for block in getattr(model, "blocks", ()):
             fully_shard(block, mesh=mesh)
         return fully_shard(model, mesh=mesh)
     return accelerator.prepare_model(model)
+
+
+def share_buffers(model: nn.Module, accelerator: Accelerator) -> None:
+    """Give every process the main one's buffers, which checkpoints hold.
+
+    The running statistics of batch norms follow what each process has seen; evaluated with its own,
+    a model would be another on each.
+    """
+    if accelerator.num_processes > 1:
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, src=0)
 
 
 def unshared(model: nn.Module, task: Task, name: str, model_args: Mapping[str, Any]) -> nn.Module:

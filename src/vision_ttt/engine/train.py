@@ -33,6 +33,7 @@ from vision_ttt.engine.parallel import (
     all_names,
     failing_together,
     make_accelerator,
+    share_buffers,
     summed,
     unshared,
 )
@@ -256,6 +257,7 @@ class _Run:
             if votes:
                 self._end(votes)
 
+        share_buffers(self.parts.evaluated, self.accelerator)
         return self.parts.task.evaluate(
             self.parts.evaluated,
             self.parts.loaders.test,

@@ -12,7 +12,7 @@ from matplotlib.font_manager import findfont
 from PIL import Image, ImageDraw, ImageFont
 
 from vision_ttt.data.coco_checks import Rle
-from vision_ttt.tasks.dense.pictures import Colour, with_legend
+from vision_ttt.tasks.images.pictures import Colour, with_legend
 
 SHOWN_SCORE = 0.5
 """Least score of an object that is drawn; a detector returns many below."""

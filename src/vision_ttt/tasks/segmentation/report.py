@@ -20,7 +20,7 @@ from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.explain.report import Section
-from vision_ttt.tasks.dense.pictures import with_legend
+from vision_ttt.tasks.images.pictures import with_legend
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation
 from vision_ttt.tasks.segmentation.pictures import overlaid
 from vision_ttt.tasks.segmentation.resized_logits import predicted_labels
