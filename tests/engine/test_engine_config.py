@@ -130,8 +130,8 @@ def test_names_short_and_long() -> None:
         recipes.load("digits-diffusion", {"mixup": 1})
     with pytest.raises(ConfigError, match="names no task; set task to one of classification, det"):
         resolve({"epochs": 1})
-    with pytest.raises(ConfigError, match="unknown task 'detection'"):
-        resolve({"task": "detection"})
+    with pytest.raises(ConfigError, match="unknown task 'tracking'"):
+        resolve({"task": "tracking"})
 
 
 def test_sections_of_another_task_are_refused() -> None:
