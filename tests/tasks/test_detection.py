@@ -2,7 +2,9 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from vision_ttt.data import DatasetError, ImageError, make_loader
 from vision_ttt.data.coco import AnnotationError, CocoImages
 from vision_ttt.data.coco_reading import read_coco
 from vision_ttt.engine import TrainConfig, train
+from vision_ttt.engine.checkpoint import read_weights
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.run_directory import checkpoints
@@ -264,6 +267,32 @@ def test_eval_on_other_data_needs_the_same_categories(
     assert "has 3 categories, the checkpoint 2; they differ in 9 (star)" in told
     assert main(["eval", checkpoint, "--dataset", str(tmp_path / "none")]) == 2
     assert main(["eval", checkpoint, "--dataset_root", str(other)]) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"classes": ["square"]},
+        {"category_ids": [3]},
+        {"shorter_side": 0},
+        {"longer_side": "64"},
+        {"input": {"mean": [0.5, 0.5, 0.5], "std": [1.0, math.nan, 1.0]}},
+        {"input": {}},
+        {"ids_in_names": 1},
+    ],
+)
+def test_a_damaged_description_is_refused(result: TrainResult, changes: dict[str, Any]) -> None:
+    _, metadata = read_weights(result.run_dir / "last.safetensors")
+    damaged = replace(metadata, carried={**metadata.carried, **changes})
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        DetectionSection.rebuild(damaged)
+    machine = {"part": "test", "precision": "float32", "num_workers": 0}
+    with pytest.raises(UserError, match="does not name its data; give --dataset"):
+        DetectionSection.reopen(replace(metadata, data={}), {}, **machine)
+    with pytest.raises(UserError, match=r"the checkpoint's data: .*unexpected.*colour"):
+        DetectionSection.reopen(
+            replace(metadata, data={**metadata.data, "colour": 1}), {}, **machine
+        )
 
 
 def test_predict_gives_cocos_results_rows_and_pictures(

@@ -13,7 +13,10 @@ from vision_ttt.models.image_size import checkpoint_filter_fn
 from vision_ttt.models.plain_backbone import PlainBackbone
 
 CLASSIFIER_PARTS = ("norm", "fc_norm", "head", "head_dist", "fc", "classifier")
-"""Modules of a classifier after its last block: its final norm and its head."""
+"""Modules of a classifier after its last block: its final norm and its head.
+
+Those that timm's description of the model names are left out, too.
+"""
 
 
 class BackboneLoad(NamedTuple):
@@ -61,7 +64,11 @@ def load_backbone(
     surplus = [name for name in fitted if name not in own]
     misshapen = [name for name, x in fitted.items() if name in own and own[name].shape != x.shape]
     missing = [name for name in own if name not in fitted]
-    unexpected = [name for name in surplus if name.partition(".")[0] not in CLASSIFIER_PARTS]
+    head = (getattr(backbone, "pretrained_cfg", None) or {}).get("classifier") or ()
+    parts = (*CLASSIFIER_PARTS, *((head,) if isinstance(head, str) else head))
+    unexpected = [
+        name for name in surplus if not name.startswith(tuple(f"{part}." for part in parts))
+    ]
     if (missing or misshapen or unexpected) and not allow_unmatched:
         shapes = [
             f"{name} {list(fitted[name].shape)} for {list(own[name].shape)}" for name in misshapen

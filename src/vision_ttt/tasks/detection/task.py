@@ -146,7 +146,8 @@ class Detection(DenseTask):
                 detect(model, blank, (_BLANK, _BLANK), self.precision)
             return found
 
-        check_weights(model)
+        if self.train_annotations is None:  # a run checks its weights at each update
+            check_weights(model)
         found = objects_of_items(
             measure, model, loader, accelerator, damaged=damaged, between=between
         )
