@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "conv2d/conv2d.h"
+#include "deformable_attention/deformable_attention.h"
 #include "fused/fused.h"
 #include "learner/problem.h"
 #include "linear/linear.h"
@@ -158,6 +159,37 @@ void check_conv2d(int64_t B, int64_t h, int64_t w, int64_t C, int64_t K) {
   expect(y.finite() && dweight.finite(), "conv2d is finite");
 }
 
+// Some locations are outside, infinite or NaN, whose results are not finite, but in their place.
+void check_deformable_attention(int64_t B, int64_t Q, int64_t H, int64_t d, int64_t L, int64_t P,
+                                bool hostile) {
+  std::vector<int64_t> shapes;
+  int64_t S = 0;
+  for (int64_t l = 0; l < L; ++l) {
+    shapes.insert(shapes.end(), {3 + 2 * l, 7 - l});
+    S += shapes[2 * l] * shapes[2 * l + 1];
+  }
+  const int64_t points = B * Q * H * L * P;
+  Buffer value(B * S * H * d), locations(2 * points), weights(points);
+  Buffer out(B * Q * H * d, false), grad(out.size);
+  const float extremes[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f, 1e9f, -1e9f, 0.0f, 1.0f};
+  for (size_t i = 0; hostile && i < locations.size; i += 2) locations[i] = extremes[i / 2 % 9];
+  Buffer dvalue(value.size, false), dlocations(locations.size, false), dweights(points, false);
+  const DeformableAttentionGradients gradients{dvalue, dlocations, dweights};
+  DeformableAttention p{value, locations, weights, out, shapes.data(), S * H * d, H * d, d,
+                        Q * H * d, H * d, B, S, Q, H, d, L, P, 0, 2};
+  vision_ttt_deformable_attention(&p);
+  expect(hostile || out.finite(), "deformable attention is finite");
+  p.out = (float*)grad;
+  vision_ttt_deformable_attention_backward(&p, &gradients);
+  expect(hostile || (dvalue.finite() && dlocations.finite() && dweights.finite()),
+         "deformable attention's backward is finite");
+  // Buffers of bfloat16 of half the size: the same bits are other numbers.
+  Buffer half(value.size / 2), half_out(out.size / 2, false);
+  p.value = (float*)half, p.out = (float*)half_out, p.is_bfloat16 = 1;
+  vision_ttt_deformable_attention(&p);
+  vision_ttt_deformable_attention_backward(&p, &gradients);
+}
+
 // A packed weight of exactly its size; an absent one has no data.
 struct PackedBuffer {
   Buffer data, bias;
@@ -250,6 +282,12 @@ int main() {
   check_conv2d(1, 1, 1, 16, 3);
   check_conv2d(2, 4, 5, 48, 3);
   check_conv2d(1, 3, 2, 32, 5);
+  for (bool hostile : {false, true}) {
+    check_deformable_attention(1, 1, 1, 16, 1, 1, hostile);
+    check_deformable_attention(2, 5, 3, 32, 3, 4, hostile);
+    check_deformable_attention(1, 3, 2, 48, 2, 3, hostile);
+    check_deformable_attention(1, 2, 3, 80, 2, 120, hostile);
+  }
   float sums = 0.0f;
   expect(vision_ttt_fma_peak(100, 2, &sums) > 0 && sums > 0.0f, "chains of multiply-adds");
   for (bool is_bfloat16 : {false, true}) {

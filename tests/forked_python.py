@@ -88,7 +88,7 @@ def start(
 def run(
     arguments: list[str], *, timeout: float, cwd: Path | None = None
 ) -> subprocess.CompletedProcess:
-    """Run Python with such arguments to its end, as `subprocess.run` does, and return its output."""
+    """Run Python with such arguments to its end, as `subprocess.run` does; its output is kept."""
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = start(arguments, stdout=stdout, stderr=stderr, cwd=cwd)
         try:
@@ -165,14 +165,16 @@ def _become(
     os.environ.update(environment)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     logging.getLogger().handlers.clear()
     warnings.resetwarnings()
     first, *rest = arguments
     sys.argv = [first, *rest]
+    if first in ("-m", "-c"):
+        sys.path.insert(0, cwd)
     if first == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)

@@ -1,12 +1,12 @@
 """`python -m vision_ttt.run`: another's script as the main program, with our models."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import forked_python
 from vision_ttt import run
 
 SCRIPT = """\
@@ -50,11 +50,9 @@ def test_a_script_runs_as_by_python_itself(tmp_path: Path, as_module: bool) -> N
     (folder / "beside.py").write_text("NAME = __name__\n")
     target = ["-m", "validate"] if as_module else ["their scripts/validate.py"]
     arguments = ["-m", "vittt_nano_patch4_32", "--", "--help"]
-    done = subprocess.run(
-        [sys.executable, "-m", "vision_ttt.run", *target, *arguments],
+    done = forked_python.run(
+        ["-m", "vision_ttt.run", *target, *arguments],
         cwd=folder if as_module else tmp_path,
-        capture_output=True,
-        text=True,
         timeout=120,
     )
     assert done.returncode == 7, done.stderr

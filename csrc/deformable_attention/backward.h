@@ -4,6 +4,7 @@
 #include "../bfloat16.h"
 #include "corners.h"
 #include "deformable_attention.h"
+#include "sums.h"
 
 namespace {
 
@@ -34,33 +35,49 @@ class HeadOnLevel {
     const int64_t row = p_.heads * p_.dim;
     for (int64_t s = 0; s < height_ * width_; ++s)
       for (int64_t c = 0; c < p_.dim; c += kLanes) store(dvalue_ + s * row + c, Vector{});
-    const int64_t count = p_.queries * p_.points;
-    for (int64_t start = 0; start < count; start += kChunk) {
-      const int size = int(count - start < kChunk ? count - start : kChunk);
-      read(start, size);
+    int64_t left = p_.queries * p_.points;
+    for (Cursor at{}; left > 0; left -= kChunk) {
+      const int size = int(left < kChunk ? left : kChunk);
+      read(at, size);
       const int padded = (size + kLanes - 1) / kLanes * kLanes;
       for (int i = 0; i < padded; i += kLanes) locate(i);
       for (int i = 0; i < size; ++i) scatter(i);
       for (int i = 0; i < padded; i += kLanes) differentiate(i);
-      write(start, size);
+      write(size);
     }
   }
 
  private:
-  // The place of point `i` of all queries among the weights.
-  int64_t place(int64_t i) const {
-    return i / p_.points * p_.heads * p_.levels * p_.points + i % p_.points;
+  // The next point, and where its query begins among the weights and in the gradient.
+  struct Cursor {
+    int64_t point, weights, grad;
+  };
+
+  void read(Cursor& at, int size) {
+    for (int i = 0; i < size; ++i) {
+      const int64_t place = at.weights + at.point;
+      x_[i] = locations_[2 * place], y_[i] = locations_[2 * place + 1];
+      weight_[i] = weights_[place];
+      place_[i] = place, grad_at_[i] = at.grad;
+      if (++at.point < p_.points) continue;
+      at.point = 0;
+      prefetch(at);
+      at.weights += p_.heads * p_.levels * p_.points, at.grad += p_.out_query;
+    }
+    for (int i = size; i < kChunk; ++i) x_[i] = y_[i] = weight_[i] = 0.0f;
   }
 
-  void read(int64_t start, int size) {
-    for (int i = 0; i < kChunk; ++i) {
-      // Beyond the last point: a point without weight.
-      const int64_t at = i < size ? place(start + i) : -1;
-      x_[i] = at < 0 ? 0.0f : locations_[2 * at];
-      y_[i] = at < 0 ? 0.0f : locations_[2 * at + 1];
-      weight_[i] = at < 0 ? 0.0f : weights_[at];
-      query_[i] = (start + i) / p_.points;
-    }
+  // Fetch what a later query reads and writes: other heads are in between, so that the processor does
+  // not foresee it. An address beyond the last query does no harm.
+  VISION_TTT_INLINE void prefetch(const Cursor& at) const {
+    const int64_t ahead = 1 + kChunk / p_.points;
+    const Number* grad = grad_ + at.grad + ahead * p_.out_query;
+    for (int64_t c = 0; c < p_.dim; c += 64 / sizeof(Number)) __builtin_prefetch(grad + c);
+    const int64_t place = at.weights + ahead * p_.heads * p_.levels * p_.points;
+    __builtin_prefetch(locations_ + 2 * place);
+    __builtin_prefetch(weights_ + place);
+    __builtin_prefetch(dlocations_ + 2 * place, 1);
+    __builtin_prefetch(dweights_ + place, 1);
   }
 
   VISION_TTT_INLINE Neighbours columns(int i) const {
@@ -82,7 +99,7 @@ class HeadOnLevel {
 
   // Add the gradient to the cells around point i, and multiply it with their values.
   VISION_TTT_INLINE void scatter(int i) {
-    const Number* grad = grad_ + query_[i] * p_.out_query;
+    const Number* grad = grad_ + grad_at_[i];
     const int64_t row = p_.heads * p_.dim;
     const Number* value[4];
     float* dvalue[4];
@@ -106,12 +123,7 @@ class HeadOnLevel {
   // The gradients of kLanes locations and weights from point i on.
   void differentiate(int i) {
     Vector dot[4];
-    for (int k = 0; k < 4; ++k) {
-      float turned[kLanes * kLanes];
-      transpose_square(dot_[k] + i * kLanes, kLanes, turned, kLanes);
-      dot[k] = load(turned);
-      for (int lane = 1; lane < kLanes; ++lane) dot[k] += load(turned + lane * kLanes);
-    }
+    for (int k = 0; k < 4; ++k) dot[k] = sums(dot_[k] + i * kLanes);
     const Neighbours x = columns(i), y = rows(i);
     const Vector weight = load(weight_ + i);
     Vector dx{}, dy{}, dweight{};
@@ -125,12 +137,11 @@ class HeadOnLevel {
     store(weight_ + i, dweight);
   }
 
-  void write(int64_t start, int size) {
+  void write(int size) {
     for (int i = 0; i < size; ++i) {
-      const int64_t at = place(start + i);
-      dlocations_[2 * at] = x_[i];
-      dlocations_[2 * at + 1] = y_[i];
-      dweights_[at] = weight_[i];
+      float* location = dlocations_ + 2 * place_[i];
+      location[0] = x_[i], location[1] = y_[i];
+      dweights_[place_[i]] = weight_[i];
     }
   }
 
@@ -140,7 +151,7 @@ class HeadOnLevel {
   const float *locations_, *weights_;
   float *dvalue_, *dlocations_, *dweights_;
   float x_[kChunk], y_[kChunk], weight_[kChunk];  // of the chunk, then their gradients
-  int64_t query_[kChunk];
+  int64_t place_[kChunk], grad_at_[kChunk];       // among the weights, and of its query's gradient
   int32_t token_[4][kChunk];                // the cells around each point
   float share_[4][kChunk];                  // and how much they count
   float dot_[4][kChunk * VISION_TTT_LANES] = {};  // of the gradient and each cell, summed by lanes

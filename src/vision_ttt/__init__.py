@@ -23,7 +23,7 @@ def _is_the_command() -> bool:
 # The command explains itself and refuses wrong arguments before PyTorch is imported, which takes
 # seconds: its modules import what they need themselves. Everyone else gets the whole library.
 if not _is_the_command():
-    from vision_ttt import models
+    from vision_ttt import dense, models
     from vision_ttt.inference import for_inference
     from vision_ttt.layers import TTTMLP, TTTLayer, TTTLinear, VitttBlock, VitttMixer
     from vision_ttt.models import Vittt
@@ -31,6 +31,7 @@ if not _is_the_command():
 
 __all__ = [
     "__version__",
+    "dense",
     "models",
     "for_inference",
     "ttt_linear",

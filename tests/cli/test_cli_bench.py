@@ -66,6 +66,15 @@ def test_train_prints_json(tmp_path: Path, capsys):
     assert row["seconds"] == read_rows(output)[0].seconds
 
 
+def test_dense_prints_the_adapters_share(tmp_path: Path, capsys):
+    rows = tmp_path / "dense.csv"
+    argv = ["bench", "dense", *NANO[:4], "--sizes", "40x32", "--output", str(rows)]
+    assert main(argv) == 0
+    said = capsys.readouterr().out
+    assert "at 40×32: the adapter takes" in said
+    assert [row.measured for row in read_rows(rows)] == ["with adapter", "backbone alone"]
+
+
 def test_default_output_is_named_after_command_and_device(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "ops", *SHAPE, "--backends", "dual"]) == 0
@@ -215,6 +224,12 @@ def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, mo
         (["ops", "--shape", "1", "0", "2", "16"], "tokens is 0"),
         (["ops", "--shape", "1", "9", "2", "0"], "dim is 0"),
         (["ops", "--lengths", "9", "-1"], "tokens is -1"),
+        (["dense", "--sizes", "1333"], "write sizes as WIDTHxHEIGHT"),
+        (["dense", "--sizes", "0x64"], "sides must be 1 to"),
+        (["dense", "--models", DEPLOYED[0]], "bench dense accepts for_inference"),
+        (["dense", "--models", f"{NANO[1]}:for_inference", "--compile"], "without --compile"),
+        (["dense", "--models", "resnet18"], "model resnet18 cannot be built"),
+        (["dense", "--exponent", "10", "99"], "name them by --sizes"),
         (["table", "absent.csv"], "absent.csv"),
     ],
 )

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,10 +28,25 @@ def recipe(tiny_fields: Callable[..., dict], tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
 @pytest.fixture
-def checkpoint(tiny_fields: Callable[..., dict]) -> str:
-    config = resolve(tiny_fields(epochs=8, horizontal_flip=0.0, crop_scale=0.5))
-    return str(train(config).run_dir / "last.safetensors")
+def image_folder(image_folder: Path, shared: Path) -> Path:
+    """The images anew at one place, which a checkpoint of an earlier test names."""
+    shutil.rmtree(shared / "images", ignore_errors=True)
+    return Path(shutil.move(image_folder, shared / "images"))
+
+
+@pytest.fixture
+def checkpoint(tiny_fields: Callable[..., dict], shared: Path, tmp_path: Path) -> str:
+    """The weights of a run, which is trained once, in a folder of their own."""
+    options = {"epochs": 8, "horizontal_flip": 0.0, "crop_scale": 0.5}
+    if not (shared / "run").exists():
+        train(resolve(tiny_fields(**options, output=str(shared / "run"))))
+    return str(shutil.copytree(shared / "run", tmp_path / "run") / "last.safetensors")
 
 
 # Not of the table, to which other tests add.
@@ -147,7 +163,7 @@ def test_train_ends_with_a_summary(recipe: Path, capsys: Said) -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["digtis"], "packaged are digits"),
+        (["digtis"], "packaged are ade20k-hvit3"),
         (["digits", "--epohcs", "1"], "nearest: --epochs"),
         (["digits", "--optimisation.epohcs", "1"], "nearest: --epochs"),
         (["digits", "--data.epochs", "1"], "unknown flag --data.epochs; nearest: --epochs"),

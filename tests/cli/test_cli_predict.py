@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from described_models import describe_classifier
 from vision_ttt.cli.main import main
@@ -102,3 +103,29 @@ def test_device_is_taken(checkpoint: str, image_folder: Path, capsys: Said) -> N
     image = str(image_folder / "val" / "dark" / "0.png")
     assert main(["predict", image, "--checkpoint", checkpoint, "--device", "cpu"]) == 0
     assert _expected(checkpoint, image)[0][0] in capsys.readouterr().out
+
+
+def test_pictures_are_written_beside_each_other_and_not_over_others(
+    checkpoint: str, image_folder: Path, tmp_path: Path, capsys: Said
+) -> None:
+    folder = tmp_path / "new" / "pictures"
+    command = ["predict", str(image_folder / "val"), "--checkpoint", checkpoint]
+    command += ["--pictures", str(folder)]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "8 pictures" in said
+    assert "┃" not in said  # pictures in place of tables
+    names = {f"{number}{suffix}.png" for number in range(4) for suffix in ("", "-2")}
+    assert {path.name for path in folder.iterdir()} == names  # of two folders' 0.png to 3.png
+    for name, source in (("1.png", "dark/1.png"), ("1-2.png", "light/1.png")):
+        with Image.open(folder / name) as picture:
+            assert picture.width > 24  # a legend beside it
+            shown = picture.convert("RGB").crop((0, 0, 24, 24))
+        assert shown.tobytes() == open_image(image_folder / "val" / source).tobytes()
+    (folder / "0.png").write_bytes(b"mine")
+    assert main(command) == 2
+    assert "0.png is there already" in capsys.readouterr().err
+    assert (folder / "0.png").read_bytes() == b"mine"
+    assert main([*command, "--overwrite"]) == 0
+    assert main([*command[:-1], checkpoint]) == 2
+    assert "is no folder" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_any_image_size(
         program(torch.randn(1, 3, 22, 20))
 
 
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("portable", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fused_layers(make_model: Callable, tmp_path: Path, portable: bool) -> None:
     model, metadata = make_model(fused=True, fused_mlp=True)
     shapes = InputShapes.of(model, metadata.carried["input"]["input_size"])
@@ -79,7 +79,8 @@ def test_fused_layers(make_model: Callable, tmp_path: Path, portable: bool) -> N
 
 
 def test_a_portable_program_needs_no_vision_ttt(make_model: Callable, tmp_path: Path) -> None:
-    model, metadata = make_model()
+    """Fused layers included."""
+    model, metadata = make_model(fused=True, fused_mlp=True)
     shapes = InputShapes.of(model, metadata.carried["input"]["input_size"])
     path, case = tmp_path / "model.pt2", tmp_path / "case.pt"
     assert export_program(model, metadata, path, shapes, portable=True).difference < 1e-5

@@ -52,7 +52,11 @@ def test_what_has_no_such_op_is_refused(options):
     make(fused_mlp=True, **options)
 
 
-@pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "+".join(switches))
+@pytest.mark.parametrize(
+    "switches",
+    [*(pytest.param(alone, marks=pytest.mark.slow) for alone in SWITCHES[:2]), SWITCHES[2]],
+    ids=lambda switches: "+".join(switches),
+)
 def test_under_fx_compile_and_autocast(switches):
     plain, fused = make().eval(), make(**switches).eval()
     x = torch.randn(2, 3, 32, 32)

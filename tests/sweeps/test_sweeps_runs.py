@@ -1,14 +1,12 @@
 """Running a sweep: side by side, after faults, after being killed."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import forked_python
 from vision_ttt.engine import train
 from vision_ttt.engine.locks import alone_in
 from vision_ttt.engine.run_directory import checkpoints
@@ -110,13 +108,14 @@ def test_an_interrupted_sweep_ends_its_runs_with_checkpoints(make_sweep, tmp_pat
 
 def test_a_killed_sweep_goes_on_where_it_was(make_sweep, tmp_path):
     sweep, output = make_sweep(short={"epochs": 1}, long={"epochs": 8}), tmp_path / "runs"
-    command = [sys.executable, str(KILLED_SWEEP), sweep.recipe, str(output)]
     long = output / "long" / "seed-0"
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    wait_until(lambda: checkpoints(long) or process.poll() is not None)
-    assert process.poll() is None, "the sweep ended before it could be killed"
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    with open(tmp_path / "said", "w") as file:
+        command = [str(KILLED_SWEEP), sweep.recipe, str(output)]
+        process = forked_python.start(command, stdout=file, stderr=file)
+        wait_until(lambda: checkpoints(long) or process.poll() is not None)
+        assert process.poll() is None, "the sweep ended before it could be killed"
+        process.kill()
+        assert process.wait(10) == -signal.SIGKILL
     with alone_in(long, wait=True):  # the run it left behind has ended
         assert not (long / RESULT_FILE).exists()
     short = (output / "short" / "seed-0" / RESULT_FILE).stat().st_mtime_ns

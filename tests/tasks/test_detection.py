@@ -2,7 +2,9 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from coco_files import CATEGORIES, rectangle, write_set
+from interrupted_runs import run_through
 from vision_ttt import recipes
 from vision_ttt.cli.main import main
 from vision_ttt.data import DatasetError, ImageError, make_loader
 from vision_ttt.data.coco import AnnotationError, CocoImages
 from vision_ttt.data.coco_reading import read_coco
 from vision_ttt.engine import TrainConfig, train
+from vision_ttt.engine.checkpoint import read_weights
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.run_directory import checkpoints
@@ -29,7 +33,6 @@ from vision_ttt.engine.task import Moment
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import UserError
 from vision_ttt.tasks import load_model
-from vision_ttt.tasks.dense.pictures import palette
 from vision_ttt.tasks.detection.config import DetectionSection
 from vision_ttt.tasks.detection.pictures import DrawnObject, drawn, drawn_with_legend
 from vision_ttt.tasks.detection.predict import ObjectPredictor
@@ -40,6 +43,7 @@ from vision_ttt.tasks.detection.report import (
     precision_curves,
 )
 from vision_ttt.tasks.detection.task import Detection
+from vision_ttt.tasks.images.pictures import palette
 
 PARTS = {
     "channels": 8,
@@ -265,6 +269,32 @@ def test_eval_on_other_data_needs_the_same_categories(
     assert main(["eval", checkpoint, "--dataset_root", str(other)]) == 2
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"classes": ["square"]},
+        {"category_ids": [3]},
+        {"shorter_side": 0},
+        {"longer_side": "64"},
+        {"input": {"mean": [0.5, 0.5, 0.5], "std": [1.0, math.nan, 1.0]}},
+        {"input": {}},
+        {"ids_in_names": 1},
+    ],
+)
+def test_a_damaged_description_is_refused(result: TrainResult, changes: dict[str, Any]) -> None:
+    _, metadata = read_weights(result.run_dir / "last.safetensors")
+    damaged = replace(metadata, carried={**metadata.carried, **changes})
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        DetectionSection.rebuild(damaged)
+    machine = {"part": "test", "precision": "float32", "num_workers": 0}
+    with pytest.raises(UserError, match="does not name its data; give --dataset"):
+        DetectionSection.reopen(replace(metadata, data={}), {}, **machine)
+    with pytest.raises(UserError, match=r"the checkpoint's data: .*unexpected.*colour"):
+        DetectionSection.reopen(
+            replace(metadata, data={**metadata.data, "colour": 1}), {}, **machine
+        )
+
+
 def test_predict_gives_cocos_results_rows_and_pictures(
     root: Path, result: TrainResult, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -350,17 +380,19 @@ def test_pictures_show_mask_box_and_class(root: Path) -> None:
     np.testing.assert_allclose(inside, 0.45 * np.array(colours[1]), atol=1)
     assert (pixels[70:] == 0).all()
     assert drawn(image, objects, ("square", "disc"), colours, longer_side=50).size == (50, 40)
+    large = drawn(image, objects, ("square", "disc"), colours, longer_side=640)
     with_legend = drawn_with_legend(image, objects, ("square", "disc"), colours)
-    assert with_legend.width > 100
-    assert np.array_equal(np.array(with_legend)[:80, :100], pixels)
-    assert drawn_with_legend(image, [], ("square", "disc"), colours).size == (100, 80)
+    assert with_legend.width > 640
+    assert np.array_equal(np.array(with_legend)[:512, :640], np.array(large))
+    assert drawn_with_legend(image, [], ("square", "disc"), colours).size == (640, 512)
 
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """A set with an image that does not decode and one whose annotation is wrong."""
-    root = write_set(tmp_path / "coco", train=6, test=4)
+    """A set with an image that does not decode, a missing one, and one of a wrong annotation."""
+    root = write_set(tmp_path / "coco", train=7, test=4)
     (root / "train2017" / "000000000001.png").write_bytes(b"\x89PNG")
+    (root / "train2017" / "000000000002.png").unlink()
     path = root / "annotations" / "instances_train2017.json"
     content = json.loads(path.read_text())
     wrong = next(each for each in content["annotations"] if each["image_id"] == 3)
@@ -370,17 +402,17 @@ def damaged(tmp_path: Path) -> Path:
 
 
 def test_damaged_images_stop_the_run_or_are_counted(damaged: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        (ImageError, AnnotationError), match=r"000000000001|annotation \d+ of image"
-    ):
-        train(_config(damaged, tmp_path / "run", updates=None, epochs=2))
-    config = _config(
-        damaged, tmp_path / "run", updates=None, epochs=2, evaluate_every=9, skip_bad=True
-    )
-    result = train(config, overwrite=True)
+    with pytest.raises(DatasetError, match=r"1 of the 7 images .* such as 000000000002\.png"):
+        train(_config(damaged, tmp_path / "run"))
+    fields = {"updates": None, "epochs": 2, "evaluate_every": 9}
+    config = _config(damaged, tmp_path / "run", **fields, skip_bad=True)
+    result = train(config)
     names = {Path(name).name for name in result.metrics["damaged_items"]}
-    assert names == {"000000000001.png", "000000000003.png"}
+    assert names == {f"00000000000{number}.png" for number in (1, 2, 3)}
     assert result.metrics["train_faulty_images"] == 1
+    (damaged / "train2017" / "000000000002.png").write_bytes(b"\x89PNG")
+    with pytest.raises((ImageError, AnnotationError), match=r"00000000000[12]|annotation \d+ of"):
+        train(_config(damaged, tmp_path / "other", **fields))
 
 
 @pytest.mark.parametrize(
@@ -390,7 +422,7 @@ def test_damaged_images_stop_the_run_or_are_counted(damaged: Path, tmp_path: Pat
         (lambda c: c.update(annotations=[]), "has no object to train on"),
         (
             lambda c: c["images"][0].update(file_name="lost.png"),
-            r"names 1 images that are not in .*train2017, such as lost\.png; run\.skip_bad",
+            r"1 of the 4 images of .* missing in .*train2017, such as lost\.png; run\.skip_bad",
         ),
     ],
 )
@@ -426,3 +458,26 @@ def test_help_lists_the_fields_of_detection(capsys: pytest.CaptureFixture) -> No
     for flag in ("--shorter-side-least", "--crop", "--maps", "--parts", "--decay-at"):
         assert flag in told
     assert "--mixup" not in told
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_each_image_once(tmp_path: Path) -> None:
+    """Five images, of which one is damaged, do not go round evenly."""
+    root = write_set(tmp_path / "coco", train=6, test=5)
+    (root / "val2017" / "000000000003.png").write_bytes(b"\x89PNG")
+    fields = _config(root, tmp_path / "run", skip_bad=True, evaluate_every=4).as_dict()
+    ended, _ = run_through([(fields, [])], tmp_path, processes=2)
+    assert ended == [0]
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert [Path(name).name for name in metrics["damaged_items"]] == ["000000000003.png"]
+    model, metadata = load_model(tmp_path / "run" / "last.safetensors", task="detection")
+    task = DetectionSection.reopen(metadata, {}, part="test", precision="float32", num_workers=0)
+    loader = make_loader(task.test_set, 5, task.collate)
+    alone = task.evaluate(
+        model, loader, make_accelerator(), damaged=DamagedItems(True), between=lambda: None
+    )
+    assert [place for place, _ in alone.found] == [0, 1, 3, 4]
+    own = {f"test_{name}": value for name, value in alone.metrics.items()}
+    assert own == {
+        name: value for name, value in metrics.items() if name.startswith("test_") and "ap" in name
+    }

@@ -42,7 +42,10 @@ def _noisy(told: CocoAnnotations, seed: int, most: int = 12) -> list[tuple[int, 
         for _ in range(generator.integers(0, most)):
             mask = np.zeros((height, width), dtype=np.uint8)
             x, y = generator.integers(0, width - 20), generator.integers(0, height - 20)
-            mask[y : y + generator.integers(3, 60), x : x + generator.integers(3, 60)] = 1
+            high, wide = generator.integers(3, 60, 2)
+            mask[y : y + high, x : x + wide] = 1
+            if generator.random() < 0.5:  # a frame, of a much smaller area than its box
+                mask[y + 1 : y + high - 1, x + 1 : x + wide - 1] = 0
             masks.append(mask)
             labels.append(int(generator.integers(1, 3)))
         scores = np.sort(generator.random(len(masks)).astype(np.float32).round(2))[::-1]

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +262,29 @@ def test_batch_norms_are_synchronised_outside_the_backbone(trained: Any) -> None
     assert {name.partition(".")[0] for name in synchronised} == {"head", "auxiliary_head"}
     assert list(model.state_dict()) == names
     assert torch.equal(model(image), before)
+
+
+def test_a_classifier_has_neither_windows_nor_masks(
+    tiny_fields: Callable[..., dict], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    result = train(recipes.resolve(tiny_fields(epochs=1, warmup=0)))
+    file = str(result.run_dir / "last.safetensors")
+    assert main(["eval", file, "--evaluation", "slide"]) == 2
+    assert "--evaluation is slide, but the checkpoint holds a classifier" in capsys.readouterr().err
+    images = str(tmp_path / "images" / "val")
+    assert main(["predict", images, "--checkpoint", file, "--masks", str(tmp_path / "m")]) == 2
+    assert "--masks is given, but the checkpoint holds a classifier" in capsys.readouterr().err
+
+
+def test_a_model_that_predicts_nan_is_named(
+    trained: Any, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    weights, metadata = read_weights(trained.run_dir / "last.safetensors")
+    weights["head.classifier.bias"].fill_(torch.nan)
+    save_weights(tmp_path / "nan.safetensors", weights, metadata)
+    image = str(scenes / "images/validation/0.jpg")
+    assert main(["predict", image, "--checkpoint", str(tmp_path / "nan.safetensors")]) == 2
+    assert "the model predicts NaN for" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -83,6 +83,23 @@ def test_scaled_labels_stay_labels_and_lie_on_their_pixels() -> None:
         assert same.float().mean() > 0.55
 
 
+@pytest.mark.parametrize("scale", [0.6, 1.7])
+def test_a_crop_is_that_of_the_resized_image(scale: float) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8))
+    labels = np.zeros((64, 96), np.uint8)
+    random.seed(1)
+    crop, _, _ = _transform(scale_min=scale, scale_max=scale)(LabelledImage(image, labels), 0)
+    width, height = fitted(image.size, 128 * scale, 64 * scale)
+    whole = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).astype(int)
+    pixels = (crop.permute(1, 2, 0) * 255).round().int().numpy()
+    differences = [
+        np.abs(whole[top : top + 32, left : left + 32] - pixels).max()
+        for top in range(height - 31)
+        for left in range(width - 31)
+    ]
+    assert min(differences) <= 1
+
+
 def test_what_lies_beyond_a_small_image_has_no_class() -> None:
     image, labels, _ = _transform(shorter_side=20, longer_side=24)(_written(20, 24), 0)
     assert (labels[:20, :24] != IGNORED).all()

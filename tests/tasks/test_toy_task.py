@@ -2,7 +2,6 @@
 
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+import forked_python
 import vision_ttt.engine
 from vision_ttt import recipes, tasks
 from vision_ttt.cli.main import main
@@ -52,6 +52,15 @@ def test_it_trains_and_its_best_is_the_lowest_error(tmp_path: Path) -> None:
         load_model(result.run_dir / "last.safetensors")
 
 
+_COMMAND = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import toy_regression
+from vision_ttt.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_killed_and_resumed_by_the_command_it_is_the_same_run(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -61,16 +70,14 @@ def test_killed_and_resumed_by_the_command_it_is_the_same_run(
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(slow.as_dict()))
     run_dir = Path(slow.run.output)
-    process = subprocess.Popen(
-        [sys.executable, toy_regression.__file__, "train", str(recipe)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    while len(checkpoints(run_dir)) < 2:
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    with open(tmp_path / "said", "w") as file:
+        arguments = ["-c", _COMMAND, "train", str(recipe)]
+        process = forked_python.start(arguments, stdout=file, stderr=file)
+        while len(checkpoints(run_dir)) < 2:
+            assert process.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait(10) == -signal.SIGKILL
     assert not (run_dir / "report.html").exists()
     assert main(["train", str(recipe), "--resume", "auto"]) == 0
     said = capsys.readouterr()

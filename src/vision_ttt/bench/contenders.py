@@ -74,7 +74,19 @@ class Contender:
             image_size=resolution,
             extra=_SWITCHED_ON if self.kind == FUSED_LAYERS else None,
         )
-        model = build_model(self.name, arguments)
+        return self._with_its_attention(build_model(self.name, arguments))
+
+    def build_for_any_size(self) -> nn.Module:
+        """Build a model without a head for images of any size, with random weights.
+
+        Raises:
+            ConfigError: the model is unknown or accepts one image size only.
+        """
+        switches = _SWITCHED_ON if self.kind == FUSED_LAYERS else {}
+        arguments = {"num_classes": 0, "dynamic_img_size": True, **switches}
+        return self._with_its_attention(build_model(self.name, arguments))
+
+    def _with_its_attention(self, model: nn.Module) -> nn.Module:
         if self.kind in ATTENTION:
             for module in _attentions(model):
                 module.fused_attn = ATTENTION[self.kind]

@@ -48,12 +48,13 @@ class Row:
     """One contender at one size. Columns that do not apply are None."""
 
     what: str
-    """ops, models or train."""
+    """ops, models, train or dense."""
     contender: str
     measured: str
-    """inference, training step, forward, or forward + backward."""
+    """inference, training step, forward, forward + backward, and of dense models with adapter or
+    backbone alone."""
     resolution: int | None
-    """Pixels along a side; None for ops."""
+    """Pixels along a side, the height of images that are not square; None for ops."""
     tokens: int | None
     heads: int | None
     dim: int | None
@@ -95,11 +96,15 @@ class Row:
     """The machine's best matrix product, float32."""
     bfloat16_product_macs_per_second: float | None = None
     """The machine's best matrix product, bfloat16."""
+    width: int | None = None
+    """Pixels, of images that are not square."""
 
     @property
     def size(self) -> int:
         """The number of tokens, or of pixels, which is proportional to it."""
-        return self.tokens if self.resolution is None else self.resolution**2
+        if self.resolution is None:
+            return self.tokens
+        return self.resolution * (self.width or self.resolution)
 
     @property
     def extent(self) -> int:
@@ -140,7 +145,7 @@ class Row:
     @property
     def settings(self) -> tuple[Any, ...]:
         """The key of a measurement: a newer row with the same key replaces an older one."""
-        own = (self.contender, self.measured, self.resolution, self.tokens)
+        own = (self.contender, self.measured, self.resolution, self.width, self.tokens)
         return *own, *self.circumstances
 
     def cells(self) -> dict[str, Any]:

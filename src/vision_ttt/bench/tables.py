@@ -53,6 +53,7 @@ def tabulate(
     """
     among = rows if among is None else among
     of_ops = rows[0].resolution is None
+    several = of_ops or rows[0].what == "dense"  # kinds of measurements
     comparisons = {row: _compared_with(row, baseline, among) for row in rows}
     kinds = [
         kind
@@ -60,13 +61,14 @@ def tabulate(
         if any(others[kind] is not None for others in comparisons.values())
     ]
     held = any(row.held_bytes is not None for row in rows)
-    headings = ["contender", *(["pass", "tokens"] if of_ops else ["pixels"]), "batch"]
+    headings = ["contender", *(["pass"] if several else []), "tokens" if of_ops else "pixels"]
+    headings += ["batch"]
     headings += ["ms", "±", "tokens/s" if of_ops else "images/s", *(f"× {kind}" for kind in kinds)]
     headings += ["of matmul", "of FMA peak"] if of_ops else ["by MACs"]
     headings += ["MACs", "MiB", *(["MiB held"] if held else [])]
     lines = []
     for row, others in comparisons.items():
-        size = [row.measured, f"{row.tokens:,}"] if of_ops else [f"{row.resolution}²"]
+        size = [*([row.measured] if several else []), f"{row.tokens:,}" if of_ops else pixels(row)]
         if of_ops:
             shares = (row.matmul_share, row.fma_share)
             limits = ["" if share is None else f"{share:.0%}" for share in shares]
@@ -88,6 +90,11 @@ def tabulate(
             ]
         )
     return Table(headings, lines)
+
+
+def pixels(row: Row) -> str:
+    """The size of a model's images: "224²", or width and height as "1333×800"."""
+    return f"{row.resolution}²" if row.width is None else f"{row.width}×{row.resolution}"
 
 
 def _compared_with(row: Row, baseline: str | None, among: Sequence[Row]) -> dict[str, Row | None]:
@@ -186,7 +193,8 @@ def by_line(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Label of a line in a figure → its rows."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
-        label = f"{row.contender}, {row.measured}" if row.what == "ops" else row.contender
+        several = row.what in ("ops", "dense")
+        label = f"{row.contender}, {row.measured}" if several else row.contender
         lines.setdefault(label, []).append(row)
     return lines
 

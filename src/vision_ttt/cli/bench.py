@@ -1,4 +1,4 @@
-"""`vision-ttt bench ops|models|train|table`."""
+"""`vision-ttt bench ops|models|train|dense|table`."""
 
 import itertools
 import logging
@@ -10,18 +10,20 @@ import jsonargparse
 import torch
 from rich.console import Console
 
+from vision_ttt.bench import dense
 from vision_ttt.bench.contenders import find_contenders, registered
 from vision_ttt.bench.correctness import find_error
 from vision_ttt.bench.flash_linear_attention import NAME as PEER
 from vision_ttt.bench.headline import headline
 from vision_ttt.bench.models import measure_models, multiply_adds, steps_of_models
-from vision_ttt.bench.names import DEPLOYED, TINY, TRAINED
+from vision_ttt.bench.names import DENSE, DEPLOYED, TINY, TRAINED
 from vision_ttt.bench.op_contenders import known_contenders, op_contenders, refusal
 from vision_ttt.bench.ops import measure_ops, steps_of_ops
 from vision_ttt.bench.problems import Problem
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.bench.readme import markdown, replace_in
 from vision_ttt.bench.rows import comparable, newest, read_rows
+from vision_ttt.cli.arguments.bench import parse_size
 from vision_ttt.cli.bench_session import check_picture, draw, measure_and_show, using_threads
 from vision_ttt.errors import UserError, nearest
 
@@ -38,7 +40,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device is cuda, but torch finds no GPU here; accepted: cpu")
     with using_threads(arguments.threads):
-        return _ops(arguments) if arguments.what == "ops" else _models(arguments)
+        measure = {"ops": _ops, "dense": _dense}.get(arguments.what, _models)
+        return measure(arguments)
 
 
 def _ops(arguments: jsonargparse.Namespace) -> int:
@@ -95,6 +98,23 @@ def _models(arguments: jsonargparse.Namespace) -> int:
             train=arguments.what == "train",
             advance=advance,
         ),
+    )
+    return 0
+
+
+def _dense(arguments: jsonargparse.Namespace) -> int:
+    sizes = list(dict.fromkeys(map(parse_size, arguments.sizes)))
+    settings = _settings(arguments, arguments.batch_size)
+    contenders = find_contenders(arguments.models or DENSE)
+    _check_measured("baseline", arguments.baseline, [contender.label for contender in contenders])
+    for contender, kind in itertools.product(contenders, dense.KINDS):
+        dense.multiply_adds(contender, kind, sizes[0])  # raises where there is no adapter
+    measure_and_show(
+        arguments,
+        settings,
+        len(contenders) * len(dense.KINDS) * len(sizes) * (settings.repeats + 1),
+        lambda run, advance: dense.measure_dense(contenders, sizes, settings, run, advance=advance),
+        dense.shares,
     )
     return 0
 

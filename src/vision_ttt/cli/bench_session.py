@@ -35,8 +35,13 @@ def measure_and_show(
     settings: Settings,
     steps: int,
     measure: Callable[[Run, Advance], Iterable[list[Row]]],
+    remark: Callable[[Sequence[Row]], Iterable[str]] = lambda _rows: (),
 ) -> None:
-    """Measure behind a progress bar, keep every row as soon as it is there, and show all."""
+    """Measure behind a progress bar, keep every row as soon as it is there, and show all.
+
+    Args:
+        remark: sentences on the rows, to be printed below their table.
+    """
     path = Path(arguments.output or f"benchmarks/results/{arguments.what}-{arguments.device}.csv")
     append_rows(path, [])  # what cannot be written is refused before anything is measured
     if not can_measure(settings.device):
@@ -61,8 +66,9 @@ def measure_and_show(
         console.print_json(json.dumps(answer), highlight=False)
         return
     _show(rows, arguments.baseline)
-    for label, fit in fits.items():
-        console.print(fit.sentence(label), markup=False, highlight=False, soft_wrap=True)
+    sentences = [*remark(rows), *(fit.sentence(label) for label, fit in fits.items())]
+    for sentence in sentences:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(rows: Sequence[Row], baseline: str | None) -> None:

@@ -35,7 +35,7 @@ from vision_ttt.sweeps.scene_results import (
 )
 from vision_ttt.sweeps.scene_tables import by_class, compare, describe_scene_runs, learning_curves
 from vision_ttt.sweeps.scenes import GOALS
-from vision_ttt.tasks.dense.pictures import palette, with_legend
+from vision_ttt.tasks.images.pictures import palette, with_legend
 
 _LOGGER = logging.getLogger(__name__)
 _SHEET = "sheet.png"

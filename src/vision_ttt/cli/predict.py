@@ -10,7 +10,6 @@ from typing import Any
 
 import jsonargparse
 import torch
-from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -18,7 +17,6 @@ from vision_ttt import tasks
 from vision_ttt.cli.checks import check_replaceable
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.engine.files import write_bytes
-from vision_ttt.engine.task import MaskPredictor
 from vision_ttt.errors import UserError
 
 
@@ -39,10 +37,15 @@ def run(arguments: jsonargparse.Namespace) -> int:
         num_workers=arguments.num_workers,
     )
     files = predictor.find(arguments.files)
-    if arguments.masks is not None and not isinstance(predictor, MaskPredictor):
-        raise UserError(f"--masks is given, but the checkpoint holds {section.HOLDS}")
-    drawn = _picture_files(files, arguments.pictures, overwrite=arguments.overwrite)
-    masks = _picture_files(files, arguments.masks, overwrite=arguments.overwrite)
+    folders = {"pictures": arguments.pictures, "masks": arguments.masks}
+    folders = {drawing: folder for drawing, folder in folders.items() if folder is not None}
+    for drawing in folders:
+        if drawing not in predictor.drawings:
+            raise UserError(f"--{drawing} is given, but the checkpoint holds {section.HOLDS}")
+    drawn = {
+        drawing: _drawing_files(files, folder, overwrite=arguments.overwrite)
+        for drawing, folder in folders.items()
+    }
     console, errors = Console(), Console(stderr=True)
 
     predictions: list[dict[str, Any]] = []
@@ -63,21 +66,17 @@ def run(arguments: jsonargparse.Namespace) -> int:
                 skipped.append(error.name)
                 errors.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
             predictions += found
-            for prediction in found if drawn else ():
-                write_bytes(drawn[prediction["image"]], _png(predictor.picture(prediction)))
-            for prediction in found if masks else ():
-                write_bytes(masks[prediction["image"]], _png(predictor.mask(prediction)))
+            for drawing, places in drawn.items():
+                for prediction in found:
+                    place = places[predictor.file_of(prediction)]
+                    write_bytes(place, predictor.draw(drawing, prediction))
             progress.advance(bar, len(found) + len(damaged))
     if skipped:
         errors.print(f"{len(skipped)} of {len(files)} {predictor.unit} skipped", highlight=False)
     if not predictions:
         raise UserError(f"none of the {len(skipped)} {predictor.unit} can be read")
-    for folder, files_of, what in (
-        (arguments.pictures, drawn, "pictures"),
-        (arguments.masks, masks, "masks"),
-    ):
-        if files_of:
-            console.print(f"{folder}: {len(predictions)} {what}", highlight=False, soft_wrap=True)
+    for drawing, folder in folders.items():
+        console.print(f"{folder}: {len(predictions)} {drawing}", highlight=False, soft_wrap=True)
     answer = json.dumps(predictor.answer(predictions, skipped), indent=2)
     if output is not None:
         rows = [row for prediction in predictions for row in predictor.rows(prediction)]
@@ -89,22 +88,18 @@ def run(arguments: jsonargparse.Namespace) -> int:
         )
     elif arguments.json:
         console.print_json(answer, highlight=False)
-    elif not drawn and not masks:
+    elif not drawn:
         for prediction in predictions:
             console.print(predictor.table(prediction))
     return 0
 
 
-def _picture_files(
-    files: Sequence[Path], folder: str | None, *, overwrite: bool
-) -> dict[str, Path]:
-    """Return for each file where its picture is written, none over another; make the folder.
+def _drawing_files(files: Sequence[Path], folder: str, *, overwrite: bool) -> dict[str, Path]:
+    """Return for each file where its drawing is written, none over another; make the folder.
 
     Raises:
-        UserError: a picture is there already, and may not be overwritten.
+        UserError: a drawing is there already, and may not be overwritten.
     """
-    if folder is None:
-        return {}
     taken: dict[Path, str] = {}
     for file in files:
         path = Path(folder) / f"{file.stem}.png"
@@ -117,12 +112,6 @@ def _picture_files(
         taken[path] = str(file)
     Path(folder).mkdir(parents=True, exist_ok=True)
     return {file: path for path, file in taken.items()}
-
-
-def _png(picture: Image.Image) -> bytes:
-    content = io.BytesIO()
-    picture.save(content, format="PNG")
-    return content.getvalue()
 
 
 def _device(name: str | None) -> torch.device:

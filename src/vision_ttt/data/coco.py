@@ -23,7 +23,7 @@ class AnnotationError(DamagedItem):
     """An image whose annotations are wrong, or are of another image. `name` is its file."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AnnotatedImage:
     """An image with the objects that a detector is to find in it."""
 
@@ -57,7 +57,7 @@ class Counts:
     """Images with an annotation that is wrong; each raises an AnnotationError when it is read."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CocoAnnotations:
     """A COCO file of instances: N images, A annotations ordered by image, C categories.
 

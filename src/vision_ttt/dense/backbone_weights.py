@@ -13,7 +13,10 @@ from vision_ttt.models.image_size import checkpoint_filter_fn
 from vision_ttt.models.plain_backbone import PlainBackbone
 
 CLASSIFIER_PARTS = ("norm", "fc_norm", "head", "head_dist", "fc", "classifier")
-"""Modules of a classifier after its last block: its final norm and its head."""
+"""Modules of a classifier after its last block: its final norm and its head.
+
+Those that timm's description of the model names are left out, too.
+"""
 
 
 class BackboneLoad(NamedTuple):
@@ -52,11 +55,20 @@ def load_backbone(
         ValueError: names or shapes do not fit; lists them all. The backbone is unchanged.
     """
     own = backbone.state_dict()
-    fitted = _fitted(backbone, weights)
+    try:
+        fitted = _fitted(backbone, weights)
+    except ValueError as error:
+        if not allow_unmatched:
+            raise ValueError(f"{source} does not fit the backbone: {error}") from error
+        fitted = dict(weights)
     surplus = [name for name in fitted if name not in own]
     misshapen = [name for name, x in fitted.items() if name in own and own[name].shape != x.shape]
     missing = [name for name in own if name not in fitted]
-    unexpected = [name for name in surplus if name.partition(".")[0] not in CLASSIFIER_PARTS]
+    head = (getattr(backbone, "pretrained_cfg", None) or {}).get("classifier") or ()
+    parts = (*CLASSIFIER_PARTS, *((head,) if isinstance(head, str) else head))
+    unexpected = [
+        name for name in surplus if not name.startswith(tuple(f"{part}." for part in parts))
+    ]
     if (missing or misshapen or unexpected) and not allow_unmatched:
         shapes = [
             f"{name} {list(fitted[name].shape)} for {list(own[name].shape)}" for name in misshapen

@@ -15,10 +15,13 @@ Grid = tuple[int, int]
 
 
 def centres(grid: Grid, *, like: Tensor) -> Tensor:
-    """The centres of a grid's cells, [h · w, 2] as (x, y) in 0…1, float32, row by row."""
+    """The centres of a grid's cells, [h · w, 2] as (x, y) in 0…1, row by row.
+
+    Their dtype is that of ``like``, at least float32.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
     rows, columns = (
-        (torch.arange(count, device=like.device, dtype=torch.float32) + 0.5) / count
-        for count in grid
+        (torch.arange(count, device=like.device, dtype=dtype) + 0.5) / count for count in grid
     )
     y, x = torch.meshgrid(rows, columns, indexing="ij")
     return torch.stack((x, y), dim=-1).flatten(0, 1)
@@ -39,7 +42,7 @@ class DeformableAttention(nn.Module):
 
     with the offsets δ, in cells of the map l, and the weights a, which sum to 1 over levels and
     points, linear in the query; per head. A map is interpolated bilinearly and zero beyond its
-    edges. Places, weights and sums are float32.
+    edges. Places, weights and sums are float32 at least.
 
     Args:
         dim: D.
@@ -90,7 +93,7 @@ class DeformableAttention(nn.Module):
 
         Args:
             queries: [B, Q, D].
-            places: [Q, 2], the queries' as (x, y) in 0…1.
+            places: [Q, 2], the queries' as (x, y) in 0…1, of :func:`centres`.
             tokens: [B, S, D], of the L grids one after the other.
             grids: (h, w) of each level, S in total.
 
@@ -99,8 +102,9 @@ class DeformableAttention(nn.Module):
         """
         shape = (self.heads, self.levels, self.points)
         count = math.prod(shape)
-        offsets, logits = self.sampling(queries).float().split((2 * count, count), dim=-1)
-        cells = torch.tensor([(w, h) for h, w in grids], dtype=torch.float32, device=places.device)
+        sampling = self.sampling(queries).to(places.dtype)
+        offsets, logits = sampling.split((2 * count, count), dim=-1)
+        cells = places.new_tensor([(w, h) for h, w in grids])
         offsets = offsets.unflatten(-1, (*shape, 2)) / cells[:, None]
         locations = places[:, None, None, None] + offsets  # [B, Q, H, L, P, 2]
         weights = _softmax(logits.unflatten(-1, (self.heads, -1))).unflatten(-1, shape[1:])

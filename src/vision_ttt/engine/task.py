@@ -6,10 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from accelerate import Accelerator
-from PIL import Image
 from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -87,6 +86,8 @@ class Predictor(Protocol):
     """What the files are, in the plural."""
     columns: Sequence[str]
     """Of the rows that `rows` returns."""
+    drawings: Sequence[str]
+    """What `draw` can draw of a prediction, e.g. "pictures"."""
 
     def find(self, given: Sequence[str]) -> list[Path]:
         """Return the files that are given, and those in the folders that are given."""
@@ -94,10 +95,10 @@ class Predictor(Protocol):
     def predict(
         self, files: Sequence[Path]
     ) -> Iterator[tuple[list[dict[str, Any]], list[DamagedItem]]]:
-        """Yield per batch the predictions and the errors of the unreadable files.
+        """Yield per batch the predictions, JSON-able, and the errors of the unreadable files."""
 
-        A prediction is JSON-able, and its `image` is the file it is of.
-        """
+    def file_of(self, prediction: dict[str, Any]) -> str:
+        """Return the file that a prediction is for."""
 
     def answer(self, predictions: Sequence[dict[str, Any]], skipped: Sequence[str]) -> Any:
         """Return what a .json file of predictions holds; `skipped` names the unreadable files."""
@@ -108,16 +109,8 @@ class Predictor(Protocol):
     def table(self, prediction: dict[str, Any]) -> Any:
         """Return a prediction as rich shows it on a terminal."""
 
-    def picture(self, prediction: dict[str, Any]) -> Image.Image:
-        """Return the file's picture with the prediction drawn on or beside it, and a legend."""
-
-
-@runtime_checkable
-class MaskPredictor(Protocol):
-    """A :class:`Predictor` that predicts the class of each pixel of an image."""
-
-    def mask(self, prediction: dict[str, Any]) -> Image.Image:
-        """Return the class indices of the file's pixels, as an image with a palette."""
+    def draw(self, drawing: str, prediction: dict[str, Any]) -> bytes:
+        """Return one of `drawings` of a prediction, as the content of a .png file."""
 
 
 class Task(ABC):

@@ -1,12 +1,14 @@
-"""The arguments of `vision-ttt bench ops|models|train|table`."""
+"""The arguments of `vision-ttt bench ops|models|train|dense|table`."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Literal
 
 import jsonargparse
 
 from vision_ttt.bench.names import (
+    DENSE,
     DEPLOYED,
     FLASH_LINEAR_ATTENTION,
     MOST_LINES,
@@ -30,6 +32,7 @@ KINDS = {
     "ops": "time the backends of an op and their peers, beside the machine's matmul rate",
     "models": "time inference of models against the resolution",
     "train": "time training steps (forward and backward) of models against the resolution",
+    "dense": "time inference of backbones with a ViT-Adapter, and of the backbones alone",
     "table": "print the newest rows of a CSV file as Markdown, or put them into a README",
 }
 DTYPES = ("float32", "bfloat16", "float16")
@@ -47,6 +50,7 @@ _EPILOG = """Examples:
   vision-ttt bench models --resolutions 224 512 1280
   vision-ttt bench models --dtype bfloat16 --models deit_tiny_patch16_224:openvino \
       vittt_tiny_patch16_224:for_inference
+  vision-ttt bench dense --sizes 1333x800 2048x2048
   vision-ttt bench ops --op ttt_mlp --lengths 196 6400
   vision-ttt bench table benchmarks/results/models-cpu.csv --figure models.png
 
@@ -69,6 +73,8 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     else:
         if what == "ops":
             add_op_arguments(own)
+        elif what == "dense":
+            add_dense_arguments(own)
         else:
             add_model_arguments(own, what)
         add_measuring_arguments(own, what)
@@ -97,6 +103,8 @@ def check(arguments: jsonargparse.Namespace) -> None:
     check_renewed_file("--output", arguments.output)
     if arguments.what == "ops":
         _check_shapes(arguments)
+    elif arguments.what == "dense":
+        _check_dense(arguments)
     else:
         check_range(arguments, batch_size=(1, LARGEST_BATCH), resolutions=(1, LARGEST_SIDE))
         check_range(arguments, memory_runs=(0, MOST_MEMORY_RUNS))
@@ -107,6 +115,40 @@ def check(arguments: jsonargparse.Namespace) -> None:
         if arguments.dtype == "float16" and arguments.device == "cpu":
             raise UserError("dtype float16 is for cuda; accepted on cpu: float32, bfloat16")
     _check_exponent(arguments)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """(height, width) of "WIDTHxHEIGHT".
+
+    Raises:
+        UserError: the text is no size, or a side is out of its range.
+    """
+    match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text)
+    if match is None:
+        raise UserError(f"--sizes has {shortened(text)!r}; write sizes as WIDTHxHEIGHT: 1333x800")
+    width, height = map(int, match.groups())
+    for side in (width, height):
+        if not 1 <= side <= LARGEST_SIDE:
+            raise UserError(f"--sizes has {text}; sides must be 1 to {LARGEST_SIDE:,} pixels")
+    return height, width
+
+
+def _check_dense(arguments: jsonargparse.Namespace) -> None:
+    check_range(arguments, batch_size=(1, LARGEST_BATCH))
+    for height, width in map(parse_size, arguments.sizes):
+        pixels = arguments.batch_size * height * width
+        if pixels > MOST_PIXELS:
+            raise UserError(f"a batch has {pixels:,} pixels; it must have at most {MOST_PIXELS:,}")
+    for name in arguments.models or ():
+        _, colon, runtime = name.partition(":")
+        if colon and runtime != "for_inference":
+            raise UserError(
+                f"{shortened(name)!r} names a runtime; bench dense accepts for_inference"
+            )
+        if colon and (arguments.device != "cpu" or arguments.compile):
+            raise UserError(f"{shortened(name)!r} is for --device cpu and models without --compile")
+    if arguments.dtype == "float16" and arguments.device == "cpu":
+        raise UserError("dtype float16 is for cuda; accepted on cpu: float32, bfloat16")
 
 
 def _check_runtimes(arguments: jsonargparse.Namespace) -> None:
@@ -149,8 +191,11 @@ def _check_exponent(arguments: jsonargparse.Namespace) -> None:
     if arguments.exponent is None:
         return
     smallest, largest = arguments.exponent
-    sizes = "lengths" if arguments.what == "ops" else "resolutions"
-    if len({size for size in arguments[sizes] or [] if smallest <= size <= largest}) < 2:
+    sizes = {"ops": "lengths", "dense": "sizes"}.get(arguments.what, "resolutions")
+    given = arguments[sizes] or []
+    if arguments.what == "dense":
+        given = [height for height, _ in map(parse_size, given)]
+    if len({size for size in given if smallest <= size <= largest}) < 2:
         raise UserError(
             f"--exponent {smallest} {largest} needs two sizes or more between them; name them"
             f" by {flag(sizes)}"
@@ -218,6 +263,27 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
         help="processes in which the memory of a model's second call on a CPU is measured, each"
         " fresh; their median is told. 0: it is not measured",
     )
+
+
+def add_dense_arguments(parser: CommandParser) -> None:
+    """Declare the models and images of `bench dense`."""
+    parser.add_argument(
+        "--models",
+        type=str,
+        nargs="+",
+        default=None,
+        help="plain backbones by their timm names, as for `bench models`; of the runtimes,"
+        f" for_inference is accepted. Default: {', '.join(DENSE)}",
+    )
+    parser.add_argument(
+        "--sizes",
+        type=str,
+        nargs="+",
+        default=["1333x800"],
+        metavar="WIDTHxHEIGHT",
+        help="pixels of images",
+    )
+    parser.add_argument("--batch_size", type=int, default=1, help="images per call")
 
 
 def add_measuring_arguments(parser: CommandParser, what: str) -> None:

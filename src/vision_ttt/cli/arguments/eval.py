@@ -26,7 +26,8 @@ def add_arguments(parser: CommandParser) -> None:
         "--dataset",
         type=str | None,
         default=None,
-        help="'digits', an image folder or a name timm reads; null: the one it was trained on",
+        help="other data: for a classifier 'digits', an image folder or a name timm reads, for a"
+        " detector or segmenter a folder of the same layout; null: those it was trained on",
     )
     parser.add_argument(
         "--dataset_root", type=str | None, default=None, help="folder given to timm beside a name"

@@ -31,8 +31,9 @@ def deformable_attention_definition(inputs: Inputs) -> Tensor:
 
 def _neighbours(location: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
     """The two cells around each location on an axis, and their bilinear weights, 0 outside."""
-    # Beyond a cell outside all weights are 0. Infinity minus its floor would be NaN.
-    place = (location * size - 0.5).clamp(-1, size)
+    # Beyond a cell outside all weights are 0. Infinity minus its floor would be NaN. At the limits
+    # clamp has no gradient, and a point by -1 still has one.
+    place = (location * size - 0.5).clamp(-2, size)
     floor = place.detach().floor()
     rest = place - floor
     found = []

@@ -34,7 +34,9 @@ def _levels(inputs: Inputs, wide: torch.dtype) -> Iterator[_Level]:
     for index, (height, width) in enumerate(inputs.levels):
         tokens = slice(start, start + height * width)
         cells = value[:, tokens].to(wide).permute(0, 2, 3, 1)  # [B, H, d, h · w]
-        grid = 2 * locations[:, :, :, index].to(wide).transpose(1, 2) - 1
+        # Points by -1 and 2 are outside already. grid_sample makes NaN of infinity.
+        near = locations[:, :, :, index].to(wide).clamp(-2, 3)
+        grid = 2 * near.transpose(1, 2) - 1
         yield _Level(
             tokens, index, cells.flatten(0, 1).unflatten(-1, (height, width)), grid.flatten(0, 1)
         )

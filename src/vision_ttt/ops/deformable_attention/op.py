@@ -51,8 +51,6 @@ def deformable_attention(
     locations: Tensor,
     weights: Tensor,
     spatial_shapes: Sequence[tuple[int, int]],
-    *,
-    backend: str | None = None,
 ) -> Tensor:
     """Attend to a few points of maps of several sizes (Deformable DETR, Zhu et al. 2021, Eq. 3).
 
@@ -68,10 +66,9 @@ def deformable_attention(
         value: [B, S, H, d], the cells of all levels, level by level, each row by row.
         locations: [B, Q, H, L, P, 2], (x, y) as fractions of a level's width and height: (0, 0) is
             the upper left corner of its first cell. Points outside 0 … 1, infinite ones too, are
-            accepted. A NaN makes the head's output NaN.
+            accepted and count as zeros. A NaN makes its head's output NaN.
         weights: [B, Q, H, L, P].
         spatial_shapes: (h, w) of each of the L levels, with S = Σ h · w.
-        backend: "cpu", "dual" (grid_sample) or "reference"; None for the fastest.
 
     Returns:
         [B, Q, H · d] in the dtype of value, differentiable in value, locations and weights.
@@ -81,5 +78,15 @@ def deformable_attention(
         ValueError: the tensors and the spatial shapes do not fit, or the requested backend does not
             support the call.
     """
-    sizes = tuple(size for height, width in spatial_shapes for size in (height, width))
-    return OP(Inputs(value, locations, weights, sizes), backend)
+    for pair in spatial_shapes:
+        if not (
+            isinstance(pair, (tuple, list))
+            and len(pair) == 2
+            and all(isinstance(size, (int, torch.SymInt)) for size in pair)
+        ):
+            raise TypeError(
+                "deformable_attention: spatial_shapes must be pairs (h, w) of ints, "
+                f"got {spatial_shapes!r}"
+            )
+    sizes = tuple(size for pair in spatial_shapes for size in pair)
+    return OP(Inputs(value, locations, weights, sizes))

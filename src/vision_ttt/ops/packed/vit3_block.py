@@ -194,6 +194,8 @@ def _check(
 def _packed_vit3_block(
     y: Tensor, parameters: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
+    if not isinstance(y, Tensor):  # PyTorch passes None for a tensor without complaint
+        raise TypeError(f"packed_vit3_block: y must be a tensor, got {y!r}")
     if len(floats) != len(_FLOATS) or y.dtype != torch.float32:
         raise TypeError(
             f"packed_vit3_block: y must be float32 and floats {_FLOATS}, got {y.dtype}, {floats}"

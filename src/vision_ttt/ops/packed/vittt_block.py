@@ -92,6 +92,8 @@ def _check(
     """Raise an error unless these shapes of tokens and weights and these numbers fit one block."""
     if len(ints) != len(_INTS) or len(floats) != len(_FLOATS):
         raise ValueError(f"packed_vittt_block: needs {_INTS}, {_FLOATS}, got {ints}, {floats}")
+    if not all(x >= 0 for x in floats):  # of NaN, too; a negative rate has a meaning to the learner
+        raise ValueError(f"packed_vittt_block: {_FLOATS} must be at least 0, got {floats}")
     height, width, *sizes = ints
     if len(y) != 3 or min(height, width) < 1:
         raise ValueError(f"packed_vittt_block: y must be [B, T, D], got {list(y)} and {ints}")
@@ -149,6 +151,9 @@ def _describe(
 def _packed_vittt_block(
     y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
+    for name, tensor in (("y", y), ("weights", weights)):
+        if not isinstance(tensor, Tensor):  # PyTorch passes None for a tensor without complaint
+            raise TypeError(f"packed_vittt_block: {name} must be a tensor, got {tensor!r}")
     if y.dtype != torch.float32 or weights.dtype != WORD:
         raise TypeError(
             f"packed_vittt_block: y must be float32 and weights {WORD}, got {y.dtype}, "

@@ -16,9 +16,9 @@ from vision_ttt.ops.ttt_linear.scan_order import mini_batches, take
 
 def layer_norm(z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """LayerNorm over the last axis of z [B, H, n, d] with per-head weight and bias [H, 1, d]."""
-    mean = z.mean(-1, keepdim=True)
-    variance = z.var(-1, unbiased=False, keepdim=True)
-    return (z - mean) / torch.sqrt(variance + eps) * weight + bias
+    centred = z - z.mean(-1, keepdim=True)
+    variance = centred.square().mean(-1, keepdim=True)  # Tensor.var warns where there is no image
+    return centred / torch.sqrt(variance + eps) * weight + bias
 
 
 def ttt_linear_definition(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

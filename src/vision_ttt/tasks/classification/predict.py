@@ -11,54 +11,35 @@ from typing import Any
 import torch
 from PIL import Image
 from rich.table import Table
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import Tensor
 
 from vision_ttt.data import (
-    ImageError,
     TransformedImages,
     collate,
     evaluation_transform,
-    find_images,
     make_loader,
     open_image,
     watched,
 )
-from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.data.image_files import ImageFiles
 from vision_ttt.engine.evaluation import autocast
 from vision_ttt.errors import DamagedItem, UserError
-from vision_ttt.tasks.dense.pictures import Colour, palette, with_legend
+from vision_ttt.tasks.images.pictures import Colour, palette, with_legend
+from vision_ttt.tasks.images.predicting import ImagePredictor
 
 Prediction = dict[str, Any]
 """image: its path; top: class and probability of the most probable classes, best first."""
 
 
 @dataclass(frozen=True)
-class ClassPredictor:
-    """Predicts the most probable classes of image files."""
-
-    model: nn.Module
-    """To call, on `device`."""
-    metadata: ModelMetadata
-    device: torch.device
-    precision: str
-    """Of autocast."""
-    topk: int
-    """Classes per image."""
-    batch_size: int
-    num_workers: int
-
-    unit = "images"
+class ClassPredictor(ImagePredictor):
+    """Predicts the most probable classes of image files, `topk` of them."""
 
     @property
     def columns(self) -> list[str]:
         """Image, class_1, probability_1, class_2, …"""
         ranks = range(1, min(self.topk, len(self.metadata.carried["classes"])) + 1)
         return ["image", *(f"{name}_{rank}" for rank in ranks for name in ("class", "probability"))]
-
-    def find(self, given: Sequence[str]) -> list[Path]:
-        """Return the image files that are given, and all in the folders that are given."""
-        return [file for name in given for file in _files(Path(name))]
 
     def predict(
         self, files: Sequence[Path]
@@ -70,7 +51,7 @@ class ClassPredictor:
         """
         told = self.metadata.carried
         loader = make_loader(
-            TransformedImages(_ImageFiles(files), evaluation_transform(told["input"])),
+            TransformedImages(_UnlabelledImages(files), evaluation_transform(told["input"])),
             self.batch_size,
             partial(collate, image_shape=tuple(told["input"]["input_size"])),
             num_workers=self.num_workers,
@@ -99,10 +80,6 @@ class ClassPredictor:
             "top": [{"class": classes[index], "probability": value} for value, index in named],
         }
 
-    def answer(self, predictions: Sequence[Prediction], skipped: Sequence[str]) -> dict[str, Any]:
-        """Return the predictions, and the names of the images that do not decode."""
-        return {"predictions": list(predictions), "skipped": list(skipped)}
-
     def rows(self, prediction: Prediction) -> list[dict[str, Any]]:
         """Return a prediction as one row."""
         row = {"image": prediction["image"]}
@@ -119,7 +96,7 @@ class ClassPredictor:
             table.add_row(entry["class"], f"{entry['probability']:.2%}")
         return table
 
-    def picture(self, prediction: Prediction) -> Image.Image:
+    def drawn(self, drawing: str, prediction: Prediction) -> Image.Image:
         """Return the image with its most probable classes beside it."""
         colours = dict(zip(self.metadata.carried["classes"], self._colours, strict=True))
         named = [
@@ -133,21 +110,8 @@ class ClassPredictor:
         return palette(len(self.metadata.carried["classes"]))
 
 
-def _files(path: Path) -> list[Path]:
-    return find_images(path) if path.is_dir() else [path]
-
-
-class _ImageFiles(Dataset[tuple[Image.Image, int]]):
-    """The images of files; their classes are unknown."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.files = files
-
-    def __len__(self) -> int:
-        return len(self.files)
+class _UnlabelledImages(ImageFiles):
+    """The images of files, of no known class."""
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        try:
-            return open_image(self.files[index]), -1
-        except FileNotFoundError as error:
-            raise ImageError(str(self.files[index]), "it is there no more") from error
+        return super().__getitem__(index), -1

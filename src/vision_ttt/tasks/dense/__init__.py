@@ -1,1 +1,1 @@
-"""What the tasks that predict for every place of an image share: model, weights, pictures."""
+"""What the tasks that predict for places in images share: the model and its weights."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,9 +118,9 @@ class DetectionSection(DenseSection):
             precision, num_workers: as in the section `machine`.
 
         Raises:
-            DatasetError: the categories are not those that the model was trained for, or the
-                checkpoint holds no data and none are given.
-            UserError: part is "all"; the images of two files have no common ids.
+            UserError: the categories are not those that the model was trained for; the checkpoint
+                names no data and none are given, or their description is damaged; part is "all":
+                two files may give one id to two images.
         """
         require("dense", "detection")
         from vision_ttt.tasks.detection.task import reopen_detection
@@ -133,16 +132,16 @@ class DetectionSection(DenseSection):
         for name in changes:
             if name != "dataset":
                 raise UserError(f"{name}: a detector's data have none; give the folder as dataset")
-        fields = {name: metadata.data[name] for name in _fields() if name in metadata.data}
-        fields |= {"root": changes["dataset"]} if "dataset" in changes else {}
-        return reopen_detection(
-            cls(**metadata.task),
-            DetectionData(**fields),
-            metadata,
-            part=part,
-            precision=precision,
-            num_workers=num_workers,
-        )
+        data = {**metadata.data, **({"root": changes["dataset"]} if changes else {})}
+        if "root" not in data:
+            raise UserError("the checkpoint does not name its data; give --dataset")
+        try:
+            described = DetectionData(**data)
+        except TypeError as error:  # of another version, or damaged
+            raise UserError(f"the checkpoint's data: {error}") from error
+        # How a detector was trained does not matter to its evaluation.
+        machine = {"precision": precision, "num_workers": num_workers}
+        return reopen_detection(cls(), described, metadata, part=part, **machine)
 
     @classmethod
     def predictor(
@@ -153,7 +152,3 @@ class DetectionSection(DenseSection):
         from vision_ttt.tasks.detection.predict import ObjectPredictor
 
         return ObjectPredictor(model, metadata, **options)
-
-
-def _fields() -> list[str]:
-    return [field.name for field in dataclasses.fields(DetectionData)]

@@ -31,7 +31,7 @@ _CHUNK = 2**26  # pixels of the masks that are encoded at once
 _ALL_SIZES, _MOST = 0, -1  # places among COCO's ranges of sizes and numbers of detections
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Detections:
     """The objects that a detector finds in one image, at most 100, best first."""
 
@@ -45,7 +45,7 @@ class Detections:
     """n masks, of the original image's size."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DetectionEvaluation:
     """How well a detector finds the objects of a test set."""
 

@@ -12,12 +12,13 @@ from matplotlib.font_manager import findfont
 from PIL import Image, ImageDraw, ImageFont
 
 from vision_ttt.data.coco_checks import Rle
-from vision_ttt.tasks.dense.pictures import Colour, with_legend
+from vision_ttt.tasks.images.pictures import Colour, with_legend
 
 SHOWN_SCORE = 0.5
 """Least score of an object that is drawn; a detector returns many below."""
 _STRENGTH = 0.45  # of a mask's colour over the image
 _SMALLEST, _LARGEST = 10, 24  # pixels of the tags' letters
+_LEAST_SIDE = 640  # pixels that a picture's longer side is enlarged to, for the tags' sake
 
 
 class DrawnObject(NamedTuple):
@@ -65,7 +66,7 @@ def drawn(
     for each in ordered:
         colour = colours[each.label - 1]
         box = [side * scale for side in each.box]
-        draw.rectangle(tuple(box), outline=colour, width=max(size // 8, 1))
+        draw.rectangle(tuple(box), outline=colour, width=max(size // 6, 2))
         name = classes[each.label - 1]
         tag = name if each.score is None else f"{name} {each.score:.0%}"
         _write_tag(draw, tag, box, colour, font, picture.size)
@@ -78,10 +79,14 @@ def drawn_with_legend(
     classes: Sequence[str],
     colours: Sequence[Colour],
 ) -> Image.Image:
-    """Return the same with a legend: how many objects of which class, most first."""
+    """Return the same with a legend: how many objects of which class, most first.
+
+    Small images are enlarged to a longer side of 640 pixels.
+    """
     counts = Counter(each.label for each in objects).most_common()
     entries = [(f"{count} {classes[label - 1]}", colours[label - 1]) for label, count in counts]
-    return with_legend(drawn(image, objects, classes, colours), entries)
+    side = max(*image.size, _LEAST_SIDE)
+    return with_legend(drawn(image, objects, classes, colours, longer_side=side), entries)
 
 
 def _write_tag(

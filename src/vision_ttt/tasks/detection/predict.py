@@ -11,19 +11,18 @@ from typing import Any
 import torch
 from PIL import Image
 from rich.table import Table
-from torch import nn
 
 from vision_ttt.data import SeededItems, make_loader, open_image, watched
-from vision_ttt.data.image_files import ImageFiles, files_and_folders
-from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.data.image_files import ImageFiles
 from vision_ttt.engine.task import Batch
 from vision_ttt.errors import DamagedItem
-from vision_ttt.tasks.dense.pictures import Colour, palette
 from vision_ttt.tasks.dense.task import normalise
 from vision_ttt.tasks.detection.evaluation import check_weights, detect, entries
 from vision_ttt.tasks.detection.metadata import check_carried
 from vision_ttt.tasks.detection.pictures import SHOWN_SCORE, DrawnObject, drawn_with_legend
 from vision_ttt.tasks.detection.transforms import Sample, TestTransform
+from vision_ttt.tasks.images.pictures import Colour, palette
+from vision_ttt.tasks.images.predicting import ImagePredictor
 
 Prediction = dict[str, Any]
 """image: its path; objects: what was found, the best first, each in COCO's format of results but
@@ -31,27 +30,10 @@ for the image (category_id, bbox, score, segmentation), with its class."""
 
 
 @dataclass(frozen=True)
-class ObjectPredictor:
+class ObjectPredictor(ImagePredictor):
     """Finds the objects in image files."""
 
-    model: nn.Module
-    """To call, on `device`."""
-    metadata: ModelMetadata
-    device: torch.device
-    precision: str
-    """Of autocast."""
-    topk: int | None
-    """Objects per image at most in tables and pictures; None: all of a score of at least 0.5."""
-    batch_size: int
-    """Images that are read at once; the detector sees one after the other."""
-    num_workers: int
-
-    unit = "images"
     columns = ("image", "class", "category_id", "score", "x", "y", "width", "height")
-
-    def find(self, given: Sequence[str]) -> list[Path]:
-        """Return the image files that are given, and all in the folders that are given."""
-        return files_and_folders(given)
 
     def predict(
         self, files: Sequence[Path]
@@ -110,7 +92,7 @@ class ObjectPredictor:
             table.add_row(found["class"], f"{found['score']:.2%}", *box)
         return table
 
-    def picture(self, prediction: Prediction) -> Image.Image:
+    def drawn(self, drawing: str, prediction: Prediction) -> Image.Image:
         """Return the image with the best objects' boxes, masks and classes, and a legend."""
         labels = {number: n for n, number in enumerate(self._carried["category_ids"], start=1)}
         objects = [

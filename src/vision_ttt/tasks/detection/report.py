@@ -19,9 +19,9 @@ from vision_ttt.engine.files import write_bytes, write_text
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import Section
-from vision_ttt.tasks.dense.pictures import palette, with_legend
 from vision_ttt.tasks.detection.evaluation import KINDS, DetectionEvaluation, Detections
 from vision_ttt.tasks.detection.pictures import SHOWN_SCORE, DrawnObject, drawn
+from vision_ttt.tasks.images.pictures import palette, with_legend
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.detection.task import Detection

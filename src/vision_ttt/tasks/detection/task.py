@@ -84,8 +84,9 @@ class Detection(DenseTask):
             missing = told.missing(data.folder(part))
             if missing and not self.config.run.skip_bad:
                 raise DatasetError(
-                    f"{told.path} names {len(missing)} images that are not in {data.folder(part)},"
-                    f" such as {', '.join(missing[:3])}; run.skip_bad leaves them out"
+                    f"{len(missing)} of the {len(told)} images of {told.path} are missing in"
+                    f" {data.folder(part)}, such as {', '.join(missing[:3])}; run.skip_bad leaves"
+                    " them out"
                 )
         images = CocoImages(train, data.folder("train"), train.places(data.empty_images))
         self.train_set = SeededItems(images, TrainTransform(data), self.config.run.seed)
@@ -145,7 +146,8 @@ class Detection(DenseTask):
                 detect(model, blank, (_BLANK, _BLANK), self.precision)
             return found
 
-        check_weights(model)
+        if self.train_annotations is None:  # a run checks its weights at each update
+            check_weights(model)
         found = objects_of_items(
             measure, model, loader, accelerator, damaged=damaged, between=between
         )

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from vision_ttt.data.mask_folders import IGNORED
-from vision_ttt.tasks.dense.pictures import Colour
+from vision_ttt.tasks.images.pictures import Colour
 
 _STRENGTH = 0.6  # of the colours over an image
 

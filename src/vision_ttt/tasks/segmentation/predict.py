@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from faster_coco_eval.core import mask as run_lengths
 from PIL import Image
 from rich.table import Table
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import Tensor
 
-from vision_ttt.data import ImageError, SeededItems, find_images, make_loader, open_image, watched
-from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.data import SeededItems, make_loader, open_image, watched
+from vision_ttt.data.image_files import ImageFiles
 from vision_ttt.engine.task import Batch
 from vision_ttt.errors import DamagedItem, UserError
-from vision_ttt.tasks.dense.pictures import Colour, with_legend
+from vision_ttt.tasks.images.pictures import Colour, with_legend
+from vision_ttt.tasks.images.predicting import ImagePredictor
 from vision_ttt.tasks.segmentation.metadata import check_carried
 from vision_ttt.tasks.segmentation.pictures import coloured, overlaid
 from vision_ttt.tasks.segmentation.resized_logits import predicted_labels
@@ -33,27 +32,11 @@ first, class, share of the pixels, and segmentation, these pixels in COCO's run 
 
 
 @dataclass(frozen=True)
-class SegmentPredictor:
+class SegmentPredictor(ImagePredictor):
     """Predicts the class of each pixel of image files."""
 
-    model: nn.Module
-    """To call, on `device`."""
-    metadata: ModelMetadata
-    device: torch.device
-    precision: str
-    """Of autocast."""
-    topk: int
-    """Classes per image in the table on the terminal."""
-    batch_size: int
-    """Images that are read at once; the model sees one after the other, as their sizes differ."""
-    num_workers: int
-
-    unit = "images"
+    drawings = ("pictures", "masks")
     columns = ("image", "class", "share")
-
-    def find(self, given: Sequence[str]) -> list[Path]:
-        """Return the image files that are given, and all in the folders that are given."""
-        return [file for name in given for file in _files(Path(name))]
 
     def predict(
         self, files: Sequence[Path]
@@ -71,7 +54,7 @@ class SegmentPredictor:
         view = TestView(told["evaluation"], told["window"], told["stride"])
         segment = view.segment(self.model, len(self._carried["classes"]), self.precision)
         loader = make_loader(
-            SeededItems(_ImageFiles(files), transform),
+            SeededItems(ImageFiles(files), transform),
             self.batch_size,
             _collate,
             num_workers=self.num_workers,
@@ -105,10 +88,6 @@ class SegmentPredictor:
             ],
         }
 
-    def answer(self, predictions: Sequence[Prediction], skipped: Sequence[str]) -> dict[str, Any]:
-        """Return the predictions, and the names of the images that do not decode."""
-        return {"predictions": list(predictions), "skipped": list(skipped)}
-
     def rows(self, prediction: Prediction) -> list[dict[str, Any]]:
         """Return a row for each class that occurs: image, class, share of the pixels."""
         return [
@@ -125,18 +104,19 @@ class SegmentPredictor:
             table.add_row(each["class"], f"{each['share']:.2%}")
         return table
 
-    def picture(self, prediction: Prediction) -> Image.Image:
-        """Return the image under the colours of its classes, with a legend of these."""
+    def drawn(self, drawing: str, prediction: Prediction) -> Image.Image:
+        """Return the image under the colours of its classes, with a legend; or their indices.
+
+        The class indices of "masks" are an image [H, W] with a palette.
+        """
         labels = self._labels(prediction)
+        if drawing == "masks":
+            return coloured(labels, self._palette)
         named = [
             (f"{each['share']:.0%} {each['class']}", self._palette[self._places[each["class"]]])
             for each in prediction["segments"]
         ]
         return with_legend(overlaid(open_image(prediction["image"]), labels, self._palette), named)
-
-    def mask(self, prediction: Prediction) -> Image.Image:
-        """Return the class indices as an image [H, W] with a palette."""
-        return coloured(self._labels(prediction), self._palette)
 
     def _labels(self, prediction: Prediction) -> np.ndarray:
         labels = np.zeros(prediction["size"], dtype=np.uint8)
@@ -167,22 +147,6 @@ class _Sized:
         return self.transform.image(image), (image.height, image.width), index
 
 
-class _ImageFiles(Dataset[Image.Image]):
-    """The images of files."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.files = files
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> Image.Image:
-        try:
-            return open_image(self.files[index])
-        except FileNotFoundError as error:
-            raise ImageError(str(self.files[index]), "it is there no more") from error
-
-
 def _collate(items: Sequence[Any]) -> Batch:
     return {
         "images": [item for item in items if not isinstance(item, DamagedItem)],
@@ -203,7 +167,3 @@ def _decoded(packed: dict[str, Any]) -> np.ndarray:
 
 def _text(counts: bytes | str) -> str:
     return counts.decode("ascii") if isinstance(counts, bytes) else counts
-
-
-def _files(path: Path) -> list[Path]:
-    return find_images(path) if path.is_dir() else [path]

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont
 from matplotlib.ticker import MaxNLocator
-from PIL import Image
-from torchvision.transforms.functional import pil_to_tensor
+from PIL import Image, ImageDraw, ImageFont
 
 from vision_ttt.data.mask_folders import IGNORED, LabelledImage
-from vision_ttt.diffusion.pictures import to_png
 from vision_ttt.engine.files import write_bytes, write_text
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.explain.report import Section
-from vision_ttt.tasks.dense.pictures import with_legend
+from vision_ttt.tasks.images.pictures import with_legend
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation
 from vision_ttt.tasks.segmentation.pictures import overlaid
 from vision_ttt.tasks.segmentation.resized_logits import predicted_labels
@@ -32,6 +31,7 @@ _SHOWN_IMAGES = 6
 _PICTURE_SIDE = 320  # pixels of a picture's longer side on the sheet, at least about
 _BARS = 50  # in a column
 _GAP = 6  # pixels between pictures
+_HEADING = 24  # pixels of height
 
 
 def write_report(task: Segmentation, result: TrainResult) -> Report:
@@ -154,13 +154,18 @@ def overlay_sheet(
         # Small images are magnified so that their pixels are seen.
         how = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS
         rows.append([picture.resize(size, how) for picture in row])
-    width = max(3 * row[0].width for row in rows) + 2 * _GAP
-    height = sum(row[0].height + _GAP for row in rows) - _GAP
+    column = max(row[0].width for row in rows) + _GAP
+    width = 3 * column - _GAP
+    height = _HEADING + sum(row[0].height + _GAP for row in rows) - _GAP
     sheet = Image.new("RGB", (width, height), "white")
-    top = 0
+    draw = ImageDraw.Draw(sheet)
+    font = ImageFont.truetype(findfont("DejaVu Sans"), _HEADING * 2 // 3)
+    for place, heading in enumerate(("image", "truth", "prediction")):
+        draw.text((place * column, _HEADING // 2), heading, fill="black", font=font, anchor="lm")
+    top = _HEADING
     for row in rows:
         for place, picture in enumerate(row):
-            sheet.paste(picture, (place * (picture.width + _GAP), top))
+            sheet.paste(picture, (place * column, top))
         top += row[0].height + _GAP
     seen = np.unique(np.concatenate([a.ravel() for (_, b), c in triples for a in (b, c)]))
     entries = [(classes[place], colours[place]) for place in seen if place != IGNORED]
@@ -196,7 +201,9 @@ def _shown(picture: Image.Image) -> Figure:
 
 
 def _png(picture: Image.Image) -> bytes:
-    return to_png(pil_to_tensor(picture))
+    content = io.BytesIO()
+    picture.save(content, format="PNG")
+    return content.getvalue()
 
 
 def _csv(task: Segmentation, evaluation: SegmentationEvaluation) -> str:

@@ -25,8 +25,8 @@ from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.extras import require
-from vision_ttt.tasks.dense.pictures import palette
 from vision_ttt.tasks.dense.task import DenseTask, input_statistics
+from vision_ttt.tasks.images.pictures import palette
 from vision_ttt.tasks.segmentation.config import SegmentationData
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, evaluate
 from vision_ttt.tasks.segmentation.metadata import INPUT

@@ -58,10 +58,10 @@ class TrainTransform:
         image, labels = item
         scale = random.uniform(self.scale_min, self.scale_max)
         size = fitted(image.size, scale * self.longer_side, scale * self.shorter_side)
-        image = image.resize(size, Image.Resampling.BILINEAR)
         labels = np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
         left, top, right, bottom = self._crop(labels)
-        image, labels = image.crop((left, top, right, bottom)), labels[top:bottom, left:right]
+        image = _resized_part(image, size, (left, top, right, bottom))
+        labels = labels[top:bottom, left:right]
         if random.random() < self.horizontal_flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             labels = labels[:, ::-1]
@@ -121,6 +121,16 @@ def fitted(size: Sequence[int], longer_side: float, shorter_side: float) -> tupl
     factor = min(longer_side / max(size), shorter_side / min(size))
     first, second = (max(int(side * factor + 0.5), 1) for side in size)
     return first, second
+
+
+def _resized_part(
+    image: Image.Image, size: tuple[int, int], part: tuple[int, int, int, int]
+) -> Image.Image:
+    """A box of an image resized to `size`, without resizing the rest of it."""
+    left, top, right, bottom = part
+    across, down = image.width / size[0], image.height / size[1]
+    source = (left * across, top * down, right * across, bottom * down)
+    return image.resize((right - left, bottom - top), Image.Resampling.BILINEAR, box=source)
 
 
 def distorted(image: Image.Image, probability: float) -> Image.Image:

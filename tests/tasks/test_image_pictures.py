@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vision_ttt.tasks.dense.pictures import palette, with_legend
+from vision_ttt.tasks.images.pictures import palette, with_legend
 
 
 def test_colours_differ_and_stay_when_classes_are_added() -> None:
