@@ -13,8 +13,11 @@ from typing import Any
 from vision_ttt import recipes
 from vision_ttt.engine.config import TrainConfig
 
-RECIPES = {"detection": "scenes-detection", "segmentation": "scenes-segmentation"}
-"""Task → its recipe."""
+RECIPES = {"segmentation": "scenes-segmentation", "detection": "scenes-detection"}
+"""Task → its recipe, in the order of training."""
+
+STARTS = {"detection": "segmentation"}
+"""Task → the one, where it is trained, too, from whose backbone and adapter it starts."""
 
 _LAYOUTS = {"detection": "coco", "segmentation": "ade"}  # of vision_ttt.data.scenes
 
@@ -65,6 +68,8 @@ def scene_run(
     scenes: Path,
     output: Path,
     overrides: Mapping[str, Any],
+    *,
+    start: str | None = None,
 ) -> TrainConfig:
     """Return the run of a model for a task.
 
@@ -74,6 +79,8 @@ def scene_run(
         scenes: folder that the scenes are rendered in.
         output: folder of all runs; the run's own is below it.
         overrides: further fields, as for :func:`vision_ttt.recipes.load`.
+        start: the task of the same model and seed from whose run this one takes backbone and
+            adapter, where it takes any.
 
     Raises:
         ConfigError: a field is unknown or a value out of its range.
@@ -81,6 +88,15 @@ def scene_run(
     own = {
         "data.root": str(scenes / _LAYOUTS[task]),
         "run.seed": seed,
-        "run.output": str(output / task / model / f"seed-{seed}"),
+        "run.output": str(_folder(output, task, model, seed)),
     }
+    if start is not None:
+        from vision_ttt.engine.checkpoint import WEIGHTS_FILE  # with PyTorch
+
+        weights = _folder(output, start, model, seed) / WEIGHTS_FILE
+        own["model.initial_weights"] = str(weights)
     return recipes.load(RECIPES[task], {**MODELS[model], **own, **overrides})
+
+
+def _folder(output: Path, task: str, model: str, seed: int) -> Path:
+    return output / task / model / f"seed-{seed}"

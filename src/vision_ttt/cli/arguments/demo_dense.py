@@ -8,7 +8,7 @@ import jsonargparse
 
 from vision_ttt.cli.checks import check_new_folder, check_range, check_renewed_file
 from vision_ttt.cli.parser import CommandParser
-from vision_ttt.sweeps.scenes import MODELS, RECIPES, scene_run
+from vision_ttt.sweeps.scenes import MODELS, RECIPES, STARTS, scene_run
 
 _EPILOG = """Examples:
 
@@ -32,8 +32,8 @@ def add_arguments(parser: CommandParser) -> None:
         type=Literal[tuple(RECIPES)],
         nargs="+",
         default=list(RECIPES),
-        help="what to train: detection (boxes and masks of objects), segmentation (each pixel's"
-        " class)",
+        help="what to train: segmentation (each pixel's class), detection (boxes and masks of"
+        " objects; starts from the segmenter's backbone and adapter where both are trained)",
     )
     parser.add_argument(
         "--models",
@@ -91,10 +91,17 @@ def check(arguments: jsonargparse.Namespace) -> None:
     arguments.results = arguments.results or str(output / "results.csv")
     check_renewed_file("--results", arguments.results)
     overrides = {} if arguments.updates is None else {"updates": arguments.updates}
+    asked = [task for task in RECIPES if task in arguments.tasks]
+    starts = {task: start for task, start in STARTS.items() if start in asked}
     # Seed by seed: whatever moment a reader looks, models have seen about the same seeds.
     arguments.runs = [
-        (model, scene_run(task, model, seed, output / "scenes", output, overrides))
+        (
+            model,
+            scene_run(
+                *(task, model, seed, output / "scenes", output, overrides), start=starts.get(task)
+            ),
+        )
         for seed in range(arguments.seeds)
-        for task in dict.fromkeys(arguments.tasks)
+        for task in asked
         for model in dict.fromkeys(arguments.models)
     ]

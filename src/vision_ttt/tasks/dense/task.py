@@ -17,6 +17,9 @@ from vision_ttt.engine.task import Task
 from vision_ttt.engine.tensor_files import read_tensors
 from vision_ttt.models.registry import model_config
 
+_MAPS = "maps."
+"""What the names of backbone and adapter begin with in a dense model's weights."""
+
 _ELSEWHERE = {
     "num_classes": "the data give it",
     "in_chans": "images are RGB",
@@ -53,9 +56,11 @@ class DenseTask(Task):
     def start_from(
         self, path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]
     ) -> str:
-        """Start the whole model from one of this task, or its backbone from a classifier.
+        """Start a model from one of this task, its maps from another's, or from a classifier.
 
-        The layers whose size follows from the number of classes are taken where they fit.
+        Of a model of this task, the layers whose size follows from the number of classes are taken
+        where they fit. Of another dense task's, backbone and adapter are taken; of a classifier,
+        the backbone.
 
         Raises:
             FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
@@ -65,9 +70,14 @@ class DenseTask(Task):
         try:
             if trained_for(text) == self.config.task.name:
                 skip = model.class_layers
-                left_out = load_weights(model, weights, path, skip=skip)
-                return _line(path, text, len(weights) - len(left_out), [], left_out)
-            taken = load_backbone(
+                kept = load_weights(model, weights, path, skip=skip)
+                return _line(path, text, len(model.state_dict()) - len(kept), kept=kept)
+            maps = {key[len(_MAPS) :]: x for key, x in weights.items() if key.startswith(_MAPS)}
+            if maps:
+                load_weights(model.maps, maps, path)
+                heads = sorted({key.partition(".")[0] for key in weights} - {_MAPS[:-1]})
+                return _line(path, text, len(maps), heads)
+            backbone = load_backbone(
                 model.maps.backbone,
                 weights,
                 str(path),
@@ -75,17 +85,27 @@ class DenseTask(Task):
             )
         except ValueError as error:
             raise ConfigError(f"initial_weights: {error}; {whose(text)}") from error
-        return _line(path, text, len(taken.taken), taken.interpolated, taken.left_out)
+        return _line(
+            path, text, len(backbone.taken), backbone.left_out, backbone.interpolated, backbone.kept
+        )
 
 
 def _line(
-    path: Path, text: str | None, taken: int, interpolated: Sequence[str], left: Sequence[str]
+    path: Path,
+    text: str | None,
+    taken: int,
+    left: Sequence[str] = (),
+    interpolated: Sequence[str] = (),
+    kept: Sequence[str] = (),
 ) -> str:
     parts = [f"{taken} tensors taken"]
-    if interpolated:
-        parts.append(f"{len(interpolated)} of them interpolated ({', '.join(interpolated)})")
-    if left:
-        parts.append(f"{len(left)} left out ({', '.join(left)})")
+    for names, what in (
+        (interpolated, "of them interpolated"),
+        (left, "of the file left out"),
+        (kept, "of the model left at random"),
+    ):
+        if names:
+            parts.append(f"{len(names)} {what} ({', '.join(names)})")
     return f"starting from {path}; {whose(text)}: {', '.join(parts)}."
 
 

@@ -1,0 +1,66 @@
+"""What a dense model starts from: a classifier, another task's model, one of its own task."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from vision_ttt.dense import build_detector, build_segmenter
+from vision_ttt.engine import ConfigError
+from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
+from vision_ttt.tasks.dense.task import DenseTask
+
+NANO = {"embed_dim": 48, "depth": 4, "num_heads": 3, "patch_size": 8, "img_size": 32}
+PARTS = {"adapter": {"conv_width": 8, "heads": 3}, "channels": 16}
+HEADS = {"box_features": 16, "mask_channels": [16]}
+NAME = "vittt_nano_patch4_32"
+
+
+def _segmenter(**changes: object) -> nn.Module:
+    parts = {**PARTS, "auxiliary_channels": 16, **changes}
+    return build_segmenter(NAME, num_classes=3, dense=parts, **NANO)
+
+
+def _detector(num_classes: int = 2) -> nn.Module:
+    return build_detector(NAME, num_classes=num_classes, dense={**PARTS, **HEADS}, **NANO)
+
+
+def _saved(path: Path, model: nn.Module, task: str) -> Path:
+    metadata = ModelMetadata({"name": task}, NAME, NANO, {})
+    save_weights(path, model.state_dict(), metadata)
+    return path
+
+
+def _start(path: Path, model: nn.Module) -> str:
+    task = SimpleNamespace(name="detection", partial_weights=False)
+    owner = SimpleNamespace(config=SimpleNamespace(task=task))
+    return DenseTask.start_from(owner, path, model, NAME, NANO)
+
+
+def test_a_detector_takes_a_segmenters_backbone_and_adapter(tmp_path: Path) -> None:
+    source, model = _segmenter(), _detector()
+    heads = {key: x.clone() for key, x in model.state_dict().items() if key[:5] != "maps."}
+    told = _start(_saved(tmp_path / "w.safetensors", source, "segmentation"), model)
+    taken = source.maps.state_dict()
+    assert f"{len(taken)} tensors taken, 2 of the file left out (auxiliary_head, head)" in told
+    for key, x in model.state_dict().items():
+        assert torch.equal(x, heads[key] if key in heads else taken[key[len("maps.") :]])
+
+
+def test_a_detector_of_other_classes_keeps_their_layers(tmp_path: Path) -> None:
+    source, model = _detector(num_classes=5), _detector()
+    told = _start(_saved(tmp_path / "w.safetensors", source, "detection"), model)
+    assert "of the model left at random (heads.box_predictor" in told
+    own, others = model.state_dict(), source.state_dict()
+    differing = {key for key in own if own[key].shape != others[key].shape}
+    assert differing
+    assert all(torch.equal(own[key], others[key]) for key in own if key not in differing)
+
+
+def test_an_adapter_of_another_size_is_refused(tmp_path: Path) -> None:
+    source = _segmenter(adapter={"conv_width": 16, "heads": 3})
+    path = _saved(tmp_path / "w.safetensors", source, "segmentation")
+    with pytest.raises(ConfigError, match=r"of another shape prior\.proj.*the file holds weights"):
+        _start(path, _detector())
