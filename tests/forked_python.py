@@ -116,6 +116,8 @@ def preparing() -> Iterator[None]:
     try:
         yield
     finally:
+        # Not closed alone: processes that tests left, such as a loader's workers, hold a copy.
+        _requests.shutdown(socket.SHUT_RDWR)
         _requests.close()
         _requests = None
         os.waitpid(child, 0)

@@ -282,7 +282,7 @@ def test_what_does_not_fit_leaves_no_run_directory(tiny_fields: Fields) -> None:
         assert not Path(fields["output"]).exists()
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_damaged_items_stop_or_are_counted(
     tiny_fields: Fields, image_folder: Path, num_workers: int
 ) -> None:

@@ -5,6 +5,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tolerances import assert_close
 from vision_ttt.models.image_size import checkpoint_filter_fn
@@ -167,12 +168,13 @@ def test_initial_scales():
 @pytest.mark.parametrize("pool", [pytest.param("avg", marks=pytest.mark.slow), "double"])
 def test_one_compiled_graph_serves_changing_image_sizes(pool):
     model = nano(depth=1, dynamic_img_size=True, global_pool=pool).eval()
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=graphs)
     with torch.no_grad():
-        for height, width in [(32, 32), (16, 48), (24, 40), (64, 32), (36, 28), (20, 44),
-                              (40, 40), (48, 52), (56, 24), (28, 60)]:  # fmt: skip
+        for height, width in [(16, 48), (24, 40), (64, 32), (36, 28), (20, 44)]:
             image = torch.randn(1, 3, height, width)
             assert_close(compiled(image), model(image), 1e-5)
+    assert graphs.frame_count == 1
 
 
 def test_exports_with_any_image_size():

@@ -118,8 +118,8 @@ def test_a_killed_sweep_goes_on_where_it_was(make_sweep, tmp_path):
         assert process.wait(10) == -signal.SIGKILL
     with alone_in(long, wait=True):  # the run it left behind has ended
         assert not (long / RESULT_FILE).exists()
+    wait_until(lambda: "stopped after update" in (long / "log.txt").read_text())
     short = (output / "short" / "seed-0" / RESULT_FILE).stat().st_mtime_ns
-    assert "stopped after update" in (long / "log.txt").read_text()
 
     ended = []
     tasks = tasks_of(sweep, output, seeds=(0,))
