@@ -25,7 +25,7 @@ LEAST_PIXELS = 24
 
 _EMPTY = 0.06  # share of images without objects
 _CROWDED = 0.06  # share of images with a crowd
-_MOST_OBJECTS = 7
+_FEWEST_OBJECTS, _MOST_OBJECTS = 2, 8
 _TRIES = 3  # places tried for an object before it may hide another one
 
 
@@ -89,7 +89,7 @@ def _objects(split: Split, side: int, generator: np.random.Generator) -> list[_P
         return placed
     if generator.random() < _CROWDED:
         placed += _crowd(split, side, generator)
-    for _ in range(generator.integers(1, _MOST_OBJECTS + 1)):
+    for _ in range(generator.integers(_FEWEST_OBJECTS, _MOST_OBJECTS + 1)):
         label = int(generator.integers(len(CLASSES)))
         size = side * np.exp(generator.uniform(np.log(SMALLEST), np.log(LARGEST)))
         for _ in range(_TRIES):

@@ -34,9 +34,7 @@ CLASSES = (
     SceneClass("star", 5, "shape", None),
     SceneClass("cross", 6, "shape", None),
     SceneClass("two", 12, "digit", 2),
-    SceneClass("three", 13, "digit", 3),
     SceneClass("four", 14, "digit", 4),
-    SceneClass("seven", 17, "digit", 7),
 )
 """The classes by index."""
 

@@ -38,7 +38,7 @@ from vision_ttt.data.scene_images import SPLITS, Split, render_scene
 from vision_ttt.data.shards import DatasetError
 
 MANIFEST_FILE = "manifest.json"
-VERSION = 1
+VERSION = 2
 """Of what is drawn; another one draws other pictures from the same seed."""
 
 _PARTS = "parts"  # of an unfinished set: what was asked for, and what is on the pictures so far
