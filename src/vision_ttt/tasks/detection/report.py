@@ -21,7 +21,7 @@ from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import Section
 from vision_ttt.tasks.detection.evaluation import KINDS, DetectionEvaluation, Detections
 from vision_ttt.tasks.detection.pictures import SHOWN_SCORE, DrawnObject, drawn
-from vision_ttt.tasks.images.pictures import palette, with_legend
+from vision_ttt.tasks.images.pictures import as_figure, as_png, palette, with_legend
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.detection.task import Detection
@@ -65,12 +65,12 @@ def write_report(task: Detection, result: TrainResult) -> Report:
             "Test images",
             "Left: what is there, right: what was found with a score of at least "
             f"{SHOWN_SCORE:.0%}. Evenly spaced in the test data, not selected.",
-            _shown(sheet),
-            _shown(overlay_sheet(task, evaluation, _SHOWN_IMAGES // 2)),
+            as_figure(sheet),
+            as_figure(overlay_sheet(task, evaluation, _SHOWN_IMAGES // 2)),
         ),
     }
     for name, section in sections.items():
-        content = _png(sheet) if name == "overlays" else section.png
+        content = as_png(sheet) if name == "overlays" else section.png
         write_bytes(result.run_dir / f"{name}.png", content)
     table = result.run_dir / "ap.csv"
     write_text(table, _csv(evaluation))
@@ -254,18 +254,3 @@ def _csv(evaluation: DetectionEvaluation) -> str:
     objects = sum(row["objects"] for row in evaluation.classes)
     writer.writerow({"class": "all", "objects": objects, **evaluation.metrics})
     return text.getvalue()
-
-
-def _shown(picture: Image.Image) -> Figure:
-    """A figure of nothing but a picture, a pixel for a pixel."""
-    figure = Figure(figsize=(picture.width / 130, picture.height / 130))
-    axis = figure.add_axes((0, 0, 1, 1))
-    axis.imshow(np.asarray(picture))
-    axis.axis("off")
-    return figure
-
-
-def _png(picture: Image.Image) -> bytes:
-    content = io.BytesIO()
-    picture.save(content, format="PNG")
-    return content.getvalue()

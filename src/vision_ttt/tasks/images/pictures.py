@@ -1,10 +1,13 @@
-"""Colours of classes, and legends that name them beside a picture."""
+"""Colours of classes, legends that name them beside a picture, and what pictures are shown as."""
 
 from __future__ import annotations
 
 import colorsys
+import io
 from collections.abc import Sequence
 
+import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from PIL import Image, ImageDraw, ImageFont
 
@@ -87,3 +90,19 @@ def _shortened(name: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     while name and font.getlength(name + "…") > width:
         name = name[:-1]
     return name + "…"
+
+
+def as_figure(picture: Image.Image) -> Figure:
+    """Return a figure of nothing but a picture, a pixel for a pixel."""
+    figure = Figure(figsize=(picture.width / 130, picture.height / 130))
+    axis = figure.add_axes((0, 0, 1, 1))
+    axis.imshow(np.asarray(picture))
+    axis.axis("off")
+    return figure
+
+
+def as_png(picture: Image.Image) -> bytes:
+    """Return the content of a .png file of a picture."""
+    content = io.BytesIO()
+    picture.save(content, format="PNG")
+    return content.getvalue()

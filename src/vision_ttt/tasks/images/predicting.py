@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import nn
 
 from vision_ttt.data.image_files import files_and_folders
 from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.tasks.images.pictures import as_png
 
 Prediction = dict[str, Any]
 """`image`, the file's path, and what is predicted for it."""
@@ -53,9 +53,7 @@ class ImagePredictor(ABC):
 
     def draw(self, drawing: str, prediction: Prediction) -> bytes:
         """Return one of `drawings` of a prediction, as the content of a .png file."""
-        content = io.BytesIO()
-        self.drawn(drawing, prediction).save(content, format="PNG")
-        return content.getvalue()
+        return as_png(self.drawn(drawing, prediction))
 
     @abstractmethod
     def drawn(self, drawing: str, prediction: Prediction) -> Image.Image:

@@ -19,7 +19,7 @@ from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.explain.report import Section
-from vision_ttt.tasks.images.pictures import with_legend
+from vision_ttt.tasks.images.pictures import as_figure, as_png, with_legend
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation
 from vision_ttt.tasks.segmentation.pictures import overlaid
 from vision_ttt.tasks.segmentation.resized_logits import predicted_labels
@@ -61,11 +61,11 @@ def write_report(task: Segmentation, result: TrainResult) -> Report:
             "Test images",
             "Image, truth and prediction; evenly spaced in the test data, not selected. Pixels "
             "without a class are not coloured in the truth.",
-            _shown(sheet),
-            _shown(first),
+            as_figure(sheet),
+            as_figure(first),
         )
     for name, section in sections.items():
-        content = section.png if name != "overlays" else _png(sheet)
+        content = section.png if name != "overlays" else as_png(sheet)
         write_bytes(result.run_dir / f"{name}.png", content)
     table = result.run_dir / "iou.csv"
     write_text(table, _csv(task, evaluation))
@@ -189,21 +189,6 @@ def _predicted_images(
         labels = predicted_labels(logits, item.labels.shape)
         found.append((item, labels.cpu().numpy().astype(np.uint8)))
     return found
-
-
-def _shown(picture: Image.Image) -> Figure:
-    """A figure of nothing but a picture, a pixel for a pixel."""
-    figure = Figure(figsize=(picture.width / 130, picture.height / 130))
-    axis = figure.add_axes((0, 0, 1, 1))
-    axis.imshow(np.asarray(picture))
-    axis.axis("off")
-    return figure
-
-
-def _png(picture: Image.Image) -> bytes:
-    content = io.BytesIO()
-    picture.save(content, format="PNG")
-    return content.getvalue()
 
 
 def _csv(task: Segmentation, evaluation: SegmentationEvaluation) -> str:
