@@ -15,7 +15,7 @@ from vision_ttt.sweeps.scene_results import Finished, find_finished
 from vision_ttt.sweeps.scene_tables import by_class, compare
 from vision_ttt.sweeps.scenes import GOALS, MODELS, RECIPES, scene_run
 
-SIZE = ["--train_images", "8", "--test_images", "4", "--updates", "1"]
+SIZE = ["--train_images", "16", "--test_images", "4", "--updates", "1"]
 
 
 def _demo(output: Path, *arguments: str) -> int:
@@ -32,7 +32,7 @@ def test_demo_trains_once_and_writes_a_page(tmp_path, monkeypatch, capsys):
     assert "mean IoU" in capsys.readouterr().out
     (row,) = _rows(tmp_path)
     assert (row["task"], row["model"], row["seed"]) == ("segmentation", "vittt", "0")
-    assert (row["train_images"], row["test_images"], row["updates"]) == ("8", "4", "1")
+    assert (row["train_images"], row["test_images"], row["updates"]) == ("16", "4", "1")
     assert 0 <= float(row["miou"]) <= 1
     assert row["box_ap"] == ""
     assert int(row["maps_macs"]) > 100_000_000
@@ -59,14 +59,14 @@ def _draw(folder: Path) -> None:
 def test_scenes_alone(tmp_path):
     assert _demo(tmp_path, "--render_only", "true") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scenes", "sheet.png"]
-    assert len(list((tmp_path / "scenes/coco/train2017").iterdir())) == 8
+    assert len(list((tmp_path / "scenes/coco/train2017").iterdir())) == 16
 
 
 def test_other_scenes_are_refused(tmp_path, capsys):
     assert _demo(tmp_path, "--render_only", "true") == 0
     other = ["demo-dense", "--output", str(tmp_path), "--train_images", "9", "--test_images", "4"]
     assert main(other) == 2
-    assert "train_images 8 (not 9)" in capsys.readouterr().err
+    assert "train_images 16 (not 9)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
