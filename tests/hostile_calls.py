@@ -141,6 +141,19 @@ def swiglu_arguments(s: Sizes) -> list[Any]:
     return [normal(s.batch, s.length, 2 * s.channels)]
 
 
+def scan_arguments(s: Sizes) -> list[Any]:
+    """Groups per direction where a direction has whole vectors; a gate, skip and state, or none."""
+    dim, states, gated = s.channels, s.mini_batch, s.gated
+    groups = [2] if gated and dim % 32 == 0 else []
+    delta = torch.rand(s.batch, s.length, dim, dtype=torch.float32)
+    matrices = (normal(s.batch, s.length, *groups, states) for _ in range(2))
+    optional = [normal(dim), normal(s.batch, s.length, dim), normal(dim)] if gated else [None] * 3
+    state = normal(s.batch, dim, states) if gated else None
+    a = -torch.rand(dim, states, dtype=torch.float32)
+    u = normal(s.batch, s.length, dim)
+    return [u, delta, a, *matrices, *optional, state, gated, dim // 2 // 16 * 16]
+
+
 ARGUMENTS: dict[str, Callable[[Sizes], list[Any]]] = {
     "deformable_attention": deformable_arguments,
     "depthwise_conv2d": conv2d_arguments,
@@ -149,6 +162,7 @@ ARGUMENTS: dict[str, Callable[[Sizes], list[Any]]] = {
     "fused_ttt_linear": fused_arguments,
     "gated_norm": norm_arguments,
     "linear": linear_layer_arguments,
+    "selective_scan": scan_arguments,
     "swiglu": swiglu_arguments,
     "swiglu_mlp": swiglu_mlp_arguments,
     "ttt_linear": linear_arguments,
@@ -285,6 +299,11 @@ def by_name(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     )
 
 
+def with_options(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The selective scan's public function on its custom op's arguments."""
+    return lambda *a: op(*a[:8], initial_state=a[8], delta_softplus=a[9], reverse_channels=a[10])
+
+
 PUBLIC: dict[str, Callable[..., Tensor]] = {
     "deformable_attention": with_pairs(ops.deformable_attention),
     "depthwise_conv2d": with_grid(ops.depthwise_conv2d),
@@ -293,6 +312,7 @@ PUBLIC: dict[str, Callable[..., Tensor]] = {
     "fused_ttt_linear": in_parts(ops.fused_ttt_linear),
     "gated_norm": ops.gated_norm,
     "linear": ops.linear,
+    "selective_scan": with_options(ops.selective_scan),
     "swiglu": ops.swiglu,
     "swiglu_mlp": ops.swiglu_mlp,
     "ttt_linear": by_name(ops.ttt_linear),

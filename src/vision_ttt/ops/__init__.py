@@ -7,6 +7,7 @@ from vision_ttt.ops.directional_conv1d import directional_conv1d
 from vision_ttt.ops.fused_ttt_linear import fused_ttt_linear
 from vision_ttt.ops.gated_norm import gated_norm
 from vision_ttt.ops.linear import linear
+from vision_ttt.ops.selective_scan import selective_scan
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.swiglu_mlp import swiglu_mlp
 from vision_ttt.ops.ttt_linear import ttt_linear
@@ -19,6 +20,7 @@ __all__ = [
     "fused_ttt_linear",
     "gated_norm",
     "linear",
+    "selective_scan",
     "swiglu",
     "swiglu_mlp",
     "ttt_linear",
