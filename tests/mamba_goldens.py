@@ -19,6 +19,21 @@ def read(name):
     return tensors, description["config"]["kwargs"], description["tolerance"]
 
 
+_SIZES = ("img_size", "patch_size", "depth", "embed_dim", "num_classes")
+
+
+def vim_arguments(released):
+    """Vim's constructor arguments from its release's."""
+    return {key: released[key] for key in (*_SIZES, "stride")}
+
+
+def mamba_reg_arguments(released):
+    """Mamba-Reg's constructor arguments from its release's."""
+    sizes = {key: released[key] for key in _SIZES}
+    registers, reduction = released["num_cls_tokens"], released["cls_reduce"]
+    return {**sizes, "num_registers": registers, "head_reduction": reduction}
+
+
 def weights(tensors, prefix="weights."):
     return {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
 
@@ -47,8 +62,8 @@ def check(model, tensors, tolerance):
 
     (outputs["logits"] * tensors["input.proj_logits"]).sum().backward()
     assert_close(image.grad, tensors["output.grad.input.image"], tolerance["gradients"], "image")
-    # A released gradient is of a part of one of ours. It is converted as the weights are, beside NaN
-    # for the gradients that the golden leaves out.
+    # A released gradient is of a part of one of ours. It is converted as the weights are, beside
+    # NaN for the gradients that the golden leaves out.
     given = weights(tensors, "output.grad.")
     del given["input.image"]
     assert len(given) > 25

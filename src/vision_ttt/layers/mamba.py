@@ -30,8 +30,9 @@ class BidirectionalMamba(nn.Module):
         h_t     = exp(δ_t A) h_{t-1} + δ_t B_t u_t   a state of N numbers per channel
         y_t     = C_t · h_t + D_skip u_t
 
-    Both directions are channels of one convolution and of one :func:`vision_ttt.ops.selective_scan`.
-    Under autocast A, D_skip, the bias of δ and the states are float32.
+    Both directions are channels of one convolution and of one
+    :func:`vision_ttt.ops.selective_scan`. Under autocast A, D_skip, the bias of δ and the states
+    are float32.
 
     Example:
         >>> mixer = BidirectionalMamba(192)

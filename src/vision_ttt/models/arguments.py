@@ -20,6 +20,7 @@ _WHOLE_NUMBERS: dict[str, tuple[int, int]] = {
     "num_heads": (1, 65_536),
     "num_registers": (1, 65_536),
     "state": (1, 65_536),
+    "stride": (1, 65_536),
     "mini_batch_size": (1, 2**31 - 1),
 }
 """Smallest and largest accepted value of each whole number."""

@@ -9,14 +9,31 @@ from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates, lecun_n
 from torch import nn
 
 from vision_ttt.layers import BidirectionalMamba, MambaBlock
+from vision_ttt.models.overlapping_patches import OverlappingPatchEmbed
 from vision_ttt.models.plain_backbone import patch_embedding
 
 
 def mamba_patches(
-    img_size: int | tuple[int, int], patch_size: int, in_chans: int, embed_dim: int, *, pad: bool
+    img_size: int | tuple[int, int],
+    patch_size: int,
+    in_chans: int,
+    embed_dim: int,
+    *,
+    pad: bool,
+    stride: int | None = None,
 ) -> PatchEmbed:
-    """A patch embedding, normal with standard deviation (C · patch²)^-½, bias zero."""
-    patch_embed = patch_embedding(img_size, patch_size, in_chans, embed_dim, pad=pad)
+    """A patch embedding, normal with standard deviation (C · patch²)^-½, bias zero.
+
+    Args:
+        stride: pixels from patch to patch; by default the patch side.
+        others: as of :func:`vision_ttt.models.plain_backbone.patch_embedding`.
+    """
+    if stride in (None, patch_size):
+        patch_embed = patch_embedding(img_size, patch_size, in_chans, embed_dim, pad=pad)
+    else:
+        patch_embed = OverlappingPatchEmbed(
+            img_size, patch_size, in_chans, embed_dim, stride=stride
+        )
     lecun_normal_(patch_embed.proj.weight)
     nn.init.zeros_(patch_embed.proj.bias)
     return patch_embed

@@ -62,7 +62,8 @@ class RegisterNeck(nn.Module):
         nn.init.trunc_normal_(self.reduce.weight, std=0.02)
 
     def forward(self, registers: Tensor) -> Tensor:
-        return self.norm(self.reduce(registers).flatten(1))
+        x = self.reduce(registers).flatten(1)
+        return self.norm(x.to(self.norm.weight.dtype))  # float32 under autocast
 
 
 class MambaReg(PlainBackbone):

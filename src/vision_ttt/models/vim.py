@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from timm.layers import to_2tuple
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
@@ -11,7 +12,7 @@ from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.arguments import check_arguments, check_sides, choose
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
-from vision_ttt.models.image_size import checkpoint_filter_fn
+from vision_ttt.models.image_size import check_overlapping, checkpoint_filter_fn
 from vision_ttt.models.mamba_parts import mamba_blocks, mamba_patches
 from vision_ttt.models.plain_backbone import PlainBackbone, position_embedding
 
@@ -32,7 +33,8 @@ class Vim(PlainBackbone):
     Args:
         img_size: image height and width in pixels, one number for both.
         patch_size: patch side in pixels.
-        stride: pixels from patch to patch; only the patch side, the default, is supported.
+        stride: pixels from patch to patch, at most the patch side, which is the default. Below
+            it patches overlap: Vim is fine-tuned with half of it for four times the tokens.
         depth: number of blocks.
         embed_dim: D.
         in_chans: image channels.
@@ -81,11 +83,15 @@ class Vim(PlainBackbone):
             drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
         )
-        check_sides(img_size, patch_size, whole_patches=not dynamic_img_size, pad=dynamic_img_pad)
-        if stride not in (None, patch_size):
-            raise ValueError(f"stride is {stride}; accepted: patch_size ({patch_size}), None")
+        if stride in (None, patch_size):
+            whole = not dynamic_img_size
+            check_sides(img_size, patch_size, whole_patches=whole, pad=dynamic_img_pad)
+        else:
+            _check_stride(stride, img_size, patch_size, pad=dynamic_img_pad)
         choose("global_pool", global_pool, POOLS)
-        patch_embed = mamba_patches(img_size, patch_size, in_chans, embed_dim, pad=dynamic_img_pad)
+        patch_embed = mamba_patches(
+            img_size, patch_size, in_chans, embed_dim, pad=dynamic_img_pad, stride=stride
+        )
         class_tokens = None
         if global_pool in CLASS_TOKENS:
             class_tokens = ExtraTokens(embed_dim, global_pool, pos_embed=True)
@@ -100,6 +106,25 @@ class Vim(PlainBackbone):
             dynamic_img_size=dynamic_img_size,
             drop_rate=drop_rate,
         )
+
+
+def _check_stride(
+    stride: int, img_size: int | tuple[int, int], patch_size: int, *, pad: bool
+) -> None:
+    """Check patches that overlap.
+
+    Raises:
+        ValueError: the stride is above the patch side, patches do not cover the image, or images
+            are to be padded.
+        TypeError: the stride is not a whole number.
+    """
+    check_sides(img_size, patch_size, whole_patches=False)
+    check_arguments(stride=stride)
+    if stride > patch_size:
+        raise ValueError(f"stride is {stride}; accepted: 1 to patch_size, {patch_size}")
+    if pad:
+        raise ValueError("dynamic_img_pad is not supported for patches that overlap (stride)")
+    check_overlapping(to_2tuple(img_size), to_2tuple(patch_size), to_2tuple(stride))
 
 
 SIZES: dict[str, dict[str, Any]] = {
