@@ -8,6 +8,7 @@ import torch
 from vision_ttt.inner import Learner, Linear, NormedResidual
 from vision_ttt.layers import (
     TTTMLP,
+    BidirectionalMamba,
     ConvMlp,
     DepthwiseConv2d,
     DiT3Block,
@@ -59,6 +60,7 @@ CALLS = {
     "ViT3Block": in_vit3(),
     "H-ViT3's block": in_vit3(mlp=ConvMlp(32, 64)),
     "DiT3Block": of(DiT3Block(32, 2), TOKENS, torch.randn(2, 32), GRID),
+    "BidirectionalMamba": of(BidirectionalMamba(32), TOKENS),
     "SwiGLU": of(SwiGLU(32, 48), TOKENS),
     "TimestepEmbedding": of(TimestepEmbedding(32), torch.tensor([3, 977])),
     "LabelEmbedding": of(LabelEmbedding(5, 32, 0.5), torch.tensor([0, 4, 2, 3])),

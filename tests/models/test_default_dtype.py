@@ -29,6 +29,8 @@ ZOO = {
     "vittt, mlp": image_model("vittt_nano_patch4_32", depth=1, inner_model="mlp"),
     "vittt, odd mini-batch": image_model("vittt_nano_patch4_32", depth=1, mini_batch_size=5),
     "vit3": image_model("vit3_tiny_patch16_224", depth=1, patch_size=4),
+    "vim": image_model("vim_nano_patch4_32", depth=1),
+    "mambar": image_model("mambar_nano_patch4_32", depth=1, head_reduction=2),
     "block": block,
     "ttt_linear": lambda: (TTTLinear(64, 2), (torch.randn(2, 20, 64),)),
     "ttt_mlp": lambda: (TTTMLP(64, 2), (torch.randn(2, 20, 64),)),

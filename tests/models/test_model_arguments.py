@@ -14,8 +14,10 @@ NANO, VIT3, HVIT3, DIT3 = (
     "hvit3_tiny",
     "dit3_nano_patch4_32",
 )
+VIM, REGISTERS = "vim_nano_patch4_32", "mambar_nano_patch4_32"
 WRONG = [
-    *((name, argument, value) for name in (NANO, VIT3, DIT3) for argument, value in (
+    *((name, argument, value) for name in (NANO, VIT3, VIM, REGISTERS, DIT3)
+      for argument, value in (
         ("patch_size", 0),
         ("patch_size", -1),
         ("patch_size", True),
@@ -26,21 +28,19 @@ WRONG = [
         ("depth", 0),
         ("depth", -1),
         ("depth", 10**6),
-        ("num_heads", 0),
-        ("num_heads", True),
     )),
-    *((name, argument, value) for name in (NANO, VIT3, HVIT3, DIT3) for argument, value in (
+    *((name, "num_heads", value) for name in (NANO, VIT3, DIT3) for value in (0, True)),
+    *((name, argument, value) for name in (NANO, VIT3, HVIT3, VIM, REGISTERS, DIT3)
+      for argument, value in (
         ("in_chans", 0),
         ("in_chans", -1),
         ("num_classes", -1),
         ("num_classes", 1.5),
-        ("mlp_ratio", 0),
-        ("mlp_ratio", -1),
-        ("mlp_ratio", math.inf),
-        ("mlp_ratio", math.nan),
-        ("mlp_ratio", "x"),
     )),
-    *((name, argument, value) for name in (NANO, VIT3, HVIT3) for argument, value in (
+    *((name, "mlp_ratio", value) for name in (NANO, VIT3, HVIT3, DIT3)
+      for value in (0, -1, math.inf, math.nan, "x")),
+    *((name, argument, value) for name in (NANO, VIT3, HVIT3, VIM, REGISTERS)
+      for argument, value in (
         ("drop_path_rate", -1),
         ("drop_path_rate", 1.5),
         ("drop_path_rate", math.nan),
@@ -58,6 +58,21 @@ WRONG = [
     (HVIT3, "depths", [1, 0, 1, 1]),
     (HVIT3, "dims", [64, 0, 320, 512]),
     (HVIT3, "img_size", -3),
+    *((name, argument, value) for name in (VIM, REGISTERS) for argument, value in (
+        ("embed_dim", 0),
+        ("state", 0),
+        ("state", 1.5),
+        ("img_size", 7),
+        ("global_pool", "x"),
+    )),
+    *((VIM, "stride", value) for value in (0, 3, 5, True, 1.5)),
+    (REGISTERS, "num_registers", 0),
+    (REGISTERS, "num_registers", True),
+    (REGISTERS, "head_reduction", 0),
+    (REGISTERS, "head_reduction", 7),
+    (REGISTERS, "head_reduction", math.nan),
+    (REGISTERS, "head_reduction", "x"),
+    (REGISTERS, "distribution", "head"),
     (DIT3, "hidden_size", 0),
     (DIT3, "img_size", 7),
     (DIT3, "learn_sigma", "no"),

@@ -16,6 +16,7 @@ DESIGNS = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
 PLAIN = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 1}
 FIXED = {**PLAIN, "dynamic_img_size": False}
 ANY = {**PLAIN, "dynamic_img_size": True}
+SCANS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2}
 STAGES = {"img_size": 32, "dims": (16, 32), "depths": (1, 1), "num_heads": (1, 1)}
 LEARNING = {"inner_loss": "mse", "depth": 1}
 
@@ -29,6 +30,10 @@ CASES = [
     ("vit3_tiny_patch16_224", {**ANY, "drop_path_rate": 0.5}),
     ("hvit3_tiny", {**STAGES, "dynamic_img_size": False}),
     ("hvit3_tiny", STAGES),
+    ("vim_tiny_patch16_224", SCANS),
+    ("vim_tiny_patch16_224", {**SCANS, "dynamic_img_size": True, "drop_path_rate": 0.5}),
+    ("mambar_small_patch16_224", {**SCANS, "num_registers": 3}),
+    ("mambar_tiny_patch16_224", {**SCANS, "dynamic_img_size": True, "distribution": "none"}),
     ("design_space_nano_patch4_32", PLAIN),
     ("design_space_nano_patch4_32", {**PLAIN, "inner_model": "vit3"}),
     ("design_space_nano_patch4_32", {**PLAIN, **LEARNING, "inner_model": "depthwise_conv3x3"}),
@@ -118,6 +123,8 @@ def test_ops_are_nodes():
     assert "ttt_mlp" in functions(
         fx.symbolic_trace(made("vittt_nano_patch4_32", depth=1, inner_model="mlp"))
     )
+    names = functions(fx.symbolic_trace(made("vim_tiny_patch16_224", **SCANS)))
+    assert {"selective_scan", "directional_conv1d"} < names
     names = functions(fx.symbolic_trace(made("hvit3_tiny", **STAGES)))
     assert {"gated_unit", "gated_unit_step", "depthwise", "depthwise_step"} < names
 
@@ -156,6 +163,7 @@ def test_torchvisions_feature_extractor():
     [
         ("vittt_tiny_patch16_224", PLAIN, [(2, 16, 32), (2, 16, 32)]),
         ("vit3_tiny_patch16_224", PLAIN, [(2, 16, 32), (2, 16, 32)]),
+        ("mambar_tiny_patch16_224", SCANS, [(2, 28, 32), (2, 28, 32)]),
         ("hvit3_tiny", STAGES, [(2, 16, 8, 8), (2, 32, 4, 4)]),
         ("design_space_nano_patch4_32", PLAIN, [(2, 16, 32), (2, 16, 32)]),
     ],

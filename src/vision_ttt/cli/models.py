@@ -38,6 +38,13 @@ PUBLISHED = {
     "hvit3_tiny": Published("ViT³", "29M", "4.9G", 84.0),
     "hvit3_small": Published("ViT³", "54M", "8.8G", 84.9),
     "hvit3_base": Published("ViT³", "94M", "16.7G", 85.5),
+    "vim_tiny_patch16_224": Published("Mamba-Reg, Table 3", "7M", None, 76.1),
+    "vim_small_patch16_224": Published("Mamba-Reg, Table 3", "26M", None, 80.5),
+    "vim_base_patch16_224": Published("Mamba-Reg, Sec. 1", None, None, 81.8),
+    "mambar_tiny_patch16_224": Published("Mamba-Reg, Table 3", "9M", None, 77.4),
+    "mambar_small_patch16_224": Published("Mamba-Reg, Table 3", "28M", None, 81.4),
+    "mambar_base_patch16_224": Published("Mamba-Reg, Table 3", "99M", None, 83.0),
+    "mambar_large_patch16_224": Published("Mamba-Reg, Table 3", "341M", None, 83.6),
 }
 
 

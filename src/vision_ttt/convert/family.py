@@ -23,8 +23,9 @@ class Family(NamedTuple):
     """The class of this library."""
     hallmarks: frozenset[str]
     """Keys that together occur in no other family's release."""
-    released_name: Callable[[str], str]
-    """Key of this library's state dict → the release's key."""
+    released_name: Callable[[str], str | tuple[str, ...]]
+    """Key of this library's state dict → the release's key, or the keys of the tensors that it
+    consists of, one after the other along the first axis or along a new one before it."""
     is_derived: Callable[[str, Tensor], bool] = lambda _key, _value: False
     """(key, tensor) of the release → whether this library's model computes the tensor itself.
 
@@ -40,6 +41,12 @@ class Family(NamedTuple):
     other_parts: tuple[str, ...] = ()
     """Beginnings of the release's names of parts that the model does not have; they are dropped."""
 
+    lacks: frozenset[str] = frozenset()
+    """Keys of another family's release that also has this one's hallmarks."""
+
+    prepared: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda released: released
+    """Released weights → the same with tensors cut up that are several of this library's."""
+
     def made(self, released: Mapping[str, Tensor]) -> bool:
         """Whether the weights have all of the family's hallmarks."""
-        return self.hallmarks <= released.keys()
+        return self.hallmarks <= released.keys() and self.lacks.isdisjoint(released)

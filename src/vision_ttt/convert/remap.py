@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from vision_ttt.convert.dit3 import DIT3
 from vision_ttt.convert.family import ConversionError, Family
+from vision_ttt.convert.mamba import MAMBA_REG, VIM
 from vision_ttt.convert.vit3 import H_VIT3, H_VIT3_MAPS, VIT3
 
-FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3, DIT3)
+FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3, DIT3, VIM, MAMBA_REG)
 """The families whose releases are supported."""
 
 _ALL = (*FAMILIES, H_VIT3_MAPS)
@@ -32,7 +34,8 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
             are used.
 
     Returns:
-        Tensors that share the release's memory, for ``model.load_state_dict`` with strict=True.
+        Tensors for ``model.load_state_dict`` with strict=True. They share the release's memory,
+        except where one consists of several.
 
     Raises:
         ConversionError: a ValueError. The model belongs to no family of FAMILIES, the weights are
@@ -46,10 +49,13 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
             f"these are weights of {others[0]}, and {type(model).__name__} takes those of "
             f"{family.name}"
         )
-    own = {key: (family.released_name(key), value) for key, value in model.state_dict().items()}
-    wanted = {name for name, _ in own.values()}
+    released = family.prepared(released)
+    own = {key: (_names(family, key), value) for key, value in model.state_dict().items()}
+    wanted = {name for names, _ in own.values() for name in names}
     found = {
-        key: _fitted(released[name], to) for key, (name, to) in own.items() if name in released
+        key: _fitted([released[name] for name in names], to)
+        for key, (names, to) in own.items()
+        if all(name in released for name in names)
     }
     missing = sorted(wanted - released.keys())
     left_over = [
@@ -60,7 +66,7 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
         and not family.is_derived(name, value)
     ]
     misshapen = [
-        f"{own[key][0]} {list(value.shape)} for {list(own[key][1].shape)}"
+        f"{' + '.join(own[key][0])} {list(value.shape)} for {list(own[key][1].shape)}"
         for key, value in found.items()
         if value.shape != own[key][1].shape
     ]
@@ -82,9 +88,22 @@ def _family_of(model: nn.Module) -> Family:
     )
 
 
-def _fitted(value: Tensor, to: Tensor) -> Tensor:
-    """The tensor without a batch axis of size 1 that the parameter does not have."""
-    return value[0] if value.shape == (1, *to.shape) else value
+def _names(family: Family, key: str) -> tuple[str, ...]:
+    names = family.released_name(key)
+    return (names,) if isinstance(names, str) else names
+
+
+def _fitted(values: Sequence[Tensor], to: Tensor) -> Tensor:
+    """One tensor of the values, which a parameter consists of, as far as their shapes permit.
+
+    A single one is returned without a batch axis of size 1 that the parameter does not have.
+    """
+    first = values[0]
+    if len(values) == 1:
+        return first[0] if first.shape == (1, *to.shape) else first
+    if any(value.shape != first.shape for value in values):
+        return torch.cat([value.flatten() for value in values])  # of no parameter's shape
+    return torch.stack(list(values)) if to.ndim > first.ndim else torch.cat(list(values))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ import torch
 from timm.models import VisionTransformer, checkpoint
 from torch import Tensor, nn
 
+from vision_ttt.models.overlapping_patches import OverlappingPatchEmbed
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.models.registry import create_model
 
@@ -76,8 +77,8 @@ def as_encoder(backbone: nn.Module) -> PlainEncoder:
     if isinstance(backbone, VisionTransformer):
         return VisionTransformerEncoder(backbone)
     raise TypeError(
-        "the backbone must be plain: a PlainBackbone (Vittt, ViT³) or timm's VisionTransformer"
-        f" (DeiT, ViT), got {type(backbone).__name__}"
+        "the backbone must be plain: a PlainBackbone (Vittt, ViT³, Vim, Mamba-Reg) or timm's"
+        f" VisionTransformer (DeiT, ViT), got {type(backbone).__name__}"
     )
 
 
@@ -90,7 +91,7 @@ def headless(backbone: str | nn.Module) -> nn.Module:
     Raises:
         RuntimeError: no model has this name.
         TypeError: the model is not plain.
-        ValueError: it accepts images of one size only.
+        ValueError: it accepts images of one size only, or its patches overlap.
     """
     if isinstance(backbone, str):
         backbone = create_model(backbone, num_classes=0, dynamic_img_size=True)
@@ -99,6 +100,10 @@ def headless(backbone: str | nn.Module) -> nn.Module:
         raise ValueError(
             f"this {type(backbone).__name__} accepts images of one size; make it with"
             " dynamic_img_size=True"
+        )
+    if isinstance(backbone.patch_embed, OverlappingPatchEmbed):
+        raise ValueError(
+            f"this {type(backbone).__name__}'s patches overlap; make it without stride"
         )
     backbone.prune_intermediate_layers([len(backbone.blocks) - 1], prune_norm=True)
     return backbone

@@ -10,6 +10,7 @@ from vision_ttt.layers.fusable import unfuse
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner
 from vision_ttt.layers.linear_learner import LinearLearner
+from vision_ttt.layers.mamba import BidirectionalMamba, MambaBlock
 from vision_ttt.layers.mlp import ConvMlp, Mlp
 from vision_ttt.layers.mlp_learner import MLPLearner
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
@@ -40,6 +41,8 @@ __all__ = [
     "SwiGLU",
     "ViT3Block",
     "ViT3TTT",
+    "BidirectionalMamba",
+    "MambaBlock",
     "DiT3Block",
     "DiT3Head",
     "AdaptiveNorm",

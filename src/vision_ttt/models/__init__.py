@@ -13,7 +13,22 @@ from vision_ttt.models.dit3 import (
     dit3_small_patch8_32,
 )
 from vision_ttt.models.h_vit3 import HViT3, hvit3_base, hvit3_small, hvit3_tiny
+from vision_ttt.models.mamba_reg import (
+    MambaReg,
+    mambar_base_patch16_224,
+    mambar_large_patch16_224,
+    mambar_nano_patch4_32,
+    mambar_small_patch16_224,
+    mambar_tiny_patch16_224,
+)
 from vision_ttt.models.registry import create_model, is_model, list_models
+from vision_ttt.models.vim import (
+    Vim,
+    vim_base_patch16_224,
+    vim_nano_patch4_32,
+    vim_small_patch16_224,
+    vim_tiny_patch16_224,
+)
 from vision_ttt.models.vit3 import (
     ViT3,
     vit3_base_patch16_224,
@@ -48,6 +63,17 @@ __all__ = [
     "hvit3_base",
     "hvit3_small",
     "hvit3_tiny",
+    "Vim",
+    "vim_base_patch16_224",
+    "vim_nano_patch4_32",
+    "vim_small_patch16_224",
+    "vim_tiny_patch16_224",
+    "MambaReg",
+    "mambar_base_patch16_224",
+    "mambar_large_patch16_224",
+    "mambar_nano_patch4_32",
+    "mambar_small_patch16_224",
+    "mambar_tiny_patch16_224",
     "DiT3",
     "dit3_base_patch2_32",
     "dit3_base_patch4_32",

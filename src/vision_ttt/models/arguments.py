@@ -18,6 +18,9 @@ _WHOLE_NUMBERS: dict[str, tuple[int, int]] = {
     "hidden_size": (1, 65_536),
     "depth": (1, 1_000),
     "num_heads": (1, 65_536),
+    "num_registers": (1, 65_536),
+    "state": (1, 65_536),
+    "stride": (1, 65_536),
     "mini_batch_size": (1, 2**31 - 1),
 }
 """Smallest and largest accepted value of each whole number."""

@@ -10,6 +10,22 @@ from torch import Tensor, nn
 from torch.fx.node import has_side_effect
 
 
+def check_overlapping(
+    size: tuple[int, int], patch: tuple[int, int], stride: tuple[int, int]
+) -> None:
+    """Check that patches at a stride below their size cover an image; all in pixels.
+
+    Raises:
+        ValueError: a patch is larger than the image, or pixels are left over.
+    """
+    for side, own, step in zip(size, patch, stride, strict=True):
+        if side < own or (side - own) % step:
+            raise ValueError(
+                f"images of {size[0]} × {size[1]} pixels are not whole patches of {patch[0]} × "
+                f"{patch[1]}, one every {stride[0]} × {stride[1]} pixels"
+            )
+
+
 @has_side_effect  # a graph of torch.fx keeps it, though nothing uses its result
 def check_image_size(
     x: Tensor, patch_embed: PatchEmbed, in_chans: int, *, dynamic: bool, pad: bool
@@ -39,7 +55,9 @@ def check_image_size(
             f"images are {size[0]} × {size[1]} pixels, the model was made for {own[0]} × {own[1]}; "
             f"make it with img_size={size}, or with dynamic_img_size=True for changing sizes"
         )
-    if not pad and (size[0] % patch[0] or size[1] % patch[1]):
+    if (stride := patch_embed.proj.stride) != patch:
+        check_overlapping(size, patch, stride)
+    elif not pad and (size[0] % patch[0] or size[1] % patch[1]):
         raise ValueError(
             f"images of {size[0]} × {size[1]} pixels are not whole patches of {patch[0]} × "
             f"{patch[1]}; make the model with dynamic_img_pad=True to pad them"

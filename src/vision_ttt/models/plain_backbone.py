@@ -69,6 +69,7 @@ class PlainBackbone(Classifier):
         head: of :func:`vision_ttt.models.classifier.linear_head`.
         pos_embed: of :func:`position_embedding`, interpolated to other grids, or None.
         class_tokens: learned tokens among the image's, e.g. class tokens or registers, or None.
+        own_pools: further values of ``global_pool``, which a subclass serves in :meth:`pool`.
         global_pool: "avg" (the mean over image tokens), "max_norm" (the image token of largest
             norm), the placement of the class tokens (their mean), or "" (all tokens).
         dynamic_img_size: accept any image size.
@@ -87,6 +88,7 @@ class PlainBackbone(Classifier):
         head: nn.Module,
         pos_embed: nn.Parameter | None = None,
         class_tokens: ExtraTokens | None = None,
+        own_pools: tuple[str, ...] = (),
         global_pool: str = "avg",
         dynamic_img_size: bool = False,
         drop_rate: float = 0.0,
@@ -111,7 +113,7 @@ class PlainBackbone(Classifier):
         self._add_head(
             head,
             embed_dim,
-            pools=("avg", "max_norm", *placements, ""),
+            pools=(*own_pools, "avg", "max_norm", *placements, ""),
             global_pool=global_pool,
             drop_rate=drop_rate,
         )

@@ -1,0 +1,98 @@
+"""The releases of Vim and Mamba-Reg, which keep the two directions of a layer apart."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vision_ttt.convert.family import Family
+from vision_ttt.models.mamba_reg import MambaReg
+from vision_ttt.models.vim import Vim
+
+_DIRECTIONS = {
+    "conv.weight": ("conv1d.weight", "conv1d_b.weight"),
+    "conv.bias": ("conv1d.bias", "conv1d_b.bias"),
+    "x_proj": ("x_proj.weight", "x_proj_b.weight"),
+    "dt_proj": ("dt_proj.weight", "dt_proj_b.weight"),
+    "dt_bias": ("dt_proj.bias", "dt_proj_b.bias"),
+    "A_log": ("A_log", "A_b_log"),
+    "D": ("D", "D_b"),
+}
+"""A layer's tensor → the release's of the forward and of the backward direction."""
+
+_OTHERS = {
+    "norm.weight": "norm_f.weight",
+    "class_tokens.tokens": "cls_token",
+    "class_tokens.pos_embed": "pos_embed_cls",
+    "neck.reduce.weight": "neck.weight",
+    "neck.norm.weight": "norm_neck.weight",
+}
+
+
+def _names(key: str) -> str | tuple[str, ...]:
+    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", key)
+    if block is None:
+        return _OTHERS.get(key, key)
+    index, part = block.groups()
+    directions = _DIRECTIONS.get(part.removeprefix("mixer."))
+    if directions is None:
+        return f"layers.{index}.{part}"
+    return tuple(f"layers.{index}.mixer.{name}" for name in directions)
+
+
+def _with_own_positions(released: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Vim's weights with the class token's position under Mamba-Reg's name.
+
+    Vim's position embedding [1, T + 1, D] is of the sequence with the class token in its middle.
+    """
+    positions = released.get("pos_embed")
+    if positions is None or positions.ndim != 3 or "cls_token" not in released:
+        return dict(released)
+    middle = (positions.shape[1] - 1) // 2
+    before, own, after = positions.tensor_split((middle, middle + 1), dim=1)
+    return {**released, "pos_embed": torch.cat([before, after], dim=1), "pos_embed_cls": own}
+
+
+def _arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Constructor arguments that follow from the weights' shapes."""
+    arguments: dict[str, Any] = {}
+    patch, positions = released.get("patch_embed.proj.weight"), released.get("pos_embed")
+    if (head := released.get("head.weight")) is not None:
+        arguments["num_classes"] = len(head)
+    if patch is not None and patch.ndim == 4:
+        arguments["in_chans"] = patch.shape[1]
+        if positions is not None and positions.ndim == 3:
+            arguments["img_size"] = math.isqrt(positions.shape[1]) * patch.shape[3]
+    return arguments
+
+
+def _mamba_reg_arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
+    arguments = _arguments(released)
+    if (registers := released.get("cls_token")) is not None and registers.ndim == 3:
+        arguments["num_registers"] = registers.shape[1]
+    neck = released.get("neck.weight")
+    arguments["head_reduction"] = 1 if neck is None else neck.shape[1] // neck.shape[0]
+    return arguments
+
+
+VIM = Family(
+    "Vim",
+    Vim,
+    frozenset({"layers.0.mixer.A_b_log", "cls_token"}),
+    _names,
+    arguments=_arguments,
+    lacks=frozenset({"pos_embed_cls"}),
+    prepared=_with_own_positions,
+)
+MAMBA_REG = Family(
+    "Mamba-Reg",
+    MambaReg,
+    frozenset({"layers.0.mixer.A_b_log", "pos_embed_cls"}),
+    _names,
+    arguments=_mamba_reg_arguments,
+)

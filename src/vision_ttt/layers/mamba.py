@@ -1,0 +1,170 @@
+"""Mamba in both directions, and its block: the parts of Vim and Mamba-Reg."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vision_ttt.layers.directional_conv1d import DirectionalConv1d
+from vision_ttt.ops import selective_scan
+
+
+class BidirectionalMamba(nn.Module):
+    """Sequence layer of two selective scans, one in each direction: [B, T, D] → [B, T, D].
+
+    Vim, Algorithm 1, with x the input::
+
+        x, z    = Linear(x)                          E = expand · D wide each, no bias
+        y       = ½ (scan_forward(x) + scan_backward(x)) ⊙ SiLU(z)
+        out     = Linear_o(y)                        no bias
+
+    and per direction, with parameters of its own::
+
+        u       = SiLU(Conv1d(x))                    depth-wise, causal in scan direction
+        r, B, C = Linear(u)                          R, N and N wide, no bias
+        δ       = softplus(Linear(r))                a step size per token and channel
+        h_t     = exp(δ_t A) h_{t-1} + δ_t B_t u_t   a state of N numbers per channel
+        y_t     = C_t · h_t + D_skip u_t
+
+    Both directions are channels of one convolution and of one
+    :func:`vision_ttt.ops.selective_scan`. Under autocast A, D_skip, the bias of δ and the states
+    are float32.
+
+    Example:
+        >>> mixer = BidirectionalMamba(192)
+        >>> mixer(torch.randn(2, 196, 192)).shape
+        torch.Size([2, 196, 192])
+
+    Args:
+        dim: D.
+        state: N.
+        expand: E over D.
+        conv_kernel_size: taps of the Conv1d.
+        dt_rank: R; by default ⌈D / 16⌉.
+        dt_range: smallest and largest δ of a fresh layer where r is zero.
+
+    Initialisation, the releases' for one direction in both: A = -(1, …, N), D_skip = 1, the bias of
+    δ such that δ is log-uniform in ``dt_range``, its weights uniform in ±R^-½, other projections
+    and the convolution PyTorch's default. (The releases start the backward direction's bias of δ at
+    zero.)
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        state: int = 16,
+        expand: int = 2,
+        conv_kernel_size: int = 4,
+        *,
+        dt_rank: int | None = None,
+        dt_range: tuple[float, float] = (1e-3, 0.1),
+    ) -> None:
+        super().__init__()
+        rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
+        sizes = {
+            "dim": dim,
+            "state": state,
+            "expand": expand,
+            "conv_kernel_size": conv_kernel_size,
+            "dt_rank": rank,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        if not 0 < dt_range[0] <= dt_range[1] < math.inf:
+            raise ValueError(f"dt_range must be two ascending numbers above 0, got {dt_range}")
+        inner = expand * dim
+        self.inner, self.state, self.rank = inner, state, rank
+        self.dt_range = dt_range
+        self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
+        # Of the first axis, or of its halves, the first is the forward direction.
+        self.conv = DirectionalConv1d(2 * inner, conv_kernel_size, reverse_channels=inner)
+        self.x_proj = nn.Parameter(torch.empty(2, rank + 2 * state, inner))
+        self.dt_proj = nn.Parameter(torch.empty(2, inner, rank))
+        self.dt_bias = nn.Parameter(torch.empty(2 * inner))
+        self.A_log = nn.Parameter(torch.empty(2 * inner, state))
+        self.D = nn.Parameter(torch.empty(2 * inner))
+        self.out_proj = nn.Linear(inner, dim, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialise what the modules inside do not."""
+        nn.init.uniform_(self.x_proj, -(self.inner**-0.5), self.inner**-0.5)
+        nn.init.uniform_(self.dt_proj, -(self.rank**-0.5), self.rank**-0.5)
+        smallest, largest = self.dt_range
+        dt = self.dt_bias.uniform_(math.log(smallest), math.log(largest)).exp()
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
+        rates = torch.arange(1, self.state + 1, dtype=self.A_log.dtype, device=self.A_log.device)
+        self.A_log.copy_(rates.log().expand_as(self.A_log))
+        self.D.fill_(1)
+
+    def no_weight_decay(self) -> set[str]:
+        """The parameters of the recurrence itself."""
+        return {"A_log", "D", "dt_bias"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, z = self.in_proj(x).chunk(2, dim=-1)  # [B, T, E]
+        u = F.silu(self.conv(torch.cat([x, x], dim=-1)))  # [B, T, 2 E]
+        # B images, t tokens, g directions, E channels; o of r, B and C.
+        both = u.unflatten(-1, (2, self.inner))
+        projected = torch.einsum("btge,goe->btgo", both, self.x_proj)
+        r, b, c = projected.split_with_sizes([self.rank, self.state, self.state], dim=-1)
+        delta = torch.einsum("btgr,ger->btge", r, self.dt_proj).flatten(2)  # [B, T, 2 E]
+        y = selective_scan(
+            u,
+            delta,
+            -torch.exp(self.A_log),
+            b,
+            c,
+            self.D,
+            delta_bias=self.dt_bias,
+            delta_softplus=True,
+            reverse_channels=self.inner,
+        )
+        forward, backward = y.chunk(2, dim=-1)
+        return self.out_proj(0.5 * (forward + backward) * F.silu(z))
+
+    def extra_repr(self) -> str:
+        return f"inner={self.inner}, state={self.state}, rank={self.rank}"
+
+
+class MambaBlock(nn.Module):
+    """The block of Vim and Mamba-Reg on tokens x [B, T, D]: x ← x + mixer(RMSNorm(x)).
+
+    Released code delays the sum into the next block's norm, which computes the same. The sum x is
+    in the dtype of the tokens that come in: where these are float32 it remains so under autocast,
+    as in the releases (``residual_in_fp32``).
+
+    Args:
+        dim: D.
+        mixer: [B, T, D] → [B, T, D]; by default :class:`BidirectionalMamba`.
+        drop_path: applied to the mixer's output, e.g. ``timm.layers.DropPath``.
+        norm_eps: of the RMSNorm.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        mixer: nn.Module | None = None,
+        drop_path: nn.Module | None = None,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(dim, eps=norm_eps)
+        self.mixer = BidirectionalMamba(dim) if mixer is None else mixer
+        self.drop_path = nn.Identity() if drop_path is None else drop_path
+
+    def forward(
+        self, x: Tensor, grid: tuple[int, int] | None = None, extra: Sequence[int] = ()
+    ) -> Tensor:
+        """Run the block; a sequence needs neither its grid nor the positions of extra tokens."""
+        return x + self.drop_path(self.mixer(self.norm(x)))

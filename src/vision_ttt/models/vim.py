@@ -1,0 +1,181 @@
+"""Vim: Vision Mamba, a plain backbone of bidirectional selective scans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.layers import to_2tuple
+from timm.models import generate_default_cfgs, register_model
+from torch import nn
+
+from vision_ttt.layers import ExtraTokens
+from vision_ttt.models.arguments import check_arguments, check_sides, choose
+from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
+from vision_ttt.models.classifier import linear_head
+from vision_ttt.models.image_size import check_overlapping, checkpoint_filter_fn
+from vision_ttt.models.mamba_parts import mamba_blocks, mamba_patches
+from vision_ttt.models.plain_backbone import PlainBackbone, position_embedding
+
+CLASS_TOKENS = ("middle", "head", "end", "double")
+"""Pooling by class tokens, named by their placement."""
+
+POOLS = (*CLASS_TOKENS, "avg", "max_norm", "")
+"""Accepted values of ``global_pool``."""
+
+
+class Vim(PlainBackbone):
+    """Vim backbone and classifier: images [B, C, H, W] → logits [B, num_classes].
+
+    A patch embedding, a class token in the middle of the sequence, learned positions of all tokens,
+    ``depth`` blocks :class:`vision_ttt.layers.MambaBlock`, RMSNorm, the class token and a linear
+    head (Vim, Sec. 3.2). Cost and memory are linear in the number of tokens.
+
+    Args:
+        img_size: image height and width in pixels, one number for both.
+        patch_size: patch side in pixels.
+        stride: pixels from patch to patch, at most the patch side, which is the default. Below
+            it patches overlap: Vim is fine-tuned with half of it for four times the tokens.
+        depth: number of blocks.
+        embed_dim: D.
+        in_chans: image channels.
+        num_classes: logits; 0 for the pooled feature itself.
+        state: numbers of each channel's state, N.
+        global_pool: a class token, "middle" (published), "head", "end" or "double" (the mean of
+            one at either end); or none, "avg", "max_norm"; "" returns the tokens.
+        dynamic_img_size: accept any image size; the positions of image tokens are interpolated.
+        dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
+        drop_rate: dropout before the head.
+        drop_path_rate: stochastic depth of the last block, rising linearly from 0.
+
+    Initialisation: as :class:`vision_ttt.layers.BidirectionalMamba`, its output projections divided
+    by √depth; positions, class tokens and head normal with standard deviation 0.02, patches with
+    (C · patch²)^-½, biases zero.
+
+    Raises:
+        ValueError: an argument is out of its range; in forward, an image does not fit.
+        TypeError: an argument is of another type.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        stride: int | None = None,
+        depth: int = 24,
+        embed_dim: int = 192,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        state: int = 16,
+        global_pool: str = "middle",
+        dynamic_img_size: bool = False,
+        dynamic_img_pad: bool = False,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        check_arguments(
+            depth=depth,
+            embed_dim=embed_dim,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            state=state,
+            dynamic_img_size=dynamic_img_size,
+            dynamic_img_pad=dynamic_img_pad,
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+        )
+        if stride in (None, patch_size):
+            whole = not dynamic_img_size
+            check_sides(img_size, patch_size, whole_patches=whole, pad=dynamic_img_pad)
+        else:
+            _check_stride(stride, img_size, patch_size, pad=dynamic_img_pad)
+        choose("global_pool", global_pool, POOLS)
+        patch_embed = mamba_patches(
+            img_size, patch_size, in_chans, embed_dim, pad=dynamic_img_pad, stride=stride
+        )
+        class_tokens = None
+        if global_pool in CLASS_TOKENS:
+            class_tokens = ExtraTokens(embed_dim, global_pool, pos_embed=True)
+        super().__init__(
+            patch_embed=patch_embed,
+            pos_embed=position_embedding(patch_embed),
+            class_tokens=class_tokens,
+            blocks=mamba_blocks(embed_dim, depth, state=state, drop_path_rate=drop_path_rate),
+            norm=nn.RMSNorm(embed_dim, eps=1e-5),
+            head=linear_head(embed_dim, num_classes),
+            global_pool=global_pool,
+            dynamic_img_size=dynamic_img_size,
+            drop_rate=drop_rate,
+        )
+
+
+def _check_stride(
+    stride: int, img_size: int | tuple[int, int], patch_size: int, *, pad: bool
+) -> None:
+    """Check patches that overlap.
+
+    Raises:
+        ValueError: the stride is above the patch side, patches do not cover the image, or images
+            are to be padded.
+        TypeError: the stride is not a whole number.
+    """
+    check_sides(img_size, patch_size, whole_patches=False)
+    check_arguments(stride=stride)
+    if stride > patch_size:
+        raise ValueError(f"stride is {stride}; accepted: 1 to patch_size, {patch_size}")
+    if pad:
+        raise ValueError("dynamic_img_pad is not supported for patches that overlap (stride)")
+    check_overlapping(to_2tuple(img_size), to_2tuple(patch_size), to_2tuple(stride))
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "nano": {"embed_dim": 96, "depth": 7, "patch_size": 4, "img_size": 32},
+    "tiny": {"embed_dim": 192},
+    "small": {"embed_dim": 384},
+    "base": {"embed_dim": 768},
+}
+
+default_cfgs = generate_default_cfgs(
+    {
+        "vim_nano_patch4_32": pretrained_cfg(32, fixed=True),
+        "vim_tiny_patch16_224": pretrained_cfg(224, fixed=True),
+        "vim_small_patch16_224": pretrained_cfg(224, fixed=True),
+        "vim_base_patch16_224": pretrained_cfg(224, fixed=True),
+    }
+)
+
+
+def _create(name: str, size: str, pretrained: bool, **kwargs: Any) -> Vim:
+    """Build a Vim of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
+    arguments = {**SIZES[size], **kwargs}
+    return build_model(
+        Vim,
+        name,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg=feature_cfg(arguments.get("depth", 24)),
+        **arguments,
+    )
+
+
+@register_model
+def vim_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> Vim:
+    """Vim for 32 × 32 images and a laptop: 64 tokens, as many parameters as vittt_nano."""
+    return _create("vim_nano_patch4_32", "nano", pretrained, **kwargs)
+
+
+@register_model
+def vim_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vim:
+    """Vim-T: 7M parameters, 76.1 % on ImageNet-1K (Mamba-Reg, Table 3)."""
+    return _create("vim_tiny_patch16_224", "tiny", pretrained, **kwargs)
+
+
+@register_model
+def vim_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vim:
+    """Vim-S: 26M parameters, 80.5 % on ImageNet-1K (Mamba-Reg, Table 3)."""
+    return _create("vim_small_patch16_224", "small", pretrained, **kwargs)
+
+
+@register_model
+def vim_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vim:
+    """Vim-B: 98M parameters, 81.8 % on ImageNet-1K (Mamba-Reg, Sec. 1)."""
+    return _create("vim_base_patch16_224", "base", pretrained, **kwargs)
