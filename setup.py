@@ -27,6 +27,7 @@ KERNELS = (
     "fused/kernels.cpp",
     "conv2d/kernels.cpp",
     "deformable_attention/kernels.cpp",
+    "selective_scan/kernels.cpp",
     "packed/kernels.cpp",
     "linear/kernels.cpp",
     "swiglu_mlp/kernels.cpp",

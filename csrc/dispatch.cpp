@@ -9,6 +9,7 @@
 #include "linear/linear.h"
 #include "packed/packed.h"
 #include "peak/peak.h"
+#include "selective_scan/selective_scan.h"
 #include "swiglu_mlp/swiglu_mlp.h"
 
 #define VISION_TTT_DECLARE(isa)                                              \
@@ -25,6 +26,8 @@
   void deformable_attention_##isa(const DeformableAttention&);               \
   void deformable_attention_backward_##isa(const DeformableAttention&,       \
                                            const DeformableAttentionGradients&); \
+  int selective_scan_##isa(const SelectiveScan&);                            \
+  int selective_scan_backward_##isa(const SelectiveScan&, const SelectiveScanGradients&); \
   void swiglu_##isa(const SwiGlu&);                                          \
   void swiglu_backward_##isa(const SwiGlu&);                                 \
   int swiglu_mlp_##isa(const SwiGluMlpProblem&);                             \
@@ -46,6 +49,7 @@
    conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
    gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
    deformable_attention_##isa, deformable_attention_backward_##isa,          \
+   selective_scan_##isa,     selective_scan_backward_##isa,                  \
    swiglu_##isa,             swiglu_backward_##isa,                          \
    swiglu_mlp_##isa,         swiglu_mlp_backward_##isa, linear_##isa,        \
    linear_backward_##isa,                                                    \
@@ -77,6 +81,8 @@ struct Kernels {
   void (*deformable_attention)(const DeformableAttention&);
   void (*deformable_attention_backward)(const DeformableAttention&,
                                         const DeformableAttentionGradients&);
+  int (*selective_scan)(const SelectiveScan&);
+  int (*selective_scan_backward)(const SelectiveScan&, const SelectiveScanGradients&);
   void (*swiglu)(const SwiGlu&);
   void (*swiglu_backward)(const SwiGlu&);
   int (*swiglu_mlp)(const SwiGluMlpProblem&);
@@ -150,6 +156,10 @@ void vision_ttt_deformable_attention(const DeformableAttention* p) {
 void vision_ttt_deformable_attention_backward(const DeformableAttention* p,
                                               const DeformableAttentionGradients* g) {
   kernels().deformable_attention_backward(*p, *g);
+}
+int vision_ttt_selective_scan(const SelectiveScan* p) { return kernels().selective_scan(*p); }
+int vision_ttt_selective_scan_backward(const SelectiveScan* p, const SelectiveScanGradients* g) {
+  return kernels().selective_scan_backward(*p, *g);
 }
 void vision_ttt_swiglu(const SwiGlu* p) { kernels().swiglu(*p); }
 void vision_ttt_swiglu_backward(const SwiGlu* p) { kernels().swiglu_backward(*p); }

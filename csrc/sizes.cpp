@@ -7,6 +7,7 @@
 #include "learner/problem.h"
 #include "linear/linear.h"
 #include "packed/packed.h"
+#include "selective_scan/selective_scan.h"
 #include "swiglu_mlp/swiglu_mlp.h"
 
 #define VISION_TTT_SIZE(structure) \
@@ -27,6 +28,9 @@ VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(Conv2d)
   VISION_TTT_SIZE(DeformableAttention)
   VISION_TTT_SIZE(DeformableAttentionGradients)
+  VISION_TTT_SIZE(ScanTensor)
+  VISION_TTT_SIZE(SelectiveScan)
+  VISION_TTT_SIZE(SelectiveScanGradients)
   VISION_TTT_SIZE(Tokens)
   VISION_TTT_SIZE(Convolution)
   VISION_TTT_SIZE(State)

@@ -97,7 +97,7 @@ def test_every_structure_that_a_header_defines_has_a_size():
     if not sources.exists():
         pytest.skip("an installed package has no sources")
     headers = ("conv2d/conv2d.h", "deformable_attention/deformable_attention.h")
-    headers += ("fused/fused.h", "learner/problem.h")
+    headers += ("fused/fused.h", "learner/problem.h", "selective_scan/selective_scan.h")
     headers += ("linear/linear.h", "packed/packed.h", "swiglu_mlp/swiglu_mlp.h")
     defined = {
         name
