@@ -1,6 +1,7 @@
 // Between the products of a Mamba block: its convolution, and the selective scan of a few tokens.
 #pragma once
 
+#include "../bfloat16.h"
 #include "../selective_scan/exponential.h"
 #include "packed.h"
 
