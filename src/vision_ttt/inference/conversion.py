@@ -47,10 +47,10 @@ def for_inference(
 ) -> EvaluationOnly:
     """A copy of ``model`` for fast evaluation on a CPU.
 
-    Each block of Vittt, ViT³, H-ViT³, DiT³, Vim and Mamba-Reg becomes one op, whose weights are packed
-    in the order in which the kernels read them. Linear layers and patch embeddings of these and of any other
-    model are packed, too, and the BatchNorm of a convolutional stem becomes part of its
-    convolution. All other modules stay as they are. So does a block with a part that was
+    Each block of Vittt, ViT³, H-ViT³, DiT³, Vim and Mamba-Reg becomes one op, whose weights are
+    packed in the order in which the kernels read them. Linear layers and patch embeddings of these
+    and of any other model are packed, too, and the BatchNorm of a convolutional stem becomes part
+    of its convolution. All other modules stay as they are. So does a block with a part that was
     replaced or changed or that has a hook; a warning names it.
 
     Results equal those of the model in evaluation mode, to rounding. The model is not changed.

@@ -99,9 +99,7 @@ def _check(y: torch.Size, words: torch.Size, ints: tuple[int, ...], eps: float) 
 
 
 @functools.lru_cache(maxsize=256)
-def _describe(
-    y: torch.Size, weights: int, ints: tuple[int, ...], eps: float
-) -> _PackedMambaBlock:
+def _describe(y: torch.Size, weights: int, ints: tuple[int, ...], eps: float) -> _PackedMambaBlock:
     """Describe a call whose weights begin at the address ``weights``.
 
     The description holds addresses only; the caller must keep the weights alive.

@@ -21,28 +21,24 @@ def packed_mamba_block_definition(
     """See :func:`vision_ttt.ops.packed.packed_mamba_block`. It rounds where the kernels round."""
     sizes = MambaBlockSizes(*ints)
     dim, inner, rank = y.shape[-1], sizes.inner, sizes.rank
-    p = split_parameters(as_it_lies(weights), dim, sizes)
-    dtype = p.in_proj.dtype
+    given = split_parameters(as_it_lies(weights), dim, sizes)
+    dtype = given.in_proj.dtype
+    p = given._make(x if x.dtype == torch.bfloat16 else x.to(y.dtype) for x in given)
 
     def rounded(x: Tensor) -> Tensor:
         return x.to(dtype).to(y.dtype)
 
     def direction(x: Tensor, index: int, vectors: Tensor, low: Tensor, steps: Tensor) -> Tensor:
-        conv, bias, steps_bias, decay, skip = (
-            each[index].to(y.dtype)
-            for each in (p.conv, p.conv_bias, p.steps_bias, p.decay, p.skip)
-        )
-        reverse = index * inner
-        convolved = _define("directional_conv1d", x, conv.t().unsqueeze(1), bias, reverse)
-        u = rounded(F.silu(convolved))
+        taps, reverse = p.conv[index].t().unsqueeze(1), index * inner
+        u = rounded(F.silu(_define("directional_conv1d", x, taps, p.conv_bias[index], reverse)))
         b, c = packed_linear_definition(u, vectors, None, 2 * STATES).split(STATES, dim=-1)
         r = rounded(packed_linear_definition(u, low, None, rank))
-        logits = packed_linear_definition(r, steps, steps_bias, inner)
-        a = decay.t() * math.log(2)
-        scan = (u, logits, a, b, c, skip, None, None, None, True, reverse)
+        logits = packed_linear_definition(r, steps, p.steps_bias[index], inner)
+        a = p.decay[index].t() * math.log(2)
+        scan = (u, logits, a, b, c, p.skip[index], None, None, None, True, reverse)
         return rounded(_define("selective_scan", *scan)[0])
 
-    normed = F.rms_norm(y, (dim,), p.norm.to(y.dtype), eps)
+    normed = F.rms_norm(y, (dim,), p.norm, eps)
     x, z = rounded(packed_linear_definition(normed, p.in_proj, None, 2 * inner)).chunk(2, dim=-1)
     forth = direction(x, 0, p.vectors_forth, p.low_forth, p.steps_forth)
     back = direction(x, 1, p.vectors_back, p.low_back, p.steps_back)
