@@ -63,6 +63,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
 def _train(
     sweep: Sweep, arguments: jsonargparse.Namespace, output: Path
 ) -> tuple[list[Result], list[Failure]]:
+    if arguments.seeds is None:
+        arguments.seeds = list(sweep.seeds)
     jobs = os.cpu_count() or 1 if arguments.jobs is None else arguments.jobs
     rows = sweep.find(arguments.rows)
     own = [row for row in rows if row.length is None]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from vision_ttt.sweeps.definition import Sweep
 from vision_ttt.sweeps.figure import log_scale, percent_wrong
@@ -39,6 +40,7 @@ def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[
                     _draw(axis, found[name], x, measure, label, f"C{colour}")
         axes[0, column].set_title(panel.title, fontsize=9)
         axes[1, column].set_xlabel(_AXES[x])
+        axes[1, column].xaxis.set_major_locator(MaxNLocator(integer=True))
         for axis in axes[:, column]:
             axis.grid(alpha=0.3, which="both")
     for axis, text in zip(axes[:, 0], ("test loss, nats", "test error, %"), strict=True):

@@ -93,6 +93,8 @@ class Sweep:
     """How far the result may be trusted, in a sentence for the table and the picture."""
     published_unit: str = ""
     """What the papers' figures are, e.g. "top-1 of Vittt-T on ImageNet-1K, %"; empty for none."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """That each row is trained with, unless others are asked for."""
     columns: tuple[Column, ...] = ()
     """Of the tables, beside loss and accuracy."""
     examine: Callable[[TrainResult], Mapping[str, Any]] | None = None
