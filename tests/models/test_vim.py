@@ -137,7 +137,7 @@ def test_patches_that_overlap(stride):
     assert maps[0].shape == (2, 32, (24 - 8) // stride + 1, (40 - 8) // stride + 1)
     assert model.feature_info[0]["reduction"] == stride
     for size in ((33, 32), (4, 32)):
-        with pytest.raises(ValueError, match=r"not whole patches of 8 × 8, one every"):
+        with pytest.raises(ValueError, match=r"not whole patches of 8 × 8 at a stride of"):
             model(images(1, 3, *size))
     model.set_input_size(24)
     assert model.patch_embed.grid_size == ((24 - 8) // stride + 1,) * 2
@@ -149,7 +149,7 @@ def test_patches_that_overlap(stride):
     ("options", "message"),
     [
         ({"stride": 9}, "stride is 9; accepted: 1 to patch_size, 8"),
-        ({"stride": 5}, "images of 32 × 32 pixels are not whole patches of 8 × 8, one every 5 × 5"),
+        ({"stride": 5}, "images of 32 × 32 pixels are not whole patches of 8 × 8 at a stride of 5"),
         ({"stride": 4, "dynamic_img_pad": True}, "dynamic_img_pad is not supported for patches"),
     ],
 )

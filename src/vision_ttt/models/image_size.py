@@ -22,7 +22,7 @@ def check_overlapping(
         if side < own or (side - own) % step:
             raise ValueError(
                 f"images of {size[0]} × {size[1]} pixels are not whole patches of {patch[0]} × "
-                f"{patch[1]}, one every {stride[0]} × {stride[1]} pixels"
+                f"{patch[1]} at a stride of {stride[0]} × {stride[1]}"
             )
 
 

@@ -41,7 +41,7 @@ def reduced_width(embed_dim: int, head_reduction: float) -> int:
 
 
 class RegisterNeck(nn.Module):
-    """Reduce each register and concatenate them: [B, n, D] → [B, n · D / r] (Mamba-Reg, Sec. 4).
+    """Reduce each register and concatenate them: [B, n, D] → [B, n · D / r] (Mamba-Reg, Sec. 3.3).
 
     ::
 
@@ -71,7 +71,7 @@ class MambaReg(PlainBackbone):
 
     A patch embedding with learned positions, registers with positions of their own among the image
     tokens, ``depth`` blocks :class:`vision_ttt.layers.MambaBlock`, RMSNorm, all registers in one
-    feature and a linear head (Mamba-Reg, Sec. 4). Cost and memory are linear in the number of
+    feature and a linear head (Mamba-Reg, Sec. 3.3). Cost and memory are linear in the number of
     tokens.
 
     Args:
@@ -85,11 +85,13 @@ class MambaReg(PlainBackbone):
         head_reduction: r (Table 6). For 1 the feature is the registers side by side, otherwise
             :class:`RegisterNeck` reduces each of them to D / r first.
         distribution: of the registers (Table 4): "even" (published: ⌊T / (n + 1)⌋ image tokens
-            before each), "front", "middle" or "end"; "none" for a model without registers.
+            before each), "front", "middle" or "end"; "none" for a model without registers, whatever
+            their number.
         state: numbers of each channel's state, N.
         global_pool: "registers" (published, the default where there are any), their placement
             ("even", "head", "middle" or "end": the mean of the registers), "avg" (the mean of the
             image tokens, the default without registers), "max_norm", or "" for the tokens.
+        fused: see :class:`vision_ttt.layers.BidirectionalMamba`; takes less memory to train.
         dynamic_img_size: accept any image size; the positions of image tokens are interpolated, and
             registers are distributed over the sequence that there is.
         dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
@@ -120,6 +122,7 @@ class MambaReg(PlainBackbone):
         distribution: str = "even",
         state: int = 16,
         global_pool: str | None = None,
+        fused: bool = False,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
@@ -132,6 +135,7 @@ class MambaReg(PlainBackbone):
             num_classes=num_classes,
             num_registers=num_registers,
             state=state,
+            fused=fused,
             dynamic_img_size=dynamic_img_size,
             dynamic_img_pad=dynamic_img_pad,
             drop_rate=drop_rate,
@@ -139,7 +143,7 @@ class MambaReg(PlainBackbone):
         )
         check_sides(img_size, patch_size, whole_patches=not dynamic_img_size, pad=dynamic_img_pad)
         choose("distribution", distribution, (*DISTRIBUTIONS, "none"))
-        self.register_width = reduced_width(embed_dim, head_reduction)
+        width = reduced_width(embed_dim, head_reduction)
         registers = None
         if distribution != "none":
             registers = ExtraTokens(
@@ -147,15 +151,15 @@ class MambaReg(PlainBackbone):
             )
         if global_pool is None:
             global_pool = "avg" if registers is None else "registers"
-        feature = embed_dim
-        if global_pool == "registers":
-            feature = num_registers * self.register_width
+        feature = num_registers * width if global_pool == "registers" else embed_dim
         patch_embed = mamba_patches(img_size, patch_size, in_chans, embed_dim, pad=dynamic_img_pad)
         super().__init__(
             patch_embed=patch_embed,
             pos_embed=position_embedding(patch_embed),
             class_tokens=registers,
-            blocks=mamba_blocks(embed_dim, depth, state=state, drop_path_rate=drop_path_rate),
+            blocks=mamba_blocks(
+                embed_dim, depth, state=state, fused=fused, drop_path_rate=drop_path_rate
+            ),
             norm=nn.RMSNorm(embed_dim, eps=1e-5),
             head=linear_head(feature, num_classes),
             own_pools=() if registers is None else ("registers",),
@@ -163,6 +167,7 @@ class MambaReg(PlainBackbone):
             dynamic_img_size=dynamic_img_size,
             drop_rate=drop_rate,
         )
+        self.register_width = width
         self._set_neck()
 
     def _set_neck(self) -> None:
