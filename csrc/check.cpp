@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "linear/linear.h"
 #include "peak/peak.h"
 #include "packed/packed.h"
+#include "selective_scan/selective_scan.h"
 #include "swiglu_mlp/swiglu_mlp.h"
 
 namespace {
@@ -194,6 +196,40 @@ void check_deformable_attention(int64_t B, int64_t Q, int64_t H, int64_t d, int6
   vision_ttt_deformable_attention_backward(&p, &gradients);
 }
 
+// Of N states, in G groups; `bare` without optional tensors.
+void check_selective_scan(int64_t B, int64_t T, int64_t D, int64_t N, int64_t G, int64_t reverse,
+                          bool bare, bool is_bfloat16) {
+  const int64_t tokens = B * T * D, matrices = B * T * G * N, state = B * D * N, width = G * N;
+  const int64_t chunks = (T + VISION_TTT_SCAN_CHUNK - 1) / VISION_TTT_SCAN_CHUNK;
+  const int64_t numbers = is_bfloat16 ? 2 : 1;  // in a float
+  Buffer u(tokens / numbers), delta(u.size), z(u.size), y(u.size, false), grad(u.size);
+  Buffer b((matrices + 1) / numbers), c(b.size), a(D * N), skip(D), bias(D), initial(state);
+  Buffer last(state, false), kept(chunks * state, false), grad_last(state);
+  auto pointer = [&](Buffer& x) { return bare ? nullptr : (float*)x; };
+  if (is_bfloat16)  // the bits of any float32 would be numbers of any size
+    for (Buffer* x : {&u, &delta, &z, &grad, &b, &c})
+      for (size_t i = 0; i < x->size; ++i) {
+        const uint32_t pair = 0x3c003c00u | (i % 64);
+        std::memcpy(x->data.get() + i, &pair, sizeof pair);
+      }
+  for (size_t i = 0; i < a.size; ++i) a.data[i] -= 1.0f;
+  SelectiveScan p{{u, T * D, D, 0}, {delta, T * D, D, 0}, {b, T * width, width, N},
+                  {c, T * width, width, N}, {pointer(z), T * D, D, 0}, {y, T * D, D, 0}, a,
+                  pointer(skip), pointer(bias), pointer(initial), last, kept, B, T, D, N, G, reverse,
+                  !bare, is_bfloat16, 2};
+  expect(vision_ttt_selective_scan(&p) == 0 && y.finite() && last.finite() && kept.finite(),
+         "a selective scan is finite");
+  Buffer du(u.size, false), ddelta(u.size, false), dz(bare ? 0 : u.size, false);
+  Buffer da(D * N, false), db(matrices, false), dc(matrices, false), dskip(D, false);
+  Buffer dbias(D, false), dinitial(state, false);
+  const SelectiveScanGradients gradients{(float*)du, (float*)ddelta, (float*)dz, da, db, dc,
+                                         dskip, dbias, dinitial};
+  p.y.data = (float*)grad, p.last_state = grad_last;
+  expect(vision_ttt_selective_scan_backward(&p, &gradients) == 0, "a selective scan's status");
+  for (const Buffer* x : {&du, &ddelta, &dz, &da, &db, &dc, &dskip, &dbias, &dinitial})
+    expect(x->finite(), "a selective scan's backward is finite");
+}
+
 // A packed weight of exactly its size; an absent one has no data.
 struct PackedBuffer {
   Buffer data, bias;
@@ -311,6 +347,12 @@ int main() {
     check_deformable_attention(2, 5, 3, 32, 3, 4, hostile);
     check_deformable_attention(1, 3, 2, 48, 2, 3, hostile);
     check_deformable_attention(1, 2, 3, 80, 2, 120, hostile);
+  }
+  for (bool is_bfloat16 : {false, true}) {
+    check_selective_scan(1, 1, 16, 1, 1, 0, true, is_bfloat16);
+    check_selective_scan(2, 130, 96, 16, 2, 48, false, is_bfloat16);
+    check_selective_scan(1, 65, 112, 21, 1, 32, false, is_bfloat16);
+    check_selective_scan(1, 64, 32, 7, 2, 32, false, is_bfloat16);
   }
   float sums = 0.0f;
   expect(vision_ttt_fma_peak(100, 2, &sums) > 0 && sums > 0.0f, "chains of multiply-adds");

@@ -120,18 +120,11 @@ class BackwardPass {
     for (float* x : accumulated) clear(x, chunk_.tokens * kLanes);
   }
 
-  // Fetch what is read for the chunk before, and what is written after this one's last strip.
-  VISION_TTT_INLINE void prefetch(const Column& column, int64_t j) const {
-    chunk_.prefetch(column, -1, j);
-    const int64_t to = place(column, j);
-    __builtin_prefetch(static_cast<Number*>(out_.delta) + to, 1);
-    __builtin_prefetch(static_cast<Number*>(out_.u) + to, 1);
-    if (p_.z.data) __builtin_prefetch(static_cast<Number*>(out_.z) + to, 1);
-  }
-
   // kStates states from n on: forward through the chunk, and back.
   template <int kStates>
   void go_back(const Column& column, int64_t v, int64_t n) {
+    // What the next chunk reads and this one writes is fetched bit by bit, as memory is slow.
+    const bool first = n == 0, last = n + kStates == p_.states;
     const float* rates = rates_ + v * width_ + n * kLanes;
     Vector h[kStates], g[kStates], da[kStates];
     for (int s = 0; s < kStates; ++s) {
@@ -142,7 +135,14 @@ class BackwardPass {
       const Vector delta = load(chunk_.delta + j * kLanes), update = load(chunk_.update + j * kLanes);
       const float *b = chunk_.b + j * p_.states + n, *c = chunk_.c + j * p_.states + n;
       float *decays = decays_ + j * kStates * kLanes, *states = states_ + (j + 1) * kStates * kLanes;
-      if (n == 0) prefetch(column, j);
+      if (first) {
+        chunk_.prefetch(p_.u, column, -1, j);
+        chunk_.prefetch(p_.delta, column, -1, j);
+      }
+      if (last) {
+        __builtin_prefetch(static_cast<Number*>(out_.u) + place(column, j), 1);
+        __builtin_prefetch(static_cast<Number*>(out_.delta) + place(column, j), 1);
+      }
       Vector y = load(y_ + j * kLanes);
 #pragma GCC unroll 16
       for (int s = 0; s < kStates; ++s) {
@@ -164,6 +164,11 @@ class BackwardPass {
       const float *b = chunk_.b + j * p_.states + n, *c = chunk_.c + j * p_.states + n;
       const float *decays = decays_ + j * kStates * kLanes, *before = states_ + j * kStates * kLanes;
       Vector dupdate = load(dupdate_ + j * kLanes), ddecay = load(ddecay_ + j * kLanes);
+      if (first) {
+        chunk_.prefetch(p_.z, column, -1, j);
+        chunk_.prefetch(p_.y, column, -1, j);
+      }
+      if (last && p_.z.data) __builtin_prefetch(static_cast<Number*>(out_.z) + place(column, j), 1);
       // The terms of ∂B, then those of ∂C, to which each state adds one.
       const auto terms = [&](int64_t index) {
         const int64_t s = index % kStates;

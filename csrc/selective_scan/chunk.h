@@ -135,14 +135,11 @@ struct Chunk {
     }
   }
 
-  // Fetch token j's rows of another chunk: they lie far apart, so that the processor does not foresee
-  // them. An address beyond the first or last token does no harm.
-  VISION_TTT_INLINE void prefetch(const Column& column, int64_t chunks, int64_t j) const {
-    const int64_t step = first + chunks * kChunk + j;
-    __builtin_prefetch(column.vector<Number>(p.u, step));
-    __builtin_prefetch(column.vector<Number>(p.delta, step));
-    if (p.z.data) __builtin_prefetch(column.vector<Number>(p.z, step));
-    __builtin_prefetch(column.vector<Number>(p.y, step), 1);
+  // Fetch what is read of token j of another chunk: the tokens lie far apart, so that the processor does
+  // not foresee them. An address beyond the first or last token does no harm.
+  VISION_TTT_INLINE void prefetch(const ScanTensor& x, const Column& column, int64_t chunks,
+                                 int64_t j) const {
+    if (x.data) __builtin_prefetch(column.vector<Number>(x, first + chunks * kChunk + j));
   }
 
   // With softplus its derivatives are written to `slopes` [64, kLanes], if that is not null.

@@ -51,7 +51,12 @@ class ForwardPass {
     for (int64_t j = 0; j < chunk_.tokens; ++j) {
       const Vector delta = load(chunk_.delta + j * kLanes), update = load(chunk_.update + j * kLanes);
       const float *b = chunk_.b + j * p_.states + n, *c = chunk_.c + j * p_.states + n;
-      if (n == 0) chunk_.prefetch(column, 1, j);
+      if (n == 0) {
+        chunk_.prefetch(p_.u, column, 1, j);
+        chunk_.prefetch(p_.delta, column, 1, j);
+        chunk_.prefetch(p_.z, column, 1, j);
+        chunk_.prefetch(p_.y, column, 1, j);
+      }
       Vector y[2] = {load(y_ + j * kLanes), Vector{}};  // two chains hide the latency of one
 #pragma GCC unroll 16
       for (int s = 0; s < kStates; ++s) {
