@@ -125,6 +125,10 @@ void check_fused(int64_t B, int64_t T, int64_t D) {
   expect(dz.finite() && dgate.finite() && shares_w.finite() && shares_b.finite(),
          "gated norm's backward is finite");
 
+  const Silu silu{z, nullptr, y, B * T * D, 2}, silu_backward{z, y, y, B * T * D, 2};
+  vision_ttt_silu(&silu);
+  vision_ttt_silu(&silu_backward);
+  expect(y.finite(), "silu and its gradient are finite");
   SwiGlu glu{z, y, dz, B * T, D, 2 * D, D, 2};
   vision_ttt_swiglu(&glu);
   vision_ttt_swiglu_backward(&glu);

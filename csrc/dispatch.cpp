@@ -28,6 +28,7 @@
                                            const DeformableAttentionGradients&); \
   int selective_scan_##isa(const SelectiveScan&);                            \
   int selective_scan_backward_##isa(const SelectiveScan&, const SelectiveScanGradients&); \
+  void silu_##isa(const Silu&);                                              \
   void swiglu_##isa(const SwiGlu&);                                          \
   void swiglu_backward_##isa(const SwiGlu&);                                 \
   int swiglu_mlp_##isa(const SwiGluMlpProblem&);                             \
@@ -50,7 +51,7 @@
    gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
    deformable_attention_##isa, deformable_attention_backward_##isa,          \
    selective_scan_##isa,     selective_scan_backward_##isa,                  \
-   swiglu_##isa,             swiglu_backward_##isa,                          \
+   silu_##isa,               swiglu_##isa,             swiglu_backward_##isa, \
    swiglu_mlp_##isa,         swiglu_mlp_backward_##isa, linear_##isa,        \
    linear_backward_##isa,                                                    \
    packed_linear_##isa,      packed_vittt_block_scratch_##isa, packed_vittt_block_##isa, \
@@ -83,6 +84,7 @@ struct Kernels {
                                         const DeformableAttentionGradients&);
   int (*selective_scan)(const SelectiveScan&);
   int (*selective_scan_backward)(const SelectiveScan&, const SelectiveScanGradients&);
+  void (*silu)(const Silu&);
   void (*swiglu)(const SwiGlu&);
   void (*swiglu_backward)(const SwiGlu&);
   int (*swiglu_mlp)(const SwiGluMlpProblem&);
@@ -161,6 +163,7 @@ int vision_ttt_selective_scan(const SelectiveScan* p) { return kernels().selecti
 int vision_ttt_selective_scan_backward(const SelectiveScan* p, const SelectiveScanGradients* g) {
   return kernels().selective_scan_backward(*p, *g);
 }
+void vision_ttt_silu(const Silu* p) { kernels().silu(*p); }
 void vision_ttt_swiglu(const SwiGlu* p) { kernels().swiglu(*p); }
 void vision_ttt_swiglu_backward(const SwiGlu* p) { kernels().swiglu_backward(*p); }
 int vision_ttt_swiglu_mlp(const SwiGluMlpProblem* p) { return kernels().swiglu_mlp(*p); }

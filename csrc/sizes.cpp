@@ -22,6 +22,7 @@ VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(Conv1dWeights)
   VISION_TTT_SIZE(GatedNorm)
   VISION_TTT_SIZE(GatedNormGradients)
+  VISION_TTT_SIZE(Silu)
   VISION_TTT_SIZE(SwiGlu)
   VISION_TTT_SIZE(SwiGluMlpProblem)
   VISION_TTT_SIZE(Linear)

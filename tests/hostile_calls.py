@@ -156,11 +156,21 @@ def scan_arguments(s: Sizes) -> list[Any]:
     return [u, delta, a, *matrices, *optional, state, gated, dim // 2 // 16 * 16]
 
 
+def mamba_arguments(s: Sizes) -> list[Any]:
+    inner, states, rank = s.channels, s.mini_batch, s.heads
+    tensors = [normal(s.batch, s.length, 2 * inner), normal(2 * inner, 1, s.taps)]
+    tensors += [normal(2 * inner), normal(2, rank + 2 * states, inner) / inner**0.5]
+    tensors += [normal(2, inner, rank), normal(2 * inner)]
+    a = -torch.rand(2 * inner, states, dtype=torch.float32)
+    return [*tensors, a, normal(2 * inner)]
+
+
 ARGUMENTS: dict[str, Callable[[Sizes], list[Any]]] = {
     "deformable_attention": deformable_arguments,
     "depthwise_conv2d": conv2d_arguments,
     "depthwise_correlation": correlation_arguments,
     "directional_conv1d": conv1d_arguments,
+    "fused_mamba": mamba_arguments,
     "fused_ttt_linear": fused_arguments,
     "gated_norm": norm_arguments,
     "linear": linear_layer_arguments,
@@ -329,11 +339,17 @@ def with_options(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *a: op(*a[:8], initial_state=a[8], delta_softplus=a[9], reverse_channels=a[10])
 
 
+def mamba_in_pairs(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The fused Mamba's public function on its custom op's arguments."""
+    return lambda *a: op(a[0], a[1:3], a[3], a[4:6], *a[6:])
+
+
 PUBLIC: dict[str, Callable[..., Tensor]] = {
     "deformable_attention": with_pairs(ops.deformable_attention),
     "depthwise_conv2d": with_grid(ops.depthwise_conv2d),
     "depthwise_correlation": with_grid(depthwise_correlation),
     "directional_conv1d": ops.directional_conv1d,
+    "fused_mamba": mamba_in_pairs(ops.fused_mamba),
     "fused_ttt_linear": in_parts(ops.fused_ttt_linear),
     "gated_norm": ops.gated_norm,
     "linear": ops.linear,

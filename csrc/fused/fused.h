@@ -58,12 +58,21 @@ struct SwiGlu {
   int64_t rows, hidden, x_row, out_row, threads;
 };
 
+// out = SiLU(x), or with an incoming gradient grad, out = grad · SiLU'(x). out may be x or grad.
+struct Silu {
+  const float* x;
+  const float* grad;  // or null
+  float* out;
+  int64_t count, threads;  // count is a multiple of 16
+};
+
 VISION_TTT_EXPORT int64_t vision_ttt_chunk_tokens();
 // Returns 0, or 1 if the memory for the transposed weight could not be allocated.
 VISION_TTT_EXPORT int vision_ttt_conv1d(const Conv1d*);
 VISION_TTT_EXPORT void vision_ttt_conv1d_weights(const Conv1d*, const Conv1dWeights*);
 VISION_TTT_EXPORT void vision_ttt_gated_norm(const GatedNorm*);
 VISION_TTT_EXPORT void vision_ttt_gated_norm_backward(const GatedNorm*, const GatedNormGradients*);
+VISION_TTT_EXPORT void vision_ttt_silu(const Silu*);
 VISION_TTT_EXPORT void vision_ttt_swiglu(const SwiGlu*);
 VISION_TTT_EXPORT void vision_ttt_swiglu_backward(const SwiGlu*);
 

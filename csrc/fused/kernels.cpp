@@ -203,6 +203,14 @@ void VISION_TTT_KERNEL(gated_norm_backward)(const GatedNorm& p, const GatedNormG
   }
 }
 
+void VISION_TTT_KERNEL(silu)(const Silu& p) {
+#pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
+  for (int64_t i = 0; i < p.count; i += kLanes) {
+    const Vector x = load(p.x + i), s = sigmoid(x);
+    store(p.out + i, p.grad ? load(p.grad + i) * (s + x * s * (1.0f - s)) : x * s);
+  }
+}
+
 void VISION_TTT_KERNEL(swiglu)(const SwiGlu& p) {
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
   for (int64_t t = 0; t < p.rows; ++t) {

@@ -43,14 +43,15 @@ class BackwardPass {
   static size_t floats(const SelectiveScan& p) {
     const size_t states = round_up(p.states * kLanes, 16), tokens = kChunk * kLanes;
     const size_t strip = round_up(kBackwardStrip * kLanes, 16);
-    return Chunk<Number>::floats(p) + 4 * tokens + (2 * kChunk + 1) * strip + kChunk * row(p) +
+    return Chunk<Number>::floats(p) + 6 * tokens + (2 * kChunk + 1) * strip + kChunk * row(p) +
            (1 + 3 * kBlockVectors) * states + 2 * kBlockVectors * kLanes;
   }
   BackwardPass(const SelectiveScan& p, const SelectiveScanGradients& gradients, const Shares& shares,
                Scratch& scratch)
       : p_(p), out_(gradients), shares_(shares), chunk_(p, scratch), width_(p.states * kLanes),
         grad_(take_tokens(scratch)), y_(take_tokens(scratch)), dupdate_(take_tokens(scratch)),
-        ddecay_(take_tokens(scratch)), decays_(scratch.take(kBackwardStrip * kChunk * kLanes)),
+        ddecay_(take_tokens(scratch)), slopes_(take_tokens(scratch)),
+        gates_(take_tokens(scratch)), decays_(scratch.take(kBackwardStrip * kChunk * kLanes)),
         states_(scratch.take(kBackwardStrip * (kChunk + 1) * kLanes)),
         sums_(scratch.take(kChunk * row(p))), start_(scratch.take(width_)),
         rates_(scratch.take(kBlockVectors * width_)), g_(scratch.take(kBlockVectors * width_)),
@@ -77,7 +78,7 @@ class BackwardPass {
         to_lanes(kept + v * width_, p_.states, start_);
         read(column);
         in_strips<kBackwardStrip>(
-            p_.states, [this, v](auto count, int64_t n) { go_back<count>(v, n); });
+            p_.states, [&](auto count, int64_t n) { go_back<count>(column, v, n); });
         write(column, v);
       }
       write_sums(column, index_of_block);
@@ -96,15 +97,22 @@ class BackwardPass {
   // Of a token's sums, with room for the last strip's whole vector.
   static int64_t row(const SelectiveScan& p) { return round_up(2 * p.states, 16) + 16; }
 
+  // Where the token's gradients are written.
+  VISION_TTT_INLINE int64_t place(const Column& column, int64_t j) const {
+    const int64_t token = column.batch * p_.length + column.token(chunk_.first + j);
+    return token * p_.channels + column.channel;
+  }
+
   // The tokens of kLanes channels, and the gradient of C h + D u.
   void read(const Column& column) {
-    chunk_.read_steps(column);
+    chunk_.read_steps(column, slopes_);
     for (int64_t j = 0; j < chunk_.tokens; ++j) {
       const int64_t step = chunk_.first + j;
       Vector grad = load(column.vector<Number>(p_.y, step));
       if (p_.z.data) {
-        const Vector z = load(column.vector<Number>(p_.z, step));
-        grad *= z * sigmoid(z);
+        const Vector z = load(column.vector<Number>(p_.z, step)), s = sigmoid(z);
+        store(gates_ + j * kLanes, grad * s * (1.0f + z * (1.0f - s)));
+        grad *= z * s;
       }
       store(grad_ + j * kLanes, grad);
     }
@@ -112,9 +120,18 @@ class BackwardPass {
     for (float* x : accumulated) clear(x, chunk_.tokens * kLanes);
   }
 
+  // Fetch what is read for the chunk before, and what is written after this one's last strip.
+  VISION_TTT_INLINE void prefetch(const Column& column, int64_t j) const {
+    chunk_.prefetch(column, -1, j);
+    const int64_t to = place(column, j);
+    __builtin_prefetch(static_cast<Number*>(out_.delta) + to, 1);
+    __builtin_prefetch(static_cast<Number*>(out_.u) + to, 1);
+    if (p_.z.data) __builtin_prefetch(static_cast<Number*>(out_.z) + to, 1);
+  }
+
   // kStates states from n on: forward through the chunk, and back.
   template <int kStates>
-  void go_back(int64_t v, int64_t n) {
+  void go_back(const Column& column, int64_t v, int64_t n) {
     const float* rates = rates_ + v * width_ + n * kLanes;
     Vector h[kStates], g[kStates], da[kStates];
     for (int s = 0; s < kStates; ++s) {
@@ -125,7 +142,9 @@ class BackwardPass {
       const Vector delta = load(chunk_.delta + j * kLanes), update = load(chunk_.update + j * kLanes);
       const float *b = chunk_.b + j * p_.states + n, *c = chunk_.c + j * p_.states + n;
       float *decays = decays_ + j * kStates * kLanes, *states = states_ + (j + 1) * kStates * kLanes;
+      if (n == 0) prefetch(column, j);
       Vector y = load(y_ + j * kLanes);
+#pragma GCC unroll 16
       for (int s = 0; s < kStates; ++s) {
         const Vector decay = exp2(delta * load(rates + s * kLanes));
         h[s] = decay * h[s] + update * b[s];
@@ -145,10 +164,10 @@ class BackwardPass {
       const float *b = chunk_.b + j * p_.states + n, *c = chunk_.c + j * p_.states + n;
       const float *decays = decays_ + j * kStates * kLanes, *before = states_ + j * kStates * kLanes;
       Vector dupdate = load(dupdate_ + j * kLanes), ddecay = load(ddecay_ + j * kLanes);
-      // The terms of ∂B and ∂C in turn, so that few of them are in registers at a time.
+      // The terms of ∂B, then those of ∂C, to which each state adds one.
       const auto terms = [&](int64_t index) {
-        const int64_t s = index / 2;
-        if (index % 2) return Sums<1>{{load(before + (kStates + s) * kLanes) * grad}};
+        const int64_t s = index % kStates;
+        if (index >= kStates) return load(before + (kStates + s) * kLanes) * grad;
         g[s] += grad * c[s];
         const Vector term = g[s] * update;
         dupdate += g[s] * b[s];
@@ -156,10 +175,9 @@ class BackwardPass {
         const Vector r = g[s] * load(before + s * kLanes);
         ddecay += r * load(rates + s * kLanes);
         da[s] += r * delta;
-        return Sums<1>{{term}};
+        return term;
       };
-      Vector sums = token_sums<2 * kStates>(terms, 0).of[0];
-      sums = across_lanes<2 * kStates>(sums);
+      const Vector sums = across_lanes<2 * kStates>(sums_of<2 * kStates>(terms));
       float* to = sums_ + j * row(p_) + 2 * n;
       store(to, load(to) + keep_first(sums, 2 * kStates));
       store(dupdate_ + j * kLanes, dupdate);
@@ -169,6 +187,18 @@ class BackwardPass {
       const int64_t at = v * width_ + (n + s) * kLanes;
       store(g_ + at, g[s]);
       store(da_ + at, load(da_ + at) + da[s]);
+    }
+  }
+
+  // The sums of term i in the lanes whose indices have the remainder i by kCount. Terms i and
+  // i + kCount / 2 are needed together, so that few are in registers at a time.
+  template <int kCount, int kStride = 1, class Terms>
+  VISION_TTT_INLINE static Vector sums_of(const Terms& terms, int64_t first = 0) {
+    if constexpr (kStride == kCount) {
+      return terms(first);
+    } else {
+      const Vector sums = sums_of<kCount, 2 * kStride>(terms, first);
+      return fold<kStride>(sums, sums_of<kCount, 2 * kStride>(terms, first + kStride));
     }
   }
 
@@ -186,18 +216,16 @@ class BackwardPass {
     Vector dskip{}, dbias{};
     for (int64_t j = 0; j < chunk_.tokens; ++j) {
       const int64_t step = chunk_.first + j;
-      const int64_t to = (column.batch * p_.length + column.token(step)) * p_.channels + column.channel;
+      const int64_t to = place(column, j);
       const Vector u = load(column.vector<Number>(p_.u, step)), grad = load(grad_ + j * kLanes);
       const Vector dupdate = load(dupdate_ + j * kLanes);
       Vector ddelta = load(ddecay_ + j * kLanes) * kLn2 + dupdate * u;
-      if (p_.delta_softplus) ddelta *= sigmoid(chunk_.raw_delta(column, j));
+      if (p_.delta_softplus) ddelta *= load(slopes_ + j * kLanes);
       store(static_cast<Number*>(out_.delta) + to, ddelta);
       store(static_cast<Number*>(out_.u) + to, dupdate * load(chunk_.delta + j * kLanes) + skip * grad);
       if (p_.z.data) {
-        const Vector z = load(column.vector<Number>(p_.z, step)), s = sigmoid(z);
         const Vector y = load(y_ + j * kLanes) + skip * u;
-        const Vector incoming = load(column.vector<Number>(p_.y, step));
-        store(static_cast<Number*>(out_.z) + to, incoming * y * s * (1.0f + z * (1.0f - s)));
+        store(static_cast<Number*>(out_.z) + to, y * load(gates_ + j * kLanes));
       }
       dskip += grad * u;
       dbias += ddelta;
@@ -211,8 +239,10 @@ class BackwardPass {
       const int64_t sequence = index_of_block * p_.batch + column.batch;
       const int64_t to = (sequence * p_.length + column.token(chunk_.first + j)) * p_.states;
       const float* sums = sums_ + j * row(p_);
-      for (int64_t n = 0; n < p_.states; ++n)
-        shares_.b[to + n] = sums[2 * n], shares_.c[to + n] = sums[2 * n + 1];
+      in_strips<kBackwardStrip>(p_.states, [&](auto count, int64_t n) {
+        copy(shares_.b + to + n, sums + 2 * n, count);
+        copy(shares_.c + to + n, sums + 2 * n + count, count);
+      });
     }
   }
 
@@ -222,8 +252,9 @@ class BackwardPass {
   Chunk<Number> chunk_;
   int64_t width_;  // of the states of kLanes channels
   float *grad_, *y_, *dupdate_, *ddecay_;  // G, C h, ∂(δ u), ∂δ in the decay: [64, kLanes]
+  float *slopes_, *gates_;                 // of softplus, and ∂z / (C h + D u): [64, kLanes]
   float *decays_, *states_;                // of a strip: [64, strip, kLanes], [65, strip, kLanes]
-  float* sums_;                            // ∂B and ∂C of the block in turn, [64, row]
+  float* sums_;                            // ∂B and ∂C of the block, strip by strip: [64, row]
   float* start_;                           // the state before the chunk [N, kLanes]
   float *rates_, *g_, *da_;                // [vectors, N, kLanes]
   float *dskip_, *dbias_;                  // [vectors, kLanes]

@@ -135,16 +135,26 @@ struct Chunk {
     }
   }
 
-  // What softplus is applied to.
-  VISION_TTT_INLINE Vector raw_delta(const Column& column, int64_t j) const {
-    const Vector raw = load(column.vector<Number>(p.delta, first + j));
-    return p.delta_bias ? raw + load(p.delta_bias + column.channel) : raw;
+  // Fetch token j's rows of another chunk: they lie far apart, so that the processor does not foresee
+  // them. An address beyond the first or last token does no harm.
+  VISION_TTT_INLINE void prefetch(const Column& column, int64_t chunks, int64_t j) const {
+    const int64_t step = first + chunks * kChunk + j;
+    __builtin_prefetch(column.vector<Number>(p.u, step));
+    __builtin_prefetch(column.vector<Number>(p.delta, step));
+    if (p.z.data) __builtin_prefetch(column.vector<Number>(p.z, step));
+    __builtin_prefetch(column.vector<Number>(p.y, step), 1);
   }
 
-  void read_steps(const Column& column) {
+  // With softplus its derivatives are written to `slopes` [64, kLanes], if that is not null.
+  void read_steps(const Column& column, float* slopes) {
     for (int64_t j = 0; j < tokens; ++j) {
-      const Vector raw = raw_delta(column, j);
-      const Vector step = p.delta_softplus ? softplus(raw) : raw;
+      Vector step = load(column.vector<Number>(p.delta, first + j));
+      if (p.delta_bias) step += load(p.delta_bias + column.channel);
+      if (p.delta_softplus) {
+        const Softplus found = softplus(step);
+        step = found.value;
+        if (slopes) store(slopes + j * kLanes, found.derivative);
+      }
       store(delta + j * kLanes, step);
       store(update + j * kLanes, step * load(column.vector<Number>(p.u, first + j)));
     }

@@ -33,9 +33,9 @@ class ForwardPass {
         from_lanes(state_, p_.states, p_.kept_states + earlier + place);
       }
       chunk_.begin(index, column);
-      chunk_.read_steps(column);
+      chunk_.read_steps(column, nullptr);
       clear(y_, chunk_.tokens * kLanes);
-      in_strips<kForwardStrip>(p_.states, [this](auto count, int64_t n) { advance<count>(n); });
+      in_strips<kForwardStrip>(p_.states, [&](auto count, int64_t n) { advance<count>(column, n); });
       write(column);
     }
     from_lanes(state_, p_.states, p_.last_state + place);
@@ -44,14 +44,16 @@ class ForwardPass {
  private:
   // kStates states from n on, over the chunk.
   template <int kStates>
-  void advance(int64_t n) {
+  void advance(const Column& column, int64_t n) {
     const float* rates = rates_ + n * kLanes;
     Vector h[kStates];
     for (int s = 0; s < kStates; ++s) h[s] = load(state_ + (n + s) * kLanes);
     for (int64_t j = 0; j < chunk_.tokens; ++j) {
       const Vector delta = load(chunk_.delta + j * kLanes), update = load(chunk_.update + j * kLanes);
       const float *b = chunk_.b + j * p_.states + n, *c = chunk_.c + j * p_.states + n;
+      if (n == 0) chunk_.prefetch(column, 1, j);
       Vector y[2] = {load(y_ + j * kLanes), Vector{}};  // two chains hide the latency of one
+#pragma GCC unroll 16
       for (int s = 0; s < kStates; ++s) {
         h[s] = exp2(delta * load(rates + s * kLanes)) * h[s] + update * b[s];
         y[s % 2] += h[s] * c[s];

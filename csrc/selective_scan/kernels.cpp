@@ -11,13 +11,14 @@ int forward(const SelectiveScan& p) {
   const Blocks blocks{p, kLanes};
   const int64_t count = blocks.count();
   std::atomic<int> failed{0};
-#pragma omp parallel for schedule(dynamic, 1) num_threads(int(p.threads)) if (p.threads > 1)
-  for (int64_t task = 0; task < p.batch * count; ++task) {
+#pragma omp parallel num_threads(int(p.threads)) if (p.threads > 1)
+  {
     Scratch scratch(ForwardPass<Number>::floats(p));
-    if (scratch.ok())
-      ForwardPass<Number>(p, scratch).run(task / count, blocks[task % count]);
-    else
-      failed = 1;
+    if (!scratch.ok()) failed = 1;
+    ForwardPass<Number> pass(p, scratch);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < p.batch * count; ++task)
+      if (scratch.ok()) pass.run(task / count, blocks[task % count]);
   }
   return failed;
 }
@@ -30,14 +31,14 @@ int backward(const SelectiveScan& p, const SelectiveScanGradients& gradients) {
   if (!memory.ok()) return 1;
   const Shares shares(p, blocks, memory);
   std::atomic<int> failed{0};
-#pragma omp parallel for schedule(dynamic, 1) num_threads(int(p.threads)) if (p.threads > 1)
-  for (int64_t task = 0; task < p.batch * count; ++task) {
+#pragma omp parallel num_threads(int(p.threads)) if (p.threads > 1)
+  {
     Scratch scratch(BackwardPass<Number>::floats(p));
-    if (scratch.ok())
-      BackwardPass<Number>(p, gradients, shares, scratch)
-          .run(task / count, blocks[task % count], task % count);
-    else
-      failed = 1;
+    if (!scratch.ok()) failed = 1;
+    BackwardPass<Number> pass(p, gradients, shares, scratch);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < p.batch * count; ++task)
+      if (scratch.ok()) pass.run(task / count, blocks[task % count], task % count);
   }
   if (failed) return 1;
   const int64_t per_group = blocks.per_group(), share = tokens * p.states;

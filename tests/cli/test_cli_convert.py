@@ -18,9 +18,16 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 ARGUMENTS = {
     "vit3_tiny_patch16_224": {"embed_dim": 96, "depth": 2, "num_heads": 3},
     "hvit3_tiny": {"dims": [32, 64, 64, 96], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 3]},
+    "vim_tiny_patch16_224": {"embed_dim": 64, "depth": 2},
+    "mambar_small_patch16_224": {"embed_dim": 96, "depth": 2},
 }
 DIFFUSION = "dit3_small_patch2_32"
-GOLDENS = {"vit3_tiny_patch16_224": "vit3_model", "hvit3_tiny": "h_vit3_model"}
+GOLDENS = {
+    "vit3_tiny_patch16_224": "vit3_model",
+    "hvit3_tiny": "h_vit3_model",
+    "vim_tiny_patch16_224": "vim_model",
+    "mambar_small_patch16_224": "mambar_model_cls3_reduce3",
+}
 
 
 def flags(model):
@@ -53,15 +60,15 @@ def test_makes_a_checkpoint_that_computes_what_the_release_did(model, released, 
     loaded, metadata = load_model(out)
     assert metadata.model == model
     assert metadata.carried["classes"] == list("0123456789")
-    assert list(metadata.carried["input"]["input_size"]) == [3, 224, 224]
+    own_size = metadata.model_args.get("img_size", 224)  # models with positions know it
+    assert list(metadata.carried["input"]["input_size"]) == [3, own_size, own_size]
     with torch.no_grad():
         assert_close(loaded(tensors["input.image"]), tensors["output.logits"], 2e-5)
     by_timm = timm.create_model(
         model,
         pretrained=True,
         pretrained_cfg_overlay={"file": str(out), "num_classes": 10},
-        num_classes=10,
-        **ARGUMENTS[model],
+        **metadata.model_args,
     ).eval()
     with torch.no_grad():
         assert_close(by_timm(tensors["input.image"]), tensors["output.logits"], 2e-5)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,15 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
+import mamba_goldens
 from tolerances import assert_close
 from vision_ttt import convert
 from vision_ttt.convert.dit3 import DIT3
+from vision_ttt.convert.mamba import MAMBA_REG, VIM
 from vision_ttt.models.dit3 import DiT3
 from vision_ttt.models.h_vit3 import HViT3
+from vision_ttt.models.mamba_reg import MambaReg
+from vision_ttt.models.vim import Vim
 from vision_ttt.models.vit3 import ViT3
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -142,6 +147,89 @@ def test_what_diffusion_weights_tell_of_the_model():
     assert DIT3.arguments({}) == {}
     half = {**released, "final_layer.linear.bias": torch.zeros(16)}
     assert DIT3.arguments(half) == {**told, "learn_sigma": False}
+
+
+REGISTERS = ("mambar_model_cls3_reduce1", "mambar_model_cls3_reduce3")
+
+
+def scans(name):
+    """The released weights of Vim or Mamba-Reg, and a model of their size."""
+    tensors, arguments, _ = mamba_goldens.read(name)
+    if name in REGISTERS:
+        model = MambaReg(**mamba_goldens.mamba_reg_arguments(arguments))
+    else:
+        model = Vim(**mamba_goldens.vim_arguments(arguments))
+    return mamba_goldens.weights(tensors), model
+
+
+@pytest.mark.parametrize("name", ["vim_model", *REGISTERS])
+def test_every_number_of_both_directions_is_used_once(name):
+    """What they compute is compared in the tests of the models."""
+    released, model = scans(name)
+    numbered, total = {}, 0
+    for key, x in released.items():
+        numbered[key] = torch.arange(total, total + x.numel()).view_as(x)
+        total += x.numel()
+    converted = convert.remap(numbered, model)
+    assert {key: x.shape for key, x in converted.items()} == {
+        key: x.shape for key, x in model.state_dict().items()
+    }
+    used = torch.cat([x.flatten() for x in converted.values()])
+    assert torch.equal(used.sort().values, torch.arange(total))
+
+
+@pytest.mark.parametrize("count", [4, 16, 25])
+def test_the_class_tokens_position_is_the_one_in_the_middle(count):
+    released, _ = scans("vim_model")
+    positions = torch.arange(count + 1).view(1, -1, 1).expand(1, -1, 64)
+    side = math.isqrt(count)
+    released |= {"pos_embed": positions.float()}
+    model = Vim(16 * side, depth=2, embed_dim=64, num_classes=10)
+    converted = convert.remap(released, model)
+    order = torch.arange(count).view(1, -1, 1).expand(1, -1, 64).float()
+    model.load_state_dict(converted)
+    model.patch_embed.proj.weight.data.zero_()
+    model.patch_embed.proj.bias.data.zero_()
+    model.class_tokens.tokens.data.zero_()
+    tokens, _ = model.embed(torch.zeros(1, 3, 16 * side, 16 * side))
+    assert torch.equal(tokens, positions.float())
+    assert converted["class_tokens.pos_embed"].unique().item() == count // 2
+    assert converted["pos_embed"].shape == order.shape
+
+
+def test_what_the_weights_of_selective_scans_tell_of_the_model():
+    told = {"num_classes": 10, "in_chans": 3, "img_size": 64}
+    assert VIM.arguments(scans("vim_model")[0]) == told
+    for name, reduction in zip(REGISTERS, (1, 3), strict=True):
+        wanted = {**told, "num_registers": 3, "head_reduction": reduction}
+        assert MAMBA_REG.arguments(scans(name)[0]) == wanted
+    assert VIM.arguments({}) == {}
+
+
+def test_vims_and_mamba_regs_weights_are_told_apart():
+    vim, vim_model = scans("vim_model")
+    registers, registers_model = scans(REGISTERS[0])
+    with pytest.raises(ValueError, match="weights of Mamba-Reg, and Vim takes those of Vim"):
+        convert.remap(registers, vim_model)
+    with pytest.raises(ValueError, match="weights of Vim, and MambaReg takes those of Mamba-Reg"):
+        convert.remap(vim, registers_model)
+    with pytest.raises(ValueError, match="weights of Mamba-Reg, and ViT3 takes those of ViT³"):
+        convert.remap(registers, golden("vit3_model")[1])
+
+
+def test_directions_that_do_not_fit_are_named():
+    released, model = scans("vim_model")
+    lost = released.pop("layers.1.mixer.D_b")
+    prefix = "layers.0.mixer"
+    released[f"{prefix}.A_b_log"] = released[f"{prefix}.A_b_log"][:, :8]
+    for part in ("A_log", "D", "D_b"):
+        released[f"{prefix}.{part}"] = released[f"{prefix}.{part}"][:64]
+    with pytest.raises(ValueError, match=r"missing layers\.1\.mixer\.D_b; unexpected none") as e:
+        convert.remap(released, model)
+    said = str(e.value)
+    assert f"{prefix}.D [64] + {prefix}.D_b [64] for [256]" in said
+    assert f"{prefix}.A_log [64, 16] + {prefix}.A_b_log [128, 8] for [256, 16]" in said
+    assert lost.shape == (128,)
 
 
 def test_rotations_that_the_model_does_not_compute_are_refused():

@@ -44,6 +44,34 @@ def test_weights_of_a_classifier(name, img_size):
         assert_close(got[0], wanted[0], 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [
+        ("vim_tiny_patch16_224", ("head.weight", "head.bias")),
+        (
+            "mambar_small_patch16_224",
+            ("head.weight", "head.bias", "neck.reduce.weight", "neck.norm.weight"),
+        ),
+    ],
+)
+def test_weights_with_class_tokens_or_registers(name, left_out):
+    def made(img_size):
+        sizes = {"embed_dim": 48, "depth": 4, "patch_size": 8, "img_size": img_size}
+        return create_model(name, num_classes=7, dynamic_img_size=True, **sizes).eval()
+
+    source, target = made(64), ViTAdapter(made(32), conv_width=8).backbone.eval()
+    done = load_backbone(target, source.state_dict(), "the source")
+    assert set(done.left_out) == {"norm.weight", *left_out}
+    assert set(done.taken) == set(target.state_dict())
+    assert done.interpolated == ("pos_embed",)
+    images = torch.randn(1, 3, 64, 64)
+    source.set_input_size(32)
+    with torch.no_grad():
+        wanted = source.forward_intermediates(images, [3], intermediates_only=True)
+        got = target.forward_intermediates(images, [3], intermediates_only=True)
+    assert_close(got[0], wanted[0], 1e-6)
+
+
 def test_interpolated_positions_keep_their_content():
     name = "vittt_nano_patch4_32"
     source, target = classifier(name, 64).state_dict(), backbone(name)

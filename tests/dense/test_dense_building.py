@@ -97,6 +97,16 @@ def test_every_key_has_its_effect():
     assert own.maps.backbone.layer4[1].drop_path.drop_prob == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("name", ["vim_nano_patch4_32", "mambar_nano_patch4_32"])
+def test_a_detector_with_selective_scans_learns_everywhere(name):
+    backbone = {"img_size": 64, "patch_size": 8, "embed_dim": 48, "depth": 4}
+    own = build_detector(name, num_classes=3, dense=NANO_DETECTOR, **backbone)
+    losses = own([torch.randn(3, 64, 72)], [target((64, 72), (4, 4, 40, 40))])
+    sum(losses.values()).backward()
+    assert all(p.grad is not None for p in own.maps.parameters())
+    assert [type(block).__name__ for block in own.blocks] == ["MambaBlock"] * 4
+
+
 def test_a_plain_backbone_gets_an_adapter():
     with torch.device("meta"):
         own = build_detector("vittt_tiny_patch16_224", num_classes=80, dense={})

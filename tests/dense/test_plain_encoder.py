@@ -18,6 +18,11 @@ def vision_transformer(name="deit_tiny_patch16_224", **arguments):
     return timm.create_model(name, **{**SMALL, "patch_size": 8, **arguments}).eval()
 
 
+def scans(name, **arguments):
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4}
+    return create_model(name, dynamic_img_size=True, **sizes, **arguments).eval()
+
+
 BACKBONES = {
     "deit": lambda: vision_transformer(),
     "distilled": lambda: vision_transformer("deit_tiny_distilled_patch16_224"),
@@ -26,6 +31,9 @@ BACKBONES = {
     "norm before": lambda: vision_transformer(pre_norm=True),
     "vittt": lambda: create_model("vittt_nano_patch4_32", **SMALL).eval(),
     "middle": lambda: create_model("vittt_nano_patch4_32", **SMALL, global_pool="middle").eval(),
+    "vim": lambda: scans("vim_tiny_patch16_224"),
+    "mambar": lambda: scans("mambar_small_patch16_224", num_registers=5),
+    "mambar, no registers": lambda: scans("mambar_tiny_patch16_224", distribution="none"),
     "vit3": lambda: create_model("vit3_tiny_patch16_224", **SMALL).eval(),
 }
 
@@ -50,7 +58,7 @@ def test_every_backbone_has_an_adapter_and_no_head(kind):
     model = BACKBONES[kind]()
     model = ViTAdapter(model, conv_width=8).train()
     names = {name.partition(".")[0] for name in model.backbone.state_dict()}
-    assert not {"norm", "head", "head_dist", "fc_norm"} & names
+    assert not {"norm", "neck", "head", "head_dist", "fc_norm"} & names
     maps = model(torch.randn(1, 3, 40, 33))
     sum(x.square().mean() for x in maps).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -80,3 +88,5 @@ def test_a_name_is_built_for_any_size():
         headless(3)
     with pytest.raises(ValueError, match="one size"):
         headless(vision_transformer(dynamic_img_size=False))
+    with pytest.raises(ValueError, match="this Vim's patches overlap; make it without stride"):
+        headless(scans("vim_tiny_patch16_224", stride=4))

@@ -147,6 +147,8 @@ def test_packaged_recipe_loads(name: str) -> None:
         assert is_model(config.model.name)
         with torch.device("meta"):
             create_model(config.model.name, **config.model.arguments)
+        if config.model.name.startswith(("vim_", "mambar_")):
+            assert config.model.arguments == {"fused": True}
         if config.model.name.startswith("vittt_"):
             # Checkpointed, an MLP keeps nothing that fusing it could spare.
             switches = ("fused",) if config.machine.gradient_checkpointing else FUSED

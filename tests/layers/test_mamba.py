@@ -161,3 +161,46 @@ def test_the_tokens_are_not_written_to():
 def test_what_does_not_fit_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         BidirectionalMamba(16, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fused_is_the_same_layer(dtype):
+    """By kernels in float32, and by other ops where there are none."""
+    torch.manual_seed(0)
+    plain, fused = BidirectionalMamba(32), BidirectionalMamba(32, fused=True)
+    fused.load_state_dict(plain.state_dict())
+    results = []
+    for layer in (plain, fused):
+        layer.to(dtype)
+        x = torch.linspace(-2, 2, 2 * 70 * 32, dtype=dtype).view(2, 70, 32).requires_grad_()
+        y = layer(x)
+        (y * torch.linspace(-1, 1, y.numel(), dtype=dtype).view_as(y)).sum().backward()
+        results.append([y, x.grad, *(p.grad for p in layer.parameters())])
+    for got, wanted in zip(*reversed(results), strict=True):
+        assert_close(got, wanted, 2e-5)
+
+
+def test_fused_keeps_less_for_the_backward_pass():
+    def kept(layer):
+        sizes = {}
+        weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+
+        def pack(x):
+            storage = x.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            out = layer(torch.randn(1, 640, 64, requires_grad=True))  # noqa: F841, holds the graph
+            return sum(size for address, size in sizes.items() if address not in weights)
+
+    # The input, x and z, a state per 64 tokens, and the input of the output projection.
+    numbers = 640 * (64 + 2 * 128 + 2 * 128 * 16 // 64 + 128)
+    assert kept(BidirectionalMamba(64, fused=True)) <= 4.1 * numbers
+    assert kept(BidirectionalMamba(64)) > 12 * numbers
+
+
+def test_fused_refuses_what_it_would_ignore():
+    layer = BidirectionalMamba(32, fused=True)
+    with pytest.raises(ValueError, match="conv is not called while fused is True"):
+        layer.conv = torch.nn.Identity()

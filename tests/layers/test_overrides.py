@@ -11,6 +11,7 @@ from tolerances import assert_close
 from vision_ttt.layers import (
     ConvMlp,
     DiT3Block,
+    MambaBlock,
     Mlp,
     SwiGLU,
     TTTLayer,
@@ -39,7 +40,10 @@ BLOCKS = {
     "vit3": lambda: ViT3Block(64, 2),
     "h-vit3": lambda: ViT3Block(64, 2, mlp=ConvMlp(64, 128)),
     "dit3": lambda: Conditioned(64, 2),
+    "mamba": lambda: MambaBlock(64),
 }
+BRANCHES = {"vittt": ("mixer.conv2d", "mixer.ttt", "mlp"), "mamba": ("norm", "mixer")}
+OTHER_BRANCHES = ("cpe", "ttt", "mlp")
 
 
 def make(name):
@@ -406,8 +410,7 @@ def test_a_branch_that_returns_its_input(name):
         def forward(self, x, *_):
             return x
 
-    parts = {"vittt": ("mixer.conv2d", "mixer.ttt", "mlp")}.get(name, ("cpe", "ttt", "mlp"))
-    for part in parts:
+    for part in BRANCHES.get(name, OTHER_BRANCHES):
         changed = copy.deepcopy(block)
         changed.set_submodule(part, Same())
         before, wanted = y.clone(), changed(y, GRID)
@@ -429,8 +432,7 @@ def test_a_branch_that_returns_a_tensor_it_keeps(name):
         def forward(self, *_):
             return self.answer
 
-    parts = {"vittt": ("mixer.conv2d", "mixer.ttt", "mlp")}.get(name, ("cpe", "ttt", "mlp"))
-    for part in parts:
+    for part in BRANCHES.get(name, OTHER_BRANCHES):
         changed = copy.deepcopy(block)
         changed.set_submodule(part, Cached())
         answer = changed.get_submodule(part).answer

@@ -193,6 +193,27 @@ def test_large_activations_in_mixed_precision():
     assert_close(tokens, exact, 2e-2)
 
 
+def test_one_graph_with_gradients():
+    torch.compiler.reset()
+    model = small().double()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x, gradients = images().double(), []
+    for each in (compiled, model):
+        loss = F.cross_entropy(each(x), torch.tensor([0, 3]))
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    for key, got, wanted in zip(dict(model.named_parameters()), *gradients, strict=True):
+        assert_close(got, wanted, 1e-9, key)
+
+
+def test_exports_for_any_batch_and_size():
+    model = small(dynamic_img_size=True)
+    batch, height, width = (torch.export.Dim(name, min=2, max=64) for name in ("b", "h", "w"))
+    shapes = ({0: batch, 2: 8 * height, 3: 8 * width},)
+    program = torch.export.export(model, (images(3, 3, 40, 48),), dynamic_shapes=shapes).module()
+    for shape in ((3, 3, 40, 48), (2, 3, 64, 24)):
+        assert_close(program(images(*shape)), model(images(*shape)), 1e-5)
+
+
 def test_stochastic_depth_rises_and_outputs_start_smaller_in_deeper_models():
     rates = [block.drop_path.drop_prob for block in small(depth=3, drop_path_rate=0.4).blocks]
     assert rates == pytest.approx([0, 0.2, 0.4])

@@ -64,11 +64,13 @@ def _metadata(
 ) -> ModelMetadata:
     """What `eval`, `predict` and `sample` need; classes are ImageNet's folders, or else numbers."""
     count = model_args["num_classes"]
+    size = model_args.get("img_size")
+    own_size = size if isinstance(size, int) and family.diffusion is None else None
     imagenet = ImageNetInfo()
     named = count == imagenet.num_classes()
     carried = {
         "classes": list(imagenet.label_names() if named else map(str, range(count))),
-        "input": data_config(model),
+        "input": data_config(model, own_size),
     }
     task = "classification"
     if family.diffusion is not None:

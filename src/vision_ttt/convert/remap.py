@@ -66,9 +66,10 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
         and not family.is_derived(name, value)
     ]
     misshapen = [
-        f"{' + '.join(own[key][0])} {list(value.shape)} for {list(own[key][1].shape)}"
+        " + ".join(f"{name} {list(released[name].shape)}" for name in own[key][0])
+        + f" for {list(own[key][1].shape)}"
         for key, value in found.items()
-        if value.shape != own[key][1].shape
+        if value is None
     ]
     if missing or left_over or misshapen:
         raise ConversionError(
@@ -93,17 +94,19 @@ def _names(family: Family, key: str) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
-def _fitted(values: Sequence[Tensor], to: Tensor) -> Tensor:
-    """One tensor of the values, which a parameter consists of, as far as their shapes permit.
+def _fitted(values: Sequence[Tensor], to: Tensor) -> Tensor | None:
+    """The values as one tensor of the parameter's shape, or None where they do not fit.
 
-    A single one is returned without a batch axis of size 1 that the parameter does not have.
+    A single one loses a batch axis of size 1 that the parameter does not have.
     """
-    first = values[0]
-    if len(values) == 1:
-        return first[0] if first.shape == (1, *to.shape) else first
-    if any(value.shape != first.shape for value in values):
-        return torch.cat([value.flatten() for value in values])  # of no parameter's shape
-    return torch.stack(list(values)) if to.ndim > first.ndim else torch.cat(list(values))
+    first, *others = values
+    if any(other.shape != first.shape for other in others):
+        return None
+    if not others:
+        value = first[0] if first.shape == (1, *to.shape) else first
+    else:
+        value = torch.stack(list(values)) if to.ndim > first.ndim else torch.cat(list(values))
+    return value if value.shape == to.shape else None
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vision_ttt.models.image_size import checkpoint_filter_fn
 from vision_ttt.models.plain_backbone import PlainBackbone
 
-CLASSIFIER_PARTS = ("norm", "fc_norm", "head", "head_dist", "fc", "classifier")
-"""Modules of a classifier after its last block: its final norm and its head.
+CLASSIFIER_PARTS = ("norm", "fc_norm", "neck", "head", "head_dist", "fc", "classifier")
+"""Modules of a classifier after its last block: its final norm, what pools, and its head.
 
 Those that timm's description of the model names are left out, too.
 """

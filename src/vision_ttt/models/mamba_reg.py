@@ -90,6 +90,7 @@ class MambaReg(PlainBackbone):
         global_pool: "registers" (published, the default where there are any), their placement
             ("even", "head", "middle" or "end": the mean of the registers), "avg" (the mean of the
             image tokens, the default without registers), "max_norm", or "" for the tokens.
+        fused: see :class:`vision_ttt.layers.BidirectionalMamba`; takes less memory to train.
         dynamic_img_size: accept any image size; the positions of image tokens are interpolated, and
             registers are distributed over the sequence that there is.
         dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
@@ -120,6 +121,7 @@ class MambaReg(PlainBackbone):
         distribution: str = "even",
         state: int = 16,
         global_pool: str | None = None,
+        fused: bool = False,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
@@ -132,6 +134,7 @@ class MambaReg(PlainBackbone):
             num_classes=num_classes,
             num_registers=num_registers,
             state=state,
+            fused=fused,
             dynamic_img_size=dynamic_img_size,
             dynamic_img_pad=dynamic_img_pad,
             drop_rate=drop_rate,
@@ -155,7 +158,9 @@ class MambaReg(PlainBackbone):
             patch_embed=patch_embed,
             pos_embed=position_embedding(patch_embed),
             class_tokens=registers,
-            blocks=mamba_blocks(embed_dim, depth, state=state, drop_path_rate=drop_path_rate),
+            blocks=mamba_blocks(
+                embed_dim, depth, state=state, fused=fused, drop_path_rate=drop_path_rate
+            ),
             norm=nn.RMSNorm(embed_dim, eps=1e-5),
             head=linear_head(feature, num_classes),
             own_pools=() if registers is None else ("registers",),

@@ -4,6 +4,7 @@ from vision_ttt.ops._backend import use_backend
 from vision_ttt.ops.deformable_attention import deformable_attention
 from vision_ttt.ops.depthwise_conv2d import depthwise_conv2d
 from vision_ttt.ops.directional_conv1d import directional_conv1d
+from vision_ttt.ops.fused_mamba import fused_mamba
 from vision_ttt.ops.fused_ttt_linear import fused_ttt_linear
 from vision_ttt.ops.gated_norm import gated_norm
 from vision_ttt.ops.linear import linear
@@ -17,6 +18,7 @@ __all__ = [
     "deformable_attention",
     "depthwise_conv2d",
     "directional_conv1d",
+    "fused_mamba",
     "fused_ttt_linear",
     "gated_norm",
     "linear",

@@ -7,6 +7,7 @@ from vision_ttt.ops.deformable_attention.op import OP as DEFORMABLE_ATTENTION
 from vision_ttt.ops.depthwise_conv2d.op import OP as DEPTHWISE_CONV2D
 from vision_ttt.ops.depthwise_correlation.op import OP as DEPTHWISE_CORRELATION
 from vision_ttt.ops.directional_conv1d.op import OP as DIRECTIONAL_CONV1D
+from vision_ttt.ops.fused_mamba.op import OP as FUSED_MAMBA
 from vision_ttt.ops.fused_ttt_linear.op import OP as FUSED_TTT_LINEAR
 from vision_ttt.ops.gated_norm.op import OP as GATED_NORM
 from vision_ttt.ops.linear.op import OP as LINEAR
@@ -23,6 +24,7 @@ TABLE: dict[str, Op] = {  # public name → op
         DEPTHWISE_CONV2D,
         DEPTHWISE_CORRELATION,
         DIRECTIONAL_CONV1D,
+        FUSED_MAMBA,
         FUSED_TTT_LINEAR,
         GATED_NORM,
         LINEAR,

@@ -1,0 +1,5 @@
+"""All of a bidirectional Mamba layer between its wide projections, as one op."""
+
+from vision_ttt.ops.fused_mamba.op import fused_mamba
+
+__all__ = ["fused_mamba"]
