@@ -18,7 +18,7 @@ template <class Element>
 struct MambaWorkspace {
   Element* u;      // [rows, max(E, D)]: RMSNorm(y), then u, then the gated sums
   Element* low;    // [rows, R]
-  float* delta;    // [rows, E], before softplus
+  float* delta;    // [rows, E]
   float* vectors;  // [rows, 2 N]: B and C
   float* state;    // [N, E]
   bool* first;     // whether the team is the chunk's first visitor
@@ -131,8 +131,8 @@ class MambaPasses {
             Sink<Element>{projected(c, rows.begin), columns, columns});
   }
 
-  // u = SiLU(conv(x)) and, linear in it, B, C and δ before softplus.
-  void coefficients(const Chunk& c, const Share& rows, bool back,
+  // u = SiLU(conv(x)), and from it B, C and δ.
+  __attribute__((noinline)) void coefficients(const Chunk& c, const Share& rows, bool back,
                     const MambaWorkspace<Element>& w) const {
     const MambaDirection& d = back ? p_.back : p_.forth;
     const TokenConvolution1d<Element> convolve{
@@ -142,15 +142,18 @@ class MambaPasses {
     convolve(c.start + rows.begin, rows.count(), u);
     const int64_t rank = d.low.columns;
     Element* low = w.low + rows.begin * rank;
+    float* delta = w.delta + rows.begin * p_.inner;
     product(u, p_.inner, rows.count(), d.vectors,
             Sink<float>{w.vectors + rows.begin * 2 * kStates, 2 * kStates, 2 * kStates});
     product(u, p_.inner, rows.count(), d.low, Sink<Element>{low, rank, rank});
     product(low, rank, rows.count(), d.steps,
-            Sink<float>{w.delta + rows.begin * p_.inner, p_.inner, p_.inner, d.steps.bias});
+            Sink<float>{delta, p_.inner, p_.inner, d.steps.bias});
+    for (int64_t i = 0; i < rows.count() * p_.inner; i += kLanes)
+      store(delta + i, softplus(load(delta + i)));
   }
 
   template <class Finish>
-  void scan(const Chunk& c, const Share& channels, bool back, const MambaWorkspace<Element>& w,
+  __attribute__((noinline)) void scan(const Chunk& c, const Share& channels, bool back, const MambaWorkspace<Element>& w,
             const Finish& finish) const {
     const MambaDirection& d = back ? p_.back : p_.forth;
     const ScanOfTokens<Element> advance{w.u, w.delta, w.vectors, d.decay, d.skip, p_.inner, c.count,

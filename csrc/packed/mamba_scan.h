@@ -69,7 +69,7 @@ struct TokenConvolution1d {
 template <class Element>
 struct ScanOfTokens {
   const Element* u;      // [count, channels]
-  const float* delta;    // [count, channels], before softplus
+  const float* delta;    // [count, channels]
   const float* vectors;  // [count, 2 N]: B and C
   const float* decay;    // [N, channels]: A log₂ e
   const float* skip;     // [channels]
@@ -84,7 +84,7 @@ struct ScanOfTokens {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t t = back ? count - 1 - i : i;
       const Vector x = load(u + t * channels + c);
-      const Vector step = softplus(load(delta + t * channels + c)), update = step * x;
+      const Vector step = load(delta + t * channels + c), update = step * x;
       const float* b = vectors + t * 2 * kStates;
       Vector y[2] = {load(skip + c) * x, Vector{}};  // two chains hide the latency of one
 #pragma GCC unroll 16
