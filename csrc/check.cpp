@@ -296,6 +296,26 @@ void check_packed_vit3_block(int64_t B, int64_t h, int64_t w, bool convolved, bo
   expect(vision_ttt_packed_vit3_block(&block) == 0 && out.finite(), "a packed block is finite");
 }
 
+void check_packed_mamba_block(int64_t B, int64_t T, int64_t rank, bool is_bfloat16,
+                              int64_t threads) {
+  const int64_t D = 32, E = 48, K = 3, N = VISION_TTT_MAMBA_STATES;
+  Buffer y(B * T * D), out(y.size, false), norm(D), decay(2 * N * E), channels(2 * E * (K + 3));
+  for (size_t i = 0; i < decay.size; ++i) decay[i] = -std::fabs(decay[i]);
+  PackedBuffer in_proj(2 * E, D, is_bfloat16), out_proj(D, E, is_bfloat16);
+  PackedBuffer vectors(2 * N, E, is_bfloat16), low(rank, E, is_bfloat16);
+  PackedBuffer steps(E, rank, is_bfloat16);
+  auto direction = [&](int64_t i) {
+    const float* own = channels + i * E * (K + 3);
+    return MambaDirection{own, own + K * E, vectors.packed, low.packed, steps.packed,
+                          decay + i * N * E, own + (K + 2) * E};
+  };
+  PackedMambaBlock block{y, out, nullptr, norm, in_proj.packed, out_proj.packed, direction(0),
+                         direction(1), B, T, D, E, K, is_bfloat16, threads, 1e-5};
+  Buffer scratch(vision_ttt_packed_mamba_block_scratch(&block) / sizeof(float), false);
+  block.scratch = scratch;
+  expect(vision_ttt_packed_mamba_block(&block) == 0 && out.finite(), "a packed block is finite");
+}
+
 }  // namespace
 
 int main() {
@@ -343,6 +363,11 @@ int main() {
     check_packed_vittt_block(1, 1, 1, 1, false, false, is_bfloat16);
     check_packed_vittt_block(2, 3, 7, 2, false, true, is_bfloat16);
     check_packed_vittt_block(1, 13, 17, 2, true, true, is_bfloat16, 272);
+    for (int64_t threads : {1, 2, 5}) {
+      check_packed_mamba_block(1, 1, 2, is_bfloat16, threads);
+      check_packed_mamba_block(3, 7, 6, is_bfloat16, threads);
+      check_packed_mamba_block(2, 391, 4, is_bfloat16, threads);
+    }
     check_packed_vit3_block(1, 1, 1, false, false, is_bfloat16);
     check_packed_vit3_block(2, 3, 7, true, true, is_bfloat16);
     check_packed_vit3_block(1, 19, 23, true, false, is_bfloat16, 272);

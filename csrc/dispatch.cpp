@@ -40,6 +40,8 @@
   int packed_vittt_block_##isa(const PackedVitttBlock&);                     \
   int64_t packed_vit3_block_scratch_##isa(const PackedVit3Block&);           \
   int packed_vit3_block_##isa(const PackedVit3Block&);                       \
+  int64_t packed_mamba_block_scratch_##isa(const PackedMambaBlock&);         \
+  int packed_mamba_block_##isa(const PackedMambaBlock&);                     \
   int64_t fma_peak_##isa(int64_t, int64_t, float*);
 
 #define VISION_TTT_KERNELS(isa)                                              \
@@ -53,7 +55,8 @@
    swiglu_mlp_##isa,         swiglu_mlp_backward_##isa, linear_##isa,        \
    linear_backward_##isa,                                                    \
    packed_linear_##isa,      packed_vittt_block_scratch_##isa, packed_vittt_block_##isa, \
-   packed_vit3_block_scratch_##isa, packed_vit3_block_##isa, fma_peak_##isa}
+   packed_vit3_block_scratch_##isa, packed_vit3_block_##isa,                 \
+   packed_mamba_block_scratch_##isa, packed_mamba_block_##isa, fma_peak_##isa}
 
 VISION_TTT_DECLARE(baseline)
 #ifdef VISION_TTT_X86
@@ -93,6 +96,8 @@ struct Kernels {
   int (*packed_vittt_block)(const PackedVitttBlock&);
   int64_t (*packed_vit3_block_scratch)(const PackedVit3Block&);
   int (*packed_vit3_block)(const PackedVit3Block&);
+  int64_t (*packed_mamba_block_scratch)(const PackedMambaBlock&);
+  int (*packed_mamba_block)(const PackedMambaBlock&);
   int64_t (*fma_peak)(int64_t, int64_t, float*);
 };
 
@@ -179,6 +184,12 @@ int64_t vision_ttt_packed_vit3_block_scratch(const PackedVit3Block* p) {
 }
 int vision_ttt_packed_vit3_block(const PackedVit3Block* p) {
   return kernels().packed_vit3_block(*p);
+}
+int64_t vision_ttt_packed_mamba_block_scratch(const PackedMambaBlock* p) {
+  return kernels().packed_mamba_block_scratch(*p);
+}
+int vision_ttt_packed_mamba_block(const PackedMambaBlock* p) {
+  return kernels().packed_mamba_block(*p);
 }
 int64_t vision_ttt_fma_peak(int64_t rounds, int64_t threads, float* result) {
   return kernels().fma_peak(rounds, threads, result);

@@ -44,6 +44,8 @@ VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(PackedLinear)
   VISION_TTT_SIZE(PackedVitttBlock)
   VISION_TTT_SIZE(PackedVit3Block)
+  VISION_TTT_SIZE(MambaDirection)
+  VISION_TTT_SIZE(PackedMambaBlock)
   return -1;
 }
 

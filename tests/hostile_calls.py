@@ -18,10 +18,12 @@ from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.depthwise_correlation import depthwise_correlation
 from vision_ttt.ops.packed import (
     Vit3BlockParameters,
+    mamba_block_weights,
     pack,
     packed_linear,
 )
 from vision_ttt.ops.packed.linear import packed_linear_definition
+from vision_ttt.ops.packed.mamba_block_definition import packed_mamba_block_definition
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
 from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_definition
 from vision_ttt.ops.packed.vittt_block_weights import (
@@ -235,6 +237,29 @@ def packed_vit3_arguments(s: Sizes) -> list[Any]:
     return [normal(s.batch, s.length, dim), *parameters, *ints, 0.3, 1e-2, 1e-2]
 
 
+def packed_mamba_arguments(s: Sizes) -> list[Any]:
+    dim, taps, rank, states = s.heads * max(s.dim, 16), s.taps, 4, 16
+    inner = 2 * dim
+    parameters = mamba_block_weights.MambaBlockParameters(
+        normal(dim),
+        pack(normal(2 * inner, dim), torch.float32),
+        *(normal(2, taps, inner), normal(2, inner)),
+        *(pack(normal(2 * states, inner), torch.float32) for _ in range(2)),
+        *(pack(normal(rank, inner), torch.float32) for _ in range(2)),
+        *(pack(normal(inner, rank), torch.float32) for _ in range(2)),
+        *(normal(2, inner), -torch.rand(2, states, inner), normal(2, inner)),
+        pack(normal(dim, inner), torch.float32),
+    )
+    sizes = mamba_block_weights.MambaBlockSizes(inner, taps, rank, 0)
+    weights = mamba_block_weights.join_parameters(parameters, sizes)
+    return [normal(s.batch, s.length, dim), weights, *sizes, 1e-2]
+
+
+def packed_mamba(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``function`` on arguments side by side."""
+    return lambda y, weights, *numbers: function(y, weights, list(numbers[:-1]), numbers[-1])
+
+
 def packed_block(function: Callable[..., Tensor], fields: int, ints: int) -> Callable[..., Tensor]:
     """``function`` on arguments side by side."""
     first = 1 + fields
@@ -373,6 +398,11 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
             packed_vittt(torch.ops.vision_ttt.packed_vittt_block),
             packed_vittt_arguments(s),
             packed_vittt(packed_vittt_block_definition),
+        ),
+        "packed_mamba_block": lambda: Call(
+            packed_mamba(torch.ops.vision_ttt.packed_mamba_block),
+            packed_mamba_arguments(s),
+            packed_mamba(packed_mamba_block_definition),
         ),
         "packed_vit3_block": lambda: Call(
             packed_block(torch.ops.vision_ttt.packed_vit3_block, 20, 5),

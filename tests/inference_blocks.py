@@ -2,12 +2,13 @@
 
 import torch
 
-from vision_ttt.inference.vit3 import PackedDit3Block, PackedVit3Block
-from vision_ttt.inference.vittt import PackedVitttBlock
+from vision_ttt.inference import PACKED_BLOCKS
 from vision_ttt.layers import (
     TTTMLP,
+    BidirectionalMamba,
     ConvMlp,
     DiT3Block,
+    MambaBlock,
     TTTLinear,
     ViT3Block,
     ViT3TTT,
@@ -34,6 +35,10 @@ BLOCKS = {
     "no bias": lambda: ViT3Block(DIM, mixer=ViT3TTT(DIM, 4, qkv_bias=False)),
     "h-vit3": lambda: ViT3Block(DIM, 2, mlp=ConvMlp(DIM, 272)),
     "dit3": lambda: DiT3Block(DIM, 2),
+    "mamba": lambda: MambaBlock(DIM),
+    "mamba of other sizes": lambda: MambaBlock(
+        DIM, mixer=BidirectionalMamba(DIM, expand=3, conv_kernel_size=3, dt_rank=5)
+    ),
 }
 
 
@@ -46,8 +51,8 @@ def make(name):
 
 
 def pack_block(block, dtype):
-    kinds = {VitttBlock: PackedVitttBlock, ViT3Block: PackedVit3Block, DiT3Block: PackedDit3Block}
-    return kinds[type(block)](block, dtype)
+    (packed,) = (packed for packed in PACKED_BLOCKS if packed.kind is type(block))
+    return packed(block, dtype)
 
 
 def inputs(name, batch, grid):

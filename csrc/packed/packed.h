@@ -77,11 +77,37 @@ struct PackedVit3Block {
   double loss_scale;
 };
 
+// A direction of a Mamba block. `low` has a multiple of 2 columns.
+struct MambaDirection {
+  const float *conv, *conv_bias;  // [K, E], [E]
+  Packed vectors;                 // to B and C: 2 N columns
+  Packed low, steps;              // to R numbers, and from these to the logits of E step sizes
+  const float* decay;             // [N, E]: A log₂ e
+  const float* skip;              // [E]
+};
+
+// y ← y + Linear(½ (scan(x) + scan back(x)) ⊙ SiLU(z)) with [x, z] = Linear(RMSNorm(y)): the block of Vim
+// and Mamba-Reg.
+struct PackedMambaBlock {
+  const float* y;     // [B, T, D]
+  float* out;         // [B, T, D]
+  void* scratch;      // vision_ttt_packed_mamba_block_scratch() bytes
+  const float* norm;  // [D]
+  Packed in_proj, out_proj;  // 2 E columns, D columns
+  MambaDirection forth, back;
+  int64_t batch, length, dim, inner, taps, is_bfloat16, threads;
+  double eps;
+};
+
+#define VISION_TTT_MAMBA_STATES 16  // N
+
 VISION_TTT_EXPORT int vision_ttt_packed_linear(const PackedLinear*);
 VISION_TTT_EXPORT int64_t vision_ttt_packed_vittt_block_scratch(const PackedVitttBlock*);
 // Returns 0, or 1 if the scratch of a thread could not be allocated.
 VISION_TTT_EXPORT int vision_ttt_packed_vittt_block(const PackedVitttBlock*);
 VISION_TTT_EXPORT int64_t vision_ttt_packed_vit3_block_scratch(const PackedVit3Block*);
 VISION_TTT_EXPORT int vision_ttt_packed_vit3_block(const PackedVit3Block*);
+VISION_TTT_EXPORT int64_t vision_ttt_packed_mamba_block_scratch(const PackedMambaBlock*);
+VISION_TTT_EXPORT int vision_ttt_packed_mamba_block(const PackedMambaBlock*);
 
 }  // extern "C"

@@ -159,6 +159,21 @@ def test_rows_tell_which_kernels_ran(dtype: torch.dtype, ours: str, run_):
     assert rows[0].autocast == (dtype != torch.float32)
 
 
+@pytest.mark.skipif(_native.LIBRARY is None, reason="not compiled")
+@pytest.mark.parametrize("name", ["vim_nano_patch4_32", "mambar_nano_patch4_32"])
+def test_rows_tell_which_backend_scans(name: str, run_):
+    settings = Settings(CPU, repeats=1, shortest_repeat=0)
+    contenders = find_contenders([name, f"{name}:for_inference"])
+    (rows,) = measure_models(contenders, [32], settings, run_, train=False)
+    assert [row.failure for row in rows] == ["", ""]
+    assert "selective_scan by cpu" in rows[0].kernels
+    assert "packed_mamba_block" in rows[1].kernels
+    assert rows[0].macs == rows[1].macs
+    with use_backend("dual"):
+        (rows,) = measure_models(contenders[:1], [32], settings, run_, train=True)
+    assert rows[0].kernels == "selective_scan by dual"
+
+
 def test_fused_attention_must_be(monkeypatch, run_):
     import timm.layers.attention as timm_attention
 

@@ -1,6 +1,7 @@
 """`vision-ttt sweep`."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from vision_ttt.cli import sweep
 from vision_ttt.cli.main import main
 from vision_ttt.recipes import resolve
 from vision_ttt.sweeps import SWEEPS, Panel, Sweep, Variant
+from vision_ttt.sweeps.definition import SameSeconds
+from vision_ttt.sweeps.lengths import LENGTHS_FILE
 from vision_ttt.sweeps.results import Result, read_results, write_results
 
 
@@ -103,6 +106,28 @@ def test_a_failed_run_is_named_with_the_end_of_its_log(tiny, tmp_path, capfd):
     assert "multiple of num_heads" in told
     rows = read_results(tmp_path / "runs" / "sweep-tiny" / "results.csv")
     assert [row.row for row in rows] == ["bare"]
+
+
+def test_rows_of_another_rows_seconds_are_trained_after_it(tiny, tmp_path, monkeypatch, capfd):
+    timed = Variant(
+        "bare-seconds", tiny.by_name["bare"].changes, length=SameSeconds("plain", "bare")
+    )
+    rows = (tiny.by_name["plain"], tiny.by_name["bare"], timed)
+    shown = Panel("All", {row.name: row.name for row in rows})
+    monkeypatch.setitem(SWEEPS, "tiny", dataclasses.replace(tiny, rows=rows, panels=(shown,)))
+    argv = ["sweep", "tiny", "--seeds", "0", "--jobs", "1"]
+    assert main([*argv, "--rows", "bare-seconds"]) == 2
+    assert "row 'plain', which has no finished run" in capfd.readouterr().err
+    assert main(argv) == 0
+    folder = tmp_path / "runs" / "sweep-tiny"
+    (length,) = json.loads((folder / LENGTHS_FILE).read_text()).values()
+    results = {result.row: result for result in read_results(folder / "results.csv")}
+    assert list(results) == ["plain", "bare", "bare-seconds"]
+    assert length["seconds"] == pytest.approx(results["plain"].seconds)
+    assert results["bare-seconds"].curve["update"][-1] == length["updates"]
+    written = (folder / "bare-seconds" / "seed-0" / "result.json").stat().st_mtime_ns
+    assert main(argv) == 0  # nothing is trained again
+    assert (folder / "bare-seconds" / "seed-0" / "result.json").stat().st_mtime_ns == written
 
 
 def test_ctrl_c_tells_how_to_go_on(tiny, monkeypatch, capsys):

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations, prune
 from tolerances import FORWARD, assert_close
 from vision_ttt import for_inference
 from vision_ttt.inference.linear import PackedLinear, PackedPatches
+from vision_ttt.inference.mamba import PackedMambaBlock
 from vision_ttt.inference.vit3 import PackedVit3Block
 from vision_ttt.inference.vittt import PackedVitttBlock
 from vision_ttt.models import create_model
@@ -20,6 +21,8 @@ SMALL = {
     "vittt_nano_patch4_32": {"depth": 2},
     "vit3_tiny_patch16_224": {"depth": 2, "img_size": 64},
     "hvit3_tiny": {"depths": (1, 1, 1, 1), "img_size": 64},
+    "vim_tiny_patch16_224": {"depth": 2, "img_size": 64},
+    "mambar_tiny_patch16_224": {"depth": 2, "img_size": 64},
     "deit_tiny_patch16_224": {"depth": 2, "img_size": 64},
     "convnext_atto": {},
     "resnet18": {},
@@ -82,7 +85,10 @@ def test_what_is_packed():
     assert not any(isinstance(module, nn.Linear) for module in deit.modules())
 
 
-@pytest.mark.parametrize("name", ["vittt_nano_patch4_32", "vit3_tiny_patch16_224", "hvit3_tiny"])
+OURS = [name for name in SMALL if name.startswith(("vi", "hvi", "mamba"))]
+
+
+@pytest.mark.parametrize("name", OURS)
 def test_features_and_other_sizes(name):
     model = small(name, dynamic_img_size=True)
     side = 48 if "nano" in name else 96
@@ -199,6 +205,42 @@ def test_a_changed_part_of_vit3_is_named():
     assert isinstance(fast.blocks[0].mlp.fc1, nn.Linear)  # the whole block is left
 
 
+def biased(mixer):
+    mixer.out_proj = nn.Linear(mixer.inner, 192)
+
+
+def hooked(mixer):
+    mixer.conv.register_forward_hook(lambda *_: None)
+
+
+def subclassed_mixer(mixer):
+    mixer.__class__ = type("Own", (type(mixer),), {})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (biased, "mixer.out_proj has a bias"),
+        (hooked, "mixer.conv has a hook"),
+        (subclassed_mixer, "mixer is a Own, not a BidirectionalMamba"),
+    ],
+)
+def test_a_changed_part_of_vim_is_named(change, message):
+    model, images = small("vim_tiny_patch16_224"), images_of("vim")
+    change(model.blocks[0].mixer)
+    with pytest.warns(RuntimeWarning, match=rf"blocks\.0 \({message}\)"):
+        fast = for_inference(model)
+    assert isinstance(fast.blocks[1], PackedMambaBlock)
+    with torch.no_grad():
+        assert_close(fast(images), model.eval()(images), 1e-5)
+
+
+def test_states_that_the_kernels_do_not_take():
+    model = timm.create_model("vim_nano_patch4_32", depth=1, state=8)
+    with pytest.warns(RuntimeWarning, match="state 8 is not 16"):
+        for_inference(model)
+
+
 def test_sizes_that_the_kernels_do_not_take():
     model = timm.create_model("vittt_nano_patch4_32", depth=1, embed_dim=72)
     with pytest.warns(RuntimeWarning, match="head dimension 24"):
@@ -288,7 +330,7 @@ def test_compiled_and_exported(fast):
 def test_multiply_adds_are_counted():
     from torch.utils.flop_counter import FlopCounterMode
 
-    for name in ("vittt_nano_patch4_32", "vit3_tiny_patch16_224"):
+    for name in OURS:
         model, images = small(name), images_of(name, 1)
         counts = []
         for each in (model, for_inference(model)):

@@ -7,10 +7,11 @@ import torch
 
 from inference_blocks import BLOCKS, DIM, inputs, make, pack_block
 from tolerances import FORWARD, assert_close
+from vision_ttt.ops.packed import mamba_block_weights, vittt_block_weights
+from vision_ttt.ops.packed.mamba_block_definition import packed_mamba_block_definition
 from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
 from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_definition
-from vision_ttt.ops.packed.vittt_block_weights import join_parameters, split_parameters
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((1, (1, 1)), (3, (5, 7)), (1, (23, 17)), (2, (14, 14)))
@@ -39,6 +40,10 @@ def test_it_is_its_definition(name, dtype):
         ints, floats = [*grid, *packed.sizes], [packed.rate, *packed.eps]
         wanted = packed_vittt_block_definition(y, packed.weights, ints, floats)
         got = torch.ops.vision_ttt.packed_vittt_block(y, packed.weights, ints, floats)
+    elif "mamba" in name:
+        arguments = y, packed.weights, list(packed.sizes), packed.eps
+        wanted = packed_mamba_block_definition(*arguments)
+        got = torch.ops.vision_ttt.packed_mamba_block(*arguments)
     else:
         p["modulation"] = torch.randn(2, 6, DIM) if name == "dit3" else p["modulation"]
         p["rotations"] = given[2] if name == "h-vit3" else p["rotations"]
@@ -52,14 +57,25 @@ def test_it_is_its_definition(name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_parameters_of_a_vittt_block_come_back_from_their_vector(dtype):
     packed = pack_block(make("vittt with TTT-MLP"), dtype)
-    parameters = split_parameters(packed.weights, DIM, packed.sizes)
+    parameters = vittt_block_weights.split_parameters(packed.weights, DIM, packed.sizes)
+    join_parameters = vittt_block_weights.join_parameters
     assert torch.equal(join_parameters(parameters, packed.sizes), packed.weights)
     with pytest.raises(ValueError, match=r"gate must be .*, got \[0\]"):
         join_parameters(parameters._replace(gate=torch.empty(0)), packed.sizes)
     assert packed.bfloat16().weights.dtype == torch.int32  # no cast changes the bits
 
 
-@pytest.mark.parametrize("name", ["vittt", "vit3", "h-vit3"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parameters_of_a_mamba_block_come_back_from_their_vector(dtype):
+    packed = pack_block(make("mamba of other sizes"), dtype)
+    parameters = mamba_block_weights.split_parameters(packed.weights, DIM, packed.sizes)
+    join_parameters = mamba_block_weights.join_parameters
+    assert torch.equal(join_parameters(parameters, packed.sizes), packed.weights)
+    with pytest.raises(ValueError, match=r"skip must be .*, got \[0\]"):
+        join_parameters(parameters._replace(skip=torch.empty(0)), packed.sizes)
+
+
+@pytest.mark.parametrize("name", ["vittt", "vit3", "h-vit3", "mamba"])
 def test_threads_of_openmp(name):
     packed, given = pack_block(make(name), torch.float32), inputs(name, 1, (31, 14))
     before = torch.get_num_threads()
@@ -75,7 +91,23 @@ def test_threads_of_openmp(name):
         assert_close(result, results[0], 1e-6)
 
 
-@pytest.mark.parametrize("name", ["vittt", "vit3"])
+@pytest.mark.parametrize("batch", [1, 3, 5])
+def test_threads_of_a_mamba_block(batch):
+    """Directions that meet, whole images per thread, and teams give the same bits."""
+    packed, given = pack_block(make("mamba"), torch.float32), inputs("mamba", batch, (31, 14))
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3, 4, 7, 12):
+            torch.set_num_threads(threads)
+            results.append(packed(*given))
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+
+
+@pytest.mark.parametrize("name", ["vittt", "vit3", "mamba"])
 def test_threads_of_python(name):
     packed, given = pack_block(make(name), torch.bfloat16), inputs(name, 1, (12, 11))
     wanted = packed(*given)
@@ -84,7 +116,7 @@ def test_threads_of_python(name):
             assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("name", ["vittt", "vit3"])
+@pytest.mark.parametrize("name", ["vittt", "vit3", "mamba"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strides_and_images_alone(name, dtype):
     packed, (y, grid) = pack_block(make(name), dtype), inputs(name, 3, (6, 9))
@@ -104,7 +136,7 @@ def test_class_tokens(extra):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_wrong_grid_is_refused(name):
     packed, (y, *rest) = pack_block(make(name), torch.float32), inputs(name, 1, (5, 7))
-    if name == "the bare layer":
+    if name == "the bare layer" or "mamba" in name:
         pytest.skip("it sees no grid")
     with pytest.raises(ValueError, match=r"35|grid"):
         packed(y[:, 1:], *rest)
@@ -115,7 +147,7 @@ def test_other_instruction_sets(isa, load_kernels):
     """They have narrower registers and no products of bfloat16."""
     order = ["baseline", "avx2", "avx512"]
     assert order.index(load_kernels(isa)) <= order.index(isa)
-    for name in ("vittt", "vittt with TTT-MLP", "vit3", "h-vit3"):
+    for name in ("vittt", "vittt with TTT-MLP", "vit3", "h-vit3", "mamba"):
         for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
             block, given = make(name), inputs(name, 2, (9, 11))
             got, wanted = pack_block(block, dtype)(*given), block(*given)

@@ -8,12 +8,26 @@ import timm
 import torch
 import torch.nn.functional as F
 
+from vision_ttt.engine import TrainConfig
 from vision_ttt.errors import UserError
 from vision_ttt.models.vittt_ablations import ABLATIONS
 from vision_ttt.sweeps import SWEEPS, Panel, Sweep, Variant
+from vision_ttt.sweeps.definition import SameSeconds
+from vision_ttt.tasks.images.models import model_arguments
 
 ABLATION, DESIGN_SPACE = SWEEPS["ablation-digits"], SWEEPS["design-space-digits"]
+BACKBONES, REGISTERS = SWEEPS["backbones-digits"], SWEEPS["registers-digits"]
 EVERY_ROW = [(sweep, row.name) for sweep in SWEEPS.values() for row in sweep.rows]
+
+
+def build(config: TrainConfig) -> torch.nn.Module:
+    arguments = model_arguments(
+        config.model.name,
+        num_classes=10,
+        image_size=config.data.image_size,
+        extra=config.model.arguments,
+    )
+    return timm.create_model(config.model.name, **arguments)
 
 
 def test_ablation_has_every_row_of_the_paper():
@@ -58,12 +72,55 @@ def test_design_space_crosses_losses_with_models_and_varies_one_factor_at_a_time
             assert len(others) == (2 if "causal" in factor else 1)
 
 
+def test_backbones_have_equal_parameters_for_equal_epochs_and_for_the_references_seconds():
+    with torch.device("meta"):
+        models = {row.name: build(BACKBONES.config(row, 0, Path("runs"))) for row in BACKBONES.rows}
+    counts = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
+    assert counts["vittt"] == 571_650
+    for name, count in counts.items():
+        assert abs(count / counts["vittt"] - 1) < 0.03, name
+    by_epochs, by_seconds = (panel.rows for panel in BACKBONES.panels)
+    assert list(by_epochs) == list(by_seconds) == ["Vittt", "ViT³", "Vim", "Mamba-Reg", "DeiT"]
+    for label, name in by_epochs.items():
+        assert BACKBONES.by_name[name].length is None
+        timed = BACKBONES.by_name[by_seconds[label]]
+        assert timed.changes == BACKBONES.by_name[name].changes
+        if name != "vittt":
+            assert timed.length == SameSeconds(seconds="vittt", speed=name)
+
+
+def test_registers_make_a_feature_as_wide_as_a_token_in_every_row():
+    models = {row.name: build(REGISTERS.config(row, 0, Path("runs"))) for row in REGISTERS.rows}
+    assert {model.head.in_features for model in models.values()} == {96}
+    positions = {
+        name: [] if model.class_tokens is None else list(model.class_tokens.positions(64))
+        for name, model in models.items()
+    }
+    assert positions == {
+        "none": [],
+        "class_token": [32],
+        "even4": [12, 25, 38, 51],
+        "middle4": [32, 33, 34, 35],
+        "even8": [7, 15, 23, 31, 39, 47, 55, 63],
+        "middle8": list(range(32, 40)),
+    }
+
+
+@pytest.mark.parametrize(
+    "length", [SameSeconds("missing", "a"), SameSeconds("a", "missing"), SameSeconds("a", "b")]
+)
+def test_a_length_follows_from_rows_that_have_their_own(length):
+    rows = (Variant("a", {}), Variant("b", {}, length=length))
+    with pytest.raises(ValueError, match="row 'b' takes its length from"):
+        Sweep("s", "t", "digits", {}, rows, (Panel("p", {"a": "a", "b": "b"}),), "c")
+
+
 @pytest.mark.parametrize(("sweep", "name"), EVERY_ROW, ids=[name for _, name in EVERY_ROW])
 def test_every_row_makes_a_finite_step(sweep, name):
     config = sweep.config(sweep.by_name[name], 0, Path("runs"))
     assert config.run.output == f"runs/{name}/seed-0"
     torch.manual_seed(0)
-    model = timm.create_model(config.model.name, num_classes=10, **config.model.arguments)
+    model = build(config)
     images = torch.randn(2, 3, 32, 32)
     features = model.forward_features(images)
     with (

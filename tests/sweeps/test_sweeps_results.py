@@ -1,12 +1,19 @@
 """The CSV file, the table and the picture of a sweep's results."""
 
+import csv
+import dataclasses
+import json
 import math
 
 import pytest
 
 from vision_ttt.errors import UserError
 from vision_ttt.recipes import change
+from vision_ttt.sweeps import Panel
+from vision_ttt.sweeps.curves import curves_figure
+from vision_ttt.sweeps.definition import Column, SameSeconds
 from vision_ttt.sweeps.figure import sweep_figure
+from vision_ttt.sweeps.norm_figure import norm_figure
 from vision_ttt.sweeps.results import finished, read_results, save_result, write_results
 from vision_ttt.sweeps.tables import Spread, changes, markdown, tabulate
 
@@ -21,6 +28,22 @@ def test_csv_gives_back_what_was_written(results, tmp_path):
 
     write_results(path, results[:1])  # the file is the last call's, whole
     assert read_results(path) == results[:1]
+
+
+def test_csv_of_an_earlier_version_has_no_histories(results, tmp_path):
+    path = tmp_path / "results.csv"
+    write_results(path, results)
+    lines = list(csv.DictReader(path.read_text().splitlines()))
+    columns = [name for name in lines[0] if name not in ("history", "measures")]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(lines)
+    assert read_results(path) == results
+    with pytest.raises(UserError, match="row 'a', seed 0, has no history"):
+        _ = results[0].curve
+    with pytest.raises(UserError, match="row 'a', seed 0, has no measures"):
+        _ = results[0].measured
 
 
 @pytest.mark.parametrize(
@@ -88,6 +111,24 @@ def test_table_has_mean_and_spread_beside_the_published_figure(make_sweep, resul
         assert told in text
 
 
+def test_table_has_the_sweeps_own_columns(make_sweep, results):
+    columns = (Column("seconds", lambda result: result.seconds, 1),)
+    sweep = dataclasses.replace(make_sweep(a={}, b={}), columns=columns)
+    headings, (line, _) = tabulate(sweep, results, 0)
+    assert headings.index("seconds") == headings.index("seeds") - 1
+    assert line[headings.index("seconds")] == "2.5 ± 0.0"
+
+
+def test_lengths_of_several_kinds_are_told(make_sweep, make_result):
+    sweep = make_sweep(a={})
+    results = [make_result("a", seed, 1, 1, epochs=epochs) for seed, epochs in enumerate((5, 3.25))]
+    assert "; 3.25 to 5 epochs of 1,297 training images" in markdown(sweep, results)
+    timed = dataclasses.replace(sweep.rows[0], name="b", length=SameSeconds("a", "a"))
+    panel = Panel("all", {"a": "a", "b": "b"})
+    both = dataclasses.replace(sweep, rows=(*sweep.rows, timed), panels=(panel,))
+    assert changes(both, "b") == "seconds=those of a"
+
+
 def test_results_of_another_sweep_or_twice_are_refused(make_sweep, make_result, results):
     sweep = make_sweep(a={}, b={})
     with pytest.raises(UserError, match="no results"):
@@ -117,3 +158,51 @@ def test_figure_has_every_seed_as_a_point_and_the_means_as_a_line(make_sweep, re
         heights = [height for line in axis.lines for height in line.get_ydata()]
         assert low < min(heights)
         assert max(heights) < high
+
+
+def test_curves_go_through_the_means_of_every_evaluation(make_sweep, make_result):
+    def result(row, seed, scale):
+        history = {
+            "epoch": [1, 2],
+            "seconds": [2 * scale, 4 * scale],
+            "test_loss": [scale, scale / 2],
+            "test_accuracy": [0.5, 1.0],
+        }
+        return make_result(row, seed, scale / 2, 1.0, history=json.dumps(history))
+
+    sweep = make_sweep(a={}, b={}, without={})
+    sweep = dataclasses.replace(sweep, panels=2 * sweep.panels)
+    results = [result("a", 0, 1.0), result("a", 1, 3.0), result("b", 0, 5.0)]
+    figure = curves_figure(sweep, results, against=("epoch", "seconds"))
+    losses, losses_by_time, errors, errors_by_time = figure.axes
+    (a, b), (a_by_time, _) = losses.lines, losses_by_time.lines
+    assert (a.get_xdata().tolist(), a.get_ydata().tolist()) == ([1, 2], [2, 1])
+    assert b.get_ydata().tolist() == [5, 2.5]
+    assert a_by_time.get_xdata().tolist() == [4, 8]
+    assert errors.lines[0].get_ydata().tolist() == [50, 0.1]  # half an image of 500, for none
+    band = losses.collections[0].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == (0.5, 3)
+    assert [text.get_text() for text in losses.get_legend().get_texts()] == ["the a", "the b"]
+    assert errors_by_time.get_xlabel().startswith("seconds")
+
+
+def test_norm_figure_has_outliers_blocks_and_maps_of_every_row(make_sweep, make_result):
+    def result(row, seed, share):
+        measures = {
+            "outlier_share": [0.0, share],
+            "largest_over_median": [1.5, 1 + share],
+            "maps": [[[1.0, 2.0], [0.5, image + seed]] for image in range(4)],
+        }
+        return make_result(row, seed, 1.0, 0.5, measures=json.dumps(measures))
+
+    results = [result("a", 0, 0.25), result("a", 1, 0.75), result("b", 0, 0.5)]
+    figure = norm_figure(make_sweep(a={}, b={}, without={}), results)
+    _loss, _error, outliers, blocks, *pictures, bar = figure.axes
+    assert [line.get_ydata().tolist() for line in outliers.lines] == [[25, 75], [50], [50, 50]]
+    assert [line.get_ydata().tolist() for line in blocks.lines] == [[1.5, 1.5], [1.5, 1.5]]
+    assert [axis.get_title() for axis in pictures[:3]] == ["image", "the a", "the b"]
+    assert len(pictures) == 4 * 3
+    shown = pictures[10].images[0]  # row a of the last image, by its first seed
+    assert shown.get_array().tolist() == [[1, 2], [0.5, 3]]
+    assert shown.get_clim() == (0, 3)
+    assert "median" in bar.get_ylabel()

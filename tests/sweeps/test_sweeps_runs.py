@@ -1,10 +1,12 @@
 """Running a sweep: side by side, after faults, after being killed."""
 
+import dataclasses
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import forked_python
 from vision_ttt.engine import train
@@ -13,6 +15,7 @@ from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.errors import UserError
 from vision_ttt.recipes import change
 from vision_ttt.sweeps import runs
+from vision_ttt.sweeps.norms import measure_norms
 from vision_ttt.sweeps.one_run import Task
 from vision_ttt.sweeps.results import RESULT_FILE, Result, finished
 from vision_ttt.sweeps.runs import Failure, run_all
@@ -46,6 +49,10 @@ def test_two_rows_with_two_seeds_are_trained_once(make_sweep, tmp_path, monkeypa
     assert plain.run.command.endswith("vision-ttt sweep tiny")
     assert (plain.train_images, plain.test_images, plain.epochs) == (16, 8, 1)
 
+    assert plain.curve["update"] == [4]
+    assert plain.curve["test_loss"] == [pytest.approx(plain.test_loss, rel=1e-4)]
+    assert plain.curve["seconds"] == [pytest.approx(plain.seconds, rel=1e-4)]
+
     config = change(tasks[0].config, {"output": str(tmp_path / "alone")})
     alone = train(config).metrics
     for name in ("test_loss", "test_accuracy", "parameters"):
@@ -60,6 +67,26 @@ def test_two_rows_with_two_seeds_are_trained_once(make_sweep, tmp_path, monkeypa
     run_all(tasks, tmp_path / "runs", 2, lambda _task, result: again.append(result))
     assert again == [finished(task.config) for task in tasks]
     assert {path: path.stat().st_mtime_ns for path in files} == written
+
+
+def test_what_the_sweep_examines_is_kept_with_seconds_that_add_up(make_sweep, tmp_path):
+    sweep = make_sweep(plain={"epochs": 2})
+    (task,) = tasks_of(sweep, tmp_path / "runs", seeds=(0,))
+    (result,) = collected([dataclasses.replace(task, examine=measure_norms)], tmp_path / "runs")
+    assert result.curve["epoch"] == [1, 2]
+    assert result.curve["seconds"][1] == pytest.approx(result.seconds, rel=1e-4)
+    shares, ratios, maps = result.measured.values()
+    assert len(shares) == len(ratios) == 1  # of one block
+    assert 0 <= shares[0] <= 1 <= ratios[0]
+    maps = torch.tensor(maps)
+    assert maps.shape == (4, 8, 8)
+    assert torch.equal(maps.flatten(1).median(1).values, torch.ones(4))
+
+
+def collected(tasks, folder):
+    results = []
+    assert run_all(tasks, folder, 1, lambda _task, result: results.append(result)) == []
+    return results
 
 
 def test_a_failed_run_is_told_and_the_others_go_on(make_sweep, tmp_path):

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vision_ttt.bench.op_contenders import KERNELS
 from vision_ttt.ops._backend import AUTO
 from vision_ttt.ops._table import TABLE
 
@@ -16,7 +15,9 @@ ATTENTION = "attention by "
 
 _ATTENTION = "aten::_scaled_dot_product_"
 _OURS = "vision_ttt::"
-_BACKEND_PLACE = -1  # the place of the backend's name among a learner op's arguments
+# Ops that are also served without a kernel, by PyTorch's operations.
+_SERVED_WITHOUT = {name for name, op in TABLE.items() if "dual" in op.backends}
+_BACKEND_PLACE = -1  # the place of the backend's name among their arguments
 
 
 class _Recorder(TorchDispatchMode):
@@ -34,7 +35,7 @@ class _Recorder(TorchDispatchMode):
             self.seen.add(ATTENTION + name.removeprefix(_ATTENTION))
         elif name.startswith(_OURS):
             op = name.removeprefix(_OURS)
-            self.seen.add(f"{op} by {_backend_of(op, args)}" if op in KERNELS else op)
+            self.seen.add(f"{op} by {_backend_of(op, args)}" if op in _SERVED_WITHOUT else op)
         return func(*args, **(kwargs or {}))
 
 
@@ -44,7 +45,8 @@ def kernels_run(call: Callable[[], object]) -> list[str]:
     - Attention has torch's name of the kernel, e.g. "attention by flash_attention" on a GPU or
       "attention by flash_attention_for_cpu". Attention that is composed of matrix products and a
       softmax has no name.
-    - ttt_linear and ttt_mlp have the name of their backend, e.g. "ttt_linear by cpu".
+    - Ops that have a form in PyTorch, too, have the name of their backend, e.g. "ttt_linear by
+      cpu" or "selective_scan by dual".
     - The other ops of this library are included where a kernel computes them.
 
     Args:
@@ -63,4 +65,4 @@ def _backend_of(op: str, args: tuple[Any, ...]) -> str:
         return backend
     # The op selects its backend in the same way.
     inputs = TABLE[op].inputs(*args[: TABLE[op].width])
-    return next(name for name in KERNELS[op] if TABLE[op].refusal(name, inputs) is None)
+    return next(name for name in TABLE[op].backends if TABLE[op].refusal(name, inputs) is None)

@@ -9,8 +9,9 @@ FLASH_LINEAR_ATTENTION = "flash-linear-attention"
 TINY = (
     "deit_tiny_patch16_224",
     "vittt_tiny_patch16_224",
-    "vim_tiny_patch16_224",
     "vit3_tiny_patch16_224",
+    "vim_tiny_patch16_224",
+    "mambar_tiny_patch16_224",
 )
 """The default contenders, as far as they are registered with timm."""
 
@@ -26,7 +27,8 @@ after a colon."""
 DEPLOYED = (
     *("deit_tiny_patch16_224:openvino", "deit_tiny_patch16_224:onnxruntime"),
     *("deit_tiny_patch16_224:for_inference", "vittt_tiny_patch16_224:for_inference"),
-    "vit3_tiny_patch16_224:for_inference",
+    *("vit3_tiny_patch16_224:for_inference", "vim_tiny_patch16_224:for_inference"),
+    "mambar_tiny_patch16_224:for_inference",
 )
 """The default contenders for inference on a CPU, in addition to :data:`TINY`."""
 

@@ -3,9 +3,10 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import jsonargparse
 from rich.console import Console
@@ -16,8 +17,10 @@ from vision_ttt.bench.readme import replace_in
 from vision_ttt.cli.bench_session import check_picture, write_picture
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import Interrupted, UserError
-from vision_ttt.sweeps import SWEEPS, Sweep
+from vision_ttt.recipes import change
+from vision_ttt.sweeps import SWEEPS, Sweep, Variant
 from vision_ttt.sweeps.figure import sweep_figure
+from vision_ttt.sweeps.lengths import measure_lengths, of_updates
 from vision_ttt.sweeps.one_run import Task
 from vision_ttt.sweeps.results import Result, finished, read_results, write_results
 from vision_ttt.sweeps.runs import Failure, Outcome, run_all
@@ -47,7 +50,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
         write_results(results_file, results)
     if results:
         _show(sweep, results)
-        write_picture(sweep_figure(sweep, results), figure, dpi=110)
+        draw = sweep.draw or sweep_figure
+        write_picture(draw(sweep, results), figure, dpi=110)
         if arguments.page is not None:
             replace_in(Path(arguments.page), sweep.name, markdown(sweep, results))
         _LOGGER.info("results in %s and %s", results_file, figure)
@@ -59,23 +63,62 @@ def run(arguments: jsonargparse.Namespace) -> int:
 def _train(
     sweep: Sweep, arguments: jsonargparse.Namespace, output: Path
 ) -> tuple[list[Result], list[Failure]]:
+    if arguments.seeds is None:
+        arguments.seeds = list(sweep.seeds)
     jobs = os.cpu_count() or 1 if arguments.jobs is None else arguments.jobs
-    overrides = {} if arguments.epochs is None else {"epochs": arguments.epochs}
-    # Seed by seed: whatever moment a reader looks, rows have seen about the same seeds.
-    tasks = [
-        Task(sweep.name, row.name, sweep.config(row, seed, output, overrides), arguments.command)
-        for seed in dict.fromkeys(arguments.seeds)
-        for row in sweep.find(arguments.rows)
-    ]
+    rows = sweep.find(arguments.rows)
+    own = [row for row in rows if row.length is None]
+    later = [row for row in rows if row.length is not None]
+    tasks = _tasks(sweep, own, arguments, output)
     try:
-        with _progress(len(tasks)) as on_end:
+        with _progress(len(rows) * len(dict.fromkeys(arguments.seeds))) as on_end:
             failures = run_all(tasks, output, jobs, on_end)
+            if later:
+                more = _tasks_of_same_seconds(sweep, later, arguments, output)
+                failures += run_all(more, output, jobs, on_end)
+                tasks += more
     except KeyboardInterrupt:
         raise Interrupted(
             f"every run in {output} has left a checkpoint; the same command goes on"
         ) from None
     ended = [finished(task.config) for task in tasks]
     return [result for result in ended if result is not None], failures
+
+
+def _tasks(
+    sweep: Sweep,
+    rows: Sequence[Variant],
+    arguments: jsonargparse.Namespace,
+    output: Path,
+    lengths: Mapping[str, int] = MappingProxyType({}),
+) -> list[Task]:
+    """The runs of rows; `lengths` are the updates of those that have no length of their own."""
+    overrides = {} if arguments.epochs is None else {"epochs": arguments.epochs}
+    tasks = []
+    # Seed by seed: whatever moment a reader looks, rows have seen about the same seeds.
+    for seed in dict.fromkeys(arguments.seeds):
+        for row in rows:
+            config = sweep.config(row, seed, output, overrides)
+            if row.name in lengths:
+                config = change(config, of_updates(lengths[row.name], config))
+            tasks.append(Task(sweep.name, row.name, config, arguments.command, sweep.examine))
+    return tasks
+
+
+def _tasks_of_same_seconds(
+    sweep: Sweep, rows: Sequence[Variant], arguments: jsonargparse.Namespace, output: Path
+) -> list[Task]:
+    """The runs of rows whose length follows from finished runs of others.
+
+    Raises:
+        UserError: there is no finished run of such another row.
+    """
+    names = {name for row in rows for name in (row.length.seconds, row.length.speed)}
+    timed = _tasks(sweep, sweep.find(sorted(names)), arguments, output)
+    ended = [finished(task.config) for task in timed]
+    lengths = measure_lengths(rows, [result for result in ended if result is not None], output)
+    updates = {name: length["updates"] for name, length in lengths.items()}
+    return _tasks(sweep, rows, arguments, output, updates)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch import nn
 from vision_ttt.inference.convolution import FoldedConvNorm
 from vision_ttt.inference.evaluation_only import EvaluationOnly
 from vision_ttt.inference.linear import PackedLinear, PackedPatches
+from vision_ttt.inference.mamba import PackedMambaBlock
 from vision_ttt.inference.supported_parts import UnsupportedPart
 from vision_ttt.inference.vit3 import PackedDit3Block, PackedVit3Block
 from vision_ttt.inference.vittt import PackedVitttBlock
@@ -20,7 +21,12 @@ from vision_ttt.layers.conv_stem import ConvNorm
 from vision_ttt.ops._native import LIBRARY, install_command
 from vision_ttt.ops.packed.weights import DTYPES
 
-PACKED_BLOCKS: list[Any] = [PackedVitttBlock, PackedVit3Block, PackedDit3Block]
+PACKED_BLOCKS: list[Any] = [
+    PackedVitttBlock,
+    PackedVit3Block,
+    PackedDit3Block,
+    PackedMambaBlock,
+]
 """Classes of blocks on packed weights; a new family of models adds its own.
 
 Each names the class of blocks that it replaces as ``kind``. Its constructor takes a block of that
@@ -41,10 +47,10 @@ def for_inference(
 ) -> EvaluationOnly:
     """A copy of ``model`` for fast evaluation on a CPU.
 
-    Each block of Vittt, ViT³, H-ViT³ and DiT³ becomes one op, whose weights are packed in the order
-    in which the kernels read them. Linear layers and patch embeddings of these and of any other
-    model are packed, too, and the BatchNorm of a convolutional stem becomes part of its
-    convolution. All other modules stay as they are. So does a block with a part that was
+    Each block of Vittt, ViT³, H-ViT³, DiT³, Vim and Mamba-Reg becomes one op, whose weights are
+    packed in the order in which the kernels read them. Linear layers and patch embeddings of these
+    and of any other model are packed, too, and the BatchNorm of a convolutional stem becomes part
+    of its convolution. All other modules stay as they are. So does a block with a part that was
     replaced or changed or that has a hook; a warning names it.
 
     Results equal those of the model in evaluation mode, to rounding. The model is not changed.

@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 TITLES = {
     "ablation-digits": "What each design step of Vittt brings, on handwritten digits",
     "design-space-digits": "Ways of inner training, on handwritten digits",
+    "registers-digits": "Registers of Mamba-Reg: accuracy and token norms, on handwritten digits",
+    "backbones-digits": "Backbones of equal size, for equal epochs and time, on handwritten digits",
 }
 """What the packaged sweeps are, without importing their models."""
 
 _HOMES = {
     "ablation-digits": ("vision_ttt.sweeps.ablation", "ABLATION_DIGITS"),
     "design-space-digits": ("vision_ttt.sweeps.design_space", "DESIGN_SPACE_DIGITS"),
+    "registers-digits": ("vision_ttt.sweeps.registers", "REGISTERS_DIGITS"),
+    "backbones-digits": ("vision_ttt.sweeps.backbones", "BACKBONES_DIGITS"),
 }
 
 

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vision_ttt import recipes
 from vision_ttt.engine import TrainConfig
 from vision_ttt.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vision_ttt.engine.train import TrainResult
+    from vision_ttt.sweeps.results import Result
+
+
+@dataclass(frozen=True)
+class SameSeconds:
+    """The length of runs that are to train for as many seconds as those of another row.
+
+    It is known when the runs of both rows are finished: the median of their seconds, over the
+    median of the seconds that an update of the same model took.
+    """
+
+    seconds: str
+    """Name of the row whose seconds are to be spent."""
+    speed: str
+    """Name of the row that trains the same model, for a length of its own."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +45,8 @@ class Variant:
     """The paper's own figure for this row, in the sweep's `published_unit`."""
     note: str = ""
     """What a reader must know about the row, for the table."""
+    length: SameSeconds | None = None
+    """Where it is given, it replaces the recipe's length."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +64,21 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Column:
+    """A column of a sweep's tables beside those that every sweep has."""
+
+    heading: str
+    value: Callable[[Result], float]
+    decimals: int
+
+
+@dataclass(frozen=True)
 class Sweep:
     """A named list of rows to train and to compare.
 
     Raises:
-        ValueError: a panel names a row that is not there, or a row stands in no panel.
+        ValueError: a panel names a row that is not there, or a row stands in no panel; a row takes
+            its length from rows that are not there or have no length of their own.
     """
 
     name: str
@@ -61,6 +93,15 @@ class Sweep:
     """How far the result may be trusted, in a sentence for the table and the picture."""
     published_unit: str = ""
     """What the papers' figures are, e.g. "top-1 of Vittt-T on ImageNet-1K, %"; empty for none."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """That each row is trained with, unless others are asked for."""
+    columns: tuple[Column, ...] = ()
+    """Of the tables, beside loss and accuracy."""
+    examine: Callable[[TrainResult], Mapping[str, Any]] | None = None
+    """What else is measured on each trained model, as JSON has it; becomes `Result.measures`. A
+    function of a module, for each run has a process of its own."""
+    draw: Callable[[Sweep, Sequence[Result]], Figure] | None = None
+    """The picture; None for :func:`vision_ttt.sweeps.figure.sweep_figure`."""
     by_name: Mapping[str, Variant] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +112,14 @@ class Sweep:
                 f"sweep {self.name}: rows {sorted(row.name for row in self.rows)} and the panels' "
                 f"{sorted(shown)} must be the same, each once"
             )
+        for row in self.rows:
+            needed = () if row.length is None else (row.length.seconds, row.length.speed)
+            for name in needed:
+                if name not in by_name or by_name[name].length is not None:
+                    raise ValueError(
+                        f"sweep {self.name}: row {row.name!r} takes its length from {name!r}, which"
+                        " must be a row with a length of its own"
+                    )
         object.__setattr__(self, "by_name", by_name)
 
     def find(self, names: Sequence[str] | None) -> tuple[Variant, ...]:

@@ -15,11 +15,18 @@ from vision_ttt.sweeps.tables import by_row
 
 _COLUMNS = 4
 Measure = Callable[[Result], float]
-_MEASURES: tuple[tuple[str, Measure], ...] = (
+
+
+def percent_wrong(accuracy: float, images: int) -> float:
+    """The error in %; of no image, for which a log axis has no place, that of half an image."""
+    return 100 * (1 - accuracy) or 50 / images
+
+
+MEASURES: tuple[tuple[str, Measure], ...] = (
     ("test loss, nats", lambda result: result.test_loss),
-    # Zero has no place on a log axis: half of one image instead.
-    ("test error, %", lambda result: 100 * (1 - result.test_accuracy) or 50 / result.test_images),
+    ("test error, %", lambda result: percent_wrong(result.test_accuracy, result.test_images)),
 )
+"""What every sweep's picture shows, on log axes."""
 
 
 def sweep_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
@@ -44,12 +51,13 @@ def sweep_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
             for axis in pair:
                 axis.axis("off")
             continue
-        for axis, (name, measure) in zip(pair, _MEASURES, strict=True):
-            _draw(axis, panels[place], found, measure)
+        for axis, (name, measure) in zip(pair, MEASURES, strict=True):
+            draw_rows(axis, panels[place], found, measure)
+            log_scale(axis)
             if column == 0:
                 axis.set_ylabel(f"{name} (log)")
         pair[0].set_title(panels[place].title, fontsize=9)
-    for part, (_name, measure) in enumerate(_MEASURES):
+    for part, (_name, measure) in enumerate(MEASURES):
         values = [measure(result) for result in results]
         for band in range(bands):
             axes[2 * band + part][0].set_ylim(0.85 * min(values), max(values) / 0.85)
@@ -57,7 +65,8 @@ def sweep_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
     return figure
 
 
-def _draw(axis: Axes, panel: Panel, found: dict[str, list[Result]], measure: Measure) -> None:
+def draw_rows(axis: Axes, panel: Panel, found: dict[str, list[Result]], measure: Measure) -> None:
+    """Draw every seed of a panel's rows as a point, and their means."""
     labels = [label for label, name in panel.rows.items() if name in found]
     means = []
     for place, label in enumerate(labels):
@@ -66,10 +75,14 @@ def _draw(axis: Axes, panel: Panel, found: dict[str, list[Result]], measure: Mea
         means.append(statistics.fmean(values))
     style = "-_" if panel.in_steps else "_"
     axis.plot(range(len(labels)), means, style, color="C1", markersize=14, linewidth=0.8)
+    axis.set_xticks(range(len(labels)), labels, rotation=35, ha="right", fontsize=8)
+    axis.margins(x=0.15)
+    axis.grid(alpha=0.3, which="both", axis="y")
+
+
+def log_scale(axis: Axes) -> None:
+    """Set a log scale with ticks at 1, 2, 5, 10, …"""
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_xticks(range(len(labels)), labels, rotation=35, ha="right", fontsize=8)
-    axis.margins(x=0.15)
-    axis.grid(alpha=0.3, which="both", axis="y")

@@ -8,9 +8,12 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,8 +21,9 @@ from vision_ttt.bench.complexity import count_macs
 from vision_ttt.bench.machine import describe_run
 from vision_ttt.engine import TrainConfig, train
 from vision_ttt.engine.locks import alone_in
+from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import Interrupted, UserError
-from vision_ttt.sweeps.results import Result, finished, save_result
+from vision_ttt.sweeps.results import HISTORY, Result, finished, save_result
 
 _LOGGER = logging.getLogger(__name__)
 INTERRUPTED = 130  # exit codes, as the command line has them
@@ -35,6 +39,8 @@ class Task:
     config: TrainConfig
     command: tuple[str, ...]
     """Of the sweep, for the record."""
+    examine: Callable[[TrainResult], Mapping[str, Any]] | None = None
+    """The sweep's own."""
 
 
 def perform(task: Task) -> Result:
@@ -76,7 +82,19 @@ def _train(task: Task) -> Result:
         train_loss=last["train_loss"],
         seconds=trained.metrics["seconds"],
         run=run,
+        history=json.dumps(_columns(trained.metrics["history"])),
+        measures=json.dumps({} if task.examine is None else task.examine(trained)),
     )
+
+
+def _columns(history: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The rows of metrics.json as a list for each of HISTORY, to five significant digits."""
+    columns = {name: [row[name] for row in history] for name in HISTORY}
+    columns["seconds"] = list(accumulate(columns["seconds"]))  # a row has those since the last
+    return {
+        name: [value if isinstance(value, int) else float(f"{value:.5g}") for value in values]
+        for name, values in columns.items()
+    }
 
 
 def main(task: Task, lifeline: Connection, log: Path) -> None:

@@ -31,7 +31,7 @@ class Result:
     model: str
     model_args: str
     """JSON."""
-    epochs: int
+    epochs: float
     train_images: int
     test_images: int
     parameters: int
@@ -47,6 +47,35 @@ class Result:
     """Of training, evaluations left out; other runs were computing beside it."""
     run: Run
     """Where, when and with what."""
+    history: str = "{}"
+    """JSON, a list for each of HISTORY: its value at every evaluation. Empty in files of earlier
+    versions."""
+    measures: str = "{}"
+    """JSON: what the sweep's `examine` returned."""
+
+    @property
+    def curve(self) -> dict[str, list[float]]:
+        """The history: a list for each of HISTORY.
+
+        Raises:
+            UserError: the result has none.
+        """
+        curve = json.loads(self.history)
+        if not curve:
+            raise UserError(f"the result of row {self.row!r}, seed {self.seed}, has no history")
+        return curve
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """What the sweep's `examine` returned.
+
+        Raises:
+            UserError: the result has none.
+        """
+        measured = json.loads(self.measures)
+        if not measured:
+            raise UserError(f"the result of row {self.row!r}, seed {self.seed}, has no measures")
+        return measured
 
     def cells(self) -> dict[str, Any]:
         """The result flat, column name → value: its own fields, then those of its run."""
@@ -54,9 +83,13 @@ class Result:
         return cells | cells.pop("run")
 
 
+HISTORY = ("update", "epoch", "seconds", "test_loss", "test_accuracy")
+"""What :attr:`Result.history` holds; seconds are those of training from the run's beginning."""
+
 _RUN_TYPES = get_type_hints(Run)
 _OWN_TYPES = {name: kind for name, kind in get_type_hints(Result).items() if name != "run"}
 COLUMNS = (*_OWN_TYPES, *_RUN_TYPES)
+_ADDED = {"history", "measures"}  # files of earlier versions lack them
 
 
 def save_result(config: TrainConfig, result: Result) -> None:
@@ -98,7 +131,7 @@ def read_results(path: Path) -> list[Result]:
         OSError: the file cannot be read.
     """
     columns, lines = read_cells(path)
-    if columns != COLUMNS:
+    if set(COLUMNS) - set(columns) - _ADDED or set(columns) - set(COLUMNS):
         raise UserError(
             f"{path} is no file of a sweep's results: its columns are {list(columns)}, and must be"
             f" {list(COLUMNS)}"
@@ -113,6 +146,6 @@ def read_results(path: Path) -> list[Result]:
 
 
 def _from_cells(cells: dict[str, Any]) -> Result:
-    own = {name: kind(cells[name]) for name, kind in _OWN_TYPES.items()}
+    own = {name: kind(cells[name]) for name, kind in _OWN_TYPES.items() if name in cells}
     run = {name: kind(cells[name]) for name, kind in _RUN_TYPES.items()}
     return Result(**own, run=Run(**run))

@@ -65,7 +65,8 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
     title, rows = sweep.panels[panel].title, sweep.panels[panel].rows
     shows_published = any(sweep.by_name[name].published is not None for name in rows.values())
     headings = [title, "row", "parameters", "MACs", "test loss", "test accuracy, %"]
-    headings += ["train loss", "seeds", *(["published"] if shows_published else [])]
+    headings += ["train loss", *(column.heading for column in sweep.columns)]
+    headings += ["seeds", *(["published"] if shows_published else [])]
     lines = []
     for label, name in rows.items():
         if name not in found:
@@ -79,6 +80,10 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
             Spread.of([result.test_loss for result in own]).text(3),
             Spread.of([100 * result.test_accuracy for result in own]).text(1),
             Spread.of([result.train_loss for result in own]).text(3),
+            *(
+                Spread.of([column.value(result) for result in own]).text(column.decimals)
+                for column in sweep.columns
+            ),
             ", ".join(str(result.seed) for result in own),
         ]
         if shows_published:
@@ -92,10 +97,10 @@ def describe(sweep: Sweep, results: Sequence[Result]) -> str:
     """What the numbers are and where they come from, in one paragraph."""
     run = results[0].run
     commits = dict.fromkeys(result.run.commit for result in results if result.run.commit)
-    epochs = dict.fromkeys(str(result.epochs) for result in results)
+    epochs = sorted({result.epochs for result in results})
     started = sorted(result.run.started for result in results)
     parts = [
-        f"`{run.command}`: mean ± sample standard deviation over seeds; {_and(epochs)} epochs of"
+        f"`{run.command}`: mean ± sample standard deviation over seeds; {_range(epochs)} epochs of"
         f" {results[0].train_images:,} training images; test loss is cross-entropy in nats on"
         f" {results[0].test_images:,} test images, train loss has label smoothing and augmentation",
         *([f"published: the paper's own {sweep.published_unit}"] if sweep.published_unit else []),
@@ -127,11 +132,19 @@ def changes(sweep: Sweep, name: str) -> str:
     """What a row changes, for the list of rows: e.g. "design=dual"."""
     values = dict(sweep.by_name[name].changes)
     values |= values.pop("arguments", {})
+    length = sweep.by_name[name].length
+    if length is not None:
+        values["seconds"] = f"those of {length.seconds}"
     return ", ".join(f"{key}={_plain(value)}" for key, value in values.items()) or "nothing"
 
 
 def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _range(numbers: Sequence[float]) -> str:
+    """E.g. "2", or "2 to 5.13" of ascending numbers."""
+    return " to ".join(f"{number:g}" for number in dict.fromkeys((numbers[0], numbers[-1])))
 
 
 def _and(words: Sequence[str] | dict[str, None]) -> str:

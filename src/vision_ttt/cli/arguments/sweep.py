@@ -45,7 +45,11 @@ def add_arguments(parser: CommandParser) -> None:
         "--rows", type=str, nargs="+", default=None, help="rows to train; default: all"
     )
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="each row is trained with each"
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=None,
+        help="each row is trained with each; default: the sweep's own, three or five",
     )
     parser.add_argument(
         "--epochs", type=int, default=None, help="of every run; default: the sweep's own"

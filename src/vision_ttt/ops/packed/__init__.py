@@ -1,6 +1,7 @@
 """Linear layers and whole blocks on packed weights, for :func:`vision_ttt.for_inference`."""
 
 from vision_ttt.ops.packed.linear import packed_linear
+from vision_ttt.ops.packed.mamba_block import packed_mamba_block
 from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters, packed_vit3_block
 from vision_ttt.ops.packed.vittt_block import packed_vittt_block
 from vision_ttt.ops.packed.weights import pack, unpack
@@ -9,6 +10,7 @@ __all__ = [
     "Vit3BlockParameters",
     "pack",
     "packed_linear",
+    "packed_mamba_block",
     "packed_vit3_block",
     "packed_vittt_block",
     "unpack",

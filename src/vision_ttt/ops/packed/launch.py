@@ -10,7 +10,7 @@ from torch import Tensor
 from vision_ttt.ops._native import LIBRARY, call_kernel
 
 if LIBRARY is not None:
-    for block in ("vittt", "vit3"):
+    for block in ("vittt", "vit3", "mamba"):
         getattr(LIBRARY, f"vision_ttt_packed_{block}_block_scratch").restype = ctypes.c_int64
 
 

@@ -1,0 +1,71 @@
+"""Token norms: the size of every image token after every block, and the outliers among them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vision_ttt.models.evaluation_mode import evaluation_mode
+from vision_ttt.models.plain_backbone import PlainBackbone
+
+OUTLIER = 3.0
+"""Norm over the median of the image's tokens, above which a token counts as an outlier."""
+
+
+@torch.no_grad()
+def token_norms(model: PlainBackbone, images: Tensor) -> Tensor:
+    """‖x_t‖₂ of every image token after every block (Mamba-Reg, Figs. 2 and 3).
+
+    In trained plain backbones some tokens of the background have far larger norms than the others:
+    they hold information on the whole image in place of their patch's. Registers are to take that
+    over. The norm is that of the residual stream, before the final norm, which would rescale it.
+    Class tokens and registers are left out.
+
+    Args:
+        model: any plain backbone. It is not modified.
+        images: [B, C, H, W], normalised as for the model.
+
+    Returns:
+        Norms [B, layers, h, w] on the token grid, float32.
+
+    Raises:
+        TypeError: the model is not a plain backbone.
+        ValueError: the images do not fit the model.
+    """
+    if not isinstance(model, PlainBackbone):
+        raise TypeError(f"token norms need a PlainBackbone, got {type(model).__name__}")
+    norms = []
+    with evaluation_mode(model):
+        x, context = model.embed(images)
+        for index in range(len(model.blocks)):
+            x = model.run_blocks(x, context, index, index + 1)
+            tokens, _ = model.split_tokens(x)
+            norms.append(tokens.float().norm(dim=-1).unflatten(1, tuple(context[0])))
+    return torch.stack(norms, dim=1)
+
+
+def outlier_share(norms: Tensor, multiple: float = OUTLIER) -> Tensor:
+    """Share of an image's tokens whose norm exceeds ``multiple`` times their median.
+
+    Args:
+        norms: [..., h, w], e.g. of :func:`token_norms`. Of an even number of tokens the median is
+            the lower of the middle two.
+        multiple: above 0.
+
+    Returns:
+        Shares [...] from 0 to 1.
+
+    Raises:
+        ValueError: the multiple is not above 0.
+    """
+    if not multiple > 0:
+        raise ValueError(f"multiple must be above 0, got {multiple}")
+    tokens = norms.flatten(-2)
+    median = tokens.median(dim=-1, keepdim=True).values
+    return (tokens > multiple * median).float().mean(-1)
+
+
+def largest_over_median(norms: Tensor) -> Tensor:
+    """The largest norm of an image's tokens over their median: norms [..., h, w] → [...]."""
+    tokens = norms.flatten(-2)
+    return tokens.amax(-1) / tokens.median(dim=-1).values

@@ -1,0 +1,79 @@
+"""How many updates fit into another row's seconds: measured once, then written down."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vision_ttt.engine import TrainConfig
+from vision_ttt.engine.files import write_text
+from vision_ttt.errors import UserError
+from vision_ttt.sweeps.definition import Variant
+from vision_ttt.sweeps.results import Result
+
+LENGTHS_FILE = "lengths.json"
+"""In the folder of a sweep's runs."""
+
+
+def measure_lengths(
+    rows: Sequence[Variant], results: Sequence[Result], folder: Path
+) -> dict[str, dict[str, float]]:
+    """Row's name → "updates", with the "seconds" and "seconds_per_update" that they follow from.
+
+    Seconds are medians over the finished runs of the rows that ``length`` names. They were measured
+    as the runs to come will be, with as many others side by side. What is known is kept in the
+    folder and not measured again: other seeds that join later train for the same length.
+
+    Args:
+        rows: each with a ``length``.
+        results: of the rows that these name, with any seeds.
+        folder: of the sweep's runs.
+
+    Raises:
+        UserError: there is no result of a row that another's length follows from; the folder's file
+            is damaged.
+        OSError: the file cannot be written.
+    """
+    path = folder / LENGTHS_FILE
+    lengths = _read(path)
+    for row in rows:
+        if row.name in lengths:
+            continue
+        spent = [result.seconds for result in results if result.row == row.length.seconds]
+        paces = [
+            result.seconds / result.curve["update"][-1]
+            for result in results
+            if result.row == row.length.speed
+        ]
+        if not spent or not paces:
+            missing = row.length.speed if spent else row.length.seconds
+            raise UserError(
+                f"the length of row {row.name!r} follows from the seconds of row {missing!r}, which"
+                f" has no finished run in {folder}; train it, too"
+            )
+        seconds, pace = statistics.median(spent), statistics.median(paces)
+        lengths[row.name] = {
+            "updates": max(1, int(seconds / pace)),
+            "seconds": seconds,
+            "seconds_per_update": pace,
+        }
+    write_text(path, json.dumps(lengths, indent=2) + "\n")
+    return lengths
+
+
+def of_updates(updates: int, config: TrainConfig) -> dict[str, Any]:
+    """The fields that make a run this long, its warm-up the same share of it as in ``config``."""
+    _unit, length = config.optimisation.length
+    return {"updates": updates, "warmup": config.optimisation.warmup / length * updates}
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); remove it to measure anew") from error
