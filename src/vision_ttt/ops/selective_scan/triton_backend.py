@@ -40,13 +40,13 @@ def _processors(x: Tensor) -> int:
 
 
 def _segment_tokens(programs: int, length: int, processors: int) -> int:
-    """Tokens of a segment, a multiple of a chunk, or all tokens in one.
+    """Tokens of a segment: a multiple of a chunk, or all tokens, where the programs suffice.
 
-    Segments take the recurrence twice, so that two of them gain nothing.
+    With segments the recurrence is computed twice, so that two of them gain nothing.
     """
     chunks = num_chunks(length)
-    segments = min(chunks, WARPS_PER_PROCESSOR * processors // max(1, programs))
-    return -(-chunks // segments if segments > 2 else -chunks) * CHUNK_TOKENS
+    wanted = min(chunks, WARPS_PER_PROCESSOR * processors // max(1, programs))
+    return (-(-chunks // wanted) if wanted > 2 else chunks) * CHUNK_TOKENS
 
 
 class _Call:
@@ -204,17 +204,16 @@ def selective_scan_triton_backward(
         return shares.sum(0).to(like.dtype)
 
     return (
-        *(du, ddelta),
-        *(summed(da, inputs.A), of_rows(db, inputs.B), of_rows(dc, inputs.C)),
+        du,
+        ddelta,
+        summed(da, inputs.A),
+        of_rows(db, inputs.B),
+        of_rows(dc, inputs.C),
         summed(dskip, inputs.D),
         u.new_empty(0) if dz is None else dz,
         summed(dbias, inputs.delta_bias),
-        *(_state_gradient(dstate, inputs.initial_state),),
+        summed(dstate.unsqueeze(0), inputs.initial_state),
     )
-
-
-def _state_gradient(dstate: Tensor, like: Tensor | None) -> Tensor:
-    return dstate.new_empty(0) if like is None else dstate.to(like.dtype)
 
 
 BACKEND = Backend(selective_scan_triton, selective_scan_triton_backward, refusal)

@@ -117,7 +117,7 @@ def backward_kernel(
                     *(u_strides[1], delta_strides[1], b_strides[1], channel, present),
                     *(N, STATES, SOFTPLUS),
                 )
-                states = states + (h,)
+                states = states + (h,)  # noqa: RUF005  (Triton has no starred tuples)
             for j in tl.static_range(TILE - 1, -1, -1):
                 token, valid = _locate_token(first + tile * TILE + j, end, length, reverse)
                 inside = tl.where(valid, present, False)

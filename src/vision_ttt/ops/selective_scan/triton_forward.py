@@ -7,10 +7,10 @@ import triton.language as tl
 
 from vision_ttt.ops.selective_scan.triton_parts import (
     LOG2_E,
+    PLAIN,
     load_channels,
     load_parameter,
     load_row,
-    PLAIN,
     load_state,
     locate,
     sigmoid,

@@ -92,10 +92,10 @@ def load_row(x, token, N: tl.constexpr, STATES: tl.constexpr):
 
 @triton.jit
 def softplus(x):
-    """ln(1 + e^x), of a relative error near 1e-7 for any x.
+    """ln(1 + e^x), with all its digits where it is small.
 
-    ln(1 + e) = 2 artanh(s) with s = e / (2 + e), for e = e^-|x|, hence s ≤ 1/3: seven terms of the
-    series. The logarithm of the rounded sum 1 + e has lost what a small e is.
+    ln(1 + e) = 2 artanh(s) with s = e / (2 + e), for e = e^-|x|, hence s ≤ 1/3: eight terms of the
+    series. The rounded sum 1 + e has lost what a small e is.
     """
     e = tl.exp2(-tl.abs(x) * LOG2_E)
     s = e / (2.0 + e)

@@ -125,9 +125,9 @@ def carry_kernel(
             number, before = segments - 1 - number, segments - number
         inside = (place > 0)[:, None] | (done > 0)
         valid = (done + place < segments)[:, None] & present[None, :]
-        before = before.to(tl.int64)[:, None]
-        total = tl.load(sums + before * (states // N) + (e // N)[None, :], mask=valid & inside, other=0.0)
-        share = tl.load(shares + before * states + e[None, :], mask=valid & inside, other=0.0)
+        before = before.to(tl.int64)[:, None] * states + e[None, :]
+        total = tl.load(sums + before // N, mask=valid & inside, other=0.0)
+        share = tl.load(shares + before, mask=valid & inside, other=0.0)
         decay, share = tl.associative_scan((tl.exp2(total * a2[None, :]), share), 0, _after)
         after = decay * state[None, :] + share
         tl.store(starts + number.to(tl.int64)[:, None] * states + e[None, :], after, mask=valid)
