@@ -20,8 +20,10 @@ TILE_NUMBERS = 512
 
 With fewer, sums over channels take more exchanges between threads; with more, registers spill."""
 MOST_CHANNELS = 64
-TILE_TOKENS = 4
-"""Tokens whose states the backward kernel holds in registers at a time."""
+"""Channels of a program for small N."""
+TILE_TOKENS = 2
+"""Tokens whose states the backward kernel holds in registers at a time; with four of them, and a
+state of 16 numbers, registers spill."""
 WARPS_PER_PROCESSOR = 8
 """Programs per multiprocessor below which the sequence is split into segments.
 
@@ -71,9 +73,8 @@ class _Call:
         programs = self.images * self.blocks
         self.segment = _segment_tokens(programs, self.length, _processors(u))
         self.segments = -(-self.length // self.segment)
-        self.programs = programs * self.segments
-        self.sizes = (self.length, self.images, self.channels, forward_channels, self.groups)
-        self.sizes += (self.segment,)
+        self.grid = (self.images, self.blocks, self.segments)
+        self.sizes = (self.length, self.channels, forward_channels, self.groups, self.segment)
         self.tile = {"N": self.n, "STATES": states, "CHANNELS": block}
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -81,8 +82,8 @@ class _Call:
 
     def run(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
         """Launch a kernel whose programs scan segments of blocks of channels."""
-        if self.programs:
-            kernel[(self.programs,)](
+        if self.images:
+            kernel[self.grid](
                 *arguments,
                 *self.sizes,
                 **(self.tile | constants),
@@ -180,7 +181,7 @@ def selective_scan_triton_backward(
     )
     # The states before a chunk's tiles of tokens, for the program that works on it.
     states = call.tile["CHANNELS"] * call.n
-    scratch = call.empty(call.programs, CHUNK_TOKENS // TILE_TOKENS, states)
+    scratch = call.empty(*call.grid, CHUNK_TOKENS // TILE_TOKENS, states)
     with torch.cuda.device_of(u):
         ends = call.states_between(grad, grad_state, backward=True)
         call.run(

@@ -53,14 +53,14 @@ def backward_kernel(
     grad, ends, u, delta, a, b, c, skip, z, bias, kept, scratch,
     du, ddelta, dz, db, dc, da, dskip, dbias, dstate,
     grad_strides, u_strides, delta_strides, z_strides, b_strides, c_strides,
-    length, images, channels, forward_channels, groups, segment,
+    length, channels, forward_channels, groups, segment,
     N: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
     TILE: tl.constexpr, SOFTPLUS: tl.constexpr,
 ):
     # fmt: on
-    part, image, block, channel, present, group, reverse = locate(
-        images, channels, forward_channels, groups, CHANNELS
-    )
+    # As axes of the grid they are the same for all threads, and take none of their registers.
+    image, images, part = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(2)
+    channel, present, group, reverse = locate(channels, forward_channels, groups, CHANNELS)
     place = part * images + image
     a2 = load_state(a, 0, channels, channel, present, N, STATES) * LOG2_E
     d = load_parameter(skip, channel, present)
@@ -80,9 +80,9 @@ def backward_kernel(
         z += image * z_strides[0]
         dz += image * length * channels
     n = tl.arange(0, STATES)
-    shares = (block * images + image) * length * N
+    shares = (tl.program_id(1) * images + image) * length * N
     TILES: tl.constexpr = CHUNK // TILE
-    scratch += tl.program_id(0).to(tl.int64) * (TILES * CHANNELS * N)
+    scratch += (place * tl.num_programs(1) + tl.program_id(1)) * (TILES * CHANNELS * N)
     lane = tl.arange(0, CHANNELS)
     everywhere = lane < CHANNELS
 
@@ -120,6 +120,8 @@ def backward_kernel(
                 states = states + (h,)  # noqa: RUF005  (Triton has no starred tuples)
             for j in tl.static_range(TILE - 1, -1, -1):
                 token, valid = _locate_token(first + tile * TILE + j, end, length, reverse)
+                # The tokens' instructions stay apart: mixed, they would need too many registers.
+                tl.debug_barrier()
                 inside = tl.where(valid, present, False)
                 raw = load_channels(delta, token * delta_strides[1], channel, present) + offset
                 x = softplus(raw) if SOFTPLUS else raw

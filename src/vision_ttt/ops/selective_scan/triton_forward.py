@@ -25,14 +25,14 @@ from vision_ttt.ops.selective_scan.triton_parts import (
 def forward_kernel(
     u, delta, a, b, c, skip, z, bias, starts, y, last, kept,
     u_strides, delta_strides, z_strides, b_strides, c_strides,
-    length, images, channels, forward_channels, groups, segment,
+    length, channels, forward_channels, groups, segment,
     N: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
     SOFTPLUS: tl.constexpr,
 ):
     # fmt: on
-    part, image, _, channel, present, group, reverse = locate(
-        images, channels, forward_channels, groups, CHANNELS
-    )
+    # As axes of the grid they are the same for all threads, and take none of their registers.
+    image, images, part = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(2)
+    channel, present, group, reverse = locate(channels, forward_channels, groups, CHANNELS)
     a2 = load_state(a, 0, channels, channel, present, N, STATES) * LOG2_E
     d = load_parameter(skip, channel, present)
     offset = load_parameter(bias, channel, present)

@@ -11,37 +11,33 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-PLAIN = ["length", "images", "forward_channels", "segment"]
+PLAIN = ["length", "forward_channels", "segment"]
 """Integers that the code is not specialised for, so that new values compile nothing."""
 
 
 @triton.jit
-def locate(images, channels, forward_channels, groups, CHANNELS: tl.constexpr):
-    """A program's segment, image, block, channels [c], their mask, their group, and the direction.
+def locate(channels, forward_channels, groups, CHANNELS: tl.constexpr):
+    """A program's channels [c], their mask, their group of B and C, and their direction.
 
-    The channels of a block have one direction and one group of B and C.
+    Blocks of channels are numbered along the grid's second axis. The channels of a block have one
+    direction and one group.
     """
+    block = tl.program_id(1)
     if groups == 1:
         forward_blocks = tl.cdiv(forward_channels, CHANNELS)
-        blocks = forward_blocks + tl.cdiv(channels - forward_channels, CHANNELS)
-        block = tl.program_id(0) % blocks
         reverse = block >= forward_blocks
         first = tl.where(reverse, forward_channels - forward_blocks * CHANNELS, 0)
         first += block * CHANNELS
         stop = tl.where(reverse, channels, forward_channels)
         group = block * 0
     else:
-        of_group = tl.cdiv(channels // groups, CHANNELS)
-        blocks = of_group * groups
-        block = tl.program_id(0) % blocks
-        group = block // of_group
-        stop = (group + 1) * (channels // groups)
+        of_group = channels // groups
+        group = block // tl.cdiv(of_group, CHANNELS)
+        stop = (group + 1) * of_group
         reverse = stop > forward_channels
-        first = group * (channels // groups) + block % of_group * CHANNELS
-    row = tl.program_id(0) // blocks
+        first = group * of_group + block % tl.cdiv(of_group, CHANNELS) * CHANNELS
     channel = first + tl.arange(0, CHANNELS)
-    image = (row % images).to(tl.int64)
-    return row // images, image, block, channel, channel < stop, group, reverse
+    return channel, channel < stop, group, reverse
 
 
 @triton.jit

@@ -30,7 +30,7 @@ from vision_ttt.ops.selective_scan.triton_parts import (
 def shares_kernel(
     x, delta, rows, a, z, bias, shares, sums,
     x_strides, delta_strides, row_strides, z_strides,
-    length, images, channels, forward_channels, groups, segment,
+    length, channels, forward_channels, groups, segment,
     N: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
     SOFTPLUS: tl.constexpr, BACKWARD: tl.constexpr,
 ):
@@ -40,9 +40,9 @@ def shares_kernel(
     first, where x is the gradient of y, gated by z, and ``rows`` C.
     """
     # fmt: on
-    part, image, _, channel, present, group, reverse = locate(
-        images, channels, forward_channels, groups, CHANNELS
-    )
+    # As axes of the grid they are the same for all threads, and take none of their registers.
+    image, images, part = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(2)
+    channel, present, group, reverse = locate(channels, forward_channels, groups, CHANNELS)
     a2 = load_state(a, 0, channels, channel, present, N, STATES) * LOG2_E
     offset = load_parameter(bias, channel, present)
     h = tl.zeros([CHANNELS, STATES], tl.float32)
