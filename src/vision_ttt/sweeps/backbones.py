@@ -27,8 +27,8 @@ _NANO: dict[str, dict[str, Any]] = {
             "mlp_ratio": 4.5,
         },
     },
-    "vim": {"model": "vim_nano_patch4_32"},
-    "mambar": {"model": "mambar_nano_patch4_32"},
+    "vim": {"model": "vim_nano_patch4_32", "arguments": {"fused": True}},
+    "mambar": {"model": "mambar_nano_patch4_32", "arguments": {"fused": True}},
     "deit": {
         "model": "deit_tiny_patch16_224",
         "arguments": {"patch_size": 4, "embed_dim": 96, "depth": 5, "num_heads": 3},
