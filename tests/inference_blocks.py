@@ -36,6 +36,7 @@ BLOCKS = {
     "h-vit3": lambda: ViT3Block(DIM, 2, mlp=ConvMlp(DIM, 272)),
     "dit3": lambda: DiT3Block(DIM, 2),
     "mamba": lambda: MambaBlock(DIM),
+    "fused mamba": lambda: MambaBlock(DIM, mixer=BidirectionalMamba(DIM, fused=True)),
     "mamba of other sizes": lambda: MambaBlock(
         DIM, mixer=BidirectionalMamba(DIM, expand=3, conv_kernel_size=3, dt_rank=5)
     ),

@@ -149,7 +149,7 @@ class MambaPasses {
     product(low, rank, rows.count(), d.steps,
             Sink<float>{delta, p_.inner, p_.inner, d.steps.bias});
     for (int64_t i = 0; i < rows.count() * p_.inner; i += kLanes)
-      store(delta + i, softplus(load(delta + i)));
+      store(delta + i, softplus(load(delta + i)).value);
   }
 
   template <class Finish>
