@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vision_ttt.explain.token_norms import OUTLIER
+from vision_ttt.models.arguments import FUSED
 from vision_ttt.sweeps import TITLES
 from vision_ttt.sweeps.definition import Column, Panel, Sweep, Variant
 from vision_ttt.sweeps.norm_figure import norm_figure
@@ -33,8 +34,8 @@ REGISTERS_DIGITS = Sweep(
     recipe="digits",
     base={
         "model": "mambar_nano_patch4_32",
-        "arguments": {"fused_mlp": None},  # which the recipe asks of its own model
-        "epochs": 4,
+        "arguments": dict.fromkeys(FUSED),  # which the recipe asks of its own model
+        "epochs": 3,
         "warmup": 0.5,
         "batch_size": 16,
         "learning_rate": 1.5e-3,
@@ -63,7 +64,7 @@ REGISTERS_DIGITS = Sweep(
         ),
     ),
     caveat="Small-scale evidence: Mamba-Reg-nano, 64 image tokens, 1,297 training and 500 test "
-    "images, four epochs; differences below the spread over seeds mean nothing. Outliers are image "
+    "images, three epochs; differences below the spread over seeds mean nothing. Outliers are image "
     f"tokens whose norm after the last block exceeds {OUTLIER:g} times the median of their image.",
     columns=(
         Column("outliers, %", lambda result: 100 * result.measured["outlier_share"][-1], 2),
