@@ -47,6 +47,13 @@ def test_fused_layers_are_a_contender_that_is_asked_for():
     assert multiply_adds(found, 32) == multiply_adds(Contender(NANO), 32)
 
 
+def test_fused_layers_are_those_that_a_model_has():
+    (found,) = find_contenders(["vim_nano_patch4_32 (fused)"])
+    for model in (found.build(32), found.build_for_any_size()):
+        fused = [module.fused for module in model.modules() if isinstance(module, Fusable)]
+        assert fused == 7 * [True]
+
+
 @pytest.mark.parametrize(("kind", "fused"), [("fused attention", 12), ("plain attention", 0)])
 def test_the_label_tells_which_attention_runs(kind: str, fused: int, monkeypatch):
     import timm.layers.attention as timm_attention

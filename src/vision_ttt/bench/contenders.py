@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,8 +28,7 @@ ATTENTION = {"fused attention": True, "plain attention": False}
 """Kind of attention → whether torch's fused kernel computes it."""
 
 FUSED_LAYERS = "fused"
-"""The kind of a Vittt whose layers are fused ops, as the recipes train it."""
-_SWITCHED_ON = dict.fromkeys(FUSED, True)
+"""The kind of a model whose layers are fused ops, as the recipes train it."""
 
 _LABEL = re.compile(r"(.*?)(?::([^ ]*))?(?: \(([^)]*)\))?", re.DOTALL)
 
@@ -41,8 +41,8 @@ class Contender:
     """timm's name of the model."""
     kind: str | None = None
     """The kind of the modules. A key of ATTENTION for modules with attention; FUSED_LAYERS for
-    modules built with the switches of :data:`vision_ttt.models.arguments.FUSED`; None for modules
-    of a single kind."""
+    modules built with those switches of :data:`vision_ttt.models.arguments.FUSED` that the model
+    has; None for modules of a single kind."""
     runtime: str | None = None
     """A key of RUNTIMES; None for the modules."""
 
@@ -72,7 +72,7 @@ class Contender:
             self.name,
             num_classes=NUM_CLASSES,
             image_size=resolution,
-            extra=_SWITCHED_ON if self.kind == FUSED_LAYERS else None,
+            extra=self._switches(),
         )
         return self._with_its_attention(build_model(self.name, arguments))
 
@@ -82,9 +82,11 @@ class Contender:
         Raises:
             ConfigError: the model is unknown or accepts one image size only.
         """
-        switches = _SWITCHED_ON if self.kind == FUSED_LAYERS else {}
-        arguments = {"num_classes": 0, "dynamic_img_size": True, **switches}
+        arguments = {"num_classes": 0, "dynamic_img_size": True, **self._switches()}
         return self._with_its_attention(build_model(self.name, arguments))
+
+    def _switches(self) -> dict[str, bool]:
+        return _fusing(self.name) if self.kind == FUSED_LAYERS else {}
 
     def _with_its_attention(self, model: nn.Module) -> nn.Module:
         if self.kind in ATTENTION:
@@ -119,7 +121,7 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
         if kind is None:
             chosen = kinds if runtime is None else [None]
         else:
-            kinds += [FUSED_LAYERS] if can_build(name, _SWITCHED_ON) else []
+            kinds += [FUSED_LAYERS] if _fusing(name) else []
             if runtime is not None or kind not in kinds:
                 labels = [Contender(name, each).label for each in kinds]
                 labels += [Contender(name, runtime=each).label for each in RUNTIMES]
@@ -150,6 +152,17 @@ def registered(names: Iterable[str]) -> tuple[list[str], list[str]]:
 def size_of(label: str) -> set[str]:
     """The words for the model's size in a contender's label."""
     return SIZES.intersection(re.split(r"\W|_", label))
+
+
+@functools.cache
+def _fusing(name: str) -> dict[str, bool]:
+    """The switches of FUSED that a model has, on; none where it cannot fuse its sequence layers."""
+    layers, *others = FUSED
+    if not can_build(name, {layers: True}):
+        return {}
+    return dict.fromkeys(
+        (layers, *(each for each in others if can_build(name, {each: True}))), True
+    )
 
 
 def _attentions(model: nn.Module) -> list[nn.Module]:

@@ -38,7 +38,10 @@ DENSE = (
 )
 """The default contenders of `bench dense`."""
 
-TRAINED = ("vittt_tiny_patch16_224 (fused)",)
+TRAINED = (
+    *("vittt_tiny_patch16_224 (fused)", "vim_tiny_patch16_224 (fused)"),
+    "mambar_tiny_patch16_224 (fused)",
+)
 """The default contenders for training steps, in addition to :data:`TINY`."""
 
 MOST_LINES = 6

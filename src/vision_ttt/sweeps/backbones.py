@@ -27,6 +27,7 @@ _NANO: dict[str, dict[str, Any]] = {
             "mlp_ratio": 4.5,
         },
     },
+    # Not fused, for that saves memory and takes longer.
     "vim": {"model": "vim_nano_patch4_32"},
     "mambar": {"model": "mambar_nano_patch4_32"},
     "deit": {
@@ -68,7 +69,13 @@ BACKBONES_DIGITS = Sweep(
     name="backbones-digits",
     title=TITLES["backbones-digits"],
     recipe="digits",
-    base={"image_size": 32, "epochs": 5, "warmup": 0.5, "batch_size": 32},
+    base={
+        "image_size": 32,
+        "epochs": 4,
+        "warmup": 0.5,
+        "batch_size": 16,
+        "learning_rate": 1.5e-3,
+    },
     rows=_ROWS,
     panels=(
         Panel("equal epochs", {label: name for name, label in _LABELS.items()}),

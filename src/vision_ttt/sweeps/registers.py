@@ -35,7 +35,7 @@ REGISTERS_DIGITS = Sweep(
     base={
         "model": "mambar_nano_patch4_32",
         "arguments": dict.fromkeys(FUSED),  # which the recipe asks of its own model
-        "epochs": 4,
+        "epochs": 3,
         "warmup": 0.5,
         "batch_size": 16,
         "learning_rate": 1.5e-3,
@@ -64,7 +64,7 @@ REGISTERS_DIGITS = Sweep(
         ),
     ),
     caveat="Small-scale evidence: Mamba-Reg-nano, 64 image tokens, 1,297 training and 500 test "
-    "images, four epochs; differences below the spread over seeds mean nothing. Outliers are image "
+    "images, three epochs; differences below the spread over seeds mean nothing. Outliers are image "
     f"tokens whose norm after the last block exceeds {OUTLIER:g} times the median of their image.",
     columns=(
         Column("outliers, %", lambda result: 100 * result.measured["outlier_share"][-1], 2),
