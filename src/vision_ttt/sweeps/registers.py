@@ -64,8 +64,9 @@ REGISTERS_DIGITS = Sweep(
         ),
     ),
     caveat="Small-scale evidence: Mamba-Reg-nano, 64 image tokens, 1,297 training and 500 test "
-    "images, three epochs; differences below the spread over seeds mean nothing. Outliers are image "
-    f"tokens whose norm after the last block exceeds {OUTLIER:g} times the median of their image.",
+    "images, three epochs; differences below the spread over seeds mean nothing. Outliers are "
+    "image tokens whose norm after the last block exceeds "
+    f"{OUTLIER:g} times the median of their image.",
     columns=(
         Column("outliers, %", lambda result: 100 * result.measured["outlier_share"][-1], 2),
         Column(
