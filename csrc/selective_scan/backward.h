@@ -9,33 +9,12 @@
 #pragma once
 
 #include "../learner/token_sums.h"
-#include "chunk.h"
+#include "shares.h"
 
 namespace {
 
 // States at a time. Their terms of ∂B and ∂C fill a vector, when they have been summed over channels.
 constexpr int kBackwardStrip = kLanes / 2;
-// Vectors of channels whose terms of ∂B and ∂C are summed in one share.
-constexpr int64_t kBlockVectors = 4;
-
-// Sums over several blocks and sequences are of shares, which are added in a fixed order.
-struct Shares {
-  float *b, *c;              // [blocks, B, T, N]
-  float *a;                  // [B, D, N]
-  float *skip, *delta_bias;  // [B, D]
-
-  static size_t matrix_floats(const SelectiveScan& p, const Blocks& blocks) {
-    return blocks.count() * p.batch * p.length * p.states;
-  }
-  static size_t floats(const SelectiveScan& p, const Blocks& blocks) {
-    const size_t channels = p.batch * p.channels;
-    return 2 * round_up(matrix_floats(p, blocks), 16) + channels * (p.states + 2) + 3 * 16;
-  }
-  Shares(const SelectiveScan& p, const Blocks& blocks, Scratch& scratch)
-      : b(scratch.take(matrix_floats(p, blocks))), c(scratch.take(matrix_floats(p, blocks))),
-        a(scratch.take(p.batch * p.channels * p.states)),
-        skip(scratch.take(p.batch * p.channels)), delta_bias(scratch.take(p.batch * p.channels)) {}
-};
 
 template <class Number>
 class BackwardPass {
@@ -123,7 +102,8 @@ class BackwardPass {
   // kStates states from n on: forward through the chunk, and back.
   template <int kStates>
   void go_back(const Column& column, int64_t v, int64_t n) {
-    // What the next chunk reads and this one writes is fetched bit by bit, as memory is slow.
+    // What the next chunk reads and this one writes is fetched bit by bit: few loads can wait for memory
+    // at a time.
     const bool first = n == 0, last = n + kStates == p_.states;
     const float* rates = rates_ + v * width_ + n * kLanes;
     Vector h[kStates], g[kStates], da[kStates];
@@ -264,20 +244,5 @@ class BackwardPass {
   float *rates_, *g_, *da_;                // [vectors, N, kLanes]
   float *dskip_, *dbias_;                  // [vectors, kLanes]
 };
-
-// out[i] = Σ_k shares[k · stride + i]
-inline void add_up(const float* shares, int64_t count, int64_t stride, int64_t length, float* out) {
-  int64_t i = 0;
-  for (; i + kLanes <= length; i += kLanes) {
-    Vector total{};
-    for (int64_t k = 0; k < count; ++k) total += load(shares + k * stride + i);
-    store(out + i, total);
-  }
-  for (; i < length; ++i) {
-    float total = 0.0f;
-    for (int64_t k = 0; k < count; ++k) total += shares[k * stride + i];
-    out[i] = total;
-  }
-}
 
 }  // namespace

@@ -15,7 +15,8 @@ constexpr __mmask16 kAllLanes = 0xffff;  // GCC 12 warns of the functions withou
 
 // 2^x with a relative error of 2e-7: 2^n 2^r with |r| ≤ ½, 2^r = 1 + r q(r) by a polynomial fitted for
 // the least largest relative error, 9.2e-8. That of 2^r - 1 stays small near r = 0, so that the errors
-// of many tokens' slow decays do not add up to more. NaN stays NaN if it is quiet.
+// of many tokens' slow decays do not add up to more. NaN stays NaN; without AVX-512 only if its last nine
+// bits are 0, as decay_rates makes it.
 VISION_TTT_INLINE Vector exp2(Vector x) {
 #if defined(__AVX512DQ__)
   // The remainder of infinity is 0. Results below 2^-126 are subnormal or 0, those above 2^128 infinite.

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from tolerances import assert_close
 from vision_ttt.layers import BidirectionalMamba, MambaBlock
+from vision_ttt.ops import _native
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mamba_bi_mixer"
 STACKED = {  # our parameter → the release's of the forward and of the backward direction
@@ -180,6 +181,7 @@ def test_fused_is_the_same_layer(dtype):
         assert_close(got, wanted, 2e-5)
 
 
+@pytest.mark.skipif(_native.LIBRARY is None, reason="not compiled")
 def test_fused_keeps_less_for_the_backward_pass():
     def kept(layer):
         sizes = {}

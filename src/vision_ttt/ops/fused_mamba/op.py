@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._torch_function import overridable
-from vision_ttt.ops.fused_mamba import cpu
+from vision_ttt.ops.fused_mamba import cpu, triton_backend
 from vision_ttt.ops.fused_mamba.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
 from vision_ttt.ops.fused_mamba.definition import fused_mamba_composition, fused_mamba_definition
 from vision_ttt.ops.selective_scan.chunks import num_chunks
@@ -37,7 +37,7 @@ OP = Op(
     Inputs,
     CONTRACT,
     fused_mamba_definition,
-    {"cpu": cpu.BACKEND},
+    {"cpu": cpu.BACKEND, "triton": triton_backend.BACKEND},
     _fake,
     schema=f"({_TENSORS}, bool keep) -> (Tensor out, Tensor kept_states)",
     backward_schema=f"(Tensor grad, {_TENSORS}, Tensor kept_states) "
@@ -64,8 +64,8 @@ def fused_mamba(
     It is the composition, in this order, of ``directional_conv1d`` on both directions' copies of x,
     SiLU, the projections to r, B, C and δ, :func:`vision_ttt.ops.selective_scan` with softplus, the
     mean of both directions and the gate SiLU(z). It keeps only its arguments and a state per 64
-    tokens for the backward pass, which computes the rest again. It supports float32 on a CPU; all
-    other calls run the composition.
+    tokens for the backward pass, which computes the rest again. It supports float32 on a CPU, and
+    on a GPU what its parts support; all other calls run the composition.
 
     Args:
         projected: [B, T, 2 E], the columns of x and of z side by side.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._torch_function import overridable
-from vision_ttt.ops.selective_scan import cpu, dual
+from vision_ttt.ops.selective_scan import cpu, dual, triton_backend
 from vision_ttt.ops.selective_scan.chunks import num_chunks
 from vision_ttt.ops.selective_scan.contract import (
     BACKWARD_CONTRACT,
@@ -56,7 +56,7 @@ OP = Op(
     Inputs,
     CONTRACT,
     selective_scan_definition,
-    {"cpu": cpu.BACKEND, "dual": dual.BACKEND},
+    {"cpu": cpu.BACKEND, "triton": triton_backend.BACKEND, "dual": dual.BACKEND},
     _fake,
     schema=f"({_TENSORS}, {_OPTIONS}, bool save_states, str backend) "
     "-> (Tensor y, Tensor last_state, Tensor kept_states)",
