@@ -181,6 +181,21 @@ def test_rows_tell_which_backend_scans(name: str, run_):
     assert rows[0].kernels == "selective_scan by dual"
 
 
+@pytest.mark.skipif(_native.LIBRARY is None, reason="not compiled")
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        (NANO, "depthwise_conv2d, fused_ttt_linear, linear, swiglu_mlp"),
+        ("vim_nano_patch4_32", "fused_mamba, linear"),
+    ],
+)
+def test_rows_tell_which_layers_are_fused(name: str, kernels: str, run_):
+    settings = Settings(CPU, repeats=1, shortest_repeat=0)
+    contenders = find_contenders([f"{name} (fused)"])
+    (rows,) = measure_models(contenders, [32], settings, run_, train=True)
+    assert rows[0].kernels == kernels
+
+
 def test_fused_attention_must_be(monkeypatch, run_):
     import timm.layers.attention as timm_attention
 

@@ -15,9 +15,7 @@ ATTENTION = "attention by "
 
 _ATTENTION = "aten::_scaled_dot_product_"
 _OURS = "vision_ttt::"
-# Ops that are also served without a kernel, by PyTorch's operations.
-_SERVED_WITHOUT = {name for name, op in TABLE.items() if "dual" in op.backends}
-_BACKEND_PLACE = -1  # the place of the backend's name among their arguments
+_BACKEND = "backend"  # the last argument of ops that take one
 
 
 class _Recorder(TorchDispatchMode):
@@ -35,7 +33,8 @@ class _Recorder(TorchDispatchMode):
             self.seen.add(ATTENTION + name.removeprefix(_ATTENTION))
         elif name.startswith(_OURS):
             op = name.removeprefix(_OURS)
-            self.seen.add(f"{op} by {_backend_of(op, args)}" if op in _SERVED_WITHOUT else op)
+            takes_one = func._schema.arguments[-1].name == _BACKEND
+            self.seen.add(f"{op} by {_backend_of(op, args)}" if takes_one else op)
         return func(*args, **(kwargs or {}))
 
 
@@ -45,8 +44,8 @@ def kernels_run(call: Callable[[], object]) -> list[str]:
     - Attention has torch's name of the kernel, e.g. "attention by flash_attention" on a GPU or
       "attention by flash_attention_for_cpu". Attention that is composed of matrix products and a
       softmax has no name.
-    - Ops that have a form in PyTorch, too, have the name of their backend, e.g. "ttt_linear by
-      cpu" or "selective_scan by dual".
+    - Ops that take a backend as argument, one of them PyTorch's operations, have its name, e.g.
+      "ttt_linear by cpu" or "selective_scan by dual".
     - The other ops of this library are included where a kernel computes them.
 
     Args:
@@ -60,7 +59,7 @@ def kernels_run(call: Callable[[], object]) -> list[str]:
 
 def _backend_of(op: str, args: tuple[Any, ...]) -> str:
     """The backend of a call of the custom op."""
-    backend = args[_BACKEND_PLACE]
+    backend = args[-1]
     if backend != AUTO:
         return backend
     # The op selects its backend in the same way.
