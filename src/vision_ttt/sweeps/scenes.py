@@ -62,7 +62,7 @@ class Goal:
 
 
 GOALS = {
-    "classification": (Goal("accuracy", "accuracy", 0.90, 0.97),),
+    "classification": (Goal("accuracy", "accuracy", 0.85, 0.95),),
     "detection": (
         Goal("box_ap50", "box AP at IoU 0.5", 0.75, 0.90),
         Goal("mask_ap50", "mask AP at IoU 0.5", 0.65, 0.85),
