@@ -13,9 +13,10 @@ from vision_ttt.engine.config import ConfigError
 from vision_ttt.recipes import load
 from vision_ttt.sweeps.scene_results import Finished, find_finished
 from vision_ttt.sweeps.scene_tables import by_class, compare
-from vision_ttt.sweeps.scenes import GOALS, MODELS, RECIPES, scene_run
+from vision_ttt.sweeps.scenes import GOALS, MODELS, RECIPES, STARTS, scene_run, with_starts
 
-SIZE = ["--train_images", "16", "--test_images", "4", "--updates", "1"]
+SIZE = ["--train_images", "16", "--test_images", "4", "--train_objects", "64"]
+SIZE += ["--test_objects", "40", "--updates", "1"]
 
 
 def _demo(output: Path, *arguments: str) -> int:
@@ -30,7 +31,9 @@ def test_demo_trains_once_and_writes_a_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo_dense, "report", lambda trained: _draw(trained.run_dir))
     assert _demo(tmp_path, "--tasks", "segmentation") == 0
     assert "mean IoU" in capsys.readouterr().out
-    (row,) = _rows(tmp_path)
+    first, row = _rows(tmp_path)
+    assert (first["task"], first["train_images"], first["side"]) == ("classification", "64", "48")
+    assert 0 <= float(first["accuracy"]) <= 1
     assert (row["task"], row["model"], row["seed"]) == ("segmentation", "vittt", "0")
     assert (row["train_images"], row["test_images"], row["updates"]) == ("16", "4", "1")
     assert 0 <= float(row["miou"]) <= 1
@@ -40,7 +43,7 @@ def test_demo_trains_once_and_writes_a_page(tmp_path, monkeypatch, capsys):
     assert "vision-ttt demo-dense --output" in row["command"]
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4  # curves for wide and for narrow screens
+    assert page.count("data:image/png;base64,") == 7  # curves for wide and for narrow screens
     assert not re.search(r'(src|href)="(?!data:|#)', page)
     for told in ("Segmentation by class", "triangle", "≥ 80 (goal 90)", "patch_size: 8"):
         assert told in page
@@ -48,12 +51,13 @@ def test_demo_trains_once_and_writes_a_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo_dense, "train", None)  # nothing is to be trained again
     (tmp_path / "report.html").unlink()
     assert _demo(tmp_path, "--tasks", "segmentation") == 0
-    assert _rows(tmp_path) == [row]
+    assert _rows(tmp_path) == [first, row]
     assert (tmp_path / "report.html").read_text() == page
 
 
 def _draw(folder: Path) -> None:
-    (folder / "overlays.png").write_bytes(b"\x89PNG")
+    for name in ("overlays", "confusion"):
+        (folder / f"{name}.png").write_bytes(b"\x89PNG")
 
 
 def test_scenes_alone(tmp_path):
@@ -64,8 +68,7 @@ def test_scenes_alone(tmp_path):
 
 def test_other_scenes_are_refused(tmp_path, capsys):
     assert _demo(tmp_path, "--render_only", "true") == 0
-    other = ["demo-dense", "--output", str(tmp_path), "--train_images", "9", "--test_images", "4"]
-    assert main(other) == 2
+    assert _demo(tmp_path, "--train_images", "9") == 2
     assert "train_images 16 (not 9)" in capsys.readouterr().err
 
 
@@ -89,6 +92,9 @@ def test_models_differ_in_the_backbone_alone(tmp_path, task):
     vittt, deit = (scene_run(task, model, 2, tmp_path / "scenes", tmp_path, {}) for model in MODELS)
     assert deit.model.name.startswith("deit")
     assert deit.model.arguments["patch_size"] == vittt.model.arguments["patch_size"] == 8
+    if task in STARTS:
+        weights = Path(vittt.model.initial_weights)
+        assert weights.parent == tmp_path / STARTS[task] / "vittt/seed-2"
     assert (vittt.task, vittt.data, vittt.optimisation) == (deit.task, deit.data, deit.optimisation)
     assert vittt.run.seed == deit.run.seed == 2
     assert vittt.run.output != deit.run.output
@@ -98,7 +104,14 @@ def test_recipes_train_without_the_demo():
     for task, recipe in RECIPES.items():
         config = load(recipe, {})
         assert config.task.name == task
-        assert config.data.root.startswith("runs/demo-dense/scenes")
+        place = config.data.dataset if task == "classification" else config.data.root
+        assert place.startswith("runs/demo-dense/scenes")
+
+
+def test_tasks_come_with_those_that_they_start_from():
+    assert with_starts(["detection"]) == list(RECIPES)
+    assert with_starts(["segmentation"]) == ["classification", "segmentation"]
+    assert with_starts(["classification"]) == ["classification"]
 
 
 def test_unknown_field_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Rendered scenes: the same ones each time, and whole COCO and ADE20K data sets."""
 
 import contextlib
+import dataclasses
 import io
 import json
 from collections import Counter
@@ -12,14 +13,23 @@ from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.mask import decode, frPyObjects, merge, toBbox
 
-from vision_ttt.data import DatasetError, Digits
+from vision_ttt.data import DatasetError, DatasetSpec, Digits, open_dataset
 from vision_ttt.data.scene_annotations import ADE_CLASSES, polygons, run_lengths
-from vision_ttt.data.scene_images import SPLITS, _scans, render_scene
+from vision_ttt.data.scene_images import SPLITS, _scans, render_object, render_scene
 from vision_ttt.data.scene_shapes import CLASSES, shape_coverage
 from vision_ttt.data.scene_sheet import contact_sheet
-from vision_ttt.data.scenes import SceneSettings, ade_folder, coco_folder, render_scenes
+from vision_ttt.data.scenes import (
+    VERSION,
+    SceneSettings,
+    ade_folder,
+    coco_folder,
+    objects_folder,
+    render_scenes,
+)
 
-SETTINGS = SceneSettings(side=96, train_images=110, test_images=20, seed=3)
+SETTINGS = SceneSettings(
+    side=96, train_images=110, test_images=20, seed=3, train_objects=60, test_objects=30
+)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +145,16 @@ def test_ade_masks_agree_with_coco(folder: Path, coco_part: str, ade_part: str):
     assert ade_part == "validation" or 0 < unlabelled < 30
 
 
+def test_single_objects_are_a_folder_of_images_by_class(folder: Path):
+    splits = open_dataset(DatasetSpec(str(objects_folder(folder))))
+    assert sorted(splits.classes) == sorted(each.name for each in CLASSES)
+    assert (len(splits.train), len(splits.test)) == (60, 30)
+    picture, label = render_object(3, "test", 5, 48)
+    (path,) = (objects_folder(folder) / "val").glob("*/00000005.png")
+    assert path.parent.name == CLASSES[label].name
+    assert Image.open(path).tobytes() == picture.tobytes()
+
+
 def test_killed_and_completed_later_is_the_same_set(folder: Path, tmp_path: Path):
     class Killed(BaseException):
         pass
@@ -166,7 +186,7 @@ def test_a_whole_set_is_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_other_sets_and_other_files_are_kept(folder: Path, tmp_path: Path):
     with pytest.raises(DatasetError, match=r"another set of scenes: seed 3 \(not 4\)"):
-        render_scenes(folder, SceneSettings(96, 110, 20, seed=4))
+        render_scenes(folder, dataclasses.replace(SETTINGS, seed=4))
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(DatasetError, match=r"no set of scenes, but thesis\.tex"):
         render_scenes(tmp_path, SETTINGS)
@@ -175,14 +195,23 @@ def test_other_sets_and_other_files_are_kept(folder: Path, tmp_path: Path):
 
 def test_unfinished_set_of_other_settings_is_refused(tmp_path: Path):
     (tmp_path / "parts").mkdir()
-    found = {"version": 1, "side": 64, "train_images": 110, "test_images": 20, "seed": 3}
+    found = {"version": VERSION, **dataclasses.asdict(dataclasses.replace(SETTINGS, side=64))}
     (tmp_path / "parts/manifest.json").write_text(json.dumps(found))
     with pytest.raises(DatasetError, match=r"a part of another set of scenes: side 64 \(not 96\)"):
         render_scenes(tmp_path, SETTINGS)
 
 
 @pytest.mark.parametrize(
-    "values", [{"side": 32}, {"train_images": 0}, {"seed": -1}, {"side": 96.0}, {"seed": True}]
+    "values",
+    [
+        {"side": 32},
+        {"object_side": 8},
+        {"train_objects": 0},
+        {"train_images": 0},
+        {"seed": -1},
+        {"side": 96.0},
+        {"seed": True},
+    ],
 )
 def test_settings_out_of_range_are_named(values: dict):
     (name,) = values

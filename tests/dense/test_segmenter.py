@@ -107,6 +107,13 @@ def test_classifiers_begin_with_small_weights():
         assert not head.classifier.bias.any()
 
 
+def test_classifiers_begin_as_large_as_asked_for():
+    sizes = SegmenterSizes(**NANO_SEGMENTER, classifier_deviation=0.3)
+    own = Segmenter(segmenter().maps, 40, sizes)
+    for head in (own.head, own.auxiliary_head):
+        assert 0.25 < head.classifier.weight.std() < 0.35
+
+
 def test_logits_are_float32_under_autocast():
     own = segmenter().eval()
     images = torch.randn(1, 3, 64, 64)

@@ -1,4 +1,4 @@
-"""`vision-ttt demo-dense`: detection and segmentation, learnt on rendered scenes in minutes."""
+"""`vision-ttt demo-dense`: segmentation and detection, learnt on rendered scenes in minutes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from vision_ttt.bench.tables import Table as Cells
 from vision_ttt.cli.run_report import report
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.data.scene_annotations import ADE_CLASSES
+from vision_ttt.data.scene_images import SPLITS
 from vision_ttt.data.scene_sheet import contact_sheet
 from vision_ttt.data.scenes import SceneSettings, render_scenes
 from vision_ttt.engine import Preempted, TrainConfig, train
@@ -40,6 +41,7 @@ from vision_ttt.tasks.images.pictures import palette, with_legend
 _LOGGER = logging.getLogger(__name__)
 _SHEET = "sheet.png"
 _FIGURES = {
+    "classification": ("confusion",),
     "detection": ("overlays", "precision_recall"),
     "segmentation": ("overlays",),
 }
@@ -51,7 +53,12 @@ def run(arguments: jsonargparse.Namespace) -> int:
     """Render, train what is not finished yet, and write the page."""
     require("dense", "vision-ttt demo-dense")
     output = Path(arguments.output)
-    settings = SceneSettings(train_images=arguments.train_images, test_images=arguments.test_images)
+    settings = SceneSettings(
+        train_images=arguments.train_images,
+        test_images=arguments.test_images,
+        train_objects=arguments.train_objects,
+        test_objects=arguments.test_objects,
+    )
     try:
         with alone_in(output, wait=False):
             _render(output, settings)
@@ -111,8 +118,11 @@ def _finished_run(
     begun = describe_run(command, device)  # of the source as it is when the run begins
     trained = train(config, resume="auto", progress=True)
     report(trained)
-    counts = {"train_images": settings.train_images, "test_images": settings.test_images}
-    result = describe_result(model, settings.side, counts, trained, begun)
+    single = config.task.name == "classification"
+    count = settings.count_objects if single else settings.count
+    counts = {f"{split}_images": count(split) for split in SPLITS}
+    side = settings.object_side if single else settings.side
+    result = describe_result(model, side, counts, trained, begun)
     classes = trained.task.figures(trained.evaluation)["classes"]
     save_finished(config, result, classes, trained.metrics["history"])
     return Finished(result, classes, trained.metrics["history"], trained.run_dir)

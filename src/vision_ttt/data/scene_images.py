@@ -11,13 +11,21 @@ from PIL import Image
 
 from vision_ttt.data.digits import Digits
 from vision_ttt.data.scene_shapes import CLASSES, digit_coverage, shape_coverage
-from vision_ttt.data.scene_textures import distant_colours, draw_lines, photograph, texture
+from vision_ttt.data.scene_textures import (
+    darkened_around,
+    draw_lines,
+    dull_colours,
+    photograph,
+    texture,
+    vivid_colours,
+)
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 SMALLEST, LARGEST = 0.08, 0.64
-"""Objects' diameters, as parts of the image's side: a factor of 8, evenly in the logarithm."""
+"""Objects' diameters, as parts of the image's side: a factor of 8, most of them between (their
+logarithm has a Beta(2, 2) distribution)."""
 LEAST_VISIBLE = 1 / 3
 """Of an object's pixels; one of which less is seen is not annotated."""
 LEAST_PIXELS = 24
@@ -25,8 +33,10 @@ LEAST_PIXELS = 24
 
 _EMPTY = 0.06  # share of images without objects
 _CROWDED = 0.06  # share of images with a crowd
-_FEWEST_OBJECTS, _MOST_OBJECTS = 2, 8
-_TRIES = 3  # places tried for an object before it may hide another one
+_FEWEST_OBJECTS, _MOST_OBJECTS = 5, 12
+_SINGLE = 1  # sets the generators of single objects apart from those of scenes
+_SMALLEST_ALONE, _LARGEST_ALONE = 0.2, 0.95  # diameters of single objects, parts of the side
+_TRIES = 8  # places tried for an object before it may hide another one
 
 
 class Instance(NamedTuple):
@@ -70,16 +80,41 @@ def render_scene(seed: int, split: Split, index: int, side: int) -> Scene:
     Digits of the two splits are of different scans.
     """
     generator = np.random.default_rng([seed, SPLITS.index(split), index])
-    colours = distant_colours(np.empty((0, 3)), 0, generator.uniform(0.15, 0.55), generator)
-    surface = draw_lines(texture(side, side, colours, generator), generator)
     placed = _objects(split, side, generator)
+    instances, unlabelled = _visible(placed, side)
+    return Scene(_painted(placed, side, generator), instances, unlabelled)
+
+
+def render_object(seed: int, split: Split, index: int, side: int) -> tuple[Image.Image, int]:
+    """Render picture `index` of a single object, side × side pixels, and its class's index.
+
+    It is painted as in scenes, nearly whole, of up to the picture's size.
+    """
+    generator = np.random.default_rng([seed, SPLITS.index(split), index, _SINGLE])
+    label = int(generator.integers(len(CLASSES)))
+    size = np.exp(generator.uniform(np.log(_SMALLEST_ALONE), np.log(_LARGEST_ALONE))) * side
+    place = generator.uniform(0.45 * size, side - 0.45 * size, 2)
+    placed = [_place(label, size, place, split, side, generator)]
+    return _painted(placed, side, generator), label
+
+
+def _painted(placed: list[_Placed], side: int, generator: np.random.Generator) -> Image.Image:
+    """Objects before a background, from back to front, each of its own hue.
+
+    All are brighter than what surrounds them, the background being dark and each in a shadow: a
+    patch of bright and dark then looks alike whatever the colours, and shapes are learnt in
+    hundreds of updates instead of thousands.
+    """
+    colours = dull_colours(generator.uniform(0.05, 0.25), generator)
+    surface = draw_lines(texture(side, side, colours, generator), generator)
     for each in placed:
-        fill = distant_colours(colours, 0.4, generator.uniform(0.05, 0.3), generator)
+        fill = vivid_colours(colours, 0.4, generator.uniform(0.05, 0.2), generator)
+        colours = np.concatenate([colours, fill])
         shares = each.coverage[each.window]
         own = texture(*shares.shape, fill, generator)
+        surface = darkened_around(surface, each.coverage)
         surface[each.window] += shares[..., None] * (own - surface[each.window])
-    instances, unlabelled = _visible(placed, side)
-    return Scene(photograph(surface, generator), instances, unlabelled)
+    return photograph(surface, generator)
 
 
 def _objects(split: Split, side: int, generator: np.random.Generator) -> list[_Placed]:
@@ -91,9 +126,9 @@ def _objects(split: Split, side: int, generator: np.random.Generator) -> list[_P
         placed += _crowd(split, side, generator)
     for _ in range(generator.integers(_FEWEST_OBJECTS, _MOST_OBJECTS + 1)):
         label = int(generator.integers(len(CLASSES)))
-        size = side * np.exp(generator.uniform(np.log(SMALLEST), np.log(LARGEST)))
+        size = side * SMALLEST * (LARGEST / SMALLEST) ** generator.beta(2, 2)
         for _ in range(_TRIES):
-            place = generator.uniform(0.04, 0.96, 2) * side
+            place = generator.uniform(0.35 * size, side - 0.35 * size, 2)
             candidate = _place(label, size, place, split, side, generator)
             if not _hides(candidate, placed):
                 break
@@ -146,10 +181,10 @@ def _overlap(start: int, length: int, side: int) -> tuple[slice, slice]:
 
 
 def _hides(candidate: _Placed, placed: list[_Placed]) -> bool:
-    """Whether an object in front of others leaves less than half of one of them to be seen."""
+    """Whether an object in front of others leaves less than 60 % of one of them to be seen."""
     others = candidate.coverage < 0.5
     return any(
-        ((each.coverage >= 0.5) & others).sum() < 0.5 * each.pixels
+        ((each.coverage >= 0.5) & others).sum() < 0.6 * each.pixels
         for each in placed
         if not each.member
     )

@@ -39,6 +39,15 @@ CLASSES = (
 """The classes by index."""
 
 _HIGHEST_TURN = 0.35  # radians; more would make other signs of digits
+_UPRIGHT = {
+    "disc": 0.0,
+    "ring": 0.0,
+    "square": np.pi / 4,
+    "triangle": -np.pi / 2,
+    "star": -np.pi / 2,
+    "cross": 0.0,
+}
+"""Radians by which an outline, whose first corner is on the right, is turned to stand upright."""
 
 
 def shape_coverage(name: str, size: float, generator: np.random.Generator) -> np.ndarray:
@@ -49,7 +58,7 @@ def shape_coverage(name: str, size: float, generator: np.random.Generator) -> np
         size: diameter of the circle around the shape, in pixels.
     """
     outlines = _outlines(name, generator)
-    turn = generator.uniform(0, 2 * np.pi)
+    turn = _UPRIGHT[name] + generator.uniform(-_HIGHEST_TURN, _HIGHEST_TURN)
     stretch = np.exp(generator.uniform(-0.18, 0.18))
     radius = _FINER * size / 2
     middle = int(np.ceil(radius * max(stretch, 1 / stretch))) + _FINER

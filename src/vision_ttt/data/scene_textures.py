@@ -6,6 +6,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 _OCTAVES = 4
+_DRAWS = 20  # of a colour that is to be far from others
+_SHADOW = 1.2  # pixels, its softness
+_DULL = 0.06  # distance from grey, of each channel
 
 
 def texture(
@@ -20,31 +23,45 @@ def texture(
     return colours[0] + pattern[..., None] * (colours[1] - colours[0])
 
 
-def distant_colours(
+def dull_colours(contrast: float, generator: np.random.Generator) -> np.ndarray:
+    """Return two colours [2, 3] near grey, which differ by `contrast` in a random direction."""
+    grey = generator.uniform(0.05, 0.4)
+    first = grey + generator.uniform(-_DULL, _DULL, 3)
+    return _two(first, contrast, generator)
+
+
+def vivid_colours(
     others: np.ndarray, distance: float, contrast: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """Return two colours [2, 3], the second one at `contrast` from the first in a random direction.
+    """Return two colours [2, 3], the first one of any hue and far from grey.
 
-    The first one is at least at `distance` from each of `others` [N, 3]; where twenty draws find
-    none, it is the farthest of them.
+    It is at least at `distance` from each of `others` [N, 3]; where twenty draws find none, it is
+    the farthest of them. The second one is at `contrast` from it in a random direction.
     """
-    drawn = generator.uniform(0.05, 0.95, (20, 3))
-    apart = np.full(len(drawn), np.inf)
-    if len(others):
-        apart = np.linalg.norm(drawn[:, None] - others, axis=-1).min(axis=1)
+    hue = generator.uniform(0, 6, (_DRAWS, 1))
+    saturation = generator.uniform(0.35, 0.8, (_DRAWS, 1))
+    value = generator.uniform(0.8, 1.0, (_DRAWS, 1))
+    # Of a hue in sixths of a circle each channel falls from 1 to 0 between its first and second.
+    away = np.abs((hue - (0, 2, 4) + 3) % 6 - 3)
+    drawn = value * (1 - saturation * np.clip(away - 1, 0, 1))
+    apart = np.linalg.norm(drawn[:, None] - others, axis=-1).min(axis=1)
     far_enough = np.flatnonzero(apart >= distance)
     first = drawn[far_enough[0] if len(far_enough) else apart.argmax()]
+    return _two(first, contrast, generator)
+
+
+def _two(first: np.ndarray, contrast: float, generator: np.random.Generator) -> np.ndarray:
     direction = generator.normal(size=3)
     second = first + contrast * direction / np.linalg.norm(direction)
-    return np.stack([first, np.clip(second, 0, 1)])
+    return np.clip([first, second], 0, 1)
 
 
 def draw_lines(surface: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Return a surface [h, w, 3] with up to four bent lines, which belong to no class."""
+    """Return a surface [h, w, 3] with up to two bent lines, which belong to no class."""
     height, width = surface.shape[:2]
     image = _as_image(surface)
     draw = ImageDraw.Draw(image)
-    for _ in range(generator.integers(0, 5)):
+    for _ in range(generator.integers(0, 3)):
         points = generator.uniform(-0.1, 1.1, (3, 2)) * (width, height)
         share = np.linspace(0, 1, 16)[:, None]
         bent = (
@@ -58,16 +75,27 @@ def draw_lines(surface: np.ndarray, generator: np.random.Generator) -> np.ndarra
     return np.asarray(image, dtype=np.float32) / 255
 
 
+def darkened_around(surface: np.ndarray, coverage: np.ndarray) -> np.ndarray:
+    """Return a surface [h, w, 3] with the shadow of an object that lies on it.
+
+    Args:
+        coverage: the object's share of each pixel [h, w].
+    """
+    levels = Image.fromarray(np.rint(coverage * 255).astype(np.uint8))
+    blurred = np.asarray(levels.filter(ImageFilter.GaussianBlur(_SHADOW)), dtype=np.float32) / 255
+    return surface * (1 - np.minimum(2 * blurred, 0.9))[..., None]
+
+
 def photograph(surface: np.ndarray, generator: np.random.Generator) -> Image.Image:
     """Return a surface [h, w, 3] as a picture: with blur, contrast, a cast and noise."""
     image = _as_image(surface)
     if generator.random() < 0.3:
         image = image.filter(ImageFilter.GaussianBlur(generator.uniform(0.3, 0.9)))
     levels = np.asarray(image, dtype=np.float32) / 255
-    contrast = generator.uniform(0.6, 1.15)
-    brightness = generator.uniform(-0.12, 0.12)
-    cast = generator.uniform(0.88, 1.12, 3)
-    noise = generator.uniform(0, 0.06) * generator.standard_normal(levels.shape)
+    contrast = generator.uniform(0.75, 1.15)
+    brightness = generator.uniform(-0.1, 0.1)
+    cast = generator.uniform(0.92, 1.08, 3)
+    noise = generator.uniform(0, 0.04) * generator.standard_normal(levels.shape)
     return _as_image((levels - 0.5) * contrast * cast + 0.5 + brightness + noise)
 
 

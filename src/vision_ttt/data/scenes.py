@@ -7,6 +7,7 @@ A folder holds the same pictures in two layouts:
     ade/images/training/scene_train_00000001.jpg …       ade/images/validation/ …
     ade/annotations/training/scene_train_00000001.png …  ade/annotations/validation/ …
     ade/objectInfo150.txt                      the masks' classes, in the file that ADE20K has
+    objects/train/disc/00000000.png …   objects/val/…    single objects by class, to classify
     manifest.json                              what was rendered; written last
 
 Colours, textures, places, sizes (over a factor of 8), occlusion and digits' scans are random; image
@@ -34,11 +35,12 @@ from vision_ttt.data.scene_annotations import (
     coco_annotation,
     coco_file,
 )
-from vision_ttt.data.scene_images import SPLITS, Split, render_scene
+from vision_ttt.data.scene_images import SPLITS, Split, render_object, render_scene
+from vision_ttt.data.scene_shapes import CLASSES
 from vision_ttt.data.shards import DatasetError
 
 MANIFEST_FILE = "manifest.json"
-VERSION = 2
+VERSION = 3
 """Of what is drawn; another one draws other pictures from the same seed."""
 
 _PARTS = "parts"  # of an unfinished set: what was asked for, and what is on the pictures so far
@@ -46,6 +48,7 @@ _PART = 50  # scenes
 _COCO = {"train": "train2017", "test": "val2017"}
 _ADE = {"train": "training", "test": "validation"}
 _ADE_NAMES = {"train": "scene_train", "test": "scene_val"}
+_OBJECTS = {"train": "train", "test": "val"}
 _FIRST_ID = {"train": 1, "test": 1_000_001}  # of images; the splits share none
 _ANNOTATIONS_PER_IMAGE = 100  # at most; their ids follow from the image's
 
@@ -57,6 +60,8 @@ class SceneSettings:
     Args:
         side: of the images, in pixels.
         train_images, test_images: how many.
+        object_side: of the pictures of single objects, in pixels.
+        train_objects, test_objects: how many.
         seed: of everything random.
 
     Raises:
@@ -64,20 +69,28 @@ class SceneSettings:
     """
 
     side: int = 128
-    train_images: int = 2000
+    train_images: int = 4000
     test_images: int = 300
     seed: int = 0
+    object_side: int = 48
+    train_objects: int = 8000
+    test_objects: int = 500
 
     def __post_init__(self) -> None:
         least = {"side": 64, "train_images": 1, "test_images": 1, "seed": 0}
+        least |= {"object_side": 32, "train_objects": 1, "test_objects": 1}
         for name, lowest in least.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ {lowest}")
 
     def count(self, split: Split) -> int:
-        """The number of images of a split."""
+        """The number of scenes of a split."""
         return {"train": self.train_images, "test": self.test_images}[split]
+
+    def count_objects(self, split: Split) -> int:
+        """The number of pictures of single objects of a split."""
+        return {"train": self.train_objects, "test": self.test_objects}[split]
 
 
 def coco_folder(folder: Path) -> Path:
@@ -88,6 +101,11 @@ def coco_folder(folder: Path) -> Path:
 def ade_folder(folder: Path) -> Path:
     """The root of the ADE20K layout in a folder of scenes."""
     return folder / "ade"
+
+
+def objects_folder(folder: Path) -> Path:
+    """The root of the pictures of single objects in a folder of scenes."""
+    return folder / "objects"
 
 
 def render_scenes(
@@ -129,6 +147,7 @@ def render_scenes(
             done += len(scenes)
             progress(done)
     _finish(folder, settings)
+    _render_objects(folder, settings)
     _write_json(folder / MANIFEST_FILE, asked)
     shutil.rmtree(parts)
 
@@ -184,6 +203,18 @@ def _render_part(
             number = image_id * _ANNOTATIONS_PER_IMAGE + place
             annotations.append(coco_annotation(instance, number, image_id))
     return {"images": images, "annotations": annotations}
+
+
+def _render_objects(folder: Path, settings: SceneSettings) -> None:
+    """Write the pictures of single objects, a folder per class."""
+    for split in SPLITS:
+        root = objects_folder(folder) / _OBJECTS[split]
+        for each in CLASSES:
+            (root / each.name).mkdir(parents=True, exist_ok=True)
+        for index in range(settings.count_objects(split)):
+            picture, label = render_object(settings.seed, split, index, settings.object_side)
+            path = root / CLASSES[label].name / f"{index:08d}.png"
+            path.write_bytes(_encoded(picture, "PNG"))
 
 
 def _finish(folder: Path, settings: SceneSettings) -> None:

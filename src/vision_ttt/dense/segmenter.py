@@ -22,7 +22,7 @@ class Segmenter(DenseModel):
     without its dropout.
 
     Initialisation: convolutions He-normal over outputs, classifiers normal with standard deviation
-    0.01, biases zero.
+    ``sizes.classifier_deviation``, biases zero.
 
     Args:
         maps: a map module, see :class:`vision_ttt.dense.model.DenseModel`.
@@ -96,6 +96,6 @@ def _make_heads(
         for module in head.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.normal_(head.classifier.weight, std=0.01)
+        nn.init.normal_(head.classifier.weight, std=sizes.classifier_deviation)
         nn.init.zeros_(head.classifier.bias)
     return heads

@@ -68,9 +68,12 @@ class SegmenterSizes:
     """Sides of the coarsest map's pooled versions."""
     auxiliary_channels: int = 256
     """Width of the auxiliary head, on the map of stride 16."""
+    classifier_deviation: float = 0.01
+    """Standard deviation of both classifiers' first weights. Larger ones begin with larger
+    gradients below them, which a short run needs."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check(self, rates=("classifier_deviation",))
 
 
 def _check(sizes: Any, rates: Sequence[str] = ()) -> None:

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 from vision_ttt.bench.complexity import count_macs, count_parameters
 from vision_ttt.bench.rows import Run
+from vision_ttt.dense.model import DenseModel
 from vision_ttt.engine import TrainConfig
 from vision_ttt.engine.files import write_text
 from vision_ttt.engine.run_directory import differences
@@ -22,7 +23,7 @@ from vision_ttt.sweeps.results import RESULT_FILE
 
 @dataclass(frozen=True)
 class SceneResult:
-    """One finished run on the scenes. Metrics of the other task are None."""
+    """One finished run on the scenes. Metrics of other tasks are None."""
 
     task: str
     model: str
@@ -32,7 +33,7 @@ class SceneResult:
     arguments: str
     """Of the backbone, JSON."""
     parts: str
-    """Of adapter and heads, JSON."""
+    """Of adapter and heads, JSON; of a classifier none."""
     side: int
     """Height and width of the images in pixels."""
     train_images: int
@@ -42,15 +43,16 @@ class SceneResult:
     learning_rate: float
     parameters: int
     maps_parameters: int
-    """Of them, backbone and adapter."""
+    """Of them, backbone and adapter; of a classifier all."""
     maps_macs: int
-    """Multiply-adds of backbone and adapter on one image."""
+    """Their multiply-adds on one image."""
     train_loss: float
     """Mean since the last evaluation but one."""
     seconds: float
     """Of training, evaluations left out."""
     run: Run
     """Where, when and with what."""
+    accuracy: float | None = None
     box_ap: float | None = None
     box_ap50: float | None = None
     mask_ap: float | None = None
@@ -64,7 +66,7 @@ class SceneResult:
         return cells | cells.pop("run")
 
 
-METRICS = ("box_ap", "box_ap50", "mask_ap", "mask_ap50", "miou", "pixel_accuracy")
+METRICS = ("accuracy", "box_ap", "box_ap50", "mask_ap", "mask_ap50", "miou", "pixel_accuracy")
 """The columns that hold metrics, named as in metrics.json without "test_"."""
 
 _RUN_TYPES = get_type_hints(Run)
@@ -99,13 +101,15 @@ def describe_result(
     """
     config, metrics = trained.config, trained.metrics
     last = metrics["history"][-1]
+    dense = isinstance(trained.model, DenseModel)
+    maps = trained.model.maps if dense else trained.model
     return SceneResult(
         task=config.task.name,
         model=model,
         seed=config.run.seed,
         backbone=config.model.name,
         arguments=json.dumps(config.model.arguments),
-        parts=json.dumps(config.task.parts),
+        parts=json.dumps(config.task.parts if dense else {}),
         side=side,
         train_images=counts["train_images"],
         test_images=counts["test_images"],
@@ -113,8 +117,8 @@ def describe_result(
         batch_size=config.optimisation.batch_size,
         learning_rate=config.optimisation.learning_rate,
         parameters=metrics["parameters"],
-        maps_parameters=count_parameters(trained.model.maps),
-        maps_macs=count_macs(trained.model.maps, (3, side, side)),
+        maps_parameters=count_parameters(maps),
+        maps_macs=count_macs(maps, (3, side, side)),
         train_loss=last["train_loss"],
         seconds=metrics["seconds"],
         run=run,

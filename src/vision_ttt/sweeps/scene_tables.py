@@ -12,6 +12,7 @@ from vision_ttt.sweeps.scenes import GOALS
 from vision_ttt.sweeps.tables import Spread
 
 _CLASS_METRICS = {
+    "classification": {"accuracy": "accuracy"},
     "detection": {"box_ap50": "box AP 0.5", "mask_ap50": "mask AP 0.5"},
     "segmentation": {"iou": "IoU"},
 }

@@ -1,11 +1,12 @@
-"""Nano models for detection and segmentation, compared on the rendered scenes.
+"""Nano models for segmentation and detection, compared on the rendered scenes.
 
-Every model has the same adapter, heads, data and number of updates: those of the task's recipe.
+Backbones learn to classify single objects first, then to segment, then to detect. Every model has
+the same adapter, heads, data and number of updates: those of the task's recipe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,22 @@ from typing import Any
 from vision_ttt import recipes
 from vision_ttt.engine.config import TrainConfig
 
-RECIPES = {"segmentation": "scenes-segmentation", "detection": "scenes-detection"}
+RECIPES = {
+    "classification": "scenes-classification",
+    "segmentation": "scenes-segmentation",
+    "detection": "scenes-detection",
+}
 """Task → its recipe, in the order of training."""
 
-STARTS = {"detection": "segmentation"}
-"""Task → the one, where it is trained, too, from whose backbone and adapter it starts."""
+STARTS = {"segmentation": "classification", "detection": "segmentation"}
+"""Task → the one from whose backbone it starts, and adapter where that has one."""
 
-_LAYOUTS = {"detection": "coco", "segmentation": "ade"}  # of vision_ttt.data.scenes
+_DATA = {
+    "classification": ("data.dataset", "objects"),
+    "segmentation": ("data.root", "ade"),
+    "detection": ("data.root", "coco"),
+}
+"""Task → the field that says where its data are, and where vision_ttt.data.scenes has them."""
 
 MODELS: dict[str, dict[str, Any]] = {
     "vittt": {},
@@ -52,6 +62,7 @@ class Goal:
 
 
 GOALS = {
+    "classification": (Goal("accuracy", "accuracy", 0.85, 0.95),),
     "detection": (
         Goal("box_ap50", "box AP at IoU 0.5", 0.75, 0.90),
         Goal("mask_ap50", "mask AP at IoU 0.5", 0.65, 0.85),
@@ -68,10 +79,9 @@ def scene_run(
     scenes: Path,
     output: Path,
     overrides: Mapping[str, Any],
-    *,
-    start: str | None = None,
 ) -> TrainConfig:
-    """Return the run of a model for a task.
+    """Return the run of a model for a task; it starts from the same model's and seed's run of the
+    task before it (`STARTS`).
 
     Args:
         task: of `RECIPES`.
@@ -79,23 +89,32 @@ def scene_run(
         scenes: folder that the scenes are rendered in.
         output: folder of all runs; the run's own is below it.
         overrides: further fields, as for :func:`vision_ttt.recipes.load`.
-        start: the task of the same model and seed from whose run this one takes backbone and
-            adapter, where it takes any.
 
     Raises:
         ConfigError: a field is unknown or a value out of its range.
     """
+    field, folder = _DATA[task]
     own = {
-        "data.root": str(scenes / _LAYOUTS[task]),
+        field: str(scenes / folder),
         "run.seed": seed,
         "run.output": str(_folder(output, task, model, seed)),
     }
-    if start is not None:
+    if task in STARTS:
         from vision_ttt.engine.checkpoint import WEIGHTS_FILE  # with PyTorch
 
-        weights = _folder(output, start, model, seed) / WEIGHTS_FILE
+        weights = _folder(output, STARTS[task], model, seed) / WEIGHTS_FILE
         own["model.initial_weights"] = str(weights)
     return recipes.load(RECIPES[task], {**MODELS[model], **own, **overrides})
+
+
+def with_starts(tasks: Iterable[str]) -> list[str]:
+    """Return tasks of `RECIPES` with those that they start from, in the order of training."""
+    needed = set()
+    for task in tasks:
+        while task is not None:
+            needed.add(task)
+            task = STARTS.get(task)
+    return [task for task in RECIPES if task in needed]
 
 
 def _folder(output: Path, task: str, model: str, seed: int) -> Path:

@@ -8,20 +8,20 @@ import jsonargparse
 
 from vision_ttt.cli.checks import check_new_folder, check_range, check_renewed_file
 from vision_ttt.cli.parser import CommandParser
-from vision_ttt.sweeps.scenes import MODELS, RECIPES, STARTS, scene_run
+from vision_ttt.sweeps.scenes import MODELS, RECIPES, scene_run, with_starts
 
 _EPILOG = """Examples:
 
   vision-ttt demo-dense                                a detector and a segmenter of Vittt-nano
-  vision-ttt demo-dense --tasks segmentation           one of them
+  vision-ttt demo-dense --tasks segmentation           without the detector
   vision-ttt demo-dense --models vittt deit --seeds 3  beside a DeiT-nano, mean and spread
   vision-ttt demo-dense --render_only                  the scenes alone, as COCO and as ADE20K
 
 Killed or interrupted, the same command goes on: rendered scenes and finished runs are kept, the run
 at work resumes from its last checkpoint. OUTPUT/report.html shows the runs that are asked for; each
 has a report of its own beside its weights, in OUTPUT/TASK/MODEL/seed-K. The recipes are
-scenes-detection and scenes-segmentation, which vision-ttt train takes, too, once the scenes are
-there."""
+scenes-classification, scenes-segmentation and scenes-detection, which vision-ttt train takes, too,
+once the scenes are there."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -32,8 +32,9 @@ def add_arguments(parser: CommandParser) -> None:
         type=Literal[tuple(RECIPES)],
         nargs="+",
         default=list(RECIPES),
-        help="what to train: segmentation (each pixel's class), detection (boxes and masks of"
-        " objects; starts from the segmenter's backbone and adapter where both are trained)",
+        help="what to train: classification (of pictures of single objects), segmentation (each"
+        " pixel's class), detection (boxes and masks of objects); each starts from the one before"
+        " it, which is trained, too",
     )
     parser.add_argument(
         "--models",
@@ -50,10 +51,19 @@ def add_arguments(parser: CommandParser) -> None:
         "--updates", type=int, default=None, help="length of a run; default: the recipe's"
     )
     parser.add_argument(
-        "--train_images", type=int, default=2000, help="scenes to train on, 128 × 128 pixels"
+        "--train_images", type=int, default=4000, help="scenes to train on, 128 × 128 pixels"
     )
     parser.add_argument(
         "--test_images", type=int, default=200, help="scenes to test on; their digits are others"
+    )
+    parser.add_argument(
+        "--train_objects",
+        type=int,
+        default=8000,
+        help="pictures of single objects to train on, 48 × 48 pixels",
+    )
+    parser.add_argument(
+        "--test_objects", type=int, default=500, help="pictures of single objects to test on"
     )
     parser.add_argument(
         "--render_only", type=bool, default=False, help="render the scenes, train nothing"
@@ -85,23 +95,20 @@ def check(arguments: jsonargparse.Namespace) -> None:
     Raises:
         UserError: a value is out of its range, or a path cannot be used.
     """
-    check_range(arguments, seeds=(1, 1_000), train_images=(1, 100_000), test_images=(1, 100_000))
+    counts = ("train_images", "test_images", "train_objects", "test_objects")
+    check_range(arguments, seeds=(1, 1_000), **dict.fromkeys(counts, (1, 100_000)))
     check_new_folder("--output", arguments.output)
     output = Path(arguments.output)
     arguments.results = arguments.results or str(output / "results.csv")
     check_renewed_file("--results", arguments.results)
     overrides = {} if arguments.updates is None else {"updates": arguments.updates}
-    asked = [task for task in RECIPES if task in arguments.tasks]
-    starts = {task: start for task, start in STARTS.items() if start in asked}
     # Seed by seed: whatever moment a reader looks, models have seen about the same seeds.
     arguments.runs = [
         (
             model,
-            scene_run(
-                *(task, model, seed, output / "scenes", output, overrides), start=starts.get(task)
-            ),
+            scene_run(task, model, seed, output / "scenes", output, overrides),
         )
         for seed in range(arguments.seeds)
-        for task in asked
+        for task in with_starts(arguments.tasks)
         for model in dict.fromkeys(arguments.models)
     ]
