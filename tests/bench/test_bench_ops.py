@@ -195,6 +195,7 @@ def test_who_takes_part_unless_named():
     assert op_contenders("ttt_linear", CPU) == [*TABLE["ttt_linear"].backends]
     assert op_contenders("ttt_linear", cuda) == [*TABLE["ttt_linear"].backends, peer]
     assert op_contenders("ttt_mlp", cuda) == ["cpu", "dual"]
+    assert op_contenders("selective_scan", CPU)[-1] == "mambapy"
     assert "for cuda, not cpu" in refusal(peer, PROBLEM, torch.float32, CPU)
 
 
@@ -202,3 +203,26 @@ def test_refusals():
     assert refusal("dual", PROBLEM, torch.float16, CPU) is None
     assert "float16" in refusal("cpu", PROBLEM, torch.float16, CPU)
     assert refusal("reference", PROBLEM, torch.float16, CPU) is None
+
+
+def test_rows_of_the_scan():
+    """Half of the channels backwards, with B and C of their own, or all forwards."""
+    problem = PROBLEM._replace(op="selective_scan")
+    assert problem.inputs(torch.float32, CPU, requires_grad=False)["B"].shape == (1, 50, 2, 8)
+    assert problem.macs(backward=False) == 50 * 64 * 7 * 8 // 2
+    settings = Settings(CPU, repeats=1, shortest_repeat=0)
+    run = describe_run(["vision-ttt", "bench"], CPU)
+    (rows,) = measure_ops(["dual"], [problem], settings, run)
+    assert {row.case for row in rows} == {"selective_scan"}
+    shared = problem._replace(shared=True)
+    assert shared.case == "selective_scan, all channels forwards"
+    assert shared.inputs(torch.float32, CPU, requires_grad=False)["B"].shape == (1, 50, 8)
+    assert shared.options("dual")["reverse_channels"] == 0
+
+
+def test_mambapy_computes_the_same():
+    problem = PROBLEM._replace(op="selective_scan", shared=True)
+    assert "bfloat16 is not one of" in refusal("mambapy", problem, torch.bfloat16, CPU)
+    pytest.importorskip("mambapy")
+    assert refusal("mambapy", problem, torch.float32, CPU) is None
+    assert find_error("mambapy", problem, torch.float32, CPU) is None

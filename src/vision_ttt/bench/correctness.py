@@ -40,7 +40,7 @@ def _find_error(
     contender = op_contender(name, short)
     inputs = contender.inputs(short, dtype, device, requires_grad=True)
     exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    outgoing = torch.randn(short[:4], device=device, dtype=dtype)
+    outgoing = torch.randn(short.output_shape, device=device, dtype=dtype)
     got = _solve(contender.checked, inputs, outgoing)
     wanted = _solve(contender.exact, exact, outgoing)
     forward, gradient = contender.tolerances[dtype]

@@ -1,10 +1,13 @@
 """The names that the command line accepts. This module does not import PyTorch."""
 
-OPS = ("ttt_linear", "ttt_mlp")
-"""The learner ops."""
+OPS = ("ttt_linear", "ttt_mlp", "selective_scan")
+"""The sequence ops."""
 
 FLASH_LINEAR_ATTENTION = "flash-linear-attention"
 """Another project's implementation of `ttt_linear` for GPUs."""
+
+MAMBAPY = "mambapy"
+"""Another project's selective scan, in PyTorch's operations."""
 
 TINY = (
     "deit_tiny_patch16_224",

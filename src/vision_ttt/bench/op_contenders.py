@@ -1,4 +1,4 @@
-"""The measured implementations of an op: its backends, and other projects' `ttt_linear`."""
+"""The measured implementations of an op: its backends, and other projects' implementations."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vision_ttt.bench import flash_linear_attention
+from vision_ttt.bench import flash_linear_attention, scan_problem
+from vision_ttt.bench.names import OPS
 from vision_ttt.bench.problems import Problem
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops._table import TABLE
 
-KERNELS: dict[str, Mapping[str, Backend]] = {
-    name: TABLE[name].backends for name in ("ttt_linear", "ttt_mlp")
-}
+KERNELS: dict[str, Mapping[str, Backend]] = {name: TABLE[name].backends for name in OPS}
 """Op → its backends, fastest first."""
+
+PEERS = {"ttt_linear": (flash_linear_attention.NAME,), "selective_scan": (scan_problem.NAME,)}
+"""Op → other projects' implementations, which require a `shared` problem."""
 
 Inputs = dict[str, Tensor]
 """Argument → tensor."""
@@ -66,7 +68,7 @@ def backends(op: str) -> list[str]:
 
 def op_contenders(op: str, device: torch.device) -> list[str]:
     """The default contenders: all but the reference, which is written for reading."""
-    return [*KERNELS[op], *(_peers(op) if device.type == "cuda" else [])]
+    return [*KERNELS[op], *(_peers(op) if device.type == "cuda" or op == "selective_scan" else [])]
 
 
 def known_contenders(op: str) -> list[str]:
@@ -75,17 +77,24 @@ def known_contenders(op: str) -> list[str]:
 
 
 def _peers(op: str) -> list[str]:
-    return [flash_linear_attention.NAME] if op == "ttt_linear" else []
+    return list(PEERS.get(op, ()))
 
 
 def refusal(name: str, problem: Problem, dtype: torch.dtype, device: torch.device) -> str | None:
     """The reason why a contender does not support the problem on the device, None if it does."""
     if name == flash_linear_attention.NAME:
         return flash_linear_attention.refusal(problem, dtype, device)
+    if name == scan_problem.NAME:
+        return scan_problem.refusal(dtype)
     if name == "reference":
         return None
-    view = torch.empty(1, 1, 1, problem.dim, dtype=dtype, device=device)
     op = TABLE[problem.op]
+    if problem.op == "selective_scan":
+        small = problem._replace(batch=1, tokens=1)
+        tensors = small.inputs(dtype, device, requires_grad=False)
+        inputs = op.inputs(**tensors, delta_softplus=True, reverse_channels=0)
+        return op.refusal(name, inputs._replace(reverse_channels=small.channels // 2))
+    view = torch.empty(1, 1, 1, problem.dim, dtype=dtype, device=device)
     inputs = op.inputs(*[None] * op.width)._replace(q=view, mini_batch_size=problem.mini_batch_size)
     return op.refusal(name, inputs)
 
@@ -94,6 +103,8 @@ def op_contender(name: str, problem: Problem) -> OpContender:
     """The contender `name`. Another project's implementation requires a `shared` problem."""
     if name == flash_linear_attention.NAME:
         return _flash_linear_attention(problem)
+    if name == scan_problem.NAME:
+        return _mambapy(problem)
     options = problem.options(name)
     return OpContender(
         inputs=Problem.inputs,
@@ -106,8 +117,21 @@ def op_contender(name: str, problem: Problem) -> OpContender:
 
 def _with_state(problem: Problem, **arguments: object) -> Outputs:
     o, state = problem.function(**arguments, return_state=True)
+    state = (state,) if isinstance(state, Tensor) else state
     names = (f"final state {name}" for name in problem.state_shapes())
     return {"output o": o, **dict(zip(names, state, strict=True))}
+
+
+def _mambapy(problem: Problem) -> OpContender:
+    function = scan_problem.by_mambapy
+    options = problem.options("dual")
+    return OpContender(
+        inputs=Problem.inputs,
+        timed=function,
+        checked=lambda **tensors: {"output o": function(**tensors)},  # it has no last state
+        exact=lambda **tensors: {"output o": problem.function(**tensors, **options)},
+        tolerances=PEER_TOLERANCES,
+    )
 
 
 def _flash_linear_attention(problem: Problem) -> OpContender:

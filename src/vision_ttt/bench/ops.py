@@ -1,4 +1,4 @@
-"""The measurement of a learner op: its contenders in turn with a matrix product."""
+"""The measurement of a sequence op: its contenders in turn with a matrix product."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def _prepare(problem: Problem, name: str, backward: bool, settings: Settings) ->
         inputs = contender.inputs(problem, settings.dtype, settings.device, requires_grad=backward)
         if not backward:
             return partial(_forward, function, inputs)
-        shape = inputs["q"].shape
-        incoming = torch.randn(shape, dtype=settings.dtype, device=settings.device)
+        place = {"dtype": settings.dtype, "device": settings.device}
+        incoming = torch.randn(problem.output_shape, **place)
         return partial(_forward_and_backward, function, inputs, incoming)
 
     return prepare

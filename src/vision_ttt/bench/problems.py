@@ -1,4 +1,4 @@
-"""The measured calls of the learner ops: their inputs and multiply-adds."""
+"""The measured calls of the sequence ops: their inputs and multiply-adds."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision_ttt.ops import ttt_linear, ttt_mlp
+from vision_ttt.bench.scan_problem import scan_inputs
+from vision_ttt.ops import selective_scan, ttt_linear, ttt_mlp
 
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {"ttt_linear": ttt_linear, "ttt_mlp": ttt_mlp}
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "ttt_linear": ttt_linear,
+    "ttt_mlp": ttt_mlp,
+    "selective_scan": selective_scan,
+}
 """Op of :data:`vision_ttt.bench.names.OPS` → its public function."""
 
 
 class Problem(NamedTuple):
-    """Shapes of a call of `op`: B · T tokens in H heads of width d, mini-batches of b."""
+    """Shapes of a call of `op`: B · T tokens in H heads of width d, mini-batches of b.
+
+    selective_scan has H · d channels with states of b numbers each.
+    """
 
     batch: int
     tokens: int
@@ -25,13 +33,15 @@ class Problem(NamedTuple):
     mini_batch_size: int
     op: str = "ttt_linear"
     shared: bool = False
-    """Whether the call is one that flash-linear-attention supports too: all heads scan forwards,
-    with one learning rate for all tokens. Otherwise it is a Vittt block's: half of the heads scan
-    backwards, with a learning rate per token."""
+    """Whether the call is one that flash-linear-attention or mambapy supports too: all heads scan
+    forwards, with one learning rate for all tokens. Otherwise it is a Vittt or a Vim block's: half
+    of the heads scan backwards, with a learning rate per token."""
 
     @property
     def case(self) -> str:
         """The text of a row's column "case"."""
+        if self.op == "selective_scan" and self.shared:
+            return "selective_scan, all channels forwards"
         if self.op != "ttt_linear":
             return self.op
         return "all heads forwards, one learning rate" if self.shared else ""
@@ -41,11 +51,25 @@ class Problem(NamedTuple):
         """The op's public function."""
         return FUNCTIONS[self.op]
 
+    @property
+    def channels(self) -> int:
+        """H · d."""
+        return self.heads * self.dim
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of the op's first result."""
+        if self.op == "selective_scan":
+            return self.batch, self.tokens, self.channels
+        return self.batch, self.tokens, self.heads, self.dim
+
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the initial state's tensors."""
         heads, dim, hidden = self.heads, self.dim, 4 * self.dim
         if self.op == "ttt_linear":
             return {"w0": (heads, dim, dim), "b0": (heads, dim)}
+        if self.op == "selective_scan":
+            return {"h": (self.batch, self.channels, self.mini_batch_size)}
         return {
             "w1": (heads, dim, hidden),
             "b1": (heads, hidden),
@@ -60,8 +84,13 @@ class Problem(NamedTuple):
 
         The views q, k, v [B, T, H, d] have the given dtype, the others float32 (float64 where the
         views do). η is uniform in [0, 1/d], as a Vittt block's; in the shared case it is 1/(2d),
-        and all but the state has values that the views' dtype has.
+        and all but the state has values that the views' dtype has. Those of selective_scan: see
+        :func:`vision_ttt.bench.scan_problem.scan_inputs`.
         """
+        if self.op == "selective_scan":
+            sizes = self.batch, self.tokens, self.channels, self.mini_batch_size
+            scanned = scan_inputs(*sizes, dtype, device, shared=self.shared)
+            return {name: x.requires_grad_(requires_grad) for name, x in scanned.items()}
         full = torch.promote_types(dtype, torch.float32)
         place = {"dtype": full, "device": device}
         batch, tokens, heads, dim, mini_batch_size, _, shared = self
@@ -85,6 +114,9 @@ class Problem(NamedTuple):
 
     def options(self, backend: str | None) -> dict[str, int | str | None]:
         """The op's other arguments."""
+        if self.op == "selective_scan":
+            reverse = 0 if self.shared else self.channels // 2
+            return {"delta_softplus": True, "reverse_channels": reverse, "backend": backend}
         return {
             "mini_batch_size": self.mini_batch_size,
             "reverse_heads": 0 if self.shared else self.heads // 2,

@@ -13,11 +13,10 @@ from rich.console import Console
 from vision_ttt.bench import dense
 from vision_ttt.bench.contenders import find_contenders, registered
 from vision_ttt.bench.correctness import find_error
-from vision_ttt.bench.flash_linear_attention import NAME as PEER
 from vision_ttt.bench.headline import headline
 from vision_ttt.bench.models import measure_models, multiply_adds, steps_of_models
 from vision_ttt.bench.names import DENSE, DEPLOYED, TINY, TRAINED
-from vision_ttt.bench.op_contenders import known_contenders, op_contenders, refusal
+from vision_ttt.bench.op_contenders import PEERS, known_contenders, op_contenders, refusal
 from vision_ttt.bench.ops import measure_ops, steps_of_ops
 from vision_ttt.bench.problems import Problem
 from vision_ttt.bench.protocol import Settings
@@ -51,9 +50,10 @@ def _ops(arguments: jsonargparse.Namespace) -> int:
     mini_batch_size, op = arguments.mini_batch_size, arguments.op
     problems = [Problem(batch, length, heads, dim, mini_batch_size, op) for length in lengths]
     serving = list(_serving(arguments.backends, problems[0], settings))
-    if PEER in serving:
+    peers = [name for name in PEERS.get(op, ()) if name in serving]
+    if peers:
         problems = [problem._replace(shared=True) for problem in problems]
-        _log.info("because of %s: %s", PEER, problems[0].case)
+        _log.info("because of %s: %s", peers[0], problems[0].case)
     right, wrong = [], []
     for name in serving:
         error = find_error(name, problems[0], settings.dtype, settings.device)

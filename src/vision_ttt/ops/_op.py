@@ -212,7 +212,9 @@ class Op:
         if is_transformed():
             return REFERENCE
         left_to_pytorch = not self.autocast and torch.is_autocast_enabled("cpu")
-        for name in self._default_names(inputs[0]):
+        override = _backend.override()
+        names = (override,) if override in self.backends else self._default_names(inputs[0])
+        for name in names:
             if self.backends[name].refusal(inputs) is None and not (
                 left_to_pytorch and name == "cpu"
             ):

@@ -11,6 +11,7 @@ from vision_ttt.bench.names import (
     DENSE,
     DEPLOYED,
     FLASH_LINEAR_ATTENTION,
+    MAMBAPY,
     MOST_LINES,
     OPS,
     RUNTIMES,
@@ -215,9 +216,9 @@ def add_op_arguments(parser: CommandParser) -> None:
         type=str,
         nargs="+",
         default=None,
-        help=f"default: all that serve the shape; on cuda {FLASH_LINEAR_ATTENTION} too. Where it"
-        " takes part all heads scan forwards and all tokens share one learning rate, which is what"
-        " it can compute",
+        help=f"default: all that serve the shape; of ttt_linear on cuda {FLASH_LINEAR_ATTENTION},"
+        f" of selective_scan {MAMBAPY}, where they are installed. Where one of these takes part all"
+        " heads scan forwards and all tokens share one learning rate, which is what it can compute",
     )
     parser.add_argument(
         "--shape",
@@ -230,7 +231,12 @@ def add_op_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=None, help="several T in place of the shape's"
     )
-    parser.add_argument("--mini_batch_size", type=int, default=16, help="tokens per gradient step")
+    parser.add_argument(
+        "--mini_batch_size",
+        type=int,
+        default=16,
+        help="tokens per gradient step; of selective_scan: numbers of a channel's state",
+    )
 
 
 def add_model_arguments(parser: CommandParser, what: str) -> None:
