@@ -130,6 +130,17 @@ def test_rows_of_another_rows_seconds_are_trained_after_it(tiny, tmp_path, monke
     assert (folder / "bare-seconds" / "seed-0" / "result.json").stat().st_mtime_ns == written
 
 
+def test_failed_runs_that_another_rows_length_follows_from_are_told(tiny, monkeypatch, capfd):
+    wrong = tiny.by_name["wrong"]
+    rows = (wrong, dataclasses.replace(wrong, name="timed", length=SameSeconds("wrong", "wrong")))
+    shown = Panel("All", {row.name: row.name for row in rows})
+    monkeypatch.setitem(SWEEPS, "tiny", dataclasses.replace(tiny, rows=rows, panels=(shown,)))
+    assert main(["sweep", "tiny", "--seeds", "0", "--jobs", "1"]) == 2
+    told = capfd.readouterr().err
+    assert "wrong, seed 0 failed with exit code 2; its log" in told
+    assert "row 'timed' follows from the seconds of row 'wrong', which has no finished run" in told
+
+
 def test_ctrl_c_tells_how_to_go_on(tiny, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt

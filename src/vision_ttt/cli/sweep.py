@@ -55,8 +55,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         if arguments.page is not None:
             replace_in(Path(arguments.page), sweep.name, markdown(sweep, results))
         _LOGGER.info("results in %s and %s", results_file, figure)
-    for failure in failures:
-        _LOGGER.error("%s", _told(failure))
+    _tell(failures)
     return RUN_FAILED if failures else 0
 
 
@@ -74,7 +73,11 @@ def _train(
         with _progress(len(rows) * len(dict.fromkeys(arguments.seeds))) as on_end:
             failures = run_all(tasks, output, jobs, on_end)
             if later:
-                more = _tasks_of_same_seconds(sweep, later, arguments, output)
+                try:
+                    more = _tasks_of_same_seconds(sweep, later, arguments, output)
+                except UserError:  # which may be for these
+                    _tell(failures)
+                    raise
                 failures += run_all(more, output, jobs, on_end)
                 tasks += more
     except KeyboardInterrupt:
@@ -149,6 +152,11 @@ def _progress(count: int) -> Iterator[Callable[[Task, Outcome], None]]:
 
 def _name(task: Task) -> str:
     return f"{task.row}, seed {task.config.run.seed}"
+
+
+def _tell(failures: Sequence[Failure]) -> None:
+    for failure in failures:
+        _LOGGER.error("%s", _told(failure))
 
 
 def _told(outcome: Outcome) -> str:
