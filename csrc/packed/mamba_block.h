@@ -132,8 +132,9 @@ class MambaPasses {
   }
 
   // u = SiLU(conv(x)), and from it B, C and δ.
+  // Its own function, as scan below, so that a profile tells them apart.
   __attribute__((noinline)) void coefficients(const Chunk& c, const Share& rows, bool back,
-                    const MambaWorkspace<Element>& w) const {
+                                              const MambaWorkspace<Element>& w) const {
     const MambaDirection& d = back ? p_.back : p_.forth;
     const TokenConvolution1d<Element> convolve{
         projected_ + c.image * p_.length * 2 * p_.inner, d.conv, d.conv_bias, 2 * p_.inner, p_.length,
@@ -153,8 +154,9 @@ class MambaPasses {
   }
 
   template <class Finish>
-  __attribute__((noinline)) void scan(const Chunk& c, const Share& channels, bool back, const MambaWorkspace<Element>& w,
-            const Finish& finish) const {
+  __attribute__((noinline)) void scan(const Chunk& c, const Share& channels, bool back,
+                                      const MambaWorkspace<Element>& w,
+                                      const Finish& finish) const {
     const MambaDirection& d = back ? p_.back : p_.forth;
     const ScanOfTokens<Element> advance{w.u, w.delta, w.vectors, d.decay, d.skip, p_.inner, c.count,
                                         back};
