@@ -157,7 +157,8 @@ def scan_arguments(s: Sizes) -> list[Any]:
 
 
 def mamba_arguments(s: Sizes) -> list[Any]:
-    inner, states, rank = s.channels, s.mini_batch, s.heads
+    inner = -(-s.channels // 16) * 16  # what the kernels support
+    states, rank = s.mini_batch, s.heads
     tensors = [normal(s.batch, s.length, 2 * inner), normal(2 * inner, 1, s.taps)]
     tensors += [normal(2 * inner), normal(2, rank + 2 * states, inner) / inner**0.5]
     tensors += [normal(2, inner, rank), normal(2 * inner)]
