@@ -51,8 +51,9 @@ def parameters(*slow: tuple[str, str]):
 
 
 every_backend = parameters()
-# The interpreter takes seconds for ttt_linear, and PyTorch's machinery is the same for every op.
-every_backend_in_pytorch = parameters(*[("ttt_linear", "triton")] * INTERPRETED)
+# The interpreter takes seconds for scans, and PyTorch's machinery is the same for every op.
+_SCANS = ("ttt_linear", "selective_scan", "fused_mamba")
+every_backend_in_pytorch = parameters(*[(name, "triton") for name in _SCANS if INTERPRETED])
 every_op = pytest.mark.parametrize("op", [pytest.param(op, id=name) for name, op in TABLE.items()])
 
 
