@@ -67,7 +67,7 @@ def test_batch_elements_and_ragged_ends_are_kept_apart():
 def test_our_arguments_and_the_peers_train_the_same_states(tokens: int):
     problem = SHARED._replace(tokens=tokens)
     inputs = problem.inputs(torch.float64, CPU, requires_grad=False)
-    o, (w, b) = ttt_linear(**inputs, **problem.options("reference"), return_state=True)
+    o, (w, b, *_) = ttt_linear(**inputs, **problem.options("reference"), return_state=True)
     arguments = peer.arguments(inputs, problem.mini_batch_size)
     o_peer, (w_peer, b_peer) = peer.by_ttt_linear(**arguments, chunk_size=problem.mini_batch_size)
     assert_close(w_peer, w, 1e-12)

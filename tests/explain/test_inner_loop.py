@@ -102,7 +102,7 @@ def gradients_of_autograd(model, layer, images):
         model.eval()(images)
     handle.remove()
     (problem,) = problems
-    _, (w, b) = ttt_linear(**problem, return_state=True, backend="reference")
+    _, (w, b, *_) = ttt_linear(**problem, return_state=True, backend="reference")
 
     def loss(w, b, k, v, weight, bias):
         z = torch.nn.functional.layer_norm(k @ w + b, k.shape, weight, bias, problem["eps"])

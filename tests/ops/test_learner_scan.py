@@ -49,5 +49,5 @@ def test_the_scan_computes_the_op(
     )
     inputs = TABLE[name].inputs(*tensors, position_scale, size, reverse_heads, 1e-6)
     got = TABLE[name].exported(inputs)
-    for mine, theirs in zip(got, (wanted, *last), strict=True):
+    for mine, theirs in zip(got, (wanted, *last[: len(state)]), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)

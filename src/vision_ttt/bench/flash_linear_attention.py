@@ -126,7 +126,7 @@ def by_ttt_linear(
         taught = state
         for count in range(1, scale.shape[1] + 1):
             seen = slice(start, start + count)
-            o, (state_w, state_b) = ttt_linear(
+            o, (state_w, state_b, *_) = ttt_linear(
                 *(q[:, seen], k[:, seen], v[:, seen]),
                 torch.ones_like(eta[:, seen, :, 0]),
                 *taught,

@@ -118,8 +118,8 @@ def op_contender(name: str, problem: Problem) -> OpContender:
 def _with_state(problem: Problem, **arguments: object) -> Outputs:
     o, state = problem.function(**arguments, return_state=True)
     state = (state,) if isinstance(state, Tensor) else state
-    names = (f"final state {name}" for name in problem.state_shapes())
-    return {"output o": o, **dict(zip(names, state, strict=True))}
+    names = [f"final state {name}" for name in problem.state_shapes()]
+    return {"output o": o, **dict(zip(names, state[: len(names)], strict=True))}
 
 
 def _mambapy(problem: Problem) -> OpContender:

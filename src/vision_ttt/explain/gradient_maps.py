@@ -73,7 +73,7 @@ def gradient_magnitude_maps(
 def _gradient_norm(problem: Problem, state: str) -> Tensor:
     """‖G_t‖ [B, N, heads] of one layer's tokens."""
     if state == "final":
-        _, (w, b) = ttt_linear(**problem, return_state=True)
+        _, (w, b, *_) = ttt_linear(**problem, return_state=True)
         problem = {**problem, "w0": w, "b0": b}
     trace = ttt_linear_trace(**problem)
     return trace.gradient_norm if state == "current" else trace.initial_gradient_norm

@@ -14,8 +14,9 @@ from vision_ttt.layers.mamba import BidirectionalMamba, MambaBlock
 from vision_ttt.layers.mlp import ConvMlp, Mlp
 from vision_ttt.layers.mlp_learner import MLPLearner
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
+from vision_ttt.layers.rotary1d import MiniBatchRotary
 from vision_ttt.layers.swiglu import SwiGLU
-from vision_ttt.layers.ttt_layer import TTTLayer
+from vision_ttt.layers.ttt_layer import TTTLayer, TTTLayerState
 from vision_ttt.layers.ttt_linear import TTTLinear
 from vision_ttt.layers.ttt_mlp import TTTMLP, warm_up_inner_rates
 from vision_ttt.layers.vit3 import ViT3Block
@@ -24,6 +25,7 @@ from vision_ttt.layers.vittt import VitttBlock, VitttMixer
 
 __all__ = [
     "TTTLayer",
+    "TTTLayerState",
     "TTTLinear",
     "TTTMLP",
     "VitttBlock",
@@ -31,6 +33,7 @@ __all__ = [
     "InnerLearner",
     "LinearLearner",
     "MLPLearner",
+    "MiniBatchRotary",
     "FunctionalLearner",
     "warm_up_inner_rates",
     "unfuse",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from vision_ttt.ops import directional_conv1d
@@ -29,5 +30,35 @@ class DirectionalConv1d(nn.Conv1d):
         super().__init__(channels, channels, kernel_size, groups=channels)
         self.reverse_channels = reverse_channels
 
-    def forward(self, x: Tensor) -> Tensor:
-        return directional_conv1d(x, self.weight, self.bias, self.reverse_channels)
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, return_state: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Convolve tokens, the next ones of a sequence where a state is given.
+
+        Args:
+            x: tokens [B, T, C].
+            state: the ``kernel_size`` - 1 tokens before them [B, k - 1, C], as an earlier call has
+                returned them; None at the beginning, before which all tokens are 0.
+            return_state: return (output, state) with the last k - 1 tokens.
+
+        Raises:
+            ValueError: the state has another shape, or channels scan from T to 1, whose first token
+                is the last one of the sequence.
+        """
+        if state is None and not return_state:
+            return directional_conv1d(x, self.weight, self.bias, self.reverse_channels)
+        if self.reverse_channels:
+            raise ValueError(
+                f"a convolution with reverse_channels={self.reverse_channels} has no state: these"
+                " channels begin at the last token; give it the whole sequence"
+            )
+        taps = self.kernel_size[0] - 1
+        if state is None:
+            state = x.new_zeros(len(x), taps, x.shape[-1])
+        if state.shape != (len(x), taps, x.shape[-1]):
+            raise ValueError(
+                f"the state must have shape {[len(x), taps, x.shape[-1]]}, got {list(state.shape)}"
+            )
+        seen = torch.cat([state.to(x.dtype), x], dim=1)
+        o = directional_conv1d(seen, self.weight, self.bias, 0)[:, taps:]
+        return (o, seen[:, x.shape[1] :]) if return_state else o

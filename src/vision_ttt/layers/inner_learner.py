@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -154,8 +155,20 @@ class InnerLearner(nn.Module, ABC):
         return x.unsqueeze(1).expand(-1, self.num_heads, -1).flatten(0, 1)
 
     @abstractmethod
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> Tensor:
-        """Learn from k, v [B, T, heads, d] at rates eta [B, T, heads]; apply it to q."""
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        eta: Tensor,
+        state: Any = None,
+        return_state: bool = False,
+    ) -> Any:
+        """Learn from k, v [B, T, heads, d] at rates eta [B, T, heads]; apply it to q.
+
+        The tokens are the next ones of a sequence where its ``state`` is given. With
+        ``return_state`` the result is (o, state).
+        """
 
     def extra_repr(self) -> str:
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vision_ttt.layers.inner_learner import InnerLearner
-from vision_ttt.ops import ttt_linear
+from vision_ttt.ops import LinearState, ttt_linear
 
 
 class LinearLearner(InnerLearner):
@@ -35,6 +35,15 @@ class LinearLearner(InnerLearner):
             eps=eps,
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        eta: Tensor,
+        state: LinearState | None = None,
+        return_state: bool = False,
+    ) -> Tensor | tuple[Tensor, LinearState]:
         """Learn from k, v [B, T, heads, d] at rates eta [B, T, heads]; apply it to q."""
-        return ttt_linear(**self.problem(q, k, v, eta))
+        problem = self.problem(q, k, v, eta)
+        return ttt_linear(**problem, state=state, return_state=return_state)

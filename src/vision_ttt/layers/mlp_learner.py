@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vision_ttt.layers.inner_learner import InnerLearner
-from vision_ttt.ops import ttt_mlp
+from vision_ttt.ops import MLPState, ttt_mlp
 
 
 class MLPLearner(InnerLearner):
@@ -42,6 +42,15 @@ class MLPLearner(InnerLearner):
             eps=eps,
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> Tensor:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        eta: Tensor,
+        state: MLPState | None = None,
+        return_state: bool = False,
+    ) -> Tensor | tuple[Tensor, MLPState]:
         """Learn from k, v [B, T, heads, d] at rates eta [B, T, heads]; apply it to q."""
-        return ttt_mlp(**self.problem(q, k, v, eta))
+        problem = self.problem(q, k, v, eta)
+        return ttt_mlp(**problem, state=state, return_state=return_state)

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.gated_norm import GatedNorm
+from vision_ttt.ops import LinearState, MLPState, states
+
+Views = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+
+
+class TTTLayerState(NamedTuple):
+    """What a :class:`TTTLayer` of one direction needs to go on after any token.
+
+    ``learner`` is its inner learner's, ``conv_q`` and ``conv_k`` are the last tokens that its
+    convolutions have seen [B, k - 1, D], None without convolutions.
+    """
+
+    learner: LinearState | MLPState
+    conv_q: Tensor | None = None
+    conv_k: Tensor | None = None
+
+    detach = states.detach
+    select = states.select
+    tensors = states.tensors
+    to = states.to
 
 
 class TTTLayer(nn.Module):
@@ -37,6 +58,14 @@ class TTTLayer(nn.Module):
         conv_kernel_size: taps of the Conv1d on q and on k; 0 for none.
         gate: multiply by GELU(Linear_g(x)) before the output projection.
         base_learning_rate: η_base.
+        rotary: (x [B, T, heads, d], position) → x rotated, applied to q and k after their
+            convolutions, e.g. :class:`vision_ttt.layers.MiniBatchRotary`; the first token is at
+            ``position`` of its mini-batch. None for no rotation.
+
+    A layer of one direction goes on where a call has ended, after any token::
+
+        first, state = layer(x[:, :n], return_state=True)
+        rest = layer(x[:, n:], state)         # both: layer(x)
 
     Raises:
         ValueError: D is not a multiple of H, or an argument is out of its range.
@@ -53,11 +82,13 @@ class TTTLayer(nn.Module):
         conv_kernel_size: int = 0,
         gate: bool = False,
         base_learning_rate: float = 1.0,
+        rotary: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}")
         directions = 2 if bidirectional else 1
+        self.directions = directions
         self.heads = directions * num_heads
         self.head_dim = dim // num_heads
         self.base_learning_rate = base_learning_rate
@@ -72,6 +103,7 @@ class TTTLayer(nn.Module):
         }
         self.in_proj = nn.Linear(dim, sum(self.widths.values()), bias=False)
         self.rate_proj = nn.Linear(dim, self.heads)
+        self.has_conv = conv_kernel_size > 0
         if conv_kernel_size:
             self.conv_q, self.conv_k = (
                 DirectionalConv1d(inner, conv_kernel_size, reverse_channels=inner - dim)
@@ -79,6 +111,7 @@ class TTTLayer(nn.Module):
             )
         else:
             self.conv_q, self.conv_k = nn.Identity(), nn.Identity()
+        self.rotary = rotary
         self.learner = learner(num_heads, self.head_dim, directions=directions)
         self.merge = GatedNorm(dim, directions)
         self.out_proj = nn.Linear(dim, dim, bias=False)
@@ -86,25 +119,62 @@ class TTTLayer(nn.Module):
             nn.init.trunc_normal_(projection.weight, std=0.02)
         nn.init.zeros_(self.rate_proj.bias)
 
-    def views(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k, v [B, T, heads, d], eta [B, T, heads] and the gate's logits [B, T, D] or None."""
+    def views(
+        self, x: Tensor, state: TTTLayerState | None = None, return_state: bool = False
+    ) -> Views | tuple[Views, tuple[Tensor | None, Tensor | None]]:
+        """q, k, v [B, T, heads, d], eta [B, T, heads] and the gate's logits [B, T, D] or None.
+
+        With ``return_state`` also the states of both convolutions.
+        """
         k, q, v, gate = self.in_proj(x).split_with_sizes(list(self.widths.values()), dim=-1)
         if not self.widths["q"]:
             q = k
-        q, k = self.conv_q(q), self.conv_k(k)
+        taps = None, None
+        if not self.has_conv or (state is None and not return_state):
+            q, k = self.conv_q(q), self.conv_k(k)
+        else:
+            before = (None, None) if state is None else (state.conv_q, state.conv_k)
+            q, taps_q = self.conv_q(q, before[0], return_state=True)
+            k, taps_k = self.conv_k(k, before[1], return_state=True)
+            taps = taps_q, taps_k
         q, k, v = (view.unflatten(-1, (self.heads, self.head_dim)) for view in (q, k, v))
+        if self.rotary is not None:
+            position = 0 if state is None else state.learner.position
+            q, k = self.rotary(q, position), self.rotary(k, position)
         # Rates are at least float32, as the sums of gradients that they multiply.
         eta = self.rates(_at_least_float32(self.rate_proj(x)))
-        return q, k, v, eta, gate if self.widths["gate"] else None
+        views = q, k, v, eta, gate if self.widths["gate"] else None
+        return (views, taps) if return_state else views
 
     def rates(self, logits: Tensor) -> Tensor:
         """η = η_base σ(logits) / d (TTT, Sec. 2.7)."""
         return torch.sigmoid(logits) * (self.base_learning_rate / self.head_dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v, eta, gate = self.views(x)
-        z = self.learner(q, k, v, eta).flatten(2)  # [B, T, directions · D]
-        return self.out_proj(self.merge(z, gate))
+    def forward(
+        self, x: Tensor, state: TTTLayerState | None = None, return_state: bool = False
+    ) -> Tensor | tuple[Tensor, TTTLayerState]:
+        """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
+
+        Raises:
+            ValueError: a state is given or asked for with two directions, or does not fit.
+        """
+        if state is None and not return_state:
+            q, k, v, eta, gate = self.views(x)
+            z = self.learner(q, k, v, eta).flatten(2)  # [B, T, directions · D]
+            return self.out_proj(self.merge(z, gate))
+        self._refuse_state_of_two_directions()
+        (q, k, v, eta, gate), taps = self.views(x, state, return_state=True)
+        learner = None if state is None else state.learner
+        z, learner = self.learner(q, k, v, eta, learner, return_state=True)
+        o = self.out_proj(self.merge(z.flatten(2), gate))
+        return (o, TTTLayerState(learner, *taps)) if return_state else o
+
+    def _refuse_state_of_two_directions(self) -> None:
+        if self.directions > 1:
+            raise ValueError(
+                "a bidirectional layer has no state that goes on: its second direction begins at"
+                " the last token. Give it the whole sequence, or build it with bidirectional=False"
+            )
 
 
 @torch.fx.wrap

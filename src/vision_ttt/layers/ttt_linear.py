@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vision_ttt.layers.fusable import Fusable
 from vision_ttt.layers.linear_learner import LinearLearner
-from vision_ttt.layers.ttt_layer import TTTLayer
+from vision_ttt.layers.ttt_layer import TTTLayer, TTTLayerState
 from vision_ttt.ops import fused_ttt_linear, linear
 
 
@@ -78,9 +78,12 @@ class TTTLinear(TTTLayer, Fusable):
         q, k, v, eta, _ = self.views(x)
         return self.learner.problem(q, k, v, eta)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.fused:
-            return super().forward(x)
+    def forward(
+        self, x: Tensor, state: TTTLayerState | None = None, return_state: bool = False
+    ) -> Tensor | tuple[Tensor, TTTLayerState]:
+        """As :class:`TTTLayer`; with a state the parts run also where ``fused`` is set."""
+        if not self.fused or state is not None or return_state:
+            return super().forward(x, state, return_state)
         conv_q, conv_k, learner, merge = self.conv_q, self.conv_k, self.learner, self.merge
         mixed = fused_ttt_linear(
             linear(x, self.in_proj.weight),

@@ -11,10 +11,12 @@ from vision_ttt.ops.linear import linear
 from vision_ttt.ops.selective_scan import selective_scan
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.swiglu_mlp import swiglu_mlp
-from vision_ttt.ops.ttt_linear import ttt_linear
-from vision_ttt.ops.ttt_mlp import ttt_mlp
+from vision_ttt.ops.ttt_linear import LinearState, ttt_linear
+from vision_ttt.ops.ttt_mlp import MLPState, ttt_mlp
 
 __all__ = [
+    "LinearState",
+    "MLPState",
     "deformable_attention",
     "depthwise_conv2d",
     "directional_conv1d",

@@ -120,7 +120,7 @@ def test_state_continues_where_it_stopped(backend, norm):
             name: x[:, start:stop] if name in ("q", "k", "v", "eta") else x
             for name, x in problem.items()
         }
-        part["w0"], part["b0"] = state
+        part["w0"], part["b0"] = state[:2]
         piece, state = ttt_linear(**part, mini_batch_size=4, backend=backend, return_state=True)
         o.append(piece)
     assert_close(torch.cat(o, dim=1), whole["o"], tolerance)

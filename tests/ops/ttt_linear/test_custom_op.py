@@ -13,7 +13,7 @@ from vision_ttt.ops import ttt_linear, use_backend
 def test_compiles_with_a_state_and_gradient_of_other_strides(backend):
     def function(problem):
         w0 = problem["w0"].transpose(-1, -2)
-        _, (w, _) = ttt_linear(
+        _, (w, *_) = ttt_linear(
             **problem | {"w0": w0}, mini_batch_size=4, return_state=True, backend=backend
         )
         return torch.einsum("bhij,bthj->bthi", w, problem["q"]).square().sum()

@@ -35,7 +35,7 @@ def test_ttt_lm_release(name, backend):
         if key.startswith("input.")
     }
     q, k, v = (leaves[key].transpose(1, 2) for key in "qkv")  # [B, T, H, d]
-    o, (w, b) = ttt_linear(
+    o, (w, b, *_) = ttt_linear(
         q,
         k,
         v,

@@ -41,7 +41,7 @@ def test_trace_is_loss_and_gradient_at_the_state_before_the_mini_batch(norm, rev
                     else x[head : head + 1]
                     for name, x in problem.items()
                 }
-                _, (w, b) = ttt_linear(**own, mini_batch_size=size, return_state=True)
+                _, (w, b, *_) = ttt_linear(**own, mini_batch_size=size, return_state=True)
                 state = w[0, 0], b[0, 0]
             w = state[0].clone().requires_grad_()
             k, v = problem["k"][0, t, head], problem["v"][0, t, head]

@@ -42,7 +42,7 @@ def test_online_gradient_descent_is_the_delta_rule(backend):
     # [k, 1], and the op's W and b are the two parts of its state.
     w0, b0 = zero_state(q)
     eta = q.new_ones(q.shape[:3])
-    o, (w, b) = ttt_linear(
+    o, (w, b, *_) = ttt_linear(
         q, k, v, eta, w0, b0, mini_batch_size=1, backend=backend, return_state=True
     )
     one = q.new_ones(*q.shape[:3], 1)
@@ -163,7 +163,7 @@ def test_learning_lowers_the_loss_it_descends(backend):
     problem = {n: x.detach() for n, x in make_problem(1, 16, 2, 8, 16, scale=None).items()}
     problem["q"] = problem["k"]
     before = ttt_linear(**problem | {"eta": 0 * problem["eta"]}, backend=backend)
-    _, (w, b) = ttt_linear(**problem, backend=backend, return_state=True)
+    _, (w, b, *_) = ttt_linear(**problem, backend=backend, return_state=True)
     frozen = problem | {"eta": 0 * problem["eta"], "w0": w, "b0": b}
     after = ttt_linear(**frozen, backend=backend)
     target = problem["v"]

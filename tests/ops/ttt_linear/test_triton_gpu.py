@@ -58,7 +58,7 @@ def test_many_programs_that_share_multiprocessors():
     o, state = ttt_linear(**problem, reverse_heads=2, return_state=True, backend="triton")
     exact = ttt_linear(**as_float64(problem), reverse_heads=2, return_state=True, backend="dual")
     assert_close(o, exact[0], FORWARD[torch.bfloat16], "o")
-    for got, wanted in zip(state, exact[1], strict=True):
+    for got, wanted in zip(state[:2], exact[1][:2], strict=True):
         assert_close(got, wanted, FORWARD[torch.bfloat16], "state")
 
 
@@ -164,7 +164,7 @@ def test_cuda_graph_of_a_training_step():
 def test_autocast():
     problem = make_gpu_problem(2, 83, 3, 64, 16, dtype=torch.float32)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        o, (w, _) = ttt_linear(**problem, backend="triton", return_state=True)
+        o, (w, *_) = ttt_linear(**problem, backend="triton", return_state=True)
     assert o.dtype == torch.bfloat16
     assert w.dtype == torch.float32
 
@@ -232,7 +232,7 @@ def test_a_million_tokens():
     eta = torch.rand(1, length, heads, device="cuda") / dim
     problem = small | {n: x.requires_grad_() for n, x in zip("qkv", views, strict=True)}
     problem["eta"] = eta.requires_grad_()
-    o, (w, _) = ttt_linear(**problem, reverse_heads=1, backend="triton", return_state=True)
+    o, (w, *_) = ttt_linear(**problem, reverse_heads=1, backend="triton", return_state=True)
     (o.float().mean() + w.mean()).backward()
     assert all(torch.isfinite(x.grad).all() for x in problem.values())
     # The first tokens in scan order cannot know how many follow.

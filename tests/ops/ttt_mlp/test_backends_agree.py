@@ -128,11 +128,11 @@ def test_state_continues_where_it_stopped(backend, norm):
             name: x[:, start:stop] if name in ("q", "k", "v", "eta") else x
             for name, x in problem.items()
         }
-        part |= dict(zip(STATE, state, strict=True))
+        part |= dict(zip(STATE, state[:4], strict=True))
         piece, state = ttt_mlp(**part, mini_batch_size=4, backend=backend, return_state=True)
         o.append(piece)
     assert_close(torch.cat(o, dim=1), whole["o"], tolerance)
-    for name, x in zip(STATE, state, strict=True):
+    for name, x in zip(STATE, state[:4], strict=True):
         assert_close(x, whole[name], tolerance, name)
 
 

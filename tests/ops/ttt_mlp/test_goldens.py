@@ -30,7 +30,7 @@ def test_ttt_lm_release(name, backend):
         if key.startswith("input.")
     }
     q, k, v = (leaves[key].transpose(1, 2) for key in "qkv")  # [B, T, H, d]
-    o, (w1, b1, w2, b2) = ttt_mlp(
+    o, (w1, b1, w2, b2, *_) = ttt_mlp(
         q,
         k,
         v,

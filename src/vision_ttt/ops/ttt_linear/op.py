@@ -7,6 +7,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from vision_ttt.ops._learner_op import learner_op
+from vision_ttt.ops._learner_state import run_learner
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.ttt_linear import cpu, dual, triton_backend
 from vision_ttt.ops.ttt_linear.contract import CONTRACTS, Inputs
@@ -14,8 +15,10 @@ from vision_ttt.ops.ttt_linear.definition import ttt_linear_definition
 from vision_ttt.ops.ttt_linear.dual import checkpoint_interval, num_checkpoints
 from vision_ttt.ops.ttt_linear.scan import ttt_linear_scan
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches
+from vision_ttt.ops.ttt_linear.state import LinearState, ttt_linear_mini_batch
 
-State = tuple[Tensor, Tensor]
+INITIAL = ("w0", "b0")
+"""The initial state among the arguments."""
 
 
 def _products(tokens: int, dim: int, wide: int, narrow: int = 0) -> int:
@@ -47,7 +50,7 @@ OP = learner_op(
     CONTRACTS,
     ttt_linear_definition,
     {"cpu": cpu.BACKEND, "triton": triton_backend.BACKEND, "dual": dual.BACKEND},
-    state=("w0", "b0"),
+    state=INITIAL,
     num_checkpoints=num_checkpoints,
     exported=ttt_linear_scan,
     flops=ttt_linear_flops,
@@ -70,6 +73,7 @@ def ttt_linear(
     position_scale: Tensor | None = ...,
     reverse_heads: int = ...,
     eps: float = ...,
+    state: LinearState | None = ...,
     return_state: Literal[False] = ...,
     backend: str | None = ...,
 ) -> Tensor: ...
@@ -88,9 +92,10 @@ def ttt_linear(
     position_scale: Tensor | None = ...,
     reverse_heads: int = ...,
     eps: float = ...,
+    state: LinearState | None = ...,
     return_state: Literal[True],
     backend: str | None = ...,
-) -> tuple[Tensor, State]: ...
+) -> tuple[Tensor, LinearState]: ...
 @overridable
 def ttt_linear(
     q: Tensor,
@@ -106,9 +111,10 @@ def ttt_linear(
     position_scale: Tensor | None = None,
     reverse_heads: int = 0,
     eps: float = 1e-6,
+    state: LinearState | None = None,
     return_state: bool = False,
     backend: str | None = None,
-) -> Tensor | tuple[Tensor, State]:
+) -> Tensor | tuple[Tensor, LinearState]:
     """Mini-batch gradient descent on a linear inner model, along the tokens of each head.
 
     The tokens of a head are a dataset: k_t the input (training view), v_t the target (label view),
@@ -127,7 +133,7 @@ def ttt_linear(
         q, k, v: test, training and label views [B, T, H, d], all float32, bfloat16, float16 or
             float64; any strides with a contiguous last axis.
         eta: inner learning rate of each token's gradient [B, T, H], ≥ 0.
-        w0: initial weights [H, d, d], or the state to continue from [B, H, d, d].
+        w0: initial weights [H, d, d], or one for each sequence [B, H, d, d].
         b0: initial bias [H, d] or [B, H, d].
         ln_weight, ln_bias: inner LayerNorm [H, d], or both None for no norm and no residual.
         mini_batch_size: tokens per gradient step, b ≥ 1. The last mini-batch may be short;
@@ -137,7 +143,10 @@ def ttt_linear(
             p_1 … p_n.
         reverse_heads: the last this-many heads scan the tokens from T to 1.
         eps: added to the inner norm's variance.
-        return_state: return ``(o, (W, b))`` with the state after the last token.
+        state: where an earlier call has left the sequence, after any token; this call's tokens are
+            the next ones, and the initial state is not used. Both calls together return what one
+            call on all tokens does, and differentiate as it does.
+        return_state: return ``(o, state)``, a :class:`LinearState` after the last token.
         backend: "cpu" (compiled kernels), "triton" (kernels for CUDA), "dual" (PyTorch's matrix
             products, any device) or "reference" (primal form, differentiated by autograd). None
             selects the fastest that supports the call, and the reference under torch.func
@@ -155,5 +164,13 @@ def ttt_linear(
     """
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)
-    o, *state = OP(inputs, backend, wanted=None if return_state else 1)
-    return (o, tuple(state)) if return_state else o
+    return run_learner(
+        OP,
+        inputs,
+        INITIAL,
+        LinearState,
+        state,
+        ttt_linear_mini_batch,
+        backend,
+        return_state=return_state,
+    )

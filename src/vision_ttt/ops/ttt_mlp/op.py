@@ -7,6 +7,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from vision_ttt.ops._learner_op import learner_op
+from vision_ttt.ops._learner_state import run_learner
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches
 from vision_ttt.ops.ttt_mlp import cpu, dual
@@ -14,8 +15,10 @@ from vision_ttt.ops.ttt_mlp.contract import CONTRACTS, Inputs
 from vision_ttt.ops.ttt_mlp.definition import ttt_mlp_definition
 from vision_ttt.ops.ttt_mlp.dual import checkpoint_interval, num_checkpoints
 from vision_ttt.ops.ttt_mlp.scan import ttt_mlp_scan
+from vision_ttt.ops.ttt_mlp.state import MLPState, ttt_mlp_mini_batch
 
-State = tuple[Tensor, Tensor, Tensor, Tensor]
+INITIAL = ("w1", "b1", "w2", "b2")
+"""The initial state among the arguments."""
 
 
 def _products(tokens: int, dim: int, hidden: int, wide: int, narrow: int = 0) -> int:
@@ -48,7 +51,7 @@ OP = learner_op(
     CONTRACTS,
     ttt_mlp_definition,
     {"cpu": cpu.BACKEND, "dual": dual.BACKEND},
-    state=("w1", "b1", "w2", "b2"),
+    state=INITIAL,
     num_checkpoints=num_checkpoints,
     exported=ttt_mlp_scan,
     flops=ttt_mlp_flops,
@@ -73,6 +76,7 @@ def ttt_mlp(
     position_scale: Tensor | None = ...,
     reverse_heads: int = ...,
     eps: float = ...,
+    state: MLPState | None = ...,
     return_state: Literal[False] = ...,
     backend: str | None = ...,
 ) -> Tensor: ...
@@ -93,9 +97,10 @@ def ttt_mlp(
     position_scale: Tensor | None = ...,
     reverse_heads: int = ...,
     eps: float = ...,
+    state: MLPState | None = ...,
     return_state: Literal[True],
     backend: str | None = ...,
-) -> tuple[Tensor, State]: ...
+) -> tuple[Tensor, MLPState]: ...
 @overridable
 def ttt_mlp(
     q: Tensor,
@@ -113,9 +118,10 @@ def ttt_mlp(
     position_scale: Tensor | None = None,
     reverse_heads: int = 0,
     eps: float = 1e-6,
+    state: MLPState | None = None,
     return_state: bool = False,
     backend: str | None = None,
-) -> Tensor | tuple[Tensor, State]:
+) -> Tensor | tuple[Tensor, MLPState]:
     """Mini-batch gradient descent on a two-layer inner model, along the tokens of each head.
 
     The tokens of a head are a dataset: k_t the input (training view), v_t the target (label view),
@@ -133,7 +139,7 @@ def ttt_mlp(
         q, k, v: test, training and label views [B, T, H, d], all float32, bfloat16, float16 or
             float64; any strides with a contiguous last axis.
         eta: inner learning rate of each token's gradient [B, T, H], ≥ 0.
-        w1, b1: initial hidden layer [H, d, 4d] and [H, 4d], or the state to continue from with a
+        w1, b1: initial hidden layer [H, d, 4d] and [H, 4d], or with a
             leading B.
         w2, b2: initial output layer [H, 4d, d] and [H, d], or with a leading B.
         ln_weight, ln_bias: inner LayerNorm [H, d], or both None for no norm and no residual.
@@ -144,7 +150,10 @@ def ttt_mlp(
             p_1 … p_n.
         reverse_heads: the last this-many heads scan the tokens from T to 1.
         eps: added to the inner norm's variance.
-        return_state: return ``(o, (w1, b1, w2, b2))`` with the state after the last token.
+        state: where an earlier call has left the sequence, after any token; this call's tokens are
+            the next ones, and the initial state is not used. Both calls together return what one
+            call on all tokens does, and differentiate as it does.
+        return_state: return ``(o, state)``, a :class:`MLPState` after the last token.
         backend: "cpu" (compiled kernels), "dual" (PyTorch's matrix products, any device) or
             "reference" (primal form, differentiated by autograd). None selects the fastest that
             supports the call, and the reference under torch.func transforms and forward-mode
@@ -162,5 +171,6 @@ def ttt_mlp(
     """
     tensors = (q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale)
     inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)
-    o, *state = OP(inputs, backend, wanted=None if return_state else 1)
-    return (o, tuple(state)) if return_state else o
+    return run_learner(
+        OP, inputs, INITIAL, MLPState, state, ttt_mlp_mini_batch, backend, return_state=return_state
+    )

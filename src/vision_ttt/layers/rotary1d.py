@@ -1,0 +1,63 @@
+"""1-D rotary position embedding (RoPE) that begins anew with every mini-batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.layers.rotary2d import rotate
+
+
+class MiniBatchRotary(nn.Module):
+    """RoPE by a token's place n in its mini-batch, 0 ≤ n < b: [B, T, heads, d] → [B, T, heads, d].
+
+    Each pair i of adjacent channels is rotated by the angle n · base^(-2 i / d). Places rather than
+    tokens are counted because only tokens of the same mini-batch meet in a product of q and k
+    (TTT, Appendix B).
+
+    Args:
+        head_dim: d.
+        mini_batch_size: b.
+        base: of the frequencies.
+
+    Raises:
+        ValueError: head_dim is odd.
+    """
+
+    table: Tensor
+
+    def __init__(self, head_dim: int, mini_batch_size: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        if head_dim % 2:
+            raise ValueError(f"rotary embedding rotates pairs of channels, got head_dim={head_dim}")
+        self.head_dim, self.mini_batch_size, self.base = head_dim, mini_batch_size, base
+        self.register_buffer("table", self._table(), persistent=False)
+
+    def _table(self, device: torch.device | None = None) -> Tensor:
+        """Cosines and sines [b, d / 2, 2], float32."""
+        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
+        places = torch.arange(self.mini_batch_size, dtype=torch.float32, device=device)
+        angles = places[:, None] * self.base ** (-pairs / self.head_dim)
+        return torch.stack((angles.cos(), angles.sin()), dim=-1)
+
+    def init_non_persistent_buffers(self) -> None:
+        """Compute the buffer that state dicts lack, for modules made on ``meta``."""
+        self.table = self._table(self.table.device)
+
+    def forward(self, x: Tensor, position: int | Tensor = 0) -> Tensor:
+        """Rotate x [B, T, heads, d], whose first token is at ``position``; result in x's dtype.
+
+        Args:
+            x: tokens of a sequence.
+            position: the first token's place in its mini-batch, or each sequence's [B].
+        """
+        tokens = torch.arange(x.shape[1], device=x.device)
+        if isinstance(position, Tensor):
+            tokens = position.unsqueeze(-1) + tokens  # [B, T]
+        else:
+            tokens = tokens + position  # [T]
+        rotations = self.table[tokens % self.mini_batch_size].unsqueeze(-3)  # [(B,) T, 1, d / 2, 2]
+        return rotate(x, rotations)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, mini_batch_size={self.mini_batch_size}, base={self.base}"

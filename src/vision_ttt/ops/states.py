@@ -1,0 +1,103 @@
+"""What every state that goes on can do: be moved, detached, batch-selected, saved.
+
+A state is a NamedTuple of tensors [B, …], of numbers, of None and of further states. The functions
+of this module are its methods.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+State = TypeVar("State")
+
+
+def of_each(function: Callable[[Tensor], Tensor], state: State) -> State:
+    """Return the state with a function applied to each of its tensors."""
+    if isinstance(state, Tensor):
+        return function(state)
+    if isinstance(state, tuple):
+        return type(state)._make(of_each(function, each) for each in state)  # type: ignore[attr-defined]
+    return state
+
+
+def detach(state: State) -> State:
+    """Return the state cut off from autograd: where truncated backpropagation ends."""
+    return of_each(Tensor.detach, state)
+
+
+def to(state: State, *args: Any, **kwargs: Any) -> State:
+    """Return the state on another device or in another dtype, as ``Tensor.to``.
+
+    Whole numbers, such as positions, keep their dtype.
+    """
+
+    def move(x: Tensor) -> Tensor:
+        moved = x.to(*args, **kwargs)
+        return moved if x.is_floating_point() else moved.to(x.dtype)
+
+    return of_each(move, state)
+
+
+def select(state: State, rows: Tensor | Sequence[int] | slice) -> State:
+    """Return the state of some of the batch's sequences, in the order that is asked for.
+
+    Args:
+        rows: their indices, each as often as it is wanted; a mask [B]; or a slice.
+    """
+    return of_each(lambda x: x[rows], state)
+
+
+def tensors(state: Any) -> dict[str, Tensor]:
+    """Return the state as named tensors, such as safetensors saves.
+
+    The tensors are copies. Names of states within states are dotted; numbers become tensors without
+    dimensions, and what is None is left out. :func:`from_tensors` is the inverse.
+    """
+    named = {}
+    for name, value in zip(state._fields, state, strict=True):
+        if isinstance(value, Tensor):
+            named[name] = value.detach().clone(memory_format=torch.contiguous_format)
+        elif isinstance(value, int):
+            named[name] = torch.tensor(value)
+        elif value is not None:
+            named.update({f"{name}.{inner}": x for inner, x in tensors(value).items()})
+    return named
+
+
+def from_tensors(kind: type[State], named: dict[str, Tensor]) -> State:
+    """Return the state of a kind whose :func:`tensors` are given.
+
+    Raises:
+        ValueError: a tensor is missing, or no field has its name.
+    """
+    hints = typing.get_type_hints(kind)
+    fields, rest = {}, dict(named)
+    for name, hint in hints.items():
+        inner = {key[len(name) + 1 :]: rest.pop(key) for key in named if key.startswith(f"{name}.")}
+        options = typing.get_args(hint) or (hint,)
+        if inner:
+            fields[name] = from_tensors(_kind_with(inner, options), inner)
+        elif name in rest:
+            value = rest.pop(name)
+            fields[name] = value.item() if int in options and value.ndim == 0 else value
+        elif type(None) in options:
+            fields[name] = None
+        else:
+            raise ValueError(f"{kind.__name__} needs {name}, got {', '.join(named) or 'nothing'}")
+    if rest:
+        raise ValueError(f"{kind.__name__} has no {', '.join(rest)}; it has {', '.join(hints)}")
+    return kind(**fields)
+
+
+def _kind_with(named: dict[str, Tensor], options: Sequence[Any]) -> Any:
+    """Of the kinds of states the first that has every name."""
+    own = {name.partition(".")[0] for name in named}
+    kinds = [option for option in options if own <= set(getattr(option, "_fields", ()))]
+    if not kinds:
+        raise ValueError(f"no state of {', '.join(map(str, options))} has {', '.join(sorted(own))}")
+    return kinds[0]

@@ -1,0 +1,125 @@
+"""Layers of one direction go on at any token: parts equal the whole."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from tolerances import assert_close
+from vision_ttt.layers import (
+    TTTMLP,
+    DirectionalConv1d,
+    LinearLearner,
+    MiniBatchRotary,
+    TTTLayer,
+    TTTLayerState,
+    TTTLinear,
+)
+from vision_ttt.ops import states
+
+LENGTH, DIM = 19, 32
+
+
+def rotated() -> TTTLayer:
+    learner = partial(LinearLearner, mini_batch_size=4)
+    rotary = MiniBatchRotary(16, 4)
+    return TTTLayer(DIM, 2, learner, share_qk=True, conv_kernel_size=3, gate=True, rotary=rotary)
+
+
+LAYERS = {
+    "linear": partial(TTTLinear, DIM, 2, mini_batch_size=4),
+    "linear, all options": partial(
+        TTTLinear, DIM, 2, mini_batch_size=4, share_qk=True, conv_kernel_size=4, gate=True
+    ),
+    "fused": partial(
+        TTTLinear, DIM, 2, mini_batch_size=4, share_qk=True, conv_kernel_size=4, fused=True
+    ),
+    "rotary": rotated,
+    "mlp": partial(TTTMLP, DIM, 2, mini_batch_size=4, conv_kernel_size=2),
+    "convolution": partial(DirectionalConv1d, DIM, 4),
+}
+
+
+def randomised(layer: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for x in layer.parameters():
+            x.copy_(torch.randn_like(x) * (0.3 if x.ndim > 1 else 0.5))
+    return layer.to(dtype)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@settings(max_examples=8, deadline=None)
+@given(cuts=st.sets(st.integers(1, LENGTH - 1), max_size=4).map(sorted))
+def test_parts_equal_the_whole(name, cuts):
+    """Outputs and all gradients."""
+    layer = randomised(LAYERS[name]())
+    x = torch.randn(2, LENGTH, DIM, dtype=torch.float64, requires_grad=True)
+    wanted = layer(x)
+    weights = torch.randn_like(wanted)
+    leaves = [x, *layer.parameters()]
+    gradients = torch.autograd.grad((wanted * weights).sum(), leaves)
+    outputs, state = [], None
+    for start, stop in zip([0, *cuts], [*cuts, LENGTH], strict=True):
+        o, state = layer(x[:, start:stop], state, return_state=True)
+        outputs.append(o)
+    o = torch.cat(outputs, dim=1)
+    assert_close(o, wanted, 1e-10)
+    for got, exact in zip(torch.autograd.grad((o * weights).sum(), leaves), gradients, strict=True):
+        assert_close(got, exact, 1e-9)
+    if cuts:
+        _, state = layer(x[:, : cuts[-1]], return_state=True)
+        assert_close(layer(x[:, cuts[-1] :], state), wanted[:, cuts[-1] :], 1e-10)
+
+
+def test_a_saved_state_goes_on(tmp_path):
+    layer = randomised(LAYERS["linear, all options"](), torch.float32)
+    x = torch.randn(2, LENGTH, DIM)
+    wanted = layer(x)
+    _, state = layer(x[:, :7], return_state=True)
+    save_file(state.tensors(), tmp_path / "state.safetensors")
+    loaded = states.from_tensors(TTTLayerState, load_file(tmp_path / "state.safetensors"))
+    assert_close(layer(x[:, 7:], loaded), wanted[:, 7:], 1e-5)
+    swapped = layer(x[[1, 0], 7:], state.select([1, 0]).detach())
+    assert_close(swapped, wanted[[1, 0], 7:], 1e-5)
+
+
+def test_an_mlps_saved_state_has_its_kind(tmp_path):
+    layer = randomised(LAYERS["mlp"](), torch.float32)
+    _, state = layer(torch.randn(1, 5, DIM), return_state=True)
+    loaded = states.from_tensors(TTTLayerState, state.tensors())
+    assert type(loaded.learner) is type(state.learner)
+    assert loaded.learner.position == 1
+
+
+@pytest.mark.parametrize("kind", [TTTLinear, TTTMLP])
+def test_two_directions_say_why_not(kind):
+    layer = kind(DIM, 2, bidirectional=True, conv_kernel_size=4)
+    with pytest.raises(ValueError, match="second direction begins at the last token"):
+        layer(torch.randn(1, 5, DIM), return_state=True)
+    with pytest.raises(ValueError, match=r"reverse_channels=32 has no state"):
+        layer.conv_q(torch.randn(1, 5, 2 * DIM), return_state=True)
+
+
+def test_a_convolutions_state_that_does_not_fit():
+    with pytest.raises(ValueError, match=r"must have shape \[1, 3, 32\], got \[1, 2, 32\]"):
+        DirectionalConv1d(DIM, 4)(torch.randn(1, 5, DIM), torch.randn(1, 2, DIM))
+
+
+def test_rotations_by_place():
+    """Products of rotated tokens depend on the difference of their places; place 0 stays."""
+    rotary = MiniBatchRotary(8, 4)
+    x = torch.randn(1, 1, 1, 8, dtype=torch.float64).expand(1, 9, 1, 8)
+    y = rotary(x)
+    assert torch.equal(y[:, [0, 4, 8]], x[:, [0, 4, 8]])
+    assert_close((y[0, 1] * y[0, 2]).sum(), (y[0, 6] * y[0, 7]).sum(), 1e-6)
+    assert torch.equal(rotary(x[:, :3], 2), rotary(x)[:, 2:5])
+    each = rotary(x[:, :3].expand(2, 3, 1, 8), torch.tensor([1, 2]))
+    assert torch.equal(each[0], y[0, 1:4])
+    assert torch.equal(each[1], y[0, 2:5])
+    with pytest.raises(ValueError, match="head_dim=7"):
+        MiniBatchRotary(7, 4)

@@ -1,0 +1,203 @@
+"""Sequences in parts equal whole ones: the state of ttt_linear and ttt_mlp at any token."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import ttt_linear_problems
+import ttt_mlp_problems
+from tolerances import assert_close
+from vision_ttt.ops import LinearState, MLPState, states, ttt_linear, ttt_mlp
+
+OPS = {"ttt_linear": ttt_linear, "ttt_mlp": ttt_mlp}
+KINDS = {"ttt_linear": LinearState, "ttt_mlp": MLPState}
+PROBLEMS = {"ttt_linear": ttt_linear_problems, "ttt_mlp": ttt_mlp_problems}
+CASES = [(op, backend) for op, problems in PROBLEMS.items() for backend in problems.BACKENDS]
+TOKENS = ("q", "k", "v", "eta")
+SIZE = 4
+
+
+def in_parts(op: str, problem: dict[str, Tensor], cuts: list[int], **options):
+    """o, the state after the last token and a state after each part, with calls between the cuts.
+
+    The first part begins at the initial state, the last one asks for its state.
+    """
+    length = problem["q"].shape[1]
+    outputs, found, state = [], [], None
+    for start, stop in zip([0, *cuts], [*cuts, length], strict=True):
+        part = {n: x[:, start:stop] if n in TOKENS else x for n, x in problem.items()}
+        o, state = OPS[op](**part, **options, state=state, return_state=True)
+        outputs.append(o)
+        found.append(state)
+    return torch.cat(outputs, dim=1), state, found
+
+
+def everything(o: Tensor, state, problem: dict[str, Tensor]) -> dict[str, Tensor]:
+    """o, the state's first fields, and the gradients of a fixed projection of all of them."""
+    generator = torch.Generator().manual_seed(1)
+    count = (len(state) - 1) // 3
+    loss = 0
+    for x in (o, *state[:count]):
+        weights = torch.randn(x.shape, dtype=torch.float64, generator=generator)
+        loss = loss + (x.double() * weights).sum()
+    gradients = torch.autograd.grad(loss, list(problem.values()))
+    named = dict(zip(state._fields, state[:count], strict=False))
+    return {"o": o, **named, **dict(zip(problem, gradients, strict=True))}
+
+
+@pytest.mark.parametrize(("op", "backend"), CASES)
+@settings(max_examples=6, deadline=None)
+@given(
+    cuts=st.sets(st.integers(1, 20), max_size=3).map(sorted),
+    scale=st.sampled_from([None, "shared", "per head"]),
+    norm=st.booleans(),
+)
+def test_parts_equal_the_whole(op, backend, cuts, scale, norm):
+    """Outputs, states and all gradients, wherever the sequence is cut; against the definition."""
+    problems = PROBLEMS[op]
+    dtype = problems.exact_dtype(backend)
+    dim = 16 if dtype == torch.float32 else 4
+    options = {"scale": scale, "norm": norm, "dtype": dtype}
+    problem = problems.make_problem(2, 21, 2, dim, SIZE, **options)
+    o, state, _ = in_parts(op, problem, cuts, mini_batch_size=SIZE, backend=backend)
+    exact = {name: x.detach().double().requires_grad_() for name, x in problem.items()}
+    whole = problems.solve(exact, mini_batch_size=SIZE, backend="reference")
+    o_whole, state_whole = OPS[op](
+        **exact, mini_batch_size=SIZE, backend="reference", return_state=True
+    )
+    got = everything(o, state, problem)
+    wanted = everything(o_whole, state_whole, exact)
+    assert_close(wanted["o"], whole["o"], 1e-12)
+    for name, x in got.items():
+        assert_close(x, wanted[name], 1e-5 if dtype == torch.float32 else 1e-10, name)
+    assert state.position == 21 % SIZE
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_token_by_token(op):
+    """One token at a time, also without a wish for the state at the end."""
+    problem = PROBLEMS[op].make_problem(2, 11, 2, 4, SIZE)
+    o, state, _ = in_parts(op, problem, list(range(1, 11)), mini_batch_size=SIZE)
+    wanted, last = OPS[op](**problem, mini_batch_size=SIZE, return_state=True)
+    assert_close(o, wanted, 1e-12)
+    for x, y in zip(state[:-1], last[:-1], strict=True):
+        assert_close(x, y, 1e-12)
+    first = {n: x[:, :7] if n in TOKENS else x for n, x in problem.items()}
+    rest = {n: x[:, 7:] if n in TOKENS else x for n, x in problem.items()}
+    _, state = OPS[op](**first, mini_batch_size=SIZE, return_state=True)
+    assert_close(OPS[op](**rest, mini_batch_size=SIZE, state=state), wanted[:, 7:], 1e-12)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_sequences_at_different_places(op):
+    """Rows whose mini-batches are at different tokens go on in one batch."""
+    problem = {n: x.detach() for n, x in PROBLEMS[op].make_problem(3, 15, 2, 4, SIZE).items()}
+    wanted = OPS[op](**problem, mini_batch_size=SIZE)
+    lengths = [3, 8, 6]
+    rows = []
+    for row, length in enumerate(lengths):
+        own = {n: x[row : row + 1, :length] if n in TOKENS else x for n, x in problem.items()}
+        _, state = OPS[op](**own, mini_batch_size=SIZE, return_state=True)
+        rows.append(state._replace(position=torch.tensor([state.position])))
+    state = KINDS[op](*(torch.cat(x) for x in zip(*rows, strict=True)))
+    assert state.position.tolist() == [3, 0, 2]
+    following = {
+        n: torch.stack([x[row, m : m + 7] for row, m in enumerate(lengths)]) if n in TOKENS else x
+        for n, x in problem.items()
+    }
+    o, state = OPS[op](**following, mini_batch_size=SIZE, state=state, return_state=True)
+    for row, length in enumerate(lengths):
+        assert_close(o[row], wanted[row, length : length + 7], 1e-12)
+        until = {
+            n: x[row : row + 1, : length + 7] if n in TOKENS else x for n, x in problem.items()
+        }
+        _, last = OPS[op](**until, mini_batch_size=SIZE, return_state=True)
+        assert state.position[row] == last.position
+        for x, y in zip(state[:-1], last[:-1], strict=True):
+            assert_close(x[row], y[0], 1e-12)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("cut", [3, 8])
+def test_states_are_moved_selected_detached_and_saved(op, cut, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    problem = PROBLEMS[op].make_problem(2, 11, 2, 4, SIZE)
+    first = {n: x[:, :cut] if n in TOKENS else x for n, x in problem.items()}
+    rest = {n: x[:, cut:].detach() if n in TOKENS else x.detach() for n, x in problem.items()}
+    _, state = OPS[op](**first, mini_batch_size=SIZE, return_state=True)
+    assert state.w.requires_grad if op == "ttt_linear" else state.w1.requires_grad
+    state = state.detach()
+    wanted = OPS[op](**rest, mini_batch_size=SIZE, state=state)
+    assert not wanted.requires_grad
+    save_file(state.tensors(), tmp_path / "state.safetensors")
+    loaded = states.from_tensors(KINDS[op], load_file(tmp_path / "state.safetensors"))
+    assert isinstance(loaded.position, int)
+    assert torch.equal(OPS[op](**rest, mini_batch_size=SIZE, state=loaded), wanted)
+    swapped = {n: x[[1, 0]] if n in TOKENS else x for n, x in rest.items()}
+    got = OPS[op](**swapped, mini_batch_size=SIZE, state=state.select([1, 0]))
+    assert_close(got, wanted[[1, 0]], 1e-12)
+    assert state.to(torch.float32)[0].dtype == torch.float32
+    with pytest.raises(ValueError, match="needs"):
+        states.from_tensors(KINDS[op], {})
+    with pytest.raises(ValueError, match="has no other"):
+        states.from_tensors(KINDS[op], {**state.tensors(), "other": torch.ones(1)})
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_states_that_do_not_fit(op):
+    problem = {n: x.detach() for n, x in PROBLEMS[op].make_problem(2, 6, 2, 4, SIZE).items()}
+    call = OPS[op]
+    _, state = call(**problem, mini_batch_size=SIZE, return_state=True)
+    with pytest.raises(ValueError, match=r"reverse_heads=1: a reverse head begins"):
+        call(**problem, mini_batch_size=SIZE, state=state, reverse_heads=1)
+    with pytest.raises(TypeError, match=f"must be a {KINDS[op].__name__}, got tuple"):
+        call(**problem, mini_batch_size=SIZE, state=tuple(state))
+    with pytest.raises(ValueError, match=r"must be in 0 … 1 with mini_batch_size=2, got 2"):
+        call(**problem | _cut_scale(problem, 2), mini_batch_size=2, state=state)
+    with pytest.raises(ValueError, match=r"start_w1? must have shape \[2, 2, 4, .*\[1, 2, 4"):
+        call(**problem, mini_batch_size=SIZE, state=state.select([0]))
+    with pytest.raises(ValueError, match=r"one for each sequence \[2\]"):
+        call(**problem, mini_batch_size=SIZE, state=state._replace(position=torch.zeros(2)))
+    _, both = call(**problem, mini_batch_size=SIZE, reverse_heads=1, return_state=True)
+    assert both.position is None
+    with pytest.raises(ValueError, match="scan in two directions cannot go on"):
+        call(**problem, mini_batch_size=SIZE, state=both)
+    with pytest.raises(ValueError, match="cpu"):
+        call(**problem, mini_batch_size=SIZE, state=state, backend="cpu")  # float64
+
+
+def _cut_scale(problem: dict[str, Tensor], size: int) -> dict[str, Tensor]:
+    return {"position_scale": problem["position_scale"][..., :size].contiguous()}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_autocast_and_low_precision(op):
+    """Parts round where the whole rounds; the state stays float32."""
+    problem = PROBLEMS[op].make_problem(1, 23, 2, 16, SIZE, dtype=torch.float32)
+    problem = {n: x.detach() for n, x in problem.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        o, state, _ = in_parts(op, problem, [6, 13], mini_batch_size=SIZE)
+        whole = OPS[op](**problem, mini_batch_size=SIZE)
+    assert o.dtype == whole.dtype == torch.bfloat16
+    assert state[0].dtype == torch.float32
+    assert_close(o, whole, 2e-2)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_compiled_steps(op):
+    """A step of one token compiles whole, for each place in the mini-batch or for all at once."""
+    problem = PROBLEMS[op].make_problem(2, 10, 2, 16, SIZE, dtype=torch.float32)
+    problem = {n: x.detach() for n, x in problem.items()}
+    torch._dynamo.reset()  # an int is a constant of what is compiled: a version for each place
+    step = torch.compile(OPS[op], fullgraph=True, backend="eager")
+    first = {n: x[:, :3] if n in TOKENS else x for n, x in problem.items()}
+    _, state = OPS[op](**first, mini_batch_size=SIZE, return_state=True)
+    wanted = OPS[op](**problem, mini_batch_size=SIZE)
+    for own in (state, state._replace(position=torch.tensor([3, 3]))):
+        for token in range(3, 6):
+            part = {n: x[:, token : token + 1] if n in TOKENS else x for n, x in problem.items()}
+            o, own = step(**part, mini_batch_size=SIZE, state=own, return_state=True)
+            assert_close(o, wanted[:, token : token + 1], 1e-5)
