@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision_ttt.ops import gated_norm
@@ -15,10 +16,19 @@ class GatedNorm(nn.Module):
         dim: D, channels of each direction.
         directions: R.
         eps: added to the variances.
+        approximate: of GELU, as PyTorch has it: "none", or "tanh" as in the TTT language models.
+
+    Raises:
+        ValueError: ``approximate`` is neither.
     """
 
-    def __init__(self, dim: int, directions: int, eps: float = 1e-6) -> None:
+    def __init__(
+        self, dim: int, directions: int, eps: float = 1e-6, approximate: str = "none"
+    ) -> None:
+        if approximate not in ("none", "tanh"):
+            raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
         super().__init__()
+        self.approximate = approximate
         self.weight = nn.Parameter(torch.ones(directions, dim))
         self.bias = nn.Parameter(torch.zeros(directions, dim))
         self.eps = eps
@@ -29,8 +39,12 @@ class GatedNorm(nn.Module):
 
     def forward(self, z: Tensor, gate: Tensor | None = None) -> Tensor:
         """Merge z [B, T, R · D] under the gate's logits [B, T, D] into [B, T, D]."""
-        return gated_norm(z, gate, self.weight, self.bias, self.eps)
+        if gate is None or self.approximate == "none":
+            return gated_norm(z, gate, self.weight, self.bias, self.eps)
+        total = gated_norm(z, None, self.weight, self.bias, self.eps)
+        return F.gelu(gate, approximate=self.approximate) * total
 
     def extra_repr(self) -> str:
         directions, dim = self.weight.shape
-        return f"dim={dim}, directions={directions}, eps={self.eps}"
+        told = f"dim={dim}, directions={directions}, eps={self.eps}"
+        return told if self.approximate == "none" else f"{told}, approximate={self.approximate}"
