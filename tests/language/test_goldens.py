@@ -66,6 +66,7 @@ def test_prefill_state_and_greedy_tokens(name):
     generated = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
+        use_cache=True,
         max_new_tokens=20,
         do_sample=False,
         eos_token_id=None,

@@ -103,14 +103,17 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         cache_params: TTTCache | None = None,
         attention_mask: Tensor | None = None,
         is_first_iteration: bool | None = False,
+        use_cache: bool | None = None,
         **others: Any,
     ) -> dict[str, Any]:
         """The arguments of the next call while ``generate`` runs.
 
         Raises:
-            ValueError: the cache has seen all tokens that are given.
+            ValueError: the cache has seen all tokens that are given, or ``use_cache`` is False.
         """
         if cache_params is not None:
+            if not use_cache:
+                raise ValueError("generate goes on from cache_params with use_cache=True only")
             if is_first_iteration:
                 next_sequence_length = input_ids.shape[1] - cache_params.length
                 if next_sequence_length < 1:
@@ -126,6 +129,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
             attention_mask=attention_mask,
             is_first_iteration=is_first_iteration,
             cache_params=cache_params,
+            use_cache=use_cache,
             **others,
         )
 

@@ -29,8 +29,9 @@ _POSITIVE = ("rms_norm_eps", "rope_theta", "ttt_base_lr", "initializer_range")
 class TTTConfig(PreTrainedConfig):
     """Sizes and options of :class:`vision_ttt.language.TTTForCausalLM`, under the released names.
 
-    The defaults are the released ones, those of 1.3B parameters with the Transformer backbone;
-    :meth:`of_size` has the others. ``TTTConfig(**keys)`` takes the keys of a released config.json.
+    The defaults are the released ones, those of 1.3B parameters with the Transformer backbone, but
+    for ``use_cache``; :meth:`of_size` has the other sizes. ``TTTConfig(**keys)`` takes the keys of
+    a released config.json.
 
     Args:
         vocab_size: of the tokenizer.
@@ -50,7 +51,8 @@ class TTTConfig(PreTrainedConfig):
         conv_kernel: taps of the convolutions.
         hidden_act: "silu", the MLPs' activation.
         initializer_range: standard deviation of the initial matrices and embeddings.
-        use_cache: whether a call outside of training returns its cache, unless it says itself.
+        use_cache: whether ``generate``, and a call outside of training, keep a cache unless they
+            are told. False, as some releases have it, makes ``generate`` run every token anew.
         max_position_embeddings: tokens of the sequences trained on. Nothing depends on it.
         pretraining_tp: 1. The release computes MLPs in slices for other values.
         scan_checkpoint_group_size: of no effect: how much is kept for the backward pass is decided
@@ -84,7 +86,7 @@ class TTTConfig(PreTrainedConfig):
     conv_kernel: int = 4
     hidden_act: str = "silu"
     initializer_range: float = 0.02
-    use_cache: bool = False
+    use_cache: bool = True
     max_position_embeddings: int = 2048
     pretraining_tp: int = 1
     scan_checkpoint_group_size: int = 0

@@ -67,7 +67,6 @@ class TTTModel(TTTPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(TTTBlock(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.gradient_checkpointing = False
         self.post_init()
 
     def forward(
@@ -131,8 +130,11 @@ class TTTModel(TTTPreTrainedModel):
         if x.shape[1] == 0:
             raise ValueError(f"at least one token is needed, got tokens {list(x.shape[:2])}")
         # Reentrant checkpointing would not differentiate states, and nothing would say so.
-        if self.training and self.is_gradient_checkpointing and (use_cache or cache.blocks):
+        if self.training and self._checkpoints() and (use_cache or cache.blocks):
             raise ValueError("gradient checkpointing keeps no cache: use_cache must be False")
+
+    def _checkpoints(self) -> bool:
+        return any(block.gradient_checkpointing for block in self.layers)
 
     def _groups(
         self, mask: Tensor | None, x: Tensor, cache: TTTCache, return_state: bool
