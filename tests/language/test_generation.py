@@ -5,6 +5,8 @@ import torch
 from transformers import TextStreamer
 
 from language_models import MAMBA, small_model
+from tolerances import assert_close
+from vision_ttt import for_inference
 
 KINDS = {
     "linear mamba": MAMBA,
@@ -102,3 +104,12 @@ def test_streaming(model, capsys):
     ids = tokens(1, 6)
     generated = generate(model, ids, streamer=TextStreamer(Letters()))
     assert capsys.readouterr().out == Letters().decode(generated[0]) + "\n"
+
+
+def test_packed_for_inference(model):
+    """Its linear layers; the rest stays as it is."""
+    ids = tokens(2, 6)
+    fast = for_inference(model)
+    with torch.no_grad():
+        assert_close(fast(ids).logits, model(ids).logits, 1e-5)
+    assert torch.equal(generate(fast, ids), greedy(model, ids))

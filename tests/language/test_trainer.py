@@ -1,5 +1,6 @@
 """transformers' Trainer."""
 
+import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
@@ -7,6 +8,7 @@ from language_models import MAMBA, small_config
 from vision_ttt.language import TTTForCausalLM
 
 
+@pytest.mark.filterwarnings("ignore:.*checkpointing.* is deprecated:FutureWarning")
 def test_twenty_steps_lower_the_loss(tmp_path):
     torch.manual_seed(0)
     model = TTTForCausalLM(small_config(**MAMBA))
@@ -23,7 +25,7 @@ def test_twenty_steps_lower_the_loss(tmp_path):
         use_cpu=True,
         save_strategy="no",
         disable_tqdm=True,
-        activation_checkpointing=True,
+        gradient_checkpointing=True,
     )
     trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
     trainer.train()

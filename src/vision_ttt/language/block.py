@@ -15,6 +15,7 @@ from vision_ttt.layers import (
     MiniBatchRotary,
     MLPLearner,
     SwiGLU,
+    TanhGatedNorm,
     TTTLayer,
     TTTLayerState,
 )
@@ -63,7 +64,7 @@ class TTTBlock(GradientCheckpointingLayer):
             share_qk=config.share_qk,
             conv_kernel_size=config.conv_kernel if config.share_qk else 0,
             gate=config.use_gate,
-            gate_approximation="tanh",
+            merge=TanhGatedNorm,
             base_learning_rate=config.ttt_base_lr,
             rotary=MiniBatchRotary(dim // heads, config.mini_batch_size, config.rope_theta),
         )

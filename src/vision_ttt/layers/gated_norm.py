@@ -16,19 +16,10 @@ class GatedNorm(nn.Module):
         dim: D, channels of each direction.
         directions: R.
         eps: added to the variances.
-        approximate: of GELU, as PyTorch has it: "none", or "tanh" as in the TTT language models.
-
-    Raises:
-        ValueError: ``approximate`` is neither.
     """
 
-    def __init__(
-        self, dim: int, directions: int, eps: float = 1e-6, approximate: str = "none"
-    ) -> None:
-        if approximate not in ("none", "tanh"):
-            raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    def __init__(self, dim: int, directions: int, eps: float = 1e-6) -> None:
         super().__init__()
-        self.approximate = approximate
         self.weight = nn.Parameter(torch.ones(directions, dim))
         self.bias = nn.Parameter(torch.zeros(directions, dim))
         self.eps = eps
@@ -39,12 +30,17 @@ class GatedNorm(nn.Module):
 
     def forward(self, z: Tensor, gate: Tensor | None = None) -> Tensor:
         """Merge z [B, T, R · D] under the gate's logits [B, T, D] into [B, T, D]."""
-        if gate is None or self.approximate == "none":
-            return gated_norm(z, gate, self.weight, self.bias, self.eps)
-        total = gated_norm(z, None, self.weight, self.bias, self.eps)
-        return F.gelu(gate, approximate=self.approximate) * total
+        return gated_norm(z, gate, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         directions, dim = self.weight.shape
-        told = f"dim={dim}, directions={directions}, eps={self.eps}"
-        return told if self.approximate == "none" else f"{told}, approximate={self.approximate}"
+        return f"dim={dim}, directions={directions}, eps={self.eps}"
+
+
+class TanhGatedNorm(GatedNorm):
+    """:class:`GatedNorm` with GELU's tanh approximation, the TTT language models'."""
+
+    def forward(self, z: Tensor, gate: Tensor | None = None) -> Tensor:
+        """As :class:`GatedNorm`."""
+        total = super().forward(z)
+        return total if gate is None else F.gelu(gate, approximate="tanh") * total
