@@ -7,7 +7,7 @@ from vision_ttt.layers.dit3 import AdaptiveNorm, DiT3Block, DiT3Head
 from vision_ttt.layers.extra_tokens import ExtraTokens
 from vision_ttt.layers.functional_learner import FunctionalLearner
 from vision_ttt.layers.fusable import unfuse
-from vision_ttt.layers.gated_norm import GatedNorm
+from vision_ttt.layers.gated_norm import GatedNorm, TanhGatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.mamba import BidirectionalMamba, MambaBlock
@@ -41,6 +41,7 @@ __all__ = [
     "DirectionalConv1d",
     "ExtraTokens",
     "GatedNorm",
+    "TanhGatedNorm",
     "SwiGLU",
     "ViT3Block",
     "ViT3TTT",
