@@ -136,7 +136,7 @@ def part_arguments(s: Sizes, *state: tuple[int, ...]) -> list[Any]:
     views = [x[:, :length].contiguous() for x in tensors[:4]]
     return [
         *(*views, *states[: len(state)], *tensors[-3:], *states[len(state) :]),
-        *(positions, position, size, eps, s.batch > 1),
+        *(positions, position, size, eps),
     ]
 
 
@@ -413,7 +413,11 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
         (ttt_mlp_part, ((s.dim, h), (h,), (h, s.dim), (s.dim,))),
     ):
         calls[f"{part.op.name}_part"] = partial(
-            lambda part, state: Call(part.custom_op, part_arguments(s, *state), part.definition),
+            lambda part, state: Call(
+                lambda *a: part.custom_op(*a, s.batch > 1),
+                part_arguments(s, *state),
+                lambda *a: part.definition(*a, s.batch > 1),
+            ),
             *(part, state),
         )
     calls |= {
