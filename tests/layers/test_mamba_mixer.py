@@ -95,6 +95,8 @@ def test_a_saved_state_goes_on(tmp_path):
     _, state = layer(x[:, :7], return_state=True)
     assert [*state.conv.shape] == [2, 3, 2 * DIM]
     assert [*state.scan.shape] == [2, 2 * DIM, 16]
+    for each in state:  # as large as the numbers, not as the sequence
+        assert each.untyped_storage().nbytes() == each.nbytes
     save_file(state.tensors(), tmp_path / "state.safetensors")
     loaded = states.from_tensors(MambaState, load_file(tmp_path / "state.safetensors"))
     assert_close(layer(x[:, 7:], loaded), wanted[:, 7:], 1e-5)
