@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._backend import AUTO
-from vision_ttt.ops._op import Op
+from vision_ttt.ops._op import Op, autocast_kind
 
 if TYPE_CHECKING:
     from vision_ttt.ops._learner_part import LearnerPart
@@ -101,7 +101,7 @@ def run_learner(
     # A backend that cannot serve is refused, complete mini-batches or not.
     may_use_kernels = op.choose(inputs, backend) in (AUTO, "cpu")
     opened = None if state is None else _opened(op.name, state, kind, inputs, names)
-    if op.autocast and torch.is_autocast_enabled(inputs.q.device.type):
+    if op.autocast and torch.is_autocast_enabled(autocast_kind(inputs.q)):
         inputs = op.cast(inputs)
     parts = Parts(op, inputs, names, part.mini_batch, backend)
     state_tensors = () if opened is None else (*opened.start, *opened.sums)
@@ -236,7 +236,7 @@ class Parts:
             p = self.scale[:, position].transpose(0, 1)[:, :, None, None]  # [B, H or 1, 1, 1]
         else:
             p = self.scale[:, position : position + n].unsqueeze(-1)  # [H or 1, n, 1]
-        with torch.autocast(inputs.q.device.type, enabled=False):
+        with torch.autocast(autocast_kind(inputs.q), enabled=False):
             o, sums = self.mini_batch(Part(*tokens, p), opened.start, opened.sums, inputs)
         opened = self._close(Opened(opened.start, sums, position + n))
         return o.transpose(1, 2).to(inputs.q.dtype), opened
