@@ -310,9 +310,10 @@ def _step(
 
 @functools.cache
 def multiply_adds(name: str, sizes: tuple[tuple[str, int], ...], measured: str, tokens: int) -> int:
-    """Count the multiply-adds of one sequence's forward pass on the meta device.
+    """The multiply-adds of one sequence's forward pass; of decode, of one token after so many.
 
-    Of decode: of one token after so many.
+    Counted on the meta device, the ops by their formulas, whichever backend a contender runs. Of
+    attention the pairs of a token and one up to it count, which is what its fused kernel computes.
 
     Args:
         name: of a model.
@@ -324,6 +325,8 @@ def multiply_adds(name: str, sizes: tuple[tuple[str, int], ...], measured: str, 
     with torch.device("meta"):
         model = contender.build(TTTConfig(**dict(sizes))).eval()
         ids = torch.zeros(1, tokens, dtype=torch.int64)
+    if name == "llama":
+        return _llama_multiply_adds(model, measured, tokens)
     counter = FlopCounterMode(display=False)
     with torch.inference_mode(), use_backend(None):
         if measured == STEP:
@@ -337,3 +340,14 @@ def multiply_adds(name: str, sizes: tuple[tuple[str, int], ...], measured: str, 
             with counter:
                 contender.read(model, ids[:, :1], cache)
     return counter.get_total_flops() // 2
+
+
+def _llama_multiply_adds(model: nn.Module, measured: str, tokens: int) -> int:
+    """As :func:`multiply_adds`: transformers reads tokens' numbers, which meta tensors lack."""
+    linear = sum(x.weight.numel() for x in model.modules() if isinstance(x, nn.Linear))
+    head = model.lm_head.weight.numel()
+    run = 1 if measured == DECODE else tokens
+    predicted = tokens if measured == STEP else 1
+    pairs = tokens + 1 if measured == DECODE else tokens * (tokens + 1) // 2
+    attention = 2 * pairs * model.config.hidden_size * model.config.num_hidden_layers
+    return run * (linear - head) + predicted * head + attention
