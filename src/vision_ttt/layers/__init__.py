@@ -11,6 +11,7 @@ from vision_ttt.layers.gated_norm import GatedNorm, TanhGatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.mamba import BidirectionalMamba, MambaBlock
+from vision_ttt.layers.mamba_mixer import Mamba, MambaState
 from vision_ttt.layers.mlp import ConvMlp, Mlp
 from vision_ttt.layers.mlp_learner import MLPLearner
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
@@ -46,6 +47,8 @@ __all__ = [
     "ViT3Block",
     "ViT3TTT",
     "BidirectionalMamba",
+    "Mamba",
+    "MambaState",
     "MambaBlock",
     "DiT3Block",
     "DiT3Head",
