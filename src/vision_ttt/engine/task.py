@@ -77,6 +77,10 @@ class Report:
     """Name → other files that were written."""
     next_command: str = ""
     """What one would do next; "" for nothing."""
+    tables: Sequence[Any] = ()
+    """Of the page, `vision_ttt.explain.report.PageTable`s."""
+    texts: Sequence[Any] = ()
+    """Of the page, `vision_ttt.explain.report.Text`s."""
 
 
 class Predictor(Protocol):
@@ -144,6 +148,14 @@ class Task(ABC):
             ConfigError: there is no such model, or it does not accept the arguments.
         """
         return build_model(name, arguments)
+
+    def checkpoint_gradients(self, model: nn.Module) -> None:
+        """Let a model recompute activations in the backward pass; by default as timm's models do.
+
+        Raises:
+            AttributeError, AssertionError: the model cannot.
+        """
+        model.set_grad_checkpointing(True)
 
     def start_from(
         self, path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]
