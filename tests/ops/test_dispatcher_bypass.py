@@ -109,8 +109,8 @@ def test_tracers_hear_the_call():
 
 @pytest.mark.parametrize("name", ["ttt_linear", "ttt_mlp"])
 def test_a_state_that_nobody_asks_for_is_not_made(name):
-    q, k, v = torch.randn(3, 2, 20, 2, 16).unbind()
-    eta = torch.rand(2, 20, 2) / 16
+    q, k, v = torch.randn(3, 2, 32, 2, 16).unbind()
+    eta = torch.rand(2, 32, 2) / 16
     hidden = 64
     state = {
         "ttt_linear": [(2, 16, 16), (2, 16)],

@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from vision_ttt.tasks.images.pictures import palette, with_legend
+from vision_ttt.tasks.segmentation.pictures import class_colours
 
 
 def test_colours_differ_and_stay_when_classes_are_added() -> None:
@@ -40,3 +41,10 @@ def test_a_legend_of_many_entries_has_several_columns() -> None:
     many = with_legend(Image.new("L", (40, 40)), list(zip(names, palette(30), strict=True)))
     assert many.height == few.height  # rows are filled before a column is added
     assert many.width - 40 > 3 * (few.width - 40)
+
+
+def test_the_background_is_grey_and_the_others_keep_their_colours():
+    colours = class_colours(["disc", "background", "ring"])
+    assert colours[1] == (128, 128, 128)
+    assert [colours[0], colours[2]] == [palette(3)[0], palette(3)[2]]
+    assert class_colours([]) == []

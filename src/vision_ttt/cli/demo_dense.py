@@ -36,7 +36,8 @@ from vision_ttt.sweeps.scene_results import (
 )
 from vision_ttt.sweeps.scene_tables import by_class, compare, describe_scene_runs, learning_curves
 from vision_ttt.sweeps.scenes import GOALS
-from vision_ttt.tasks.images.pictures import palette, with_legend
+from vision_ttt.tasks.images.pictures import with_legend
+from vision_ttt.tasks.segmentation.pictures import class_colours
 
 _LOGGER = logging.getLogger(__name__)
 _SHEET = "sheet.png"
@@ -97,7 +98,7 @@ def _render(output: Path, settings: SceneSettings) -> None:
             output / "scenes", settings, lambda scenes: bar.update(shown, completed=scenes)
         )
     if not (output / _SHEET).exists():
-        colours = palette(len(ADE_CLASSES))
+        colours = class_colours(ADE_CLASSES)
         sheet = contact_sheet(settings.seed, "train", settings.side, [_UNLABELLED, *colours])
         entries = list(zip(ADE_CLASSES, colours, strict=True))
         with atomic_file(output / _SHEET) as file:

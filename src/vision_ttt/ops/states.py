@@ -63,7 +63,7 @@ def tensors(state: Any) -> dict[str, Tensor]:
         if isinstance(value, Tensor):
             named[name] = value.detach().clone(memory_format=torch.contiguous_format)
         elif isinstance(value, int):
-            named[name] = torch.tensor(value)
+            named[name] = torch.tensor(value, dtype=torch.int64, device="cpu")
         elif value is not None:
             named.update({f"{name}.{inner}": x for inner, x in tensors(value).items()})
     return named

@@ -79,7 +79,7 @@ def test_flash_linear_attention(backend):
     for start in range(0, x["q"].shape[1], size):
         part = slice(start, start + size)
         scale = x["eta"][0, part, :, 0].T.contiguous()  # [H, b]
-        o, state = ttt_linear(
+        o, (*state, _, _, _, _, _) = ttt_linear(
             *(x[key][:, part] for key in "qkv"),
             torch.ones(x["eta"][:, part, :, 0].shape),
             *state,

@@ -8,9 +8,17 @@ import numpy as np
 from PIL import Image
 
 from vision_ttt.data.mask_folders import IGNORED
-from vision_ttt.tasks.images.pictures import Colour
+from vision_ttt.tasks.images.pictures import Colour, palette
 
+_BACKGROUND = "background"
+_GREY: Colour = (128, 128, 128)  # no colour of a palette
 _STRENGTH = 0.6  # of the colours over an image
+
+
+def class_colours(classes: Sequence[str]) -> list[Colour]:
+    """Return a colour for each class; grey for the background, before which the others show."""
+    colours = zip(classes, palette(len(classes)), strict=True)
+    return [_GREY if name == _BACKGROUND else colour for name, colour in colours]
 
 
 def coloured(labels: np.ndarray, colours: Sequence[Colour]) -> Image.Image:

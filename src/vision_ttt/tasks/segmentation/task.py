@@ -26,10 +26,10 @@ from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.extras import require
 from vision_ttt.tasks.dense.task import DenseTask, input_statistics
-from vision_ttt.tasks.images.pictures import palette
 from vision_ttt.tasks.segmentation.config import SegmentationData
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, evaluate
 from vision_ttt.tasks.segmentation.metadata import INPUT
+from vision_ttt.tasks.segmentation.pictures import class_colours
 from vision_ttt.tasks.segmentation.transforms import LabelledTensors, TestTransform, TrainTransform
 from vision_ttt.tasks.segmentation.views import TestView
 
@@ -69,7 +69,7 @@ class Segmentation(DenseTask):
         self._classes, self.train, self.test = open_splits(config.data)
         self.precision = config.machine.precision
         self.auxiliary_weight = config.task.auxiliary_weight
-        self.palette = palette(len(self._classes))
+        self.palette = class_colours(self._classes)
 
     @property
     def classes(self) -> tuple[str, ...]:
