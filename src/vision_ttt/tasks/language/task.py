@@ -69,7 +69,9 @@ class Language(Task):
         """Switch transformers' gradient checkpointing on."""
         if not model.supports_gradient_checkpointing:
             raise AttributeError("gradient checkpointing is not supported")
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        # Its later name, where transformers has it.
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
     def prepare(self, model: nn.Module) -> None:
         """Read and pack the documents.
