@@ -219,6 +219,14 @@ class Task(ABC):
         """Return inputs of the model on which the inner loss is watched; None: it is not."""
         return None
 
+    def example(self) -> Tensor:
+        """Return an input of the model, [1, …], by which its cost is counted.
+
+        Raises:
+            NotImplementedError: the task has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} makes no example of its model's input")
+
     @abstractmethod
     def carried(self) -> dict[str, Any]:
         """Return what the task's checkpoints carry beside the model: JSON-able."""

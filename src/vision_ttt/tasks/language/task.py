@@ -130,6 +130,10 @@ class Language(Task):
             between=between,
         )
 
+    def example(self) -> Tensor:
+        """Return a sequence."""
+        return torch.full((1, self.context), self.tokenizer.end)
+
     def carried(self) -> dict[str, Any]:
         """Return the tokenizer's name, the size of its vocabulary, and the context."""
         return {
