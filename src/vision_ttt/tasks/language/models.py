@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import nearest
+from vision_ttt.models.weight_decay import undecayed_parameters
 
 OWN = "ttt"
 """The model type of `vision_ttt.language`."""
@@ -40,13 +42,22 @@ def build_language_model(name: str, arguments: Mapping[str, Any]) -> PreTrainedM
                 f"model {name} has no argument {key!r}; nearest: {nearest(key, accepted)}"
             )
     try:
-        return AutoModelForCausalLM.from_config(config_class(**arguments))
+        model = AutoModelForCausalLM.from_config(config_class(**arguments))
     # Configs and constructors of transformers' many models raise anything.
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise ConfigError(
             f"model {name} cannot be built with {dict(arguments)}: {reason}"
         ) from error
+    # By this name timm's optimisers ask for it; models of transformers do not have it.
+    model.no_weight_decay = functools.partial(undecayed, model)
+    return model
+
+
+def undecayed(model: PreTrainedModel) -> set[str]:
+    """Names of the matrices without weight decay: inner learners' states, Mamba's log(-A)."""
+    rates = {name for name, _ in model.named_parameters() if name.endswith(".A_log")}
+    return undecayed_parameters(model) | rates
 
 
 def config_keys(name: str) -> set[str]:
