@@ -14,7 +14,7 @@ TITLES = {
     "design-space-digits": "Ways of inner training, on handwritten digits",
     "registers-digits": "Registers of Mamba-Reg: accuracy and token norms, on handwritten digits",
     "backbones-digits": "Backbones of equal size, for equal epochs and time, on handwritten digits",
-    "text-contexts": "Language models of equal size, for equal tokens, by context, on Python sources",
+    "text-contexts": "Language models of equal size and tokens, by context, on Python sources",
 }
 """What the packaged sweeps are, without importing their models."""
 

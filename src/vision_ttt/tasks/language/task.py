@@ -152,15 +152,16 @@ class Language(Task):
         return told
 
     def figures(self, evaluation: LanguageEvaluation) -> dict[str, Any]:
-        """Return the metrics, and the loss by position."""
-        return {**evaluation.metrics, "by_position": evaluation.by_octave()}
+        """Return the metrics, the number of tokens, and the loss by position."""
+        tokens = int(evaluation.counts.sum())
+        return {**evaluation.metrics, "tokens": tokens, "by_position": evaluation.by_octave()}
 
     def table(self, title: str, figures: Mapping[str, Any]) -> Table:
         """Return the metrics, and a line for each octave of positions."""
         table = Table(title=title, show_header=False)
         for name, value in figures.items():
             if name != "by_position":
-                table.add_row(name, f"{value:.6g}")
+                table.add_row(name, f"{value:,}" if name == "tokens" else f"{value:.6g}")
         for row in figures["by_position"]:
             table.add_row(
                 f"perplexity at positions {row['first']:,} to {row['last']:,}",
