@@ -30,14 +30,16 @@ def _in_two(command: list[str], folder: Path) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("sharding", ["replicated", "sharded"])
 def test_two_processes_train_what_one_does(tmp_path: Path, sharding: str) -> None:
+    folder = tmp_path / "documents"
+    folder.mkdir()
     for number in range(8):
         text = f"document {number} has its own words; " * (3 + 2 * number)
-        (tmp_path / f"{number}.txt").write_text(text)
-    (tmp_path / "8.txt").write_bytes(b"\xff")
+        (folder / f"{number}.txt").write_text(text)
+    (folder / "8.txt").write_bytes(b"\xff")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     fields = {
         "task": "language",
-        "dataset": str(tmp_path),
+        "dataset": str(folder),
         "context": 64,
         "test_share": 0.4,
         "skip_bad": True,
@@ -51,7 +53,7 @@ def test_two_processes_train_what_one_does(tmp_path: Path, sharding: str) -> Non
         "output": str(tmp_path / "one"),
     }
     one = train(resolve(fields))
-    assert len(one.task.test_set) % 2 or len(one.task.test_set) > 2
+    assert len(one.task.test_set) % 2  # one process has a sequence that the other has, too
     recipe = tmp_path / "recipe.yaml"
     config = resolve({**fields, "sharding": sharding, "output": str(tmp_path / "two")})
     recipe.write_text(json.dumps(config.as_dict()))
