@@ -17,7 +17,8 @@ from vision_ttt.tasks.images.models import model_arguments
 
 ABLATION, DESIGN_SPACE = SWEEPS["ablation-digits"], SWEEPS["design-space-digits"]
 BACKBONES, REGISTERS = SWEEPS["backbones-digits"], SWEEPS["registers-digits"]
-EVERY_ROW = [(sweep, row.name) for sweep in SWEEPS.values() for row in sweep.rows]
+IMAGES = [sweep for sweep in SWEEPS.values() if sweep.unit == "images"]
+EVERY_ROW = [(sweep, row.name) for sweep in IMAGES for row in sweep.rows]
 
 
 def build(config: TrainConfig) -> torch.nn.Module:

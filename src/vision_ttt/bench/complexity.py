@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vision_ttt.layers import TTTLinear
@@ -17,7 +17,6 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@torch.no_grad()
 def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
     """Multiply-adds of one forward pass on an input [1, *input_size].
 
@@ -31,10 +30,16 @@ def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
     """
     parameter = next(model.parameters())
     image = torch.zeros(1, *input_size, device=parameter.device, dtype=parameter.dtype)
-    # The TTT ops' formulas belong to the custom ops, which the reference backend does not call.
-    counter = FlopCounterMode(display=False)
     # A model with more inputs than an image has a method that makes examples of them.
     inputs = model.example_inputs(image) if hasattr(model, "example_inputs") else (image,)
+    return macs_of_pass(model, *inputs)
+
+
+@torch.no_grad()
+def macs_of_pass(model: nn.Module, *inputs: Tensor) -> int:
+    """Multiply-adds of one forward pass on `inputs`, counted as :func:`count_macs` does."""
+    # The TTT ops' formulas belong to the custom ops, which the reference backend does not call.
+    counter = FlopCounterMode(display=False)
     with evaluation_mode(model), use_backend(None), counter:
         model(*inputs)
     return counter.get_total_flops() // 2

@@ -41,6 +41,7 @@ COMMANDS = {
     "eval": Command("vision_ttt.cli.evaluate", "measure a checkpoint on a dataset"),
     "predict": Command("vision_ttt.cli.predict", "name what is on images, with probabilities"),
     "sample": Command("vision_ttt.cli.sample", "generate images with a diffusion model"),
+    "generate": Command("vision_ttt.cli.generate", "continue a text with a language model"),
     "models": Command("vision_ttt.cli.models", "list the models with parameters and MACs"),
     "convert": Command(
         "vision_ttt.cli.convert", "make a checkpoint of an author's released weights"

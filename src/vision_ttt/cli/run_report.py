@@ -45,7 +45,10 @@ def write_page(result: TrainResult, own: Report) -> Path:
     }
     configuration = (result.run_dir / "config.yaml").read_text(encoding="utf-8")
     page = result.run_dir / "report.html"
-    write_text(page, render_report(_title(metrics), summary, list(own.sections), configuration))
+    content = render_report(
+        _title(metrics), summary, list(own.sections), configuration, own.tables, own.texts
+    )
+    write_text(page, content)
     return page
 
 

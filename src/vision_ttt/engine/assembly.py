@@ -147,7 +147,7 @@ def _build(
         start = task.start_from(Path(own.initial_weights), model, own.name, model_args)
     if config.machine.gradient_checkpointing:
         try:
-            model.set_grad_checkpointing(True)
+            task.checkpoint_gradients(model)
         except (AttributeError, AssertionError) as error:  # timm's models say so by either
             raise ConfigError(f"gradient_checkpointing: {own.name} has none") from error
     if config.optimisation.layer_decay is not None and not hasattr(model, "group_matcher"):

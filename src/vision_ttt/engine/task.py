@@ -77,6 +77,10 @@ class Report:
     """Name → other files that were written."""
     next_command: str = ""
     """What one would do next; "" for nothing."""
+    tables: Sequence[Any] = ()
+    """Of the page, `vision_ttt.explain.report.PageTable`s."""
+    texts: Sequence[Any] = ()
+    """Of the page, `vision_ttt.explain.report.Text`s."""
 
 
 class Predictor(Protocol):
@@ -145,6 +149,14 @@ class Task(ABC):
         """
         return build_model(name, arguments)
 
+    def checkpoint_gradients(self, model: nn.Module) -> None:
+        """Let a model recompute activations in the backward pass; by default as timm's models do.
+
+        Raises:
+            AttributeError, AssertionError: the model cannot.
+        """
+        model.set_grad_checkpointing(True)
+
     def start_from(
         self, path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]
     ) -> str:
@@ -206,6 +218,14 @@ class Task(ABC):
     def watched(self) -> Tensor | None:
         """Return inputs of the model on which the inner loss is watched; None: it is not."""
         return None
+
+    def example(self) -> Tensor:
+        """Return an input of the model, [1, …], by which its cost is counted.
+
+        Raises:
+            NotImplementedError: the task has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} makes no example of its model's input")
 
     @abstractmethod
     def carried(self) -> dict[str, Any]:

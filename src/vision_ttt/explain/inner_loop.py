@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.layers import TTTLinear
+from vision_ttt.layers import LinearLearner, TTTLayer
 from vision_ttt.models.evaluation_mode import evaluation_mode
 from vision_ttt.ops.ttt_linear import InnerTrace, ttt_linear_trace
 
@@ -18,17 +18,22 @@ Result = TypeVar("Result")
 
 
 def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
-    """Trace every :class:`vision_ttt.layers.TTTLinear` of ``model`` on ``images``.
+    """Trace every TTT layer of linear inner models of ``model`` on ``images``.
 
     Args:
-        model: any model with TTT layers. It is not modified.
-        images: the model's input, e.g. [B, C, H, W].
+        model: any model with :class:`vision_ttt.layers.TTTLinear` layers, or others of a
+            :class:`vision_ttt.layers.LinearLearner`. It is not modified.
+        images: the model's input, e.g. [B, C, H, W], or the tokens of a language model [B, T].
 
     Returns:
         Module name of each TTT layer → its :class:`InnerTrace`, in the order of the modules. For a
         layer that runs several times it is the last one. Empty for a model without TTT layers.
     """
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, TTTLinear)}
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, TTTLayer) and isinstance(layer.learner, LinearLearner)
+    }
     return examine(model, images, layers, lambda problem: ttt_linear_trace(**problem))
 
 
@@ -36,7 +41,7 @@ def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
 def examine(
     model: nn.Module,
     images: Tensor,
-    layers: Mapping[str, TTTLinear],
+    layers: Mapping[str, TTTLayer],
     look: Callable[[Problem], Result],
 ) -> dict[str, Result]:
     """Run ``model`` and call ``look`` with the inner problem of each of its ``layers``.
@@ -48,8 +53,9 @@ def examine(
     handles = []
     for name, layer in layers.items():
 
-        def record(layer: TTTLinear, inputs: tuple, keywords: dict, name: str = name) -> None:
-            results[name] = look(layer.inner_problem(*inputs, **keywords))
+        def record(layer: TTTLayer, inputs: tuple, keywords: dict, name: str = name) -> None:
+            x = inputs[0] if inputs else keywords["x"]  # beside it may be a state
+            results[name] = look(layer.inner_problem(x))
 
         handles.append(layer.register_forward_pre_hook(record, with_kwargs=True))
     if not handles:  # the model may need other inputs than images

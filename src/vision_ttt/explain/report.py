@@ -52,6 +52,15 @@ class PageTable:
     """Cells; the first column is text, the others are figures."""
 
 
+@dataclass(frozen=True)
+class Text:
+    """A text of the report, its spaces and line ends as they are, with its heading."""
+
+    heading: str
+    caption: str
+    text: str
+
+
 def png_bytes(figure: Figure, dots_per_inch: int = 130) -> bytes:
     """The figure as a PNG file's content."""
     buffer = io.BytesIO()
@@ -65,6 +74,7 @@ def render_report(
     sections: Sequence[Section | Picture],
     configuration: str,
     tables: Sequence[PageTable] = (),
+    texts: Sequence[Text] = (),
 ) -> str:
     """Render HTML that needs no other file, no network and no script.
 
@@ -76,6 +86,7 @@ def render_report(
         sections: figures, in this order.
         configuration: the run's configuration as text.
         tables: above the figures, in this order.
+        texts: below the figures, in this order.
     """
     template = importlib.resources.files("vision_ttt.explain").joinpath("report.html.jinja")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -93,6 +104,7 @@ def render_report(
         summary=summary,
         tables=tables,
         pictures=pictures,
+        texts=texts,
         configuration=configuration,
     )
 

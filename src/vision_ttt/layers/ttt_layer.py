@@ -148,6 +148,11 @@ class TTTLayer(nn.Module):
         views = q, k, v, eta, gate if self.widths["gate"] else None
         return (views, taps) if return_state else views
 
+    def inner_problem(self, x: Tensor) -> dict[str, Tensor | int | float]:
+        """The arguments of the inner learner's op for tokens x [B, T, D], of an `InnerLearner`."""
+        q, k, v, eta, _ = self.views(x)
+        return self.learner.problem(q, k, v, eta)
+
     def rates(self, logits: Tensor) -> Tensor:
         """η = η_base σ(logits) / d (TTT, Sec. 2.7)."""
         return torch.sigmoid(logits) * (self.base_learning_rate / self.head_dim)

@@ -73,11 +73,6 @@ class TTTLinear(TTTLayer, Fusable):
         if fused:
             self.fuse()
 
-    def inner_problem(self, x: Tensor) -> dict[str, Tensor | int]:
-        """The arguments of :func:`vision_ttt.ttt_linear` for tokens x [B, T, D]."""
-        q, k, v, eta, _ = self.views(x)
-        return self.learner.problem(q, k, v, eta)
-
     def forward(
         self, x: Tensor, state: TTTLayerState | None = None, return_state: bool = False
     ) -> Tensor | tuple[Tensor, TTTLayerState]:

@@ -68,11 +68,6 @@ class TTTMLP(TTTLayer):
         """η = warm-up · η_base σ(logits) / d."""
         return super().rates(logits) * self.warmup
 
-    def inner_problem(self, x: Tensor) -> dict[str, Tensor | int]:
-        """The arguments of :func:`vision_ttt.ops.ttt_mlp` for tokens x [B, T, D]."""
-        q, k, v, eta, _ = self.views(x)
-        return self.learner.problem(q, k, v, eta)
-
 
 @torch.no_grad()
 def warm_up_inner_rates(model: nn.Module, fraction: float) -> None:

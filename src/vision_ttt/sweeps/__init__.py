@@ -14,6 +14,7 @@ TITLES = {
     "design-space-digits": "Ways of inner training, on handwritten digits",
     "registers-digits": "Registers of Mamba-Reg: accuracy and token norms, on handwritten digits",
     "backbones-digits": "Backbones of equal size, for equal epochs and time, on handwritten digits",
+    "text-contexts": "Language models of equal size and tokens, by context, on Python sources",
 }
 """What the packaged sweeps are, without importing their models."""
 
@@ -22,6 +23,7 @@ _HOMES = {
     "design-space-digits": ("vision_ttt.sweeps.design_space", "DESIGN_SPACE_DIGITS"),
     "registers-digits": ("vision_ttt.sweeps.registers", "REGISTERS_DIGITS"),
     "backbones-digits": ("vision_ttt.sweeps.backbones", "BACKBONES_DIGITS"),
+    "text-contexts": ("vision_ttt.sweeps.text_contexts", "TEXT_CONTEXTS"),
 }
 
 

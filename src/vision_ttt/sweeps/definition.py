@@ -97,6 +97,10 @@ class Sweep:
     """That each row is trained with, unless others are asked for."""
     columns: tuple[Column, ...] = ()
     """Of the tables, beside loss and accuracy."""
+    unit: str = "images"
+    """What the task of the recipe counts, in the plural."""
+    losses: str = "train loss has label smoothing and augmentation"
+    """What a reader must know about the losses, beside that they are cross-entropies in nats."""
     examine: Callable[[TrainResult], Mapping[str, Any]] | None = None
     """What else is measured on each trained model, as JSON has it; becomes `Result.measures`. A
     function of a module, for each run has a process of its own."""

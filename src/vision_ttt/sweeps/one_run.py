@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from vision_ttt.bench.complexity import count_macs
+from vision_ttt.bench.complexity import macs_of_pass
 from vision_ttt.bench.machine import describe_run
 from vision_ttt.engine import TrainConfig, train
 from vision_ttt.engine.locks import alone_in
@@ -66,6 +66,7 @@ def _train(task: Task) -> Result:
     run = describe_run(task.command, device)  # of the source as it is when the run begins
     trained = train(config, resume="auto")
     last = trained.metrics["history"][-1]
+    place = next(trained.model.parameters()).device
     return Result(
         sweep=task.sweep,
         row=task.row,
@@ -73,10 +74,10 @@ def _train(task: Task) -> Result:
         model=config.model.name,
         model_args=json.dumps(config.model.arguments),
         epochs=last["epoch"],
-        train_images=trained.metrics["train_images"],
-        test_images=trained.metrics["test_images"],
+        train_images=trained.metrics[f"train_{trained.task.unit}"],
+        test_images=trained.metrics[f"test_{trained.task.unit}"],
         parameters=trained.metrics["parameters"],
-        macs=count_macs(trained.model, trained.task.input["input_size"]),
+        macs=macs_of_pass(trained.model, trained.task.example().to(place)),
         test_accuracy=last["test_accuracy"],
         test_loss=last["test_loss"],
         train_loss=last["train_loss"],

@@ -33,10 +33,12 @@ class Result:
     """JSON."""
     epochs: float
     train_images: int
+    """Training images; of a language model tokens."""
     test_images: int
+    """Test images; of a language model tokens."""
     parameters: int
     macs: int
-    """Multiply-adds of a forward pass on one image."""
+    """Multiply-adds of a forward pass on one image, or on one sequence of tokens."""
     test_accuracy: float
     """From 0 to 1, after the last epoch."""
     test_loss: float

@@ -101,8 +101,8 @@ def describe(sweep: Sweep, results: Sequence[Result]) -> str:
     started = sorted(result.run.started for result in results)
     parts = [
         f"`{run.command}`: mean ± sample standard deviation over seeds; {_range(epochs)} epochs of"
-        f" {results[0].train_images:,} training images; test loss is cross-entropy in nats on"
-        f" {results[0].test_images:,} test images, train loss has label smoothing and augmentation",
+        f" {results[0].train_images:,} training {sweep.unit}; test loss is cross-entropy in nats on"
+        f" {results[0].test_images:,} test {sweep.unit}, {sweep.losses}",
         *([f"published: the paper's own {sweep.published_unit}"] if sweep.published_unit else []),
         f"{run.device_name}, one thread a run",
         f"torch {run.torch}, timm {run.timm}, vision-ttt {run.vision_ttt}",

@@ -21,6 +21,7 @@ TASKS: dict[str, str | type[TaskSection]] = {
     "classification": "vision_ttt.tasks.classification.config:ClassificationSection",
     "detection": "vision_ttt.tasks.detection.config:DetectionSection",
     "diffusion": "vision_ttt.tasks.diffusion.config:DiffusionSection",
+    "language": "vision_ttt.tasks.language.config:LanguageSection",
     "segmentation": "vision_ttt.tasks.segmentation.config:SegmentationSection",
 }
 """Name of each task → its section of the config, as MODULE:CLASS where it is not imported yet."""

@@ -121,6 +121,10 @@ class ImageTask(Task):
         """Return test images [N, 3, H, W]."""
         return self._watched
 
+    def example(self) -> Tensor:
+        """Return a black image of the size that the model expects."""
+        return torch.zeros(1, *self.input["input_size"])
+
     def carried(self) -> dict[str, Any]:
         """Return the class names, and the input that the model expects."""
         return {"classes": list(self.classes), "input": self.input}

@@ -1,0 +1,54 @@
+"""`vision-ttt generate CHECKPOINT --prompt TEXT`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jsonargparse
+
+from vision_ttt.engine.parallel import make_accelerator
+from vision_ttt.errors import UserError
+from vision_ttt.extras import require
+from vision_ttt.tasks import load_model
+
+
+def run(arguments: jsonargparse.Namespace) -> int:
+    """Write the prompt and what the model adds to it, token by token."""
+    require("lm", "vision-ttt generate")
+    from vision_ttt.tasks.language.generation import generate
+    from vision_ttt.tasks.language.pretrained import load_pretrained
+    from vision_ttt.tasks.language.tokenizers import open_tokenizer
+
+    path = Path(arguments.checkpoint)
+    if path.is_dir():
+        model, named = load_pretrained(path), str(path)
+        if arguments.tokenizer is None and not any(path.glob("tokenizer*")):
+            raise UserError(f"{path} holds no tokenizer; name one by --tokenizer, such as bytes")
+    else:
+        model, metadata = load_model(path, task="language")
+        named = metadata.carried["tokenizer"]
+    tokenizer = open_tokenizer(named if arguments.tokenizer is None else arguments.tokenizer)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model"
+            f" {model.config.vocab_size}; it is not the one that the model was trained with"
+        )
+    _write(arguments.prompt)
+    generate(
+        model.to(make_accelerator().device),
+        tokenizer,
+        arguments.prompt,
+        max_new_tokens=arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        seed=arguments.seed,
+        show=_write,
+    )
+    _write("\n")
+    return 0
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

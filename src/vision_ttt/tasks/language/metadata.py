@@ -1,0 +1,68 @@
+"""What the checkpoints of language models carry, and opening their documents again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vision_ttt.data import DatasetError
+from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.engine.config import MachineSection, TaskSection, TrainConfig
+from vision_ttt.tasks.language.config import LONGEST_CONTEXT, LanguageData
+
+if TYPE_CHECKING:
+    from vision_ttt.tasks.language.task import Language
+
+
+def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
+    """Return what a checkpoint carries, checked: its tokenizer's name, the vocabulary's size, the
+    context.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is damaged.
+    """
+    told = metadata.carried
+    if not isinstance(told["tokenizer"], str):
+        raise TypeError("tokenizer is not a name")
+    if metadata.model_args["vocab_size"] != told["vocab_size"]:
+        raise ValueError("the number of tokens in the vocabulary does not fit")
+    if not (isinstance(told["context"], int) and 2 <= told["context"] <= LONGEST_CONTEXT):
+        raise ValueError(f"context {told['context']} is not from 2 to {LONGEST_CONTEXT}")
+    return told
+
+
+def reopen(
+    task: TaskSection,
+    metadata: ModelMetadata,
+    changes: Mapping[str, Any],
+    *,
+    part: str,
+    precision: str,
+    num_workers: int,
+) -> Language:
+    """Return the task of a checkpoint with its documents open, or with others.
+
+    Args:
+        task: its section.
+        changes: fields of `LanguageData` that replace the checkpoint's.
+        part: of the documents that becomes the test set: "test", "train" or "all".
+        precision, num_workers: as in the section `machine`.
+
+    Raises:
+        DatasetError: the checkpoint holds no dataset and none is given; a change is of no field.
+        ConfigError: the tokenizer is not there any more, or has another vocabulary.
+    """
+    told = check_carried(metadata)
+    fields = {**metadata.data, **changes}
+    if "dataset" not in fields:
+        raise DatasetError("the checkpoint does not name its documents; give --dataset")
+    if fields["dataset"] == "stdlib":  # whose files no pattern chooses
+        fields.pop("pattern", None)
+    try:
+        data = LanguageData(**{**fields, "tokenizer": told["tokenizer"]})
+    except TypeError as error:  # of another version, or a field that language does not have
+        raise DatasetError(f"the data of a language model: {error}") from error
+    machine = MachineSection(precision=precision, num_workers=num_workers)
+    opened = task.open(TrainConfig(task, data, machine=machine))
+    opened.show_to(metadata, part)
+    return opened

@@ -1,0 +1,48 @@
+"""Language models from folders that transformers wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from vision_ttt.engine.tensor_files import CheckpointError
+from vision_ttt.tasks.language.models import OWN
+
+
+def load_pretrained(folder: Path) -> PreTrainedModel:
+    """Return the causal language model of a folder, in evaluation mode.
+
+    Only safetensors are read, no pickle, and no code of the folder is run.
+
+    Raises:
+        CheckpointError: the folder is damaged, its model is not a causal one, or weights are
+            missing or left over.
+    """
+    try:
+        told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if told["model_type"] == OWN:
+            import vision_ttt.language  # noqa: F401  registers it with transformers
+        logging.disable_progress_bar()
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    # Configs and constructors of transformers' many models raise anything.
+    except Exception as error:
+        raise CheckpointError(
+            f"{folder} is no causal language model that transformers can read: {error}"
+        ) from error
+    wrong = {name: sorted(map(str, found[name])) for name in ("missing_keys", "unexpected_keys")}
+    for name, keys in wrong.items():
+        if keys:
+            raise CheckpointError(
+                f"the weights in {folder} do not fit its model: {name.replace('_', ' ')}"
+                f" {', '.join(keys[:6])}"
+            )
+    return model.eval()

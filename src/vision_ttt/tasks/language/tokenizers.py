@@ -1,0 +1,129 @@
+"""Between text and tokens: bytes, or a tokenizer of transformers."""
+
+from __future__ import annotations
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vision_ttt.engine.config import ConfigError
+
+BYTES = "bytes"
+"""Name of the tokenizer that needs no vocabulary."""
+
+
+class Tokenizer(ABC):
+    """Text as token ids below `vocab_size`, of which `end` ends a document and begins the next."""
+
+    vocab_size: int
+    end: int
+
+    @abstractmethod
+    def encode(self, text: str) -> np.ndarray:
+        """Return the tokens of a text [T], without `end`."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens; what is no UTF-8 is shown as U+FFFD, `end` as nothing."""
+
+    @abstractmethod
+    def stream(self) -> Callable[[int | None], str]:
+        """Return a function of one token after the other.
+
+        It returns the text that each adds, "" while a character is not whole yet; of None, at the
+        end, what is left.
+        """
+
+
+class ByteTokenizer(Tokenizer):
+    """Bytes of UTF-8 and 256, a document's end."""
+
+    vocab_size = 257
+    end = 256
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the bytes of a text."""
+        return np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of bytes."""
+        return bytes(token for token in tokens if token < self.end).decode("utf-8", "replace")
+
+    def stream(self) -> Callable[[int | None], str]:
+        """Return a decoder that waits for whole characters."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+        def text_of(token: int | None) -> str:
+            if token is None:
+                return decoder.decode(b"", final=True)
+            return decoder.decode(bytes([token])) if token < self.end else ""
+
+        return text_of
+
+
+class FolderTokenizer(Tokenizer):
+    """A tokenizer that transformers reads from a folder; its code, where it has any, is not run."""
+
+    def __init__(self, folder: str) -> None:
+        """Read it.
+
+        Raises:
+            ConfigError: the folder holds none, or it has no end-of-sequence token.
+        """
+        from transformers import AutoTokenizer
+
+        if not Path(folder).is_dir():
+            raise ConfigError(
+                f"tokenizer is {folder!r}; it must be {BYTES!r} or the folder of a tokenizer of"
+                " transformers"
+            )
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"tokenizer {folder} cannot be read: {error}") from error
+        if self._tokenizer.eos_token_id is None:
+            raise ConfigError(
+                f"tokenizer {folder} has no end-of-sequence token, which is to end documents"
+            )
+        self.vocab_size = len(self._tokenizer)
+        self.end = self._tokenizer.eos_token_id
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the tokens of a text, without special ones."""
+        # Documents are longer than what the tokenizer's own model takes at once; ours packs them.
+        tokens = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return np.asarray(tokens, dtype=np.int64)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        kept = [token for token in tokens if token != self.end]
+        return self._tokenizer.decode(kept, clean_up_tokenization_spaces=False)
+
+    def stream(self) -> Callable[[int | None], str]:
+        """Return a decoder of the tokens so far; what was returned before is left out."""
+        tokens: list[int] = []
+        shown = ""
+
+        def text_of(token: int | None) -> str:
+            nonlocal shown
+            if token is not None:
+                tokens.append(token)
+            text = self.decode(tokens)
+            if token is not None and text.endswith("\ufffd"):  # a part of a character
+                return ""
+            added, shown = text[len(shown) :], text
+            return added
+
+        return text_of
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer of a name: "bytes", or the folder of one of transformers.
+
+    Raises:
+        ConfigError: the folder holds none.
+    """
+    return ByteTokenizer() if name == BYTES else FolderTokenizer(name)
