@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from typing import Any, ClassVar
 
@@ -95,7 +96,7 @@ class TTTConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
 
     def __post_init__(self, **further: Any) -> None:
-        own = sorted(TTTConfig.__annotations__)
+        own = {field.name for field in dataclasses.fields(self)}
         for key in further:
             if close := difflib.get_close_matches(key, own, n=1, cutoff=0.85):
                 raise ValueError(f"TTTConfig has no {key}: is {close[0]} meant?")
@@ -162,7 +163,7 @@ class TTTConfig(PreTrainedConfig):
         ):
             if value not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {value!r}")
-        if unknown := sorted(others.keys() - TTTConfig.__annotations__.keys()):
+        if unknown := sorted(others.keys() - {field.name for field in dataclasses.fields(cls)}):
             raise TypeError(f"TTTConfig has no {', '.join(unknown)}")
         hidden, intermediate, layers, heads = _SIZES[size]
         options = dict.fromkeys(("use_gate", "share_qk", "pre_conv"), backbones[backbone])
