@@ -30,9 +30,8 @@ _POSITIVE = ("rms_norm_eps", "rope_theta", "ttt_base_lr", "initializer_range")
 class TTTConfig(PreTrainedConfig):
     """Sizes and options of :class:`vision_ttt.language.TTTForCausalLM`, under the released names.
 
-    The defaults are the released ones, those of 1.3B parameters with the Transformer backbone, but
-    for ``use_cache``; :meth:`of_size` has the other sizes. ``TTTConfig(**keys)`` takes the keys of
-    a released config.json.
+    The defaults are 1.3B parameters with the Transformer backbone; :meth:`of_size` has the other
+    sizes. ``TTTConfig(**keys)`` takes the keys of a released config.json.
 
     Args:
         vocab_size: of the tokenizer.
@@ -53,9 +52,9 @@ class TTTConfig(PreTrainedConfig):
         hidden_act: "silu", the MLPs' activation.
         initializer_range: standard deviation of the initial matrices and embeddings.
         use_cache: whether ``generate``, and a call outside of training, keep a cache unless they
-            are told. False, as some releases have it, makes ``generate`` run every token anew.
+            are told. False makes ``generate`` run every token anew for each new one.
         max_position_embeddings: tokens of the sequences trained on. Nothing depends on it.
-        pretraining_tp: 1. The release computes MLPs in slices for other values.
+        pretraining_tp: 1, the only value: no product is cut up.
         scan_checkpoint_group_size: of no effect: how much is kept for the backward pass is decided
             by the ops.
         pad_token_id, bos_token_id, eos_token_id: of the tokenizer.
