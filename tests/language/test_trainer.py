@@ -34,3 +34,4 @@ def test_twenty_steps_lower_the_loss(tmp_path):
     assert abs(losses[0] - torch.tensor(31).log()) < 0.3  # per token, not per batch
     assert sum(losses[-3:]) / 3 < 0.8 * losses[0]
     assert trainer.evaluate()["eval_loss"] < losses[0]
+    assert trainer.predict(rows).predictions.shape == (40, 16, 31)  # no cache beside the logits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from typing import Any, ClassVar
 
@@ -29,9 +30,8 @@ _POSITIVE = ("rms_norm_eps", "rope_theta", "ttt_base_lr", "initializer_range")
 class TTTConfig(PreTrainedConfig):
     """Sizes and options of :class:`vision_ttt.language.TTTForCausalLM`, under the released names.
 
-    The defaults are the released ones, those of 1.3B parameters with the Transformer backbone, but
-    for ``use_cache``; :meth:`of_size` has the other sizes. ``TTTConfig(**keys)`` takes the keys of
-    a released config.json.
+    The defaults are 1.3B parameters with the Transformer backbone; :meth:`of_size` has the other
+    sizes. ``TTTConfig(**keys)`` takes the keys of a released config.json.
 
     Args:
         vocab_size: of the tokenizer.
@@ -52,9 +52,9 @@ class TTTConfig(PreTrainedConfig):
         hidden_act: "silu", the MLPs' activation.
         initializer_range: standard deviation of the initial matrices and embeddings.
         use_cache: whether ``generate``, and a call outside of training, keep a cache unless they
-            are told. False, as some releases have it, makes ``generate`` run every token anew.
+            are told. False makes ``generate`` run every token anew for each new one.
         max_position_embeddings: tokens of the sequences trained on. Nothing depends on it.
-        pretraining_tp: 1. The release computes MLPs in slices for other values.
+        pretraining_tp: 1, the only value: no product is cut up.
         scan_checkpoint_group_size: of no effect: how much is kept for the backward pass is decided
             by the ops.
         pad_token_id, bos_token_id, eos_token_id: of the tokenizer.
@@ -95,7 +95,7 @@ class TTTConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
 
     def __post_init__(self, **further: Any) -> None:
-        own = sorted(TTTConfig.__annotations__)
+        own = {field.name for field in dataclasses.fields(self)}
         for key in further:
             if close := difflib.get_close_matches(key, own, n=1, cutoff=0.85):
                 raise ValueError(f"TTTConfig has no {key}: is {close[0]} meant?")
@@ -162,7 +162,7 @@ class TTTConfig(PreTrainedConfig):
         ):
             if value not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {value!r}")
-        if unknown := sorted(others.keys() - TTTConfig.__annotations__.keys()):
+        if unknown := sorted(others.keys() - {field.name for field in dataclasses.fields(cls)}):
             raise TypeError(f"TTTConfig has no {', '.join(unknown)}")
         hidden, intermediate, layers, heads = _SIZES[size]
         options = dict.fromkeys(("use_gate", "share_qk", "pre_conv"), backbones[backbone])

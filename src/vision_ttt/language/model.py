@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -33,23 +32,18 @@ class TTTPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Draw a module's own weights; those that were loaded have a mark, and ``init`` skips them.
 
-        Matrices and embeddings are normal with standard deviation ``config.initializer_range``,
-        convolutions PyTorch's, the inner learners as they describe themselves.
+        Matrices and embeddings are normal with standard deviation ``config.initializer_range``, the
+        rest is as each module describes itself.
         """
         if isinstance(module, (nn.Linear, nn.Embedding)):
             init.normal_(module.weight, std=self.config.initializer_range)
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, DirectionalConv1d):
-            init.kaiming_uniform_(module.weight, a=math.sqrt(5))
-            bound = module.kernel_size[0] ** -0.5
-            init.uniform_(module.bias, -bound, bound)
-        elif isinstance(module, (nn.RMSNorm, GatedNorm)):
+        elif isinstance(module, GatedNorm):
             init.ones_(module.weight)
-            if isinstance(module, GatedNorm):
-                init.zeros_(module.bias)
-        elif isinstance(module, InnerLearner):
-            with init.guard_torch_init_functions():
+            init.zeros_(module.bias)
+        elif isinstance(module, (nn.RMSNorm, DirectionalConv1d, InnerLearner)):
+            with init.guard_torch_init_functions():  # for which the mark counts, too
                 module.reset_parameters()
         if isinstance(module, (InnerLearner, MiniBatchRotary)):
             module.init_non_persistent_buffers()
