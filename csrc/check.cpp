@@ -105,6 +105,30 @@ void check_learner(bool mlp, int64_t B, int64_t T, int64_t H, int64_t d, int64_t
          "backward is finite");
 }
 
+// n tokens of a mini-batch of b, from `position` on, or at places of their own.
+void check_part(bool mlp, int64_t B, int64_t n, int64_t H, int64_t d, int64_t b, int64_t position,
+                bool norm, bool each = false) {
+  Buffer q(B * n * H * d), k(q.size), v(q.size), eta(B * n * H), o(q.size, false);
+  StateBuffers start(B * H, d, mlp, true), sums(B * H, d, mlp, true);
+  StateBuffers last(B * H, d, mlp, false), next_sums(B * H, d, mlp, false);
+  StateBuffers next_start(B * H, d, mlp, false);
+  Buffer weight(H * d), bias(H * d), scale(H * b);
+  const std::vector<int64_t> positions(B, position);
+  auto view = [&](float* data) { return Tokens{data, n * H * d, H * d, d}; };
+  const Convolution none{nullptr, nullptr};
+  Problem p{view(q), view(k), view(v), none, none, eta, start, norm ? (float*)weight : nullptr,
+            norm ? (float*)bias : nullptr, scale, B, n, H, d, b, 0, 1, 0, 1, 1, 0, 2, 1e-6f, -1.0f};
+  const bool full = !each && position + n == b;
+  OpenMiniBatch open{view(o), position ? State(sums) : State{}, last, full ? State{} : State(next_sums),
+                     each ? State(next_start) : State{}, each ? positions.data() : nullptr, position};
+  auto part = mlp ? vision_ttt_ttt_mlp_part : vision_ttt_ttt_linear_part;
+  expect(part(&p, &open) == 0, "the status of a part");
+  expect(o.finite() && last.finite() && (full || next_sums.finite()) && (!each || next_start.finite()),
+         "a part is finite");
+  OpenMiniBatch only_o{view(o), position ? State(sums) : State{}, {}, {}, {}, nullptr, position};
+  expect(part(&p, &only_o) == 0 && o.finite(), "a part without a state is finite");
+}
+
 void check_fused(int64_t B, int64_t T, int64_t D) {
   const size_t tokens = B * T * D;
   Buffer x(tokens), y(tokens, false), weight(4 * D), bias(2 * D);
@@ -331,6 +355,15 @@ int main() {
       check_learner(mlp, 1, 2, 2, 16, 1, norm, 5);
     }
   check_learner(false, 2, 37, 2, 32, 16, true, 4, true);
+  for (bool mlp : {false, true})
+    for (bool norm : {true, false}) {
+      check_part(mlp, 1, 1, 1, 16, 16, 0, norm);
+      check_part(mlp, 2, 1, 3, 64, 16, 7, norm);
+      check_part(mlp, 2, 1, 2, 128, 16, 15, norm);
+      check_part(mlp, 3, 1, 2, 32, 4, 3, norm, true);
+      check_part(mlp, 1, 5, 2, 32, 9, 2, norm);
+      check_part(mlp, 1, 1, 2, 16, 1, 0, norm);
+    }
   check_linear(1, 16, 16);
   check_linear(109, 48, 272);
   check_linear(1700, 80, 96);

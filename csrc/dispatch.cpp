@@ -15,8 +15,10 @@
 #define VISION_TTT_DECLARE(isa)                                              \
   int ttt_linear_forward_##isa(const Problem&, const Outputs&);              \
   int ttt_linear_backward_##isa(const Problem&, const Gradients&);           \
+  int ttt_linear_part_##isa(const Problem&, const OpenMiniBatch&);           \
   int ttt_mlp_forward_##isa(const Problem&, const Outputs&);                 \
   int ttt_mlp_backward_##isa(const Problem&, const Gradients&);              \
+  int ttt_mlp_part_##isa(const Problem&, const OpenMiniBatch&);              \
   int conv1d_##isa(const Conv1d&);                                           \
   void conv1d_weights_##isa(const Conv1d&, const Conv1dWeights&);            \
   void gated_norm_##isa(const GatedNorm&);                                   \
@@ -46,7 +48,8 @@
 
 #define VISION_TTT_KERNELS(isa)                                              \
   {#isa,                     ttt_linear_forward_##isa,  ttt_linear_backward_##isa, \
-   ttt_mlp_forward_##isa,    ttt_mlp_backward_##isa,                         \
+   ttt_linear_part_##isa,    ttt_mlp_forward_##isa,     ttt_mlp_backward_##isa, \
+   ttt_mlp_part_##isa,                                                       \
    conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
    gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
    deformable_attention_##isa, deformable_attention_backward_##isa,          \
@@ -71,8 +74,10 @@ struct Kernels {
   const char* name;
   int (*ttt_linear_forward)(const Problem&, const Outputs&);
   int (*ttt_linear_backward)(const Problem&, const Gradients&);
+  int (*ttt_linear_part)(const Problem&, const OpenMiniBatch&);
   int (*ttt_mlp_forward)(const Problem&, const Outputs&);
   int (*ttt_mlp_backward)(const Problem&, const Gradients&);
+  int (*ttt_mlp_part)(const Problem&, const OpenMiniBatch&);
   int (*conv1d)(const Conv1d&);
   void (*conv1d_weights)(const Conv1d&, const Conv1dWeights&);
   void (*gated_norm)(const GatedNorm&);
@@ -135,11 +140,17 @@ int vision_ttt_ttt_linear_forward(const Problem* p, const Outputs* o) {
 int vision_ttt_ttt_linear_backward(const Problem* p, const Gradients* g) {
   return kernels().ttt_linear_backward(*p, *g);
 }
+int vision_ttt_ttt_linear_part(const Problem* p, const OpenMiniBatch* m) {
+  return kernels().ttt_linear_part(*p, *m);
+}
 int vision_ttt_ttt_mlp_forward(const Problem* p, const Outputs* o) {
   return kernels().ttt_mlp_forward(*p, *o);
 }
 int vision_ttt_ttt_mlp_backward(const Problem* p, const Gradients* g) {
   return kernels().ttt_mlp_backward(*p, *g);
+}
+int vision_ttt_ttt_mlp_part(const Problem* p, const OpenMiniBatch* m) {
+  return kernels().ttt_mlp_part(*p, *m);
 }
 int64_t vision_ttt_chunk_tokens() { return VISION_TTT_CHUNK_TOKENS; }
 int vision_ttt_conv1d(const Conv1d* p) { return kernels().conv1d(*p); }

@@ -39,6 +39,7 @@ VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(Problem)
   VISION_TTT_SIZE(Outputs)
   VISION_TTT_SIZE(Gradients)
+  VISION_TTT_SIZE(OpenMiniBatch)
   VISION_TTT_SIZE(Packed)
   VISION_TTT_SIZE(NormParameters)
   VISION_TTT_SIZE(PackedLinear)

@@ -31,6 +31,8 @@ from vision_ttt.ops.packed.vittt_block_weights import (
     VitttBlockSizes,
     join_parameters,
 )
+from vision_ttt.ops.ttt_linear.op import PART as ttt_linear_part
+from vision_ttt.ops.ttt_mlp.op import PART as ttt_mlp_part
 
 
 class Sizes(NamedTuple):
@@ -122,6 +124,20 @@ def linear_arguments(s: Sizes) -> list[Any]:
 def mlp_arguments(s: Sizes) -> list[Any]:
     h = 4 * s.dim
     return learner_arguments(s, (s.dim, h), (h,), (h, s.dim), (s.dim,))
+
+
+def part_arguments(s: Sizes, *state: tuple[int, ...]) -> list[Any]:
+    """One token of sequences at different places, or all tokens as far as a mini-batch goes."""
+    position = 0 if s.gated else s.mini_batch // 2
+    length = 1 if s.heads == 2 else min(s.length, s.mini_batch - position)
+    *tensors, size, _, eps = learner_arguments(s, *state)
+    states = [normal(s.batch, *x.shape).contiguous() for x in tensors[4:-3]] * 2
+    positions = torch.arange(s.batch) % size if s.heads == 2 else None
+    views = [x[:, :length].contiguous() for x in tensors[:4]]
+    return [
+        *(*views, *states[: len(state)], *tensors[-3:], *states[len(state) :]),
+        *(positions, position, size, eps),
+    ]
 
 
 def fused_arguments(s: Sizes) -> list[Any]:
@@ -391,6 +407,19 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
 
     for op in TABLE.values():
         add(op)
+    h = 4 * s.dim
+    for part, state in (
+        (ttt_linear_part, ((s.dim, s.dim), (s.dim,))),
+        (ttt_mlp_part, ((s.dim, h), (h,), (h, s.dim), (s.dim,))),
+    ):
+        calls[f"{part.op.name}_part"] = partial(
+            lambda part, state: Call(
+                lambda *a: part.custom_op(*a, s.batch > 1),
+                part_arguments(s, *state),
+                lambda *a: part.definition(*a, s.batch > 1),
+            ),
+            *(part, state),
+        )
     calls |= {
         "packed_linear": lambda: Call(
             packed_linear, packed_linear_arguments(s), packed_linear_definition

@@ -81,11 +81,25 @@ struct Gradients {
   float* dscale;     // [B, H, b], or null
 };
 
+// Tokens of one mini-batch, as many of it as there are, without gradients. Problem::initial is θ' before
+// the mini-batch, with reverse_heads = 0 and no convolutions. The results lie apart from the arguments.
+struct OpenMiniBatch {
+  Tokens o;
+  State sums;                // [B, H, ...]: Σ η_s ∂ℓ_s/∂θ' of its tokens before; not read at position 0
+  State last;                // [B, H, ...]: θ_T of the last token; or nulls for no state
+  State next_sums;           // [B, H, ...]: the sums after the tokens, 0 for a complete mini-batch; or nulls
+  State next_start;          // [B, H, ...]: θ' of the next token; or nulls
+  const int64_t* positions;  // [B]: its number of tokens before, or null where `position` is every one's
+  int64_t position;          // position + length <= mini_batch_size
+};
+
 // Return 0, or 1 if the scratch of a thread could not be allocated.
 VISION_TTT_EXPORT int vision_ttt_ttt_linear_forward(const Problem*, const Outputs*);
 VISION_TTT_EXPORT int vision_ttt_ttt_linear_backward(const Problem*, const Gradients*);
+VISION_TTT_EXPORT int vision_ttt_ttt_linear_part(const Problem*, const OpenMiniBatch*);
 VISION_TTT_EXPORT int vision_ttt_ttt_mlp_forward(const Problem*, const Outputs*);
 VISION_TTT_EXPORT int vision_ttt_ttt_mlp_backward(const Problem*, const Gradients*);
+VISION_TTT_EXPORT int vision_ttt_ttt_mlp_part(const Problem*, const OpenMiniBatch*);
 
 // "avx512", "avx2" or "baseline": the instruction set in use.
 VISION_TTT_EXPORT const char* vision_ttt_instruction_set();

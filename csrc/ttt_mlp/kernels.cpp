@@ -3,6 +3,7 @@
 #include "../learner/run_heads.h"
 #include "backward.h"
 #include "forward.h"
+#include "part.h"
 
 namespace {
 
@@ -22,6 +23,14 @@ struct Backward {
   static void run(const Heads& h, const Gradients& t, Scratch& s) { BackwardPass<D>(h[0], t, s).run(); }
 };
 
+template <int D>
+struct PartOfMiniBatch {
+  using Tensors = OpenMiniBatch;
+  static constexpr int64_t kHeads = 1;
+  static size_t floats(const Problem& p) { return part_floats<D>(p); }
+  static void run(const Heads& h, const OpenMiniBatch& t, Scratch& s) { part_of_head<D>(h[0], t, s); }
+};
+
 }  // namespace
 
 int VISION_TTT_KERNEL(ttt_mlp_forward)(const Problem& p, const Outputs& o) {
@@ -30,4 +39,8 @@ int VISION_TTT_KERNEL(ttt_mlp_forward)(const Problem& p, const Outputs& o) {
 
 int VISION_TTT_KERNEL(ttt_mlp_backward)(const Problem& p, const Gradients& g) {
   return run<Backward>(p, g);
+}
+
+int VISION_TTT_KERNEL(ttt_mlp_part)(const Problem& p, const OpenMiniBatch& m) {
+  return run<PartOfMiniBatch>(p, m);
 }

@@ -66,6 +66,20 @@ def test_train_prints_json(tmp_path: Path, capsys):
     assert row["seconds"] == read_rows(output)[0].seconds
 
 
+def test_lm_prints_how_models_compare(tmp_path: Path, capsys):
+    pytest.importorskip("vision_ttt.language", exc_type=ImportError)
+    output = tmp_path / "lm.csv"
+    argv = ["bench", "lm", "--num_layers", "1", "--vocab_size", "64", "--contexts", "17"]
+    argv += ["--decode_contexts", "17", "--decode_tokens", "2", "--train_contexts", "17"]
+    assert main([*argv, "--repeats", "1", "--output", str(output)]) == 0
+    said = capsys.readouterr().out
+    assert "ttt-linear:for_inference, decode, 17 tokens: " in said
+    assert "ttt-linear, training step, 17 tokens: " in said
+    assert [row.measured for row in read_rows(output)] == [
+        *["prefill"] * 2, *["decode"] * 3, *["training step"] * 3
+    ]  # fmt: skip
+
+
 def test_dense_prints_the_adapters_share(tmp_path: Path, capsys):
     rows = tmp_path / "dense.csv"
     argv = ["bench", "dense", *NANO[:4], "--sizes", "40x32", "--output", str(rows)]
@@ -224,6 +238,10 @@ def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, mo
         (["ops", "--shape", "1", "0", "2", "16"], "tokens is 0"),
         (["ops", "--shape", "1", "9", "2", "0"], "dim is 0"),
         (["ops", "--lengths", "9", "-1"], "tokens is -1"),
+        (["lm", "--contexts", "0"], "--contexts is 0; it must be at least 1"),
+        (["lm", "--contexts", "--decode_contexts", "--train_contexts"], "nothing is measured"),
+        (["lm", "--learners", "llama:for_inference"], "does not train"),
+        (["lm", "--dtype", "float16"], "float32 and bfloat16, got --dtype float16"),
         (["dense", "--sizes", "1333"], "write sizes as WIDTHxHEIGHT"),
         (["dense", "--sizes", "0x64"], "sides must be 1 to"),
         (["dense", "--models", DEPLOYED[0]], "bench dense accepts for_inference"),

@@ -96,6 +96,25 @@ def test_an_mlps_saved_state_has_its_kind(tmp_path):
     assert loaded.learner.position == 1
 
 
+@pytest.mark.parametrize("name", ["linear, all options", "mlp"])
+def test_states_of_several_batches_are_one(name):
+    """Sequences at one place keep one position; at several, each has its own."""
+    layer = randomised(LAYERS[name]())
+    x = torch.randn(3, LENGTH, DIM, dtype=torch.float64)
+    cuts = (7, 7, 9)
+    parts = [layer(x[i : i + 1, :n], return_state=True)[1] for i, n in enumerate(cuts)]
+    same, mixed = states.concatenate(parts[:2]), states.concatenate([*parts[:2], parts[2]])
+    assert same.learner.position == 3
+    assert mixed.learner.position.tolist() == [3, 3, 1]
+    rest = torch.stack([x[i, n : n + 10] for i, n in enumerate(cuts)])
+    wanted = torch.stack([layer(x)[i, n : n + 10] for i, n in enumerate(cuts)])
+    assert_close(layer(rest[:2], same), wanted[:2], 1e-10)
+    assert_close(layer(rest, mixed), wanted, 1e-10)
+    twice = states.concatenate([mixed, same])
+    assert twice.learner.position.tolist() == [3, 3, 1, 3, 3]
+    assert_close(layer(rest[[0, 1, 2, 0, 1]], twice), wanted[[0, 1, 2, 0, 1]], 1e-10)
+
+
 @pytest.mark.parametrize("kind", [TTTLinear, TTTMLP])
 def test_two_directions_say_why_not(kind):
     layer = kind(DIM, 2, bidirectional=True, conv_kernel_size=4)
@@ -108,6 +127,17 @@ def test_two_directions_say_why_not(kind):
 def test_a_convolutions_state_that_does_not_fit():
     with pytest.raises(ValueError, match=r"must have shape \[1, 3, 32\], got \[1, 2, 32\]"):
         DirectionalConv1d(DIM, 4)(torch.randn(1, 5, DIM), torch.randn(1, 2, DIM))
+
+
+def test_rotations_are_not_rounded():
+    """A table in half precision would be of other angles."""
+    rotary = MiniBatchRotary(8, 16)
+    half = MiniBatchRotary(8, 16).to(torch.bfloat16)
+    assert torch.equal(half.table, rotary.table)
+    with torch.device("meta"):
+        planned = MiniBatchRotary(8, 16)
+    planned.to_empty(device="cpu")
+    assert torch.equal(planned.table, rotary.table)
 
 
 def test_rotations_by_place():

@@ -187,6 +187,22 @@ def test_autocast_and_low_precision(op):
 
 
 @pytest.mark.parametrize("op", OPS)
+def test_shapes_on_meta(op):
+    """Where nothing is computed, states have their shapes, too."""
+    problem = PROBLEMS[op].make_problem(2, 11, 2, 16, SIZE, dtype=torch.float32)
+    real, meta = None, None
+    for start, stop in ((0, 6), (6, 11)):
+        part = {n: x.detach()[:, start:stop] if n in TOKENS else x for n, x in problem.items()}
+        own = {n: x.detach().to("meta") for n, x in part.items()}
+        wanted, real = OPS[op](**part, mini_batch_size=SIZE, state=real, return_state=True)
+        o, meta = OPS[op](**own, mini_batch_size=SIZE, state=meta, return_state=True)
+        assert o.is_meta
+        assert o.shape == wanted.shape
+        assert [x.shape for x in meta[:-1]] == [x.shape for x in real[:-1]]
+        assert meta.position == real.position
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_compiled_steps(op):
     """A step of one token compiles whole, for each place in the mini-batch or for all at once."""
     problem = PROBLEMS[op].make_problem(2, 10, 2, 16, SIZE, dtype=torch.float32)

@@ -44,7 +44,9 @@ import numpy as np
 import timm, torch
 import vision_ttt
 assert "vision_ttt.bench" not in sys.modules
+assert "transformers" not in sys.modules
 from vision_ttt import convert, explain, export, inference, inner, layers, models, ops
+assert "transformers" not in sys.modules
 
 for package in (convert, export, inference, inner, layers, models, ops):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

@@ -13,6 +13,9 @@ from typing import Any, get_args, get_type_hints
 from vision_ttt.engine.files import write_text
 from vision_ttt.errors import UserError
 
+DECODE = "decode"
+"""What is measured of a language model per token, after so many of them."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -48,18 +51,19 @@ class Row:
     """One contender at one size. Columns that do not apply are None."""
 
     what: str
-    """ops, models, train or dense."""
+    """ops, models, train, dense or lm."""
     contender: str
     measured: str
-    """inference, training step, forward, forward + backward, and of dense models with adapter or
-    backbone alone."""
+    """inference, training step, forward, forward + backward; of dense models with adapter or
+    backbone alone; of language models also prefill and decode."""
     resolution: int | None
     """Pixels along a side, the height of images that are not square; None for ops."""
     tokens: int | None
     heads: int | None
     dim: int | None
     mini_batch_size: int | None
-    """This column and the three before are None for models."""
+    """This column and the three before are None for models. A language model has tokens: those of
+    a call, or those before the one that is decoded."""
     batch_size: int
     device: str
     dtype: str
@@ -85,7 +89,8 @@ class Row:
     failure: str = ""
     """The reason why there is no measurement."""
     held_bytes: int | None = None
-    """Memory that the first call of a model left in use, without its weights."""
+    """Memory that the first call of a model left in use, without its weights; of a language model
+    what its sequences' states or keys and values take up after the call."""
     memory_runs: int = 0
     """The number of processes of which both memory columns are the median; 0 where they are of the
     timed process."""
@@ -113,10 +118,11 @@ class Row:
 
     @property
     def per_second(self) -> float | None:
-        """Images per second of a model, tokens per second and batch of an op."""
+        """Images per second of a model, tokens per second and batch of an op or language model."""
         if self.seconds is None:
             return None
-        return self.batch_size * (1 if self.tokens is None else self.tokens) / self.seconds
+        one = self.tokens is None or self.measured == DECODE
+        return self.batch_size * (1 if one else self.tokens) / self.seconds
 
     @property
     def matmul_share(self) -> float | None:

@@ -193,7 +193,7 @@ def by_line(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Label of a line in a figure → its rows."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
-        several = row.what in ("ops", "dense")
+        several = row.what in ("ops", "dense", "lm")
         label = f"{row.contender}, {row.measured}" if several else row.contender
         lines.setdefault(label, []).append(row)
     return lines

@@ -1,4 +1,4 @@
-"""`vision-ttt bench ops|models|train|dense|table`."""
+"""`vision-ttt bench ops|models|train|dense|lm|table`."""
 
 import itertools
 import logging
@@ -25,6 +25,7 @@ from vision_ttt.bench.rows import comparable, newest, read_rows
 from vision_ttt.cli.arguments.bench import parse_size
 from vision_ttt.cli.bench_session import check_picture, draw, measure_and_show, using_threads
 from vision_ttt.errors import UserError, nearest
+from vision_ttt.extras import require
 
 WRONG_RESULT = 1  # exit code: a contender failed its check and was not timed
 
@@ -39,7 +40,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device is cuda, but torch finds no GPU here; accepted: cpu")
     with using_threads(arguments.threads):
-        measure = {"ops": _ops, "dense": _dense}.get(arguments.what, _models)
+        measure = {"ops": _ops, "dense": _dense, "lm": _language}.get(arguments.what, _models)
         return measure(arguments)
 
 
@@ -115,6 +116,40 @@ def _dense(arguments: jsonargparse.Namespace) -> int:
         len(contenders) * len(dense.KINDS) * len(sizes) * (settings.repeats + 1),
         lambda run, advance: dense.measure_dense(contenders, sizes, settings, run, advance=advance),
         dense.shares,
+    )
+    return 0
+
+
+def _language(arguments: jsonargparse.Namespace) -> int:
+    require("lm", "vision-ttt bench lm")
+    from vision_ttt.bench import language
+    from vision_ttt.bench.language_contenders import find_language_contenders
+    from vision_ttt.language import TTTConfig
+
+    readers = find_language_contenders(arguments.readers)
+    learners = find_language_contenders(arguments.learners)
+    labels = [contender.label for contender in (*readers, *learners)]
+    _check_measured("baseline", arguments.baseline, labels)
+    layers = {} if arguments.num_layers is None else {"num_hidden_layers": arguments.num_layers}
+    size = TTTConfig.of_size(arguments.size, vocab_size=arguments.vocab_size, **layers)
+    names = ("contexts", "decode_contexts", "train_contexts")
+    lengths = {name: list(dict.fromkeys(arguments[name])) for name in names}
+    settings = _settings(arguments, arguments.batch_size)
+    measure_and_show(
+        arguments,
+        settings,
+        language.steps_of_language(readers, learners, list(lengths.values()), settings.repeats),
+        lambda run, advance: language.measure_language(
+            readers,
+            learners,
+            size,
+            settings,
+            run,
+            decode_tokens=arguments.decode_tokens,
+            advance=advance,
+            **lengths,
+        ),
+        language.remarks,
     )
     return 0
 

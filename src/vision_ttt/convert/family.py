@@ -19,8 +19,8 @@ class Family(NamedTuple):
 
     name: str
     """The authors' name of the architecture."""
-    model: type[nn.Module]
-    """The class of this library."""
+    model: type[nn.Module] | str
+    """The class of this library; its full name where importing it needs an extra's packages."""
     hallmarks: frozenset[str]
     """Keys that together occur in no other family's release."""
     released_name: Callable[[str], str | tuple[str, ...]]
@@ -46,6 +46,20 @@ class Family(NamedTuple):
 
     prepared: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda released: released
     """Released weights → the same with tensors cut up that are several of this library's."""
+
+    fitting: Callable[[nn.Module], Family] | None = None
+    """Model → the family with the names of its release, where they depend on its options."""
+
+    def takes(self, model: nn.Module) -> bool:
+        """Whether the model is of the family's class."""
+        kind = type(model)
+        if isinstance(self.model, str):
+            return f"{kind.__module__}.{kind.__qualname__}" == self.model
+        return kind is self.model
+
+    def model_name(self) -> str:
+        """The name of its class."""
+        return self.model.rpartition(".")[2] if isinstance(self.model, str) else self.model.__name__
 
     def made(self, released: Mapping[str, Tensor]) -> bool:
         """Whether the weights have all of the family's hallmarks."""

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from vision_ttt.convert.dit3 import DIT3
 from vision_ttt.convert.family import ConversionError, Family
 from vision_ttt.convert.mamba import MAMBA_REG, VIM
+from vision_ttt.convert.ttt_lm import TTT_LM
 from vision_ttt.convert.vit3 import H_VIT3, H_VIT3_MAPS, VIT3
 
 FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3, DIT3, VIM, MAMBA_REG)
-"""The families whose releases are supported."""
+"""The families of timm's models whose releases are supported."""
 
-_ALL = (*FAMILIES, H_VIT3_MAPS)
-"""With the backbones of detectors and segmenters, which are no models of the registry."""
+_ALL = (*FAMILIES, H_VIT3_MAPS, TTT_LM)
+"""With the backbones of detectors and segmenters, and with language models."""
 
 _SHOWN = 12
 
@@ -43,7 +44,7 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
             has their names in the release.
     """
     family = _family_of(model)
-    others = [other.name for other in _ALL if other is not family and other.made(released)]
+    others = [other.name for other in _ALL if other.name != family.name and other.made(released)]
     if others and not family.made(released):
         raise ConversionError(
             f"these are weights of {others[0]}, and {type(model).__name__} takes those of "
@@ -81,9 +82,9 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
 
 def _family_of(model: nn.Module) -> Family:
     for family in _ALL:
-        if type(model) is family.model:
-            return family
-    accepted = ", ".join(family.model.__name__ for family in _ALL)
+        if family.takes(model):
+            return family if family.fitting is None else family.fitting(model)
+    accepted = ", ".join(family.model_name() for family in _ALL)
     raise ConversionError(
         f"no release is known for {type(model).__name__}; there are releases for {accepted}"
     )
@@ -97,16 +98,21 @@ def _names(family: Family, key: str) -> tuple[str, ...]:
 def _fitted(values: Sequence[Tensor], to: Tensor) -> Tensor | None:
     """The values as one tensor of the parameter's shape, or None where they do not fit.
 
-    A single one loses a batch axis of size 1 that the parameter does not have.
+    A single one may have other axes of size 1 than the parameter.
     """
     first, *others = values
     if any(other.shape != first.shape for other in others):
         return None
     if not others:
-        value = first[0] if first.shape == (1, *to.shape) else first
+        value = first.reshape(to.shape) if _sides(first) == _sides(to) else first
     else:
         value = torch.stack(list(values)) if to.ndim > first.ndim else torch.cat(list(values))
     return value if value.shape == to.shape else None
+
+
+def _sides(x: Tensor) -> list[int]:
+    """The sizes of the axes along which there is more than one value."""
+    return [size for size in x.shape if size != 1]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -7,10 +7,11 @@ from vision_ttt.layers.dit3 import AdaptiveNorm, DiT3Block, DiT3Head
 from vision_ttt.layers.extra_tokens import ExtraTokens
 from vision_ttt.layers.functional_learner import FunctionalLearner
 from vision_ttt.layers.fusable import unfuse
-from vision_ttt.layers.gated_norm import GatedNorm
+from vision_ttt.layers.gated_norm import GatedNorm, TanhGatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.mamba import BidirectionalMamba, MambaBlock
+from vision_ttt.layers.mamba_mixer import Mamba, MambaState
 from vision_ttt.layers.mlp import ConvMlp, Mlp
 from vision_ttt.layers.mlp_learner import MLPLearner
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
@@ -41,10 +42,13 @@ __all__ = [
     "DirectionalConv1d",
     "ExtraTokens",
     "GatedNorm",
+    "TanhGatedNorm",
     "SwiGLU",
     "ViT3Block",
     "ViT3TTT",
     "BidirectionalMamba",
+    "Mamba",
+    "MambaState",
     "MambaBlock",
     "DiT3Block",
     "DiT3Head",

@@ -61,4 +61,5 @@ class DirectionalConv1d(nn.Conv1d):
             )
         seen = torch.cat([state.to(x.dtype), x], dim=1)
         o = directional_conv1d(seen, self.weight, self.bias, 0)[:, taps:]
-        return (o, seen[:, x.shape[1] :]) if return_state else o
+        # A view would keep all of the tokens in memory for as long as the state is kept.
+        return (o, seen[:, x.shape[1] :].clone()) if return_state else o

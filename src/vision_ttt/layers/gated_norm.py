@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision_ttt.ops import gated_norm
@@ -34,3 +35,12 @@ class GatedNorm(nn.Module):
     def extra_repr(self) -> str:
         directions, dim = self.weight.shape
         return f"dim={dim}, directions={directions}, eps={self.eps}"
+
+
+class TanhGatedNorm(GatedNorm):
+    """:class:`GatedNorm` with GELU's tanh approximation, the TTT language models'."""
+
+    def forward(self, z: Tensor, gate: Tensor | None = None) -> Tensor:
+        """As :class:`GatedNorm`."""
+        total = super().forward(z)
+        return total if gate is None else F.gelu(gate, approximate="tanh") * total

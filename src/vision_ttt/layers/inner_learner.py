@@ -84,12 +84,12 @@ class InnerLearner(nn.Module, ABC):
         for name in self.state_names:
             x = getattr(self, name)
             if x.ndim > 2:  # [heads, i, j]
-                x.normal_(std=0.02)
+                nn.init.normal_(x, std=0.02)
             else:
-                x.zero_()
-        self.norm_weight.fill_(1)
-        self.norm_bias.zero_()
-        self.position_offset.zero_()
+                nn.init.zeros_(x)
+        nn.init.ones_(self.norm_weight)
+        nn.init.zeros_(self.norm_bias)
+        nn.init.zeros_(self.position_offset)
 
     def _inverse_steps(self) -> Tensor:
         """1/j for j = 1 … b, in at least float32, where the offsets are."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.fusable import Fusable
+from vision_ttt.layers.mamba_parameters import check_mamba_sizes, reset_scan_parameters
 from vision_ttt.ops import fused_mamba, linear, selective_scan
 
 
@@ -78,18 +79,7 @@ class BidirectionalMamba(Fusable):
     ) -> None:
         super().__init__()
         rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
-        sizes = {
-            "dim": dim,
-            "state": state,
-            "expand": expand,
-            "conv_kernel_size": conv_kernel_size,
-            "dt_rank": rank,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        if not 0 < dt_range[0] <= dt_range[1] < math.inf:
-            raise ValueError(f"dt_range must be two ascending numbers above 0, got {dt_range}")
+        check_mamba_sizes(dt_range, dim, state, expand, conv_kernel_size, rank)
         inner = expand * dim
         self.inner, self.state, self.rank = inner, state, rank
         self.dt_range = dt_range
@@ -106,23 +96,25 @@ class BidirectionalMamba(Fusable):
         if fused:
             self.fuse()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialise what the modules inside do not."""
-        nn.init.uniform_(self.x_proj, -(self.inner**-0.5), self.inner**-0.5)
-        nn.init.uniform_(self.dt_proj, -(self.rank**-0.5), self.rank**-0.5)
-        smallest, largest = self.dt_range
-        dt = self.dt_bias.uniform_(math.log(smallest), math.log(largest)).exp()
-        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
-        rates = torch.arange(1, self.state + 1, dtype=self.A_log.dtype, device=self.A_log.device)
-        self.A_log.copy_(rates.log().expand_as(self.A_log))
-        self.D.fill_(1)
+        reset_scan_parameters(self)
 
     def no_weight_decay(self) -> set[str]:
         """The parameters of the recurrence itself."""
         return {"A_log", "D", "dt_bias"}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, state: object = None, return_state: bool = False) -> Tensor:
+        """Mix tokens x [B, T, D].
+
+        Raises:
+            ValueError: a state is given or asked for.
+        """
+        if state is not None or return_state:
+            raise ValueError(
+                "a bidirectional layer has no state that goes on: its second direction begins at"
+                " the last token. Give it the whole sequence, or build a Mamba, of one direction"
+            )
         if self.fused:
             mixed = fused_mamba(
                 linear(x, self.in_proj.weight),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -43,6 +45,12 @@ class MiniBatchRotary(nn.Module):
     def init_non_persistent_buffers(self) -> None:
         """Compute the buffer that state dicts lack, for modules made on ``meta``."""
         self.table = self._table(self.table.device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MiniBatchRotary:
+        """Move the table; it is computed again rather than rounded."""
+        super()._apply(fn, recurse)
+        self.init_non_persistent_buffers()
+        return self
 
     def forward(self, x: Tensor, position: int | Tensor = 0) -> Tensor:
         """Rotate x [B, T, heads, d], whose first token is at ``position``; result in x's dtype.

@@ -57,6 +57,7 @@ class TTTLayer(nn.Module):
         share_qk: project q and k by the same weights.
         conv_kernel_size: taps of the Conv1d on q and on k; 0 for none.
         gate: multiply by GELU(Linear_g(x)) before the output projection.
+        merge: the class of the norms behind the learner and of the gate.
         base_learning_rate: η_base.
         rotary: (x [B, T, heads, d], position) → x rotated, applied to q and k after their
             convolutions, e.g. :class:`vision_ttt.layers.MiniBatchRotary`; the first token is at
@@ -81,6 +82,7 @@ class TTTLayer(nn.Module):
         share_qk: bool = False,
         conv_kernel_size: int = 0,
         gate: bool = False,
+        merge: type[GatedNorm] = GatedNorm,
         base_learning_rate: float = 1.0,
         rotary: nn.Module | None = None,
     ) -> None:
@@ -113,7 +115,7 @@ class TTTLayer(nn.Module):
             self.conv_q, self.conv_k = nn.Identity(), nn.Identity()
         self.rotary = rotary
         self.learner = learner(num_heads, self.head_dim, directions=directions)
-        self.merge = GatedNorm(dim, directions)
+        self.merge = merge(dim, directions)
         self.out_proj = nn.Linear(dim, dim, bias=False)
         for projection in (self.in_proj, self.rate_proj, self.out_proj):
             nn.init.trunc_normal_(projection.weight, std=0.02)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
+
 from vision_ttt.ops._contract import Contract, Real, Whole
 
 
@@ -14,6 +16,7 @@ class LearnerContracts(NamedTuple):
     public: Contract
     forward: Contract
     backward: Contract
+    part: Contract
 
 
 def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
@@ -47,4 +50,36 @@ def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
         Contract(op, tensors, numbers, **rules, autocast=True, dense_last=views),
         Contract(op, tensors, numbers, **rules),
         Contract(f"{op}_backward", {**grads, **tensors, **kept}, numbers, **rules, may_be_0="BN"),
+        Contract(
+            f"{op}_part",
+            {
+                **tensors,
+                **{name: f"B H {shape}" for name, shape in state.items()},
+                **{f"sum_{name}": f"B H {shape}" for name, shape in state.items()},
+            },
+            {"position": Whole(0), "mini_batch_size": Whole(1), "eps": Real(0)},
+            **rules,
+            others=("positions",),
+            further=_check_places,
+        ),
     )
+
+
+def _check_places(op: str, values: Mapping[str, Any]) -> None:
+    """Raise an error unless all tokens belong to one mini-batch."""
+    positions, position, size = (values[n] for n in ("positions", "position", "mini_batch_size"))
+    batch, length = values["q"].shape[:2]
+    if positions is None:
+        if position + length > size:
+            raise ValueError(
+                f"{op}: position + tokens must be at most mini_batch_size={size}, got "
+                f"{position} + {length}"
+            )
+        return
+    if positions.dtype != torch.int64 or positions.shape != (batch,) or not positions.is_cpu:
+        raise ValueError(
+            f"{op}: positions must be int64 of shape [{batch}] on a CPU, got {positions.dtype} "
+            f"{list(positions.shape)} on {positions.device}"
+        )
+    if length != 1:
+        raise ValueError(f"{op}: with positions there must be one token, got {length}")

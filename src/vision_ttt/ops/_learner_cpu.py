@@ -93,6 +93,16 @@ class _Gradients(ctypes.Structure):
     )
 
 
+@mirrors("OpenMiniBatch")
+class _OpenMiniBatch(ctypes.Structure):
+    _fields_ = (
+        ("o", _Tokens),
+        *((name, _State) for name in ("sums", "last", "next_sums", "next_start")),
+        ("positions", c_void_p),
+        ("position", c_int64),
+    )
+
+
 def refusal(inputs: Any) -> str | None:
     """The reason why the kernels do not support a learner's inputs, or None if they do."""
     q, mini_batch_size = inputs.q, inputs.mini_batch_size
@@ -193,6 +203,37 @@ class LearnerCall:
         last = [self._empty(shape) for shape in shapes]
         self._run("forward", _Outputs(_tokens(o), _State.of(last)))
         return o, *last
+
+    def part(
+        self, sums: Sequence[Tensor], position: int | Tensor, return_state: bool
+    ) -> list[Tensor]:
+        """Run tokens of one mini-batch that is open: its θ' is this call's initial state.
+
+        Args:
+            sums: Σ η_s ∂ℓ_s/∂θ' of its tokens before these, [B, H, ...].
+            position: the number of these tokens, or each sequence's, an int64 tensor [B].
+            return_state: whether more than o is wanted.
+
+        Returns:
+            o, θ_T of the last token, the sums after it unless one position is given and the
+            mini-batch is complete then, and θ' of the next token if each sequence has a position.
+        """
+        q = self.views[0]
+        each = isinstance(position, Tensor)
+        full = not each and position + q.shape[1] == self.problem.mini_batch_size
+        sums = [_plain(x) for x in sums] if each or position else []
+        wanted = return_state, return_state and not full, return_state and each
+        shapes = self._state_shapes(q.shape[0])
+        o = q.new_empty(q.shape)
+        states = [[self._empty(s) for s in shapes] if given else [] for given in wanted]
+        open_mini_batch = _OpenMiniBatch(
+            _tokens(o),
+            _State.of(sums),
+            *map(_State.of, states),
+            *((position.data_ptr(), 0) if each else (None, position)),
+        )
+        self._run("part", open_mini_batch)
+        return [o, *(x for state in states for x in state)]
 
     def backward(
         self,

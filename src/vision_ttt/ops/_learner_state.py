@@ -3,18 +3,24 @@
 A mini-batch that a part leaves open is kept as what it has summed so far, for each tensor θ of the
 state Σ η_s ∂ℓ_s/∂θ', taken at θ' before the mini-batch. The next part goes on with θ', the sums and
 their number of tokens m: the complete mini-batches of a part run on the op's backends, what is left
-of a mini-batch at either end in the dual form below, in PyTorch.
+of a mini-batch at either end in its dual form in PyTorch, or without gradients on a CPU in the
+kernels of :mod:`vision_ttt.ops._learner_part`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._op import Op
+from vision_ttt.ops._backend import AUTO
+from vision_ttt.ops._op import Op, autocast_kind
+
+if TYPE_CHECKING:
+    from vision_ttt.ops._learner_part import LearnerPart
 
 Tensors = tuple[Tensor, ...]
 
@@ -28,6 +34,8 @@ class Opened(NamedTuple):
     start: Tensors
     sums: Tensors
     position: int | Tensor
+    last: Tensors | None = None
+    """θ after the last token, where it has been computed."""
 
 
 class Part(NamedTuple):
@@ -42,6 +50,8 @@ class Part(NamedTuple):
     p: Tensor
 
 
+_VIEWS = ("q", "k", "v", "eta")
+
 OpenMiniBatch = Callable[[Part, Tensors, Tensors, Any], tuple[Tensor, Tensors]]
 """(tokens, θ', sums before them, the op's inputs) → o [B, H, n, d] and the sums after them."""
 
@@ -52,7 +62,7 @@ def run_learner(
     names: Sequence[str],
     kind: type[Any],
     state: Any,
-    mini_batch: OpenMiniBatch,
+    part: LearnerPart,
     backend: str | None,
     *,
     return_state: bool,
@@ -66,8 +76,8 @@ def run_learner(
         kind: the state's type: the state after the last token, θ' and the sums, one field for each
             name, then the position. Of heads that scan in two directions it has the first alone.
         state: where the sequence is; None at its beginning.
-        mini_batch: the op's dual form on a part of a mini-batch.
-        backend: for the complete mini-batches.
+        part: the op on a part of a mini-batch.
+        backend: for the complete mini-batches. Where it is PyTorch's, the parts are so, too.
         return_state: whether the state after the last token is wanted.
 
     Returns:
@@ -88,13 +98,15 @@ def run_learner(
         o, *last = op(inputs, backend, wanted=None)
         return o, kind(*last)
     op.contract.check(inputs)
-    op.choose(
-        inputs, backend
-    )  # a backend that cannot serve is refused, complete mini-batches or not
+    # A backend that cannot serve is refused, complete mini-batches or not.
+    may_use_kernels = op.choose(inputs, backend) in (AUTO, "cpu")
     opened = None if state is None else _opened(op.name, state, kind, inputs, names)
-    if op.autocast and torch.is_autocast_enabled(inputs.q.device.type):
+    if op.autocast and torch.is_autocast_enabled(autocast_kind(inputs.q)):
         inputs = op.cast(inputs)
-    parts = _Parts(op, inputs, names, mini_batch, backend)
+    parts = Parts(op, inputs, names, part.mini_batch, backend)
+    state_tensors = () if opened is None else (*opened.start, *opened.sums)
+    if may_use_kernels and part.refusal(inputs, state_tensors) is None:
+        parts.kernels = part
     o, opened = parts.run(opened, return_state)
     if opened is None:
         return o
@@ -134,7 +146,7 @@ def _opened(op: str, state: Any, kind: type[Any], inputs: Any, names: Sequence[s
     return Opened(tensors[:count], tensors[count:], position)
 
 
-class _Parts:
+class Parts:
     """A call of a learner op on the next tokens of a sequence."""
 
     def __init__(
@@ -142,17 +154,23 @@ class _Parts:
     ) -> None:
         self.op, self.inputs, self.names = op, inputs, names
         self.mini_batch, self.backend = mini_batch, backend
+        self.kernels: LearnerPart | None = None
+        """What goes through parts of mini-batches in place of ``mini_batch``."""
         self.size = inputs.mini_batch_size
         self.dtype = torch.promote_types(inputs.q.dtype, torch.float32)
-        scale = inputs.position_scale
+
+    @functools.cached_property
+    def scale(self) -> Tensor:
+        """p [H or 1, b]."""
+        scale = self.inputs.position_scale
         if scale is None:
-            scale = inputs.q.new_ones(self.size, dtype=self.dtype)
-        self.scale = scale.to(self.dtype).reshape(-1, self.size)  # [H or 1, b]
+            scale = self.inputs.q.new_ones(self.size, dtype=self.dtype)
+        return scale.to(self.dtype).reshape(-1, self.size)
 
     def run(self, opened: Opened | None, return_state: bool) -> tuple[Tensor, Opened | None]:
         """o [B, T, H, d], and where the sequence is then, if that is wanted."""
         if opened is not None and isinstance(opened.position, Tensor):
-            outputs, opened = self._token_by_token(opened)
+            outputs, opened = self._token_by_token(opened, return_state)
         else:
             outputs, opened = self._mini_batches(opened, return_state)
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
@@ -165,7 +183,7 @@ class _Parts:
         length, outputs, done = self.inputs.q.shape[1], [], 0
         if opened is not None and opened.position:
             done = min(self.size - opened.position, length)
-            o, opened = self._open(opened, 0, done)
+            o, opened = self.open(opened, 0, done, return_state or done < length)
             outputs.append(o)
         # Without a wish for the state, the last mini-batch may be short in the op's own call.
         stop = length - (length - done) % self.size if return_state else length
@@ -174,19 +192,20 @@ class _Parts:
             start = tuple(initial) if opened is None else opened.start
             o, *start = self._whole(start, done, stop, None if return_state else 1)
             outputs.append(o)
-            opened = self._closed(tuple(start)) if return_state else None
+            opened = no_tokens(tuple(start)) if return_state else None
         if stop < length:
             if opened is None:
-                opened = self._closed(self._initial())
-            o, opened = self._open(opened, stop, length)
+                opened = no_tokens(self._initial())
+            o, opened = self.open(opened, stop, length, return_state)
             outputs.append(o)
         return outputs, opened
 
-    def _token_by_token(self, opened: Opened) -> tuple[list[Tensor], Opened]:
+    def _token_by_token(self, opened: Opened, return_state: bool) -> tuple[list[Tensor], Opened]:
         """Every sequence at its own place of its mini-batch."""
-        outputs = []
-        for token in range(self.inputs.q.shape[1]):
-            o, opened = self._open(opened, token, token + 1)
+        outputs, length = [], self.inputs.q.shape[1]
+        for token in range(length):
+            goes_on = return_state or token + 1 < length
+            o, opened = self.open(opened, token, token + 1, goes_on)
             outputs.append(o)
         return outputs, opened
 
@@ -198,23 +217,33 @@ class _Parts:
         inputs = self.inputs._replace(**views, eta=eta, **state)
         return self.op(inputs, self.backend, wanted=wanted)
 
-    def _open(self, opened: Opened, first: int, last: int) -> tuple[Tensor, Opened]:
-        """Go through tokens of one mini-batch: o [B, n, H, d], and where the sequence is then."""
+    def open(
+        self, opened: Opened, first: int, last: int, goes_on: bool = True
+    ) -> tuple[Tensor, Opened]:
+        """Go through tokens of one mini-batch: o [B, n, H, d], and where the sequence is then.
+
+        That need not be right where nothing ``goes_on`` from there.
+        """
         inputs, n = self.inputs, last - first
+        if self.kernels is not None:
+            if n < inputs.q.shape[1]:
+                views = {name: getattr(inputs, name)[:, first:last] for name in _VIEWS}
+                inputs = inputs._replace(**views)
+            return self.kernels.run(inputs, opened, goes_on)
         tokens = [x[:, first:last].transpose(1, 2).to(self.dtype) for x in inputs[:4]]
         position = opened.position
         if isinstance(position, Tensor):
             p = self.scale[:, position].transpose(0, 1)[:, :, None, None]  # [B, H or 1, 1, 1]
         else:
             p = self.scale[:, position : position + n].unsqueeze(-1)  # [H or 1, n, 1]
-        with torch.autocast(inputs.q.device.type, enabled=False):
+        with torch.autocast(autocast_kind(inputs.q), enabled=False):
             o, sums = self.mini_batch(Part(*tokens, p), opened.start, opened.sums, inputs)
         opened = self._close(Opened(opened.start, sums, position + n))
         return o.transpose(1, 2).to(inputs.q.dtype), opened
 
     def _close(self, opened: Opened) -> Opened:
         """Begin the next mini-batch where the last one is complete."""
-        start, sums, position = opened
+        start, sums, position, _ = opened
         if isinstance(position, Tensor):
             full = position == self.size
             p = self.scale[:, -1]
@@ -229,11 +258,7 @@ class _Parts:
         if position < self.size:
             return opened
         after = zip(start, sums, strict=True)
-        return self._closed(tuple(x - _over(self.scale[:, -1], x[0]) * s for x, s in after))
-
-    def _closed(self, start: Tensors) -> Opened:
-        """A mini-batch without tokens. Its sums need no memory."""
-        return Opened(start, tuple(x.new_zeros(()).expand_as(x) for x in start), 0)
+        return no_tokens(tuple(x - _over(self.scale[:, -1], x[0]) * s for x, s in after))
 
     def _initial(self) -> Tensors:
         """The initial state of every sequence."""
@@ -246,7 +271,9 @@ class _Parts:
 
     def after(self, opened: Opened) -> Tensors:
         """θ_T = θ' − p_m Σ, the state that the last token has seen."""
-        start, sums, position = opened
+        start, sums, position, last = opened
+        if last is not None:
+            return last
         if isinstance(position, Tensor):
             # p_0 stands for any: the sums of an empty mini-batch are 0.
             p = self.scale[:, (position - 1).clamp(min=0)].transpose(0, 1)  # [B, H or 1]
@@ -258,6 +285,11 @@ class _Parts:
             return start
         p = self.scale[:, position - 1]
         return tuple(x - _over(p, x[0]) * s for x, s in zip(start, sums, strict=True))
+
+
+def no_tokens(start: Tensors) -> Opened:
+    """A mini-batch without tokens. Its sums need no memory."""
+    return Opened(start, tuple(x.new_zeros(()).expand_as(x) for x in start), 0)
 
 
 def _over(x: Tensor, like: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ class Op:
             fastest = self._fastest(inputs)
             if fastest is not None:
                 return self._run_inference(fastest, inputs, wanted or self.results)
-        if self.autocast and torch.is_autocast_enabled(_autocast_kind(inputs[0])):
+        if self.autocast and torch.is_autocast_enabled(autocast_kind(inputs[0])):
             inputs = self.cast(inputs)
         if _backend.exporting_onnx():
             return self.exported(inputs)
@@ -286,7 +286,7 @@ class Op:
 
     def cast(self, inputs: Any) -> Any:
         """The inputs as autocast casts them. Float64 stays, as in PyTorch's own rules."""
-        dtype = torch.get_autocast_dtype(_autocast_kind(inputs[0]))
+        dtype = torch.get_autocast_dtype(autocast_kind(inputs[0]))
         given = {name: getattr(inputs, name) for name in self.autocast}
         return inputs._replace(
             **{
@@ -302,10 +302,10 @@ class Op:
     def _by_definition(self, inputs: Any) -> Any:
         if not self.autocast:
             return (self.composition or self.definition)(inputs)
-        with torch.autocast(_autocast_kind(inputs[0]), enabled=False):
+        with torch.autocast(autocast_kind(inputs[0]), enabled=False):
             return self.definition(inputs)
 
 
-def _autocast_kind(x: Tensor) -> str:
+def autocast_kind(x: Tensor) -> str:
     """The device type whose autocast applies to x: the CPU's for a meta tensor."""
     return "cpu" if x.is_meta else x.device.type

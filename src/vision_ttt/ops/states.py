@@ -52,6 +52,37 @@ def select(state: State, rows: Tensor | Sequence[int] | slice) -> State:
     return of_each(lambda x: x[rows], state)
 
 
+def concatenate(parts: Sequence[State]) -> State:
+    """Return the state of the sequences of several states, one after the other.
+
+    Where these have different numbers, such as positions, every sequence gets its own.
+    """
+    batches = [_first_tensor(part) for part in parts]
+    return _concatenated(parts, [len(x) for x in batches], batches[0].device)
+
+
+def _first_tensor(state: Any) -> Tensor:
+    while not isinstance(state, Tensor):
+        state = state[0]
+    return state
+
+
+def _concatenated(parts: Sequence[Any], sizes: Sequence[int], device: torch.device) -> Any:
+    first = parts[0]
+    if isinstance(first, tuple):
+        fields = zip(*parts, strict=True)
+        return type(first)._make(_concatenated(x, sizes, device) for x in fields)  # type: ignore[attr-defined]
+    if first is None:
+        return None
+    if not any(isinstance(x, Tensor) for x in parts) and len(set(parts)) == 1:
+        return first
+    each = (
+        x if isinstance(x, Tensor) else torch.full((size,), x, device=device)
+        for x, size in zip(parts, sizes, strict=True)
+    )
+    return torch.cat(list(each))
+
+
 def tensors(state: Any) -> dict[str, Tensor]:
     """Return the state as named tensors, such as safetensors saves.
 

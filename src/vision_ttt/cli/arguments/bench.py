@@ -1,4 +1,4 @@
-"""The arguments of `vision-ttt bench ops|models|train|dense|table`."""
+"""The arguments of `vision-ttt bench ops|models|train|dense|lm|table`."""
 
 import math
 import re
@@ -11,9 +11,14 @@ from vision_ttt.bench.names import (
     DENSE,
     DEPLOYED,
     FLASH_LINEAR_ATTENTION,
+    LANGUAGE_MODELS,
+    LANGUAGE_SIZES,
+    LANGUAGE_VARIANTS,
+    LEARNING,
     MAMBAPY,
     MOST_LINES,
     OPS,
+    READING,
     RUNTIMES,
     TINY,
     TRAINED,
@@ -34,6 +39,7 @@ KINDS = {
     "models": "time inference of models against the resolution",
     "train": "time training steps (forward and backward) of models against the resolution",
     "dense": "time inference of backbones with a ViT-Adapter, and of the backbones alone",
+    "lm": "time prefill, decode and training steps of language models beside a Llama",
     "table": "print the newest rows of a CSV file as Markdown, or put them into a README",
 }
 DTYPES = ("float32", "bfloat16", "float16")
@@ -42,6 +48,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 LARGEST_SIDE = 8_192  # pixels
 MOST_PIXELS = 2**30  # of a batch
 LARGEST_SHAPE = 2**31  # numbers in one of an op's tensors
+LONGEST_CONTEXT = 2**20  # tokens
+MOST_WORDS = 2**20
+MOST_LAYERS = 1_000
 MOST_REPEATS = 10_000
 MOST_THREADS = 1_024
 MOST_MEMORY_RUNS = 100
@@ -53,6 +62,7 @@ _EPILOG = """Examples:
       vittt_tiny_patch16_224:for_inference
   vision-ttt bench dense --sizes 1333x800 2048x2048
   vision-ttt bench ops --op ttt_mlp --lengths 196 6400
+  vision-ttt bench lm --contexts 8192 32768 --decode_contexts 8192
   vision-ttt bench table benchmarks/results/models-cpu.csv --figure models.png
 
 `vision-ttt bench WHAT --help` explains the flags of each."""
@@ -76,6 +86,8 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
             add_op_arguments(own)
         elif what == "dense":
             add_dense_arguments(own)
+        elif what == "lm":
+            add_language_arguments(own)
         else:
             add_model_arguments(own, what)
         add_measuring_arguments(own, what)
@@ -106,6 +118,8 @@ def check(arguments: jsonargparse.Namespace) -> None:
         _check_shapes(arguments)
     elif arguments.what == "dense":
         _check_dense(arguments)
+    elif arguments.what == "lm":
+        _check_language(arguments)
     else:
         check_range(arguments, batch_size=(1, LARGEST_BATCH), resolutions=(1, LARGEST_SIDE))
         check_range(arguments, memory_runs=(0, MOST_MEMORY_RUNS))
@@ -188,11 +202,33 @@ def _check_shapes(arguments: jsonargparse.Namespace) -> None:
             )
 
 
+def _check_language(arguments: jsonargparse.Namespace) -> None:
+    lengths = ("contexts", "decode_contexts", "train_contexts")
+    given = {name: (1, LONGEST_CONTEXT) for name in lengths if arguments[name]}
+    if not given:
+        raise UserError(f"nothing is measured: name lengths by {', '.join(map(flag, lengths))}")
+    check_range(arguments, batch_size=(1, LARGEST_BATCH), **given)
+    check_range(arguments, vocab_size=(2, MOST_WORDS), decode_tokens=(1, LONGEST_CONTEXT))
+    if arguments.num_layers is not None:
+        check_range(arguments, num_layers=(1, MOST_LAYERS))
+    if arguments.compile:
+        raise UserError("bench lm measures without --compile")
+    if arguments.dtype == "float16":
+        raise UserError("bench lm measures float32 and bfloat16, got --dtype float16")
+    if arguments.device != "cpu":
+        raise UserError("bench lm packs products on a CPU; accepted: --device cpu")
+    named = [name for name in arguments.learners if name.endswith((":for_inference", ":static"))]
+    if arguments.train_contexts and named:
+        raise UserError(f"{shortened(named[0])!r} does not train; name its modules: those without")
+
+
 def _check_exponent(arguments: jsonargparse.Namespace) -> None:
     if arguments.exponent is None:
         return
     smallest, largest = arguments.exponent
-    sizes = {"ops": "lengths", "dense": "sizes"}.get(arguments.what, "resolutions")
+    sizes = {"ops": "lengths", "dense": "sizes", "lm": "contexts"}.get(
+        arguments.what, "resolutions"
+    )
     given = arguments[sizes] or []
     if arguments.what == "dense":
         given = [height for height, _ in map(parse_size, given)]
@@ -290,6 +326,42 @@ def add_dense_arguments(parser: CommandParser) -> None:
         help="pixels of images",
     )
     parser.add_argument("--batch_size", type=int, default=1, help="images per call")
+
+
+def add_language_arguments(parser: CommandParser) -> None:
+    """Declare the models and contexts of `bench lm`."""
+    described = "; ".join(f"{name} ({summary})" for name, summary in LANGUAGE_MODELS.items())
+    variants = "; ".join(f"{n}: {', '.join(own)}" for n, own in LANGUAGE_VARIANTS.items())
+    parser.add_argument(
+        "--readers",
+        type=str,
+        nargs="+",
+        default=list(READING),
+        help=f"models of prefill and decode: {described}. NAME:VARIANT is one of {variants}."
+        " for_inference packs the products; dual runs every op in PyTorch's matrix products;"
+        " static packs, and decodes by a cache that is allocated once for all tokens",
+    )
+    parser.add_argument(
+        "--learners", type=str, nargs="+", default=list(LEARNING), help="models of training steps"
+    )
+    parser.add_argument(
+        "--size", type=Literal[LANGUAGE_SIZES], default="125m", help="of all models"
+    )
+    parser.add_argument(
+        "--num_layers", type=int, default=None, help="blocks, in place of the size's number"
+    )
+    parser.add_argument("--vocab_size", type=int, default=32_000, help="words of all models")
+    parser.add_argument(
+        "--contexts", type=int, nargs="*", default=[8192, 32768], help="tokens of prefill"
+    )
+    parser.add_argument(
+        "--decode_contexts", type=int, nargs="*", default=[8192], help="tokens before decode"
+    )
+    parser.add_argument("--decode_tokens", type=int, default=32, help="tokens that a call decodes")
+    parser.add_argument(
+        "--train_contexts", type=int, nargs="*", default=[4096], help="tokens of training steps"
+    )
+    parser.add_argument("--batch_size", type=int, default=1, help="sequences per call")
 
 
 def add_measuring_arguments(parser: CommandParser, what: str) -> None:

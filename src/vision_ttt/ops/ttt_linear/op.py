@@ -7,6 +7,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from vision_ttt.ops._learner_op import learner_op
+from vision_ttt.ops._learner_part import LearnerPart
 from vision_ttt.ops._learner_state import run_learner
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.ttt_linear import cpu, dual, triton_backend
@@ -44,6 +45,12 @@ def ttt_linear_backward_flops(shapes: Inputs) -> int:
     return batch * heads * (total + sum(_products(n, dim, wide=2) for n in replayed))
 
 
+def ttt_linear_part_flops(shapes: Inputs) -> int:
+    """FLOPs of a part of a mini-batch, which also reads and adds to the sums: 4 n d² + 2 n² d."""
+    batch, length, heads, dim = shapes.q
+    return batch * heads * _products(length, dim, wide=4, narrow=2)
+
+
 OP = learner_op(
     "ttt_linear",
     Inputs,
@@ -55,6 +62,9 @@ OP = learner_op(
     exported=ttt_linear_scan,
     flops=ttt_linear_flops,
     backward_flops=ttt_linear_backward_flops,
+)
+PART = LearnerPart(
+    OP, cpu.Call, CONTRACTS.part, INITIAL, ttt_linear_mini_batch, ttt_linear_part_flops
 )
 
 
@@ -170,7 +180,7 @@ def ttt_linear(
         INITIAL,
         LinearState,
         state,
-        ttt_linear_mini_batch,
+        PART,
         backend,
         return_state=return_state,
     )

@@ -7,6 +7,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from vision_ttt.ops._learner_op import learner_op
+from vision_ttt.ops._learner_part import LearnerPart
 from vision_ttt.ops._learner_state import run_learner
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches
@@ -45,6 +46,12 @@ def ttt_mlp_backward_flops(shapes: Inputs) -> int:
     return batch * heads * total
 
 
+def ttt_mlp_part_flops(shapes: Inputs) -> int:
+    """FLOPs of a part of a mini-batch, which also reads and adds to the sums: 9 n d h + …."""
+    batch, length, heads, dim = shapes.q
+    return batch * heads * _products(length, dim, shapes.w1[-1], wide=9, narrow=2)
+
+
 OP = learner_op(
     "ttt_mlp",
     Inputs,
@@ -57,6 +64,7 @@ OP = learner_op(
     flops=ttt_mlp_flops,
     backward_flops=ttt_mlp_backward_flops,
 )
+PART = LearnerPart(OP, cpu.Call, CONTRACTS.part, INITIAL, ttt_mlp_mini_batch, ttt_mlp_part_flops)
 
 
 @overload
@@ -172,5 +180,5 @@ def ttt_mlp(
     tensors = (q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale)
     inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)
     return run_learner(
-        OP, inputs, INITIAL, MLPState, state, ttt_mlp_mini_batch, backend, return_state=return_state
+        OP, inputs, INITIAL, MLPState, state, PART, backend, return_state=return_state
     )

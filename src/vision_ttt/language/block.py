@@ -1,0 +1,91 @@
+"""A block of a TTT language model, and its state."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from vision_ttt.language.configuration import TTTConfig
+from vision_ttt.layers import (
+    DirectionalConv1d,
+    LinearLearner,
+    MiniBatchRotary,
+    MLPLearner,
+    SwiGLU,
+    TanhGatedNorm,
+    TTTLayer,
+    TTTLayerState,
+)
+from vision_ttt.ops import states
+
+_LEARNERS = {"linear": LinearLearner, "mlp": MLPLearner}
+
+
+class TTTBlockState(NamedTuple):
+    """What a :class:`TTTBlock` needs to go on after any token.
+
+    ``ttt`` is its TTT layer's, ``conv`` the last tokens that its convolution has seen
+    [B, k - 1, D], None without one.
+    """
+
+    ttt: TTTLayerState
+    conv: Tensor | None = None
+
+    detach = states.detach
+    select = states.select
+    tensors = states.tensors
+    to = states.to
+
+
+class TTTBlock(GradientCheckpointingLayer):
+    """x + Conv(RMSNorm(x)), then x + TTT(RMSNorm(x)), then x + SwiGLU(RMSNorm(x)): [B, T, D].
+
+    The first part is the Mamba backbone's, with ``config.pre_conv``; its convolution is depth-wise
+    and causal, without an activation (TTT, Fig. 16). Queries and keys are rotated by their place in
+    their mini-batch; with ``config.share_qk`` each is convolved before.
+    """
+
+    def __init__(self, config: TTTConfig) -> None:
+        super().__init__()
+        dim, heads = config.hidden_size, config.num_attention_heads
+        norm = partial(nn.RMSNorm, dim, eps=config.rms_norm_eps)
+        self.has_conv = config.pre_conv
+        if config.pre_conv:
+            self.conv_norm = norm()
+            self.conv = DirectionalConv1d(dim, config.conv_kernel)
+        self.seq_norm = norm()
+        self.ttt = TTTLayer(
+            dim,
+            heads,
+            partial(_LEARNERS[config.ttt_layer_type], mini_batch_size=config.mini_batch_size),
+            share_qk=config.share_qk,
+            conv_kernel_size=config.conv_kernel if config.share_qk else 0,
+            gate=config.use_gate,
+            merge=TanhGatedNorm,
+            base_learning_rate=config.ttt_base_lr,
+            rotary=MiniBatchRotary(dim // heads, config.mini_batch_size, config.rope_theta),
+        )
+        self.ffn_norm = norm()
+        self.mlp = SwiGLU(dim, config.intermediate_size)
+
+    def forward(
+        self, x: Tensor, state: TTTBlockState | None = None, return_state: bool = False
+    ) -> Tensor | tuple[Tensor, TTTBlockState]:
+        """Mix tokens x [B, T, D], the next ones of a sequence where its state is given."""
+        taps = None
+        if self.has_conv:
+            before = None if state is None else state.conv
+            y = self.conv(self.conv_norm(x), before, return_state)
+            if return_state:
+                y, taps = y
+            x = x + y
+        before = None if state is None else state.ttt
+        y = self.ttt(self.seq_norm(x), before, return_state)
+        if return_state:
+            y, after = y
+        x = x + y
+        x = x + self.mlp(self.ffn_norm(x))
+        return (x, TTTBlockState(after, taps)) if return_state else x

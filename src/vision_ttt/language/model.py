@@ -1,0 +1,194 @@
+"""TTT language models in transformers' conventions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from vision_ttt.language import padding
+from vision_ttt.language.block import TTTBlock, TTTBlockState
+from vision_ttt.language.cache import TTTCache
+from vision_ttt.language.configuration import TTTConfig
+from vision_ttt.language.outputs import TTTModelOutput
+from vision_ttt.layers import DirectionalConv1d, GatedNorm, InnerLearner, MiniBatchRotary
+
+
+class TTTPreTrainedModel(PreTrainedModel):
+    """What transformers' machinery knows of all TTT language models."""
+
+    config_class = TTTConfig
+    config: TTTConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules: ClassVar[list[str]] = ["TTTBlock"]
+    _is_stateful = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draw a module's own weights; those that were loaded have a mark, and ``init`` skips them.
+
+        Matrices and embeddings are normal with standard deviation ``config.initializer_range``,
+        convolutions PyTorch's, the inner learners as they describe themselves.
+        """
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            init.normal_(module.weight, std=self.config.initializer_range)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, DirectionalConv1d):
+            init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+            bound = module.kernel_size[0] ** -0.5
+            init.uniform_(module.bias, -bound, bound)
+        elif isinstance(module, (nn.RMSNorm, GatedNorm)):
+            init.ones_(module.weight)
+            if isinstance(module, GatedNorm):
+                init.zeros_(module.bias)
+        elif isinstance(module, InnerLearner):
+            with init.guard_torch_init_functions():
+                module.reset_parameters()
+        if isinstance(module, (InnerLearner, MiniBatchRotary)):
+            module.init_non_persistent_buffers()
+
+
+class TTTModel(TTTPreTrainedModel):
+    """Embeddings, blocks and a final RMSNorm: token numbers [B, T] → tokens [B, T, D].
+
+    Args:
+        config: sizes and options.
+    """
+
+    def __init__(self, config: TTTConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(TTTBlock(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache_params: TTTCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> TTTModelOutput | tuple[Any, ...]:
+        """Run tokens, the next ones of their sequences where their cache is given.
+
+        Args:
+            input_ids: token numbers [B, T].
+            attention_mask: 1 for tokens and 0 for padding before or behind them [B, T], or also of
+                the tokens that the cache has seen [B, … + T]. A row gives what it gives without its
+                padding; rows of equal padding run together. Outputs at padding are of no meaning.
+            cache_params: the cache that an earlier call has returned. It is not changed.
+            inputs_embeds: embeddings [B, T, D], in place of ``input_ids``.
+            use_cache: return the cache after the last tokens. None: ``config.use_cache``, and in
+                training no.
+            output_hidden_states: return every block's output, too. None: as configured.
+            return_dict: False for a tuple of what is not None. None: as configured.
+
+        Raises:
+            ValueError: both or none of ``input_ids`` and ``inputs_embeds`` are given; the mask has
+                another shape, a row without tokens, or padding between tokens; the cache is another
+                batch's or model's; or a cache is used in training with gradient checkpointing.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("one of input_ids and inputs_embeds must be given, got both or none")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        cache = TTTCache() if cache_params is None else cache_params
+        self._check(x, cache, use_cache)
+        together = self._groups(attention_mask, x, cache, use_cache)
+        if together is None:
+            hidden, blocks = self._run(x, cache.blocks, use_cache, output_hidden_states)
+        else:
+            hidden, blocks = self._run_groups(together, x, cache, use_cache, output_hidden_states)
+        output = TTTModelOutput(
+            last_hidden_state=hidden[-1],
+            cache_params=TTTCache(blocks, cache.length + x.shape[1]) if use_cache else None,
+            hidden_states=hidden if output_hidden_states else None,
+        )
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        return output if return_dict else output.to_tuple()
+
+    def _check(self, x: Tensor, cache: TTTCache, use_cache: bool) -> None:
+        if cache.blocks and len(cache.blocks) != len(self.layers):
+            raise ValueError(
+                f"cache_params has states of {len(cache.blocks)} blocks, the model has "
+                f"{len(self.layers)}"
+            )
+        if x.shape[1] == 0:
+            raise ValueError(f"at least one token is needed, got tokens {list(x.shape[:2])}")
+        # Reentrant checkpointing would not differentiate states, and nothing would say so.
+        if self.training and self._checkpoints() and (use_cache or cache.blocks):
+            raise ValueError("gradient checkpointing keeps no cache: use_cache must be False")
+
+    def _checkpoints(self) -> bool:
+        return any(block.gradient_checkpointing for block in self.layers)
+
+    def _groups(
+        self, mask: Tensor | None, x: Tensor, cache: TTTCache, return_state: bool
+    ) -> list[padding.Group] | None:
+        """The rows of equal padding, None where no row has any."""
+        if mask is None:
+            return None
+        batch, length = x.shape[:2]
+        if list(mask.shape) not in ([batch, length], [batch, cache.length + length]):
+            seen = f" or [{batch}, {cache.length + length}]" if cache.length else ""
+            raise ValueError(
+                f"attention_mask must have shape [{batch}, {length}]{seen}, got {list(mask.shape)}"
+            )
+        mask = mask[:, -length:]
+        begun = bool(cache.blocks)
+        groups = padding.groups(mask, begun=begun, return_state=return_state)
+        whole = len(groups) == 1 and groups[0][1:] == (0, length)
+        return None if whole else groups
+
+    def _run(
+        self,
+        x: Tensor,
+        before: Sequence[TTTBlockState],
+        return_state: bool,
+        all_hidden: bool,
+    ) -> tuple[tuple[Tensor, ...], list[TTTBlockState]]:
+        """Hidden states [B, T, D], all or the last, and the blocks' states if they are wanted."""
+        hidden, after = [], []
+        states = before or [None] * len(self.layers)
+        for block, state in zip(self.layers, states, strict=True):
+            x = block(x, state, return_state)
+            if return_state:
+                x, state = x
+                after.append(state)
+            if all_hidden:
+                hidden.append(x)
+        return (*hidden, self.norm(x)), after
+
+    def _run_groups(
+        self,
+        groups: Sequence[padding.Group],
+        x: Tensor,
+        cache: TTTCache,
+        return_state: bool,
+        all_hidden: bool,
+    ) -> tuple[tuple[Tensor, ...], list[TTTBlockState]]:
+        """As :meth:`_run`, each group without its padding."""
+        parts = [
+            self._run(x[rows, start:stop], cache.select(rows).blocks, return_state, all_hidden)
+            for rows, start, stop in groups
+        ]
+        hidden = zip(*(part[0] for part in parts), strict=True)
+        states = zip(*(part[1] for part in parts), strict=True)
+        return (
+            tuple(padding.joined(of_groups, groups, x.shape[1]) for of_groups in hidden),
+            [padding.joined_states(of_groups, groups) for of_groups in states],
+        )

@@ -1,0 +1,33 @@
+"""What TTT language models return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers.utils import ModelOutput
+
+from vision_ttt.language.cache import TTTCache
+
+
+@dataclass
+class TTTModelOutput(ModelOutput):
+    """The tokens behind the last block and the final norm, and what was asked for beside them.
+
+    ``last_hidden_state`` is [B, T, D]; ``cache_params`` is the cache after the last token;
+    ``hidden_states`` are every block's output and ``last_hidden_state``, each [B, T, D].
+    """
+
+    last_hidden_state: Tensor | None = None
+    cache_params: TTTCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class TTTCausalLMOutput(ModelOutput):
+    """Logits [B, T, V] of every next token, the mean loss of the labels, and the rest as above."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    cache_params: TTTCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None

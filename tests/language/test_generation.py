@@ -1,0 +1,115 @@
+"""transformers' generate on the models: batches with padding, sampling, beams, streams."""
+
+import pytest
+import torch
+from transformers import TextStreamer
+
+from language_models import MAMBA, small_model
+from tolerances import assert_close
+from vision_ttt import for_inference
+
+KINDS = {
+    "linear mamba": MAMBA,
+    "mlp": {"ttt_layer_type": "mlp"},
+}
+
+
+@pytest.fixture(params=KINDS)
+def model(request):
+    return small_model(**KINDS[request.param])
+
+
+def tokens(*shape):
+    return torch.randint(0, 31, shape, generator=torch.Generator().manual_seed(1))
+
+
+def generate(model, ids, mask=None, **options):
+    mask = torch.ones_like(ids) if mask is None else mask
+    settings = {"max_new_tokens": 7, "do_sample": False, "pad_token_id": 0, **options}
+    return model.generate(ids, attention_mask=mask, **settings)
+
+
+def greedy(model, ids, count=7):
+    """Every token by a whole forward pass."""
+    for _ in range(count):
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
+    return ids
+
+
+def test_greedy(model):
+    ids = tokens(2, 6)
+    wanted, seen = greedy(model, ids), []
+    hook = model.model.register_forward_pre_hook(
+        lambda _, args, options: seen.append(args[0].shape[1]), with_kwargs=True
+    )
+    assert torch.equal(generate(model, ids), wanted)
+    assert seen == [6, *[1] * 6]
+    hook.remove()
+    assert torch.equal(generate(model, ids, use_cache=False), wanted)
+
+
+def test_padding_on_the_left(model):
+    ids, mask = tokens(3, 9), torch.ones(3, 9, dtype=torch.long)
+    mask[0, :4] = mask[2, :8] = 0
+    for use_cache in (True, False):
+        generated = generate(model, ids, mask, use_cache=use_cache)
+        for row in range(3):
+            alone = ids[row, mask[row] == 1][None]
+            assert torch.equal(generated[row, 9:], greedy(model, alone)[0, alone.shape[1] :])
+
+
+def test_sampling_depends_on_the_seed_alone(model):
+    ids, mask = tokens(3, 9), torch.ones(3, 9, dtype=torch.long)
+    mask[0, :4] = 0
+
+    def sample(seed):
+        torch.manual_seed(seed)
+        return generate(model, ids, mask, do_sample=True, temperature=1.5, top_k=20)
+
+    assert torch.equal(sample(0), sample(0))
+    assert not torch.equal(sample(0), sample(1))
+
+
+def test_beams_with_a_cache_are_those_without(model):
+    ids, mask = tokens(2, 6), torch.ones(2, 6, dtype=torch.long)
+    mask[0, :3] = 0
+    options = {"num_beams": 3, "num_return_sequences": 2, "return_dict_in_generate": True}
+    options["output_scores"] = True
+    cached = generate(model, ids, mask, **options)
+    whole = generate(model, ids, mask, use_cache=False, **options)
+    assert torch.equal(cached.sequences, whole.sequences)
+    torch.testing.assert_close(cached.sequences_scores, whole.sequences_scores)
+
+
+def test_going_on_from_a_cache(model):
+    ids = tokens(2, 10)
+    cache = model(ids[:, :6], use_cache=True).cache_params
+    assert torch.equal(generate(model, ids, cache_params=cache), greedy(model, ids))
+    assert cache.length == 6
+    with pytest.raises(ValueError, match="with use_cache=True only"):
+        generate(model, ids, cache_params=cache, use_cache=False)
+    told = "must begin with the 6 tokens that cache_params has seen and go on, got 6 tokens"
+    with pytest.raises(ValueError, match=told):
+        generate(model, ids[:, :6], cache_params=cache)
+
+
+class Letters:
+    """A tokenizer of one letter per number."""
+
+    def decode(self, ids, **options):
+        return "".join(chr(ord("a") + int(i)) for i in ids)
+
+
+def test_streaming(model, capsys):
+    ids = tokens(1, 6)
+    generated = generate(model, ids, streamer=TextStreamer(Letters()))
+    assert capsys.readouterr().out == Letters().decode(generated[0]) + "\n"
+
+
+def test_packed_for_inference(model):
+    """Its linear layers; the rest stays as it is."""
+    ids = tokens(2, 6)
+    fast = for_inference(model)
+    with torch.no_grad():
+        assert_close(fast(ids).logits, model(ids).logits, 1e-5)
+    assert torch.equal(generate(fast, ids), greedy(model, ids))
