@@ -292,6 +292,16 @@ def test_mambas_scan_is_ours_with_the_same_result() -> None:
     torch.testing.assert_close(rest.logits[:, 0], whole[:, 12], rtol=1e-4, atol=1e-5)
 
 
+def test_a_mamba_is_trained_and_measured_again(
+    make_config: Fields, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1}
+    config = make_config(model="mamba", updates=2, arguments=sizes)
+    loss = train(config).metrics["test_loss"]
+    assert main(["eval", f"{config.run.output}/last.safetensors", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(loss, rel=1e-5)
+
+
 def test_mambas_rates_do_not_decay(make_config: Fields) -> None:
     model = build_language_model("mamba", {"hidden_size": 16, "num_hidden_layers": 1})
     optimizer = make_optimizer(model, make_config().optimisation)
@@ -367,6 +377,10 @@ def test_the_command_leaves_a_page_and_measures_again(
     told = json.loads(capsys.readouterr().out)
     assert told["bits_per_byte"] == pytest.approx(metrics["test_bits_per_byte"], rel=1e-5)
     assert told["tokens"] == metrics["test_tokens"]
+    assert main(["eval", weights, "--json", "--dtype", "bfloat16"]) == 0
+    rounded = json.loads(capsys.readouterr().out)
+    assert rounded["loss"] != told["loss"]
+    assert rounded["loss"] == pytest.approx(told["loss"], rel=0.02)
     assert main(["eval", weights, "--split", "all"]) == 0
     assert f"{metrics['train_tokens'] + metrics['test_tokens']:,}" in capsys.readouterr().out
     assert main(["eval", weights, "--evaluation", "slide"]) == 2
