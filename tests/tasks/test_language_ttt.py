@@ -107,5 +107,9 @@ def test_the_page_shows_inner_losses(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "What the inner learners have learnt" in (tmp_path / "run" / "report.html").read_text()
     capsys.readouterr()
     weights = str(tmp_path / "run" / "last.safetensors")
+    assert main(["eval", weights, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert told["bits_per_byte"] == pytest.approx(metrics["test_bits_per_byte"], rel=1e-5)
     assert main(["generate", weights, "--prompt", "so ", "--max-new-tokens", "9"]) == 0
     assert capsys.readouterr().out.startswith("so ")

@@ -19,8 +19,11 @@ def run(arguments: jsonargparse.Namespace) -> int:
     """Evaluate a checkpoint's model as its task does, and print the figures."""
     model, metadata = tasks.load_model(arguments.checkpoint, task=None)
     accelerator = make_accelerator()
-    model, precision = fast_model(model, accelerator.device, arguments.dtype)
     section = tasks.find(metadata.task["name"])
+    if section.PACKABLE:
+        model, precision = fast_model(model, accelerator.device, arguments.dtype)
+    else:
+        model, precision = model.to(accelerator.device), arguments.dtype
     names = ("dataset", "dataset_root", "evaluation")
     changes = {name: arguments[name] for name in names if arguments[name] is not None}
     if "evaluation" in changes and "evaluation" not in field_types(section.DATA):

@@ -59,6 +59,9 @@ class TaskSection(Section, ABC):
     """The section `data` of a run of this task."""
     HOLDS: ClassVar[str]
     """What a checkpoint of this task holds, and which commands read it, for messages."""
+    PACKABLE: ClassVar[bool] = True
+    """Whether `vision_ttt.for_inference` may pack the task's models: whether all that a module of
+    theirs does with its linear layers is to call them, and their results are tensors."""
 
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError unless this section goes with the rest of `config`."""

@@ -49,6 +49,7 @@ class LanguageSection(TaskSection):
 
     DATA: ClassVar = LanguageData
     HOLDS: ClassVar = "a language model (for vision-ttt eval and generate)"
+    PACKABLE: ClassVar = False
 
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError where a field would be ignored."""

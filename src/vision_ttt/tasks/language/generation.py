@@ -11,6 +11,7 @@ from transformers import LogitsProcessor, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from vision_ttt.errors import UserError
+from vision_ttt.tasks.language.next_tokens import scans_as_one_op
 from vision_ttt.tasks.language.tokenizers import Tokenizer
 
 
@@ -44,7 +45,8 @@ def generate(
     sampling: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": 1.0}
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    generators = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    with generators, scans_as_one_op():
         torch.manual_seed(seed)
         model.generate(
             torch.tensor([tokens], device=device),

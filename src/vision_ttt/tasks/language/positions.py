@@ -9,14 +9,14 @@ from torch import Tensor
 
 _FIRST = 16
 """Positions of the first octave, which is one band."""
-_PARTS = 4
+_PARTS = 2
 """Bands of each further octave."""
 
 
 def band_edges(context: int) -> list[int]:
-    """Return where bands of positions end: [16, 20, 24, 28, 32, 40, …, context].
+    """Return where bands of positions end: [16, 24, 32, 48, 64, 96, …, context].
 
-    A token at position t (from 1) is predicted from t tokens. Bands grow with t, four an octave:
+    A token at position t (from 1) is predicted from t tokens. Bands grow with t, two an octave:
     what more context brings is less, the more there is of it.
     """
     edges = []

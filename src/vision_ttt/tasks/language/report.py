@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
-from vision_ttt.engine.files import write_bytes, write_text
+from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import trace_layers
@@ -27,7 +27,7 @@ _PROMPT, _NEW_TOKENS, _TEMPERATURE = "def ", 400, 0.8
 
 
 def write_report(task: Language, result: TrainResult) -> Report:
-    """Write curves.png, loss_by_position.png, inner_loss.png and sample.txt; return the page's.
+    """Write curves.png, loss_by_position.png and inner_loss.png; return the page's parts.
 
     Inner losses are of models with TTT-Linear layers only; others get the rest.
     """
@@ -65,8 +65,6 @@ def write_report(task: Language, result: TrainResult) -> Report:
         temperature=_TEMPERATURE,
         seed=metrics["seed"],
     )
-    sample_file = result.run_dir / "sample.txt"
-    write_text(sample_file, f"{_PROMPT}{sample}\n")
     measured = {
         "test bits per byte": f"{metrics['test_bits_per_byte']:.4f}",
         "best test bits per byte": f"{metrics['best_test_bits_per_byte']:.4f}",
@@ -82,7 +80,7 @@ def write_report(task: Language, result: TrainResult) -> Report:
     return Report(
         list(sections.values()),
         measured,
-        {"sample": sample_file},
+        {},
         f"vision-ttt generate {result.run_dir / WEIGHTS_FILE} --prompt 'class '",
         [position_table(evaluation)],
         [text],
