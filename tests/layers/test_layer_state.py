@@ -3,18 +3,21 @@
 from functools import partial
 
 import pytest
+import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import vision_ttt
 from tolerances import assert_close
 from vision_ttt.layers import (
     TTTMLP,
     DirectionalConv1d,
     LinearLearner,
     MiniBatchRotary,
+    TanhGatedNorm,
     TTTLayer,
     TTTLayerState,
     TTTLinear,
@@ -153,3 +156,18 @@ def test_rotations_by_place():
     assert torch.equal(each[1], y[0, 2:5])
     with pytest.raises(ValueError, match="head_dim=7"):
         MiniBatchRotary(7, 4)
+
+
+def test_rotations_that_an_op_would_leave_out_are_refused():
+    rotary = MiniBatchRotary(16, 4)
+    with pytest.raises(ValueError, match="fused has no rotary=MiniBatchRotary"):
+        TTTLinear(DIM, 2, conv_kernel_size=4, rotary=rotary, fused=True)
+    with pytest.raises(ValueError, match="fused has no TanhGatedNorm"):
+        TTTLinear(DIM, 2, conv_kernel_size=4, merge=TanhGatedNorm, fused=True)
+    layer = TTTLinear(DIM, 2, conv_kernel_size=4, fused=True)
+    with pytest.raises(ValueError, match="rotary is not called while fused is True"):
+        layer.rotary = rotary
+    model = timm.create_model("vittt_nano_patch4_32", num_classes=10)
+    model.blocks[0].mixer.ttt.rotary = MiniBatchRotary(model.blocks[0].mixer.ttt.head_dim, 16)
+    with pytest.raises(ValueError, match="rotates q and k"):
+        vision_ttt.for_inference(model, strict=True)

@@ -125,6 +125,8 @@ def _require_supported_parts(block: VitttBlock) -> None:
         require(block.get_submodule(path), path, nn.Linear)
     if type(ttt.conv_q) is not type(ttt.conv_k):
         raise UnsupportedPart("mixer.ttt convolves one of q and k only")
+    if ttt.rotary is not None:
+        raise UnsupportedPart("mixer.ttt rotates q and k")
 
 
 def _parameters(block: VitttBlock, dtype: torch.dtype) -> VitttBlockParameters:

@@ -10,18 +10,17 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.layers import (
+    TTTMLP,
     DirectionalConv1d,
-    LinearLearner,
     MiniBatchRotary,
-    MLPLearner,
     SwiGLU,
     TanhGatedNorm,
-    TTTLayer,
     TTTLayerState,
+    TTTLinear,
 )
 from vision_ttt.ops import states
 
-_LEARNERS = {"linear": LinearLearner, "mlp": MLPLearner}
+_LAYERS = {"linear": TTTLinear, "mlp": TTTMLP}
 
 
 class TTTBlockState(NamedTuple):
@@ -57,10 +56,10 @@ class TTTBlock(GradientCheckpointingLayer):
             self.conv_norm = norm()
             self.conv = DirectionalConv1d(dim, config.conv_kernel)
         self.seq_norm = norm()
-        self.ttt = TTTLayer(
+        self.ttt = _LAYERS[config.ttt_layer_type](
             dim,
             heads,
-            partial(_LEARNERS[config.ttt_layer_type], mini_batch_size=config.mini_batch_size),
+            mini_batch_size=config.mini_batch_size,
             share_qk=config.share_qk,
             conv_kernel_size=config.conv_kernel if config.share_qk else 0,
             gate=config.use_gate,

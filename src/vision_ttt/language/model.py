@@ -15,7 +15,13 @@ from vision_ttt.language.block import TTTBlock, TTTBlockState
 from vision_ttt.language.cache import TTTCache
 from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.outputs import TTTModelOutput
-from vision_ttt.layers import DirectionalConv1d, GatedNorm, InnerLearner, MiniBatchRotary
+from vision_ttt.layers import (
+    TTTMLP,
+    DirectionalConv1d,
+    GatedNorm,
+    InnerLearner,
+    MiniBatchRotary,
+)
 
 
 class TTTPreTrainedModel(PreTrainedModel):
@@ -45,7 +51,7 @@ class TTTPreTrainedModel(PreTrainedModel):
         elif isinstance(module, (nn.RMSNorm, DirectionalConv1d, InnerLearner)):
             with init.guard_torch_init_functions():  # for which the mark counts, too
                 module.reset_parameters()
-        if isinstance(module, (InnerLearner, MiniBatchRotary)):
+        if isinstance(module, (InnerLearner, MiniBatchRotary, TTTMLP)):
             module.init_non_persistent_buffers()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vision_ttt.layers.fusable import Fusable
+from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.ttt_layer import TTTLayer, TTTLayerState
 from vision_ttt.ops import fused_ttt_linear, linear
@@ -25,6 +26,7 @@ class TTTLinear(TTTLayer, Fusable):
         gate: multiply by GELU(Linear_g(x)) before the output projection.
         learnable_states: see :class:`LinearLearner`; one per direction by default.
         base_learning_rate: η_base.
+        merge, rotary: as of :class:`TTTLayer`.
         fused: run everything between the wide projections as one op,
             :func:`vision_ttt.ops.fused_ttt_linear`, which computes the same from the same
             parameters and keeps less for the backward pass; the wide projections run as
@@ -34,12 +36,12 @@ class TTTLinear(TTTLayer, Fusable):
 
     Raises:
         ValueError: D is not a multiple of H, an argument is out of its range, or ``fused`` is set
-            without a Conv1d.
+            without a Conv1d, with ``rotary`` or with another ``merge``.
         TypeError: ``fused`` is set for a subclass that overrides ``views`` or ``rates``.
     """
 
     learner: LinearLearner
-    fused_parts = ("in_proj", "conv_q", "conv_k", "learner", "merge", "out_proj")
+    fused_parts = ("in_proj", "conv_q", "conv_k", "rotary", "learner", "merge", "out_proj")
     fused_methods = ("views", "rates")
 
     def __init__(
@@ -54,10 +56,15 @@ class TTTLinear(TTTLayer, Fusable):
         gate: bool = False,
         learnable_states: int | None = None,
         base_learning_rate: float = 1.0,
+        merge: type[GatedNorm] = GatedNorm,
+        rotary: nn.Module | None = None,
         fused: bool = False,
     ) -> None:
         if fused and not conv_kernel_size:
             raise ValueError("fused needs a Conv1d on q and k, got conv_kernel_size=0")
+        if fused and (rotary is not None or merge is not GatedNorm):
+            part = merge.__name__ if rotary is None else f"rotary={type(rotary).__name__}"
+            raise ValueError(f"fused has no {part}: its op neither rotates nor has other gates")
         super().__init__(
             dim,
             num_heads,
@@ -69,6 +76,8 @@ class TTTLinear(TTTLayer, Fusable):
             conv_kernel_size=conv_kernel_size,
             gate=gate,
             base_learning_rate=base_learning_rate,
+            merge=merge,
+            rotary=rotary,
         )
         if fused:
             self.fuse()

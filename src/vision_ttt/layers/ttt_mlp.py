@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.mlp_learner import MLPLearner
 from vision_ttt.layers.ttt_layer import TTTLayer
 
@@ -25,6 +26,7 @@ class TTTMLP(TTTLayer):
         learnable_states: see :class:`MLPLearner`; one per direction by default.
         base_learning_rate: η_base, 0.1 in the TTT paper, which warms it up linearly over the first
             tenth of training (Appendix C): see :func:`warm_up_inner_rates`.
+        merge, rotary: as of :class:`TTTLayer`.
 
     Raises:
         ValueError: D is not a multiple of H, or an argument is out of its range.
@@ -45,6 +47,8 @@ class TTTMLP(TTTLayer):
         gate: bool = False,
         learnable_states: int | None = None,
         base_learning_rate: float = 0.1,
+        merge: type[GatedNorm] = GatedNorm,
+        rotary: nn.Module | None = None,
     ) -> None:
         super().__init__(
             dim,
@@ -55,6 +59,8 @@ class TTTMLP(TTTLayer):
             conv_kernel_size=conv_kernel_size,
             gate=gate,
             base_learning_rate=base_learning_rate,
+            merge=merge,
+            rotary=rotary,
         )
         # A tensor, so that a change of its value does not compile again. Not saved: a trained model
         # runs at its full rate.
