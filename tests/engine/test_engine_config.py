@@ -18,6 +18,7 @@ from vision_ttt.models.arguments import FUSED
 from vision_ttt.models.vittt_ablations import ABLATIONS
 from vision_ttt.recipes import change, resolve
 from vision_ttt.recipes.names import short_names
+from vision_ttt.tasks.language.models import build_language_model, model_arguments
 
 PACKAGED = ("classification", "diffusion")
 """Tasks; other tests may add theirs to the table."""
@@ -144,6 +145,12 @@ def test_sections_of_another_task_are_refused() -> None:
 def test_packaged_recipe_loads(name: str) -> None:
     stages = recipes.load_stages(name)
     for stage, config in stages.items():
+        if config.task.name == "language":  # a model of transformers
+            arguments = {"vocab_size": 257, "end": 256, "context": config.data.context}
+            name, own = config.model.name, config.model.arguments
+            with torch.device("meta"):
+                build_language_model(name, model_arguments(name, own, **arguments))
+            continue
         assert is_model(config.model.name)
         with torch.device("meta"):
             create_model(config.model.name, **config.model.arguments)

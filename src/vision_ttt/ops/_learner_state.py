@@ -9,7 +9,6 @@ kernels of :mod:`vision_ttt.ops._learner_part`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -159,7 +158,8 @@ class Parts:
         self.size = inputs.mini_batch_size
         self.dtype = torch.promote_types(inputs.q.dtype, torch.float32)
 
-    @functools.cached_property
+    # Not cached: torch.compile does not enter functools.cached_property.
+    @property
     def scale(self) -> Tensor:
         """p [H or 1, b]."""
         scale = self.inputs.position_scale

@@ -77,7 +77,7 @@ def _concatenated(parts: Sequence[Any], sizes: Sequence[int], device: torch.devi
     if not any(isinstance(x, Tensor) for x in parts) and len(set(parts)) == 1:
         return first
     each = (
-        x if isinstance(x, Tensor) else torch.full((size,), x, device=device)
+        x if isinstance(x, Tensor) else torch.full((size,), x, dtype=torch.int64, device=device)
         for x, size in zip(parts, sizes, strict=True)
     )
     return torch.cat(list(each))
