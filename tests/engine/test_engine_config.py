@@ -146,10 +146,11 @@ def test_packaged_recipe_loads(name: str) -> None:
     stages = recipes.load_stages(name)
     for stage, config in stages.items():
         if config.task.name == "language":  # a model of transformers
-            arguments = {"vocab_size": 257, "end": 256, "context": config.data.context}
-            name, own = config.model.name, config.model.arguments
+            decided = {"vocab_size": 257, "end": 256, "context": config.data.context}
+            model = config.model
+            arguments = model_arguments(model.name, model.arguments, **decided)
             with torch.device("meta"):
-                build_language_model(name, model_arguments(name, own, **arguments))
+                build_language_model(model.name, arguments)
             continue
         assert is_model(config.model.name)
         with torch.device("meta"):
@@ -164,7 +165,7 @@ def test_packaged_recipe_loads(name: str) -> None:
         assert Path(config.run.output) == Path("runs", name, stage)
     text = (Path(recipes.__file__).parent / f"{name}.yaml").read_text(encoding="utf-8")
     header = text[: text.index("\ntask:")]
-    offline = name.startswith(("digits", "scenes"))
+    offline = name.startswith(("digits", "scenes", "text"))
     assert f"train {name}" in header or "demo-dense" in header
     assert "hardware:" in header
     assert "result:" in header
