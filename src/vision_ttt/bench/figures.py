@@ -113,16 +113,29 @@ def _write_labels(axis: Axes, ends: Mapping[str, tuple[float, float, str]]) -> N
     """Write each line's label right of its end; stack the labels of lines that end at one size."""
     _ = axis.get_xlim(), axis.get_ylim()  # updates the limits, which matplotlib computes lazily
     to_axes = axis.transData + axis.transAxes.inverted()
-    lowest: dict[float, float] = {}
-    for label, (extent, height, color) in sorted(ends.items(), key=lambda end: end[1][1]):
+    stacks: dict[float, list[tuple[str, float, float]]] = {}
+    for label, (extent, height, _) in sorted(ends.items(), key=lambda end: end[1][1]):
         x, y = to_axes.transform((extent, height))
-        y = max(y, lowest.get(extent, 0.0))
-        lowest[extent] = y + _LABEL_HEIGHT
+        stacks.setdefault(extent, []).append((label, x, y))
+    for label, x, y in (place for stack in stacks.values() for place in _apart(stack)):
         axis.text(
             *(x + 0.02, y, label.replace("_patch16_224", "")),
             transform=axis.transAxes,
-            color=color,
+            color=ends[label][2],
             fontsize=8,
             va="center",
             bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.5},
         )
+
+
+def _apart(stack: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+    """Labels and places in a panel, from the lowest up: moved so that none covers another."""
+    heights, lowest = [], 0.0
+    for _, _, y in stack:
+        heights.append(max(y, lowest))
+        lowest = heights[-1] + _LABEL_HEIGHT
+    highest = 1.0  # the panel's top, above which only a stack higher than the panel goes
+    for index in reversed(range(len(heights))):
+        heights[index] = min(heights[index], max(highest, index * _LABEL_HEIGHT))
+        highest = heights[index] - _LABEL_HEIGHT
+    return [(label, x, y) for (label, x, _), y in zip(stack, heights, strict=True)]
