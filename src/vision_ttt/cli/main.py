@@ -47,6 +47,7 @@ COMMANDS = {
         "vision_ttt.cli.convert", "make a checkpoint of an author's released weights"
     ),
     "export": Command("vision_ttt.cli.export", "write a checkpoint for timm, torch.export or ONNX"),
+    "app": Command("vision_ttt.cli.app", "show in the browser what models see in a picture"),
     "sweep": Command("vision_ttt.cli.sweep", "train every row of a comparison, over several seeds"),
     "bench": Command("vision_ttt.cli.bench", "measure speed and memory against other models"),
     "demo": Command("vision_ttt.cli.demo", "train on handwritten digits and write a report"),
