@@ -32,6 +32,7 @@ _ABOUT_GRADIENTS = (
     " tokens of a scan meet an untrained learner, and outshine the rest on small pictures."
 )
 _NOTHING = "nothing"
+_SEEN = "Seen by the model"
 
 _KEPT_SECONDS = 3600  # a visitor's picture and results, and the files of shown pictures
 _MOST_VISITORS = 100  # whose results are kept at once
@@ -188,7 +189,7 @@ def _side(name: str) -> _Side:
             column,
             gr.State(None, time_to_live=_KEPT_SECONDS),
             gr.Markdown(elem_classes="notes"),
-            _picture("Seen by the model", f"{name}-seen"),
+            _picture(_SEEN, f"{name}-seen"),
             gr.Label(num_top_classes=5, label="Most probable", elem_id=f"{name}-classes"),
             gr.Slider(1, 1, step=1, label="Layer", elem_id=f"{name}-layer"),
             _picture("Gradient magnitude", f"{name}-gradient"),
@@ -209,7 +210,9 @@ def _shown(seen: Explanation, layer: int) -> list[Any]:
         gr.Column(visible=True),
         seen,
         heading,
-        gr.Image(seen.drawn or seen.seen, visible=True),
+        gr.Image(seen.seen, label=_SEEN, visible=True)
+        if seen.drawn is None
+        else gr.Image(seen.drawn, label="Found by the model", visible=True),
         gr.Label(seen.classes, visible=seen.classes is not None),
         gr.Slider(1, count, value=layer, label=f"Layer, of {count}", interactive=count > 1),
         *_drawn(seen, layer),
