@@ -25,9 +25,8 @@ def test_pictures_are_rgb_and_the_same_each_time(name, size):
 
 def test_the_last_figure_of_a_number_is_the_digit():
     digits = Digits("test")
-    own = {
-        image.tobytes(): label for image, label in zip(digits.images, digits.targets, strict=True)
-    }
+    labelled = zip(digits.images, digits.targets, strict=True)
+    own = {image.tobytes(): label for image, label in labelled}
     samples = sample_images("digit-0-24")
     assert [sample.name for sample in samples] == [f"digit-{n}" for n in range(25)]
     assert [own[sample.open().tobytes()] for sample in samples] == [n % 10 for n in range(25)]
