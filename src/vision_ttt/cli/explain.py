@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from vision_ttt import tasks
 from vision_ttt.cli.arguments.explain import SAMPLE, WEIGHTS, told_apart
 from vision_ttt.cli.device import find_device
-from vision_ttt.cli.explain_kinds import KINDS, Batch, Kind, Part, Subject
+from vision_ttt.cli.explained import KINDS, Batch, Kind, Part, Subject
 from vision_ttt.data import open_image
 from vision_ttt.data.image_files import files_and_folders
 from vision_ttt.data.sample_images import NamedImage, sample_images
