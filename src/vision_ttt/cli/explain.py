@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jsonargparse
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
 from vision_ttt import tasks
 from vision_ttt.cli.arguments.explain import SAMPLE, WEIGHTS, told_apart
@@ -52,17 +54,19 @@ def run(arguments: jsonargparse.Namespace) -> int:
                 progress.advance(bar, len(batch.names))
             subject.backbone.around.cpu()
             found[subject.name] = kind.gather(subject, parts)
-        figures = list(kind.figures(found))
-        bar = progress.add_task("drawing", total=len(figures))
+        arrays = _finite(kind, found)
         folder.mkdir(parents=True, exist_ok=True)
-        saved = save_arrays(folder, arguments.what, kind.arrays(found))
-        for name, figure in figures:
+        saved = save_arrays(folder, arguments.what, arrays)
+        bar = progress.add_task("drawing", total=None)
+        drawn = []
+        for name, figure in kind.figures(found):
             save_figure(figure, folder, name)
+            drawn.append(name)
             progress.advance(bar)
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     for line in kind.lines(found):
         say(line)
-    for name, _ in figures:
+    for name in drawn:
         say(f"{folder / name}: {', '.join(FORMATS)}")
     say(f"{saved}: the arrays of {len(found)} models on {len(images)} images")
     return 0
@@ -82,6 +86,22 @@ def _looked_at(kind: Kind, subject: Subject, batch: Batch, former: Sequence[Part
         return batch._replace(images=batch.images.cpu()), kind.look(subject, batch.images)
     except (TypeError, ValueError) as error:  # the model has no such thing, or the sizes do not fit
         raise UserError(f"{subject.name}: {error}") from error
+
+
+def _finite(kind: Kind, found: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The arrays of what was found.
+
+    Raises:
+        UserError: a number among them is not finite, or they cannot be computed of such numbers.
+    """
+    try:
+        arrays = kind.arrays(found)
+    except ValueError as error:
+        raise UserError(f"{kind.what}: {error}; the model's weights may be damaged") from error
+    for name, values in arrays.items():
+        if not torch.isfinite(values).all():
+            raise UserError(f"{name} is not finite: the model's weights are damaged")
+    return arrays
 
 
 def _batches(
