@@ -18,18 +18,18 @@ collect_ignore = [
     *(["test_app_samples.py"] if find_spec("skimage") is None else []),
 ]
 
-NANO = {"depth": 2, "embed_dim": 32, "num_heads": 1, "img_size": 16}
+NANO = {"depth": 2, "embed_dim": 32, "num_heads": 1, "img_size": 32}
 CLASSES = ("dark", "light", "striped")
 
 
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Vittt of two blocks on 4 × 4 tokens."""
+    """A Vittt of two blocks on 8 × 8 tokens."""
     torch.manual_seed(0)
     arguments = {**NANO, "num_classes": len(CLASSES)}
     model = build_model("vittt_nano_patch4_32", arguments)
     torch.nn.init.normal_(model.head.weight)
-    config = data_config(model, 16)
+    config = data_config(model, 32)
     path = tmp_path_factory.mktemp("run") / "best.safetensors"
     described = describe_classifier("vittt_nano_patch4_32", arguments, CLASSES, config)
     save_weights(path, model.state_dict(), described)

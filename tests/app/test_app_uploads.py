@@ -14,16 +14,16 @@ from vision_ttt.explain import LossCourse
 
 
 def test_a_camera_s_picture_is_upright_and_small(tmp_path: Path) -> None:
-    pixels = np.zeros((1000, 3000, 3), np.uint8)
-    pixels[:, :300] = 255  # white at the left
+    pixels = np.zeros((400, 2400, 3), np.uint8)
+    pixels[:, :240] = 255  # white at the left
     exif = Image.Exif()
     exif[0x0112] = 6  # turned to the right for showing
     Image.fromarray(pixels).save(tmp_path / "photo.jpg", exif=exif)
     picture = open_upload(tmp_path / "photo.jpg")
-    assert picture.size == (round(LONGEST_SIDE / 3), LONGEST_SIDE)
+    assert picture.size == (round(LONGEST_SIDE / 6), LONGEST_SIDE)
     assert picture.mode == "RGB"
-    assert picture.getpixel((300, 50)) > (250, 250, 250)  # white at the top
-    assert picture.getpixel((300, 1500)) < (5, 5, 5)
+    assert picture.getpixel((150, 50)) > (250, 250, 250)  # white at the top
+    assert picture.getpixel((150, 1500)) < (5, 5, 5)
 
 
 def test_what_is_broken_or_too_large_is_refused(tmp_path: Path) -> None:
@@ -60,6 +60,6 @@ def test_a_map_lies_over_the_picture() -> None:
 
 
 def test_curves_are_drawn_of_any_length() -> None:
-    for count in (1, 7, 1000):
+    for count in (1, 1000):
         curve = torch.linspace(1, 0, count)
         assert min(loss_curves(LossCourse(curve, curve / 2, curve / 4), "block 1").size) > 300
