@@ -136,12 +136,14 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
                 # In the order in which they were asked for, so that what is shown is the latest.
                 "concurrency_id": "look",
                 "concurrency_limit": 1,
+                "api_visibility": "private",
             }
             for model, side in ((first, left), (second, right))
         ]
-        uploaded = file.upload(_told(open_upload), file, picture)
-        chosen = gallery.select(take_sample, None, picture)
-        for event in (uploaded, chosen, state.input(lambda: None)):
+        private = {"api_visibility": "private"}
+        uploaded = file.upload(_told(open_upload), file, picture, **private)
+        chosen = gallery.select(take_sample, None, picture, **private)
+        for event in (uploaded, chosen, state.input(lambda: None, **private)):
             event.success(**looks[0]).success(**looks[1])
         first.input(**looks[0])
         second.input(**looks[1])
@@ -153,6 +155,7 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
                 show_progress="hidden",
                 trigger_mode="always_last",
                 concurrency_limit=None,
+                **private,
             )
     return page
 
@@ -170,6 +173,7 @@ def serve(page: gr.Blocks, host: str, port: int) -> None:
         state_session_capacity=_MOST_VISITORS,
         ssr_mode=False,
         footer_links=[],
+        run_history=False,  # which offers to send them elsewhere
         css=_CSS,
         theme=_theme(),
     )
@@ -178,8 +182,7 @@ def serve(page: gr.Blocks, host: str, port: int) -> None:
 def _theme() -> gr.themes.Base:
     """A theme of the fonts that the visitor's machine has: nothing is loaded from elsewhere."""
     return gr.themes.Default(
-        font=["ui-sans-serif", "system-ui", "sans-serif"],
-        font_mono=["ui-monospace", "monospace"],
+        font=["Helvetica Neue", "Arial", "sans-serif"], font_mono=["Consolas", "monospace"]
     )
 
 
@@ -231,7 +234,12 @@ def _drawn(seen: Explanation | None, layer: float) -> list[gr.Image]:
     ]
     names = ("Gradient magnitude", "Token norms", "Inner loss along the scan")
     return [
-        gr.Image(picture, label=f"{name}: {at.title}", visible=picture is not None)
+        gr.Image(
+            picture,
+            label=f"{name}: {at.title}",
+            alt_text=f"{name} of {at.title}",
+            visible=picture is not None,
+        )
         for picture, name in zip(pictures, names, strict=True)
     ]
 
