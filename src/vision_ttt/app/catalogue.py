@@ -199,8 +199,16 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
     Visitors need not know the folders of the machine.
     """
     parts = [path.absolute().with_suffix("").parts for path in paths]
-    for count in range(2, max(map(len, parts), default=2)):
-        names = ["/".join(each[-count:]) for each in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
+
+    def end(of: tuple[str, ...], count: int) -> str:
+        return "/".join(of[-count:])
+
+    names = []
+    for path, own in zip(paths, parts, strict=True):
+        for count in range(2, len(own)):
+            if sum(end(each, count) == end(own, count) for each in parts) == 1:
+                names.append(end(own, count))
+                break
+        else:
+            names.append(str(path))
+    return names

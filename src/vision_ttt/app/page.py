@@ -194,7 +194,7 @@ def _side(name: str) -> _Side:
             gr.Markdown(elem_classes="notes"),
             _picture(_SEEN, f"{name}-seen"),
             gr.Label(num_top_classes=5, label="Most probable", elem_id=f"{name}-classes"),
-            gr.Slider(1, 1, step=1, label="Layer", elem_id=f"{name}-layer"),
+            gr.Slider(1, 2, step=1, label="Layer", visible=False, elem_id=f"{name}-layer"),
             _picture("Gradient magnitude", f"{name}-gradient"),
             _picture("Token norms", f"{name}-norms"),
             _picture("Inner loss along the scan", f"{name}-losses"),
@@ -217,7 +217,7 @@ def _shown(seen: Explanation, layer: int) -> list[Any]:
         if seen.drawn is None
         else gr.Image(seen.drawn, label="Found by the model", visible=True),
         gr.Label(seen.classes, visible=seen.classes is not None),
-        gr.Slider(1, count, value=layer, label=f"Layer, of {count}", interactive=count > 1),
+        gr.Slider(1, max(count, 2), value=layer, label=f"Layer, of {count}", visible=count > 1),
         *_drawn(seen, layer),
     ]
 
