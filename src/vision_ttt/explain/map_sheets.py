@@ -212,7 +212,7 @@ def _ratio(picture: Tensor) -> float:
 
 
 def _ends(own: Tensor) -> str:
-    return f"{own.min().item():.2g} – {own.max().item():.2g}"
+    return f"{own.min().item():.3g} – {own.max().item():.3g}"
 
 
 def _bare(axes: np.ndarray) -> None:
