@@ -8,6 +8,7 @@ from sklearn.datasets import load_sample_image
 from tolerances import assert_close
 from vision_ttt import for_inference
 from vision_ttt.explain import (
+    fast_weights,
     gradient_layers,
     gradient_magnitude,
     mean_map,
@@ -215,11 +216,26 @@ def test_maps_of_a_photograph_show_it_and_not_the_scan(name, side):
     assert first_mini_batches_share(scan) > 20  # what the default has to be free of
 
 
+class TwoModels(torch.nn.Module):
+    """Runs the first only."""
+
+    def __init__(self, model, other):
+        super().__init__()
+        self.model, self.other = model, other
+
+    def forward(self, x):
+        return self.model(x)
+
+
 def test_gradient_magnitude_refuses(images):
     with pytest.raises(TypeError, match=r"need a model with TTT layers, .* got Linear"):
         gradient_magnitude(torch.nn.Linear(1, 1), images)
-    with pytest.raises(TypeError, match=r"does not call its layer .* before for_inference"):
-        gradient_magnitude(for_inference(nano(mlp_ratio=2.0)), images)
+    with pytest.raises(TypeError, match=r"does not call its layer other.blocks.0.mixer"):
+        gradient_magnitude(TwoModels(nano(), nano()), images)
+    packed = for_inference(nano(mlp_ratio=2.0))
+    for explain in (gradient_magnitude, trace_layers, fast_weights):
+        with pytest.raises(TypeError, match="a model of for_inference cannot be explained"):
+            explain(packed, images)
     with pytest.raises(IndexError):
         gradient_magnitude(nano(), images, layers=[2])
     with pytest.raises(ValueError, match="at least one index"):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from PIL import Image
 
 from vision_ttt.explain.saving import save_arrays, save_figure
@@ -11,7 +12,7 @@ from vision_ttt.explain.saving import save_arrays, save_figure
 
 def drawn():
     figure = Figure(figsize=(2, 1))
-    figure.subplots().plot([1, 2])
+    figure.add_artist(Line2D([0, 1], [0, 1]))
     return figure
 
 

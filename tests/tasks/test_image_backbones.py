@@ -1,5 +1,6 @@
 """Backbones of checkpoints with their images: crops as at test, or whole pictures."""
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -42,7 +43,7 @@ def test_whole_images_are_normalised_and_shown_again():
     backbone = named_backbone("vittt_nano_patch4_32", 8)
     own = picture(8, 12)
     image = backbone.prepare(own)
-    levels = torch.tensor(list(own.getdata())).reshape(12, 8, 3).permute(2, 0, 1) / 255
+    levels = torch.tensor(np.array(own)).permute(2, 0, 1) / 255
     mean, std = (torch.tensor(backbone.statistics[key]).view(3, 1, 1) for key in ("mean", "std"))
     assert torch.allclose(image, (levels - mean) / std, atol=1e-6)
     assert torch.allclose(backbone.shown(image), levels, atol=1e-6)
@@ -88,7 +89,7 @@ def test_what_has_no_image_backbone_is_refused():
     with pytest.raises(UserError, match=r"a diffusion model .* it has no image backbone"):
         find("diffusion").image_backbone(torch.nn.Identity(), metadata, shorter_side=None)
     denoiser = next(name for name in list_models() if not timm.is_model(name))
-    with pytest.raises(ConfigError, match="is a DiT3, not a backbone of images"):
+    with pytest.raises(ConfigError, match="is a denoising model, not a backbone of images"):
         named_backbone(denoiser, None)
     with pytest.raises(ConfigError, match="nearest: vittt_tiny_patch16_224"):
         named_backbone("vittt_tiny_patch16", None)

@@ -134,7 +134,7 @@ def _images(given: Sequence[str]) -> list[NamedImage]:
 
 def _subjects(models: Sequence[str], arguments: jsonargparse.Namespace) -> list[Subject]:
     """The models that are given, and with --random those of their checkpoints before training."""
-    names = arguments.names or _distinct(map(_name, models))
+    names = arguments.names or map(_name, models)
     subjects = []
     for word, name in zip(models, names, strict=True):
         if not word.endswith(WEIGHTS):
@@ -150,7 +150,8 @@ def _subjects(models: Sequence[str], arguments: jsonargparse.Namespace) -> list[
                 untrained = tasks.find(metadata.task["name"]).rebuild(metadata).eval()
             subjects.append(_subject(f"{name} untrained", untrained, metadata, arguments))
         subjects.append(_subject(name, model, metadata, arguments))
-    return subjects
+    distinct = _distinct(subject.name for subject in subjects)
+    return [each._replace(name=name) for each, name in zip(subjects, distinct, strict=True)]
 
 
 def _subject(

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from vision_ttt.explain.inner_loss_figures import layer_name
+from vision_ttt.explain.inner_loss_figures import add_legend, layer_name, panels
 from vision_ttt.explain.palette import line_style
 
 if TYPE_CHECKING:
@@ -85,24 +85,20 @@ def fast_weight_heads(
     rows = -(-len(layers) // columns)
     size = (max(2.2 * columns, 4.2) + 0.3, 1.7 * rows + 0.9)
     figure = Figure(figsize=size, layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
-    for axis in axes[len(layers) :]:
-        axis.set_axis_off()
-    for axis, (layer, weights) in zip(axes, layers.items(), strict=False):
-        for index, (head, values) in enumerate(
-            zip(heads, _values(getattr(weights, quantity)), strict=True)
-        ):
-            _line(axis, quantity, values, label=head, **line_style(index))
+    axes = panels(figure, rows, columns, len(layers), sharey=True)
+    what, unit, along = _QUANTITIES[quantity]
+    for axis, (layer, weights) in zip(axes, layers.items(), strict=True):
+        values = _values(getattr(weights, quantity))
+        for index, (head, own) in enumerate(zip(heads, values, strict=True)):
+            _line(axis, quantity, own, label=head, **line_style(index))
+        axis.set_title(layer_name(layer), fontsize=9)
+    for axis in axes:  # after all lines, which share an axis
         _describe(axis, quantity)
         axis.set_ylabel("")
-        axis.set_title(layer_name(layer), fontsize=9)
-    what, unit, along = _QUANTITIES[quantity]
-    figure.supxlabel(along, fontsize=9)
+    for axis in axes[-_MOST_COLUMNS:]:  # the last of each column
+        axis.set_xlabel(along, fontsize=8)
     figure.supylabel(f"{what}, {unit}", fontsize=9)
-    if title:
-        figure.suptitle(title, fontsize=10)
-    lines, labels = axes[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=7)
+    add_legend(figure, axes[0], title, 6)
     return figure
 
 

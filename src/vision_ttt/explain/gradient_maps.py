@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.explain.inner_loop import examine, inner_op
+from vision_ttt.explain.inner_loop import examine, inner_op, refuse_packed
 from vision_ttt.layers import TTTLayer, ViT3TTT, VitttMixer
 from vision_ttt.layers.extra_tokens import split_extra
 from vision_ttt.ops.vit3_inner import depthwise_gradient_norms, gated_unit_gradient_norms
@@ -23,7 +23,11 @@ def gradient_layers(model: nn.Module) -> dict[str, VitttMixer | ViT3TTT]:
     """The layers of a model that have gradient magnitude maps, by module name, in their order.
 
     These are the token mixers of a Vittt, with linear or two-layer inner models, and of a ViT³.
+
+    Raises:
+        TypeError: the model is one of ``for_inference``, whose blocks do not call their layers.
     """
+    refuse_packed(model)
     return {
         name: layer
         for name, layer in model.named_modules()
@@ -75,7 +79,8 @@ def gradient_magnitude(
         last head of a ViT³ is its convolution. Class tokens are left out.
 
     Raises:
-        TypeError: the model has no such layers, or does not call them, as after ``for_inference``.
+        TypeError: the model has no such layers, does not call them, or is one of
+            ``for_inference``.
         ValueError: the state is not one of the layers', or layers differ in grid or heads.
         IndexError: the model has no such layer.
     """
@@ -109,10 +114,7 @@ def gradient_magnitude(
     found = examine(model, images, looked_at, look)
     if len(found) < len(looked_at):
         missing = next(name for name in looked_at if name not in found)
-        raise TypeError(
-            f"{type(model).__name__} does not call its layer {missing}; give the model as it was "
-            "before for_inference"
-        )
+        raise TypeError(f"{type(model).__name__} does not call its layer {missing}")
     maps = {
         name: _on_grid(found[f"{name}.ttt"], *found[name])
         if isinstance(every[name], VitttMixer)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vision_ttt.inference.evaluation_only import EvaluationOnly
 from vision_ttt.layers import InnerLearner, LinearLearner, MLPLearner, TTTLayer
 from vision_ttt.models.evaluation_mode import evaluation_mode
 from vision_ttt.ops import ttt_linear, ttt_mlp
@@ -44,8 +45,22 @@ def inner_op(layer: nn.Module) -> InnerOp | None:
     return None
 
 
+def refuse_packed(model: nn.Module) -> None:
+    """Raise a TypeError for what ``for_inference`` has made: packed blocks do not call layers."""
+    if any(isinstance(module, EvaluationOnly) for module in model.modules()):
+        raise TypeError(
+            "a model of for_inference cannot be explained: its blocks are packed and do not call "
+            "their layers; give the model that for_inference was given"
+        )
+
+
 def learner_layers(model: nn.Module) -> dict[str, TTTLayer]:
-    """Module name → TTT layer, of linear or two-layer inner models, in the modules' order."""
+    """Module name → TTT layer, of linear or two-layer inner models, in the modules' order.
+
+    Raises:
+        TypeError: the model is one of ``for_inference``.
+    """
+    refuse_packed(model)
     return {
         name: layer
         for name, layer in model.named_modules()
@@ -66,6 +81,9 @@ def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
         Module name of each TTT layer → its :class:`vision_ttt.ops.inner_trace.InnerTrace`, in the
         order in which they run. For a layer that runs several times it is the last one. Empty for
         a model without such layers.
+
+    Raises:
+        TypeError: the model is one of ``for_inference``, whose blocks do not call their layers.
     """
 
     def look(layer: nn.Module, arguments: Mapping[str, Any]) -> InnerTrace:

@@ -28,33 +28,33 @@ _FADED = 0.25
 
 
 def inner_loss_course_figure(
-    courses: Mapping[str, LossCourse], *, window: int = 16, title: str = ""
+    courses: Mapping[str, LossCourse], *, window: int | None = None, title: str = ""
 ) -> Figure:
     """Inner loss at three states along the scan, a panel for each layer (TTT, Figs. 4 and 5).
 
     A token's loss at the initial state, at the state before its step and after it. The gap between
     the first two is what the learner has learnt from the tokens before, that between the last two
-    what one step teaches. Thin lines are single tokens, thick ones running means.
+    what one step teaches. With a window, thin lines are single tokens and thick ones running means.
 
     Args:
         courses: of :func:`vision_ttt.explain.inner_loss_course`: the layer's name → its losses.
-        window: tokens in a running mean; 1 for none.
+        window: tokens in a running mean; 1 for none, None for a 64th of the tokens.
         title: of the figure, e.g. the model's name.
 
     Raises:
         ValueError: there is no layer, or the window is below 1.
     """
-    figure, axes = _panels(courses, window)
-    for axis, (layer, course) in zip(axes, courses.items(), strict=False):
+    figure, axes, window = _panels(courses, window)
+    for axis, (layer, course) in zip(axes, courses.items(), strict=True):
         for index, (name, label) in enumerate(COURSES.items()):
             _course(axis, getattr(course, name), window, index, label)
         _describe(axis, layer)
-    _finish(figure, axes[0], window, title, columns=1 if len(courses) == 1 else 3)
+    _finish(figure, axes, window, title, columns=1 if len(courses) == 1 else 3)
     return figure
 
 
 def inner_loss_comparison(
-    models: Mapping[str, Mapping[str, LossCourse]], *, window: int = 16
+    models: Mapping[str, Mapping[str, LossCourse]], *, window: int | None = None
 ) -> Figure:
     """ℓ(W_{t−1}; x_t) of several models along the scan, a panel for each layer (VT, Fig. 11).
 
@@ -63,19 +63,19 @@ def inner_loss_comparison(
     Args:
         models: the model's name → its layers' losses. Panels are of the layers in order, so that
             models of other names of layers compare, too; the first model's names are shown.
-        window: tokens in a running mean; 1 for none.
+        window: tokens in a running mean; 1 for none, None for a 64th of the tokens.
 
     Raises:
         ValueError: there is no model or layer, or the window is below 1.
     """
     longest = max(models.values(), key=len, default={})
-    figure, axes = _panels(longest, window)
+    figure, axes, window = _panels(longest, window)
     for index, (model, courses) in enumerate(models.items()):
         for axis, course in zip(axes, courses.values(), strict=False):
             _course(axis, course.before, window, index, model)
-    for axis, layer in zip(axes, longest, strict=False):
+    for axis, layer in zip(axes, longest, strict=True):
         _describe(axis, layer)
-    _finish(figure, axes[0], window, "ℓ(Wₜ₋₁; xₜ), before the token's step", columns=4)
+    _finish(figure, axes, window, "ℓ(Wₜ₋₁; xₜ), before the token's step", columns=4)
     return figure
 
 
@@ -98,19 +98,29 @@ def layer_name(name: str) -> str:
     return f"{stage}block {int(parts[place + 1]) + 1}"
 
 
-def _panels(courses: Mapping[str, LossCourse], window: int) -> tuple[Figure, list[Axes]]:
+def _panels(
+    courses: Mapping[str, LossCourse], window: int | None
+) -> tuple[Figure, list[Axes], int]:
+    """A figure with an axis for each layer, and the tokens in a running mean."""
     if not courses:
         raise ValueError("there must be at least one layer with an inner loss")
+    if window is None:
+        window = max(len(next(iter(courses.values())).before) // 64, 1)
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
     columns = min(_MOST_COLUMNS, len(courses))
     rows = -(-len(courses) // columns)
     size = (max(2.3 * columns, 4.2) + 0.3, 1.85 * rows + 0.9)
     figure = Figure(figsize=size, layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True).flat)
-    for axis in axes[len(courses) :]:
+    return figure, panels(figure, rows, columns, len(courses)), window
+
+
+def panels(figure: Figure, rows: int, columns: int, count: int, **shared: bool) -> list[Axes]:
+    """``count`` axes in rows; what is left of the last row stays empty."""
+    axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    for axis in axes[count:]:
         axis.set_axis_off()
-    return figure, axes
+    return axes[:count]
 
 
 def _course(axis: Axes, losses: Tensor, window: int, index: int, label: str) -> None:
@@ -130,10 +140,16 @@ def _describe(axis: Axes, layer: str) -> None:
     axis.grid(alpha=0.3)
 
 
-def _finish(figure: Figure, axis: Axes, window: int, title: str, *, columns: int) -> None:
-    smoothed = f" (thick: mean of {window})" if window > 1 else ""
-    figure.supxlabel(f"token, in scan order{smoothed}", fontsize=9)
+def _finish(figure: Figure, axes: list[Axes], window: int, title: str, *, columns: int) -> None:
+    smoothed = f"\n(thick: mean of {window})" if window > 1 else ""
+    for axis in axes[-_MOST_COLUMNS:]:  # the last of each column
+        axis.set_xlabel(f"token, in scan order{smoothed}", fontsize=8)
     figure.supylabel("inner loss ½‖f(k) − v‖²", fontsize=9)
+    add_legend(figure, axes[0], title, columns)
+
+
+def add_legend(figure: Figure, axis: Axes, title: str, columns: int) -> None:
+    """Put a title above all panels, and the names of an axis' lines below them."""
     if title:
         figure.suptitle(title, fontsize=10)
     lines, labels = axis.get_legend_handles_labels()

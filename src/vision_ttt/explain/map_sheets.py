@@ -145,7 +145,7 @@ def head_sheet(
     cell = max(min(_WIDEST / count, 1.1), 0.6)
     height = _ratio(picture) * cell + 0.04
     figure = Figure(figsize=(cell * count + 0.5, height * layers + 0.9), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.01, h_pad=0.01, wspace=0, hspace=0)
+    figure.get_layout_engine().set(w_pad=0.01, h_pad=0.03, wspace=0, hspace=0)
     axes = figure.subplots(layers, count, squeeze=False)
     _bare(axes)
     for layer, row in enumerate(axes):
@@ -163,9 +163,10 @@ def heat_over(axis: Axes, seen: PictureMap) -> None:
     """Draw a map over its picture in grey, in colours from its smallest to its largest number."""
     pixels = _pixels(seen)
     extent = (0, pixels.shape[1], pixels.shape[0], 0)
-    axis.imshow(pixels.mean(-1), cmap="gray", vmin=0, vmax=1, extent=extent)
+    # Neither black nor white below the heat, which would be taken for its own dark and bright.
+    axis.imshow(0.3 + 0.4 * pixels.mean(-1), cmap="gray", vmin=0, vmax=1, extent=extent)
     shown = seen.map.detach().float().cpu().numpy()
-    axis.imshow(shown, cmap=HEAT, extent=extent, interpolation="bilinear", alpha=0.75)
+    axis.imshow(shown, cmap=HEAT, extent=extent, interpolation="bilinear", alpha=0.8)
 
 
 def _pixels(seen: PictureMap) -> np.ndarray:
@@ -211,7 +212,7 @@ def _ratio(picture: Tensor) -> float:
 
 
 def _ends(own: Tensor) -> str:
-    return f"{own.min().item():.2g} – {own.max().item():.2g}"
+    return f"{own.min().item():.3g} – {own.max().item():.3g}"
 
 
 def _bare(axes: np.ndarray) -> None:

@@ -233,7 +233,10 @@ def _add_receptive_field(parser: CommandParser) -> None:
 
 def _add_inner_loss(parser: CommandParser) -> None:
     parser.add_argument(
-        "--window", type=int, default=16, help="tokens in the running means; 1: none"
+        "--window",
+        type=int | None,
+        default=None,
+        help="tokens in the running means; 1: none, null: a 64th of all",
     )
 
 

@@ -16,6 +16,7 @@ from vision_ttt.data import evaluation_transform
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.task import ImageBackbone
+from vision_ttt.models.registry import is_model
 from vision_ttt.tasks.images.models import data_config
 
 _USUAL_REDUCTION = 32  # pixels per cell of the last feature map, for models that do not tell
@@ -78,9 +79,9 @@ def named_backbone(name: str, shorter_side: int | None) -> ImageBackbone:
     Raises:
         ConfigError: there is no such model (names the nearest), or it is no backbone of images.
     """
+    if is_model(name) and not timm.is_model(name):  # timm's registry holds no denoisers
+        raise ConfigError(f"{name} is a denoising model, not a backbone of images")
     model = build_model(name, {}).eval()
-    if not timm.is_model(name):  # timm's registry holds classifiers, ours the denoisers, too
-        raise ConfigError(f"{name} is a {type(model).__name__}, not a backbone of images")
     return classifier_backbone(model, name, {}, data_config(model), shorter_side)
 
 
