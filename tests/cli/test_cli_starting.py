@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from vision_ttt.cli.arguments import bench, convert
+from vision_ttt.cli.arguments import bench, convert, explain
 from vision_ttt.cli.main import COMMANDS
 
 HEAVY = ("torch", "timm", "numpy", "matplotlib", "PIL")
@@ -21,6 +21,7 @@ HELP = [
     *(["help", name] for name in COMMANDS),
     *(["bench", kind, "--help"] for kind in bench.KINDS),
     ["help", "bench", "ops"],
+    *(["explain", kind, "--help"] for kind in explain.KINDS),
 ]
 
 REFUSED = [
@@ -40,6 +41,9 @@ REFUSED = [
     ["export", "absent", "a.pt2"],
     ["sweep", "ablation-digits", "--jobs", "0"],
     ["sweep", "ablation"],
+    ["explain", "heat"],
+    ["explain", "norms", "absent.safetensors", "sample:china", "--output", "out"],
+    ["explain", "norms", "vittt_nano_patch4_32", "--output", "out"],
     ["bench", "speed"],
     ["bench", "ops", "--threads", "0"],
     ["bench", "ops", "--op", "attention"],

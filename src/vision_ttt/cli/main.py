@@ -40,6 +40,7 @@ COMMANDS = {
     "train": Command("vision_ttt.cli.train", "train a model by a recipe"),
     "eval": Command("vision_ttt.cli.evaluate", "measure a checkpoint on a dataset"),
     "predict": Command("vision_ttt.cli.predict", "name what is on images, with probabilities"),
+    "explain": Command("vision_ttt.cli.explain", "show what a model looks at, learns and keeps"),
     "sample": Command("vision_ttt.cli.sample", "generate images with a diffusion model"),
     "generate": Command("vision_ttt.cli.generate", "continue a text with a language model"),
     "models": Command("vision_ttt.cli.models", "list the models with parameters and MACs"),
@@ -47,6 +48,7 @@ COMMANDS = {
         "vision_ttt.cli.convert", "make a checkpoint of an author's released weights"
     ),
     "export": Command("vision_ttt.cli.export", "write a checkpoint for timm, torch.export or ONNX"),
+    "app": Command("vision_ttt.cli.app", "show in the browser what models see in a picture"),
     "sweep": Command("vision_ttt.cli.sweep", "train every row of a comparison, over several seeds"),
     "bench": Command("vision_ttt.cli.bench", "measure speed and memory against other models"),
     "demo": Command("vision_ttt.cli.demo", "train on handwritten digits and write a report"),

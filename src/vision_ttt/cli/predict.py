@@ -3,18 +3,17 @@
 import csv
 import io
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vision_ttt import tasks
 from vision_ttt.cli.checks import check_replaceable
+from vision_ttt.cli.device import find_device
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
@@ -23,7 +22,7 @@ from vision_ttt.errors import UserError
 def run(arguments: jsonargparse.Namespace) -> int:
     """Show or write what the checkpoint's model predicts for each file."""
     output = None if arguments.output is None else Path(arguments.output)
-    device = _device(arguments.device)
+    device = find_device(arguments.device)
     model, metadata = tasks.load_model(arguments.checkpoint, task=None)
     section = tasks.find(metadata.task["name"])
     model, precision = fast_model(model, device, arguments.dtype)
@@ -112,28 +111,6 @@ def _drawing_files(files: Sequence[Path], folder: str, *, overwrite: bool) -> di
         taken[path] = str(file)
     Path(folder).mkdir(parents=True, exist_ok=True)
     return {file: path for path, file in taken.items()}
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device).cpu()  # "meta" is no device to compute on
-    # PyTorch without CUDA asserts, and looks for the modules of devices that others provide.
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        reason = re.split(r"\. |\n", str(error).strip(), maxsplit=1)[0]
-        raise UserError(
-            f"device {name!r} cannot be used: {reason}; accepted here: {', '.join(_devices())}"
-        ) from error
-    return device
-
-
-def _devices() -> list[str]:
-    if not torch.accelerator.is_available():
-        return ["cpu"]
-    kind = torch.accelerator.current_accelerator().type
-    return ["cpu", *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
 
 
 def _csv(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:

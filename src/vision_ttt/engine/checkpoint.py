@@ -12,7 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from vision_ttt._version import __version__
-from vision_ttt.engine.tensor_files import CheckpointError, read_tensors, write_tensors
+from vision_ttt.engine.tensor_files import (
+    CheckpointError,
+    inspect_tensors,
+    read_tensors,
+    write_tensors,
+)
 from vision_ttt.models.arguments import architecture
 
 WEIGHTS_FILE = "last.safetensors"
@@ -83,6 +88,21 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], ModelMetadata]:
             of ours.
     """
     weights, text = read_tensors(path)
+    return weights, _metadata(path, text)
+
+
+def read_metadata(path: Path) -> ModelMetadata:
+    """Return the metadata of a file that `save_weights` wrote, reading its first bytes alone.
+
+    The weights are not looked at: that they are whole is known when `read_weights` reads them.
+
+    Raises:
+        FileNotFoundError, CheckpointError: as `read_weights`.
+    """
+    return _metadata(path, inspect_tensors(path, hashing=False).text)
+
+
+def _metadata(path: Path, text: str | None) -> ModelMetadata:
     if text is None:
         raise CheckpointError(
             f"{path} has no vision-ttt metadata: it does not say which model it is"
@@ -91,7 +111,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], ModelMetadata]:
         values = json.loads(text)
         if values["format"] != _FORMAT:
             raise CheckpointError(f"{path} has format {values['format']}; {_FORMAT} is read")
-        return weights, ModelMetadata(**values)
+        return ModelMetadata(**values)
     except CheckpointError:
         raise
     except (ValueError, KeyError, TypeError) as error:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
 
     from vision_ttt.engine.checkpoint import ModelMetadata
+    from vision_ttt.engine.task import ImageBackbone
     from vision_ttt.tasks.classification.predict import ClassPredictor
     from vision_ttt.tasks.classification.task import Classification
 
@@ -98,3 +99,14 @@ class ClassificationSection(TaskSection):
         from vision_ttt.tasks.classification.predict import ClassPredictor
 
         return ClassPredictor(model, metadata, topk=5 if topk is None else topk, **options)
+
+    @classmethod
+    def image_backbone(
+        cls, model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
+    ) -> ImageBackbone:
+        """Return the classifier itself; without `shorter_side` it sees what predict shows it."""
+        from vision_ttt.tasks.images.backbones import classifier_backbone
+        from vision_ttt.tasks.images.metadata import check_carried
+
+        told = check_carried(metadata)["input"]
+        return classifier_backbone(model, metadata.model, metadata.model_args, told, shorter_side)

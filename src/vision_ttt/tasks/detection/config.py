@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
 
     from vision_ttt.engine.checkpoint import ModelMetadata
+    from vision_ttt.engine.task import ImageBackbone
     from vision_ttt.tasks.detection.predict import ObjectPredictor
     from vision_ttt.tasks.detection.task import Detection
 
@@ -152,3 +153,20 @@ class DetectionSection(DenseSection):
         from vision_ttt.tasks.detection.predict import ObjectPredictor
 
         return ObjectPredictor(model, metadata, **options)
+
+    @classmethod
+    def image_backbone(
+        cls, model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
+    ) -> ImageBackbone:
+        """Return the detector's backbone, on whole images of the size at test."""
+        require("dense", "detection")
+        from vision_ttt.tasks.detection.metadata import check_carried
+        from vision_ttt.tasks.images.backbones import dense_backbone
+
+        told = check_carried(metadata)
+        return dense_backbone(
+            model.maps,
+            told["input"],
+            shorter_side=shorter_side,
+            at_test=(told["shorter_side"], told["longer_side"]),
+        )

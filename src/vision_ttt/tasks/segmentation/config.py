@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
 
     from vision_ttt.engine.checkpoint import ModelMetadata
+    from vision_ttt.engine.task import ImageBackbone
     from vision_ttt.tasks.segmentation.predict import SegmentPredictor
     from vision_ttt.tasks.segmentation.task import Segmentation
 
@@ -156,3 +157,19 @@ class SegmentationSection(DenseSection):
         from vision_ttt.tasks.segmentation.predict import SegmentPredictor
 
         return SegmentPredictor(model, metadata, **options)
+
+    @classmethod
+    def image_backbone(
+        cls, model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
+    ) -> ImageBackbone:
+        """Return the segmenter's backbone, on whole images of the size at test."""
+        from vision_ttt.tasks.images.backbones import dense_backbone
+        from vision_ttt.tasks.segmentation.metadata import check_carried
+
+        told = check_carried(metadata)["input"]
+        return dense_backbone(
+            model.maps,
+            told,
+            shorter_side=shorter_side,
+            at_test=(told["test_shorter_side"], told["longer_side"]),
+        )

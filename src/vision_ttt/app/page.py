@@ -1,0 +1,256 @@
+"""The page itself: what is on it, and what happens when a visitor touches it.
+
+All that belongs to a visitor is in `gr.State`, of which every browser tab has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import gradio as gr
+from PIL import Image
+
+from vision_ttt.app.catalogue import Catalogue
+from vision_ttt.app.pictures import heat_map, loss_curves
+from vision_ttt.app.samples import open_samples
+from vision_ttt.app.session import Explanation, explain
+from vision_ttt.app.uploads import LARGEST_FILE, open_upload
+from vision_ttt.errors import UserError
+
+_INTRODUCTION = """# What a model sees
+Choose a picture and a model. A layer of test-time training learns the picture while it reads it.
+The maps show where its inner learners still have most to learn, and how large the tokens are."""
+_GRADIENTS = {
+    "after the whole picture": "final",
+    "before any step": "initial",
+    "before each mini-batch": "current",
+}
+_ABOUT_GRADIENTS = (
+    "At which state of the inner learners. Before each mini-batch is the paper's way: the first"
+    " tokens of a scan meet an untrained learner, and outshine the rest on small pictures."
+)
+_NOTHING = "nothing"
+_SEEN = "Seen by the model"
+
+_KEPT_SECONDS = 3600  # a visitor's picture and results, and the files of shown pictures
+_MOST_VISITORS = 100  # whose results are kept at once
+_MOST_WAITING = 64  # computations
+_CSS = """
+.gradio-container { max-width: 1180px !important; margin: auto; }
+.notes { opacity: 0.8; }
+"""
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The components that show what one model sees; `explanation` is the visitor's."""
+
+    column: gr.Column
+    explanation: gr.State
+    heading: gr.Markdown
+    seen: gr.Image
+    classes: gr.Label
+    layer: gr.Slider
+    gradient: gr.Image
+    norms: gr.Image
+    losses: gr.Image
+
+    @property
+    def outputs(self) -> list[Any]:
+        """All of them, in the order of the fields."""
+        return [getattr(self, each.name) for each in fields(self)]
+
+
+def build_page(catalogue: Catalogue) -> gr.Blocks:
+    """Return the page that offers a catalogue's models."""
+    samples = open_samples()
+    with gr.Blocks(
+        title="What a model sees",
+        analytics_enabled=False,
+        delete_cache=(_KEPT_SECONDS, _KEPT_SECONDS),
+    ) as page:
+        gr.Markdown(_INTRODUCTION)
+        picture = gr.State(None, time_to_live=_KEPT_SECONDS)
+        with gr.Row():
+            with gr.Column(min_width=300):
+                file = gr.File(
+                    label=f"Your picture, at most {LARGEST_FILE >> 20} MB",
+                    file_types=["image"],
+                    height=140,
+                    elem_id="file",
+                )
+                gallery = gr.Gallery(
+                    [(sample, name) for name, sample in samples.items()],
+                    label="or one of these",
+                    columns=6,
+                    height="auto",
+                    object_fit="cover",
+                    allow_preview=False,
+                    interactive=False,
+                    elem_id="samples",
+                )
+            with gr.Column(min_width=300):
+                first = gr.Dropdown(list(catalogue.names), label="Model", elem_id="first")
+                second = gr.Dropdown(
+                    [_NOTHING, *catalogue.names],
+                    value=_NOTHING,
+                    label="Beside it",
+                    elem_id="second",
+                )
+                state = gr.Radio(
+                    list(_GRADIENTS.items()),
+                    value="final",
+                    label="Gradients of the inner learners",
+                    info=_ABOUT_GRADIENTS,
+                    elem_id="state",
+                )
+        with gr.Row():
+            left = _side("first")
+            right = _side("second")
+
+        def take_sample(event: gr.SelectData) -> Image.Image:
+            return list(samples.values())[event.index]
+
+        def look(
+            picture: Image.Image | None,
+            model: str,
+            state: str,
+            layer: float,
+            former: Explanation | None,
+        ) -> Sequence[Any]:
+            if model == _NOTHING:
+                return [gr.Column(visible=False), None, *[gr.skip()] * (len(left.outputs) - 2)]
+            if picture is None:
+                return [gr.skip()] * len(left.outputs)
+            seen = explain(catalogue.load(model), picture, state)
+            count = len(seen.layers)
+            return _shown(seen, count if former is None else min(round(layer), count))
+
+        looks = [
+            {
+                "fn": _told(look),
+                "inputs": [picture, model, state, side.layer, side.explanation],
+                "outputs": side.outputs,
+                # In the order in which they were asked for, so that what is shown is the latest.
+                "concurrency_id": "look",
+                "concurrency_limit": 1,
+                "api_visibility": "private",
+            }
+            for model, side in ((first, left), (second, right))
+        ]
+        private = {"api_visibility": "private"}
+        uploaded = file.upload(_told(open_upload), file, picture, **private)
+        chosen = gallery.select(take_sample, None, picture, **private)
+        for event in (uploaded, chosen, state.input(lambda: None, **private)):
+            event.success(**looks[0]).success(**looks[1])
+        first.input(**looks[0])
+        second.input(**looks[1])
+        for side in (left, right):
+            side.layer.input(
+                _drawn,
+                [side.explanation, side.layer],
+                [side.gradient, side.norms, side.losses],
+                show_progress="hidden",
+                trigger_mode="always_last",
+                concurrency_limit=None,
+                **private,
+            )
+    return page
+
+
+def serve(page: gr.Blocks, host: str, port: int) -> None:
+    """Serve a page until it is closed, and return when it answers."""
+    page.queue(max_size=_MOST_WAITING)
+    page.launch(
+        server_name=host,
+        server_port=port,
+        prevent_thread_lock=True,
+        share=False,
+        quiet=True,
+        max_file_size=LARGEST_FILE,
+        state_session_capacity=_MOST_VISITORS,
+        ssr_mode=False,
+        footer_links=[],
+        run_history=False,  # which offers to send them elsewhere
+        css=_CSS,
+        theme=_theme(),
+    )
+
+
+def _theme() -> gr.themes.Base:
+    """A theme of the fonts that the visitor's machine has: nothing is loaded from elsewhere."""
+    return gr.themes.Default(
+        font=["Helvetica Neue", "Arial", "sans-serif"], font_mono=["Consolas", "monospace"]
+    )
+
+
+def _side(name: str) -> _Side:
+    with gr.Column(min_width=300, visible=name == "first") as column:
+        return _Side(
+            column,
+            gr.State(None, time_to_live=_KEPT_SECONDS),
+            gr.Markdown(elem_classes="notes"),
+            _picture(_SEEN, f"{name}-seen"),
+            gr.Label(num_top_classes=5, label="Most probable", elem_id=f"{name}-classes"),
+            gr.Slider(1, 2, step=1, label="Layer", visible=False, elem_id=f"{name}-layer"),
+            _picture("Gradient magnitude", f"{name}-gradient"),
+            _picture("Token norms", f"{name}-norms"),
+            _picture("Inner loss along the scan", f"{name}-losses"),
+        )
+
+
+def _picture(label: str, name: str) -> gr.Image:
+    return gr.Image(label=label, format="png", interactive=False, visible=False, elem_id=name)
+
+
+def _shown(seen: Explanation, layer: int) -> list[Any]:
+    """Values of a side's components, in the order of its fields."""
+    count = len(seen.layers)
+    heading = f"### {seen.model}\n" + " ".join(seen.notes)
+    return [
+        gr.Column(visible=True),
+        seen,
+        heading,
+        gr.Image(seen.seen, label=_SEEN, visible=True)
+        if seen.drawn is None
+        else gr.Image(seen.drawn, label="Found by the model", visible=True),
+        gr.Label(seen.classes, visible=seen.classes is not None),
+        gr.Slider(1, max(count, 2), value=layer, label=f"Layer, of {count}", visible=count > 1),
+        *_drawn(seen, layer),
+    ]
+
+
+def _drawn(seen: Explanation | None, layer: float) -> list[gr.Image]:
+    """Gradient map, norms and losses of a layer, from 1."""
+    if seen is None:  # the session is over
+        raise gr.Error("Choose the picture again: the page was idle for too long.")
+    at = seen.layers[round(layer) - 1]
+    pictures = [
+        None if at.gradient is None else heat_map(seen.seen, at.gradient, "‖G‖ of each token"),
+        None if at.norms is None else heat_map(seen.seen, at.norms, "‖x‖₂ of each token"),
+        None if at.losses is None else loss_curves(at.losses, at.title),
+    ]
+    names = ("Gradient magnitude", "Token norms", "Inner loss along the scan")
+    return [
+        gr.Image(
+            picture,
+            label=f"{name}: {at.title}",
+            alt_text=f"{name} of {at.title}",
+            visible=picture is not None,
+        )
+        for picture, name in zip(pictures, names, strict=True)
+    ]
+
+
+def _told(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, its refusals shown to the visitor as they are."""
+
+    def told(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except UserError as error:
+            raise gr.Error(str(error), print_exception=False) from error
+
+    return told

@@ -1,0 +1,57 @@
+"""An explanation's layers as pictures: maps over what the model saw, and losses as curves."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from vision_ttt.explain import LossCourse
+from vision_ttt.explain.inner_loss_figures import inner_loss_course_figure
+
+_HEAT = "magma"
+_WIDTH, _HEIGHT = 4.6, 5.4  # inches, that a picture fits into
+_DOTS = 150  # per inch
+
+# Figures of several threads share matplotlib's caches of fonts and texts.
+_DRAWING = threading.Lock()
+
+
+def heat_map(picture: Image.Image, values: Tensor, label: str) -> Image.Image:
+    """Return a map over a picture in grey, with a colour bar from its least to its largest value.
+
+    Args:
+        picture: RGB.
+        values: [h, w] on the token grid, whose cells cover the picture evenly.
+        label: of the colour bar, with the unit.
+    """
+    width, height = picture.size
+    extent = (0, width, height, 0)
+    scale = min(_WIDTH / width, _HEIGHT / height)
+    size = (max(scale * width, _WIDTH / 2), scale * height + 0.7)  # the bar needs room
+    figure = Figure(figsize=size, layout="constrained")
+    axis = figure.subplots()
+    axis.imshow(picture.convert("L"), cmap="gray", vmin=0, vmax=255, extent=extent)
+    heat = axis.imshow(
+        values.numpy(), cmap=_HEAT, extent=extent, interpolation="bilinear", alpha=0.75
+    )
+    axis.set(xlim=(0, width), ylim=(height, 0))
+    axis.axis("off")
+    bar = figure.colorbar(heat, ax=axis, location="bottom", pad=0.02, aspect=40, label=label)
+    bar.solids.set_alpha(1)
+    return _drawn(figure)
+
+
+def loss_curves(losses: LossCourse, title: str) -> Image.Image:
+    """Return a layer's three inner losses along its scan as curves."""
+    return _drawn(inner_loss_course_figure({title: losses}))
+
+
+def _drawn(figure: Figure) -> Image.Image:
+    content = io.BytesIO()
+    with _DRAWING:
+        figure.savefig(content, format="png", dpi=_DOTS)
+    return Image.open(content).convert("RGB")

@@ -1,0 +1,49 @@
+"""The arguments of `vision-ttt app`."""
+
+import jsonargparse
+
+from vision_ttt.cli.checks import check_input_file, check_range
+from vision_ttt.cli.parser import CommandParser
+from vision_ttt.extras import require
+
+_EPILOG = """Examples:
+
+  vision-ttt app
+  vision-ttt app runs/demo/best.safetensors deit_tiny_patch16_224
+  vision-ttt app runs/*/last.safetensors --host 0.0.0.0 --port 8080"""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare the models that visitors may choose, and where the page is served."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "models",
+        type=str,
+        nargs="*",
+        help="checkpoints (.safetensors), and names of models, which get random weights; visitors"
+        " choose among these and the models of `vision-ttt models`, and can open no other file",
+    )
+    parser.add_argument(
+        "--host",
+        type=str,
+        default="127.0.0.1",
+        help="address to listen on; by default this machine alone reaches the page, with 0.0.0.0"
+        " every machine that reaches this one",
+    )
+    parser.add_argument("--port", type=int, default=7860, help="to listen on")
+    parser.add_argument(
+        "--device",
+        type=str | None,
+        default=None,
+        help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
+    )
+
+
+def check(arguments: jsonargparse.Namespace) -> None:
+    """Refuse a port out of range and checkpoints that are not there; name missing packages."""
+    require("app", "vision-ttt app")
+    check_range(arguments, port=(1, 65_535))
+    arguments.models = arguments.models or []
+    for given in arguments.models:
+        if given.endswith(".safetensors"):
+            check_input_file("the checkpoint", given)

@@ -1,0 +1,246 @@
+"""The arguments of `vision-ttt explain gradient-map|receptive-field|inner-loss|norms|fast-weights`.
+
+What is given on the command line is models, then images. A word is an image's if it is a file or
+folder that does not end in .safetensors, or begins with `sample:`; all others are models'.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import jsonargparse
+
+from vision_ttt.cli.checks import (
+    LARGEST_BATCH,
+    check_input_file,
+    check_new_folder,
+    check_range,
+    check_readable,
+    shortened,
+)
+from vision_ttt.cli.parser import CommandParser
+from vision_ttt.errors import UserError
+
+KINDS = {
+    "gradient-map": "what there is to learn from each token, as heat over the image",
+    "receptive-field": "which pixels the feature in the middle responds to",
+    "inner-loss": "what the inner learners lose along the tokens, before and after learning",
+    "norms": "sizes of the tokens after every block, and the outliers among them",
+    "fast-weights": "how far the inner weights move along an image, and how fast",
+}
+SAMPLE = "sample:"
+WEIGHTS = ".safetensors"
+LARGEST_SIDE = 8_192  # pixels
+MOST_MODELS = 8  # that a figure shows side by side
+
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".gif")
+
+_EPILOG = """Examples:
+
+  vision-ttt explain gradient-map runs/digits/best.safetensors sample:digit-0-4 --output figures
+  vision-ttt explain inner-loss C.safetensors photo.jpg FOLDER --random --output figures
+  vision-ttt explain receptive-field vittt_tiny_patch16_224 deit_tiny_patch16_224 FOLDER \\
+      --names Vittt DeiT --limit 64 --output figures
+  vision-ttt explain gradient-map C.safetensors sample:flower --shorter-side 448 --output figures
+
+`vision-ttt explain WHAT --help` explains the flags of each."""
+
+_READING = """Models: checkpoints (.safetensors) of any task on images, and names of models of this
+package or of timm, which have random weights. Of a detector or segmenter the backbone is shown, by
+itself. Several are shown side by side; names and numbers of heads may differ.
+
+Images: files, folders for all images in them, and sample:NAME for pictures that come with the
+packages: sample:china, sample:flower (photographs), sample:digit-N, sample:object-N, sample:scene-N
+(test images of the demos), each with a range as sample:digit-0-9.
+
+Size: a classifier sees what vision-ttt predict shows it, the picture resized and its middle cut out
+(in the size it was trained for); a detector's or segmenter's backbone sees the whole picture in the
+size of its tests. With --shorter-side any model sees whole pictures of any proportions, resized so
+that both sides are whole patches; position embeddings are interpolated. Nothing is padded.
+
+Figures are written as PDF, SVG and PNG, and all numbers in them as WHAT.npz, whose arrays are named
+MODEL/IMAGE/… or MODEL/LAYER/…"""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare what to explain; each has flags of its own."""
+    parser.epilog = _EPILOG
+    summaries = "; ".join(f"{kind}: {summary}" for kind, summary in KINDS.items())
+    parser.add_argument("what", type=Literal[tuple(KINDS)], help=summaries)
+
+
+def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
+    """Parse `argv`: what to explain, then its own flags."""
+    what = parser.parse_command(argv[:1]).what
+    own = CommandParser(f"{parser.prog} {what}", f"show {KINDS[what]}")
+    own.epilog = f"{_READING}\n\n{_EPILOG.rpartition(chr(10) * 2)[0]}"
+    _add_common(own)
+    {
+        "gradient-map": _add_gradient_map,
+        "receptive-field": _add_receptive_field,
+        "inner-loss": _add_inner_loss,
+        "norms": lambda parser: None,
+        "fast-weights": _add_fast_weights,
+    }[what](own)
+    arguments = own.parse_command(argv[1:])
+    arguments.what = what
+    return arguments
+
+
+def check(arguments: jsonargparse.Namespace) -> None:
+    """Refuse what can be known to fail before a model is built."""
+    check_range(
+        arguments,
+        shorter_side=(1, LARGEST_SIDE),
+        limit=(1, 1_000_000),
+        batch_size=(1, LARGEST_BATCH),
+        seed=(0, 2**63 - 1),
+    )
+    own = {"fraction": (1e-6, 1), "last_layers": (1, 1_000), "window": (1, 1_000_000)}
+    check_range(arguments, **{name: ends for name, ends in own.items() if name in arguments})
+    if arguments.what == "receptive-field" and arguments.radius is not None:
+        check_range(arguments, radius=(0, LARGEST_SIDE))
+    models, images = told_apart(arguments.given)
+    for model in models:
+        if model.endswith(WEIGHTS):
+            check_input_file("the checkpoint", model)
+        elif "/" in model or Path(model).suffix.lower() in _IMAGE_SUFFIXES:
+            raise FileNotFoundError(2, "No such file", model)
+    if not models:
+        raise UserError(f"no model is given, only images ({shortened(images[0])}, …)")
+    if not images:
+        raise UserError(f"no image is given, only models ({shortened(models[0])}, …)")
+    for image in images:
+        if not image.startswith(SAMPLE):
+            check_readable("the image", image)
+    checkpoints = sum(model.endswith(WEIGHTS) for model in models)
+    if arguments.random and not checkpoints:
+        raise UserError("--random is for checkpoints; a model that is named has random weights")
+    shown = len(models) + arguments.random * checkpoints
+    if shown > MOST_MODELS:
+        raise UserError(f"{shown} models are given; a figure shows at most {MOST_MODELS}")
+    _check_names(arguments, len(models))
+    _check_output(arguments)
+
+
+def told_apart(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the models and the images that are given, each in their order."""
+    images = [each for each in given if _is_image(each)]
+    return [each for each in given if not _is_image(each)], images
+
+
+def _is_image(given: str) -> bool:
+    return given.startswith(SAMPLE) or (not given.endswith(WEIGHTS) and Path(given).exists())
+
+
+def _check_names(arguments: jsonargparse.Namespace, models: int) -> None:
+    names = arguments.names
+    if names is None:
+        return
+    if len(names) != models:
+        raise UserError(f"--names has {len(names)} names, and {models} models are given")
+    for name in names:
+        if not name.strip() or "/" in name or names.count(name) > 1:
+            raise UserError(f"--names has {shortened(name)!r}; names differ and have no /")
+
+
+def _check_output(arguments: jsonargparse.Namespace) -> None:
+    check_new_folder("--output", arguments.output)
+    folder = Path(arguments.output)
+    former = sorted(folder.glob(f"{arguments.what}*")) if folder.is_dir() else []
+    if former and not arguments.overwrite:
+        raise UserError(f"{former[0]} is there already; name another folder, or give --overwrite")
+
+
+def _add_common(parser: CommandParser) -> None:
+    parser.add_argument(
+        "given",
+        type=str,
+        nargs="+",
+        help="models or checkpoints, then image files, folders, or sample:NAME; see below",
+    )
+    parser.add_argument("--output", type=str, required=True, help="folder to write into")
+    parser.add_argument(
+        "--random",
+        type=bool,
+        default=False,
+        help="beside each checkpoint its model with random weights, as before training",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of random weights")
+    parser.add_argument(
+        "--names",
+        type=str,
+        nargs="+",
+        default=None,
+        help="what figures and arrays call the models; default: after their files",
+    )
+    parser.add_argument(
+        "--shorter_side",
+        type=int | None,
+        default=None,
+        help="show whole images, their shorter side of so many pixels; null: as at test",
+    )
+    parser.add_argument(
+        "--limit", type=int | None, default=None, help="use the first so many images; null: all"
+    )
+    parser.add_argument("--batch_size", type=int, default=8, help="images at once")
+    parser.add_argument(
+        "--overwrite",
+        type=bool,
+        default=False,
+        help="write though there are such figures in the folder already",
+    )
+    parser.add_argument(
+        "--device",
+        type=str | None,
+        default=None,
+        help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
+    )
+
+
+def _add_gradient_map(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--state",
+        type=Literal["final", "initial", "current"] | None,
+        default=None,
+        help="of the inner learners at which gradients are taken. final: after the whole image."
+        " initial: before it. current: before the token, as the paper has it; the scan's first"
+        " tokens then meet an untrained learner and outshine the rest, most of all on small"
+        " images. null: final, or for models whose learners take one step, initial",
+    )
+    parser.add_argument(
+        "--last_layers", type=int, default=1, help="layers, the last ones, that maps are means of"
+    )
+    parser.add_argument(
+        "--fraction", type=float, default=0.3, help="share of the tokens that are marked (0 to 1)"
+    )
+    parser.add_argument(
+        "--sheets",
+        type=bool,
+        default=False,
+        help="also write a sheet of all layers, and of all heads and directions, for each image",
+    )
+
+
+def _add_receptive_field(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--radius",
+        type=float | None,
+        default=None,
+        help="pixels, for the share of the response within it; null: a quarter of the shorter side",
+    )
+
+
+def _add_inner_loss(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--window",
+        type=int | None,
+        default=None,
+        help="tokens in the running means; 1: none, null: a 64th of all",
+    )
+
+
+def _add_fast_weights(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--sheets", type=bool, default=False, help="also write a figure by head for each quantity"
+    )

@@ -1,0 +1,184 @@
+"""`vision-ttt explain gradient-map|receptive-field|inner-loss|norms|fast-weights`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from vision_ttt import tasks
+from vision_ttt.cli.arguments.explain import SAMPLE, WEIGHTS, told_apart
+from vision_ttt.cli.device import find_device
+from vision_ttt.cli.explained import KINDS, Batch, Kind, Part, Subject
+from vision_ttt.data import open_image
+from vision_ttt.data.image_files import files_and_folders
+from vision_ttt.data.sample_images import NamedImage, sample_images
+from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.errors import UserError
+from vision_ttt.explain.saving import FORMATS, save_arrays, save_figure
+from vision_ttt.tasks.images.backbones import named_backbone
+
+
+def run(arguments: jsonargparse.Namespace) -> int:
+    """Look into each model on the images, and write figures and arrays of what is found."""
+    device = find_device(arguments.device)
+    models, given = told_apart(arguments.given)
+    images = _images(given)[: arguments.limit]
+    subjects = _subjects(models, arguments)
+    kind = KINDS[arguments.what](arguments)
+    folder = Path(arguments.output)
+    console, errors = Console(), Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    quiet = not errors.is_terminal
+    found = {}
+    with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
+        bar = progress.add_task("", total=len(images) * len(subjects))
+        for subject in subjects:
+            progress.update(bar, description=subject.name)
+            subject.backbone.around.to(device)
+            parts: list[Part] = []
+            for batch in _batches(subject, images, arguments.batch_size, device):
+                parts.append(_looked_at(kind, subject, batch, parts))
+                progress.advance(bar, len(batch.names))
+            subject.backbone.around.cpu()
+            found[subject.name] = kind.gather(subject, parts)
+        arrays = _finite(kind, found)
+        folder.mkdir(parents=True, exist_ok=True)
+        saved = save_arrays(folder, arguments.what, arrays)
+        bar = progress.add_task("drawing", total=None)
+        drawn = []
+        for name, figure in kind.figures(found):
+            save_figure(figure, folder, name)
+            drawn.append(name)
+            progress.advance(bar)
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    for line in kind.lines(found):
+        say(line)
+    for name in drawn:
+        say(f"{folder / name}: {', '.join(FORMATS)}")
+    say(f"{saved}: the arrays of {len(found)} models on {len(images)} images")
+    return 0
+
+
+def _looked_at(kind: Kind, subject: Subject, batch: Batch, former: Sequence[Part]) -> Part:
+    """What is found on a batch, beside the batch."""
+    if kind.one_size and former:
+        sizes = [tuple(each.images.shape[-2:]) for each in (former[0][0], batch)]
+        if sizes[0] != sizes[1]:
+            told = " and ".join(f"{height} × {width}" for height, width in sizes)
+            raise UserError(
+                f"{kind.what} needs images of one size; {subject.name} is shown images of {told}"
+                " pixels: leave --shorter-side out, or give images of one proportion"
+            )
+    try:
+        return batch._replace(images=batch.images.cpu()), kind.look(subject, batch.images)
+    except (TypeError, ValueError) as error:  # the model has no such thing, or the sizes do not fit
+        raise UserError(f"{subject.name}: {error}") from error
+
+
+def _finite(kind: Kind, found: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The arrays of what was found.
+
+    Raises:
+        UserError: a number among them is not finite, or they cannot be computed of such numbers.
+    """
+    try:
+        arrays = kind.arrays(found)
+    except ValueError as error:
+        raise UserError(f"{kind.what}: {error}; the model's weights may be damaged") from error
+    for name, values in arrays.items():
+        if not torch.isfinite(values).all():
+            raise UserError(f"{name} is not finite: the model's weights are damaged")
+    return arrays
+
+
+def _batches(
+    subject: Subject, images: Sequence[NamedImage], size: int, device: torch.device
+) -> Iterator[Batch]:
+    """Images as the backbone is given them, up to `size` of one shape at once, in their order."""
+    names, prepared = [], []
+    for image in images:
+        tensor = subject.backbone.prepare(image.open())
+        if prepared and (len(prepared) == size or prepared[0].shape != tensor.shape):
+            yield Batch(names, torch.stack(prepared).to(device))
+            names, prepared = [], []
+        names.append(image.name)
+        prepared.append(tensor)
+    yield Batch(names, torch.stack(prepared).to(device))
+
+
+def _images(given: Sequence[str]) -> list[NamedImage]:
+    """The pictures that are given, each with a name of its own."""
+    images = []
+    for word in given:
+        if word.startswith(SAMPLE):
+            images += sample_images(word.removeprefix(SAMPLE))
+        else:
+            files = files_and_folders([word])
+            images += [NamedImage(file.stem, partial(open_image, file)) for file in files]
+    names = _distinct(image.name.replace("/", "-") for image in images)
+    return [image._replace(name=name) for image, name in zip(images, names, strict=True)]
+
+
+def _subjects(models: Sequence[str], arguments: jsonargparse.Namespace) -> list[Subject]:
+    """The models that are given, and with --random those of their checkpoints before training."""
+    names = arguments.names or map(_name, models)
+    subjects = []
+    for word, name in zip(models, names, strict=True):
+        if not word.endswith(WEIGHTS):
+            with torch.random.fork_rng():
+                torch.manual_seed(arguments.seed)
+                backbone = named_backbone(word, arguments.shorter_side)
+            subjects.append(Subject(name, backbone))
+            continue
+        model, metadata = tasks.load_model(word, task=None)
+        if arguments.random:
+            with torch.random.fork_rng():
+                torch.manual_seed(arguments.seed)
+                untrained = tasks.find(metadata.task["name"]).rebuild(metadata).eval()
+            subjects.append(_subject(f"{name} untrained", untrained, metadata, arguments))
+        subjects.append(_subject(name, model, metadata, arguments))
+    distinct = _distinct(subject.name for subject in subjects)
+    return [each._replace(name=name) for each, name in zip(subjects, distinct, strict=True)]
+
+
+def _subject(
+    name: str,
+    model: torch.nn.Module,
+    metadata: ModelMetadata,
+    arguments: jsonargparse.Namespace,
+) -> Subject:
+    section = tasks.find(metadata.task["name"])
+    backbone = section.image_backbone(model, metadata, shorter_side=arguments.shorter_side)
+    return Subject(name, backbone)
+
+
+def _name(word: str) -> str:
+    """Of runs/digits/best.safetensors "digits": files of every run have one name."""
+    path = Path(word)
+    if word.endswith(WEIGHTS):
+        return path.parent.name if path.stem in ("best", "last") and path.parent.name else path.stem
+    return word
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Names with numbers behind those that were there before."""
+    distinct: list[str] = []
+    for name in names:
+        number, own = 2, name
+        while own in distinct:
+            own, number = f"{name}-{number}", number + 1
+        distinct.append(own)
+    return distinct

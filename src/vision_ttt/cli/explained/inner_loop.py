@@ -1,0 +1,105 @@
+"""`vision-ttt explain inner-loss` and `fast-weights`: courses of layers along the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vision_ttt.cli.explained.kind import (
+    Kind,
+    Part,
+    Subject,
+    file_name,
+    head_names,
+    mean_over_images,
+)
+from vision_ttt.explain import fast_weights, inner_loss_course
+from vision_ttt.explain.fast_weight_figures import fast_weight_heads, fast_weight_sheet
+from vision_ttt.explain.inner_loss_figures import inner_loss_comparison, inner_loss_course_figure
+
+
+class InnerLoss(Kind):
+    """Inner losses along the tokens; found: the layer's name → its course."""
+
+    what = "inner-loss"
+
+    def look(self, subject: Subject, images: Tensor) -> Mapping[str, Any]:
+        return _some_layers(subject, inner_loss_course(subject.backbone.around, images))
+
+    def gather(self, subject: Subject, parts: Sequence[Part]) -> dict[str, Any]:
+        return _mean_layers(parts)
+
+    def arrays(self, found: Mapping[str, Any]) -> dict[str, Tensor]:
+        return _arrays_of_layers(found)
+
+    def figures(self, found: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
+        window = self.arguments.window
+        for model, courses in found.items():
+            figure = inner_loss_course_figure(courses, window=window, title=model)
+            yield file_name(self.what, model), figure
+        if len(found) > 1:
+            yield self.what, inner_loss_comparison(found, window=window)
+
+
+class FastWeightsAlong(Kind):
+    """Fast weights along the image; found: the layer's name → drift, effective rank, rates."""
+
+    what = "fast-weights"
+
+    def look(self, subject: Subject, images: Tensor) -> Mapping[str, Any]:
+        return _some_layers(subject, fast_weights(subject.backbone.around, images))
+
+    def gather(self, subject: Subject, parts: Sequence[Part]) -> dict[str, Any]:
+        layers = _mean_layers(parts)
+        drift = next(iter(layers.values())).drift
+        self.heads[subject.name] = head_names(subject, len(drift))
+        return layers
+
+    def arrays(self, found: Mapping[str, Any]) -> dict[str, Tensor]:
+        return _arrays_of_layers(found)
+
+    def figures(self, found: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
+        yield self.what, fast_weight_sheet(found)
+        if self.arguments.sheets:
+            for model, layers in found.items():
+                for quantity in ("drift", "effective_rank", "rates"):
+                    figure = fast_weight_heads(
+                        layers, quantity, heads=self.heads[model], title=model
+                    )
+                    yield file_name(self.what, quantity.replace("_", "-"), model), figure
+
+
+def _some_layers(subject: Subject, layers: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not layers:
+        raise TypeError(
+            f"a {type(subject.backbone.model).__name__} has no TTT layers with linear or two-layer"
+            " inner models; a Vittt has them"
+        )
+    return layers
+
+
+def _mean_layers(parts: Sequence[Part]) -> dict[str, Any]:
+    """The mean over images of what was found of each layer, named tuples of tensors."""
+    weights = [len(batch.names) for batch, _ in parts]
+    first = parts[0][1]
+    return {
+        layer: type(values)(
+            *(
+                mean_over_images([getattr(found[layer], name) for _, found in parts], weights)
+                for name in values._fields
+            )
+        )
+        for layer, values in first.items()
+    }
+
+
+def _arrays_of_layers(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    return {
+        f"{model}/{layer}/{name}": values
+        for model, layers in found.items()
+        for layer, own in layers.items()
+        for name, values in own._asdict().items()
+    }

@@ -1,0 +1,124 @@
+"""The backbone inside a checkpoint's model, with how it is shown images, to be looked into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms.functional import pil_to_tensor
+
+from vision_ttt.data import evaluation_transform
+from vision_ttt.engine.building import build_model
+from vision_ttt.engine.config import ConfigError
+from vision_ttt.engine.task import ImageBackbone
+from vision_ttt.models.registry import is_model
+from vision_ttt.tasks.images.models import data_config
+
+_USUAL_REDUCTION = 32  # pixels per cell of the last feature map, for models that do not tell
+_STATISTICS = ("mean", "std")
+
+
+@dataclass(frozen=True)
+class WholeImage:
+    """Resizes a whole picture, bilinearly, so that its sides are whole patches.
+
+    The shorter side becomes `shorter_side` pixels, or less where the longer one would exceed
+    `longer_side`; then each side is rounded to the nearest multiple of the patch's. Nothing is cut
+    off or padded, and proportions change by half a patch at most.
+    """
+
+    statistics: Mapping[str, Sequence[float]]
+    shorter_side: int
+    multiple: int
+    """Pixels of a patch, or of a cell of the coarsest map."""
+    longer_side: int | None = None
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Return an RGB picture as a normalised image [3, H, W]."""
+        scale = self.shorter_side / min(image.size)
+        if self.longer_side is not None:
+            scale = min(scale, self.longer_side / max(image.size))
+        unit = self.multiple
+        size = tuple(max(round(side * scale / unit), 1) * unit for side in image.size)
+        levels = pil_to_tensor(image.resize(size, Image.Resampling.BILINEAR)).float() / 255
+        mean, std = (levels.new_tensor(self.statistics[k])[:, None, None] for k in _STATISTICS)
+        return (levels - mean) / std
+
+
+def classifier_backbone(
+    model: nn.Module,
+    name: str,
+    arguments: Mapping[str, Any],
+    told: Mapping[str, Any],
+    shorter_side: int | None,
+) -> ImageBackbone:
+    """The classifier itself, on images as `vision-ttt predict` prepares them, or on whole ones.
+
+    Args:
+        model: in evaluation mode.
+        name: of the model, which was built with `arguments`.
+        told: timm's data config of its images.
+        shorter_side: see :class:`WholeImage`; None for the centre crop of the model's own size.
+    """
+    statistics = {key: tuple(told[key]) for key in _STATISTICS}
+    if shorter_side is None:
+        return ImageBackbone(model, model, statistics, evaluation_transform(dict(told)))
+    model = _of_any_size(model, name, arguments)
+    prepare = WholeImage(statistics, shorter_side, _unit(model))
+    return ImageBackbone(model, model, statistics, prepare)
+
+
+def named_backbone(name: str, shorter_side: int | None) -> ImageBackbone:
+    """A model of this package or of timm with random weights, drawn from torch's generator.
+
+    Raises:
+        ConfigError: there is no such model (names the nearest), or it is no backbone of images.
+    """
+    if is_model(name) and not timm.is_model(name):  # timm's registry holds no denoisers
+        raise ConfigError(f"{name} is a denoising model, not a backbone of images")
+    model = build_model(name, {}).eval()
+    return classifier_backbone(model, name, {}, data_config(model), shorter_side)
+
+
+def dense_backbone(
+    maps: nn.Module,
+    statistics: Mapping[str, Any],
+    *,
+    shorter_side: int | None,
+    at_test: tuple[int, int],
+) -> ImageBackbone:
+    """A detector's or segmenter's backbone, with the map module around it, on whole images.
+
+    Args:
+        maps: see :class:`vision_ttt.dense.DenseModel`.
+        statistics: with `mean` and `std` of the colours.
+        shorter_side: see :class:`WholeImage`; None for the sizes at test.
+        at_test: shorter side, and what the longer side has at most, of images at test.
+    """
+    statistics = {key: tuple(statistics[key]) for key in _STATISTICS}
+    shorter, longer = at_test if shorter_side is None else (shorter_side, None)
+    # Images that are whole cells of the coarsest map, which an adapter does not pad.
+    unit = math.lcm(_unit(maps.backbone), max(maps.strides))
+    prepare = WholeImage(statistics, shorter, unit, longer)
+    return ImageBackbone(maps.backbone, maps, statistics, prepare)
+
+
+def _of_any_size(model: nn.Module, name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """The model, or where its weights are for one size, one that interpolates its positions."""
+    try:
+        other = build_model(name, {**arguments, "dynamic_img_size": True})
+    except ConfigError:  # it has no such argument: as a convolutional model, of any size already
+        return model
+    other.load_state_dict(model.state_dict())
+    return other.eval()
+
+
+def _unit(model: nn.Module) -> int:
+    """Pixels that an image's sides are to be multiples of."""
+    reductions = [info["reduction"] for info in getattr(model, "feature_info", ())]
+    return int(max(reductions, default=_USUAL_REDUCTION))

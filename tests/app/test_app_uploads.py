@@ -1,0 +1,65 @@
+"""Visitors' files: what becomes a picture, and what is refused with a sentence."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vision_ttt.app.pictures import heat_map, loss_curves
+from vision_ttt.app.uploads import LARGEST_FILE, LONGEST_SIDE, open_upload
+from vision_ttt.data import ImageError
+from vision_ttt.explain import LossCourse
+
+
+def test_a_camera_s_picture_is_upright_and_small(tmp_path: Path) -> None:
+    pixels = np.zeros((400, 2400, 3), np.uint8)
+    pixels[:, :240] = 255  # white at the left
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned to the right for showing
+    Image.fromarray(pixels).save(tmp_path / "photo.jpg", exif=exif)
+    picture = open_upload(tmp_path / "photo.jpg")
+    assert picture.size == (round(LONGEST_SIDE / 6), LONGEST_SIDE)
+    assert picture.mode == "RGB"
+    assert picture.getpixel((150, 50)) > (250, 250, 250)  # white at the top
+    assert picture.getpixel((150, 1500)) < (5, 5, 5)
+
+
+def test_what_is_broken_or_too_large_is_refused(tmp_path: Path) -> None:
+    def refused(name: str, told: str) -> None:
+        with pytest.raises(ImageError, match=told) as error:
+            open_upload(tmp_path / name)
+        assert str(tmp_path) not in str(error.value)
+
+    (tmp_path / "text.png").write_text("no picture")
+    refused("text.png", r"cannot decode image text\.png: not an image of PNG, .*damaged")
+    Image.new("RGB", (64, 64)).save(tmp_path / "whole.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:-30])
+    refused("cut.png", r"cannot decode image cut\.png")
+    (tmp_path / "empty.jpg").touch()
+    refused("empty.jpg", r"image empty\.jpg")
+    with (tmp_path / "large.png").open("wb") as file:
+        file.truncate(LARGEST_FILE + 1)  # takes no room on the disk
+    refused("large.png", r"the file has 20\.0 MB; at most 20 are accepted")
+    Image.new("1", (8000, 8000)).save(tmp_path / "bomb.png")
+    assert (tmp_path / "bomb.png").stat().st_size < 100_000
+    refused("bomb.png", "8000 × 8000 pixels, 64 million; at most 40 million are accepted")
+
+
+def test_a_map_lies_over_the_picture() -> None:
+    picture = Image.new("RGB", (60, 40), "grey")
+    values = torch.zeros(4, 6)
+    values[:, 3:] = 1
+    drawn = heat_map(picture, values, "‖G‖")
+    above = np.asarray(drawn.convert("L"))[: drawn.height // 2]
+    left, right = np.array_split(above, 2, axis=1)
+    assert right.mean() > left.mean() + 30
+    for size in ((2048, 16), (16, 2048)):
+        assert max(heat_map(Image.new("RGB", size), values, "‖G‖").size) < 1200
+
+
+def test_curves_are_drawn_of_any_length() -> None:
+    for count in (1, 1000):
+        curve = torch.linspace(1, 0, count)
+        assert min(loss_curves(LossCourse(curve, curve / 2, curve / 4), "block 1").size) > 300

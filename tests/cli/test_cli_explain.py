@@ -1,0 +1,233 @@
+"""`vision-ttt explain`: what it writes is what the API finds, and what cannot be is one line."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor, nn
+
+from described_models import describe_classifier
+from tolerances import assert_close
+from vision_ttt import explain
+from vision_ttt.cli.main import main
+from vision_ttt.data import evaluation_transform
+from vision_ttt.data.sample_images import sample_images
+from vision_ttt.engine.building import build_model
+from vision_ttt.engine.checkpoint import save_weights
+from vision_ttt.tasks import load_model
+from vision_ttt.tasks.images.models import data_config
+
+Said = pytest.CaptureFixture[str]
+SMALL = {"num_classes": 3, "depth": 2, "embed_dim": 32, "num_heads": 1, "img_size": 32}
+DIGITS = "sample:digit-0-2"
+
+
+def written(folder: Path, name: str, **arguments: int) -> str:
+    """A checkpoint of a small model, of other weights than --random draws."""
+    torch.manual_seed(1)
+    model = build_model(name, {**SMALL, **arguments})
+    metadata = describe_classifier(name, {**SMALL, **arguments}, "abc", data_config(model, 32))
+    folder.mkdir()
+    save_weights(folder / "last.safetensors", model.state_dict(), metadata)
+    return str(folder / "last.safetensors")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(tmp_path_factory.mktemp("models") / "small", "vittt_nano_patch4_32")
+
+
+@pytest.fixture(scope="module")
+def deit(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "deit"
+    return written(folder, "deit_tiny_patch16_224", patch_size=8)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    """Name → figure of what would be written; drawing takes the most time."""
+    figures: dict[str, Figure] = {}
+    monkeypatch.setattr(
+        "vision_ttt.cli.explain.save_figure",
+        lambda figure, folder, name: figures.__setitem__(name, figure),
+    )
+    return figures
+
+
+def shown(checkpoint: str, names: str = "digit-0-2") -> tuple[nn.Module, Tensor]:
+    """A checkpoint's model, and sample images as predict prepares them."""
+    model, metadata = load_model(checkpoint)
+    transform = evaluation_transform(metadata.carried["input"])
+    return model, torch.stack([transform(sample.open()) for sample in sample_images(names)])
+
+
+def arrays(folder: Path, what: str) -> dict[str, np.ndarray]:
+    with np.load(folder / f"{what}.npz") as read:
+        return dict(read)
+
+
+def test_gradient_maps_of_a_checkpoint_before_and_after_training(
+    checkpoint: str, tmp_path: Path, capsys: Said
+) -> None:
+    folder = tmp_path / "new" / "figures"
+    command = ["explain", "gradient-map", checkpoint, "sample:digit-3", "--output", str(folder)]
+    command += ["--random", "--last-layers", "2", "--fraction", "0.25"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert f"{folder}/gradient-map: pdf, svg, png" in said
+    assert "the arrays of 2 models on 1 images" in said
+    forms = {path.suffix for path in folder.iterdir()}
+    assert forms == {".pdf", ".svg", ".png", ".npz"}
+    assert len(list(folder.iterdir())) == 4
+
+    model, images = shown(checkpoint, "digit-3")
+    magnitude = explain.gradient_magnitude(model, images)
+    found = arrays(folder, "gradient-map")
+    assert_close(torch.from_numpy(found["small/digit-3/magnitude"]), magnitude[0], 1e-6)
+    own = explain.mean_map(magnitude, 2)
+    assert_close(torch.from_numpy(found["small/digit-3/map"]), own[0], 1e-6)
+    top = torch.from_numpy(found["small/digit-3/top"])
+    assert torch.equal(top, explain.top_fraction(own, 0.25)[0])
+    before = found["small untrained/digit-3/map"]
+    assert before.shape == found["small/digit-3/map"].shape
+    assert not np.allclose(before, found["small/digit-3/map"])
+
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "is there already; name another folder, or give --overwrite" in told
+    assert len(told.splitlines()) == 1
+
+
+def test_sheets_show_layers_and_heads(
+    checkpoint: str, tmp_path: Path, drawn: dict[str, Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vision_ttt.cli.explained.gradient_map.PAGE", 1)
+    before = Path(checkpoint).read_bytes()
+    command = ["explain", "gradient-map", checkpoint, DIGITS, "--sheets", "--limit", "2"]
+    assert main([*command, "--state", "current", "--output", str(tmp_path)]) == 0
+    sheets = {f"gradient-map-layers-digit-{n}" for n in range(2)}
+    sheets |= {f"gradient-map-heads-small-digit-{n}" for n in range(2)}
+    assert set(drawn) == {"gradient-map", "gradient-map-2", *sheets}
+    model, images = shown(checkpoint, "digit-1")
+    magnitude = explain.gradient_magnitude(model, images, state="current")[0]
+    axes = drawn["gradient-map-heads-small-digit-1"].axes
+    assert [axis.get_title() for axis in axes[:2]] == ["→ head 1", "← head 1"]
+    last = torch.from_numpy(axes[3].images[1].get_array().data)
+    assert_close(last, magnitude[1, 1], 1e-5)
+    assert Path(checkpoint).read_bytes() == before
+
+
+def test_means_weigh_every_image_alike(
+    checkpoint: str, tmp_path: Path, drawn: dict[str, Figure]
+) -> None:
+    model, images = shown(checkpoint)
+    batches = ["--batch-size", "2", "--output", str(tmp_path)]
+    for what in ("inner-loss", "receptive-field", "fast-weights"):
+        assert main(["explain", what, checkpoint, DIGITS, *batches]) == 0
+    field = arrays(tmp_path, "receptive-field")
+    expected = explain.receptive_field(model, images)
+    assert_close(torch.from_numpy(field["small/field"]), expected, 1e-5)
+    assert field["small/anisotropy"] == pytest.approx(explain.anisotropy(expected), rel=1e-4)
+    for what, found in (
+        ("inner-loss", explain.inner_loss_course(model, images)),
+        ("fast-weights", explain.fast_weights(model, images)),
+    ):
+        own = arrays(tmp_path, what)
+        for layer, values in found.items():
+            for name, expected in values._asdict().items():
+                read = torch.from_numpy(own.pop(f"small/{layer}/{name}"))
+                assert_close(read, expected.cpu(), 1e-4)
+        assert not own
+    assert set(drawn) == {
+        *("inner-loss-small", "receptive-field", "receptive-field-profile", "fast-weights")
+    }
+
+
+def test_norms_of_models_beside_each_other(
+    checkpoint: str, deit: str, tmp_path: Path, drawn: dict[str, Figure], capsys: Said
+) -> None:
+    command = ["explain", "norms", checkpoint, deit, "sample:digit-1", "--names", "ours", "theirs"]
+    assert main([*command, "--output", str(tmp_path)]) == 0
+    found = arrays(tmp_path, "norms")
+    for name, path in (("ours", checkpoint), ("theirs", deit)):
+        own = torch.from_numpy(found[f"{name}/digit-1/norms"])
+        assert_close(own, explain.token_norms(*shown(path, "digit-1"))[0], 1e-5)
+    assert set(drawn) == {"norms", "norms-ours", "norms-theirs"}
+    assert "of the last layer's tokens are outliers" in capsys.readouterr().out
+
+
+def test_several_models_lose_in_one_figure(
+    checkpoint: str, tmp_path: Path, drawn: dict[str, Figure]
+) -> None:
+    command = ["explain", "inner-loss", checkpoint, checkpoint, "sample:digit-1", "--window", "4"]
+    assert main([*command, "--output", str(tmp_path)]) == 0
+    assert set(drawn) == {"inner-loss-small", "inner-loss-small-2", "inner-loss"}
+
+
+def test_whole_pictures_of_any_proportions(
+    checkpoint: str, tmp_path: Path, drawn: dict[str, Figure], capsys: Said
+) -> None:
+    tall = tmp_path / "a.b" / "tall.png"
+    tall.parent.mkdir()
+    Image.effect_noise((50, 99), 60).convert("RGB").save(tall)
+    given = [checkpoint, "sample:china", str(tall.parent), "--shorter-side", "33"]
+    output = ["--output", str(tmp_path / "out")]
+    assert main(["explain", "gradient-map", *given, *output]) == 0
+    found = arrays(tmp_path / "out", "gradient-map")
+    assert found["small/china/map"].shape == (8, 12)  # 640 × 427: 49 × 33 pixels
+    assert found["small/tall/map"].shape == (16, 8)
+    assert main(["explain", "inner-loss", *given, *output]) == 2
+    told = capsys.readouterr().err
+    assert "needs images of one size; small is shown images of 32 × 48 and 64 × 32" in told
+
+
+@pytest.mark.parametrize(
+    ("what", "given", "told"),
+    [
+        ("gradient-map", ["DEIT", DIGITS], "deit: gradient magnitude maps need a model with TTT"),
+        ("inner-loss", ["DEIT", DIGITS], "deit: a VisionTransformer has no TTT layers"),
+        ("fast-weights", ["DEIT", DIGITS], "deit: a VisionTransformer has no TTT layers"),
+        ("norms", ["OURS", "BROKEN"], "cannot decode image"),
+        ("norms", ["OURS", "missing.png"], "No such file: missing.png"),
+        ("norms", ["OURS", "sample:chian"], "nearest: china"),
+        ("norms", ["OURS"], "no image is given"),
+        ("norms", [DIGITS], "no model is given"),
+        (
+            "norms",
+            ["vitt_nano", DIGITS],
+            "unknown model 'vitt_nano'; nearest: ",
+        ),
+        ("norms", ["absent.safetensors", DIGITS], "No such file: absent.safetensors"),
+        ("norms", ["OURS", DIGITS, "--names", "a", "b"], "--names has 2 names, and 1 models"),
+        ("norms", ["OURS", DIGITS, "--names", "a/b"], "--names has 'a/b'"),
+        ("norms", ["vittt_nano_patch4_32", DIGITS, "--random"], "--random is for checkpoints"),
+        ("norms", ["OURS"] * 9 + [DIGITS], "at most 8"),
+        ("norms", ["OURS", DIGITS, "--shorter-side", "0"], "--shorter-side is 0"),
+        ("gradient-map", ["OURS", DIGITS, "--fraction", "1.5"], "--fraction is 1.5"),
+        ("gradient-map", ["OURS", DIGITS, "--last-layers", "3"], "--last-layers is 3; small has 2"),
+        ("gradient-map", ["OURS", DIGITS, "--state", "last"], "one of final, initial, current"),
+        ("norms", ["OURS", DIGITS, "--window", "3"], "unknown flag --window"),
+        ("heat", ["OURS", DIGITS], "gradient-map"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(
+    checkpoint: str,
+    deit: str,
+    tmp_path: Path,
+    what: str,
+    given: list[str],
+    told: str,
+    capsys: Said,
+) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG")
+    places = {"OURS": checkpoint, "DEIT": deit, "BROKEN": str(broken)}
+    given = [places.get(word, word) for word in given]
+    assert main(["explain", what, *given, "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
