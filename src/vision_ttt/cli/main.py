@@ -47,6 +47,9 @@ COMMANDS = {
         "vision_ttt.cli.convert", "make a checkpoint of an author's released weights"
     ),
     "export": Command("vision_ttt.cli.export", "write a checkpoint for timm, torch.export or ONNX"),
+    "explain-deletion": Command(
+        "vision_ttt.cli.explain_deletion", "measure whether maps of importance mean anything"
+    ),
     "sweep": Command("vision_ttt.cli.sweep", "train every row of a comparison, over several seeds"),
     "bench": Command("vision_ttt.cli.bench", "measure speed and memory against other models"),
     "demo": Command("vision_ttt.cli.demo", "train on handwritten digits and write a report"),
