@@ -39,8 +39,8 @@ def deletion_curve(
         images: [B, C, H, W], normalised as for the model; each token covers H / h · W / w pixels.
         labels: the true classes [B], int64.
         maps: scores [B, h, w] of the tokens, e.g. of
-            :func:`vision_ttt.explain.gradient_magnitude_maps`. Tokens of equal score follow each
-            other in a random order, so that a constant map is the random order.
+            :func:`vision_ttt.explain.mean_map`. Tokens of equal score follow each other in a random
+            order, so that a constant map is the random order.
         shares: of the tokens to remove, rising, at least two, from 0 to 1.
         fill: what removed pixels are replaced by, of a shape that expands to the images', see
             :func:`mean_colour`, :func:`blurred` and :func:`black`.
