@@ -202,7 +202,7 @@ def _ranks(maps: Tensor, seed: int) -> Tensor:
     generator = torch.Generator(device="cpu").manual_seed(seed)
     numbers = torch.rand(scores.shape, generator=generator, dtype=torch.float32, device="cpu")
     shuffled = numbers.argsort(1).to(scores.device)
-    order = scores.gather(1, shuffled).argsort(1, descending=True, stable=True)
+    order = scores.gather(1, shuffled).argsort(dim=1, descending=True, stable=True)
     return shuffled.gather(1, order).argsort(1)
 
 
