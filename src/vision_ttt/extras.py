@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from vision_ttt.errors import UserError
 
 # Packages whose module has another name.
-_MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
+_MODULES = {"grad-cam": "pytorch_grad_cam", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 _REQUIREMENT = re.compile(r"(?P<package>[\w.-]+).*\bextra\s*==\s*['\"](?P<extra>[\w-]+)['\"]")
 
 

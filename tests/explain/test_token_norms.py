@@ -5,7 +5,8 @@ import timm
 import torch
 
 from tolerances import assert_close
-from vision_ttt.explain import largest_over_median, outlier_share, token_norms
+from vision_ttt.explain import largest_over_median, outlier_share, stage_norms, token_norms
+from vision_ttt.models import HViT3
 
 
 @pytest.fixture
@@ -48,8 +49,39 @@ def test_norms_of_other_sizes_and_in_float32():
     assert (norms.shape, norms.dtype) == ((1, 2, 4, 12), torch.float32)
 
 
+@pytest.mark.parametrize("registers", [0, 2])
+def test_norms_of_timms_transformer(small_vit, images, registers):
+    model = small_vit(reg_tokens=registers).train()
+    images = images[..., :16, :16]
+    norms = token_norms(model, images)
+    assert model.training
+    assert norms.shape == (3, 2, 4, 4)
+    model.eval()
+    with torch.no_grad():
+        x = model._pos_embed(model.patch_embed(images))
+        for depth, block in enumerate(model.blocks):
+            x = block(x)
+            wanted = x[:, 1 + registers :].norm(dim=-1).view(3, 4, 4)
+            assert_close(norms[:, depth], wanted, 1e-6)
+
+
+def test_norms_of_stages(images):
+    torch.manual_seed(0)
+    model = HViT3(32, 3, dims=(16, 32), depths=(1, 1), num_heads=(1, 1)).eval()
+    first, second = stage_norms(model, images)
+    with torch.no_grad():
+        maps = model.forward_intermediates(images, intermediates_only=True)
+    assert_close(first, maps[0].norm(dim=1)[:, None], 1e-6)
+    assert_close(second, maps[1].norm(dim=1)[:, None], 1e-6)
+    assert (first.shape, second.shape) == ((3, 1, 8, 8), (3, 1, 4, 4))
+    with pytest.raises(ValueError, match=r"HViT3 has .* grids \(8 × 8, 4 × 4\): use stage_norms"):
+        token_norms(model, images)
+    plain = nano()
+    assert torch.equal(stage_norms(plain, images)[0], token_norms(plain, images))
+
+
 def test_token_norms_refuse(images):
-    with pytest.raises(TypeError, match="need a PlainBackbone, got Linear"):
+    with pytest.raises(TypeError, match=r"forward_intermediates .* got Linear"):
         token_norms(torch.nn.Linear(1, 1), images)
     with pytest.raises(ValueError, match="images must be"):
         token_norms(nano(), images[:, :1])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from itertools import groupby
 
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.explain.feature_maps import feature_maps
 from vision_ttt.models.evaluation_mode import evaluation_mode
 from vision_ttt.models.plain_backbone import PlainBackbone
 
@@ -12,8 +15,7 @@ OUTLIER = 3.0
 """Norm over the median of the image's tokens, above which a token counts as an outlier."""
 
 
-@torch.no_grad()
-def token_norms(model: PlainBackbone, images: Tensor) -> Tensor:
+def token_norms(model: nn.Module, images: Tensor) -> Tensor:
     """‖x_t‖₂ of every image token after every block (Mamba-Reg, Figs. 2 and 3).
 
     In trained plain backbones some tokens of the background have far larger norms than the others:
@@ -22,25 +24,58 @@ def token_norms(model: PlainBackbone, images: Tensor) -> Tensor:
     Class tokens and registers are left out.
 
     Args:
-        model: any plain backbone. It is not modified.
+        model: a backbone of one token grid with timm's ``forward_intermediates``: every plain
+            backbone of this package, timm's VisionTransformer. It is not modified.
         images: [B, C, H, W], normalised as for the model.
 
     Returns:
         Norms [B, layers, h, w] on the token grid, float32.
 
     Raises:
-        TypeError: the model is not a plain backbone.
+        TypeError: the model is not such a backbone.
+        ValueError: the images do not fit the model, or its layers have several grids, for which
+            there is :func:`stage_norms`.
+    """
+    norms = stage_norms(model, images)
+    if len(norms) > 1:
+        grids = ", ".join(f"{h} × {w}" for *_, h, w in (stage.shape for stage in norms))
+        raise ValueError(
+            f"{type(model).__name__} has layers of several grids ({grids}): use stage_norms"
+        )
+    return norms[0]
+
+
+@torch.no_grad()
+def stage_norms(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """:func:`token_norms` of a backbone whose grid changes from stage to stage.
+
+    Args:
+        model: any backbone with timm's ``forward_intermediates``; H-ViT³ and timm's ResNet and
+            ConvNeXt give one map per stage. It is not modified.
+        images: [B, C, H, W], normalised as for the model.
+
+    Returns:
+        For each grid, in the order of the layers, norms [B, layers, h, w], float32.
+
+    Raises:
+        TypeError: the model is not such a backbone.
         ValueError: the images do not fit the model.
     """
-    if not isinstance(model, PlainBackbone):
-        raise TypeError(f"token norms need a PlainBackbone, got {type(model).__name__}")
-    norms = []
     with evaluation_mode(model):
-        x, context = model.embed(images)
-        for index in range(len(model.blocks)):
-            x = model.run_blocks(x, context, index, index + 1)
-            tokens, _ = model.split_tokens(x)
-            norms.append(tokens.float().norm(dim=-1).unflatten(1, tuple(context[0])))
+        if isinstance(model, PlainBackbone):
+            return [_block_norms(model, images)]
+        norms = [features.float().norm(dim=1) for features in feature_maps(model, images)]
+    return [torch.stack(list(own), dim=1) for _, own in groupby(norms, lambda each: each.shape)]
+
+
+def _block_norms(model: PlainBackbone, images: Tensor) -> Tensor:
+    """[B, layers, h, w], with the features of one block at a time in memory."""
+    norms = []
+    x, context = model.embed(images)
+    for index in range(len(model.blocks)):
+        x = model.run_blocks(x, context, index, index + 1)
+        tokens, _ = model.split_tokens(x)
+        norms.append(tokens.float().norm(dim=-1).unflatten(1, tuple(context[0])))
     return torch.stack(norms, dim=1)
 
 

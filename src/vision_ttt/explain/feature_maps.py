@@ -1,0 +1,76 @@
+"""Feature maps of any backbone that follows timm's contract: one per block or stage."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+
+def check_images(images: Tensor) -> None:
+    """Check that images are a batch.
+
+    Raises:
+        ValueError: they are not [B, C, H, W] of at least one image in floating point.
+    """
+    if images.ndim != 4 or not len(images) or not images.is_floating_point():
+        raise ValueError(
+            "images must be [B, C, H, W] in floating point with B of at least 1, got "
+            f"{list(images.shape)} of {images.dtype}"
+        )
+
+
+def feature_maps(model: nn.Module, images: Tensor, *, last: bool = False) -> list[Tensor]:
+    """The features after every block or stage, or after the last alone, as maps [B, D, h, w].
+
+    They are the residual stream itself: no final norm is applied, and class tokens and registers
+    are left out.
+
+    Args:
+        model: any with timm's ``forward_intermediates``: every backbone of this package, timm's
+            VisionTransformer, ResNet and most others.
+        images: [B, C, H, W], normalised as for the model.
+        last: return the last map only.
+
+    Raises:
+        TypeError: the model does not have the method.
+        ValueError: the images do not fit the model.
+    """
+    if not hasattr(model, "forward_intermediates"):
+        raise TypeError(
+            "feature maps need a backbone with forward_intermediates (those of vision_ttt and most "
+            f"of timm have it), got {type(model).__name__}"
+        )
+    check_images(images)
+    try:
+        return model.forward_intermediates(
+            images, indices=1 if last else None, output_fmt="NCHW", intermediates_only=True
+        )
+    except AssertionError as error:  # timm's models check sizes by assertions
+        raise ValueError(f"the images do not fit the model: {error}") from error
+
+
+def token_grid(model: nn.Module, images: Tensor) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The grid of the tokens that a backbone ends with, and the pixels from token to token.
+
+    Returns:
+        (h, w) and (rows, columns of pixels). The last token of a padded side has fewer pixels.
+
+    Raises:
+        TypeError: the model says neither its patches nor the reduction of its last stage.
+        ValueError: the images are not [B, C, H, W].
+    """
+    check_images(images)
+    height, width = images.shape[-2:]
+    patches = getattr(model, "patch_embed", None)
+    if hasattr(patches, "dynamic_feat_size") and hasattr(model, "blocks"):
+        rows, columns = patches.dynamic_feat_size((height, width))
+        return (rows, columns), tuple(patches.feat_ratio(as_scalar=False))
+    info = getattr(model, "feature_info", None)
+    if not info:
+        raise TypeError(
+            "the token grid is known of backbones with patch_embed and blocks or with timm's "
+            f"feature_info, got {type(model).__name__}"
+        )
+    step = info[-1]["reduction"]
+    return (math.ceil(height / step), math.ceil(width / step)), (step, step)

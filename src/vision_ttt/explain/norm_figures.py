@@ -1,0 +1,159 @@
+"""Figures of token norms, as matplotlib Figures that need no display."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from vision_ttt.explain.palette import MARK, SEQUENTIAL, line_style
+from vision_ttt.explain.token_norms import OUTLIER, outlier_share
+
+_MEDIAN_AND_TAILS = (0.5, 0.95, 1.0)
+
+
+def norm_map_sheet(
+    images: Tensor,
+    norms: Tensor,
+    titles: Sequence[str] | None = None,
+    *,
+    layers: Sequence[int] | None = None,
+) -> Figure:
+    """Norms layer by layer as maps beside their image (Mamba-Reg, Figs. 1 and 2).
+
+    Each map is over its own median, so that the growth of the residual stream from layer to layer
+    does not hide its outliers; one logarithmic colour scale serves all maps. Tokens that
+    :func:`vision_ttt.explain.outlier_share` counts are framed.
+
+    Args:
+        images: [B, 3, H, W] or [B, 1, H, W] in [0, 1], not normalised.
+        norms: [B, layers, h, w] of :func:`vision_ttt.explain.token_norms`.
+        titles: one per image, or None.
+        layers: indices of those shown; by default all, or six from first to last.
+
+    Raises:
+        ValueError: the numbers of images, norms and titles differ or are 0, an image has other
+            channels, or there is no such layer.
+    """
+    titles = [""] * len(images) if titles is None else titles
+    if not len(images) == len(norms) == len(titles) or not titles:
+        raise ValueError(
+            "images, norms and titles must be equally many and at least one, got "
+            f"{len(images)}, {len(norms)} and {len(titles)}"
+        )
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise ValueError(f"images must be [B, 1 or 3, H, W], got {list(images.shape)}")
+    count = norms.shape[1]
+    shown = _spread(count) if layers is None else list(layers)
+    if not shown or not all(-count <= layer < count for layer in shown):
+        raise ValueError(f"layers must be indices of the {count} layers, got {shown}")
+    relative = _over_median(norms)[:, shown].numpy()
+    pictures = images.detach().float().clamp(0, 1).expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu()
+
+    rows, columns = len(titles), 1 + len(shown)
+    ratio = images.shape[2] / images.shape[3]
+    size = (1.5 * columns + 0.9, 1.5 * ratio * rows + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    axis: Axes
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+        axis.set_frame_on(False)
+    largest = max(float(relative.max()), 2 * OUTLIER)
+    # Symmetric around the median's 1 below, as far as the largest outlier above.
+    scale = LogNorm(1 / OUTLIER, largest)
+    for row, title in enumerate(titles):
+        axes[row, 0].imshow(pictures[row].numpy())
+        axes[row, 0].set_ylabel(title, fontsize=8)
+        for axis, norm in zip(axes[row, 1:], relative[row], strict=True):
+            visible = np.maximum(norm, 1 / OUTLIER)
+            drawn = axis.imshow(visible, cmap=SEQUENTIAL, norm=scale, interpolation="nearest")
+            _frame(axis, norm > OUTLIER)
+    names = ["image", *(f"layer {layer % count + 1}" for layer in shown)]
+    for axis, name in zip(axes[0], names, strict=True):
+        axis.set_title(name, fontsize=9)
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="norm / median of the map")
+    ticks = [tick for tick in (0.5, 1, 2, 3, 5, 10, 30, 100) if 1 / OUTLIER <= tick <= largest]
+    bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    bar.ax.minorticks_off()
+    return figure
+
+
+def norm_distributions(norms: Mapping[str, Tensor], *, multiple: float = OUTLIER) -> Figure:
+    """Norms of models compared: their distribution, tails and outliers (Mamba-Reg, Fig. 3).
+
+    From left to right: the distribution of the last layer's norms over their image's median, as
+    the share of tokens above each norm; the median, the 95th percentile and the largest of every
+    layer; and the share of outliers.
+
+    Args:
+        norms: the model's name → [B, layers, h, w] of :func:`vision_ttt.explain.token_norms`.
+        multiple: of the median, above which a token is an outlier.
+
+    Raises:
+        ValueError: there are no norms, or the multiple is not above 0.
+    """
+    if not norms:
+        raise ValueError("there must be norms of at least one model, got none")
+    figure = Figure(figsize=(12.6, 3.6), layout="constrained")
+    above, tails, outliers = figure.subplots(1, 3)
+    for index, (name, own) in enumerate(norms.items()):
+        style = line_style(index)
+        relative = _over_median(own)
+        last = np.sort(relative[:, -1].flatten().numpy())
+        remaining = 100 * np.arange(len(last), 0, -1) / len(last)
+        above.step(last, remaining, where="pre", label=name, **style)
+        by_layer = relative.transpose(0, 1).flatten(1).numpy()  # [layers, B · h · w]
+        places = np.arange(1, len(by_layer) + 1)
+        for share, width in zip(_MEDIAN_AND_TAILS, (2.0, 1.2, 0.6), strict=True):
+            tails.plot(places, np.quantile(by_layer, share, axis=1), lw=width, **style)
+        shares = 100 * outlier_share(own.detach().float().cpu(), multiple).mean(0).numpy()
+        outliers.plot(places, shares, marker=".", label=name, **style)
+    above.axvline(multiple, color="0.6", lw=0.8)
+    above.set(xscale="log", yscale="log", xlabel="norm / median of the image")
+    above.set(ylabel="tokens of at least this norm, %", title="Distribution, last layer")
+    tails.axhline(multiple, color="0.6", lw=0.8)
+    tails.set(yscale="log", ylabel="norm / median of the image")
+    tails.set(title="Median, 95th percentile, largest")
+    outliers.set_ylim(bottom=0)
+    outliers.set(ylabel="% of the tokens", title=f"Outliers: above {multiple:g} medians")
+    for axis in (tails, outliers):
+        axis.set_xlabel("layer")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axis in (above, tails, outliers):
+        axis.grid(alpha=0.3)
+    outliers.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _over_median(norms: Tensor) -> Tensor:
+    """Norms over the median of their image and layer [B, layers, h, w], float32 on the CPU.
+
+    Raises:
+        ValueError: they are not such norms, or a median is 0.
+    """
+    if norms.ndim != 4 or not norms.numel():
+        raise ValueError(f"norms must be [B, layers, h, w], got {list(norms.shape)}")
+    exact = norms.detach().float().cpu()
+    median = exact.flatten(2).median(-1).values[..., None, None]
+    if not exact.isfinite().all() or not (median > 0).all():
+        raise ValueError("norms must be finite, with a median above 0 in every image and layer")
+    return exact / median
+
+
+def _spread(count: int) -> list[int]:
+    """All of few layers, or six from the first to the last."""
+    return sorted({round(place) for place in np.linspace(0, count - 1, min(count, 6))})
+
+
+def _frame(axis: Axes, marked: np.ndarray) -> None:
+    """Draw a line around each marked token."""
+    for row, column in zip(*np.nonzero(marked), strict=True):
+        left, right, top, bottom = column - 0.5, column + 0.5, row - 0.5, row + 0.5
+        xs, ys = (left, right, right, left, left), (top, top, bottom, bottom, top)
+        axis.plot(xs, ys, color=MARK, lw=0.8)

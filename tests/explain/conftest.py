@@ -1,0 +1,40 @@
+"""Small models that explanation tools are tried on."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+
+class ConvStack(nn.Sequential):
+    """Layers of maps under timm's contract for features."""
+
+    def forward_intermediates(
+        self, x: Tensor, indices=None, output_fmt="NCHW", intermediates_only=True
+    ) -> list[Tensor]:
+        return [self(x)]
+
+
+@pytest.fixture
+def conv_stack() -> Callable[..., ConvStack]:
+    """Layers as they are, under timm's contract."""
+    return ConvStack
+
+
+@pytest.fixture
+def small_vit() -> Callable[..., VisionTransformer]:
+    """A vision transformer of 4 × 4 tokens whose attention is far from even."""
+
+    def make(kind: type[VisionTransformer] = VisionTransformer, **options) -> VisionTransformer:
+        torch.manual_seed(0)
+        sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+        model = kind(**{**sizes, "num_classes": 5, **options})
+        with torch.no_grad():
+            for name, x in model.named_parameters():
+                if "attn.qkv" in name or "head" in name:
+                    x.normal_()
+        return model
+
+    return make
