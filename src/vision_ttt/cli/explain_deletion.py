@@ -159,9 +159,9 @@ def _progress(name: str, count: int) -> Iterator[Callable[[], None]]:
 
 
 def _show(results: list[DeletionResult]) -> None:
-    for (data, model), own in by_model(results).items():
+    for title, own in by_model(results).items():
         headings, lines = tabulate_deletion(own)
-        table = Table(title=f"{model} on {data}")
+        table = Table(title=title)
         for place, heading in enumerate(headings):
             table.add_column(heading, justify="right" if place > 1 else "left")
         for line in lines:

@@ -17,26 +17,30 @@ CAVEAT = (
 )
 
 
-def by_model(results: Sequence[DeletionResult]) -> dict[tuple[str, str], list[DeletionResult]]:
-    """The results of each pair of data and model, in the order in which they first come."""
-    found: dict[tuple[str, str], list[DeletionResult]] = {}
+def by_model(results: Sequence[DeletionResult]) -> dict[str, list[DeletionResult]]:
+    """The results of each model on each data set, by a title, as they first come.
+
+    The title has the last part of a data set's name, which may be a folder.
+    """
+    found: dict[str, list[DeletionResult]] = {}
     for result in results:
-        found.setdefault((result.data, result.model), []).append(result)
+        data = result.data.rstrip("/").rpartition("/")[2]
+        found.setdefault(f"{result.model} on {data}", []).append(result)
     return found
 
 
 def panels(
     results: Sequence[DeletionResult], fill: str | None = None
 ) -> dict[str, list[MapCurves]]:
-    """The curves of one fill, the first by default, by a title of data and model.
+    """The curves of one fill, the first by default, by the titles of :func:`by_model`.
 
     Raises:
         UserError: there are none.
     """
     fill = results[0].curves.fill if fill is None and results else fill
     found = {
-        f"{model} on {_short(data)}": [each.curves for each in own if each.curves.fill == fill]
-        for (data, model), own in by_model(results).items()
+        title: [each.curves for each in own if each.curves.fill == fill]
+        for title, own in by_model(results).items()
     }
     if not found or not all(found.values()):
         raise UserError(f"there are no results with fill {fill!r} of every model")
@@ -114,17 +118,12 @@ def deletion_markdown(results: Sequence[DeletionResult]) -> str:
     if not results:
         raise UserError("there are no results of deletion and insertion")
     parts = [describe_deletion(results)]
-    for (data, model), own in by_model(results).items():
+    for title, own in by_model(results).items():
         headings, lines = tabulate_deletion(own)
         rule = ["---", "---", *("---:" for _ in headings[2:])]
         table = "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *lines))
-        parts.append(f"**{model} on {_short(data)}**, {own[0].tokens} tokens\n\n{table}")
+        parts.append(f"**{title}**, {own[0].tokens} tokens\n\n{table}")
     return "\n\n".join(parts)
-
-
-def _short(data: str) -> str:
-    """The last part of a data set's name, which may be a folder."""
-    return data.rstrip("/").rpartition("/")[2]
 
 
 def _signed(spread: Spread) -> str:
