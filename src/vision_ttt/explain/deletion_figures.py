@@ -11,10 +11,11 @@ from matplotlib.ticker import PercentFormatter
 
 from vision_ttt.explain.deletion_study import METHODS, RANDOM, MapCurves
 
-# Okabe and Ito's colours; what knows nothing of the image is black and grey.
+# Okabe and Ito's colours; what knows nothing of the model is black and grey.
 _STYLES = {
     RANDOM: ("#000000", "--"),
     "centre": ("#888888", ":"),
+    "contrast": ("#888888", "-."),
     "gradient magnitude, final": ("#D55E00", "-"),
     "gradient magnitude, initial": ("#E69F00", "-"),
     "gradient magnitude, current": ("#CC79A7", "-"),

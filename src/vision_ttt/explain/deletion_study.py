@@ -9,11 +9,13 @@ from functools import partial
 import torch
 from timm.models import VisionTransformer
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
 
 from vision_ttt.explain.deletion import (
     area_under,
     deletion_curve,
     insertion_curve,
+    mean_colour,
     whole_token_shares,
 )
 from vision_ttt.explain.feature_maps import token_grid
@@ -176,6 +178,13 @@ def _centre(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return -distance.expand(len(images), -1, -1)
 
 
+def _contrast(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Root mean square difference of each token's pixels from the mean colour of their image."""
+    _, patch = token_grid(model, images)
+    squares = (images.float() - mean_colour(images).float()).square().mean(1, keepdim=True)
+    return avg_pool2d(squares, patch, ceil_mode=True).squeeze(1).sqrt()
+
+
 def _magnitude(model: nn.Module, images: Tensor, labels: Tensor, *, state: str) -> Tensor:
     return gradient_magnitude_maps(model, images, state=state)
 
@@ -187,6 +196,7 @@ def _has_learners(model: nn.Module) -> bool:
 METHODS: dict[str, Method] = {
     RANDOM: Method(_constant, _any),
     "centre": Method(_centre, _any),
+    "contrast": Method(_contrast, _any),
     **{
         f"gradient magnitude, {state}": Method(partial(_magnitude, state=state), _has_learners)
         for state in STATES
@@ -198,5 +208,6 @@ METHODS: dict[str, Method] = {
     "gradient × input": Method(gradient_times_input, _any),
     "Grad-CAM": Method(grad_cam, _any),
 }
-"""Name → method. Random order and distance from the centre know nothing of the image; gradient ×
-input and Grad-CAM are told its true class, gradient magnitude and attention rollout are not."""
+"""Name → method. Random order and distance from the centre know nothing of the image, contrast
+nothing of the model; gradient × input and Grad-CAM are told the true class, gradient magnitude and
+attention rollout are not."""
