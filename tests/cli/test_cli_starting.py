@@ -39,6 +39,8 @@ REFUSED = [
     ["sample", "--checkpoint", "absent", "--steps", "0"],
     ["convert", "absent", "a.safetensors", "--model", "vit3_tiny_patch16_224"],
     ["export", "absent", "a.pt2"],
+    ["explain-deletion", "absent.safetensors"],
+    ["explain-deletion", "--table-only", "--points", "1"],
     ["sweep", "ablation-digits", "--jobs", "0"],
     ["sweep", "ablation"],
     ["explain", "heat"],

@@ -41,6 +41,9 @@ COMMANDS = {
     "eval": Command("vision_ttt.cli.evaluate", "measure a checkpoint on a dataset"),
     "predict": Command("vision_ttt.cli.predict", "name what is on images, with probabilities"),
     "explain": Command("vision_ttt.cli.explain", "show what a model looks at, learns and keeps"),
+    "explain-deletion": Command(
+        "vision_ttt.cli.explain_deletion", "measure whether maps of importance mean anything"
+    ),
     "sample": Command("vision_ttt.cli.sample", "generate images with a diffusion model"),
     "generate": Command("vision_ttt.cli.generate", "continue a text with a language model"),
     "models": Command("vision_ttt.cli.models", "list the models with parameters and MACs"),
