@@ -78,7 +78,7 @@ def radial_profiles(fields: Mapping[str, Tensor]) -> Figure:
         ValueError: there are no fields, or one is none.
     """
     _check(fields, 1)
-    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+    figure = Figure(figsize=(7.2, 3.8), layout="constrained")
     axis = figure.subplots()
     for index, (name, field) in enumerate(fields.items()):
         profile = (radial_profile(field) / field.mean().item()).numpy()
@@ -89,7 +89,7 @@ def radial_profiles(fields: Mapping[str, Tensor]) -> Figure:
     axis.set_yscale("log")
     axis.set(xlabel="distance / half the side", ylabel="response / mean response")
     axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 
