@@ -58,7 +58,7 @@ def receptive_field_sheet(
         middle = ((width - 1) / 2, (height - 1) / 2)
         axis.add_patch(Circle(middle, own, fill=False, color="white", ls="--", lw=0.8))
         axis.set_title(name, fontsize=9)
-        text = f"{100 * share:.0f} % within {own:g} px\nanisotropy {anisotropy(field):.2f}"
+        text = f"{100 * share:.0f} % within {own:.3g} px\nanisotropy {anisotropy(field):.2f}"
         axis.set_xlabel(text, fontsize=8)
     label = "response / largest" + (" (grey: none)" if any_empty else "")
     figure.colorbar(picture, ax=axes, shrink=0.8, label=label)
