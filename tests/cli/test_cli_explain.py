@@ -78,7 +78,7 @@ def test_gradient_maps_of_a_checkpoint_before_and_after_training(
     assert main(command) == 0
     said = capsys.readouterr().out
     assert f"{folder}/gradient-map: pdf, svg, png" in said
-    assert "the arrays of 2 models on 1 images" in said
+    assert "gradient-map.npz: all arrays (models: 2, images: 1)" in said
     forms = {path.suffix for path in folder.iterdir()}
     assert forms == {".pdf", ".svg", ".png", ".npz"}
     assert len(list(folder.iterdir())) == 4

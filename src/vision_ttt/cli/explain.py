@@ -68,7 +68,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         say(line)
     for name in drawn:
         say(f"{folder / name}: {', '.join(FORMATS)}")
-    say(f"{saved}: the arrays of {len(found)} models on {len(images)} images")
+    say(f"{saved}: all arrays (models: {len(found)}, images: {len(images)})")
     return 0
 
 

@@ -46,8 +46,9 @@ _EPILOG = """Examples:
 `vision-ttt explain WHAT --help` explains the flags of each."""
 
 _READING = """Models: checkpoints (.safetensors) of any task on images, and names of models of this
-package or of timm, which have random weights. Of a detector or segmenter the backbone is shown, by
-itself. Several are shown side by side; names and numbers of heads may differ.
+package or of timm, which have random weights. Several are shown side by side. Of a detector or
+segmenter the backbone is shown: gradients, losses and fast weights as they are within its adapter,
+receptive field and norms of the backbone by itself.
 
 Images: files, folders for all images in them, and sample:NAME for pictures that come with the
 packages: sample:china, sample:flower (photographs), sample:digit-N, sample:object-N, sample:scene-N
