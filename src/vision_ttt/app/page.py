@@ -13,7 +13,7 @@ import gradio as gr
 from PIL import Image
 
 from vision_ttt.app.catalogue import Catalogue
-from vision_ttt.app.pictures import heat_map, loss_curves
+from vision_ttt.app.pictures import enlarged, heat_map, loss_curves
 from vision_ttt.app.samples import open_samples
 from vision_ttt.app.session import Explanation, explain
 from vision_ttt.app.uploads import LARGEST_FILE, open_upload
@@ -33,13 +33,28 @@ _ABOUT_GRADIENTS = (
 )
 _NOTHING = "nothing"
 _SEEN = "Seen by the model"
+_NAMES = {
+    "gradient": "Gradient magnitude",
+    "norms": "Token norms",
+    "losses": "Inner loss along the scan",
+}
+_LEAST_WIDTH = 240  # pixels of a picture before it moves to the next line
 
 _KEPT_SECONDS = 3600  # a visitor's picture and results, and the files of shown pictures
 _MOST_VISITORS = 100  # whose results are kept at once
 _MOST_WAITING = 64  # computations
+# A block's label stands above its picture, not on it; thumbnails fill the width that there is.
 _CSS = """
 .gradio-container { max-width: 1180px !important; margin: auto; }
-.notes { opacity: 0.8; }
+.gradio-container label[data-testid="block-label"] { position: static; border: none; }
+#samples .grid-wrap { height: auto; max-height: none; overflow: visible; }
+#samples .grid-container {
+  grid-template: none / repeat(auto-fill, minmax(76px, 1fr));
+  grid-auto-rows: auto;
+  padding: 0;
+}
+#samples .thumbnail-item { height: auto; aspect-ratio: 1; }
+#samples .caption-label { font-size: 11px; padding: 1px 4px; }
 """
 
 
@@ -88,6 +103,7 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
                     height="auto",
                     object_fit="cover",
                     allow_preview=False,
+                    buttons=[],
                     interactive=False,
                     elem_id="samples",
                 )
@@ -188,21 +204,33 @@ def _theme() -> gr.themes.Base:
 
 def _side(name: str) -> _Side:
     with gr.Column(min_width=300, visible=name == "first") as column:
-        return _Side(
-            column,
-            gr.State(None, time_to_live=_KEPT_SECONDS),
-            gr.Markdown(elem_classes="notes"),
-            _picture(_SEEN, f"{name}-seen"),
-            gr.Label(num_top_classes=5, label="Most probable", elem_id=f"{name}-classes"),
-            gr.Slider(1, 2, step=1, label="Layer", visible=False, elem_id=f"{name}-layer"),
-            _picture("Gradient magnitude", f"{name}-gradient"),
-            _picture("Token norms", f"{name}-norms"),
-            _picture("Inner loss along the scan", f"{name}-losses"),
-        )
+        explanation = gr.State(None, time_to_live=_KEPT_SECONDS)
+        heading = gr.Markdown()
+        with gr.Row():
+            seen = _picture(_SEEN, f"{name}-seen")
+            classes = gr.Label(
+                num_top_classes=5,
+                label="Most probable",
+                visible=False,
+                min_width=_LEAST_WIDTH,
+                elem_id=f"{name}-classes",
+            )
+        layer = gr.Slider(1, 2, step=1, label="Layer", visible=False, elem_id=f"{name}-layer")
+        with gr.Row():
+            shown = [_picture(_NAMES[kind], f"{name}-{kind}") for kind in _NAMES]
+        return _Side(column, explanation, heading, seen, classes, layer, *shown)
 
 
 def _picture(label: str, name: str) -> gr.Image:
-    return gr.Image(label=label, format="png", interactive=False, visible=False, elem_id=name)
+    return gr.Image(
+        label=label,
+        format="png",
+        buttons=["fullscreen"],
+        interactive=False,
+        visible=False,
+        min_width=_LEAST_WIDTH,
+        elem_id=name,
+    )
 
 
 def _shown(seen: Explanation, layer: int) -> list[Any]:
@@ -213,9 +241,9 @@ def _shown(seen: Explanation, layer: int) -> list[Any]:
         gr.Column(visible=True),
         seen,
         heading,
-        gr.Image(seen.seen, label=_SEEN, visible=True)
+        gr.Image(enlarged(seen.seen), label=_SEEN, visible=True)
         if seen.drawn is None
-        else gr.Image(seen.drawn, label="Found by the model", visible=True),
+        else gr.Image(enlarged(seen.drawn), label="Found by the model", visible=True),
         gr.Label(seen.classes, visible=seen.classes is not None),
         gr.Slider(1, max(count, 2), value=layer, label=f"Layer, of {count}", visible=count > 1),
         *_drawn(seen, layer),
@@ -232,7 +260,6 @@ def _drawn(seen: Explanation | None, layer: float) -> list[gr.Image]:
         None if at.norms is None else heat_map(seen.seen, at.norms, "‖x‖₂ of each token"),
         None if at.losses is None else loss_curves(at.losses, at.title),
     ]
-    names = ("Gradient magnitude", "Token norms", "Inner loss along the scan")
     return [
         gr.Image(
             picture,
@@ -240,7 +267,7 @@ def _drawn(seen: Explanation | None, layer: float) -> list[gr.Image]:
             alt_text=f"{name} of {at.title}",
             visible=picture is not None,
         )
-        for picture, name in zip(pictures, names, strict=True)
+        for picture, name in zip(pictures, _NAMES.values(), strict=True)
     ]
 
 
