@@ -13,9 +13,9 @@ from vision_ttt.explain import LossCourse
 from vision_ttt.explain.inner_loss_figures import inner_loss_course_figure
 
 _HEAT = "magma"
-_WIDTH, _HEIGHT = 4.6, 5.4  # inches, that a picture fits into
+_WIDTH, _HEIGHT = 3.4, 4.0  # inches, that a picture fits into
 _LEAST_SIDE = 480  # pixels of a shown picture
-_DOTS = 150  # per inch
+_DOTS = 200  # per inch
 
 # Figures of several threads share matplotlib's caches of fonts and texts.
 _DRAWING = threading.Lock()
