@@ -17,6 +17,7 @@ from PIL import Image
 from vision_ttt.app.catalogue import Catalogue
 from vision_ttt.app.page import build_page, serve
 from vision_ttt.app.session import explain
+from vision_ttt.app.uploads import LARGEST_FILE
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -71,7 +72,7 @@ def visit(browser: "playwright.Browser", address: str) -> Iterator[Visit]:
         if host not in (None, "127.0.0.1"):  # data: and blob: have none
             wrong.append(f"request to {host}: {request.url}")
 
-    def opened(size: tuple[int, int] = WIDE) -> "playwright.Page":
+    def opened(size: tuple[int, int] = WIDE, *, refused: bool = False) -> "playwright.Page":
         context = browser.new_context(viewport={"width": size[0], "height": size[1]})
         contexts.append(context)
         context.set_default_timeout(PATIENCE)
@@ -158,6 +159,7 @@ def test_a_visitor_uploads_sees_and_moves_the_slider(
     _choose(page, "second", catalogue.names[1])
     _picture(page, "second-gradient")
     _picture(page, "second-seen")
+    assert "block 4 of 4" in page.locator("#second-gradient").inner_text()
     assert page.locator("#first-gradient").is_visible()
     keep(page, "wide")
 
@@ -181,6 +183,12 @@ def test_what_cannot_be_shown_is_told(visit: Visit, tmp_path: Path) -> None:
     _upload(page, broken)
     page.get_by_text("cannot decode image broken.png").wait_for()
     assert not page.locator("#first-gradient").is_visible()
+    large = tmp_path / "large.png"
+    with large.open("wb") as file:
+        file.truncate(LARGEST_FILE + 1)
+    page = visit(refused=True)
+    _upload(page, large)
+    page.get_by_text('exceed the maximum allowed size of 20.0 Mb: "large.png"').wait_for()
 
 
 def test_visitors_at_once_see_their_own_pictures(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vision_ttt.app.pictures import heat_map, loss_curves
+from vision_ttt.app.pictures import enlarged, heat_map, loss_curves
 from vision_ttt.app.uploads import LARGEST_FILE, LONGEST_SIDE, open_upload
 from vision_ttt.data import ImageError
 from vision_ttt.explain import LossCourse
@@ -57,6 +57,15 @@ def test_a_map_lies_over_the_picture() -> None:
     assert right.mean() > left.mean() + 30
     for size in ((2048, 16), (16, 2048)):
         assert max(heat_map(Image.new("RGB", size), values, "‖G‖").size) < 1200
+
+
+def test_small_pictures_keep_their_pixels_apart() -> None:
+    small = Image.new("RGB", (32, 16), "white")
+    small.putpixel((0, 0), (0, 0, 0))
+    shown = enlarged(small)
+    assert shown.size == (480, 240)
+    assert [shown.getpixel((n, n))[0] for n in (0, 14, 15)] == [0, 0, 255]
+    assert enlarged(shown) is shown
 
 
 def test_curves_are_drawn_of_any_length() -> None:

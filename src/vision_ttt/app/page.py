@@ -13,7 +13,7 @@ import gradio as gr
 from PIL import Image
 
 from vision_ttt.app.catalogue import Catalogue
-from vision_ttt.app.pictures import heat_map, loss_curves
+from vision_ttt.app.pictures import enlarged, heat_map, loss_curves
 from vision_ttt.app.samples import open_samples
 from vision_ttt.app.session import Explanation, explain
 from vision_ttt.app.uploads import LARGEST_FILE, open_upload
@@ -33,22 +33,41 @@ _ABOUT_GRADIENTS = (
 )
 _NOTHING = "nothing"
 _SEEN = "Seen by the model"
+_NAMES = {
+    "gradient": "Gradient magnitude",
+    "norms": "Token norms",
+    "losses": "Inner loss along the scan",
+}
+_LEAST_WIDTH = 240  # pixels of a picture before it moves to the next line
 
 _KEPT_SECONDS = 3600  # a visitor's picture and results, and the files of shown pictures
 _MOST_VISITORS = 100  # whose results are kept at once
 _MOST_WAITING = 64  # computations
+# A block's label stands above its picture, not on it; thumbnails fill the width that there is.
 _CSS = """
 .gradio-container { max-width: 1180px !important; margin: auto; }
-.notes { opacity: 0.8; }
+.gradio-container label[data-testid="block-label"] { position: static; border: none; }
+#samples .grid-wrap { height: auto; min-height: 0; max-height: none; overflow: visible; }
+#samples .grid-container {
+  grid-template: none / repeat(auto-fill, minmax(76px, 1fr));
+  grid-auto-rows: auto;
+  padding: 0;
+}
+#samples .thumbnail-item { height: auto; aspect-ratio: 1; }
+#samples .caption-label { font-size: 11px; padding: 1px 4px; }
+.shown img { width: 100%; height: auto; max-height: 440px; object-fit: contain; }
 """
 
 
 @dataclass(frozen=True)
 class _Side:
-    """The components that show what one model sees; `explanation` is the visitor's."""
+    """The components that show what one model sees."""
 
+    chosen: gr.State
+    """The layer that the visitor moved the slider to, from 1; None for the last one."""
     column: gr.Column
     explanation: gr.State
+    """The visitor's."""
     heading: gr.Markdown
     seen: gr.Image
     classes: gr.Label
@@ -59,8 +78,8 @@ class _Side:
 
     @property
     def outputs(self) -> list[Any]:
-        """All of them, in the order of the fields."""
-        return [getattr(self, each.name) for each in fields(self)]
+        """What an explanation changes, in the order of the fields."""
+        return [getattr(self, each.name) for each in fields(self) if each.name != "chosen"]
 
 
 def build_page(catalogue: Catalogue) -> gr.Blocks:
@@ -88,6 +107,7 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
                     height="auto",
                     object_fit="cover",
                     allow_preview=False,
+                    buttons=[],
                     interactive=False,
                     elem_id="samples",
                 )
@@ -114,24 +134,18 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
             return list(samples.values())[event.index]
 
         def look(
-            picture: Image.Image | None,
-            model: str,
-            state: str,
-            layer: float,
-            former: Explanation | None,
+            picture: Image.Image | None, model: str, state: str, chosen: int | None
         ) -> Sequence[Any]:
             if model == _NOTHING:
                 return [gr.Column(visible=False), None, *[gr.skip()] * (len(left.outputs) - 2)]
             if picture is None:
                 return [gr.skip()] * len(left.outputs)
-            seen = explain(catalogue.load(model), picture, state)
-            count = len(seen.layers)
-            return _shown(seen, count if former is None else min(round(layer), count))
+            return _shown(explain(catalogue.load(model), picture, state), chosen)
 
         looks = [
             {
                 "fn": _told(look),
-                "inputs": [picture, model, state, side.layer, side.explanation],
+                "inputs": [picture, model, state, side.chosen],
                 "outputs": side.outputs,
                 # In the order in which they were asked for, so that what is shown is the latest.
                 "concurrency_id": "look",
@@ -149,9 +163,9 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
         second.input(**looks[1])
         for side in (left, right):
             side.layer.input(
-                _drawn,
+                _moved,
                 [side.explanation, side.layer],
-                [side.gradient, side.norms, side.losses],
+                [side.chosen, side.gradient, side.norms, side.losses],
                 show_progress="hidden",
                 trigger_mode="always_last",
                 concurrency_limit=None,
@@ -188,51 +202,70 @@ def _theme() -> gr.themes.Base:
 
 def _side(name: str) -> _Side:
     with gr.Column(min_width=300, visible=name == "first") as column:
-        return _Side(
-            column,
-            gr.State(None, time_to_live=_KEPT_SECONDS),
-            gr.Markdown(elem_classes="notes"),
-            _picture(_SEEN, f"{name}-seen"),
-            gr.Label(num_top_classes=5, label="Most probable", elem_id=f"{name}-classes"),
-            gr.Slider(1, 2, step=1, label="Layer", visible=False, elem_id=f"{name}-layer"),
-            _picture("Gradient magnitude", f"{name}-gradient"),
-            _picture("Token norms", f"{name}-norms"),
-            _picture("Inner loss along the scan", f"{name}-losses"),
-        )
+        chosen = gr.State(None, time_to_live=_KEPT_SECONDS)
+        explanation = gr.State(None, time_to_live=_KEPT_SECONDS)
+        heading = gr.Markdown()
+        with gr.Row():
+            seen = _picture(_SEEN, f"{name}-seen")
+            classes = gr.Label(
+                num_top_classes=5,
+                label="Most probable",
+                visible=False,
+                min_width=_LEAST_WIDTH,
+                elem_id=f"{name}-classes",
+            )
+        layer = gr.Slider(1, 2, step=1, label="Layer", visible=False, elem_id=f"{name}-layer")
+        with gr.Row():
+            shown = [_picture(_NAMES[kind], f"{name}-{kind}") for kind in _NAMES]
+        return _Side(chosen, column, explanation, heading, seen, classes, layer, *shown)
 
 
 def _picture(label: str, name: str) -> gr.Image:
-    return gr.Image(label=label, format="png", interactive=False, visible=False, elem_id=name)
+    return gr.Image(
+        label=label,
+        format="png",
+        buttons=["fullscreen"],
+        interactive=False,
+        visible=False,
+        min_width=_LEAST_WIDTH,
+        elem_id=name,
+        elem_classes="shown",
+    )
 
 
-def _shown(seen: Explanation, layer: int) -> list[Any]:
-    """Values of a side's components, in the order of its fields."""
+def _shown(seen: Explanation, chosen: int | None) -> list[Any]:
+    """Values of a side's outputs."""
     count = len(seen.layers)
+    layer = count if chosen is None else min(chosen, count)
     heading = f"### {seen.model}\n" + " ".join(seen.notes)
     return [
         gr.Column(visible=True),
         seen,
         heading,
-        gr.Image(seen.seen, label=_SEEN, visible=True)
+        gr.Image(enlarged(seen.seen), label=_SEEN, visible=True)
         if seen.drawn is None
-        else gr.Image(seen.drawn, label="Found by the model", visible=True),
+        else gr.Image(enlarged(seen.drawn), label="Found by the model", visible=True),
         gr.Label(seen.classes, visible=seen.classes is not None),
-        gr.Slider(1, max(count, 2), value=layer, label=f"Layer, of {count}", visible=count > 1),
+        gr.Slider(1, max(count, 2), value=layer, label=f"Layer (of {count})", visible=count > 1),
         *_drawn(seen, layer),
     ]
 
 
-def _drawn(seen: Explanation | None, layer: float) -> list[gr.Image]:
-    """Gradient map, norms and losses of a layer, from 1."""
-    if seen is None:  # the session is over
+def _moved(seen: Explanation | None, layer: float) -> list[Any]:
+    """The layer that was chosen, and what is seen of it."""
+    if seen is None:
         raise gr.Error("Choose the picture again: the page was idle for too long.")
-    at = seen.layers[round(layer) - 1]
+    return [round(layer), *_drawn(seen, round(layer))]
+
+
+def _drawn(seen: Explanation, layer: int) -> list[gr.Image]:
+    """Gradient map, norms and losses of a layer, from 1."""
+    at = seen.layers[layer - 1]
     pictures = [
         None if at.gradient is None else heat_map(seen.seen, at.gradient, "‖G‖ of each token"),
         None if at.norms is None else heat_map(seen.seen, at.norms, "‖x‖₂ of each token"),
         None if at.losses is None else loss_curves(at.losses, at.title),
     ]
-    names = ("Gradient magnitude", "Token norms", "Inner loss along the scan")
     return [
         gr.Image(
             picture,
@@ -240,7 +273,7 @@ def _drawn(seen: Explanation | None, layer: float) -> list[gr.Image]:
             alt_text=f"{name} of {at.title}",
             visible=picture is not None,
         )
-        for picture, name in zip(pictures, names, strict=True)
+        for picture, name in zip(pictures, _NAMES.values(), strict=True)
     ]
 
 

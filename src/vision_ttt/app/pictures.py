@@ -13,11 +13,21 @@ from vision_ttt.explain import LossCourse
 from vision_ttt.explain.inner_loss_figures import inner_loss_course_figure
 
 _HEAT = "magma"
-_WIDTH, _HEIGHT = 4.6, 5.4  # inches, that a picture fits into
-_DOTS = 150  # per inch
+_WIDTH, _HEIGHT = 3.4, 4.0  # inches, that a picture fits into
+_LEAST_SIDE = 480  # pixels of a shown picture
+_DOTS = 200  # per inch
 
 # Figures of several threads share matplotlib's caches of fonts and texts.
 _DRAWING = threading.Lock()
+
+
+def enlarged(picture: Image.Image) -> Image.Image:
+    """Return a small picture with each pixel a square of pixels, a larger one as it is."""
+    factor = _LEAST_SIDE // max(picture.size)
+    if factor < 2:
+        return picture
+    size = (factor * picture.width, factor * picture.height)
+    return picture.resize(size, Image.Resampling.NEAREST)
 
 
 def heat_map(picture: Image.Image, values: Tensor, label: str) -> Image.Image:
