@@ -20,7 +20,6 @@ def one_direction():
 def test_a_sheet_has_every_field_with_its_numbers():
     fields = {"even": torch.ones(16, 16), "one way": one_direction(), "other": torch.rand(8, 12)}
     figure = receptive_field_sheet(fields, per_row=2)
-    assert png_bytes(figure).startswith(PNG)
     even, one_way, *_ = axes = [axis for axis in figure.axes if axis.images]
     assert [axis.get_title() for axis in axes] == list(fields)
     assert even.get_xlabel() == "20 % within 4 px\nanisotropy 1.00"
@@ -38,6 +37,7 @@ def test_a_sheet_has_every_field_with_its_numbers():
 
 def test_the_radius_is_that_of_the_numbers():
     figure = receptive_field_sheet({"even": torch.ones(16, 16)}, radius=12)
+    assert png_bytes(figure).startswith(PNG)
     assert figure.axes[0].get_xlabel().startswith("100 % within 12 px")
     (bar,) = (axis for axis in figure.axes if axis.get_label() == "<colorbar>")
     assert bar.get_ylabel() == "response / largest"
@@ -45,7 +45,6 @@ def test_the_radius_is_that_of_the_numbers():
 
 def test_profiles_are_over_the_mean_and_the_side():
     figure = radial_profiles({"even": torch.full((8, 8), 3.0), "one way": one_direction()})
-    assert png_bytes(figure).startswith(PNG)
     even, other, *_ = figure.axes[0].lines
     assert list(even.get_ydata()) == [1] * 5
     assert list(even.get_xdata()[:2]) == [0.125, 0.375]
@@ -70,7 +69,6 @@ def norms_with_an_outlier():
 
 def test_norm_maps_frame_outliers_in_one_scale():
     figure = norm_map_sheet(torch.rand(2, 3, 16, 16), norms_with_an_outlier(), ["a", "b"])
-    assert png_bytes(figure).startswith(PNG)
     pictures = [axis for axis in figure.axes if axis.images]
     names = [axis.get_title() for axis in pictures[:7]]
     assert names == ["image", *(f"layer {layer}" for layer in (1, 3, 4, 6, 7, 9))]
@@ -78,14 +76,14 @@ def test_norm_maps_frame_outliers_in_one_scale():
     assert len({axis.images[0].norm.vmax for axis in maps}) == 1
     assert [len(axis.lines) for axis in maps] == [0] * 11 + [1]
     assert maps[-1].images[0].get_array()[2, 3] == 10
-    chosen = norm_map_sheet(torch.rand(2, 1, 8, 8), norms_with_an_outlier(), layers=[0, -1])
+    chosen = norm_map_sheet(torch.rand(1, 1, 8, 8), norms_with_an_outlier()[1:], layers=[0, -1])
+    assert png_bytes(chosen).startswith(PNG)
     assert [axis.get_title() for axis in chosen.axes[:3]] == ["image", "layer 1", "layer 9"]
 
 
 def test_norm_distributions_show_the_outliers():
     even = torch.ones(2, 3, 4, 4)
     figure = norm_distributions({"odd": norms_with_an_outlier(), "even": even})
-    assert png_bytes(figure).startswith(PNG)
     above, tails, outliers = figure.axes
     assert above.lines[0].get_xdata()[-1] == 10
     assert above.lines[0].get_ydata()[[0, -1]].tolist() == [100, pytest.approx(100 / 32)]

@@ -107,7 +107,7 @@ def test_fields_of_other_backbones(images, name):
         model = small(name, depth=1, **options)
     field = receptive_field(model, images)
     assert (field.shape, field.dtype) == ((32, 32), torch.float32)
-    assert field[14:18, 14:18].mean() > 2 * field.mean()
+    assert field[12:20, 12:20].mean() > 1.2 * field.mean()
 
 
 def test_fields_of_timms_transformer_and_resnet(small_vit, images):
@@ -167,7 +167,7 @@ def gaussian(side, along, across, turned=0.0):
 @pytest.mark.parametrize("turned", [0.0, 0.5, math.pi / 2])
 @pytest.mark.parametrize("ratio", [1, 2, 3.5])
 def test_anisotropy_is_the_ratio_of_a_fields_axes(ratio, turned):
-    assert anisotropy(gaussian(101, 4 * ratio, 4, turned)) == pytest.approx(ratio, rel=1e-3)
+    assert anisotropy(gaussian(101, 3 * ratio, 3, turned)) == pytest.approx(ratio, rel=1e-3)
 
 
 def test_anisotropy_of_few_pixels():
@@ -191,11 +191,11 @@ def test_energy_within_a_radius():
 
 
 def test_radial_profile_is_the_mean_of_each_ring():
-    assert torch.equal(radial_profile(torch.ones(6, 9)), torch.ones(6))
+    assert torch.equal(radial_profile(torch.ones(6, 9)), torch.ones(5))  # √22 to a corner
     field = torch.zeros(5, 5)
-    field[2, 4] = 6  # 12 pixels are at distances from 2 to below 3
+    field[2, 4] = 8  # one of 16 pixels at distances from 2 to below 3
     assert torch.equal(radial_profile(field), torch.tensor([0, 0, 0.5]))
-    assert torch.equal(radial_profile(field, centre=(2, 4))[:2], torch.tensor([6.0, 0]))
+    assert torch.equal(radial_profile(field, centre=(2, 4))[:2], torch.tensor([8.0, 0]))
 
 
 def test_the_centroid_shows_one_direction():

@@ -100,11 +100,14 @@ def norm_distributions(norms: Mapping[str, Tensor], *, multiple: float = OUTLIER
     """
     if not norms:
         raise ValueError("there must be norms of at least one model, got none")
+    found = [
+        (name, _over_median(own), outlier_share(own.detach().float().cpu(), multiple).mean(0))
+        for name, own in norms.items()
+    ]
     figure = Figure(figsize=(12.6, 3.6), layout="constrained")
     above, tails, outliers = figure.subplots(1, 3)
-    for index, (name, own) in enumerate(norms.items()):
+    for index, (name, relative, shares) in enumerate(found):
         style = line_style(index)
-        relative = _over_median(own)
         last = np.sort(relative[:, -1].flatten().numpy())
         remaining = 100 * np.arange(len(last), 0, -1) / len(last)
         above.step(last, remaining, where="pre", label=name, **style)
@@ -112,8 +115,7 @@ def norm_distributions(norms: Mapping[str, Tensor], *, multiple: float = OUTLIER
         places = np.arange(1, len(by_layer) + 1)
         for share, width in zip(_MEDIAN_AND_TAILS, (2.0, 1.2, 0.6), strict=True):
             tails.plot(places, np.quantile(by_layer, share, axis=1), lw=width, **style)
-        shares = 100 * outlier_share(own.detach().float().cpu(), multiple).mean(0).numpy()
-        outliers.plot(places, shares, marker=".", label=name, **style)
+        outliers.plot(places, 100 * shares.numpy(), marker=".", label=name, **style)
     above.axvline(multiple, color="0.6", lw=0.8)
     above.set(xscale="log", yscale="log", xlabel="norm / median of the image")
     above.set(ylabel="tokens of at least this norm, %", title="Distribution, last layer")
