@@ -5,7 +5,6 @@ import io
 import re
 
 import pytest
-import timm
 import torch
 from matplotlib.text import Text
 from PIL import Image
@@ -17,7 +16,7 @@ from vision_ttt.explain.figures import (
 )
 from vision_ttt.explain.map_figures import gradient_map_sheet, plot_gradient_maps
 from vision_ttt.explain.report import Section, png_bytes, render_report
-from vision_ttt.tasks.classification.report import _has_maps, _reading
+from vision_ttt.tasks.classification.report import _reading
 
 HISTORY = [
     {
@@ -223,10 +222,3 @@ def test_a_rising_inner_loss_is_explained():
     assert _reading(unknown).endswith("to the last.")
     without = [{**row, "inner_loss": None} for row in unknown]
     assert _reading(without) == "Loss and accuracy after each epoch."
-
-
-@pytest.mark.parametrize(("inner_model", "has_maps"), [("linear", True), ("mlp", False)])
-def test_a_report_has_maps_where_they_are_defined(inner_model, has_maps):
-    model = timm.create_model("vittt_nano_patch4_32", depth=1, inner_model=inner_model)
-    assert _has_maps(model) == has_maps
-    assert not _has_maps(torch.nn.Linear(1, 1))

@@ -10,7 +10,14 @@ from torch.library import opcheck
 from tolerances import assert_close
 from vision_ttt.ops import depthwise_conv2d, use_backend
 from vision_ttt.ops.depthwise_correlation import depthwise_correlation
-from vision_ttt.ops.vit3_inner import depthwise, depthwise_step, gated_unit, gated_unit_step
+from vision_ttt.ops.vit3_inner import (
+    depthwise,
+    depthwise_gradient_norms,
+    depthwise_step,
+    gated_unit,
+    gated_unit_gradient_norms,
+    gated_unit_step,
+)
 from vision_ttt.ops.vit3_inner.gated_unit import TOKENS_AT_ONCE
 
 SCALE = 1 / 3  # 9^-½, as released, in both losses
@@ -69,6 +76,48 @@ def test_depthwise_step_is_gradient_descent_on_the_stated_loss(grid):
     for image in range(2):
         maps = (x[image].T.unflatten(1, grid) for x in (k, v))
         assert_close(got[image].unsqueeze(1), stated_convolution_step(*maps, w3), 1e-12)
+
+
+def test_gated_unit_gradient_norms_are_those_of_each_token_s_share_of_the_loss():
+    k, v, w1, w2 = unit_problem()
+    got = gated_unit_gradient_norms(k, v, w1, w2)
+    assert got.shape == (2, 11, 3)
+
+    def share(states, k, v):
+        return -SCALE / 11 * ((k @ states[0]) * F.silu(k @ states[1]) * v).sum()
+
+    for image, t, head in torch.cartesian_prod(*(torch.arange(size) for size in got.shape)):
+        gradients = grad(share)((w1[head], w2[head]), k[image, t, head], v[image, t, head])
+        assert_close(got[image, t, head], torch.stack(gradients).norm(), 1e-12)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 5), (3, 4)])
+def test_depthwise_gradient_norms_are_those_of_each_token_s_share_of_the_loss(grid):
+    tokens = grid[0] * grid[1]
+    k, v, w3 = randn(2, tokens, 5, seed=1), randn(2, tokens, 5, seed=2), randn(5, 1, 3, 3)
+    got = depthwise_gradient_norms(k, v, grid, 3)
+    assert got.shape == (2, tokens)
+
+    def shares(w, k, v):  # [T]
+        o = F.conv2d(k.T.unflatten(1, grid), w, padding=1, groups=len(w))
+        return -SCALE / tokens * (o.flatten(1).T * v).sum(-1)
+
+    for image in range(2):
+        gradients = torch.func.jacrev(shares)(w3, k[image], v[image])  # [T, C, 1, 3, 3]
+        assert_close(got[image], gradients.flatten(1).norm(dim=1), 1e-12)
+
+
+def test_gradient_norms_of_half_precision_are_float32():
+    k, v, w1, w2 = (x.bfloat16() for x in unit_problem())
+    exact = gated_unit_gradient_norms(*(x.double() for x in (k, v, w1, w2)))
+    got = gated_unit_gradient_norms(k, v, w1, w2)
+    assert got.dtype == torch.float32
+    assert_close(got, exact, 1e-5)
+    k, v = (x.flatten(2)[:, :10] for x in (k, v))
+    exact = depthwise_gradient_norms(k.double(), v.double(), (2, 5), 3)
+    got = depthwise_gradient_norms(k, v, (2, 5), 3)
+    assert got.dtype == torch.float32
+    assert_close(got, exact, 1e-5)
 
 
 def test_answers_are_the_trained_models():

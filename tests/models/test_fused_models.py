@@ -5,7 +5,7 @@ import torch
 
 from tolerances import assert_close
 from vision_ttt import for_inference
-from vision_ttt.explain import gradient_magnitude_maps, inner_losses
+from vision_ttt.explain import gradient_magnitude, inner_losses
 from vision_ttt.layers import SwiGLU, TTTLinear, unfuse
 from vision_ttt.models import create_model
 
@@ -84,7 +84,7 @@ def test_explanations_are_those_of_the_parts(switches):
     assert list(got) == list(wanted) == ["blocks.0.mixer.ttt", "blocks.1.mixer.ttt"]
     for name in wanted:
         assert_close(got[name], wanted[name], 1e-5)
-    assert_close(gradient_magnitude_maps(fused, x), gradient_magnitude_maps(plain, x), 1e-4)
+    assert_close(gradient_magnitude(fused, x), gradient_magnitude(plain, x), 1e-4)
 
 
 @pytest.mark.parametrize("switches", SWITCHES, ids=lambda switches: "+".join(switches))

@@ -65,7 +65,7 @@ logits.sum().backward()
 q, k, v = torch.randn(3, 2, 20, 2, 16)
 o = ops.ttt_linear(q, k, v, torch.rand(2, 20, 2), torch.zeros(2, 16, 16), torch.zeros(2, 16))
 assert o.shape == (2, 20, 2, 16)
-maps = explain.gradient_magnitude_maps(model, images)
+maps = explain.mean_map(explain.gradient_magnitude(model, images))
 assert np.asarray(maps).shape[0] == 2
 assert explain.inner_losses(model, images)
 

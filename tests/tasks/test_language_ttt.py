@@ -55,12 +55,12 @@ def test_inner_losses_are_those_of_the_state_before_the_token() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_inner_losses_along_are_of_linear_inner_models(kind: str) -> None:
+def test_inner_losses_along_are_of_both_inner_models(kind: str) -> None:
     model = _model(ttt_layer_type=kind)
     stream = torch.randint(0, 257, (101,)).numpy()
     sequences = Sequences(Packed(stream, 1, 99, ()), context=32, end=256)
     found = inner_losses_along(model, sequences)
-    assert len(found) == (2 if kind == "linear" else 0)
+    assert len(found) == 2
     for initial, current in found.values():
         assert initial.shape == current.shape == (4,)
         assert initial[0] == current[0]

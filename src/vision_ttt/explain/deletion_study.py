@@ -21,9 +21,8 @@ from vision_ttt.explain.deletion import (
 from vision_ttt.explain.feature_maps import token_grid
 from vision_ttt.explain.grad_cam import grad_cam
 from vision_ttt.explain.gradient_input import gradient_times_input
-from vision_ttt.explain.gradient_maps import STATES, gradient_magnitude_maps
+from vision_ttt.explain.gradient_maps import STATES, gradient_layers, gradient_magnitude, mean_map
 from vision_ttt.explain.rollout import attention_rollout
-from vision_ttt.layers import TTTLinear
 from vision_ttt.models import Vittt
 
 RANDOM = "random"
@@ -186,11 +185,12 @@ def _contrast(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def _magnitude(model: nn.Module, images: Tensor, labels: Tensor, *, state: str) -> Tensor:
-    return gradient_magnitude_maps(model, images, state=state)
+    return mean_map(gradient_magnitude(model, images, state=state, layers=[-1]))
 
 
-def _has_learners(model: nn.Module) -> bool:
-    return isinstance(model, Vittt) and isinstance(model.blocks[-1].mixer.ttt, TTTLinear)
+def _has_state(model: nn.Module, *, state: str) -> bool:
+    """Whether the model has learners that can be asked in this state: of a ViT³ the initial one."""
+    return bool(gradient_layers(model)) and (isinstance(model, Vittt) or state == "initial")
 
 
 METHODS: dict[str, Method] = {
@@ -198,7 +198,9 @@ METHODS: dict[str, Method] = {
     "centre": Method(_centre, _any),
     "contrast": Method(_contrast, _any),
     **{
-        f"gradient magnitude, {state}": Method(partial(_magnitude, state=state), _has_learners)
+        f"gradient magnitude, {state}": Method(
+            partial(_magnitude, state=state), partial(_has_state, state=state)
+        )
         for state in STATES
     },
     "attention rollout": Method(

@@ -1,34 +1,57 @@
-"""Gradient magnitude maps: the size of the inner learners' gradient of every token of a Vittt."""
+"""Gradient magnitude maps: the size of the inner learners' gradient of every image token."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vision_ttt.explain.inner_loop import Problem, examine
-from vision_ttt.layers import TTTLinear
-from vision_ttt.models import Vittt
-from vision_ttt.ops import ttt_linear
-from vision_ttt.ops.ttt_linear import ttt_linear_trace
+from vision_ttt.explain.inner_loop import examine, inner_op, refuse_packed
+from vision_ttt.layers import TTTLayer, ViT3TTT, VitttMixer
+from vision_ttt.layers.extra_tokens import split_extra
+from vision_ttt.ops.vit3_inner import depthwise_gradient_norms, gated_unit_gradient_norms
 
 STATES = ("final", "initial", "current")
-"""The states of the learner at which gradients are computed."""
+"""The states of a Vittt's learners at which gradients are computed; the first is the default."""
+VIT3_STATES = ("initial",)
+"""The state of a ViT³'s learners at which gradients are computed: they take one step."""
 
 
-def gradient_magnitude_maps(
-    model: Vittt, images: Tensor, block: int = -1, *, state: str = "final"
+def gradient_layers(model: nn.Module) -> dict[str, VitttMixer | ViT3TTT]:
+    """The layers of a model that have gradient magnitude maps, by module name, in their order.
+
+    These are the token mixers of a Vittt, with linear or two-layer inner models, and of a ViT³.
+
+    Raises:
+        TypeError: the model is one of ``for_inference``, whose blocks do not call their layers.
+    """
+    refuse_packed(model)
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, ViT3TTT)
+        or (isinstance(layer, VitttMixer) and inner_op(layer.ttt) is not None)
+    }
+
+
+def gradient_magnitude(
+    model: nn.Module,
+    images: Tensor,
+    *,
+    state: str | None = None,
+    layers: Sequence[int] | None = None,
 ) -> Tensor:
-    """‖G_t‖ of every image token (Vision-TTT, Eq. 6 and Fig. 9), averaged over heads.
+    """‖G_t‖ of every image token in every layer and head (Vision-TTT, Eq. 6, Figs. 3, 9 and 10).
 
-    G_t is the gradient of the inner loss of token t with respect to the inner weights. Its
-    Frobenius norm measures how much the learner can learn from that token. It depends on the
-    learner's state:
+    G_t is the gradient of the inner loss of token t with respect to the inner model's weight
+    matrices. Its Frobenius norm measures how much the learner can learn from that token. It depends
+    on the learner's state:
 
-    - "final", the default: after learning from the whole image. The gradient is large for tokens
-      that the rest of the image does not predict. All tokens meet the same state, so that the map
-      depends on the image and not on the scan.
+    - "final", the default of a Vittt: after learning from the whole image. The gradient is large
+      for tokens that the rest of the image does not predict. All tokens meet the same state, so
+      that the map depends on the image and not on the scan.
     - "initial": before any step. All tokens meet the same state, too, but an untrained one: on
       photographs flat regions are often brightest. For scans of few mini-batches this map can be
       clearer, because the final state after few steps depends mostly on the last of them.
@@ -37,53 +60,143 @@ def gradient_magnitude_maps(
       1,024 tokens its 32 tokens have 46 to 94 % of the map's energy ‖G_t‖², and 2 to 4 % of the
       energy of the other two maps (equal shares would be 3 %).
 
+    A ViT³ takes one step, along the gradient of the loss of all tokens at the "initial" state. G_t
+    is token t's share of that gradient, before it is clipped.
+
+    The cost is about that of a forward pass, for "current" that of a loop over mini-batches. Of all
+    layers only the maps are kept.
+
     Args:
-        model: a Vittt of linear inner models.
+        model: a Vittt, ViT³ or H-ViT³, or a model that contains one. It is not modified.
         images: [B, C, H, W], normalised as for the model.
-        block: index of the block whose learners are used; the last by default.
-        state: "final", "initial" or "current".
+        state: one of those above, or None for the model's default.
+        layers: indices among :func:`gradient_layers`; None for all, which for models of several
+            resolutions are those of the last one.
 
     Returns:
-        Maps [B, h, w] on the token grid, float32, ≥ 0, in the units of the gradient.
+        [B, layers, heads, h, w] on the token grid, float32, ≥ 0, in the units of the gradient.
+        A Vittt of two directions has those of the forward scan in the first half of its heads. The
+        last head of a ViT³ is its convolution. Class tokens are left out.
 
     Raises:
-        TypeError: the model is not a Vittt, or the block's inner models are not linear.
-        IndexError: the model has no such block.
-        ValueError: the state is unknown.
+        TypeError: the model has no such layers, does not call them, or is one of
+            ``for_inference``.
+        ValueError: the state is not one of the layers', or layers differ in grid or heads.
+        IndexError: the model has no such layer.
     """
-    if state not in STATES:
-        raise ValueError(f"state must be one of {', '.join(STATES)}, got {state!r}")
-    if not isinstance(model, Vittt):
-        raise TypeError(f"gradient magnitude maps need a Vittt, got {type(model).__name__}")
-    index = range(len(model.blocks))[block]
-    layer = model.blocks[index].mixer.ttt
-    if not isinstance(layer, TTTLinear):
+    every = gradient_layers(model)
+    if not every:
         raise TypeError(
-            f"gradient magnitude maps need linear inner models (TTTLinear); block {index} has "
-            f"{type(layer).__name__}"
+            "gradient magnitude maps need a model with TTT layers, such as a Vittt with linear or "
+            f"two-layer inner models, a ViT³ or an H-ViT³; got {type(model).__name__}"
         )
-    norms = examine(model, images, {"": layer}, partial(_gradient_norm, state=state))[""]
-    norms = norms.float().mean(-1, keepdim=True)  # [B, N, 1]
-    if model.class_tokens is not None:
-        norms, _ = model.class_tokens.extract(norms)
-    grid = model.patch_embed.dynamic_feat_size(images.shape[-2:])
-    return norms.squeeze(-1).unflatten(1, tuple(grid)).contiguous()
+    names = list(every)
+    if layers is not None:
+        names = [names[range(len(names))[index]] for index in layers]
+        if not names:
+            raise ValueError("layers must hold at least one index, got none")
+    for name in names:
+        _check_state(state, every[name])
+
+    def look(layer: nn.Module, arguments: Mapping[str, Any]) -> Any:
+        if isinstance(layer, VitttMixer):
+            return arguments["grid"], arguments.get("extra", ())
+        if isinstance(layer, ViT3TTT):
+            return _on_grid(_vit3_norms(layer, **arguments), arguments["grid"])
+        return _norms(layer, arguments["x"], STATES[0] if state is None else state)
+
+    looked_at: dict[str, nn.Module] = {}
+    for name in names:
+        layer = every[name]
+        looked_at[name] = layer
+        if isinstance(layer, VitttMixer):  # it knows the grid, the layer within it the tokens
+            looked_at[f"{name}.ttt"] = layer.ttt
+    found = examine(model, images, looked_at, look)
+    if len(found) < len(looked_at):
+        missing = next(name for name in looked_at if name not in found)
+        raise TypeError(f"{type(model).__name__} does not call its layer {missing}")
+    maps = {
+        name: _on_grid(found[f"{name}.ttt"], *found[name])
+        if isinstance(every[name], VitttMixer)
+        else found[name]
+        for name in dict.fromkeys(names)
+    }
+    if layers is None:
+        last = maps[names[-1]].shape
+        names = [name for name in names if maps[name].shape == last]
+    sizes = {name: list(maps[name].shape[1:]) for name in names}
+    if len({tuple(size) for size in sizes.values()}) > 1:
+        raise ValueError(
+            "layers must be of one resolution; their heads and grids [heads, h, w] are "
+            + ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        )
+    return torch.stack([maps[name] for name in names], dim=1)
 
 
-def _gradient_norm(problem: Problem, state: str) -> Tensor:
-    """‖G_t‖ [B, N, heads] of one layer's tokens."""
+def mean_map(magnitude: Tensor, last_layers: int = 1) -> Tensor:
+    """The mean of maps over the last layers, their heads and directions.
+
+    Args:
+        magnitude: [B, layers, heads, h, w] of :func:`gradient_magnitude`.
+        last_layers: how many of the last layers, at least 1.
+
+    Returns:
+        [B, h, w].
+
+    Raises:
+        ValueError: the shape or the number of layers does not fit.
+    """
+    if magnitude.ndim != 5:
+        raise ValueError(f"magnitude must be [B, layers, heads, h, w], got {list(magnitude.shape)}")
+    if not 1 <= last_layers <= magnitude.shape[1]:
+        raise ValueError(f"last_layers must be in 1 … {magnitude.shape[1]}, got {last_layers}")
+    return magnitude[:, -last_layers:].mean((1, 2))
+
+
+def _check_state(state: str | None, layer: nn.Module) -> None:
+    accepted = VIT3_STATES if isinstance(layer, ViT3TTT) else STATES
+    if state is not None and state not in accepted:
+        raise ValueError(
+            f"state must be one of {', '.join(accepted)} for a {type(layer).__name__}, got "
+            f"{state!r}"
+        )
+
+
+def _norms(layer: TTTLayer, x: Tensor, state: str) -> Tensor:
+    """‖G_t‖ [B, N, heads] of the tokens x [B, N, D] of one layer."""
+    op, problem = inner_op(layer), layer.inner_problem(x)
+    if state == "current":
+        return op.trace(**problem).gradient_norm
+    names = layer.learner.state_names
     if state == "final":
-        _, (w, b, *_) = ttt_linear(**problem, return_state=True)
-        problem = {**problem, "w0": w, "b0": b}
-    trace = ttt_linear_trace(**problem)
-    return trace.gradient_norm if state == "current" else trace.initial_gradient_norm
+        _, last = op.run(**problem, return_state=True)
+        problem.update(zip(names, last, strict=False))
+    given = ("k", "v", *names, "ln_weight", "ln_bias", "eps")
+    return op.losses(**{name: problem[name] for name in given}).gradient_norm
+
+
+def _vit3_norms(
+    layer: ViT3TTT, x: Tensor, grid: tuple[int, int], rotations: Tensor | None = None
+) -> Tensor:
+    """‖G_t‖ [B, T, H + 1] of the gated units and of the convolution."""
+    (_, k1, v1), (_, k2, v2) = layer.views(x, rotations)
+    gated = gated_unit_gradient_norms(k1, v1, layer.w1, layer.w2)
+    convolved = depthwise_gradient_norms(k2, v2, grid, layer.w3.shape[-1])
+    return torch.cat((gated, convolved.unsqueeze(-1)), dim=-1)
+
+
+def _on_grid(norms: Tensor, grid: Sequence[int], extra: Sequence[int] = ()) -> Tensor:
+    """Norms [B, N, heads] as maps [B, heads, h, w], without the tokens outside the grid."""
+    if extra:
+        norms, _ = split_extra(norms, extra)
+    return norms.float().transpose(1, 2).unflatten(2, tuple(grid)).contiguous()
 
 
 def top_fraction(maps: Tensor, fraction: float = 0.3) -> Tensor:
     """Mark the tokens of largest gradient in each map (Vision-TTT, Fig. 10 marks 30 %).
 
     Args:
-        maps: [B, h, w].
+        maps: [B, h, w], e.g. of :func:`mean_map`.
         fraction: share of the tokens to mark, in (0, 1].
 
     Returns:

@@ -2,60 +2,129 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.layers import LinearLearner, TTTLayer
+from vision_ttt.inference.evaluation_only import EvaluationOnly
+from vision_ttt.layers import InnerLearner, LinearLearner, MLPLearner, TTTLayer
 from vision_ttt.models.evaluation_mode import evaluation_mode
-from vision_ttt.ops.ttt_linear import InnerTrace, ttt_linear_trace
+from vision_ttt.ops import ttt_linear, ttt_mlp
+from vision_ttt.ops.inner_trace import InnerTrace, TokenLosses
+from vision_ttt.ops.ttt_linear import ttt_linear_losses, ttt_linear_trace
+from vision_ttt.ops.ttt_mlp import ttt_mlp_losses, ttt_mlp_trace
 
-Problem = dict[str, Tensor | int]
-"""The arguments of :func:`vision_ttt.ttt_linear`."""
+Problem = dict[str, Any]
+"""The arguments of a learner's op, e.g. :func:`vision_ttt.ttt_linear`."""
 Result = TypeVar("Result")
 
 
+class InnerOp(NamedTuple):
+    """A learner's op, with what explains it."""
+
+    run: Callable[..., Any]
+    trace: Callable[..., InnerTrace]
+    losses: Callable[..., TokenLosses]
+
+
+_OPS: dict[type[InnerLearner], InnerOp] = {
+    LinearLearner: InnerOp(ttt_linear, ttt_linear_trace, ttt_linear_losses),
+    MLPLearner: InnerOp(ttt_mlp, ttt_mlp_trace, ttt_mlp_losses),
+}
+
+
+def inner_op(layer: nn.Module) -> InnerOp | None:
+    """The op of a TTT layer's learner, or None for other layers and learners."""
+    if isinstance(layer, TTTLayer):
+        for kind, op in _OPS.items():
+            if isinstance(layer.learner, kind):
+                return op
+    return None
+
+
+def refuse_packed(model: nn.Module) -> None:
+    """Raise a TypeError for what ``for_inference`` has made: packed blocks do not call layers."""
+    if any(isinstance(module, EvaluationOnly) for module in model.modules()):
+        raise TypeError(
+            "a model of for_inference cannot be explained: its blocks are packed and do not call "
+            "their layers; give the model that for_inference was given"
+        )
+
+
+def learner_layers(model: nn.Module) -> dict[str, TTTLayer]:
+    """Module name → TTT layer, of linear or two-layer inner models, in the modules' order.
+
+    Raises:
+        TypeError: the model is one of ``for_inference``.
+    """
+    refuse_packed(model)
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, TTTLayer) and inner_op(layer) is not None
+    }
+
+
 def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
-    """Trace every TTT layer of linear inner models of ``model`` on ``images``.
+    """Trace every TTT layer of linear or two-layer inner models of ``model`` on ``images``.
 
     Args:
-        model: any model with :class:`vision_ttt.layers.TTTLinear` layers, or others of a
-            :class:`vision_ttt.layers.LinearLearner`. It is not modified.
+        model: any model with :class:`vision_ttt.layers.TTTLinear` or
+            :class:`vision_ttt.layers.TTTMLP` layers, or others of their learners. It is not
+            modified.
         images: the model's input, e.g. [B, C, H, W], or the tokens of a language model [B, T].
 
     Returns:
-        Module name of each TTT layer → its :class:`InnerTrace`, in the order of the modules. For a
-        layer that runs several times it is the last one. Empty for a model without TTT layers.
+        Module name of each TTT layer → its :class:`vision_ttt.ops.inner_trace.InnerTrace`, in the
+        order in which they run. For a layer that runs several times it is the last one. Empty for
+        a model without such layers.
+
+    Raises:
+        TypeError: the model is one of ``for_inference``, whose blocks do not call their layers.
     """
-    layers = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, TTTLayer) and isinstance(layer.learner, LinearLearner)
-    }
-    return examine(model, images, layers, lambda problem: ttt_linear_trace(**problem))
+
+    def look(layer: nn.Module, arguments: Mapping[str, Any]) -> InnerTrace:
+        return inner_op(layer).trace(**layer.inner_problem(arguments["x"]))
+
+    return examine(model, images, learner_layers(model), look)
 
 
 @torch.no_grad()
 def examine(
     model: nn.Module,
     images: Tensor,
-    layers: Mapping[str, TTTLayer],
-    look: Callable[[Problem], Result],
+    layers: Mapping[str, nn.Module],
+    look: Callable[[nn.Module, Mapping[str, Any]], Result],
 ) -> dict[str, Result]:
-    """Run ``model`` and call ``look`` with the inner problem of each of its ``layers``.
+    """Run ``model`` in evaluation mode and look into the calls of some of its layers.
+
+    What a layer receives is gone after its ``look``: of all layers only the results are kept.
+
+    Args:
+        model: it is not modified.
+        images: its input.
+        layers: name → module of the model.
+        look: called with each layer and the arguments of its forward by their names.
 
     Returns:
-        Layer's name → the result of ``look`` for its last problem.
+        Layer's name → the result of ``look`` for its last call, in the order of calls.
     """
     results: dict[str, Result] = {}
     handles = []
     for name, layer in layers.items():
+        signature = inspect.signature(layer.forward)
 
-        def record(layer: TTTLayer, inputs: tuple, keywords: dict, name: str = name) -> None:
-            x = inputs[0] if inputs else keywords["x"]  # beside it may be a state
-            results[name] = look(layer.inner_problem(x))
+        def record(
+            layer: nn.Module,
+            inputs: tuple,
+            keywords: dict,
+            name: str = name,
+            signature: inspect.Signature = signature,
+        ) -> None:
+            results[name] = look(layer, signature.bind(*inputs, **keywords).arguments)
 
         handles.append(layer.register_forward_pre_hook(record, with_kwargs=True))
     if not handles:  # the model may need other inputs than images
@@ -67,28 +136,3 @@ def examine(
         for handle in handles:
             handle.remove()
     return results
-
-
-def inner_losses(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """Mean inner-loop loss of each successive mini-batch (Vision-TTT, Fig. 11).
-
-    Every direction counts in its own scan order. Entry i is the loss on the learners' i-th
-    mini-batch, before the step on it.
-
-    Args:
-        model: any model; only its TTT layers are reported.
-        images: the model's input.
-
-    Returns:
-        Module name of each TTT layer → losses [ceil(T / b)], float32 on the CPU.
-    """
-    losses = {}
-    for name, trace in trace_layers(model, images).items():
-        learner = model.get_submodule(name).learner
-        forward_heads = learner.num_heads
-        loss = torch.cat(
-            [trace.loss[:, :, :forward_heads], trace.loss[:, :, forward_heads:].flip(1)], dim=2
-        )  # [B, T, heads] in scan order
-        batches = loss.float().split(learner.mini_batch_size, dim=1)
-        losses[name] = torch.stack([batch.mean() for batch in batches]).cpu()
-    return losses

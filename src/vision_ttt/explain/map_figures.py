@@ -25,7 +25,7 @@ def plot_gradient_maps(
 
     Args:
         images: [B, 3, H, W] or [B, 1, H, W] in [0, 1], not normalised.
-        maps: [B, h, w], see :func:`vision_ttt.explain.gradient_magnitude_maps`.
+        maps: [B, h, w], see :func:`vision_ttt.explain.mean_map`.
         titles: one per image, or None.
         fraction: share of the tokens in the last picture, in (0, 1].
 
@@ -62,7 +62,7 @@ def gradient_map_sheet(
 
     Args:
         images: [B, 3, H, W] or [B, 1, H, W] in [0, 1], not normalised.
-        maps: [B, h, w], see :func:`vision_ttt.explain.gradient_magnitude_maps`.
+        maps: [B, h, w], see :func:`vision_ttt.explain.mean_map`.
         titles: one per image.
         per_row: the number of images in a row.
 

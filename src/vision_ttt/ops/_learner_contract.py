@@ -11,12 +11,16 @@ from vision_ttt.ops._contract import Contract, Real, Whole
 
 
 class LearnerContracts(NamedTuple):
-    """The contracts of the public function and of its custom ops, which accept any strides."""
+    """The contracts of the public function and of its custom ops, which accept any strides.
+
+    ``one_state`` is that of losses without learning: tokens k, v and a state that all of them meet.
+    """
 
     public: Contract
     forward: Contract
     backward: Contract
     part: Contract
+    one_state: Contract
 
 
 def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
@@ -30,12 +34,15 @@ def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
         state: tensor of the initial state → its shape after [H] or [B, H].
     """
     views = "q", "k", "v"
-    tensors = {
-        **dict.fromkeys(views, "B T H d"),
-        "eta": "B T H",
+    model = {
         **{name: f"H {shape} | B H {shape}" for name, shape in state.items()},
         "ln_weight": "? H d",
         "ln_bias": "? H d",
+    }
+    tensors = {
+        **dict.fromkeys(views, "B T H d"),
+        "eta": "B T H",
+        **model,
         "position_scale": "? mini_batch_size | H mini_batch_size",
     }
     grads = {
@@ -61,6 +68,13 @@ def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
             **rules,
             others=("positions",),
             further=_check_places,
+        ),
+        Contract(
+            f"{op}_losses",
+            {"k": "B T H d", "v": "B T H d", **model},
+            {"eps": Real(0)},
+            alike=("k", "v"),
+            together=("ln_weight", "ln_bias"),
         ),
     )
 

@@ -2,6 +2,6 @@
 
 from vision_ttt.ops.ttt_linear.op import ttt_linear
 from vision_ttt.ops.ttt_linear.state import LinearState
-from vision_ttt.ops.ttt_linear.trace import InnerTrace, ttt_linear_trace
+from vision_ttt.ops.ttt_linear.trace import ttt_linear_losses, ttt_linear_trace
 
-__all__ = ["LinearState", "InnerTrace", "ttt_linear", "ttt_linear_trace"]
+__all__ = ["LinearState", "ttt_linear", "ttt_linear_losses", "ttt_linear_trace"]

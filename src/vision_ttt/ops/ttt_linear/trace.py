@@ -1,31 +1,23 @@
-"""The inner learner's loss and gradient of every token, for explanation."""
+"""The linear inner learner's loss and gradient of every token, for explanation."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from vision_ttt.ops.inner_trace import (
+    InnerTrace,
+    Look,
+    TokenLosses,
+    half_square,
+    losses_at,
+    trace_tokens,
+)
 from vision_ttt.ops.ttt_linear.contract import CONTRACTS, Inputs
 from vision_ttt.ops.ttt_linear.dual import ttt_linear_dual
 from vision_ttt.ops.ttt_linear.inner_model import InnerNorm, inner_gradient, inner_output
-from vision_ttt.ops.ttt_linear.scan_order import mini_batches, put, take
-
-
-class InnerTrace(NamedTuple):
-    """Per-token record of one ttt_linear call, each [B, T, H] in token order.
-
-    ``loss`` is ½‖f(k_t; W') − v_t‖² with W' the state before token t's mini-batch, and
-    ``gradient_norm`` the Frobenius norm of G_t = ∂loss/∂W' = k_tᵀ g_t (Vision-TTT, Eq. 6), which is
-    ‖k_t‖ ‖g_t‖. ``initial_loss`` and ``initial_gradient_norm`` are the same at the initial state,
-    before any step on the image.
-    """
-
-    loss: Tensor
-    gradient_norm: Tensor
-    initial_loss: Tensor
-    initial_gradient_norm: Tensor
 
 
 @torch.no_grad()
@@ -46,32 +38,47 @@ def ttt_linear_trace(
 ) -> InnerTrace:
     """Trace the inner learner on the arguments of :func:`ttt_linear`, without gradients.
 
+    The gradient of a token is G_t = k_tᵀ g_t, whose norm is ‖k_t‖ ‖g_t‖.
+
     Raises:
         TypeError, ValueError: as :func:`ttt_linear`.
     """
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
-    CONTRACTS.public.check(Inputs(*tensors, mini_batch_size, reverse_heads, eps))
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    trace = InnerTrace(*(q.new_empty(q.shape[:3], dtype=dtype) for _ in InnerTrace._fields))
-    norm = InnerNorm.of(ln_weight, ln_bias, eps, dtype)
-    w_first, b_first = w0.to(dtype), b0.to(dtype).unsqueeze(-2)
-    w, b = w0, b0
-    with torch.autocast(q.device.type, enabled=False):
-        for start, stop in mini_batches(q.shape[1], mini_batch_size):
-            q_t, k_t, v_t, eta_t = (take(x, start, stop, reverse_heads) for x in (q, k, v, eta))
-            k_f, v_f = k_t.to(dtype), v_t.to(dtype)  # [B, H, n, d]
-            records = []
-            for state in ((w.to(dtype), b.to(dtype).unsqueeze(-2)), (w_first, b_first)):
-                z = k_f @ state[0] + state[1]
-                g = inner_gradient(z, k_f, v_f, norm)
-                records.append(0.5 * (inner_output(k_f, z, norm) - v_f).square().sum(-1))
-                records.append(k_f.norm(dim=-1) * g.norm(dim=-1))
-            pieces = InnerTrace(*records)
-            for record, piece in zip(trace, pieces, strict=True):
-                put(record, piece, start, stop, reverse_heads)
-            # The op itself advances the state by one mini-batch in scan order.
-            views = (x.transpose(1, 2) for x in (q_t, k_t, v_t, eta_t))
-            scale = None if position_scale is None else position_scale[..., : stop - start]
-            inputs = Inputs(*views, w, b, ln_weight, ln_bias, scale, stop - start, 0, eps)
-            _, w, b, _, _ = ttt_linear_dual(inputs, save_states=False)
-    return trace
+    inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)
+    CONTRACTS.public.check(inputs)
+    look = _look(ln_weight, ln_bias, eps)
+    return trace_tokens(inputs, ("w0", "b0"), look, ttt_linear_dual)
+
+
+@torch.no_grad()
+def ttt_linear_losses(
+    k: Tensor,
+    v: Tensor,
+    w0: Tensor,
+    b0: Tensor,
+    ln_weight: Tensor | None = None,
+    ln_bias: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+) -> TokenLosses:
+    """Loss and gradient norm of every token at the state w0, b0, each [B, T, H], in token order.
+
+    Nothing is learnt, and the tokens have no order. The arguments are those of :func:`ttt_linear`.
+
+    Raises:
+        TypeError, ValueError: as :func:`ttt_linear`.
+    """
+    CONTRACTS.one_state.check((k, v, w0, b0, ln_weight, ln_bias, eps))
+    return losses_at(k, v, (w0, b0), _look(ln_weight, ln_bias, eps))
+
+
+def _look(ln_weight: Tensor | None, ln_bias: Tensor | None, eps: float) -> Look:
+    def look(k: Tensor, v: Tensor, state: Sequence[Tensor]) -> TokenLosses:
+        norm = InnerNorm.of(ln_weight, ln_bias, eps, k.dtype)
+        w, b = (x.to(k.dtype) for x in state)
+        z = k @ w + b.unsqueeze(-2)
+        g = inner_gradient(z, k, v, norm)
+        loss = half_square(inner_output(k, z, norm) - v)
+        return TokenLosses(loss, k.norm(dim=-1) * g.norm(dim=-1))
+
+    return look

@@ -2,5 +2,6 @@
 
 from vision_ttt.ops.ttt_mlp.op import ttt_mlp
 from vision_ttt.ops.ttt_mlp.state import MLPState
+from vision_ttt.ops.ttt_mlp.trace import ttt_mlp_losses, ttt_mlp_trace
 
-__all__ = ["MLPState", "ttt_mlp"]
+__all__ = ["MLPState", "ttt_mlp", "ttt_mlp_losses", "ttt_mlp_trace"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from vision_ttt.ops.depthwise_conv2d import depthwise_conv2d
@@ -57,6 +58,38 @@ def depthwise_step(
         ascent = depthwise_correlation(*folded, grid, w3.shape[-1])  # [B · C, 1, K, K]
         ascent = ascent.view(k.shape[0], *w3.flatten(0, 1).shape) * (loss_scale / k.shape[1])
         return w3.squeeze(1) + softly_clipped(ascent, (-2, -1))
+
+
+@torch.no_grad()
+def depthwise_gradient_norms(
+    k: Tensor,
+    v: Tensor,
+    grid: tuple[int, int],
+    kernel_size: int,
+    *,
+    loss_scale: float = LOSS_SCALE,
+) -> Tensor:
+    """‖∂L_t/∂w‖ of every token's share L_t of :func:`depthwise_step`'s loss L = Σ_t L_t.
+
+    The share of the token t = (r, s) is the loss of the output there, which depends on the K × K
+    values of k around it. The loss is linear in w, and the norm the same at every state::
+
+        ‖∂L_t/∂w‖² = (c / T)² Σ_channels v[r, s]² Σ_{i, j} k[r + i - 1, s + j - 1]²
+
+    It is taken before the step clips the sum.
+
+    Args:
+        k, v, grid, loss_scale: as of :func:`depthwise_step`.
+        kernel_size: K, odd.
+
+    Returns:
+        [B, T], at least float32.
+    """
+    k, v = at_least_float32(k, v)
+    with without_autocast(k):
+        ones = k.new_ones(k.shape[-1], 1, kernel_size, kernel_size)
+        around = depthwise_conv2d(k.square(), ones, grid)  # [B, T, C]
+        return (v.square() * around).sum(-1).sqrt() * (loss_scale / k.shape[1])
 
 
 def _images_as_channels(x: Tensor) -> Tensor:

@@ -70,6 +70,33 @@ def gated_unit_step(
         return w1, w2
 
 
+@torch.no_grad()
+def gated_unit_gradient_norms(
+    k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, *, loss_scale: float = LOSS_SCALE
+) -> Tensor:
+    """‖∂L_t/∂[W₁ W₂]‖ of every token's share L_t of :func:`gated_unit_step`'s loss L = Σ_t L_t.
+
+    The share of ∂L/∂W₁ is -(c / T) k_tᵀ (v_t ⊙ z₂ σ), a product of two vectors, and that of ∂L/∂W₂
+    likewise: the norm is (c / T) ‖k_t‖ ‖g_t‖ with both second vectors side by side as g_t. It is
+    taken before the step clips the sum.
+
+    Args:
+        k, v, w1, w2, loss_scale: as of :func:`gated_unit_step`.
+
+    Returns:
+        [B, T, H], at least float32.
+    """
+    w1, w2 = at_least_float32(w1, w2)
+    with without_autocast(k):
+        weight = torch.cat((w2, w1), dim=-1)  # [H, d, 2 d]
+        norms = []
+        for pair in zip(_parts(k), _parts(v), strict=True):
+            k_t, v_t = (x.transpose(1, 2) for x in at_least_float32(*pair))  # [B, H, t, d]
+            gradient = _swiglu_gradient(k_t @ weight, v_t)
+            norms.append(k_t.norm(dim=-1) * gradient.norm(dim=-1))
+        return torch.cat(norms, dim=-1).transpose(1, 2) * (loss_scale / k.shape[1])
+
+
 def _ascent(k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
     """Σ_t ∂⟨f(k_t), v_t⟩/∂[W₂ W₁] [B, H, d, 2 d] over the tokens [B, t, H, d]."""
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [B, H, t, d]

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from vision_ttt.data import ImageError
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.explain import gradient_magnitude_maps
+from vision_ttt.explain import gradient_layers, gradient_magnitude, mean_map
 from vision_ttt.explain.figures import (
     confusion_matrix,
     inner_loss_curves,
@@ -21,8 +21,6 @@ from vision_ttt.explain.figures import (
 )
 from vision_ttt.explain.map_figures import gradient_map_sheet
 from vision_ttt.explain.report import Section
-from vision_ttt.layers import TTTLinear
-from vision_ttt.models import Vittt
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.classification.task import Classification
@@ -34,7 +32,7 @@ SHEET_IMAGES = 20
 def write_report(task: Classification, result: TrainResult) -> Report:
     """Write curves.png, confusion.png, inner_loss.png and gradient_maps.png; return the page's.
 
-    The figures of the inner loop are of a Vittt of linear inner models only; others get the rest.
+    Inner losses are of a Vittt only, gradient maps of a Vittt or a ViT³; others get the rest.
     """
     history, evaluation = result.metrics["history"], result.evaluation
     sections = {
@@ -60,7 +58,7 @@ def write_report(task: Classification, result: TrainResult) -> Report:
             inner,
             inner_loss_curves(history, narrow=True),
         )
-    if _has_maps(result.model) and not isinstance(task.test_set, IterableDataset):
+    if gradient_layers(result.model) and not isinstance(task.test_set, IterableDataset):
         maps = _gradient_maps(task, result)
         sections["gradient_maps"] = Section(
             "Gradient magnitude maps",
@@ -82,10 +80,6 @@ def write_report(task: Classification, result: TrainResult) -> Report:
     if last["inner_loss_reduction"] is not None:
         measured["inner loss, last against first"] = f"−{last['inner_loss_reduction']:.0%}"
     return Report(list(sections.values()), measured, {})
-
-
-def _has_maps(model: nn.Module) -> bool:
-    return isinstance(model, Vittt) and isinstance(model.blocks[0].mixer.ttt, TTTLinear)
 
 
 def _reading(history: Sequence[Mapping[str, Any]]) -> str:
@@ -111,8 +105,10 @@ def _gradient_maps(task: Classification, result: TrainResult) -> tuple[Tensor, T
     places = _decodable(task, len(evaluation.targets))
     images = torch.stack([task.test_set[places[index]][0] for index in chosen])
     device = next(result.model.parameters()).device
-    middle = len(result.model.blocks) // 2
-    maps = gradient_magnitude_maps(result.model, images.to(device), middle, state="initial")
+    middle = len(gradient_layers(result.model)) // 2
+    maps = mean_map(
+        gradient_magnitude(result.model, images.to(device), state="initial", layers=[middle])
+    )
     mean, std = (images.new_tensor(task.input[key]).view(-1, 1, 1) for key in ("mean", "std"))
     names = task.classes
     titles = [

@@ -29,7 +29,7 @@ _PROMPT, _NEW_TOKENS, _TEMPERATURE = "def ", 400, 0.8
 def write_report(task: Language, result: TrainResult) -> Report:
     """Write curves.png, loss_by_position.png and inner_loss.png; return the page's parts.
 
-    Inner losses are of models with TTT-Linear layers only; others get the rest.
+    Inner losses are of models with TTT layers only; others get the rest.
     """
     metrics, evaluation = result.metrics, result.evaluation
     sections = {
@@ -109,7 +109,7 @@ def position_table(evaluation: LanguageEvaluation) -> PageTable:
 def inner_losses_along(model: nn.Module, sequences: Sequences) -> dict[str, tuple[Tensor, Tensor]]:
     """Return layer's name → inner loss at W₀ and before each mini-batch, [ceil(T / b)] each.
 
-    Means over tokens, heads and some sequences; empty for models without TTT-Linear layers.
+    Means over tokens, heads and some sequences; empty for models without TTT layers.
     """
     # The last sequence is filled up.
     count = min(_TRACED, max(sequences.sequences - 1, 1))

@@ -1,0 +1,79 @@
+"""What the inner learners lose along the sequence, in the order in which they scan it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.explain.inner_loop import examine, inner_op, learner_layers, trace_layers
+
+
+class LossCourse(NamedTuple):
+    """A layer's inner losses along its scan, each [T], float32 on the CPU.
+
+    They are ½‖f(k_t; W) − v_t‖² of the token that each direction reads t-th, the mean over
+    images and heads: ``initial`` with W₀, before any step; ``before`` with the state before the
+    token's mini-batch; ``updated`` with W_t, after the step that includes the token.
+    """
+
+    initial: Tensor
+    before: Tensor
+    updated: Tensor
+
+
+def inner_losses(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """Mean inner-loop loss of each successive mini-batch (Vision-TTT, Fig. 11).
+
+    Every direction counts in its own scan order. Entry i is the loss on the learners' i-th
+    mini-batch, before the step on it.
+
+    Args:
+        model: any model; only its TTT layers are reported.
+        images: the model's input.
+
+    Returns:
+        Module name of each TTT layer → losses [ceil(T / b)], float32 on the CPU.
+    """
+    losses = {}
+    for name, trace in trace_layers(model, images).items():
+        learner = model.get_submodule(name).learner
+        loss = in_scan_order(trace.loss, learner.reverse_heads).float()  # [B, T, heads]
+        batches = loss.split(learner.mini_batch_size, dim=1)
+        losses[name] = torch.stack([batch.mean() for batch in batches]).cpu()
+    return losses
+
+
+def inner_loss_course(model: nn.Module, images: Tensor) -> dict[str, LossCourse]:
+    """Inner losses of every token of the scan, before and after its step (TTT, Fig. 5).
+
+    The paper's figure has ℓ(W₀; x_t), ℓ(W_{t−1}; x_t) and ℓ(W_t; x_t); with mini-batches of b
+    tokens the second is taken at the state before the mini-batch. A step that learns its own token
+    shows as ``updated`` below ``before``, learning from the tokens before as ``before`` below
+    ``initial``.
+
+    Args:
+        model: any model; only its TTT layers are reported.
+        images: the model's input, e.g. [B, C, H, W], or the tokens of a language model [B, T].
+
+    Returns:
+        Module name of each TTT layer → its :class:`LossCourse`.
+    """
+
+    def look(layer: nn.Module, arguments: Mapping[str, Any]) -> LossCourse:
+        trace = inner_op(layer).trace(**layer.inner_problem(arguments["x"]))
+        kinds = trace.initial_loss, trace.loss, trace.updated_loss
+        ordered = (in_scan_order(loss, layer.learner.reverse_heads) for loss in kinds)
+        return LossCourse(*(loss.float().mean((0, 2)).cpu() for loss in ordered))
+
+    return examine(model, images, learner_layers(model), look)
+
+
+def in_scan_order(x: Tensor, reverse_heads: int) -> Tensor:
+    """x [B, T, heads, …] with the tokens of the last ``reverse_heads`` heads from T to 1."""
+    if not reverse_heads:
+        return x
+    forward_heads = x.shape[2] - reverse_heads
+    return torch.cat([x[:, :, :forward_heads], x[:, :, forward_heads:].flip(1)], dim=2)
