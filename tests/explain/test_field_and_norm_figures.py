@@ -87,7 +87,7 @@ def test_norm_distributions_show_the_outliers():
     above, tails, outliers = figure.axes
     assert above.lines[0].get_xdata()[-1] == 10
     assert above.lines[0].get_ydata()[[0, -1]].tolist() == [100, pytest.approx(100 / 32)]
-    assert [line.get_ydata()[-1] for line in tails.lines[:3]] == [1, 1, 10]
+    assert [line.get_ydata()[-1] for line in tails.lines[:2]] == [1, 10]
     assert outliers.lines[0].get_ydata()[-1] == pytest.approx(100 / 32)
     assert (outliers.lines[1].get_ydata() == 0).all()
 

@@ -137,6 +137,14 @@ def test_the_model_stays_as_it_was(images):
     assert torch.equal(field, receptive_field(model, images))  # nothing is dropped at random
 
 
+def test_fields_in_bfloat16(images):
+    model = small(num_heads=2)
+    wanted = receptive_field(model, images)
+    field = receptive_field(model.bfloat16(), images.bfloat16())
+    assert field.dtype == torch.float32
+    assert_close(field, wanted, 0.1)
+
+
 def test_fields_refuse(images, conv_stack, small_vit):
     model = conv_stack(conv(1))
     with pytest.raises(TypeError, match=r"forward_intermediates .*, got Linear"):

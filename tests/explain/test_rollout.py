@@ -62,6 +62,14 @@ def test_the_model_stays_as_it_was(small_vit, images):
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
+def test_rollout_in_bfloat16(small_vit, images):
+    model = small_vit()
+    wanted = attention_rollout(model, images)
+    maps = attention_rollout(model.bfloat16(), images.bfloat16())
+    assert maps.dtype == torch.float32
+    assert_close(maps, wanted, 0.1)
+
+
 def test_rollout_on_other_sizes(small_vit):
     model = small_vit(dynamic_img_size=True)
     assert attention_rollout(model, torch.zeros(1, 3, 8, 24)).shape == (1, 2, 6)

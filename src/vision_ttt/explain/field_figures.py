@@ -58,7 +58,7 @@ def receptive_field_sheet(
         middle = ((width - 1) / 2, (height - 1) / 2)
         axis.add_patch(Circle(middle, own, fill=False, color="white", ls="--", lw=0.8))
         axis.set_title(name, fontsize=9)
-        text = f"{100 * share:.0f} % within {own:g} px\nanisotropy {anisotropy(field):.2f}"
+        text = f"{100 * share:.0f} % within {own:.3g} px\nanisotropy {anisotropy(field):.2f}"
         axis.set_xlabel(text, fontsize=8)
     label = "response / largest" + (" (grey: none)" if any_empty else "")
     figure.colorbar(picture, ax=axes, shrink=0.8, label=label)
@@ -78,7 +78,7 @@ def radial_profiles(fields: Mapping[str, Tensor]) -> Figure:
         ValueError: there are no fields, or one is none.
     """
     _check(fields, 1)
-    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+    figure = Figure(figsize=(7.2, 3.8), layout="constrained")
     axis = figure.subplots()
     for index, (name, field) in enumerate(fields.items()):
         profile = (radial_profile(field) / field.mean().item()).numpy()
@@ -89,7 +89,7 @@ def radial_profiles(fields: Mapping[str, Tensor]) -> Figure:
     axis.set_yscale("log")
     axis.set(xlabel="distance / half the side", ylabel="response / mean response")
     axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -14,7 +15,8 @@ from torch import Tensor
 from vision_ttt.explain.palette import MARK, SEQUENTIAL, line_style
 from vision_ttt.explain.token_norms import OUTLIER, outlier_share
 
-_MEDIAN_AND_TAILS = (0.5, 0.95, 1.0)
+_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""Of norms over their median; matplotlib's own labels of half a decade run into each other."""
 
 
 def norm_map_sheet(
@@ -78,7 +80,7 @@ def norm_map_sheet(
     for axis, name in zip(axes[0], names, strict=True):
         axis.set_title(name, fontsize=9)
     bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="norm / median of the map")
-    ticks = [tick for tick in (0.5, 1, 2, 3, 5, 10, 30, 100) if 1 / OUTLIER <= tick <= largest]
+    ticks = [tick for tick in _TICKS if 1 / OUTLIER <= tick <= largest]
     bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     bar.ax.minorticks_off()
     return figure
@@ -88,8 +90,8 @@ def norm_distributions(norms: Mapping[str, Tensor], *, multiple: float = OUTLIER
     """Norms of models compared: their distribution, tails and outliers (Mamba-Reg, Fig. 3).
 
     From left to right: the distribution of the last layer's norms over their image's median, as
-    the share of tokens above each norm; the median, the 95th percentile and the largest of every
-    layer; and the share of outliers.
+    the share of tokens above each norm; the 95th percentile and the largest of every layer, over
+    all images; and the share of outliers.
 
     Args:
         norms: the model's name → [B, layers, h, w] of :func:`vision_ttt.explain.token_norms`.
@@ -113,16 +115,19 @@ def norm_distributions(norms: Mapping[str, Tensor], *, multiple: float = OUTLIER
         above.step(last, remaining, where="pre", label=name, **style)
         by_layer = relative.transpose(0, 1).flatten(1).numpy()  # [layers, B · h · w]
         places = np.arange(1, len(by_layer) + 1)
-        for share, width in zip(_MEDIAN_AND_TAILS, (2.0, 1.2, 0.6), strict=True):
-            tails.plot(places, np.quantile(by_layer, share, axis=1), lw=width, **style)
+        tails.plot(places, np.quantile(by_layer, 0.95, axis=1), lw=2, **style)
+        tails.plot(places, by_layer.max(1), lw=0.8, **style)
         outliers.plot(places, 100 * shares.numpy(), marker=".", label=name, **style)
     above.axvline(multiple, color="0.6", lw=0.8)
     above.set(xscale="log", yscale="log", xlabel="norm / median of the image")
     above.set(ylabel="tokens of at least this norm, %", title="Distribution, last layer")
+    _label(above.xaxis)
     tails.axhline(multiple, color="0.6", lw=0.8)
     tails.set(yscale="log", ylabel="norm / median of the image")
-    tails.set(title="Median, 95th percentile, largest")
-    outliers.set_ylim(bottom=0)
+    tails.set(title="95th percentile (thick) and largest")
+    _label(tails.yaxis)
+    largest = max(shares.max().item() for _, _, shares in found)
+    outliers.set_ylim(0, max(1, 105 * largest))
     outliers.set(ylabel="% of the tokens", title=f"Outliers: above {multiple:g} medians")
     for axis in (tails, outliers):
         axis.set_xlabel("layer")
@@ -146,6 +151,15 @@ def _over_median(norms: Tensor) -> Tensor:
     if not exact.isfinite().all() or not (median > 0).all():
         raise ValueError("norms must be finite, with a median above 0 in every image and layer")
     return exact / median
+
+
+def _label(axis: Axis) -> None:
+    """Give a logarithmic axis of norms over their median plain labels."""
+    low, high = axis.get_view_interval()
+    ticks = [tick for tick in _TICKS if low <= tick <= high]
+    axis.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    axis.set_ticks([], minor=True)
+    axis.set_view_interval(low, high, ignore=True)
 
 
 def _spread(count: int) -> list[int]:
