@@ -82,7 +82,7 @@ def gradient_magnitude(
         TypeError: the model has no such layers, does not call them, or is one of
             ``for_inference``.
         ValueError: the state is not one of the layers', or layers differ in grid or heads.
-        IndexError: the model has no such layer.
+        IndexError: the model has no such layer, or none is asked for.
     """
     every = gradient_layers(model)
     if not every:
@@ -90,37 +90,10 @@ def gradient_magnitude(
             "gradient magnitude maps need a model with TTT layers, such as a Vittt with linear or "
             f"two-layer inner models, a ViT³ or an H-ViT³; got {type(model).__name__}"
         )
-    names = list(every)
-    if layers is not None:
-        names = [names[range(len(names))[index]] for index in layers]
-        if not names:
-            raise ValueError("layers must hold at least one index, got none")
+    names = list(every) if layers is None else _chosen(list(every), layers)
     for name in names:
         _check_state(state, every[name])
-
-    def look(layer: nn.Module, arguments: Mapping[str, Any]) -> Any:
-        if isinstance(layer, VitttMixer):
-            return arguments["grid"], arguments.get("extra", ())
-        if isinstance(layer, ViT3TTT):
-            return _on_grid(_vit3_norms(layer, **arguments), arguments["grid"])
-        return _norms(layer, arguments["x"], STATES[0] if state is None else state)
-
-    looked_at: dict[str, nn.Module] = {}
-    for name in names:
-        layer = every[name]
-        looked_at[name] = layer
-        if isinstance(layer, VitttMixer):  # it knows the grid, the layer within it the tokens
-            looked_at[f"{name}.ttt"] = layer.ttt
-    found = examine(model, images, looked_at, look)
-    if len(found) < len(looked_at):
-        missing = next(name for name in looked_at if name not in found)
-        raise TypeError(f"{type(model).__name__} does not call its layer {missing}")
-    maps = {
-        name: _on_grid(found[f"{name}.ttt"], *found[name])
-        if isinstance(every[name], VitttMixer)
-        else found[name]
-        for name in dict.fromkeys(names)
-    }
+    maps = _maps(model, images, {name: every[name] for name in names}, state)
     if layers is None:
         last = maps[names[-1]].shape
         names = [name for name in names if maps[name].shape == last]
@@ -153,6 +126,17 @@ def mean_map(magnitude: Tensor, last_layers: int = 1) -> Tensor:
     return magnitude[:, -last_layers:].mean((1, 2))
 
 
+def _chosen(names: Sequence[str], layers: Sequence[int]) -> list[str]:
+    """The names at some indices, which may count from the end."""
+    wrong = [index for index in layers if not -len(names) <= index < len(names)]
+    if wrong or not layers:
+        raise IndexError(
+            f"layers must be indices of the model's {len(names)} layers, at least one; got "
+            f"{list(layers)}"
+        )
+    return [names[index] for index in layers]
+
+
 def _check_state(state: str | None, layer: nn.Module) -> None:
     accepted = VIT3_STATES if isinstance(layer, ViT3TTT) else STATES
     if state is not None and state not in accepted:
@@ -160,6 +144,34 @@ def _check_state(state: str | None, layer: nn.Module) -> None:
             f"state must be one of {', '.join(accepted)} for a {type(layer).__name__}, got "
             f"{state!r}"
         )
+
+
+def _maps(
+    model: nn.Module, images: Tensor, layers: Mapping[str, nn.Module], state: str | None
+) -> dict[str, Tensor]:
+    """Name → maps [B, heads, h, w] of some of :func:`gradient_layers`."""
+
+    def look(layer: nn.Module, arguments: Mapping[str, Any]) -> Any:
+        if isinstance(layer, VitttMixer):
+            return arguments["grid"], arguments.get("extra", ())
+        if isinstance(layer, ViT3TTT):
+            return _vit3_norms(layer, **arguments), (arguments["grid"],)
+        return _norms(layer, arguments["x"], STATES[0] if state is None else state)
+
+    # A Vittt's mixer knows the grid, the layer within it the tokens.
+    within = {
+        f"{name}.ttt": layer.ttt for name, layer in layers.items() if isinstance(layer, VitttMixer)
+    }
+    found = examine(model, images, {**layers, **within}, look)
+    missing = [name for name in (*layers, *within) if name not in found]
+    if missing:
+        raise TypeError(f"{type(model).__name__} does not call its layer {missing[0]}")
+    maps = {}
+    for name in layers:
+        inner = f"{name}.ttt"
+        norms, place = (found[inner], found[name]) if inner in within else found[name]
+        maps[name] = _on_grid(norms, *place)
+    return maps
 
 
 def _norms(layer: TTTLayer, x: Tensor, state: str) -> Tensor:

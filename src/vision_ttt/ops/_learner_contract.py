@@ -74,6 +74,7 @@ def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
             {"k": "B T H d", "v": "B T H d", **model},
             {"eps": Real(0)},
             alike=("k", "v"),
+            autocast=True,
             together=("ln_weight", "ln_bias"),
         ),
     )
