@@ -20,6 +20,7 @@ CLASSES = ("dark", "light")
 def checkpoints(tmp_path: Path) -> list[str]:
     """Two tiny models' weights."""
     arguments = {"num_classes": 2, "depth": 2, "embed_dim": 32, "num_heads": 1, "img_size": 16}
+    arguments["mlp_ratio"] = 2  # of a width that for_inference packs
     paths = []
     for seed in range(2):
         torch.manual_seed(seed)

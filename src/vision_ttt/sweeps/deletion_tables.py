@@ -91,16 +91,15 @@ def describe_deletion(results: Sequence[DeletionResult]) -> str:
     """What the numbers are and where they come from, in one paragraph."""
     run = results[0].run
     commits = dict.fromkeys(each.run.commit for each in results if each.run.commit)
-    commands = dict.fromkeys(each.run.command for each in results)
     started = sorted(each.run.started for each in results)
     images = sorted({each.images for each in results})
     draws = max(each.curves.draws for each in results)
     points = sorted({len(each.curves.shares) for each in results})
     parts = [
-        f"{', '.join(f'`{command}`' for command in commands)}: mean ± sample standard deviation"
-        f" over models trained with different seeds, on {_either(images)} test images, curves of"
-        f" {_either(points)} points; gain: against the random order (mean of {draws}) with the"
-        " same model and fill, positive where the map is better",
+        "`vision-ttt explain-deletion`: mean ± sample standard deviation over models trained with"
+        f" different seeds, on {_either(images)} test images, curves of {_either(points)} points;"
+        f" gain: against the random order (mean of {draws}) with the same model and fill, positive"
+        " where the map is better",
         f"{run.device_name}, {run.threads} threads",
         f"torch {run.torch}, timm {run.timm}, vision-ttt {run.vision_ttt}",
         f"{started[0]} to {started[-1]}",
