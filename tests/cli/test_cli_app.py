@@ -12,6 +12,12 @@ Said = pytest.CaptureFixture[str]
 pytest.importorskip("gradio", reason="the extra [app] is not installed")
 
 
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 def _refused(argv: list[str], capsys: Said) -> str:
     assert main(["app", *argv]) == 2
     said = capsys.readouterr().err
@@ -30,7 +36,7 @@ def test_wrong_arguments_are_told_in_a_line(tmp_path: Path, capsys: Said) -> Non
         (["--device", "tpu9"], "device 'tpu9' cannot be used"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
     ):
-        assert told in _refused(argv, capsys)
+        assert told in _refused(["--port", _free_port(), *argv], capsys)
 
 
 def test_a_taken_port_is_told(capsys: Said) -> None:

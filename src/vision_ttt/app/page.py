@@ -55,7 +55,7 @@ _CSS = """
 }
 #samples .thumbnail-item { height: auto; aspect-ratio: 1; }
 #samples .caption-label { font-size: 11px; padding: 1px 4px; }
-.shown img { width: 100%; height: auto; max-height: 440px; object-fit: contain; }
+.shown img { width: 100% !important; height: auto !important; max-height: 440px; }
 """
 
 
