@@ -229,7 +229,7 @@ def _add_scale(figure: Figure, axes: np.ndarray) -> None:
         location="bottom",
         shrink=0.5,
         aspect=40,
-        pad=0.01,
+        pad=0.12 / figure.get_figheight(),
     )
     scale.set_ticks([0, 1], labels=["smallest", "largest"], fontsize=7)
     scale.set_label("‖G‖ of the map's tokens: inner loss per unit of the inner weights", fontsize=7)
