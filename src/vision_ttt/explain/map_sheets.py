@@ -59,7 +59,7 @@ def model_sheet(
     cell = min(_WIDEST / columns, 1.6)
     heights = [_ratio(each.picture) * cell + 0.28 for each in first]
     figure = Figure(figsize=(cell * columns + 0.3, sum(heights) + 0.75), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0.01)
+    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.05, wspace=0, hspace=0.01)
     axes = figure.subplots(len(titles), columns, squeeze=False, height_ratios=heights)
     for row, title in enumerate(titles):
         picture = _pixels(first[row])
@@ -229,7 +229,7 @@ def _add_scale(figure: Figure, axes: np.ndarray) -> None:
         location="bottom",
         shrink=0.5,
         aspect=40,
-        pad=0.01,
+        pad=0.12 / figure.get_figheight(),
     )
     scale.set_ticks([0, 1], labels=["smallest", "largest"], fontsize=7)
     scale.set_label("‖G‖ of the map's tokens: inner loss per unit of the inner weights", fontsize=7)
