@@ -15,6 +15,9 @@ from vision_ttt.cli.main import COMMANDS
 
 HEAVY = ("torch", "timm", "numpy", "matplotlib", "PIL")
 
+WITHOUT_ARGUMENTS = ("app", "demo", "demo-dense", "models")
+"""Commands that begin their work when nothing else is said; the page would wait for visitors."""
+
 HELP = [
     *(["--help"], ["help"], []),
     *([name, "--help"] for name in COMMANDS),
@@ -28,7 +31,7 @@ REFUSED = [
     ["trian"],
     ["help", "trian"],
     *([name, "--no-such-flag"] for name in COMMANDS),
-    *([name] for name in COMMANDS if name not in ("models", "demo", "demo-dense")),
+    *([name] for name in COMMANDS if name not in WITHOUT_ARGUMENTS),
     ["train", "digtis"],
     ["train", "digits", "--epochs", "many"],
     ["train", "digits", "--epochs", "0"],

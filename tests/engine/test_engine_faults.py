@@ -1,6 +1,7 @@
 """NaN, infinity and a full disk stop a run; the message names the place, the checkpoint stays."""
 
 import errno
+import functools
 import itertools
 import json
 import multiprocessing
@@ -89,6 +90,7 @@ def _poison(monkeypatch: pytest.MonkeyPatch, kind: str, passes: Container[int]) 
     """Make some training passes of a TTT layer NaN, counted from 0, and their repetitions."""
     original, numbers, poisoned = TTTLinear.forward, itertools.count(), []
 
+    @functools.wraps(original)
     def forward(self: TTTLinear, *inputs: object, **more: object) -> Tensor:
         output = original(self, *inputs, **more)
         if self.training and torch.is_grad_enabled():

@@ -14,7 +14,12 @@ from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import UserError
 from vision_ttt.models.registry import list_models
 from vision_ttt.tasks import find
-from vision_ttt.tasks.images.backbones import WholeImage, dense_backbone, named_backbone
+from vision_ttt.tasks.images.backbones import (
+    WholeImage,
+    checkpoint_backbone,
+    dense_backbone,
+    named_backbone,
+)
 from vision_ttt.tasks.images.models import data_config
 
 STATISTICS = {"mean": (0.5, 0.4, 0.3), "std": (0.25, 0.5, 0.2)}
@@ -87,7 +92,7 @@ def test_a_dense_models_backbone_is_looked_into_within_its_adapter():
 def test_what_has_no_image_backbone_is_refused():
     metadata = ModelMetadata({"name": "diffusion"}, "x", {}, {})
     with pytest.raises(UserError, match=r"a diffusion model .* it has no image backbone"):
-        find("diffusion").image_backbone(torch.nn.Identity(), metadata, shorter_side=None)
+        checkpoint_backbone(torch.nn.Identity(), metadata, shorter_side=None)
     denoiser = next(name for name in list_models() if not timm.is_model(name))
     with pytest.raises(ConfigError, match="is a denoising model, not a backbone of images"):
         named_backbone(denoiser, None)

@@ -15,10 +15,13 @@ from torch import nn
 from vision_ttt import tasks
 from vision_ttt.data.loading import isolated_generators, seed_generators
 from vision_ttt.engine.checkpoint import read_metadata
-from vision_ttt.engine.task import ImageBackbone
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import list_models
-from vision_ttt.tasks.images.backbones import named_backbone
+from vision_ttt.tasks.images.backbones import (
+    ImageBackbone,
+    checkpoint_backbone,
+    named_backbone,
+)
 from vision_ttt.tasks.images.predicting import ImagePredictor
 
 TASKS = ("classification", "detection", "segmentation")
@@ -149,7 +152,7 @@ class Catalogue:
             batch_size=1,
             num_workers=0,
         )
-        backbone = section.image_backbone(model, metadata, shorter_side=None)
+        backbone = checkpoint_backbone(model, metadata, shorter_side=None)
         return LoadedModel(name, model, backbone, predictor, self.device, self._running)
 
     def _drop_unused(self) -> None:

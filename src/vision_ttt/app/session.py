@@ -12,7 +12,6 @@ from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
 from vision_ttt.app.catalogue import LoadedModel
-from vision_ttt.engine.task import ImageBackbone
 from vision_ttt.explain import (
     LossCourse,
     gradient_layers,
@@ -21,6 +20,7 @@ from vision_ttt.explain import (
     stage_norms,
 )
 from vision_ttt.layers import ViT3TTT
+from vision_ttt.tasks.images.backbones import ImageBackbone
 
 
 @dataclass(frozen=True)

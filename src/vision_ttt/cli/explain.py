@@ -23,7 +23,7 @@ from vision_ttt.data.sample_images import NamedImage, sample_images
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.errors import UserError
 from vision_ttt.explain.saving import FORMATS, save_arrays, save_figure
-from vision_ttt.tasks.images.backbones import named_backbone
+from vision_ttt.tasks.images.backbones import checkpoint_backbone, named_backbone
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -160,8 +160,7 @@ def _subject(
     metadata: ModelMetadata,
     arguments: jsonargparse.Namespace,
 ) -> Subject:
-    section = tasks.find(metadata.task["name"])
-    backbone = section.image_backbone(model, metadata, shorter_side=arguments.shorter_side)
+    backbone = checkpoint_backbone(model, metadata, shorter_side=arguments.shorter_side)
     return Subject(name, backbone)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
 
     from vision_ttt.engine.checkpoint import ModelMetadata
-    from vision_ttt.engine.task import ImageBackbone, Predictor, Task
+    from vision_ttt.engine.task import Predictor, Task
 
 __all__ = [
     "ConfigError",
@@ -129,20 +129,6 @@ class TaskSection(Section, ABC):
             UserError: the task predicts nothing for files.
         """
         raise UserError(f"the checkpoint holds {cls.HOLDS}; it predicts nothing for files")
-
-    @classmethod
-    def image_backbone(
-        cls, model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
-    ) -> ImageBackbone:
-        """Return the image backbone of a checkpoint's model, to be looked into.
-
-        Args:
-            shorter_side: in pixels, of whole images; None: as the task shows images at test.
-
-        Raises:
-            UserError: the task's models have none.
-        """
-        raise UserError(f"the checkpoint holds {cls.HOLDS}; it has no image backbone to explain")
 
 
 @dataclass(frozen=True)

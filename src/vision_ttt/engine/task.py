@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from accelerate import Accelerator
-from PIL import Image
 from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -64,28 +63,6 @@ class Moment:
     """Share of the run's updates that are done, from 0 to below 1."""
     average: nn.Module | None
     """The moving average of the weights, in evaluation mode; None where the run has none."""
-
-
-@dataclass(frozen=True)
-class ImageBackbone:
-    """A backbone, and how images are prepared for it."""
-
-    model: nn.Module
-    """The backbone: images [B, 3, H, W] → features or logits; in evaluation mode, on the CPU."""
-    around: nn.Module
-    """What runs it in the checkpoint's model on such images: the backbone itself, or a module that
-    holds it and takes part in what its blocks see, such as an adapter."""
-    statistics: Mapping[str, Sequence[float]]
-    """`mean` and `std` of the colours, by channel."""
-    prepare: Callable[[Image.Image], Tensor]
-    """An RGB picture → the image [3, H, W] that the backbone is given."""
-
-    def shown(self, image: Tensor) -> Tensor:
-        """Undo the normalisation: an image [3, H, W] of `prepare` → its colours from 0 to 1."""
-        mean, std = (
-            image.new_tensor(self.statistics[key])[:, None, None] for key in ("mean", "std")
-        )
-        return (image * std + mean).clamp(0, 1)
 
 
 @dataclass(frozen=True)

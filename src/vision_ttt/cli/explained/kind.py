@@ -11,8 +11,8 @@ import jsonargparse
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vision_ttt.engine.task import ImageBackbone
 from vision_ttt.layers import InnerLearner
+from vision_ttt.tasks.images.backbones import ImageBackbone
 
 PAGE = 8
 """Pictures on a page of a sheet."""

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.section import NOT_NEGATIVE, SHARE, number
-from vision_ttt.tasks.images.config import ImageData, check_repeats
+from vision_ttt.tasks.images.config import HasImageBackbone, ImageData, check_repeats
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
 
     from vision_ttt.engine.checkpoint import ModelMetadata
-    from vision_ttt.engine.task import ImageBackbone
     from vision_ttt.tasks.classification.predict import ClassPredictor
     from vision_ttt.tasks.classification.task import Classification
+    from vision_ttt.tasks.images.backbones import ImageBackbone
 
 
 @dataclass(frozen=True)
-class ClassificationSection(TaskSection):
+class ClassificationSection(TaskSection, HasImageBackbone):
     """Classification of images by cross-entropy."""
 
     name: Literal["classification"] = "classification"

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vision_ttt.engine.config import TaskSection
+from vision_ttt.tasks.images.config import HasImageBackbone
 
 
 @dataclass(frozen=True)
-class DenseSection(TaskSection):
+class DenseSection(TaskSection, HasImageBackbone):
     """A task whose model is a backbone, maps of four resolutions around it, and heads on these."""
 
     maps: Literal["adapter", "stages"] = "adapter"

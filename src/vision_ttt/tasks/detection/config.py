@@ -17,9 +17,9 @@ if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
 
     from vision_ttt.engine.checkpoint import ModelMetadata
-    from vision_ttt.engine.task import ImageBackbone
     from vision_ttt.tasks.detection.predict import ObjectPredictor
     from vision_ttt.tasks.detection.task import Detection
+    from vision_ttt.tasks.images.backbones import ImageBackbone
 
 _SIDE = Range(32, 16_384, "from 32 to 16,384")
 

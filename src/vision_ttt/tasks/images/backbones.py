@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,40 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
+from vision_ttt import tasks
 from vision_ttt.data import evaluation_transform
 from vision_ttt.engine.building import build_model
+from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError
-from vision_ttt.engine.task import ImageBackbone
+from vision_ttt.errors import UserError
 from vision_ttt.models.registry import is_model
+from vision_ttt.tasks.images.config import HasImageBackbone
 from vision_ttt.tasks.images.models import data_config
 
 _USUAL_REDUCTION = 32  # pixels per cell of the last feature map, for models that do not tell
 _STATISTICS = ("mean", "std")
+
+
+@dataclass(frozen=True)
+class ImageBackbone:
+    """A backbone, and how images are prepared for it."""
+
+    model: nn.Module
+    """The backbone: images [B, 3, H, W] → features or logits; in evaluation mode, on the CPU."""
+    around: nn.Module
+    """What runs it in the checkpoint's model on such images: the backbone itself, or a module that
+    holds it and takes part in what its blocks see, such as an adapter."""
+    statistics: Mapping[str, Sequence[float]]
+    """`mean` and `std` of the colours, by channel."""
+    prepare: Callable[[Image.Image], Tensor]
+    """An RGB picture → the image [3, H, W] that the backbone is given."""
+
+    def shown(self, image: Tensor) -> Tensor:
+        """Undo the normalisation: an image [3, H, W] of `prepare` → its colours from 0 to 1."""
+        mean, std = (
+            image.new_tensor(self.statistics[key])[:, None, None] for key in ("mean", "std")
+        )
+        return (image * std + mean).clamp(0, 1)
 
 
 @dataclass(frozen=True)
@@ -71,6 +96,25 @@ def classifier_backbone(
     model = _of_any_size(model, name, arguments)
     prepare = WholeImage(statistics, shorter_side, _unit(model))
     return ImageBackbone(model, model, statistics, prepare)
+
+
+def checkpoint_backbone(
+    model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
+) -> ImageBackbone:
+    """The backbone of a checkpoint's model, as its task shows it images.
+
+    Args:
+        shorter_side: in pixels, of whole images; None: as the task shows images at test.
+
+    Raises:
+        UserError: the task's models have none.
+    """
+    section = tasks.find(metadata.task["name"])
+    if not issubclass(section, HasImageBackbone):
+        raise UserError(
+            f"the checkpoint holds {section.HOLDS}; it has no image backbone to explain"
+        )
+    return section.image_backbone(model, metadata, shorter_side=shorter_side)
 
 
 def named_backbone(name: str, shorter_side: int | None) -> ImageBackbone:

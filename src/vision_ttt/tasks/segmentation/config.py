@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
 
     from vision_ttt.engine.checkpoint import ModelMetadata
-    from vision_ttt.engine.task import ImageBackbone
+    from vision_ttt.tasks.images.backbones import ImageBackbone
     from vision_ttt.tasks.segmentation.predict import SegmentPredictor
     from vision_ttt.tasks.segmentation.task import Segmentation
 
