@@ -218,6 +218,20 @@ def read_cells(path: Path) -> tuple[tuple[str, ...], dict[int, dict[str, str]]]:
     return columns, rows
 
 
+def write_cells(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a CSV file, whole or not at all; its folder is made where missing.
+
+    Raises:
+        OSError: it cannot be written; its former content is kept.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, table.getvalue())
+
+
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
     """Append rows to a CSV file atomically; create its folder and the file where missing.
 
@@ -229,12 +243,7 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
         OSError: the file cannot be written. Its content is unchanged.
     """
     former = read_rows(path) if path.exists() else []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = io.StringIO()
-    writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row.cells() for row in [*former, *rows])
-    write_text(path, table.getvalue())
+    write_cells(path, COLUMNS, (row.cells() for row in [*former, *rows]))
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:

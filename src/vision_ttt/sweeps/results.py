@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from vision_ttt.bench.rows import Run, read_cells
+from vision_ttt.bench.rows import Run, read_cells, write_cells
 from vision_ttt.engine import TrainConfig
 from vision_ttt.engine.files import write_text
 from vision_ttt.engine.run_directory import differences
@@ -117,12 +115,7 @@ def write_results(path: Path, results: Iterable[Result]) -> None:
     Raises:
         OSError: it cannot be written; its former content is kept.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = io.StringIO()
-    writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(result.cells() for result in results)
-    write_text(path, table.getvalue())
+    write_cells(path, COLUMNS, (result.cells() for result in results))
 
 
 def read_results(path: Path) -> list[Result]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from vision_ttt.bench.complexity import count_macs, count_parameters
-from vision_ttt.bench.rows import Run
+from vision_ttt.bench.rows import Run, write_cells
 from vision_ttt.dense.model import DenseModel
 from vision_ttt.engine import TrainConfig
 from vision_ttt.engine.files import write_text
@@ -166,9 +164,4 @@ def write_scene_results(path: Path, results: Iterable[SceneResult]) -> None:
     Raises:
         OSError: it cannot be written; its former content is kept.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = io.StringIO()
-    writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(result.cells() for result in results)
-    write_text(path, table.getvalue())
+    write_cells(path, COLUMNS, (result.cells() for result in results))
