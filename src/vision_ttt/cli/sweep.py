@@ -19,8 +19,9 @@ from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import Interrupted, UserError
 from vision_ttt.recipes import change
 from vision_ttt.sweeps import SWEEPS, Sweep, Variant
+from vision_ttt.sweeps.definition import GivenSeconds, SameSeconds
 from vision_ttt.sweeps.figure import sweep_figure
-from vision_ttt.sweeps.lengths import measure_lengths, of_updates
+from vision_ttt.sweeps.lengths import lengths_by_pace, measure_lengths, of_updates
 from vision_ttt.sweeps.one_run import Task
 from vision_ttt.sweeps.results import Result, finished, read_results, write_results
 from vision_ttt.sweeps.runs import Failure, Outcome, run_all
@@ -66,9 +67,9 @@ def _train(
         arguments.seeds = list(sweep.seeds)
     jobs = os.cpu_count() or 1 if arguments.jobs is None else arguments.jobs
     rows = sweep.find(arguments.rows)
-    own = [row for row in rows if row.length is None]
-    later = [row for row in rows if row.length is not None]
-    tasks = _tasks(sweep, own, arguments, output)
+    later = [row for row in rows if isinstance(row.length, SameSeconds)]
+    own = [row for row in rows if row not in later]
+    tasks = _tasks(sweep, own, arguments, output, _given_lengths(sweep, own, arguments, output))
     try:
         with _progress(len(rows) * len(dict.fromkeys(arguments.seeds))) as on_end:
             failures = run_all(tasks, output, jobs, on_end)
@@ -88,6 +89,20 @@ def _train(
     return [result for result in ended if result is not None], failures
 
 
+def _given_lengths(
+    sweep: Sweep, rows: Sequence[Variant], arguments: jsonargparse.Namespace, output: Path
+) -> dict[str, int]:
+    """Row's name → its updates, where its seconds are given."""
+    timed = [row for row in rows if isinstance(row.length, GivenSeconds)]
+    if not timed:
+        return {}
+    seed = arguments.seeds[0]
+    configs = {row.name: sweep.config(row, seed, output) for row in timed}
+    seconds = {row.name: row.length.seconds for row in timed}
+    lengths = lengths_by_pace(configs, seconds, output)
+    return {name: lengths[name]["updates"] for name in configs}
+
+
 def _tasks(
     sweep: Sweep,
     rows: Sequence[Variant],
@@ -104,7 +119,9 @@ def _tasks(
             config = sweep.config(row, seed, output, overrides)
             if row.name in lengths:
                 config = change(config, of_updates(lengths[row.name], config))
-            tasks.append(Task(sweep.name, row.name, config, arguments.command, sweep.examine))
+            tasks.append(
+                Task(sweep.name, row.name, config, arguments.command, sweep.examine, sweep.accuracy)
+            )
     return tasks
 
 

@@ -103,7 +103,7 @@ def _as_image(surface: np.ndarray) -> Image.Image:
     return Image.fromarray(np.rint(np.clip(surface, 0, 1) * 255).astype(np.uint8))
 
 
-def _noise(height: int, width: int, cells: int, generator: np.random.Generator) -> np.ndarray:
+def smooth_noise(height: int, width: int, cells: int, generator: np.random.Generator) -> np.ndarray:
     """Smooth noise [h, w] from 0 to 1, with `cells` independent values along the longer side."""
     longer = max(height, width)
     rows, columns = (max(2, round(cells * side / longer) + 1) for side in (height, width))
@@ -113,16 +113,16 @@ def _noise(height: int, width: int, cells: int, generator: np.random.Generator) 
 
 def _clouds(height: int, width: int, generator: np.random.Generator) -> np.ndarray:
     cells = generator.integers(2, 6)
-    octaves = [_noise(height, width, cells * 2**n, generator) / 2**n for n in range(_OCTAVES)]
+    octaves = [smooth_noise(height, width, cells * 2**n, generator) / 2**n for n in range(_OCTAVES)]
     return _stretched(np.sum(octaves, axis=0))
 
 
 def _grain(height: int, width: int, generator: np.random.Generator) -> np.ndarray:
-    return _noise(height, width, max(height, width) // 2, generator)
+    return smooth_noise(height, width, max(height, width) // 2, generator)
 
 
 def _stripes(height: int, width: int, generator: np.random.Generator) -> np.ndarray:
-    bent = generator.uniform(0, 4) * _noise(height, width, 3, generator)
+    bent = generator.uniform(0, 4) * smooth_noise(height, width, 3, generator)
     return 0.5 + 0.5 * np.sin(_waves(height, width, generator) + bent)
 
 

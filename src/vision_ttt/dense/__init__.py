@@ -8,10 +8,12 @@ if TYPE_CHECKING:
     from vision_ttt.dense.backbone_weights import BackboneLoad, load_backbone
     from vision_ttt.dense.building import DenseModelError, build_detector, build_segmenter
     from vision_ttt.dense.detector import Detector
+    from vision_ttt.dense.linear_segmenter import LinearSegmenter
     from vision_ttt.dense.model import DenseModel
     from vision_ttt.dense.segmenter import Segmenter
     from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
     from vision_ttt.dense.stage_maps import StageMaps
+    from vision_ttt.dense.token_map import TokenMap
     from vision_ttt.dense.vit_adapter import ViTAdapter
 
 __all__ = [
@@ -20,9 +22,11 @@ __all__ = [
     "DenseModelError",
     "Detector",
     "DetectorSizes",
+    "LinearSegmenter",
     "Segmenter",
     "SegmenterSizes",
     "StageMaps",
+    "TokenMap",
     "ViTAdapter",
     "build_detector",
     "build_segmenter",
@@ -37,9 +41,11 @@ offer_late(
         "DenseModelError": "building",
         "Detector": "detector",
         "DetectorSizes": "sizes",
+        "LinearSegmenter": "linear_segmenter",
         "Segmenter": "segmenter",
         "SegmenterSizes": "sizes",
         "StageMaps": "stage_maps",
+        "TokenMap": "token_map",
         "ViTAdapter": "vit_adapter",
         "build_detector": "building",
         "build_segmenter": "building",

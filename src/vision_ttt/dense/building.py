@@ -11,9 +11,11 @@ import timm
 from torch import nn
 
 from vision_ttt.dense.detector import Detector
+from vision_ttt.dense.linear_segmenter import LinearSegmenter
 from vision_ttt.dense.segmenter import Segmenter
 from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
 from vision_ttt.dense.stage_maps import StageMaps
+from vision_ttt.dense.token_map import TokenMap
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models.registry import create_model, is_model, list_models
 
@@ -29,7 +31,9 @@ def _adapter() -> type[nn.Module]:
 _MAPS: dict[str, Callable[[], type[nn.Module]]] = {
     "adapter": _adapter,
     "stages": lambda: StageMaps,
+    "tokens": lambda: TokenMap,
 }
+_OF_ONE_MAP = "tokens"
 
 
 class DenseModelError(UserError, ValueError):
@@ -55,18 +59,21 @@ def build_detector(
             accepted.
     """
     sizes, rest = _sizes(DetectorSizes, dense)
+    if rest.get("maps") == _OF_ONE_MAP:
+        raise DenseModelError("dense.maps is 'tokens'; a detector accepts adapter, stages")
     return _built(Detector, name, num_classes, sizes, rest, backbone_arguments)
 
 
 def build_segmenter(
     name: str, *, num_classes: int, dense: Mapping[str, Any], **backbone_arguments: Any
-) -> Segmenter:
-    """A UperNet on a backbone of timm's registry, randomly initialised.
+) -> Segmenter | LinearSegmenter:
+    """A UperNet, or a linear layer, on a backbone of timm's registry, randomly initialised.
 
     Args:
         name: of the backbone.
         num_classes: of pixels.
-        dense: as in :func:`build_detector`, with the fields of :class:`SegmenterSizes`.
+        dense: as in :func:`build_detector`, with the fields of :class:`SegmenterSizes`. ``maps``
+            may also be "tokens": a :class:`LinearSegmenter`, which has no sizes.
         backbone_arguments: of the backbone's constructor.
 
     Raises:
@@ -74,6 +81,9 @@ def build_segmenter(
             accepted.
         MissingPackageError: transformers is not installed.
     """
+    if dense.get("maps") == _OF_ONE_MAP:
+        _check_keys("dense of maps 'tokens'", dense, ["maps", _OF_ONE_MAP])
+        return _built(LinearSegmenter, name, num_classes, None, dense, backbone_arguments)
     sizes, rest = _sizes(SegmenterSizes, dense)
     return _built(Segmenter, name, num_classes, sizes, rest, backbone_arguments)
 
@@ -103,7 +113,7 @@ def _built(
         raise DenseModelError(f"unknown model {name!r}; nearest: {nearest(name, alike)}")
     maps = _make_maps(name, rest, backbone_arguments)
     try:
-        return kind(maps, num_classes, sizes)
+        return kind(maps, num_classes, *([] if sizes is None else [sizes]))
     except ValueError as error:
         raise DenseModelError(str(error)) from error
 
@@ -114,15 +124,15 @@ def _make_maps(
     which = rest.get("maps", "adapter")
     if which not in _MAPS:
         raise DenseModelError(f"dense.maps is {which!r}; accepted: {', '.join(_MAPS)}")
-    other = next(key for key in _MAPS if key != which)
-    if rest.get(other):
-        raise DenseModelError(f"dense.{other} is given, but dense.maps is {which!r}")
+    for other in _MAPS:
+        if other != which and rest.get(other):
+            raise DenseModelError(f"dense.{other} is given, but dense.maps is {which!r}")
     kind = _MAPS[which]()
     keywords = rest.get(which, {})
     own = [key for key in inspect.signature(kind).parameters if key != "backbone"]
     _check_keys(f"dense.{which}", keywords, own)
     # A plain model has positions for one image size; images of detection have many.
-    any_size = {"dynamic_img_size": True} if which == "adapter" else {}
+    any_size = {} if which == "stages" else {"dynamic_img_size": True}
     arguments = {"num_classes": 0, **any_size, **backbone_arguments}
     # Constructors of timm's many models raise anything on arguments that they do not check.
     try:

@@ -1,6 +1,11 @@
 """Model families, one file each. Importing this package registers the classifiers with timm."""
 
 from vision_ttt.models import vittt_ablations
+from vision_ttt.models.conv_deit import (
+    ConvDeiT,
+    conv_deit_nano_patch4_32,
+    conv_deit_tiny_patch16_224,
+)
 from vision_ttt.models.design_space import DesignSpace, design_space_nano_patch4_32
 from vision_ttt.models.dit3 import (
     DiT3,
@@ -59,6 +64,9 @@ __all__ = [
     "vit3_base_patch16_224",
     "vit3_small_patch16_224",
     "vit3_tiny_patch16_224",
+    "ConvDeiT",
+    "conv_deit_nano_patch4_32",
+    "conv_deit_tiny_patch16_224",
     "HViT3",
     "hvit3_base",
     "hvit3_small",

@@ -10,6 +10,10 @@ from vision_ttt.models.arguments import choose
 DESIGNS = ("ttt_layer", "shared_qk", "gating", "conv1d", "dual", "conv2d")
 """The rows of Table 3. Each design adds one part to the former; the last is the published model."""
 
+ONE_WAY = "one_way"
+"""The published design but for the second direction: not on the paper's route, which adds the
+Conv2d last. It separates the two."""
+
 INNER_MODELS = {"linear": TTTLinear, "mlp": TTTMLP}
 """Sequence layers by the name of their inner model: the published one, and that of TTT-MLP."""
 
@@ -20,7 +24,7 @@ def check_design(design: str, inner_model: str, *, fused: bool, global_pool: str
     Raises:
         ValueError: it does not; names the accepted values.
     """
-    has = _steps(choose("design", design, DESIGNS))
+    has = _steps(choose("design", design, (*DESIGNS, ONE_WAY)))
     choose("inner_model", inner_model, INNER_MODELS)
     if fused and (inner_model != "linear" or "conv1d" not in has):
         raise ValueError(
@@ -62,5 +66,7 @@ def make_mixer(
 
 
 def _steps(design: str) -> tuple[str, ...]:
-    """The designs up to this one, itself included: the names of the parts that it has."""
+    """The names of the parts that a design has: the designs up to this one, itself included."""
+    if design == ONE_WAY:
+        return tuple(part for part in DESIGNS if part != "dual")
     return DESIGNS[: DESIGNS.index(design) + 1]

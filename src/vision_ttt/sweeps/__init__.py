@@ -15,6 +15,8 @@ TITLES = {
     "registers-digits": "Registers of Mamba-Reg: accuracy and token norms, on handwritten digits",
     "backbones-digits": "Backbones of equal size, for equal epochs and time, on handwritten digits",
     "text-contexts": "Language models of equal size and tokens, by context, on Python sources",
+    "letters-rates": "Learning rates of backbones on letters, on a validation split",
+    "resolution-letters": "Backbones by resolution, at equal time and images, on letters",
 }
 """What the packaged sweeps are, without importing their models."""
 
@@ -24,6 +26,8 @@ _HOMES = {
     "registers-digits": ("vision_ttt.sweeps.registers", "REGISTERS_DIGITS"),
     "backbones-digits": ("vision_ttt.sweeps.backbones", "BACKBONES_DIGITS"),
     "text-contexts": ("vision_ttt.sweeps.text_contexts", "TEXT_CONTEXTS"),
+    "letters-rates": ("vision_ttt.sweeps.letters", "LETTERS_RATES"),
+    "resolution-letters": ("vision_ttt.sweeps.letters", "RESOLUTION_LETTERS"),
 }
 
 

@@ -33,6 +33,18 @@ class SameSeconds:
 
 
 @dataclass(frozen=True)
+class GivenSeconds:
+    """The length of runs that are to train for so many seconds.
+
+    The pace of each row is measured before the runs begin, all rows in turns with nothing beside
+    them, so that its updates do not depend on what runs beside the runs.
+    """
+
+    seconds: float
+    """Of updates on one thread; reading data and evaluations are not counted."""
+
+
+@dataclass(frozen=True)
 class Variant:
     """One row: a recipe with some of its fields changed."""
 
@@ -45,7 +57,7 @@ class Variant:
     """The paper's own figure for this row, in the sweep's `published_unit`."""
     note: str = ""
     """What a reader must know about the row, for the table."""
-    length: SameSeconds | None = None
+    length: SameSeconds | GivenSeconds | None = None
     """Where it is given, it replaces the recipe's length."""
 
 
@@ -97,6 +109,8 @@ class Sweep:
     """That each row is trained with, unless others are asked for."""
     columns: tuple[Column, ...] = ()
     """Of the tables, beside loss and accuracy."""
+    accuracy: str = "test_accuracy"
+    """The figure of metrics.json, from 0 to 1, that stands for accuracy."""
     unit: str = "images"
     """What the task of the recipe counts, in the plural."""
     losses: str = "train loss has label smoothing and augmentation"
@@ -117,7 +131,8 @@ class Sweep:
                 f"{sorted(shown)} must be the same, each once"
             )
         for row in self.rows:
-            needed = () if row.length is None else (row.length.seconds, row.length.speed)
+            same = isinstance(row.length, SameSeconds)
+            needed = (row.length.seconds, row.length.speed) if same else ()
             for name in needed:
                 if name not in by_name or by_name[name].length is not None:
                     raise ValueError(

@@ -1,10 +1,11 @@
-"""How many updates fit into another row's seconds: measured once, then written down."""
+"""How many updates fit into a row's seconds: measured once, then written down."""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from vision_ttt.engine import TrainConfig
 from vision_ttt.engine.files import write_text
 from vision_ttt.errors import UserError
 from vision_ttt.sweeps.definition import Variant
+from vision_ttt.sweeps.paces import measure_paces
 from vision_ttt.sweeps.results import Result
 
 LENGTHS_FILE = "lengths.json"
@@ -64,10 +66,49 @@ def measure_lengths(
     return lengths
 
 
+def lengths_by_pace(
+    rows: Mapping[str, TrainConfig], seconds: Mapping[str, float], folder: Path
+) -> dict[str, dict[str, float]]:
+    """As :func:`measure_lengths`, of rows whose seconds are given.
+
+    Paces are measured by :func:`vision_ttt.sweeps.paces.measure_paces`, of all rows that are not in
+    the folder's file yet in turns; rows of pictures of other sizes may join later.
+
+    Args:
+        rows: name → its run, of any seed.
+        seconds: name → those that are to be spent.
+        folder: of the sweep's runs; made where missing.
+
+    Raises:
+        UserError: as measure_paces does; the folder's file is damaged.
+        OSError: the file cannot be written.
+    """
+    path = folder / LENGTHS_FILE
+    lengths = _read(path)
+    missing = {name: config for name, config in rows.items() if name not in lengths}
+    if missing:
+        for name, pace in measure_paces(missing).items():
+            lengths[name] = {
+                "updates": max(1, int(seconds[name] / pace)),
+                "seconds": seconds[name],
+                "seconds_per_update": pace,
+            }
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(lengths, indent=2) + "\n")
+    return lengths
+
+
 def of_updates(updates: int, config: TrainConfig) -> dict[str, Any]:
-    """The fields that make a run this long, its warm-up the same share of it as in ``config``."""
+    """The fields that make a run this long, its warm-up the same share of it as in ``config``.
+
+    Where that has evaluations after so many updates, there are as many of them in the new length.
+    """
     _unit, length = config.optimisation.length
-    return {"updates": updates, "warmup": config.optimisation.warmup / length * updates}
+    fields = {"updates": updates, "warmup": config.optimisation.warmup / length * updates}
+    every = config.run.evaluate_every
+    if every is not None:
+        fields["evaluate_every"] = max(math.ceil(every / length * updates), 1)
+    return fields
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 from vision_ttt.bench.tables import Table
 from vision_ttt.errors import UserError, nearest
-from vision_ttt.sweeps.definition import Sweep
+from vision_ttt.sweeps.definition import SameSeconds, Sweep
 from vision_ttt.sweeps.results import Result
+
+_ACCURACIES = {"test_accuracy": "test accuracy, %", "test_miou": "test mean IoU, %"}
+"""A sweep's `accuracy` → the heading of its column."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
     found = by_row(sweep, results)
     title, rows = sweep.panels[panel].title, sweep.panels[panel].rows
     shows_published = any(sweep.by_name[name].published is not None for name in rows.values())
-    headings = [title, "row", "parameters", "MACs", "test loss", "test accuracy, %"]
+    headings = [title, "row", "parameters", "MACs", "test loss", _ACCURACIES[sweep.accuracy]]
     headings += ["train loss", *(column.heading for column in sweep.columns)]
     headings += ["seeds", *(["published"] if shows_published else [])]
     lines = []
@@ -133,8 +136,10 @@ def changes(sweep: Sweep, name: str) -> str:
     values = dict(sweep.by_name[name].changes)
     values |= values.pop("arguments", {})
     length = sweep.by_name[name].length
-    if length is not None:
+    if isinstance(length, SameSeconds):
         values["seconds"] = f"those of {length.seconds}"
+    elif length is not None:
+        values["seconds"] = length.seconds
     return ", ".join(f"{key}={_plain(value)}" for key, value in values.items()) or "nothing"
 
 

@@ -12,7 +12,7 @@ from vision_ttt.tasks.images.config import HasImageBackbone
 
 @dataclass(frozen=True)
 class DenseSection(TaskSection, HasImageBackbone):
-    """A task whose model is a backbone, maps of four resolutions around it, and heads on these."""
+    """A task whose model is a backbone, maps around it, and heads on these."""
 
     maps: Literal["adapter", "stages"] = "adapter"
     """Where the maps at strides 4 to 32 come from: a ViT-Adapter around a plain backbone, whose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # they need PyTorch
     from vision_ttt.tasks.segmentation.predict import SegmentPredictor
     from vision_ttt.tasks.segmentation.task import Segmentation
 
+LETTERS = "letters"
+"""The root that stands for pictures of letters."""
 LARGEST_SIDE = 16_384
 """Pixels; more is a typing error."""
 _SIDE = Range(32, LARGEST_SIDE, f"from 32 to {LARGEST_SIDE:,}")
@@ -37,7 +40,10 @@ class SegmentationData(Section):
     """Folders of images and of masks, and what is done to them; by default ADE20K's."""
 
     root: str = "ADEChallengeData2016"
-    """Folder of the dataset, which the others lie in."""
+    """Folder of the dataset, which the others lie in; or "letters", rendered when it is read."""
+    letters: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of root letters: side, classes, glyph, density, clutter, seed, train_images, test_images,
+    test_split, e.g. --data.letters '{"side": 512}'; see docs/letters.md."""
     train_images: str = "images/training"
     """Folder of the training images, in root."""
     train_masks: str = "annotations/training"
@@ -85,6 +91,8 @@ class SegmentationData(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.letters and self.root != LETTERS:
+            raise ConfigError(f"letters is given, but root is {self.root!r}; it must be {LETTERS}")
         for low, high in (
             ("scale_min", "scale_max"),
             ("stride", "window"),
@@ -104,8 +112,12 @@ class SegmentationSection(DenseSection):
 
     name: Literal["segmentation"] = "segmentation"
     """Name of the task."""
+    maps: Literal["adapter", "stages", "tokens"] = "adapter"
+    """Where the maps come from: at strides 4 to 32 a ViT-Adapter around a plain backbone, whose
+    blocks have one resolution, or the stages of a hierarchical one, for a UperNet; or the tokens of
+    a plain backbone as they are, for one linear layer."""
     auxiliary_weight: float = number(0.4, NOT_NEGATIVE)
-    """Weight of the auxiliary head's cross-entropy in the loss (>= 0)."""
+    """Weight of the auxiliary head's cross-entropy in the loss (>= 0); a linear layer has none."""
 
     DATA: ClassVar = SegmentationData
     HOLDS: ClassVar = "a segmenter (for vision-ttt eval and predict)"
@@ -116,7 +128,7 @@ class SegmentationSection(DenseSection):
 
     def check_share(self, size: int) -> None:
         """Raise ConfigError unless one process has images enough for the heads' batch norms."""
-        if size < 2:
+        if size < 2 and self.maps != "tokens":
             raise ConfigError(
                 f"each process has {size} image of a micro-batch; it must be at least 2, as the"
                 " heads normalise over a batch, in their coarsest map over one pixel of each image"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from vision_ttt.data import DatasetError, SeededItems
-from vision_ttt.data.mask_folders import IGNORED, MaskFolders, open_mask_folders, read_classes
+from vision_ttt.data.mask_folders import IGNORED, open_mask_folders, read_classes
 from vision_ttt.dense.building import build_segmenter
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import TrainConfig
@@ -26,14 +26,14 @@ from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.extras import require
 from vision_ttt.tasks.dense.task import DenseTask, input_statistics
-from vision_ttt.tasks.segmentation.config import SegmentationData
+from vision_ttt.tasks.segmentation.config import LETTERS, SegmentationData
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, evaluate
 from vision_ttt.tasks.segmentation.metadata import INPUT
 from vision_ttt.tasks.segmentation.pictures import class_colours
 from vision_ttt.tasks.segmentation.transforms import LabelledTensors, TestTransform, TrainTransform
 from vision_ttt.tasks.segmentation.views import TestView
 
-_LEAST_IMAGES = 2  # that a batch norm over one pixel of each image accepts
+_LEAST_IMAGES = 2  # that a batch norm over one pixel of each image accepts, where there is one
 _OF_TRAINING = (
     "crop_size",
     "longer_side",
@@ -69,6 +69,7 @@ class Segmentation(DenseTask):
         self._classes, self.train, self.test = open_splits(config.data)
         self.precision = config.machine.precision
         self.auxiliary_weight = config.task.auxiliary_weight
+        self.least_images = 1 if config.task.maps == "tokens" else _LEAST_IMAGES
         self.palette = class_colours(self._classes)
 
     @property
@@ -132,14 +133,14 @@ class Segmentation(DenseTask):
     def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:
         """Return the summed loss in nats of the images of a batch, and their number.
 
-        An image's is the cross-entropy of both heads, the auxiliary one weighted, summed over the
+        An image's is the cross-entropy of its heads, the auxiliary one weighted, summed over the
         pixels that have a class and divided by the number of all pixels.
         """
         side = self.config.data.crop_size
         images = batch["images"]
         count = len(images)
         device = next(forward.parameters()).device
-        missing = max(_LEAST_IMAGES - count, 0)
+        missing = max(self.least_images - count, 0)
         seen = torch.stack(images) if images else torch.zeros(0, 3, side, side, device=device)
         seen = torch.cat((seen, seen.new_zeros(missing, 3, side, side)))
         with autocast(device, self.precision):
@@ -147,10 +148,10 @@ class Segmentation(DenseTask):
         if not count:
             return sum(each.sum() for each in both), 0
         labels = torch.stack(batch["labels"]).long()
-        own, auxiliary = (
+        own, *others = (
             F.cross_entropy(each, labels, ignore_index=IGNORED, reduction="sum") for each in both
         )
-        return (own + self.auxiliary_weight * auxiliary) / side**2, count
+        return (own + self.auxiliary_weight * sum(others)) / side**2, count
 
     def evaluate(
         self,
@@ -230,12 +231,17 @@ class Segmentation(DenseTask):
         return write_report(self, result)
 
 
-def open_splits(data: SegmentationData) -> tuple[tuple[str, ...], MaskFolders, MaskFolders]:
+def open_splits(data: SegmentationData) -> tuple[tuple[str, ...], Dataset, Dataset]:
     """Return the class names, and the training and the test images with their masks.
 
     Raises:
         DatasetError, FileNotFoundError: the dataset cannot be used.
     """
+    if data.root == LETTERS:
+        from vision_ttt.data.letters import open_letters  # its renderer needs SciPy
+
+        train, test = open_letters(data.letters)
+        return train.classes, train, test
     root = Path(data.root).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(2, "No such folder (root of the dataset)", str(root))

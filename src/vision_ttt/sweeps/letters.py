@@ -1,0 +1,230 @@
+"""What linear cost buys: backbones on pictures of letters, by resolution, at equal time and images.
+
+Vittt, ViT³, Vim, Mamba-Reg and DeiT of equal size name the letter under every token, by a linear
+layer. `letters-rates` chooses each one's learning rate on a validation split, `resolution-letters`
+compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vision_ttt.models.arguments import FUSED
+from vision_ttt.sweeps import TITLES
+from vision_ttt.sweeps.definition import Column, GivenSeconds, Panel, Sweep, Variant
+from vision_ttt.sweeps.letter_figure import letter_figure
+from vision_ttt.sweeps.mark import measure_mark
+
+if TYPE_CHECKING:
+    from vision_ttt.engine.train import TrainResult
+    from vision_ttt.sweeps.results import Result
+
+PATCH = 8
+SIDES = (512, 256, 128, 1024)
+"""Of the pictures; the first one is what the evidence rests on, and trained first."""
+SECONDS = 240
+"""Of training in the rows of equal time, on one thread."""
+TOKENS = 4096
+"""Of an update, in pictures of whatever size; a picture of 1024² pixels has more."""
+IMAGES = {512: 240, 256: 2048, 128: 8192}
+"""Side → pictures seen in the rows of equal images; at 1024² there are none."""
+TEST_IMAGES = {1024: 4, 512: 16, 256: 64, 128: 256}
+"""Side → test pictures: as many letters at each."""
+RATES = (1e-3, 2.5e-3, 6e-3)
+"""Learning rates that are tried."""
+SIDE_OF_RATES, SECONDS_OF_RATES = 256, 120
+"""Pictures' side and seconds in the runs that choose: at 512² DeiT would learn nothing by then."""
+EVALUATIONS = 6
+"""Of each run that is compared; those that choose a rate have one."""
+SEED_OF_RATES = 100
+"""Of the runs that choose learning rates, and of no other."""
+
+_NANO: dict[str, dict[str, Any]] = {
+    # 579,659 parameters without positions; the others have 0.6 to 2.1 % more or less.
+    "vittt": {"model": "vittt_nano_patch4_32", "arguments": {"fused": True, "fused_mlp": True}},
+    "vit3": {
+        "model": "vit3_tiny_patch16_224",
+        "arguments": {"embed_dim": 96, "depth": 4, "num_heads": 3, "mlp_ratio": 4.5},
+    },
+    # Not fused, for that saves memory and takes longer.
+    "vim": {"model": "vim_nano_patch4_32"},
+    "mambar": {"model": "mambar_nano_patch4_32"},
+    "deit": {
+        "model": "deit_tiny_patch16_224",
+        "arguments": {"embed_dim": 96, "depth": 5, "num_heads": 3},
+    },
+    "conv-deit": {"model": "conv_deit_nano_patch4_32"},
+    "vittt-one-way": {
+        "model": "vittt_nano_patch4_32",
+        "arguments": {"fused": True, "fused_mlp": True, "design": "one_way"},
+    },
+    "vittt-no-conv2d": {
+        "model": "vittt_nano_patch4_32",
+        "arguments": {"fused": True, "fused_mlp": True, "design": "dual"},
+    },
+}
+LABELS = {
+    "vittt": "Vittt",
+    "vit3": "ViT³",
+    "vim": "Vim",
+    "mambar": "Mamba-Reg",
+    "deit": "DeiT",
+    "conv-deit": "DeiT with Conv2d",
+    "vittt-one-way": "Vittt, one direction",
+    "vittt-no-conv2d": "Vittt without Conv2d",
+}
+COMPARED = tuple(name for name in LABELS if not name.startswith("vittt-"))
+"""Models of every panel; the others are Vittt without one of its parts, at 512² alone."""
+
+CHOSEN: dict[str, float] = {}
+"""Model → the learning rate that `letters-rates` chose."""
+
+
+def _row(
+    name: str,
+    model: str,
+    side: int,
+    rate: float,
+    *,
+    updates: int = 1000,
+    evaluations: int = EVALUATIONS,
+    length: GivenSeconds | None = None,
+) -> Variant:
+    """A model on pictures of a size, for so many updates or the given seconds."""
+    batch_size = max(TOKENS * PATCH**2 // side**2, 1)
+    changes: dict[str, Any] = {
+        **{key: value for key, value in _NANO[model].items() if key != "arguments"},
+        "arguments": {
+            **dict.fromkeys(FUSED),
+            "patch_size": PATCH,
+            "img_size": side,
+            **_NANO[model].get("arguments", {}),
+        },
+        "data.letters": {"side": side, "test_images": TEST_IMAGES[side]},
+        "data.crop_size": side,
+        "data.shorter_side": side,
+        "data.test_shorter_side": side,
+        "batch_size": batch_size,
+        "learning_rate": rate,
+        "updates": updates,
+        "warmup": updates / 25,
+        "evaluate_every": -(-updates // evaluations),
+    }
+    return Variant(name, changes, length=length)
+
+
+def _rate_rows() -> tuple[Variant, ...]:
+    return tuple(
+        _row(
+            f"{model}-{rate:g}",
+            model,
+            SIDE_OF_RATES,
+            rate,
+            evaluations=1,
+            length=GivenSeconds(SECONDS_OF_RATES),
+        )
+        for model in COMPARED
+        for rate in RATES
+    )
+
+
+def _same_time(model: str, side: int) -> Variant:
+    rate = CHOSEN.get(_base(model), RATES[1])
+    return _row(f"{model}-{side}", model, side, rate, length=GivenSeconds(SECONDS))
+
+
+def _same_images(model: str, side: int) -> Variant:
+    batch_size = max(TOKENS * PATCH**2 // side**2, 1)
+    updates = IMAGES[side] // batch_size
+    rate = CHOSEN.get(_base(model), RATES[1])
+    return _row(f"{model}-{side}-images", model, side, rate, updates=updates)
+
+
+def _base(model: str) -> str:
+    """The model whose learning rate a variant of it is trained with."""
+    return "vittt" if model.startswith("vittt") else model
+
+
+def examine(trained: TrainResult) -> dict[str, Any]:
+    """Return what else is measured: memory, whether the mark was obeyed, curves of mean IoU."""
+    history = trained.metrics["history"]
+    return {
+        "memory_bytes": max(row["memory_bytes"] for row in history),
+        "images": [row["update"] * trained.config.optimisation.batch_size for row in history],
+        **measure_mark(trained.model, trained.task),
+    }
+
+
+def _gibibytes(result: Result) -> float:
+    return result.measured["memory_bytes"] / 2**30
+
+
+def _images(result: Result) -> float:
+    return result.measured["images"][-1]
+
+
+def _obeyed(result: Result) -> float:
+    return 100 * result.measured["obeyed"]
+
+
+_CAVEAT = (
+    "Small-scale evidence: 0.57 to 0.59 million parameters without positions, rendered pictures, "
+    "one recipe but for the learning rate, one thread a run."
+)
+_COLUMNS = (
+    Column("mark obeyed, %", _obeyed, 1),
+    Column("images seen", _images, 0),
+    Column("memory, GiB", _gibibytes, 2),
+)
+_COMMON: Mapping[str, Any] = {
+    "recipe": "letters",
+    "caveat": _CAVEAT,
+    "columns": _COLUMNS,
+    "accuracy": "test_miou",
+    "losses": "without label smoothing, per pixel",
+    "examine": examine,
+}
+
+LETTERS_RATES = Sweep(
+    name="letters-rates",
+    title=TITLES["letters-rates"],
+    base={"data.letters": {"test_split": "validation"}},
+    rows=_rate_rows(),
+    panels=tuple(
+        Panel(LABELS[model], {f"{rate:g}": f"{model}-{rate:g}" for rate in RATES})
+        for model in COMPARED
+    ),
+    seeds=(SEED_OF_RATES,),
+    **_COMMON,
+)
+
+RESOLUTION_LETTERS = Sweep(
+    name="resolution-letters",
+    title=TITLES["resolution-letters"],
+    base={},
+    rows=tuple(
+        [_same_time(model, SIDES[0]) for model in LABELS]
+        + [_same_time(model, side) for side in SIDES[1:] for model in COMPARED]
+        + [_same_images(model, side) for side in IMAGES for model in COMPARED]
+    ),
+    panels=(
+        Panel(
+            f"{SIDES[0]}², equal time",
+            {label: f"{model}-{SIDES[0]}" for model, label in LABELS.items()},
+        ),
+        *(
+            Panel(f"{side}², equal time", {LABELS[model]: f"{model}-{side}" for model in COMPARED})
+            for side in SIDES[1:]
+        ),
+        *(
+            Panel(
+                f"{side}², equal images",
+                {LABELS[model]: f"{model}-{side}-images" for model in COMPARED},
+            )
+            for side in IMAGES
+        ),
+    ),
+    draw=letter_figure,
+    **_COMMON,
+)
