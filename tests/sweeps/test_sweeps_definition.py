@@ -17,8 +17,8 @@ from vision_ttt.tasks.images.models import model_arguments
 
 ABLATION, DESIGN_SPACE = SWEEPS["ablation-digits"], SWEEPS["design-space-digits"]
 BACKBONES, REGISTERS = SWEEPS["backbones-digits"], SWEEPS["registers-digits"]
-IMAGES = [sweep for sweep in SWEEPS.values() if sweep.unit == "images"]
-EVERY_ROW = [(sweep, row.name) for sweep in IMAGES for row in sweep.rows]
+DIGITS = [sweep for sweep in SWEEPS.values() if sweep.recipe == "digits"]
+EVERY_ROW = [(sweep, row.name) for sweep in DIGITS for row in sweep.rows]
 
 
 def build(config: TrainConfig) -> torch.nn.Module:

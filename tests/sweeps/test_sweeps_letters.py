@@ -1,0 +1,220 @@
+"""The sweep of letters: models of equal size, lengths by pace, and what is measured of the mark."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vision_ttt.data.letters import LetterImages, open_letters
+from vision_ttt.dense import build_segmenter
+from vision_ttt.recipes import change, load
+from vision_ttt.sweeps import SWEEPS, lengths
+from vision_ttt.sweeps.definition import GivenSeconds
+from vision_ttt.sweeps.lengths import LENGTHS_FILE, lengths_by_pace, of_updates
+from vision_ttt.sweeps.letter_figure import letter_figure
+from vision_ttt.sweeps.letters import COMPARED, LABELS, SIDES, TOKENS
+from vision_ttt.sweeps.mark import BAND, measure_mark
+from vision_ttt.sweeps.paces import measure_paces
+
+SWEEP, RATES = SWEEPS["resolution-letters"], SWEEPS["letters-rates"]
+
+
+def config(row, sweep=SWEEP):
+    return sweep.config(sweep.by_name[row], 0, Path("runs"))
+
+
+def model(row):
+    own = config(row)
+    dense = {"maps": own.task.maps, **own.task.parts}
+    return build_segmenter(own.model.name, num_classes=11, dense=dense, **own.model.arguments)
+
+
+def test_models_have_as_many_parameters_without_positions():
+    def count(name):
+        weights = model(f"{name}-128").named_parameters()
+        return sum(x.numel() for key, x in weights if "pos_embed" not in key)
+
+    own = count("vittt")
+    for name in COMPARED:
+        assert abs(count(name) / own - 1) < 0.025, name
+
+
+@pytest.mark.parametrize("row", [row.name for row in SWEEP.rows if row.name.endswith("-128")])
+def test_every_model_makes_a_finite_step(row):
+    own = model(row)
+    loss = own(torch.randn(1, 3, 128, 128)).square().mean()
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(p.grad).all() for p in own.parameters() if p.grad is not None)
+
+
+def test_an_update_has_as_many_tokens_at_every_size():
+    for side in SIDES[:3]:
+        own = config(f"vittt-{side}")
+        assert own.data.letters["side"] == own.data.crop_size == own.data.test_shorter_side == side
+        patch = own.model.arguments["patch_size"]
+        assert own.optimisation.batch_size * (side // patch) ** 2 == TOKENS
+
+
+def test_rows_of_a_side_differ_by_the_model_and_its_rate_alone():
+    def rest(row):
+        own = change(config(row), {"model": "x", "arguments": {}, "learning_rate": 1.0})
+        return replace(own, run=replace(own.run, output="any"), model=None)
+
+    for panel in SWEEP.panels:
+        first, *others = panel.rows.values()
+        assert all(rest(first) == rest(other) for other in others)
+
+
+def test_rates_are_chosen_on_the_validation_split():
+    for row in RATES.rows:
+        assert config(row.name, RATES).data.letters["test_split"] == "validation"
+    assert "test_split" not in config("vittt-512").data.letters
+    assert not set(RATES.seeds) & set(SWEEP.seeds)
+
+
+# Lengths
+
+
+def test_lengths_by_pace_are_measured_once(tmp_path, monkeypatch):
+    paces = {"a": 0.25, "b": 30.0}
+    asked = []
+
+    def measured(configs):
+        asked.append(set(configs))
+        return {name: paces[name] for name in configs}
+
+    monkeypatch.setattr(lengths, "measure_paces", measured)
+    folder = tmp_path / "runs"
+    seconds = {"a": 10.0, "b": 20.0}
+    assert lengths_by_pace({"a": None}, seconds, folder)["a"]["updates"] == 40
+    found = lengths_by_pace({"a": None, "b": None}, seconds, folder)
+    assert {name: own["updates"] for name, own in found.items()} == {"a": 40, "b": 1}
+    assert asked == [{"a"}, {"b"}]
+    assert json.loads((folder / LENGTHS_FILE).read_text()) == found
+
+
+def test_evaluations_stay_as_many():
+    own = config("vittt-512")
+    changed = change(own, of_updates(300, own))
+    assert changed.optimisation.updates == 300
+    assert changed.optimisation.warmup == pytest.approx(300 / 25)
+    assert -(-300 // changed.run.evaluate_every) == 6
+
+
+def test_paces_are_those_of_updates(tmp_path):
+    small = {"side": 64, "train_images": 8, "test_images": 1, "glyph": 16}
+    sizes = dict.fromkeys(("data.crop_size", "data.shorter_side", "data.test_shorter_side"), 64)
+    common = {"data.letters": small, **sizes, "num_workers": 0, "output": str(tmp_path / "run")}
+    runs = {
+        f"{depth} blocks": load("letters", {**common, "arguments": {"depth": depth}})
+        for depth in (1, 8)
+    }
+    threads = torch.get_num_threads()
+    paces = measure_paces(runs, repeats=1)
+    assert 0 < 2 * paces["1 blocks"] < paces["8 blocks"]
+    assert torch.get_num_threads() == threads
+    assert not (tmp_path / "run").exists()
+
+
+# The mark
+
+
+class _View:
+    """Stands for a task's view: segments by a function of the picture's number."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def segment(self, model, num_classes, precision):
+        def logits(image):
+            labels = torch.from_numpy(self.labels(image)).long()
+            return torch.nn.functional.one_hot(labels, num_classes).permute(2, 0, 1).float()
+
+        return logits
+
+
+class _Task:
+    precision = "float32"
+
+    def __init__(self, pictures, labels):
+        self.test = pictures
+        self.classes = pictures.classes
+        self.view = _View(labels)
+        self.test_set = [type("Item", (), {"image": index}) for index in range(len(pictures))]
+
+
+@pytest.fixture(scope="module")
+def pictures() -> LetterImages:
+    return open_letters({"side": 256, "test_images": 3})[1]
+
+
+def test_a_perfect_segmenter_obeys_the_mark(pictures):
+    found = measure_mark(None, _Task(pictures, lambda index: pictures[index].labels))
+    letters = [letter for index in range(3) for letter in pictures.picture(index).letters]
+    assert found["obeyed"] == 1.0
+    assert found["named"] == 1.0
+    bands = found["bands"]
+    assert sum(band["count"] for band in bands) == sum(letter.counts for letter in letters)
+    assert sum(band["count"] + band["not_count"] for band in bands) == len(letters)
+    near = [letter for letter in letters if letter.distance < BAND]
+    assert bands[0]["count"] + bands[0]["not_count"] == len(near)
+
+
+def test_who_cannot_see_the_mark_obeys_half_of_it(pictures):
+    nothing = measure_mark(None, _Task(pictures, lambda index: np.zeros((256, 256), np.uint8)))
+    assert nothing["obeyed"] == 0.5
+    assert nothing["named"] == 0.0
+    everything = measure_mark(None, _Task(pictures, lambda index: np.ones((256, 256), np.uint8)))
+    assert everything["obeyed"] == 0.5
+    assert 0 < everything["named"] < 0.5
+
+
+def test_the_mark_is_of_letters_alone():
+    with pytest.raises(TypeError, match="the test pictures are list, not LetterImages"):
+        measure_mark(None, type("Task", (), {"test": []}))
+
+
+# The picture
+
+
+def test_the_picture_has_curves_of_every_model_by_the_given_seconds(make_result):
+    history = {
+        name: [1, 2, 3] for name in ("update", "epoch", "seconds", "test_loss", "test_accuracy")
+    }
+    history["test_accuracy"] = [0.1, 0.2, 0.4]
+    band = {"count": 10, "shown": 8, "not_count": 10, "hidden": 6}
+    measures = {"images": [4, 8, 12], "bands": [band, {**band, "count": 0}]}
+    own = [
+        make_result(
+            f"{name}{suffix}",
+            seed,
+            1.0,
+            0.4,
+            sweep=SWEEP.name,
+            history=json.dumps(history),
+            measures=json.dumps(measures),
+        )
+        for name in LABELS
+        for suffix in ("-512", "-512-images")
+        for seed in (0, 1)
+        if f"{name}{suffix}" in SWEEP.by_name
+    ]
+    figure = letter_figure(SWEEP, own)
+    above = figure.axes[:2]
+    assert [axis.get_xlabel() for axis in above] == [
+        "seconds of training, one thread",
+        "images seen",
+    ]
+    assert {line.get_label() for line in above[0].lines} == set(LABELS.values())
+    seconds = SWEEP.by_name["vittt-512"].length
+    assert isinstance(seconds, GivenSeconds)
+    line = above[0].lines[0]
+    assert line.get_xdata()[-1] == seconds.seconds
+    assert list(line.get_ydata()) == pytest.approx([10, 20, 40])
+    assert list(above[1].lines[0].get_xdata()) == [4, 8, 12]
+    (obeyed,) = figure.axes[2].lines[0].get_ydata()  # the band without letters is left out
+    assert obeyed == pytest.approx(70)
