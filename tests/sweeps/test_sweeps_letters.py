@@ -17,7 +17,9 @@ from vision_ttt.sweeps.lengths import LENGTHS_FILE, lengths_by_pace, of_updates
 from vision_ttt.sweeps.letter_figure import letter_figure
 from vision_ttt.sweeps.letters import COMPARED, LABELS, SIDES, TOKENS
 from vision_ttt.sweeps.mark import BAND, measure_mark
+from vision_ttt.sweeps.one_run import Task, perform
 from vision_ttt.sweeps.paces import measure_paces
+from vision_ttt.sweeps.tables import markdown
 
 SWEEP, RATES = SWEEPS["resolution-letters"], SWEEPS["letters-rates"]
 
@@ -61,8 +63,9 @@ def test_an_update_has_as_many_tokens_at_every_size():
 
 def test_rows_of_a_side_differ_by_the_model_and_its_rate_alone():
     def rest(row):
-        own = change(config(row), {"model": "x", "arguments": {}, "learning_rate": 1.0})
-        return replace(own, run=replace(own.run, output="any"), model=None)
+        own = config(row)
+        optimisation = replace(own.optimisation, learning_rate=1.0)
+        return own.task, own.data, optimisation, own.machine, replace(own.run, output="any")
 
     for panel in SWEEP.panels:
         first, *others = panel.rows.values()
@@ -118,6 +121,35 @@ def test_paces_are_those_of_updates(tmp_path):
     assert 0 < 2 * paces["1 blocks"] < paces["8 blocks"]
     assert torch.get_num_threads() == threads
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_keeps_what_tables_and_pictures_need(tmp_path):
+    small = {"side": 64, "train_images": 8, "test_images": 2, "glyph": 16}
+    sizes = dict.fromkeys(("data.crop_size", "data.shorter_side", "data.test_shorter_side"), 64)
+    own = load(
+        "letters",
+        {
+            "data.letters": small,
+            **sizes,
+            "arguments": {"depth": 1},
+            "updates": 2,
+            "batch_size": 1,
+            "evaluate_every": 1,
+            "num_workers": 0,
+            "output": str(tmp_path / "run"),
+        },
+    )
+    task = Task(SWEEP.name, "vittt-512", own, ("vision-ttt",), SWEEP.examine, SWEEP.accuracy)
+    result = perform(task)
+    saved = json.loads((tmp_path / "run" / "metrics.json").read_text())["history"]
+    assert result.curve["test_accuracy"] == pytest.approx(
+        [row["test_miou"] for row in saved], rel=1e-4
+    )
+    assert result.measured["images"] == [1, 2]
+    assert result.measured["memory_bytes"] > 2**20
+    assert sum(band["count"] for band in result.measured["bands"]) > 0
+    assert letter_figure(SWEEP, [result]).axes
+    assert "test mean IoU, %" in markdown(SWEEP, [result])
 
 
 # The mark

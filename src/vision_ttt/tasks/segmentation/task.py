@@ -173,6 +173,11 @@ class Segmentation(DenseTask):
             between=between,
         )
 
+    def example(self) -> Tensor:
+        """Return a black image of the size of the training crops."""
+        side = self.config.data.crop_size
+        return torch.zeros(1, 3, side, side)
+
     def carried(self) -> dict[str, Any]:
         """Return class names, their colours, and how the model sees images."""
         return {
