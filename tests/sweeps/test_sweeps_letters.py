@@ -13,6 +13,7 @@ from vision_ttt.dense import build_segmenter
 from vision_ttt.recipes import change, load
 from vision_ttt.sweeps import SWEEPS, lengths
 from vision_ttt.sweeps.definition import GivenSeconds
+from vision_ttt.sweeps.extrapolation import LARGEST, measure_larger
 from vision_ttt.sweeps.lengths import LENGTHS_FILE, lengths_by_pace, of_updates
 from vision_ttt.sweeps.letter_figure import letter_figure
 from vision_ttt.sweeps.letters import COMPARED, LABELS, SIDES, TOKENS
@@ -147,6 +148,7 @@ def test_a_run_keeps_what_tables_and_pictures_need(tmp_path):
     )
     assert result.measured["images"] == [1, 2]
     assert result.measured["memory_bytes"] > 2**20
+    assert set(result.measured["larger"]) == {"2", "4"}
     assert sum(band["count"] for band in result.measured["bands"]) > 0
     assert letter_figure(SWEEP, [result]).axes
     assert "test mean IoU, %" in markdown(SWEEP, [result])
@@ -210,6 +212,33 @@ def test_the_mark_is_of_letters_alone():
         measure_mark(None, type("Task", (), {"test": []}))
 
 
+# Larger pictures
+
+
+def test_a_perfect_segmenter_is_perfect_on_larger_pictures(pictures):
+    """It knows a picture by its size, and there is one of each."""
+    task = _Task(replace(pictures, images=1), None)
+    task.statistics = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    seen = []
+
+    def labels(image):
+        side = image.shape[-1]
+        seen.append(side)
+        return replace(pictures, settings=replace(pictures.settings, side=side))[0].labels
+
+    task.view = _View(labels)
+    assert measure_larger(None, task) == {"2": 1.0, "4": 1.0}
+    assert seen == [512, 1024]
+    task.view = _View(lambda image: np.zeros(image.shape[1:], np.uint8))
+    found = measure_larger(None, task)
+    assert all(0 < each < 0.1 for each in found.values())  # the background alone
+
+
+def test_there_is_an_end_to_larger_pictures(pictures):
+    own = replace(pictures, settings=replace(pictures.settings, side=LARGEST // 2 + 1), images=1)
+    assert measure_larger(None, _Task(own, None)) == {}
+
+
 # The picture
 
 
@@ -241,7 +270,8 @@ def test_the_picture_has_curves_of_every_model_by_the_given_seconds(make_result)
         "seconds of training, one thread",
         "images seen",
     ]
-    assert {line.get_label() for line in above[0].lines} == set(LABELS.values())
+    named = {f"{label} (12 images)" for label in LABELS.values()}
+    assert {line.get_label() for line in above[0].lines} == named
     seconds = SWEEP.by_name["vittt-512"].length
     assert isinstance(seconds, GivenSeconds)
     line = above[0].lines[0]
@@ -250,3 +280,7 @@ def test_the_picture_has_curves_of_every_model_by_the_given_seconds(make_result)
     assert list(above[1].lines[0].get_xdata()) == [4, 8, 12]
     (obeyed,) = figure.axes[2].lines[0].get_ydata()  # the band without letters is left out
     assert obeyed == pytest.approx(70)
+
+    first = SWEEP.only([SWEEP.panels[0].title])
+    drawn = [result for result in own if result.row in first.by_name]
+    assert len(letter_figure(first, drawn).axes) == 2

@@ -51,8 +51,10 @@ def run(arguments: jsonargparse.Namespace) -> int:
         write_results(results_file, results)
     if results:
         _show(sweep, results)
+        shown = sweep if arguments.panels is None else sweep.only(arguments.panels)
         draw = sweep.draw or sweep_figure
-        write_picture(draw(sweep, results), figure, dpi=110)
+        drawn = [result for result in results if result.row in shown.by_name]
+        write_picture(draw(shown, drawn), figure, dpi=110)
         if arguments.page is not None:
             replace_in(Path(arguments.page), sweep.name, markdown(sweep, results))
         _LOGGER.info("results in %s and %s", results_file, figure)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +155,29 @@ class Sweep:
                     f"sweep {self.name} has no row {name!r}; nearest: {nearest(name, self.by_name)}"
                 )
         return tuple(self.by_name[name] for name in dict.fromkeys(names))
+
+    def only(self, titles: Sequence[str]) -> Sweep:
+        """The sweep with some of its panels, and the rows that stand in them.
+
+        Raises:
+            UserError: no panel has such a title; names the nearest.
+        """
+        by_title = {panel.title: panel for panel in self.panels}
+        for title in titles:
+            if title not in by_title:
+                raise UserError(
+                    f"sweep {self.name} has no panel {title!r}; nearest: {nearest(title, by_title)}"
+                )
+        panels = tuple(by_title[title] for title in titles)
+        shown = {name for panel in panels for name in panel.rows.values()}
+        for name in tuple(shown):
+            length = self.by_name[name].length
+            if isinstance(length, SameSeconds):
+                raise UserError(
+                    f"row {name!r} takes its length from other rows; show all panels together"
+                )
+        rows = tuple(row for row in self.rows if row.name in shown)
+        return replace(self, rows=rows, panels=panels)
 
     def config(
         self, row: Variant, seed: int, folder: Path, overrides: Mapping[str, Any] | None = None

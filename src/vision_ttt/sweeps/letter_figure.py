@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from vision_ttt.sweeps.definition import GivenSeconds, Panel, Sweep
 from vision_ttt.sweeps.mark import BAND
@@ -39,8 +40,13 @@ def letter_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
     """
     found = by_row(sweep, results)
     panels = [panel for panel in sweep.panels if any(name in found for name in panel.rows.values())]
-    figure = Figure(figsize=(1 + 3.4 * len(panels), 6.4), layout="constrained")
-    axes = figure.subplots(2, len(panels), squeeze=False, sharey="row")
+    figure = Figure(layout="constrained")
+    if len(panels) == 1:
+        figure.set_size_inches(9.6, 4.2)
+        axes = figure.subplots(1, 2, squeeze=False).T
+    else:
+        figure.set_size_inches(1 + 3.4 * len(panels), 6.4)
+        axes = figure.subplots(2, len(panels), squeeze=False, sharey="row")
     for panel, (above, below) in zip(panels, axes.T, strict=True):
         draw_curves(above, sweep, panel, results)
         above.set_title(panel.title, fontsize=9)
@@ -51,10 +57,6 @@ def letter_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
         below.grid(alpha=0.3)
     axes[0, 0].set_ylabel("mean IoU, %")
     axes[1, 0].set_ylabel("letters that obey the mark, %\n(50: not seen)")
-    handles = {}
-    for axis in axes[0]:
-        handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    axes[0, 0].legend(handles.values(), handles.keys(), frameon=False, fontsize=7)
     figure.suptitle(f"{sweep.title}\n{sweep.caveat}", fontsize=8, wrap=True)
     return figure
 
@@ -73,11 +75,15 @@ def draw_curves(axis: Axes, sweep: Sweep, panel: Panel, results: Sequence[Result
             axis.set_xlabel("seconds of training, one thread")
             updates = own[0].curve["update"]
             places = [length.seconds * update / updates[-1] for update in updates]
+            name = f"{label} ({own[0].measured['images'][-1]:,} images)"
         else:
             axis.set_xlabel("images seen")
             places = own[0].measured["images"]
+            name = label
         seeds = list(zip(*(result.curve["test_accuracy"] for result in own), strict=True))
-        _draw(axis, places, [[100 * each for each in values] for values in seeds], label)
+        line = _draw(axis, places, [[100 * each for each in values] for values in seeds], label)
+        line.set_label(name)
+    axis.legend(frameon=False, fontsize=7)
     axis.grid(alpha=0.3)
 
 
@@ -103,7 +109,7 @@ def _draw_obeyed(axis: Axes, label: str, results: Sequence[Result]) -> None:
 
 def _draw(
     axis: Axes, places: Sequence[float], heights: Sequence[Sequence[float]], label: str
-) -> None:
+) -> Line2D:
     colour, line = _STYLES.get(label, (None, "-"))
     means = [statistics.fmean(each) for each in heights]
     (drawn,) = axis.plot(places, means, line, marker=".", color=colour, label=label)
@@ -115,3 +121,4 @@ def _draw(
         alpha=0.15,
         linewidth=0,
     )
+    return drawn

@@ -7,12 +7,14 @@ compares them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vision_ttt.models.arguments import FUSED
 from vision_ttt.sweeps import TITLES
 from vision_ttt.sweeps.definition import Column, GivenSeconds, Panel, Sweep, Variant
+from vision_ttt.sweeps.extrapolation import FACTORS, measure_larger
 from vision_ttt.sweeps.letter_figure import letter_figure
 from vision_ttt.sweeps.mark import measure_mark
 
@@ -147,12 +149,13 @@ def _base(model: str) -> str:
 
 
 def examine(trained: TrainResult) -> dict[str, Any]:
-    """Return what else is measured: memory, whether the mark was obeyed, curves of mean IoU."""
+    """Return what else is measured: memory, obedience to the mark, larger pictures."""
     history = trained.metrics["history"]
     return {
         "memory_bytes": max(row["memory_bytes"] for row in history),
         "images": [row["update"] * trained.config.optimisation.batch_size for row in history],
         **measure_mark(trained.model, trained.task),
+        "larger": measure_larger(trained.model, trained.task),
     }
 
 
@@ -168,11 +171,21 @@ def _obeyed(result: Result) -> float:
     return 100 * result.measured["obeyed"]
 
 
+def _larger(factor: int) -> Column:
+    """The mean IoU on pictures of `factor` times the side."""
+    return Column(
+        f"at {factor} × the side, %",
+        lambda result: 100 * result.measured["larger"].get(str(factor), math.nan),
+        1,
+    )
+
+
 _CAVEAT = (
     "Small-scale evidence: 0.57 to 0.59 million parameters without positions, rendered pictures, "
     "one recipe but for the learning rate, one thread a run."
 )
 _COLUMNS = (
+    *map(_larger, FACTORS),
     Column("mark obeyed, %", _obeyed, 1),
     Column("images seen", _images, 0),
     Column("memory, GiB", _gibibytes, 2),

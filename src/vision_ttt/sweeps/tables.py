@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +31,9 @@ class Spread:
         return cls(statistics.fmean(values), deviation)
 
     def text(self, decimals: int) -> str:
-        """E.g. "0.123 ± 0.004"."""
+        """E.g. "0.123 ± 0.004"; nothing where a value was not measured, NaN."""
+        if math.isnan(self.mean):
+            return ""
         if self.deviation is None:
             return f"{self.mean:.{decimals}f}"
         return f"{self.mean:.{decimals}f} ± {self.deviation:.{decimals}f}"

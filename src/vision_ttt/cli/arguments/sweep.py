@@ -85,6 +85,13 @@ def add_arguments(parser: CommandParser) -> None:
         help="picture to write, or to write anew; default: OUTPUT/NAME.png",
     )
     parser.add_argument(
+        "--panels",
+        type=str,
+        nargs="+",
+        default=None,
+        help="titles of the tables' panels that the picture shows; default: all",
+    )
+    parser.add_argument(
         "--table_only",
         type=bool,
         default=False,
