@@ -215,7 +215,7 @@ LETTERS_RATES = Sweep(
 RESOLUTION_LETTERS = Sweep(
     name="resolution-letters",
     title=TITLES["resolution-letters"],
-    base={},
+    base={"num_workers": 0},
     rows=tuple(
         [_same_time(model, SIDES[0]) for model in LABELS]
         + [_same_time(model, side) for side in SIDES[1:] for model in COMPARED]
