@@ -16,10 +16,12 @@ from vision_ttt.sweeps.definition import GivenSeconds
 from vision_ttt.sweeps.extrapolation import LARGEST, measure_larger
 from vision_ttt.sweeps.lengths import LENGTHS_FILE, lengths_by_pace, of_updates
 from vision_ttt.sweeps.letter_figure import letter_figure
-from vision_ttt.sweeps.letters import COMPARED, LABELS, SIDES, TOKENS
+from vision_ttt.sweeps.letters import CHOSEN, COMPARED, LABELS, SIDES, TOKENS
+from vision_ttt.sweeps.letters import RATES as TRIED
 from vision_ttt.sweeps.mark import BAND, measure_mark
 from vision_ttt.sweeps.one_run import Task, perform
 from vision_ttt.sweeps.paces import measure_paces
+from vision_ttt.sweeps.results import read_results
 from vision_ttt.sweeps.tables import markdown
 
 SWEEP, RATES = SWEEPS["resolution-letters"], SWEEPS["letters-rates"]
@@ -78,6 +80,16 @@ def test_rates_are_chosen_on_the_validation_split():
         assert config(row.name, RATES).data.letters["test_split"] == "validation"
     assert "test_split" not in config("vittt-512").data.letters
     assert not set(RATES.seeds) & set(SWEEP.seeds)
+
+
+def test_the_chosen_rates_are_those_of_least_loss():
+    committed = Path(__file__).parents[2] / "benchmarks" / "results" / "letters-rates.csv"
+    losses: dict[str, dict[float, float]] = {}
+    for result in read_results(committed):
+        model, _, rate = result.row.rpartition("-")
+        losses.setdefault(model, {})[float(rate)] = result.test_loss
+    assert {model: min(own, key=own.get) for model, own in losses.items()} == CHOSEN
+    assert all(set(own) == set(TRIED) for own in losses.values())
 
 
 # Lengths

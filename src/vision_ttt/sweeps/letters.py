@@ -79,8 +79,15 @@ LABELS = {
 COMPARED = tuple(name for name in LABELS if not name.startswith("vittt-"))
 """Models of every panel; the others are Vittt without one of its parts, at 512² alone."""
 
-CHOSEN: dict[str, float] = {}
-"""Model → the learning rate that `letters-rates` chose."""
+CHOSEN = {
+    "vittt": 2.5e-3,
+    "vit3": 6e-3,
+    "vim": 2.5e-3,
+    "mambar": 6e-3,
+    "deit": 6e-3,
+    "conv-deit": 6e-3,
+}
+"""Model → the learning rate of least test loss in `letters-rates`."""
 
 
 def _row(
@@ -132,14 +139,14 @@ def _rate_rows() -> tuple[Variant, ...]:
 
 
 def _same_time(model: str, side: int) -> Variant:
-    rate = CHOSEN.get(_base(model), RATES[1])
+    rate = CHOSEN[_base(model)]
     return _row(f"{model}-{side}", model, side, rate, length=GivenSeconds(SECONDS))
 
 
 def _same_images(model: str, side: int) -> Variant:
     batch_size = max(TOKENS * PATCH**2 // side**2, 1)
     updates = IMAGES[side] // batch_size
-    rate = CHOSEN.get(_base(model), RATES[1])
+    rate = CHOSEN[_base(model)]
     return _row(f"{model}-{side}-images", model, side, rate, updates=updates)
 
 
