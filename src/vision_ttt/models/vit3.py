@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from timm.layers import DropPath, calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import nn
 
 from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block, ViT3TTT
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
+from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding
 
 
@@ -110,7 +111,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"embed_dim": 768, "num_heads": 12},
 }
 
-default_cfgs = generate_default_cfgs(
+default_cfgs = family_cfgs(
     {
         "vit3_nano_patch4_32": pretrained_cfg(32, fixed=False),
         "vit3_tiny_patch16_224": pretrained_cfg(224, fixed=False),
