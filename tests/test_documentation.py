@@ -13,19 +13,46 @@ from vision_ttt.models.vittt_designs import DESIGNS
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 PAGES += sorted(ROOT.glob("src/**/README.md"))
+FINE_TUNING = ROOT / "docs/fine-tuning.md"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page != FINE_TUNING],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_python_blocks_run_one_after_the_other(page):
     names = {
         "model": timm.create_model("vittt_nano_patch4_32", num_classes=10, depth=2),
         "images": torch.zeros(1, 3, 32, 32),
     }
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+    for block in python_blocks(page):
         if "images" in block:  # of the model's size, whichever the page has made so far
             size = names["model"].pretrained_cfg["input_size"]
             names["images"] = torch.zeros(1, *size)
         exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.slow
+def test_fine_tuning_gains_what_its_page_says(capsys):
+    names = {}
+    for block in python_blocks(FINE_TUNING):
+        exec(compile(block, str(FINE_TUNING), "exec"), names)
+    said = capsys.readouterr().out
+    page = FINE_TUNING.read_text(encoding="utf-8")
+    shown = re.search(r"^It prints.*?```\n(.*?)```", page, re.DOTALL | re.MULTILINE)[1]
+
+    def shares(text):
+        return [float(number) for number in re.findall(r"([\d.]+)%", text)]
+
+    assert re.sub(r"[\d.]+%", "", said) == re.sub(r"[\d.]+%", "", shown)
+    assert shares(said) == pytest.approx(shares(shown), abs=4)  # other machines round otherwise
+    before, tuned, scratch = shares(said)
+    assert tuned > max(before, scratch) + 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

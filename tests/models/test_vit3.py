@@ -32,6 +32,19 @@ def test_parameters_and_macs_are_the_papers(name):
     assert count_macs(model, (3, 224, 224)) / 1e9 == pytest.approx(macs, rel=0.02)
 
 
+def test_nano_is_the_tiny_model_by_other_sizes():
+    """Of these runs benchmarks/results/backbones-digits.csv holds results."""
+    sizes = {"patch_size": 4, "embed_dim": 96, "depth": 4, "num_heads": 3, "mlp_ratio": 4.5}
+    made = []
+    for name, arguments in (("vit3_nano_patch4_32", {}), ("vit3_tiny_patch16_224", sizes)):
+        torch.manual_seed(0)
+        made.append(timm.create_model(name, num_classes=10, **arguments).state_dict())
+    nano, tiny = made
+    assert sum(x.numel() for x in nano.values()) == 569_386
+    assert nano.keys() == tiny.keys()
+    assert all(torch.equal(nano[key], tiny[key]) for key in nano)
+
+
 def test_macs_grow_linearly_with_the_tokens():
     with torch.device("meta"):
         model = timm.create_model("vit3_tiny_patch16_224", num_classes=0)

@@ -78,6 +78,11 @@ def test_a_wheel_is_for_every_python(sources: Path, tmp_path: Path) -> None:
     assert tops == {"vision_ttt", "vision_ttt_command.py"}
     compiled = {name for name in names if Path(name).suffix in (".so", ".o", ".cpp", ".h")}
     assert compiled == {"vision_ttt/_kernels.so"}
+    own = {name for name in names if name.startswith("vision_ttt/pretrained/")}
+    folder = ROOT / "src/vision_ttt/pretrained"
+    data = {f"vision_ttt/pretrained/{file.name}" for file in folder.glob("*.*")}
+    assert own == data
+    assert any(name.endswith(".safetensors") for name in own)
 
     # Then without a compiler in the same tree: no wheel takes what was built before.
     (stale,) = sources.glob("build/lib*/vision_ttt/_kernels.so")
@@ -100,3 +105,6 @@ def test_the_source_distribution_holds_what_a_wheel_is_built_from(sources: Path)
         assert len(files) > 10
         left_out = ("egg-info", "hypothesis")  # what tools leave in a tree
         assert not {file for file in files - kept if not any(x in str(file) for x in left_out)}
+    pretrained = {file.name for file in sources.glob("src/vision_ttt/pretrained/*.*")}
+    assert any(name.endswith(".safetensors") for name in pretrained)
+    assert {file.name for file in unpacked.glob("src/vision_ttt/pretrained/*.*")} == pretrained

@@ -10,6 +10,7 @@ import jsonargparse
 
 from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import is_of_the_system, kind_of_file
+from vision_ttt.pretrained import weights_path
 
 LARGEST_BATCH = 65_536  # images at once; more is a typing error
 
@@ -40,6 +41,17 @@ def check_input_file(name: str, given: str) -> None:
     mode = check_readable(name, given)
     if not stat.S_ISREG(mode):
         raise UserError(f"{name} {given} is {kind_of_file(mode)}; a file is needed")
+
+
+def checkpoint_path(given: str) -> str:
+    """Return the path of a checkpoint, given by it or by the name of packaged weights.
+
+    Raises:
+        UserError, FileNotFoundError: as :func:`check_input_file`.
+    """
+    path = weights_path(given)
+    check_input_file("the checkpoint", path)
+    return path
 
 
 def check_readable(name: str, given: str) -> int:

@@ -13,6 +13,7 @@ from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import create_model, list_models
 from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
+from vision_ttt.pretrained import pretrained_of
 
 
 class Published(NamedTuple):
@@ -49,7 +50,7 @@ PUBLISHED = {
 
 
 def describe(name: str) -> dict[str, object]:
-    """A model's name, input size, parameters and MACs, counted and published."""
+    """A model's name, input size, parameters and MACs, counted and published, and its weights."""
     with torch.device("meta"):  # counts need shapes only
         model = create_model(name)
     size = tuple(model.pretrained_cfg["input_size"])
@@ -60,6 +61,7 @@ def describe(name: str) -> dict[str, object]:
         "parameters": count_parameters(model),
         "macs": count_macs(model, size),
         "macs_equation_13": equation_13_macs(model, size),
+        "pretrained": pretrained_of(name),
         "paper": published._asdict(),
     }
 
@@ -84,6 +86,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         style = "italic" if heading in ("paper's", "top-1 %") else ""
         table.add_column(heading, justify="right", style=style)
     table.add_column("in the paper")
+    table.add_column("weights: NAME.")
     for row in rows:
         paper = row["paper"]
         table.add_row(
@@ -96,6 +99,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
             paper["macs"] or "",
             "" if paper["accuracy"] is None else f"{paper['accuracy']:.1f}",
             paper["source"],
+            ", ".join(weights.rpartition(".")[2] for weights in row["pretrained"]),
         )
     print_whole(table)
     return 0

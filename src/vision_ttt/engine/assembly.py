@@ -29,6 +29,7 @@ from vision_ttt.engine.seeds import seed_pass
 from vision_ttt.engine.state import TrainState, restore
 from vision_ttt.engine.step import Step
 from vision_ttt.engine.task import Task
+from vision_ttt.pretrained import weights_path
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -144,7 +145,8 @@ def _build(
         raise ConfigError(f"{error}{unfusable(own.name, arguments)}") from error
     start = ""
     if own.initial_weights and initialise:
-        start = task.start_from(Path(own.initial_weights), model, own.name, model_args)
+        weights = Path(weights_path(own.initial_weights))
+        start = task.start_from(weights, model, own.name, model_args)
     if config.machine.gradient_checkpointing:
         try:
             task.checkpoint_gradients(model)

@@ -13,6 +13,7 @@ from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import nearest
 from vision_ttt.models.arguments import FUSED, architecture
 from vision_ttt.models.registry import create_model, is_model, list_models
+from vision_ttt.pretrained import list_pretrained
 
 # create_model's own arguments load files or run code, and have no place in a recipe or checkpoint.
 _RESERVED = set(inspect.signature(timm.create_model).parameters) - {"kwargs"}
@@ -22,10 +23,16 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
     """Build timm's model `name` with constructor arguments `model_args`, randomly initialised.
 
     Raises:
-        ConfigError: unknown model (with the nearest known), or arguments it does not accept.
+        ConfigError: unknown model (with the nearest known), the name of weights, or arguments it
+            does not accept.
     """
     if not is_model(name):
         raise ConfigError(f"unknown model {name!r}; nearest: {_nearest_models(name)}")
+    if name in list_pretrained():
+        raise ConfigError(
+            f"{name} names weights; the model is {name.partition('.')[0]}, and it starts from them"
+            f" by --initial-weights {name}"
+        )
     reserved = sorted(_RESERVED & set(model_args))
     if reserved:
         raise ConfigError(

@@ -146,8 +146,8 @@ class ModelSection(Section):
     """Stochastic depth: the probability that the last block is skipped (0 to <1), growing linearly
     from 0 at the first; null: the model's own."""
     initial_weights: str | None = None
-    """Path of a .safetensors file to start from; its head is copied only where its shape fits.
-    null: random initialisation."""
+    """Path of a .safetensors file to start from, or the name of packaged weights, MODEL.TAG; the
+    head is copied only where its shape fits. null: random initialisation."""
     frozen_layers: int | Literal["all"] = number(0, NOT_NEGATIVE)
     """Layers, counted from the input (first the patch embedding, then the blocks), that stay as
     they are; the head always learns. all: the head alone learns."""

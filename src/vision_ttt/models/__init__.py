@@ -37,6 +37,7 @@ from vision_ttt.models.vim import (
 from vision_ttt.models.vit3 import (
     ViT3,
     vit3_base_patch16_224,
+    vit3_nano_patch4_32,
     vit3_small_patch16_224,
     vit3_tiny_patch16_224,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "design_space_nano_patch4_32",
     "ViT3",
     "vit3_base_patch16_224",
+    "vit3_nano_patch4_32",
     "vit3_small_patch16_224",
     "vit3_tiny_patch16_224",
     "ConvDeiT",

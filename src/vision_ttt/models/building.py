@@ -7,8 +7,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from timm.models import build_model_with_cfg
+from timm.models import build_model_with_cfg, resolve_pretrained_cfg
 from torch import nn
+
+from vision_ttt.pretrained import pretrained_of
 
 
 def build_model(
@@ -31,7 +33,10 @@ def build_model(
 
     Raises:
         TypeError: an argument is unknown.
+        RuntimeError: weights are asked for, and no tag says which; names the tags.
     """
+    if pretrained:
+        _check_weights(name, **arguments)
 
     def make(**constructor_arguments: Any) -> nn.Module:
         with nullcontext() if device is None else torch.device(device):
@@ -41,13 +46,25 @@ def build_model(
     return build_model_with_cfg(make, name, pretrained, **arguments)
 
 
+def _check_weights(
+    name: str, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None, **_: Any
+) -> None:
+    """Raise RuntimeError where no weights are chosen, though some are packaged by a tag."""
+    chosen = resolve_pretrained_cfg(name, pretrained_cfg, pretrained_cfg_overlay)
+    tagged = pretrained_of(name)
+    if tagged and not (chosen.has_weights or chosen.state_dict):
+        raise RuntimeError(
+            f"the weights of {name} have tags, and none is given; there are {', '.join(tagged)}"
+        )
+
+
 def feature_cfg(blocks: int, most: int = 3) -> dict[str, Any]:
     """timm's settings of ``features_only``: maps after the last ``most`` blocks, or after all."""
     return {"out_indices": min(most, blocks), "feature_cls": "getter"}
 
 
 def pretrained_cfg(image_size: int, *, fixed: bool, **others: Any) -> dict[str, Any]:
-    """timm's description of a classifier's input and weights; none are published yet.
+    """timm's description of a classifier's input, without weights.
 
     Args:
         image_size: pixels along a side.

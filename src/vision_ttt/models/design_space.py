@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath, calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from vision_ttt.inner import (
@@ -25,6 +25,7 @@ from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block, ViT3TTT
 from vision_ttt.models.arguments import check_arguments, check_sides, choose, mlp_width
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
+from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
 from vision_ttt.ops import ttt_linear
 
@@ -252,7 +253,7 @@ class DesignSpace(PlainBackbone):
 
 NANO = "design_space_nano_patch4_32"
 
-default_cfgs = generate_default_cfgs({NANO: pretrained_cfg(32, fixed=True)})
+default_cfgs = family_cfgs({NANO: pretrained_cfg(32, fixed=True)})
 
 
 @register_model

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath, calculate_drop_path_rates, to_2tuple
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.fx.node import has_side_effect
@@ -22,6 +22,7 @@ from vision_ttt.models.arguments import check_arguments, check_sides, choose, ml
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.checkpointing import run_block
 from vision_ttt.models.classifier import Classifier, linear_head
+from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.weight_decay import undecayed_parameters
 
 torch.fx.wrap("rotary_table")
@@ -280,7 +281,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 _CFG = pretrained_cfg(224, fixed=False, first_conv="stem.0.conv", pool_size=(7, 7))
 
-default_cfgs = generate_default_cfgs({f"hvit3_{size}": _CFG for size in SIZES})
+default_cfgs = family_cfgs({f"hvit3_{size}": _CFG for size in SIZES})
 
 
 def _create(size: str, pretrained: bool, **kwargs: Any) -> HViT3:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens
@@ -13,6 +13,7 @@ from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.image_size import checkpoint_filter_fn
 from vision_ttt.models.mamba_parts import mamba_blocks, mamba_patches
+from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.plain_backbone import PlainBackbone, position_embedding
 
 DISTRIBUTIONS = {"even": "even", "front": "head", "middle": "middle", "end": "end"}
@@ -217,7 +218,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "large": {"embed_dim": 1024, "depth": 48, "num_registers": 16, "head_reduction": 8},
 }
 
-default_cfgs = generate_default_cfgs(
+default_cfgs = family_cfgs(
     {
         "mambar_nano_patch4_32": pretrained_cfg(32, fixed=True),
         "mambar_tiny_patch16_224": pretrained_cfg(224, fixed=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from timm.layers import to_2tuple
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import nn
 
 from vision_ttt.layers import ExtraTokens
@@ -14,6 +14,7 @@ from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.image_size import check_overlapping, checkpoint_filter_fn
 from vision_ttt.models.mamba_parts import mamba_blocks, mamba_patches
+from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.plain_backbone import PlainBackbone, position_embedding
 
 CLASS_TOKENS = ("middle", "head", "end", "double")
@@ -139,7 +140,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"embed_dim": 768},
 }
 
-default_cfgs = generate_default_cfgs(
+default_cfgs = family_cfgs(
     {
         "vim_nano_patch4_32": pretrained_cfg(32, fixed=True),
         "vim_tiny_patch16_224": pretrained_cfg(224, fixed=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from timm.layers import DropPath, calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import nn
 
 from vision_ttt.layers import ExtraTokens, VitttBlock
@@ -13,6 +13,7 @@ from vision_ttt.models.arguments import check_arguments, check_sides, choose, ml
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.image_size import checkpoint_filter_fn
+from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
 from vision_ttt.models.vittt_designs import check_design, make_mixer
 
@@ -150,7 +151,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
 }
 
-default_cfgs = generate_default_cfgs(
+default_cfgs = family_cfgs(
     {
         "vittt_nano_patch4_32": pretrained_cfg(32, fixed=True),
         "vittt_tiny_patch16_224": pretrained_cfg(224, fixed=True),

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 
 from vision_ttt.models.building import pretrained_cfg
+from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.vittt import Vittt, create_vittt
 
 
@@ -64,9 +65,7 @@ def _entrypoint(name: str, keywords: dict[str, Any]) -> Callable[..., Vittt]:
     return create
 
 
-default_cfgs = generate_default_cfgs(
-    {model_name(row): pretrained_cfg(224, fixed=True) for row in ABLATIONS}
-)
+default_cfgs = family_cfgs({model_name(row): pretrained_cfg(224, fixed=True) for row in ABLATIONS})
 
 for _ablation, _row in ABLATIONS.items():
     _name = model_name(_ablation)

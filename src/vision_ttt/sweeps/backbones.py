@@ -16,17 +16,7 @@ REFERENCE = "vittt"
 _NANO: dict[str, dict[str, Any]] = {
     # 571,650 parameters with a head of ten classes; the others have 0.0 to 2.1 % more or less.
     REFERENCE: {"model": "vittt_nano_patch4_32", "arguments": {"fused": True, "fused_mlp": True}},
-    # Width, depth and width of a head are Vittt-nano's; the MLP fills up what it lacks.
-    "vit3": {
-        "model": "vit3_tiny_patch16_224",
-        "arguments": {
-            "patch_size": 4,
-            "embed_dim": 96,
-            "depth": 4,
-            "num_heads": 3,
-            "mlp_ratio": 4.5,
-        },
-    },
+    "vit3": {"model": "vit3_nano_patch4_32"},
     # Not fused, for that saves memory and takes longer.
     "vim": {"model": "vim_nano_patch4_32"},
     "mambar": {"model": "mambar_nano_patch4_32"},

@@ -5,6 +5,7 @@ import jsonargparse
 from vision_ttt.cli.checks import check_input_file, check_range
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.extras import require
+from vision_ttt.pretrained import weights_path
 
 _EPILOG = """Examples:
 
@@ -20,8 +21,9 @@ def add_arguments(parser: CommandParser) -> None:
         "models",
         type=str,
         nargs="*",
-        help="checkpoints (.safetensors), and names of models, which get random weights; visitors"
-        " choose among these and the models of `vision-ttt models`, and can open no other file",
+        help="checkpoints (.safetensors), names of packaged weights (MODEL.TAG), and names of"
+        " models, which get random weights; visitors choose among these and the models of"
+        " `vision-ttt models`, and can open no other file",
     )
     parser.add_argument(
         "--host",
@@ -43,7 +45,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     """Refuse a port out of range and checkpoints that are not there; name missing packages."""
     require("app", "vision-ttt app")
     check_range(arguments, port=(1, 65_535))
-    arguments.models = arguments.models or []
+    arguments.models = [weights_path(given) for given in arguments.models or []]
     for given in arguments.models:
         if given.endswith(".safetensors"):
             check_input_file("the checkpoint", given)

@@ -5,8 +5,8 @@ from typing import Literal
 
 import jsonargparse
 
-from vision_ttt.cli.arguments.inference import add_inference_arguments
-from vision_ttt.cli.checks import LARGEST_BATCH, check_input_file, check_range
+from vision_ttt.cli.arguments.inference import CHECKPOINT, add_inference_arguments
+from vision_ttt.cli.checks import LARGEST_BATCH, check_range, checkpoint_path
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.engine.config import MOST_WORKERS
 from vision_ttt.errors import UserError
@@ -15,13 +15,14 @@ from vision_ttt.file_kinds import is_of_the_system
 _EPILOG = """Examples:
 
   vision-ttt eval runs/digits/last.safetensors
+  vision-ttt eval vittt_nano_patch4_32.digits
   vision-ttt eval runs/folder/best.safetensors --dataset OTHER --split all --json"""
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare the checkpoint, the dataset and how to go through it."""
     parser.epilog = _EPILOG
-    parser.add_argument("checkpoint", type=str, help="path of a last.safetensors")
+    parser.add_argument("checkpoint", type=str, help=CHECKPOINT)
     parser.add_argument(
         "--dataset",
         type=str | None,
@@ -55,4 +56,4 @@ def check(arguments: jsonargparse.Namespace) -> None:
         raise UserError("--dataset is empty; name one, or leave it out for the one trained on")
     if arguments.dataset is not None and is_of_the_system(Path(arguments.dataset)):
         raise UserError(f"--dataset {arguments.dataset} is the system's; name one of your own")
-    check_input_file("the checkpoint", arguments.checkpoint)
+    arguments.checkpoint = checkpoint_path(arguments.checkpoint)

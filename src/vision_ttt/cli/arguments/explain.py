@@ -20,6 +20,7 @@ from vision_ttt.cli.checks import (
 )
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import UserError
+from vision_ttt.pretrained import weights_path
 
 KINDS = {
     "gradient-map": "what there is to learn from each token, as heat over the image",
@@ -45,10 +46,10 @@ _EPILOG = """Examples:
 
 `vision-ttt explain WHAT --help` explains the flags of each."""
 
-_READING = """Models: checkpoints (.safetensors) of any task on images, and names of models of this
-package or of timm, which have random weights. Several are shown side by side. Of a detector or
-segmenter the backbone is shown: gradients, losses and fast weights as they are within its adapter,
-receptive field and norms of the backbone by itself.
+_READING = """Models: checkpoints (.safetensors) of any task on images, names of packaged weights
+(MODEL.TAG), and names of models of this package or of timm, which have random weights. Several are
+shown side by side. Of a detector or segmenter the backbone is shown: gradients, losses and fast
+weights as they are within its adapter, receptive field and norms of the backbone by itself.
 
 Images: files, folders for all images in them, and sample:NAME for pictures that come with the
 packages: sample:china, sample:flower (photographs), sample:digit-N, sample:object-N, sample:scene-N
@@ -101,6 +102,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     check_range(arguments, **{name: ends for name, ends in own.items() if name in arguments})
     if arguments.what == "receptive-field" and arguments.radius is not None:
         check_range(arguments, radius=(0, LARGEST_SIDE))
+    arguments.given = [weights_path(word) for word in arguments.given]
     models, images = told_apart(arguments.given)
     for model in models:
         if model.endswith(WEIGHTS):

@@ -11,6 +11,7 @@ from vision_ttt.cli.checks import (
     check_input_file,
     check_range,
     check_renewed_file,
+    checkpoint_path,
 )
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import UserError
@@ -111,8 +112,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
             "name the checkpoints to measure, or give --table-only and none (see vision-ttt"
             " explain-deletion --help)"
         )
-    for checkpoint in arguments.checkpoints:
-        check_input_file("the checkpoint", checkpoint)
+    arguments.checkpoints = [checkpoint_path(given) for given in arguments.checkpoints]
     if arguments.table_only:
         check_input_file("the results", arguments.results)
     if arguments.page is not None:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import jsonargparse
 
+from vision_ttt.cli.arguments.inference import CHECKPOINT
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
-    check_input_file,
     check_output_file,
     check_range,
+    checkpoint_path,
 )
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import UserError
@@ -23,7 +24,7 @@ _EPILOG = """Examples:
 def add_arguments(parser: CommandParser) -> None:
     """Declare the checkpoint, where it goes, and which images the result accepts."""
     parser.epilog = _EPILOG
-    parser.add_argument("checkpoint", type=str, help="path of a last.safetensors")
+    parser.add_argument("checkpoint", type=str, help=CHECKPOINT)
     parser.add_argument(
         "output",
         type=str,
@@ -72,4 +73,4 @@ def check(arguments: jsonargparse.Namespace) -> None:
         raise UserError(f"{output} is a file, and a folder is to be written; name another")
     if output.suffix != "" or not output.is_dir():
         check_output_file("the output", arguments.output, suffixes=(output.suffix,), overwrite=True)
-    check_input_file("the checkpoint", arguments.checkpoint)
+    arguments.checkpoint = checkpoint_path(arguments.checkpoint)

@@ -4,6 +4,11 @@ from typing import Literal
 
 from vision_ttt.cli.parser import CommandParser
 
+CHECKPOINT = (
+    "path of a last.safetensors, or the name of packaged weights, as `vision-ttt models` lists them"
+)
+"""What a checkpoint may be, for help."""
+
 
 def add_inference_arguments(parser: CommandParser) -> None:
     """Declare how images are read and in which precision the model computes."""

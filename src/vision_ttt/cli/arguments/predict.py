@@ -4,14 +4,14 @@ from pathlib import Path
 
 import jsonargparse
 
-from vision_ttt.cli.arguments.inference import add_inference_arguments
+from vision_ttt.cli.arguments.inference import CHECKPOINT, add_inference_arguments
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
-    check_input_file,
     check_new_folder,
     check_output_file,
     check_range,
     check_readable,
+    checkpoint_path,
 )
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.engine.config import MOST_WORKERS
@@ -30,7 +30,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "files", type=str, nargs="+", help="image files, or folders for all images in them"
     )
-    parser.add_argument("--checkpoint", type=str, required=True, help="path of a last.safetensors")
+    parser.add_argument("--checkpoint", type=str, required=True, help=CHECKPOINT)
     parser.add_argument(
         "--topk",
         type=int | None,
@@ -91,7 +91,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
             Path(arguments.masks).resolve() == Path(arguments.pictures).resolve()
         ):
             raise UserError(f"--masks and --pictures are both {arguments.masks}; they must differ")
-    check_input_file("the checkpoint", arguments.checkpoint)
+    arguments.checkpoint = checkpoint_path(arguments.checkpoint)
     for file in arguments.files:
         # What is no file is refused when it is opened, where --skip-bad may skip it.
         check_readable("the file", file)
