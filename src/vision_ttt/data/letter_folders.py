@@ -190,9 +190,7 @@ def _annotation(letter: Letter, number: int, image: int) -> dict[str, Any]:
         "id": number,
         "image_id": image,
         "category_id": letter.label + 1,
-        "segmentation": [
-            (np.reshape(each, (-1, 2)) + corner).ravel().tolist() for each in outlines
-        ],
+        "segmentation": [each.ravel().tolist() for each in outlines],
         "area": int(mask.sum()),
         "bbox": [left, top, int(width), int(height)],
         "iscrowd": 0,
