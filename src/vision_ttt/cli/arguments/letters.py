@@ -17,16 +17,14 @@ RANGES = {
 
 _EPILOG = """Examples:
 
-  vision-ttt letters runs/letters-512 --side 512 --sheet-only   a picture of some, to look at
-  vision-ttt letters runs/letters-256                           the set
-  vision-ttt train scenes-detection --root runs/letters-256/coco
-  vision-ttt train scenes-segmentation --root runs/letters-256/ade
-  vision-ttt train scenes-classification --dataset runs/letters-256/ringed
+  vision-ttt letters runs/letters --sheet-only             a picture of some, to look at
+  vision-ttt letters runs/letters                          the set
+  vision-ttt letters runs/letters-512 --side 512 --train-images 4000
 
 Killed or interrupted, the same command goes on; a set that is there is found complete. Every
 picture is in three layouts: at 256² pixels it takes 0.4 MB, in proportion at others. To train a
 segmenter the pictures need no folder: vision-ttt train letters renders them while it trains.
-docs/letters.md explains what is on them."""
+docs/letters.md explains what is on them, and has the commands to train on a folder."""
 
 
 def add_arguments(parser: CommandParser) -> None:
