@@ -136,6 +136,8 @@ CASES = [
     ([*SWEEP, "--figure", "pipe.png"], "--figure pipe.png is a named pipe"),
     ([*SWEEP, "--output", "a.png"], "--output a.png cannot be made"),
     (["demo", "--output", "a.png"], "File exists: a.png"),
+    (["letters", "a.png"], "the folder a.png cannot be made: "),
+    (["letters", "images"], "images holds no set of letters, but dark, light"),
     # Numbers out of range, and ones that nobody means.
     ([*PREDICT, "a.png", "--batch-size", HUGE], f"--batch-size is {HUGE}; it must be at least 1"),
     ([*PREDICT, "a.png", "--topk", NO_NUMBER], "--topk is too long; it must be a whole number"),

@@ -56,6 +56,7 @@ REFUSED = [
     ["demo", "--epochs", "0"],
     ["demo-dense", "--seeds", "0"],
     ["demo-dense", "--models", "resnet"],
+    ["letters", "new", "--glyph", "500"],
 ]
 
 SCRIPT = textwrap.dedent(

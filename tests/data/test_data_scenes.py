@@ -14,7 +14,8 @@ from pycocotools.coco import COCO
 from pycocotools.mask import decode, frPyObjects, merge, toBbox
 
 from vision_ttt.data import DatasetError, DatasetSpec, Digits, open_dataset
-from vision_ttt.data.scene_annotations import ADE_CLASSES, polygons, run_lengths
+from vision_ttt.data.annotation_files import polygons, run_lengths
+from vision_ttt.data.scene_annotations import ADE_CLASSES
 from vision_ttt.data.scene_images import SPLITS, _scans, render_object, render_scene
 from vision_ttt.data.scene_shapes import CLASSES, shape_coverage
 from vision_ttt.data.scene_sheet import contact_sheet

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jsonargparse
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from vision_ttt.bench.machine import describe_run
 from vision_ttt.bench.tables import Table as Cells
+from vision_ttt.cli.rendering_bar import rendering_bar
 from vision_ttt.cli.run_report import report
 from vision_ttt.cli.wide_table import print_whole
+from vision_ttt.data.rendered_folder import SHEET_FILE
 from vision_ttt.data.scene_annotations import ADE_CLASSES
 from vision_ttt.data.scene_images import SPLITS
 from vision_ttt.data.scene_sheet import contact_sheet
@@ -40,7 +39,6 @@ from vision_ttt.tasks.images.pictures import with_legend
 from vision_ttt.tasks.segmentation.pictures import class_colours
 
 _LOGGER = logging.getLogger(__name__)
-_SHEET = "sheet.png"
 _FIGURES = {
     "classification": ("confusion",),
     "detection": ("overlays", "precision_recall"),
@@ -82,28 +80,16 @@ def run(arguments: jsonargparse.Namespace) -> int:
 
 def _render(output: Path, settings: SceneSettings) -> None:
     """Render the scenes, and a picture of some of them."""
-    bar = Progress(
-        TextColumn("rendering scenes"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
-        total = settings.train_images + settings.test_images
-        shown = bar.add_task("", total=total)
-        render_scenes(
-            output / "scenes", settings, lambda scenes: bar.update(shown, completed=scenes)
-        )
-    if not (output / _SHEET).exists():
+    total = settings.train_images + settings.test_images
+    with rendering_bar("scenes", total) as progress:
+        render_scenes(output / "scenes", settings, progress)
+    if not (output / SHEET_FILE).exists():
         colours = class_colours(ADE_CLASSES)
         sheet = contact_sheet(settings.seed, "train", settings.side, [_UNLABELLED, *colours])
         entries = list(zip(ADE_CLASSES, colours, strict=True))
-        with atomic_file(output / _SHEET) as file:
+        with atomic_file(output / SHEET_FILE) as file:
             with_legend(sheet, [*entries, ("without a class", _UNLABELLED)]).save(file, "PNG")
-    _LOGGER.info("scenes in %s, some of them in %s", output / "scenes", output / _SHEET)
+    _LOGGER.info("scenes in %s, some of them in %s", output / "scenes", output / SHEET_FILE)
 
 
 def _finished_run(
@@ -139,7 +125,7 @@ def _show(output: Path, finished: Sequence[Finished]) -> None:
         Picture(
             "The scenes",
             "The first training scenes, and the class of each pixel below them.",
-            (output / _SHEET).read_bytes(),
+            (output / SHEET_FILE).read_bytes(),
         )
     )
     for task, runs in by_task.items():

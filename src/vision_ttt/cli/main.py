@@ -58,6 +58,7 @@ COMMANDS = {
     "demo-dense": Command(
         "vision_ttt.cli.demo_dense", "train a detector and a segmenter on rendered scenes"
     ),
+    "letters": Command("vision_ttt.cli.letters", "render pictures of letters into a folder"),
 }
 
 USER_ERROR = 2  # exit code, as argparse has it

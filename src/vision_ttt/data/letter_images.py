@@ -107,6 +107,8 @@ class LetterPicture:
     letters: tuple[Letter, ...]
     ink: int
     """Index in `INKS` of the mark's kind."""
+    mark: tuple[float, float]
+    """The middle of the mark: x and y in pixels."""
 
     @property
     def ringed(self) -> int:
@@ -159,7 +161,8 @@ def render_letters(settings: LetterSettings, split: Split, index: int) -> Letter
     letters[chosen] = letters[chosen]._replace(is_ringed=True)
     _draw_ring(canvas, letters[chosen].outline)
     _draw_mark(canvas, mark, ink, generator)
-    return LetterPicture(_with_noise(canvas, generator), tuple(letters), ink)
+    middle = (float(mark[0]), float(mark[1]))
+    return LetterPicture(_with_noise(canvas, generator), tuple(letters), ink, middle)
 
 
 def _background(side: int, generator: np.random.Generator) -> Image.Image:

@@ -17,34 +17,26 @@ i of a split depends on (seed, split, i) and the size alone, on one machine bit 
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
-import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-from vision_ttt.data.scene_annotations import (
-    ADE_CLASSES,
-    BACKGROUND,
-    ade_mask,
-    coco_annotation,
-    coco_file,
+from vision_ttt.data.annotation_files import ade_classes, coco_file
+from vision_ttt.data.rendered_folder import (
+    Entries,
+    encoded,
+    render_folder,
+    write_file,
+    write_json,
 )
+from vision_ttt.data.scene_annotations import ADE_CLASSES, CATEGORIES, ade_mask, coco_annotation
 from vision_ttt.data.scene_images import SPLITS, Split, render_object, render_scene
 from vision_ttt.data.scene_shapes import CLASSES
-from vision_ttt.data.shards import DatasetError
 
-MANIFEST_FILE = "manifest.json"
 VERSION = 3
 """Of what is drawn; another one draws other pictures from the same seed."""
 
-_PARTS = "parts"  # of an unfinished set: what was asked for, and what is on the pictures so far
-_PART = 50  # scenes
 _COCO = {"train": "train2017", "test": "val2017"}
 _ADE = {"train": "training", "test": "validation"}
 _ADE_NAMES = {"train": "scene_train", "test": "scene_val"}
@@ -124,67 +116,25 @@ def render_scenes(
         DatasetError: the folder holds a set of other settings, or something else.
         OSError: the folder cannot be written.
     """
-    asked = {"version": VERSION, **dataclasses.asdict(settings)}
-    total = sum(map(settings.count, SPLITS))
-    if _is_complete(folder, asked):
-        progress(total)
-        return
-    parts = folder / _PARTS
-    parts.mkdir(parents=True, exist_ok=True)
-    _write_json(parts / MANIFEST_FILE, asked)
-    for layout in (*_COCO.values(),):
-        (coco_folder(folder) / layout).mkdir(parents=True, exist_ok=True)
-    for layout in _ADE.values():
-        for kind in ("images", "annotations"):
-            (ade_folder(folder) / kind / layout).mkdir(parents=True, exist_ok=True)
-    done = 0
-    for split in SPLITS:
-        for first in range(0, settings.count(split), _PART):
-            scenes = range(first, min(first + _PART, settings.count(split)))
-            part = parts / f"{split}-{first:06d}.json"
-            if not part.exists():
-                _write_json(part, _render_part(folder, settings, split, scenes))
-            done += len(scenes)
-            progress(done)
-    _finish(folder, settings)
-    _render_objects(folder, settings)
-    _write_json(folder / MANIFEST_FILE, asked)
-    shutil.rmtree(parts)
+    render_folder(
+        folder,
+        "scenes",
+        {"version": VERSION, **dataclasses.asdict(settings)},
+        {split: settings.count(split) for split in SPLITS},
+        lambda split, scenes: _render_part(folder, settings, split, scenes),
+        lambda entries: _finish(folder, settings, entries),
+        progress,
+    )
 
 
-def _is_complete(folder: Path, asked: dict[str, Any]) -> bool:
-    """Whether a folder holds the whole set; False for a part of it, or nothing.
-
-    Raises:
-        DatasetError: it holds something else.
-    """
-    for manifest, kind in ((folder / MANIFEST_FILE, ""), (folder / _PARTS / MANIFEST_FILE, "part")):
-        if not manifest.is_file():
-            continue
-        try:
-            found = json.loads(manifest.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DatasetError(f"{manifest} is damaged: {error}") from error
-        if found != asked:
-            differing = sorted(key for key in asked if found.get(key) != asked[key])
-            told = ", ".join(f"{key} {found.get(key)} (not {asked[key]})" for key in differing)
-            raise DatasetError(
-                f"{folder} holds {'a part of ' if kind else ''}another set of scenes: {told};"
-                " choose another folder, or remove it"
-            )
-        return not kind
-    if folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir()):
-        others = sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))
-        if others != [_PARTS]:  # killed before anything was written
-            raise DatasetError(f"{folder} holds no set of scenes, but {', '.join(others[:5])}")
-    return False
-
-
-def _render_part(
-    folder: Path, settings: SceneSettings, split: Split, scenes: range
-) -> dict[str, Any]:
+def _render_part(folder: Path, settings: SceneSettings, split: Split, scenes: range) -> Entries:
     """Write the files of some scenes; return what the COCO file says of them."""
-    coco, ade = coco_folder(folder) / _COCO[split], ade_folder(folder)
+    coco = coco_folder(folder) / _COCO[split]
+    pictures, masks = (
+        ade_folder(folder) / kind / _ADE[split] for kind in ("images", "annotations")
+    )
+    for each in (coco, pictures, masks):
+        each.mkdir(parents=True, exist_ok=True)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for index in scenes:
@@ -192,11 +142,10 @@ def _render_part(
         image_id = _FIRST_ID[split] + index
         name = f"{image_id:012d}.jpg"
         stem = f"{_ADE_NAMES[split]}_{index + 1:08d}"
-        picture = _encoded(scene.image, "JPEG", quality=92, subsampling=0)
+        picture = encoded(scene.image, "JPEG", quality=92, subsampling=0)
         (coco / name).write_bytes(picture)
-        (ade / "images" / _ADE[split] / f"{stem}.jpg").write_bytes(picture)
-        mask = ade / "annotations" / _ADE[split] / f"{stem}.png"
-        mask.write_bytes(_encoded(ade_mask(scene), "PNG"))
+        (pictures / f"{stem}.jpg").write_bytes(picture)
+        (masks / f"{stem}.png").write_bytes(encoded(ade_mask(scene), "PNG"))
         size = {"height": settings.side, "width": settings.side}
         images.append({"id": image_id, "file_name": name, **size, "license": 1})
         for place, instance in enumerate(scene.instances):
@@ -214,38 +163,15 @@ def _render_objects(folder: Path, settings: SceneSettings) -> None:
         for index in range(settings.count_objects(split)):
             picture, label = render_object(settings.seed, split, index, settings.object_side)
             path = root / CLASSES[label].name / f"{index:08d}.png"
-            path.write_bytes(_encoded(picture, "PNG"))
+            path.write_bytes(encoded(picture, "PNG"))
 
 
-def _finish(folder: Path, settings: SceneSettings) -> None:
-    """Write the COCO files from the parts, and the list of ADE's classes."""
+def _finish(folder: Path, settings: SceneSettings, entries: Mapping[str, Entries]) -> None:
+    """Write the COCO files, the list of ADE's classes, and the single objects."""
     (coco_folder(folder) / "annotations").mkdir(exist_ok=True)
     for split in SPLITS:
-        images, annotations = [], []
-        for path in sorted((folder / _PARTS).glob(f"{split}-*.json")):
-            part = json.loads(path.read_text(encoding="utf-8"))
-            images += part["images"]
-            annotations += part["annotations"]
         description = f"Rendered scenes of vision-ttt, {split}, seed {settings.seed}"
-        content = coco_file(images, annotations, description)
-        _write_json(coco_folder(folder) / "annotations" / f"instances_{_COCO[split]}.json", content)
-    lines = ["Idx\tName", *(f"{BACKGROUND + n}\t{name}" for n, name in enumerate(ADE_CLASSES))]
-    info = ade_folder(folder) / "objectInfo150.txt"
-    _write(info, "\n".join([*lines, ""]).encode())
-
-
-def _encoded(image: Image.Image, form: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return buffer.getvalue()
-
-
-def _write_json(path: Path, content: Any) -> None:
-    _write(path, json.dumps(content).encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, whenever the process is killed."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
+        content = coco_file(entries[split], CATEGORIES, description)
+        write_json(coco_folder(folder) / "annotations" / f"instances_{_COCO[split]}.json", content)
+    write_file(ade_folder(folder) / "objectInfo150.txt", ade_classes(ADE_CLASSES))
+    _render_objects(folder, settings)
