@@ -38,6 +38,7 @@ from vision_ttt.models.vit3 import (
     ViT3,
     vit3_base_patch16_224,
     vit3_nano_patch4_32,
+    vit3_nano_patch8_256,
     vit3_small_patch16_224,
     vit3_tiny_patch16_224,
 )
@@ -45,6 +46,7 @@ from vision_ttt.models.vittt import (
     Vittt,
     vittt_base_patch16_224,
     vittt_nano_patch4_32,
+    vittt_nano_patch8_256,
     vittt_small_patch16_224,
     vittt_tiny_patch16_224,
 )
@@ -56,6 +58,7 @@ __all__ = [
     "Vittt",
     "vittt_base_patch16_224",
     "vittt_nano_patch4_32",
+    "vittt_nano_patch8_256",
     "vittt_small_patch16_224",
     "vittt_tiny_patch16_224",
     "vittt_ablations",
@@ -64,6 +67,7 @@ __all__ = [
     "ViT3",
     "vit3_base_patch16_224",
     "vit3_nano_patch4_32",
+    "vit3_nano_patch8_256",
     "vit3_small_patch16_224",
     "vit3_tiny_patch16_224",
     "ConvDeiT",

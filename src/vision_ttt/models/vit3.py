@@ -114,6 +114,7 @@ SIZES: dict[str, dict[str, Any]] = {
 default_cfgs = family_cfgs(
     {
         "vit3_nano_patch4_32": pretrained_cfg(32, fixed=False),
+        "vit3_nano_patch8_256": pretrained_cfg(256, fixed=False),
         "vit3_tiny_patch16_224": pretrained_cfg(224, fixed=False),
         "vit3_small_patch16_224": pretrained_cfg(224, fixed=False),
         "vit3_base_patch16_224": pretrained_cfg(224, fixed=False),
@@ -137,6 +138,13 @@ def _create(name: str, size: str, pretrained: bool, **kwargs: Any) -> ViT3:
 def vit3_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> ViT3:
     """ViT³ for 32 × 32 images and a laptop: 64 tokens, as many parameters as vittt_nano."""
     return _create("vit3_nano_patch4_32", "nano", pretrained, **kwargs)
+
+
+@register_model
+def vit3_nano_patch8_256(pretrained: bool = False, **kwargs: Any) -> ViT3:
+    """ViT³-nano for 256 × 256 images: 1,024 tokens."""
+    arguments = {"patch_size": 8, "img_size": 256, **kwargs}
+    return _create("vit3_nano_patch8_256", "nano", pretrained, **arguments)
 
 
 @register_model

@@ -154,6 +154,7 @@ SIZES: dict[str, dict[str, Any]] = {
 default_cfgs = family_cfgs(
     {
         "vittt_nano_patch4_32": pretrained_cfg(32, fixed=True),
+        "vittt_nano_patch8_256": pretrained_cfg(256, fixed=True),
         "vittt_tiny_patch16_224": pretrained_cfg(224, fixed=True),
         "vittt_small_patch16_224": pretrained_cfg(224, fixed=True),
         "vittt_base_patch16_224": pretrained_cfg(224, fixed=True),
@@ -178,6 +179,13 @@ def create_vittt(variant: str, size: str, pretrained: bool = False, **kwargs: An
 def vittt_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> Vittt:
     """Vittt for 32 × 32 images and a laptop: 64 tokens, four mini-batches."""
     return create_vittt("vittt_nano_patch4_32", "nano", pretrained, **kwargs)
+
+
+@register_model
+def vittt_nano_patch8_256(pretrained: bool = False, **kwargs: Any) -> Vittt:
+    """Vittt-nano for 256 × 256 images: 1,024 tokens."""
+    arguments = {"patch_size": 8, "img_size": 256, **kwargs}
+    return create_vittt("vittt_nano_patch8_256", "nano", pretrained, **arguments)
 
 
 @register_model

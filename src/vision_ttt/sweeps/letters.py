@@ -45,10 +45,7 @@ SEED_OF_RATES = 100
 _NANO: dict[str, dict[str, Any]] = {
     # 579,427 parameters without positions; the others have -0.1 to 1.6 % more.
     "vittt": {"model": "vittt_nano_patch4_32", "arguments": {"fused": True, "fused_mlp": True}},
-    "vit3": {
-        "model": "vit3_tiny_patch16_224",
-        "arguments": {"embed_dim": 96, "depth": 4, "num_heads": 3, "mlp_ratio": 4.5},
-    },
+    "vit3": {"model": "vit3_nano_patch4_32"},
     # Not fused, for that saves memory and takes longer.
     "vim": {"model": "vim_nano_patch4_32"},
     "mambar": {"model": "mambar_nano_patch4_32"},
