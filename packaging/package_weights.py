@@ -23,18 +23,19 @@ import timm
 import torch
 import yaml
 from timm.models import PretrainedCfg
-from torch import Tensor
+from torch import Tensor, nn
 
 from vision_ttt import pretrained, tasks
+from vision_ttt.dense import LinearSegmenter
 from vision_ttt.engine.checkpoint import ModelMetadata, read_weights, save_weights
 from vision_ttt.engine.config import section_types
 from vision_ttt.engine.section import defaults
-from vision_ttt.models.packaged_weights import weights_cfg
+from vision_ttt.models.packaged_weights import input_cfg, weights_cfg
 from vision_ttt.tasks.checkpoints import load_model
 
 CARD = """# {name}
 
-Weights of `{model}`, trained for {epoch} epochs ({update} updates) by vision-ttt {version}, in
+Weights of `{model}`, trained for {length} by vision-ttt {version}, in
 half precision: {parameters:,} parameters, {size:.2f} MB. They come with the package, and load
 after `import vision_ttt`:
 
@@ -105,7 +106,7 @@ def halved(name: str, value: Tensor) -> Tensor:
 
 def check_loads(file: Path, metadata: ModelMetadata) -> None:
     """Refuse weights of which timm, given the model's name, makes another model than their own."""
-    own, _ = load_model(file)
+    own, _ = load_model(file, task=metadata.task["name"])
     with torch.device("meta"):
         config = timm.create_model(metadata.model).pretrained_cfg
     described = PretrainedCfg(**{**config, **weights_cfg(str(file))})
@@ -113,14 +114,24 @@ def check_loads(file: Path, metadata: ModelMetadata) -> None:
     try:
         loaded = timm.create_model(metadata.model, pretrained=True, pretrained_cfg=described).eval()
         with torch.inference_mode():
-            same = torch.equal(loaded(images), own(images))
-    except RuntimeError:  # shapes differ
+            same = same_logits(own, loaded, images)
+    except (RuntimeError, ValueError):  # shapes differ, or the images' size
         same = False
     if not same:
         raise SystemExit(
             f"{metadata.model} with {metadata.model_args} is not the model that timm makes of its"
             " name: register a model with these arguments"
         )
+
+
+def same_logits(own: nn.Module, loaded: nn.Module, images: Tensor) -> bool:
+    """Whether a model of a run and a classifier compute the same; of a segmenter, of each token."""
+    if not isinstance(own, LinearSegmenter):
+        return torch.equal(loaded(images), own(images))
+    (tokens,) = own.maps(images)
+    logits = loaded.head(loaded.forward_features(images))
+    # A convolution and a linear layer round differently.
+    return torch.allclose(logits, own.head(tokens).flatten(2).mT, rtol=1e-4, atol=1e-4)
 
 
 def evaluated(file: Path) -> dict[str, Any]:
@@ -135,18 +146,17 @@ def card(name: str, file: Path, checkpoint: Path, figures: dict[str, Any], limit
     run = json.loads((checkpoint.parent / "environment.json").read_text(encoding="utf-8"))
     config = yaml.safe_load((checkpoint.parent / "config.yaml").read_text(encoding="utf-8"))
     versions = run["versions"]
-    told = metadata.carried["input"]
+    told = input_cfg(metadata.task["name"], metadata.carried["input"])
     numbers = [(key, x) for key, x in figures.items() if isinstance(x, float)]
     return CARD.format(
         name=name,
         model=metadata.model,
-        epoch=metadata.epoch,
-        update=metadata.update,
+        length=length_of(metadata),
         version=metadata.vision_ttt,
         parameters=sum(value.numel() for value in weights.values()),
         size=file.stat().st_size / 1e6,
         task=f"{metadata.task['name']}, {len(metadata.carried['classes'])} classes",
-        data=f"`{metadata.data['dataset']}`, its part for training",
+        data=f"{data_of(metadata.data)}, its part for training",
         input=", ".join(f"{key} {value}" for key, value in told.items()),
         licence=timm.models.get_pretrained_cfg(metadata.model).license,
         images=figures["images"],
@@ -159,6 +169,19 @@ def card(name: str, file: Path, checkpoint: Path, figures: dict[str, Any], limit
         threads=run["threads"],
         recipe=recipe_of(config),
     )
+
+
+def length_of(metadata: ModelMetadata) -> str:
+    """Return how long a model was trained: of rendered data, less than an epoch."""
+    updates = f"{metadata.update:,} updates"
+    return f"{metadata.epoch} epochs ({updates})" if metadata.epoch else updates
+
+
+def data_of(data: dict[str, Any]) -> str:
+    """Return the name of a run's dataset, with the options of letters where it is of these."""
+    name = data["dataset"] if "dataset" in data else data["root"]
+    options = ", ".join(f"{key} {value}" for key, value in data.get("letters", {}).items())
+    return f"`{name}` ({options})" if options else f"`{name}`"
 
 
 def recipe_of(config: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from described_models import describe_classifier
+from vision_ttt.dense import build_segmenter
 from vision_ttt.engine import ConfigError
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import save_weights
@@ -46,6 +47,23 @@ def test_the_line_counts_what_is_taken_interpolated_and_left_out(tmp_path: Path)
     same = build_model(NANO, {**SMALL, "num_classes": 3, "img_size": 16})
     assert start_from(path, same, NANO, SMALL).endswith(f": {count} tensors taken.")
     assert torch.equal(same.head.weight, source.head.weight)
+
+
+def test_a_classifier_starts_from_a_segmenters_weights(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    dense = {"maps": "tokens"}
+    source = build_segmenter(NANO, num_classes=3, dense=dense, img_size=16, **SMALL)
+    write_tensors(path, source.state_dict(), "[]")
+    target = build_model(NANO, {**SMALL, "num_classes": 5})
+    head = target.head.weight.clone()
+    told = start_from(path, target, NANO, SMALL)
+    assert told.endswith(
+        f" {len(target.state_dict()) - 2} tensors taken, 1 of them interpolated (pos_embed),"
+        " 2 left at random (head.weight, head.bias)."
+    )
+    assert torch.equal(target.norm.weight, source.maps.backbone.norm.weight)
+    assert torch.equal(target.patch_embed.proj.weight, source.maps.backbone.patch_embed.proj.weight)
+    assert torch.equal(target.head.weight, head)
 
 
 def test_weights_of_another_model_say_so(tmp_path: Path) -> None:

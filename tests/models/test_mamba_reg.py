@@ -12,7 +12,7 @@ import mamba_goldens
 from tolerances import assert_close
 from vision_ttt.bench import count_parameters
 from vision_ttt.models import MambaReg, create_model
-from vision_ttt.models.image_size import checkpoint_filter_fn
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 
 PARAMETERS = {
     "mambar_tiny_patch16_224": 9_264_232,

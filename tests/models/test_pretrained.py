@@ -13,19 +13,32 @@ from safetensors.torch import load_file
 from described_models import describe_classifier
 from tolerances import assert_close
 from vision_ttt.data.digits import Digits
+from vision_ttt.data.letter_images import LetterSettings
+from vision_ttt.data.letters import LetterImages
+from vision_ttt.dense import build_segmenter
 from vision_ttt.engine.building import build_model
-from vision_ttt.engine.checkpoint import read_weights, save_weights
+from vision_ttt.engine.checkpoint import ModelMetadata, read_metadata, read_weights, save_weights
 from vision_ttt.engine.config import ConfigError
+from vision_ttt.models.image_size import positions_for
+from vision_ttt.models.packaged_weights import weights_cfg
 from vision_ttt.models.registry import create_model
 from vision_ttt.pretrained import FOLDER, list_pretrained, pretrained_of, weights_path
+from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, measured
 
 DIGITS = ["vit3_nano_patch4_32.digits", "vittt_nano_patch4_32.digits"]
 of_each = pytest.mark.parametrize("name", list_pretrained())
 VITTT = "vittt_nano_patch4_32"
+LETTERS = ["vit3_nano_patch8_256.letters", "vittt_nano_patch8_256.letters"]
 
 
 def loaded(name, **options):
     return timm.create_model(name, pretrained=True, **options).eval()
+
+
+def stored(name):
+    """The packaged tensors by the classifier's names; a segmenter's file has a prefix."""
+    weights = load_file(weights_path(name))
+    return {key.removeprefix("maps.backbone."): value for key, value in weights.items()}
 
 
 @pytest.mark.parametrize("name", DIGITS)
@@ -42,11 +55,30 @@ def test_gives_the_committed_accuracy(name):
     assert metadata.metrics["test_accuracy"] > 0.95
 
 
+@pytest.mark.parametrize("name", LETTERS)
+def test_tokens_name_letters_about_as_well_as_the_card_says(name):
+    """On the first test pictures, as timm loads the model and shows images to it."""
+    model, pictures = loaded(name, global_pool=""), LetterImages(LetterSettings(), "test", 4)
+    config = timm.data.resolve_model_data_config(model)
+    transform = timm.data.create_transform(**config, is_training=False)
+    with torch.inference_mode():
+        logits = model(torch.stack([transform(pictures[i].image) for i in range(4)]))
+    assert logits.shape == (4, 1024, 11)
+    grids = logits.mT.unflatten(-1, (32, 32))
+    both = [measured(grids[i], torch.from_numpy(pictures[i].labels)) for i in range(4)]
+    counts, loss = (sum(each) for each in zip(*both, strict=True))
+    evaluation = SegmentationEvaluation(*counts, loss.item() / int(counts[2].sum()), images=4)
+    committed = read_metadata(Path(weights_path(name))).metrics
+    assert evaluation.miou == pytest.approx(committed["test_miou"], abs=0.1)
+    assert evaluation.pixel_accuracy == pytest.approx(committed["test_pixel_accuracy"], abs=0.01)
+    assert model.pretrained_cfg["label_names"] == pictures.classes
+
+
 def test_there_are_those_that_the_documents_name():
-    assert set(DIGITS) <= set(list_pretrained())
+    assert {*DIGITS, *LETTERS} <= set(list_pretrained())
     assert pretrained_of(VITTT) == [f"{VITTT}.digits"]
     assert set(list_pretrained()) <= set(timm.list_pretrained())
-    assert sum(file.stat().st_size for file in FOLDER.glob("*.safetensors")) < 3e6
+    assert sum(file.stat().st_size for file in FOLDER.glob("*.safetensors")) < 5.5e6
     assert weights_path("runs/a.safetensors") == "runs/a.safetensors"
 
 
@@ -67,17 +99,17 @@ def test_models_are_float32_and_nothing_is_unpickled(name, monkeypatch):
         raise AssertionError("a pickle is opened")
 
     monkeypatch.setattr(torch, "load", refuse)
-    weights, model = load_file(weights_path(name)), loaded(name)
+    weights, model = stored(name), loaded(name)
     assert model.state_dict().keys() == weights.keys()
     for key, value in model.state_dict().items():
         assert value.dtype == torch.float32
-        assert torch.equal(value, weights[key].float())
+        assert torch.equal(value, weights[key].float().reshape_as(value))
     assert model.pretrained_cfg["tag"] == name.partition(".")[2]
 
 
 @of_each
 def test_timm_adapts_them(name):
-    weights = load_file(weights_path(name))
+    weights = stored(name)
     other = loaded(name, num_classes=3, in_chans=1)
     assert other.head.weight.shape[0] == 3
     grey = weights["patch_embed.proj.weight"].float().sum(1, keepdim=True)
@@ -86,8 +118,16 @@ def test_timm_adapts_them(name):
 
     images = torch.randn(1, 3, 64, 64)
     maps = loaded(name, features_only=True, out_indices=(1,), img_size=64)(images)
-    assert [tuple(x.shape) for x in maps] == [(1, 96, 16, 16)]
+    side = 64 // weights["patch_embed.proj.weight"].shape[-1]
+    assert [tuple(x.shape) for x in maps] == [(1, 96, side, side)]
     assert loaded(name, num_classes=0, img_size=64)(images).shape == (1, 96)
+
+
+def test_positions_of_letters_become_those_of_larger_pictures():
+    name = "vittt_nano_patch8_256.letters"
+    positions = stored(name)["pos_embed"].float()
+    larger = loaded(name, img_size=512).pos_embed
+    assert_close(larger, positions_for((64, 64), positions, (32, 32)), 1e-6)
 
 
 def test_without_a_tag_a_model_stays_as_it_was():
@@ -158,6 +198,46 @@ def test_a_model_that_its_name_does_not_tell_is_not_packaged(packaging, tmp_path
     with pytest.raises(SystemExit, match="register a model with these arguments"):
         packaging.main([str(path), "own", "--limits", "none"], tmp_path)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("own", [{}, {"mini_batch_size": 8}], ids=["its_name", "own_arguments"])
+def test_segmenters_are_packaged_where_timm_makes_their_tokens(
+    packaging, tmp_path, monkeypatch, own
+):
+    name, classes = "vittt_nano_patch8_256", ["background", "A", "E"]
+    arguments = {"num_classes": 3, "dense": {"maps": "tokens"}, **own}
+    told = {"longer_side": 512, "test_shorter_side": 256, "window": 512, "stride": 341}
+    metadata = ModelMetadata(
+        {"name": "segmentation", "maps": "tokens"},
+        name,
+        arguments,
+        {
+            "classes": classes,
+            "palette": [[0, 0, 0]] * 3,
+            "input": {**told, "evaluation": "whole", "mean": [0.5] * 3, "std": [0.25] * 3},
+        },
+        data={"root": "letters", "letters": {"side": 256, "classes": 2}},
+        update=1500,
+    )
+    model = build_segmenter(name, **arguments)
+    save_weights(tmp_path / "last.safetensors", model.state_dict(), metadata)
+    (tmp_path / "config.yaml").write_text("task: {name: segmentation}\nrun: {seed: 0}\n")
+    device = {"device_name": "CPU", "threads": 1, "versions": {"torch": "2", "timm": "1"}}
+    (tmp_path / "environment.json").write_text(json.dumps(device))
+    monkeypatch.setattr(packaging, "evaluated", lambda file: {"images": 64, "miou": 0.5})
+    words = [str(tmp_path / "last.safetensors"), "own", "--limits", "none"]
+    if own:
+        with pytest.raises(SystemExit, match="register a model with these arguments"):
+            packaging.main(words, tmp_path)
+        return
+    packaging.main(words, tmp_path)
+    card = (tmp_path / f"{name}.own.md").read_text(encoding="utf-8")
+    assert "trained for 1,500 updates by" in card
+    assert "- Data: `letters` (side 256, classes 2), its part for training.\n" in card
+    assert "- miou: 0.5\n" in card
+    cfg = weights_cfg(str(tmp_path / f"{name}.own.safetensors"))
+    assert (cfg["input_size"], cfg["crop_pct"], cfg["mean"]) == ((3, 256, 256), 1.0, (0.5,) * 3)
+    assert cfg["label_names"] == tuple(classes)
 
 
 def test_the_name_of_weights_is_no_models():

@@ -13,7 +13,7 @@ import mamba_goldens
 from tolerances import assert_close
 from vision_ttt.bench import count_macs, count_parameters
 from vision_ttt.models import Vim, create_model
-from vision_ttt.models.image_size import checkpoint_filter_fn
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 
 PARAMETERS = {
     "vim_tiny_patch16_224": 7_148_008,

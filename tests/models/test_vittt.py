@@ -13,7 +13,7 @@ from timm.optim import create_optimizer_v2, param_groups_layer_decay
 
 from tolerances import assert_close
 from vision_ttt.bench import count_macs, count_parameters, equation_13_macs
-from vision_ttt.models.image_size import checkpoint_filter_fn
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
 from vision_ttt.ops import use_backend
 

@@ -8,7 +8,7 @@ from timm.layers import resample_abs_pos_embed
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tolerances import assert_close
-from vision_ttt.models.image_size import checkpoint_filter_fn
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
 
 NANO = "vittt_nano_patch4_32"

@@ -9,7 +9,7 @@ from timm.models import VisionTransformer
 from timm.models.vision_transformer import checkpoint_filter_fn as vision_transformer_weights
 from torch import Tensor, nn
 
-from vision_ttt.models.image_size import checkpoint_filter_fn
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 from vision_ttt.models.plain_backbone import PlainBackbone
 
 CLASSIFIER_PARTS = ("norm", "fc_norm", "neck", "head", "head_dist", "fc", "classifier")
@@ -95,7 +95,7 @@ def _fitted(backbone: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Ten
     """The weights with position embeddings, and what else depends on sizes, of the backbone's."""
     if isinstance(backbone, VisionTransformer):
         return vision_transformer_weights(dict(weights), backbone)
-    if isinstance(backbone, PlainBackbone) and backbone.pos_embed is not None:
+    if isinstance(backbone, PlainBackbone):
         return checkpoint_filter_fn(weights, backbone)
     return dict(weights)
 

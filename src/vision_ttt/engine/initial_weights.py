@@ -13,7 +13,7 @@ from vision_ttt.engine.building import describe_model, load_weights
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.tensor_files import read_tensors
 from vision_ttt.models.arguments import architecture
-from vision_ttt.models.image_size import checkpoint_filter_fn
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn, classifier_weights
 from vision_ttt.models.plain_backbone import PlainBackbone
 
 _HEAD = "classifier"
@@ -36,12 +36,15 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     """
     weights, text = read_tensors(path)
     source = described(text)
+    is_plain = isinstance(model, PlainBackbone)
+    if is_plain:
+        weights = classifier_weights(weights, model)
     former = {key: value.shape for key, value in weights.items()}
     # A model of two heads, as timm's distilled ones are, names them in a tuple.
     head = (getattr(model, "pretrained_cfg", None) or {}).get(_HEAD) or ()
     heads = (head,) if isinstance(head, str) else tuple(head)
     try:
-        if isinstance(model, PlainBackbone) and model.pos_embed is not None:
+        if is_plain:
             weights = checkpoint_filter_fn(weights, model)
         left_out = load_weights(model, weights, path, skip=heads)
     except ValueError as error:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch.nn.functional as F
 from timm.layers import PatchEmbed, resample_abs_pos_embed
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx.node import has_side_effect
 
 
@@ -83,24 +81,3 @@ def positions_for(grid: tuple[int, int], positions: Tensor, own_grid: tuple[int,
     if grid == tuple(own_grid):
         return positions
     return resample_abs_pos_embed(positions, list(grid), list(own_grid), num_prefix_tokens=0)
-
-
-def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Fit weights to a model of another image size by interpolating ``pos_embed``.
-
-    Raises:
-        ValueError: the weights' token grid is neither the model's nor square: its sides are
-            unknown.
-    """
-    state_dict = dict(state_dict)
-    positions = state_dict.get("pos_embed")
-    if positions is not None and positions.shape[1] != model.pos_embed.shape[1]:
-        side = round(positions.shape[1] ** 0.5)
-        if side * side != positions.shape[1]:
-            raise ValueError(
-                f"pos_embed has {positions.shape[1]} tokens, which is not a square grid; load it "
-                "into a model of its own img_size and call set_input_size for another"
-            )
-        grid = tuple(model.patch_embed.grid_size)
-        state_dict["pos_embed"] = positions_for(grid, positions, (side, side))
-    return state_dict

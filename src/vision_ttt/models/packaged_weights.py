@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from safetensors import safe_open
@@ -33,17 +33,49 @@ def family_cfgs(cfgs: Mapping[str, Mapping[str, Any]]) -> dict[str, DefaultCfg]:
 
 
 def weights_cfg(path: str) -> dict[str, Any]:
-    """What timm is to know of a classifier's weights: their file, classes and input.
+    """What timm is to know of weights: their file, classes and input.
 
     Raises:
-        KeyError: the file does not describe a classifier of images.
+        KeyError: the file describes neither a classifier of images nor a segmenter.
     """
     with safe_open(path, framework="pt") as file:
-        carried = json.loads(file.metadata()[_METADATA])["carried"]
-    told = {key: tuple(x) if isinstance(x, list) else x for key, x in carried["input"].items()}
+        described = json.loads(file.metadata()[_METADATA])
+    carried = described["carried"]
+    told = input_cfg(described["task"]["name"], carried["input"])
     return {
-        **told,
+        **{key: tuple(x) if isinstance(x, list) else x for key, x in told.items()},
         "file": path,
         "num_classes": len(carried["classes"]),
         "label_names": tuple(carried["classes"]),
     }
+
+
+def input_cfg(task: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """timm's words for the images that a model expects.
+
+    Args:
+        task: that it was trained for, "classification" or "segmentation".
+        told: what its checkpoint says of its input.
+
+    Raises:
+        KeyError: the task is another one.
+    """
+    return _INPUTS[task](told)
+
+
+def _whole_images(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A segmenter's: nothing is cropped."""
+    side = told["test_shorter_side"]
+    return {
+        "input_size": [3, side, side],
+        "interpolation": "bilinear",
+        "crop_pct": 1.0,
+        "mean": told["mean"],
+        "std": told["std"],
+    }
+
+
+_INPUTS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "classification": dict,
+    "segmentation": _whole_images,
+}

@@ -12,7 +12,8 @@ from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.arguments import check_arguments, check_sides, choose
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
-from vision_ttt.models.image_size import check_overlapping, checkpoint_filter_fn
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn
+from vision_ttt.models.image_size import check_overlapping
 from vision_ttt.models.mamba_parts import mamba_blocks, mamba_patches
 from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.plain_backbone import PlainBackbone, position_embedding

@@ -12,6 +12,7 @@ from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block, ViT3TTT
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding
 
@@ -129,6 +130,7 @@ def _create(name: str, size: str, pretrained: bool, **kwargs: Any) -> ViT3:
         ViT3,
         name,
         pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg=feature_cfg(arguments.get("depth", 12)),
         **arguments,
     )

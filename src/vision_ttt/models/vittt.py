@@ -12,7 +12,7 @@ from vision_ttt.layers import ExtraTokens, VitttBlock
 from vision_ttt.models.arguments import check_arguments, check_sides, choose, mlp_width
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
-from vision_ttt.models.image_size import checkpoint_filter_fn
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
 from vision_ttt.models.vittt_designs import check_design, make_mixer

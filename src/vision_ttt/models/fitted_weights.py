@@ -1,0 +1,56 @@
+"""Weights fitted to a plain classifier: those of a segmenter, and those of another image size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from vision_ttt.models.image_size import positions_for
+
+_BACKBONE = "maps.backbone."
+_HEAD = ("head.weight", "head.bias")
+
+
+def classifier_weights(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Name the weights of a linear segmenter as the classifier's that is its backbone.
+
+    The segmenter's 1 × 1 convolution [K, D, 1, 1] on the tokens is the classifier's linear layer
+    [K, D] on their mean: the mean of the tokens' logits is the logits of the mean. Other weights
+    are returned as they are, and so is everything for a model that pools class tokens: the layer
+    has not seen any.
+
+    Args:
+        state_dict: e.g. of a :class:`vision_ttt.dense.LinearSegmenter`.
+        model: a :class:`vision_ttt.models.plain_backbone.PlainBackbone`.
+    """
+    backbone = {key for key in state_dict if key.startswith(_BACKBONE)}
+    is_linear_segmenter = bool(backbone) and state_dict.keys() - backbone == set(_HEAD)
+    if not is_linear_segmenter or model.class_tokens is not None:
+        return dict(state_dict)
+    weight, bias = (state_dict[key] for key in _HEAD)
+    named = {key.removeprefix(_BACKBONE): state_dict[key] for key in state_dict if key in backbone}
+    return {**named, _HEAD[0]: weight.flatten(1), _HEAD[1]: bias}
+
+
+def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Fit weights of a segmenter or of another image size to a model, as timm's loading asks.
+
+    See :func:`classifier_weights`; ``pos_embed`` is interpolated to the model's grid.
+
+    Raises:
+        ValueError: the weights' token grid is neither the model's nor square: its sides are
+            unknown.
+    """
+    state_dict = classifier_weights(state_dict, model)
+    positions, own = state_dict.get("pos_embed"), model.pos_embed
+    if positions is not None and own is not None and positions.shape[1] != own.shape[1]:
+        side = round(positions.shape[1] ** 0.5)
+        if side * side != positions.shape[1]:
+            raise ValueError(
+                f"pos_embed has {positions.shape[1]} tokens, which is not a square grid; load it "
+                "into a model of its own img_size and call set_input_size for another"
+            )
+        grid = tuple(model.patch_embed.grid_size)
+        state_dict["pos_embed"] = positions_for(grid, positions, (side, side))
+    return state_dict

@@ -1,0 +1,53 @@
+"""Weights of segmenters as a classifier's; positions are tested with the models that have them."""
+
+import pytest
+import timm
+import torch
+
+from tolerances import assert_close
+from vision_ttt.dense import build_segmenter
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn, classifier_weights
+
+SMALL = {"embed_dim": 32, "depth": 1, "patch_size": 8, "img_size": 32}
+HEADS = {"vittt_nano_patch8_256": {"num_heads": 1}, "vit3_nano_patch8_256": {"num_heads": 1}}
+
+
+def segmenter(name, **options):
+    return build_segmenter(name, num_classes=5, dense={"maps": "tokens"}, **SMALL, **options).eval()
+
+
+def classifier(name, **options):
+    return timm.create_model(name, num_classes=5, **{**SMALL, **options}).eval()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_classifier_of_a_segmenters_weights_gives_its_logits(name):
+    source, model = segmenter(name, **HEADS[name]), classifier(name, **HEADS[name])
+    model.load_state_dict(checkpoint_filter_fn(source.state_dict(), model))
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        (tokens,) = source.maps(images)
+        logits = source.head(tokens).flatten(2)
+        assert_close(model(images), logits.mean(-1), 1e-5)
+        model.reset_classifier(5, "")
+        model.load_state_dict(checkpoint_filter_fn(source.state_dict(), model))
+        assert_close(model(images), logits.mT, 1e-5)
+
+
+def test_positions_of_a_segmenter_are_interpolated():
+    name = "vittt_nano_patch8_256"
+    model = classifier(name, num_heads=1, img_size=64)
+    model.load_state_dict(checkpoint_filter_fn(segmenter(name, num_heads=1).state_dict(), model))
+    assert model.pos_embed.shape == (1, 64, 32)
+
+
+def test_other_weights_stay_as_they_are():
+    name = "vittt_nano_patch8_256"
+    weights, model = segmenter(name, num_heads=1).state_dict(), classifier(name, num_heads=1)
+    own = model.state_dict()
+    assert classifier_weights(own, model) == own
+    other_head = {**weights, "fuse.weight": torch.zeros(1)}
+    assert classifier_weights(other_head, model) == other_head
+    pooling_class_token = classifier("vim_nano_patch4_32")
+    of_vim = segmenter("vim_nano_patch4_32").state_dict()
+    assert classifier_weights(of_vim, pooling_class_token) == of_vim
