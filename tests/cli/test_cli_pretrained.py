@@ -61,7 +61,7 @@ def test_predict_names_letters(tmp_path: Path, capsys: Said) -> None:
     picture.image.save(tmp_path / "a.png")
     argv = ["predict", str(tmp_path / "a.png"), "--checkpoint", LETTERS[0], "--json"]
     assert main(argv) == 0
-    (told,) = map(json.loads, capsys.readouterr().out.splitlines())
+    (told,) = json.loads(capsys.readouterr().out)["predictions"]
     named = {each["class"] for each in told["segments"] if each["share"] > 0.005}
     true = {ALPHABET[letter.label] for letter in picture.letters if letter.counts}
     assert len(named & true) > len(true) / 2

@@ -52,5 +52,6 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> 
                 "into a model of its own img_size and call set_input_size for another"
             )
         grid = tuple(model.patch_embed.grid_size)
-        state_dict["pos_embed"] = positions_for(grid, positions, (side, side))
+        # Weights may be stored in half precision, of which interpolation would lose more.
+        state_dict["pos_embed"] = positions_for(grid, positions.to(own.dtype), (side, side))
     return state_dict
