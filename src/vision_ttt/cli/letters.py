@@ -32,6 +32,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
             glyph=arguments.glyph,
             density=arguments.density,
             clutter=arguments.clutter,
+            mark=arguments.mark,
             seed=arguments.seed,
         )
     except ValueError as error:
