@@ -33,11 +33,11 @@ IMAGES = {512: 240, 256: 2048, 128: 8192}
 """Side → pictures seen in the rows of equal images; at 1024² there are none."""
 TEST_IMAGES = {1024: 4, 512: 16, 256: 64, 128: 256}
 """Side → test pictures: as many letters at each."""
-RATES = (1e-3, 2.5e-3, 6e-3)
+RATES = (7.5e-4, 1.5e-3, 3e-3)
 """Learning rates that are tried."""
-SIDE_OF_RATES, SECONDS_OF_RATES = 256, 120
-"""Pictures' side and seconds in the runs that choose: at 512² DeiT would learn nothing by then."""
-EVALUATIONS = 6
+SECONDS_OF_RATES = 60
+"""Of training in the runs that choose a rate."""
+EVALUATIONS = 5
 """Of each run that is compared; those that choose a rate have one."""
 SEED_OF_RATES = 100
 """Of the runs that choose learning rates, and of no other."""
@@ -125,7 +125,7 @@ def _rate_rows() -> tuple[Variant, ...]:
         _row(
             f"{model}-{rate:g}",
             model,
-            SIDE_OF_RATES,
+            SIDES[0],
             rate,
             evaluations=1,
             length=GivenSeconds(SECONDS_OF_RATES),
@@ -206,7 +206,7 @@ _COMMON: Mapping[str, Any] = {
 LETTERS_RATES = Sweep(
     name="letters-rates",
     title=TITLES["letters-rates"],
-    base={"data.letters": {"test_split": "validation"}},
+    base={"data.letters": {"test_split": "validation"}, "num_workers": 0},
     rows=_rate_rows(),
     panels=tuple(
         Panel(LABELS[model], {f"{rate:g}": f"{model}-{rate:g}" for rate in RATES})
