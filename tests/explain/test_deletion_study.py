@@ -21,7 +21,7 @@ from vision_ttt.sweeps.deletion_results import (
 from vision_ttt.sweeps.deletion_tables import deletion_markdown, panels, tabulate_deletion
 
 RUN = Run(
-    *("2026-01-02T03:04:05+00:00", "vision-ttt explain-deletion a b", "c0ffee", "a processor"),
+    *("2026-01-02T03:04:05+00:00", "vision-ttt explain deletion a b", "c0ffee", "a processor"),
     *(2, "avx2", 1, "a processor", "3.11.7", "2.15.0", "1.0.31", "0.1.0"),
 )
 
@@ -168,7 +168,7 @@ def test_tables_have_gains_against_the_same_models_random_order(results):
 
 def test_markdown_tells_where_the_numbers_come_from(results):
     text = deletion_markdown([*results, result("random", 5, 0.5, 0.5, model="deit")])
-    assert text.startswith("`vision-ttt explain-deletion`: mean ± sample standard deviation")
+    assert text.startswith("`vision-ttt explain deletion`: mean ± sample standard deviation")
     assert "on 500 test images, curves of 2 points" in text
     assert "commit c0ffee" in text
     assert "**vittt on pictures**, 64 tokens\n\n| pixels become | order by |" in text
