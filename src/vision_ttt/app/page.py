@@ -159,8 +159,9 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
         chosen = gallery.select(take_sample, None, picture, **private)
         for event in (uploaded, chosen, state.input(lambda: None, **private)):
             event.success(**looks[0]).success(**looks[1])
-        first.input(**looks[0])
-        second.input(**looks[1])
+        # A dropdown's input comes twice: when an option is chosen, and when it gives up the focus.
+        first.change(**looks[0])
+        second.change(**looks[1])
         for side in (left, right):
             side.layer.input(
                 _moved,
