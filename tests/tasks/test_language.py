@@ -195,6 +195,30 @@ def test_it_learns_and_what_it_says_of_itself_is_so(make_config: Fields, folder:
         assert torch.equal(weight, loaded.state_dict()[name])
 
 
+def test_it_starts_from_what_transformers_saved(make_config: Fields, tmp_path: Path) -> None:
+    """The folder, or the file in it, which has the embeddings once."""
+    config = make_config()
+    task = config.task.open(config)
+    arguments = task.model_arguments()
+    source = task.build_model("llama", arguments)
+    saved = tmp_path / "saved"
+    source.save_pretrained(saved)
+    for path, told in ((saved, "the folder "), (saved / "model.safetensors", "")):
+        model = task.build_model("llama", arguments)
+        line = task.start_from(path, model, "llama", arguments)
+        assert line.startswith(f"starting from {told}{path}")
+        assert f" {len(model.state_dict())} tensors taken" in line
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        for name, weight in source.state_dict().items():
+            assert torch.equal(weight, model.state_dict()[name]), name
+    untied = task.build_model("llama", {**arguments, "tie_word_embeddings": False})
+    with pytest.raises(ConfigError, match=r"missing lm_head\.weight"):
+        task.start_from(saved / "model.safetensors", untied, "llama", arguments)
+    untied.save_pretrained(tmp_path / "untied")
+    with pytest.raises(ConfigError, match="has two values of .*; the folder holds a llama"):
+        task.start_from(tmp_path / "untied", model, "llama", arguments)
+
+
 def test_stopped_and_resumed_it_is_the_same_run(
     make_config: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from vision_ttt.data import DatasetError
 from vision_ttt.data.documents import Documents, find_documents
+from vision_ttt.engine.building import load_weights
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
@@ -25,6 +27,7 @@ from vision_ttt.tasks.language.metadata import check_carried
 from vision_ttt.tasks.language.models import build_language_model, model_arguments
 from vision_ttt.tasks.language.next_tokens import next_token_logits
 from vision_ttt.tasks.language.packing import IGNORED, Sequences, pack
+from vision_ttt.tasks.language.pretrained import load_pretrained
 from vision_ttt.tasks.language.tokenizers import open_tokenizer
 
 
@@ -72,6 +75,26 @@ class Language(Task):
         # Its later name, where transformers has it.
         enable = getattr(model, "activation_checkpointing_enable", None)
         (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+    def start_from(
+        self, path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]
+    ) -> str:
+        """Start from a safetensors file, or from a folder that transformers wrote.
+
+        Raises:
+            FileNotFoundError, CheckpointError: there is none, or it is damaged.
+            ConfigError: the weights are another model's.
+        """
+        if not path.is_dir():
+            return super().start_from(path, model, name, model_args)
+        source = load_pretrained(path)
+        try:
+            load_weights(model, source.state_dict(), path)
+        except ConfigError as error:
+            kind = source.config.model_type
+            raise ConfigError(f"initial_weights: {error}; the folder holds a {kind}") from error
+        taken = len(model.state_dict())
+        return f"starting from the folder {path} of transformers: {taken} tensors taken."
 
     def prepare(self, model: nn.Module) -> None:
         """Read and pack the documents.
