@@ -28,7 +28,7 @@ from vision_ttt.tasks.language.models import build_language_model, model_argumen
 from vision_ttt.tasks.language.next_tokens import next_token_logits
 from vision_ttt.tasks.language.packing import IGNORED, Sequences, pack
 from vision_ttt.tasks.language.pretrained import load_pretrained
-from vision_ttt.tasks.language.tokenizers import open_tokenizer
+from vision_ttt.tasks.language.tokenizers import Tokenizer, open_tokenizer
 
 
 class Language(Task):
@@ -40,8 +40,8 @@ class Language(Task):
     train_set: Sequences
     test_set: Sequences
 
-    def __init__(self, config: TrainConfig) -> None:
-        """Find the documents and open the tokenizer.
+    def __init__(self, config: TrainConfig, tokenizer: Tokenizer | None = None) -> None:
+        """Find the documents and open the tokenizer, unless a checkpoint's own is given.
 
         Raises:
             DatasetError: there are no documents, or too few.
@@ -51,7 +51,8 @@ class Language(Task):
         data = config.data
         self.precision = config.machine.precision
         self.context = self.units_per_item = data.context
-        self.tokenizer = open_tokenizer(data.tokenizer)
+        self.tokenizer = open_tokenizer(data.tokenizer) if tokenizer is None else tokenizer
+        self.tokenizer_files = self.tokenizer.files()
         self.documents = find_documents(data.dataset, data.pattern)
 
     def model_arguments(self) -> dict[str, Any]:
@@ -158,9 +159,11 @@ class Language(Task):
         return torch.full((1, self.context), self.tokenizer.end)
 
     def carried(self) -> dict[str, Any]:
-        """Return the tokenizer's name, the size of its vocabulary, and the context."""
+        """Return the tokenizer's name and files, the size of its vocabulary, and the context."""
+        files = {"tokenizer_files": self.tokenizer_files} if self.tokenizer_files else {}
         return {
             "tokenizer": self.config.data.tokenizer,
+            **files,
             "vocab_size": self.tokenizer.vocab_size,
             "context": self.context,
         }
