@@ -51,11 +51,11 @@ _EPILOG = """Examples:
 
 _READING = """Models: checkpoints (.safetensors) of any task on images, names of packaged weights
 (MODEL.TAG), and names of models of this package or of timm, which have random weights;
-NAME:KEY=VALUE,KEY=VALUE has constructor arguments, as in resnet18:zero_init_last=false (with timm's default each of its residual branches begins at
-zero). Several are shown side by side. A run's earlier weights are in its folder checkpoints, as
-many as --keep-checkpoints says. Of a detector or segmenter the backbone is shown: gradients, losses
-and fast weights as they are within its adapter, receptive field and norms of the backbone by
-itself.
+NAME:KEY=VALUE,KEY=VALUE has constructor arguments, as in resnet18:zero_init_last=false (with timm's
+default each of its residual branches begins at zero). Several are shown side by side. A run's
+earlier weights are in its folder checkpoints, as many as --keep-checkpoints says. Of a detector or
+segmenter the backbone is shown: gradients, losses and fast weights as they are within its adapter,
+receptive field and norms of the backbone by itself.
 
 Images: files, folders for all images in them, and sample:NAME for pictures that come with the
 packages: sample:china, sample:flower (photographs), sample:digit-N, sample:object-N, sample:scene-N
