@@ -236,7 +236,8 @@ def test_a_perfect_segmenter_is_perfect_on_larger_pictures(pictures):
     def labels(image):
         side = image.shape[-1]
         seen.append(side)
-        return replace(pictures, settings=replace(pictures.settings, side=side))[0].labels
+        settings = replace(pictures.settings, side=side, mark=pictures.settings.mark_side)
+        return replace(pictures, settings=settings)[0].labels
 
     task.view = _View(labels)
     assert measure_larger(None, task) == {"2": 1.0, "4": 1.0}
