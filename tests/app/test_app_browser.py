@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 from PIL import Image
 
-from vision_ttt.app.catalogue import Catalogue
+from vision_ttt.app.catalogue import Catalogue, LoadedModel
 from vision_ttt.app.page import build_page, serve
-from vision_ttt.app.session import explain
+from vision_ttt.app.session import Explanation, explain
 from vision_ttt.app.uploads import LARGEST_FILE
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -162,6 +162,29 @@ def test_a_visitor_uploads_sees_and_moves_the_slider(
     assert "block 4 of 4" in page.locator("#second-gradient").inner_text()
     assert page.locator("#first-gradient").is_visible()
     keep(page, "wide")
+
+
+def test_a_model_looks_once_when_it_is_chosen(
+    visit: Visit, photo: Path, catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+
+    def noted(loaded: LoadedModel, *others: object) -> Explanation:
+        looked.append(loaded.name)
+        return explain(loaded, *others)
+
+    monkeypatch.setattr("vision_ttt.app.page.explain", noted)
+    page = visit()
+    _upload(page, photo)
+    _picture(page, "first-gradient")
+    _choose(page, "second", catalogue.names[1])
+    _picture(page, "second-gradient")
+    page.locator("#second input").click()  # into the list and out of it, without a choice
+    page.locator("#second input").press("Escape")
+    page.locator("#second input").blur()
+    _choose(page, "second", "nothing")  # computed last: one look runs after the other
+    page.locator("#second-gradient").wait_for(state="hidden")
+    assert looked == list(catalogue.names[:2])
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(visit: Visit, keep: Callable) -> None:

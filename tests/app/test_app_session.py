@@ -72,7 +72,7 @@ def test_gradients_are_at_the_state_that_is_asked_for(
     loaded = catalogue.load(catalogue.names[0])
     maps = [
         explain(loaded, pictures[0], state).layers[0].gradient
-        for state in (None, "final", "initial", "current")
+        for state in (None, "initial", "final", "current")
     ]
     assert torch.equal(maps[0], maps[1])
     assert not torch.equal(maps[1], maps[2])

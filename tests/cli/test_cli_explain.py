@@ -1,5 +1,6 @@
 """`vision-ttt explain`: what it writes is what the API finds, and what cannot be is one line."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from described_models import describe_classifier
 from tolerances import assert_close
 from vision_ttt import explain
+from vision_ttt.cli.explained.inner_loop import training_unit
 from vision_ttt.cli.main import main
 from vision_ttt.data import evaluation_transform
 from vision_ttt.data.sample_images import sample_images
 from vision_ttt.engine.building import build_model
-from vision_ttt.engine.checkpoint import save_weights
+from vision_ttt.engine.checkpoint import ModelMetadata, read_weights, save_weights
 from vision_ttt.tasks import load_model
 from vision_ttt.tasks.images.models import data_config
 
@@ -131,6 +133,8 @@ def test_means_weigh_every_image_alike(
     expected = explain.receptive_field(model, images)
     assert_close(torch.from_numpy(field["small/field"]), expected, 1e-5)
     assert field["small/anisotropy"] == pytest.approx(explain.anisotropy(expected), rel=1e-4)
+    inner_loss = arrays(tmp_path, "inner-loss")
+    assert (inner_loss["small/epoch"], inner_loss["small/update"]) == (0, 0)
     for what, found in (
         ("inner-loss", explain.inner_loss_course(model, images)),
         ("fast-weights", explain.fast_weights(model, images)),
@@ -140,7 +144,7 @@ def test_means_weigh_every_image_alike(
             for name, expected in values._asdict().items():
                 read = torch.from_numpy(own.pop(f"small/{layer}/{name}"))
                 assert_close(read, expected.cpu(), 1e-4)
-        assert not own
+        assert set(own) <= {"small/epoch", "small/update"}
     assert set(drawn) == {
         *("inner-loss-small", "receptive-field", "receptive-field-profile", "fast-weights")
     }
@@ -165,6 +169,59 @@ def test_several_models_lose_in_one_figure(
     command = ["explain", "inner-loss", checkpoint, checkpoint, "sample:digit-1", "--window", "4"]
     assert main([*command, "--output", str(tmp_path)]) == 0
     assert set(drawn) == {"inner-loss-small", "inner-loss-small-2", "inner-loss"}
+
+
+def of_epochs(tmp_path: Path, checkpoint: str, trained: list[tuple[int, int]]) -> list[str]:
+    """Copies of a checkpoint that say so many epochs and updates of themselves."""
+    weights, metadata = read_weights(Path(checkpoint))
+    paths = [tmp_path / f"update-{update}.safetensors" for _, update in trained]
+    for path, (epoch, update) in zip(paths, trained, strict=True):
+        changed = {name: x * (1 + update / 10) for name, x in weights.items()}
+        save_weights(path, changed, dataclasses.replace(metadata, epoch=epoch, update=update))
+    return [str(path) for path in paths]
+
+
+def test_checkpoints_of_a_model_in_their_order_show_its_training(
+    checkpoint: str, tmp_path: Path, drawn: dict[str, Figure]
+) -> None:
+    given = of_epochs(tmp_path, checkpoint, [(1, 4), (2, 8)])
+    command = ["explain", "inner-loss", *given, "sample:digit-1", "--random", "--window", "1"]
+    assert main([*command, "--output", str(tmp_path / "out")]) == 0
+    names = ["update-4 untrained", "update-4", "update-8"]  # untrained the two are the same
+    assert set(drawn) == {
+        *("inner-loss", "inner-loss-training"),
+        *(f"inner-loss-{name.replace(' ', '-')}" for name in names),
+    }
+    found = arrays(tmp_path / "out", "inner-loss")
+    assert [(found[f"{n}/epoch"], found[f"{n}/update"]) for n in names] == [(0, 0), (1, 4), (2, 8)]
+    axis = drawn["inner-loss-training"].axes[1]
+    assert axis.get_xlabel() == "epoch"
+    before = axis.lines[1]
+    assert before.get_xdata().tolist() == [0, 1, 2]
+    wanted = [found[f"{name}/blocks.1.mixer.ttt/before"].mean() for name in names]
+    assert before.get_ydata() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_what_a_training_is_counted_in(checkpoint: str) -> None:
+    _, metadata = read_weights(Path(checkpoint))
+
+    def at(epoch: int, update: int) -> ModelMetadata:
+        return dataclasses.replace(metadata, epoch=epoch, update=update)
+
+    assert training_unit([at(0, 0), at(1, 4), at(3, 12)]) == "epoch"
+    assert training_unit([at(0, 0), at(0, 2), at(1, 4)]) == "update"
+    assert training_unit([at(0, 0), at(1, 4)]) is None
+    assert training_unit([at(3, 12), at(3, 12), at(3, 12)]) is None  # several seeds
+    assert training_unit([at(0, 0), at(1, 4), None]) is None
+    other = dataclasses.replace(at(2, 8), model_args={**metadata.model_args, "depth": 1})
+    assert training_unit([at(0, 0), at(1, 4), other]) is None
+
+
+def test_a_named_model_has_constructor_arguments(tmp_path: Path, drawn: dict[str, Figure]) -> None:
+    named = "vittt_nano_patch4_32:depth=2,design=dual,img_size=16"
+    command = ["explain", "norms", named, "sample:digit-1", "--names", "small"]
+    assert main([*command, "--output", str(tmp_path)]) == 0
+    assert arrays(tmp_path, "norms")["small/digit-1/norms"].shape == (2, 4, 4)
 
 
 def test_whole_pictures_of_any_proportions(
@@ -200,11 +257,15 @@ def test_whole_pictures_of_any_proportions(
             ["vitt_nano", DIGITS],
             "unknown model 'vitt_nano'; nearest: ",
         ),
+        ("norms", ["test_vit:depth", DIGITS], "has 'depth'; a model with constructor arguments is"),
+        ("norms", ["test_vit:depth=[", DIGITS], "'[' is no YAML value"),
+        ("norms", ["vittt_nano_patch4_32:dpeth=2", DIGITS], "cannot be built with {'dpeth': 2}"),
         ("norms", ["absent.safetensors", DIGITS], "No such file: absent.safetensors"),
         ("norms", ["OURS", DIGITS, "--names", "a", "b"], "--names has 2 names, and 1 models"),
         ("norms", ["OURS", DIGITS, "--names", "a/b"], "--names has 'a/b'"),
         ("norms", ["vittt_nano_patch4_32", DIGITS, "--random"], "--random is for checkpoints"),
-        ("norms", ["OURS"] * 9 + [DIGITS], "at most 8"),
+        ("norms", ["OURS"] * 9 + [DIGITS], "9 models are given; a figure shows at most 8"),
+        ("norms", ["OURS"] * 8 + [DIGITS, "--random"], "there are more than 8 models"),
         ("norms", ["OURS", DIGITS, "--shorter-side", "0"], "--shorter-side is 0"),
         ("gradient-map", ["OURS", DIGITS, "--fraction", "1.5"], "--fraction is 1.5"),
         ("gradient-map", ["OURS", DIGITS, "--last-layers", "3"], "--last-layers is 3; small has 2"),

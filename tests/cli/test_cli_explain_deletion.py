@@ -1,4 +1,4 @@
-"""`vision-ttt explain-deletion`: checkpoints to rows, tables and a picture."""
+"""`vision-ttt explain deletion`: checkpoints to rows, tables and a picture."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_checkpoints_to_csv_tables_and_picture(
     page.write_text("<!-- bench:deletion-insertion -->\n<!-- /bench -->\n")
     own = ["--methods", "centre", "gradient magnitude, final", "--points", "3", "--draws", "2"]
     own += ["--dataset", str(image_folder), "--results", str(table), "--images", "6"]
-    command = ["explain-deletion", *checkpoints, *own, "--fills", "black", "blur"]
+    command = ["explain", "deletion", *checkpoints, *own, "--fills", "black", "blur"]
     assert main([*command, "--page", str(page)]) == 0
     assert "gradient magnitude, final" in capsys.readouterr().out
     results = read_deletion_results(table)
@@ -59,7 +59,7 @@ def test_checkpoints_to_csv_tables_and_picture(
     assert "| black | random |" in page.read_text()
 
     # One more measurement renews its own rows only, and --table-only none.
-    assert main(["explain-deletion", checkpoints[0], *own, "--fills", "black"]) == 0
+    assert main(["explain", "deletion", checkpoints[0], *own, "--fills", "black"]) == 0
     renewed = read_deletion_results(table)
     assert renewed[:6] == results[6:]
     assert [each.curves.fill for each in renewed[6:]] == ["black"] * 3
@@ -67,7 +67,7 @@ def test_checkpoints_to_csv_tables_and_picture(
         assert new.curves == old.curves  # the same numbers again
     picture.unlink()
     capsys.readouterr()
-    assert main(["explain-deletion", "--table-only", "--results", str(table)]) == 0
+    assert main(["explain", "deletion", "--table-only", "--results", str(table)]) == 0
     assert "vittt_nano_patch4_32 on images" in capsys.readouterr().out
     assert picture.exists()
     assert read_deletion_results(table) == renewed
@@ -87,7 +87,7 @@ def test_wrong_arguments(checkpoints: list[str], image_folder: Path, capsys: Sai
         ([weights, "--methods", "saliency"], "saliency; "),
         ([weights], "does not name its dataset; give --dataset"),
     ]:
-        assert main(["explain-deletion", *argv]) == 2, argv
+        assert main(["explain", "deletion", *argv]) == 2, argv
         told = capsys.readouterr().err
         assert message in told, argv
         assert told.count("\n") == 1

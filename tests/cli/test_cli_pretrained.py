@@ -84,7 +84,8 @@ def test_training_starts_from_them(
 
 
 def test_other_commands_find_their_file(tmp_path: Path) -> None:
-    parser = CommandParser("vision-ttt explain", "")
+    parser = CommandParser("vision-ttt explain", "look inside")
+    explain.add_arguments(parser)
     argv = ["norms", VITTT, "sample:digit-0", "--output", str(tmp_path / "out")]
     arguments = explain.parse(parser, argv)
     explain.check(arguments)
@@ -94,7 +95,7 @@ def test_other_commands_find_their_file(tmp_path: Path) -> None:
         (explain_deletion, [VITTT], "checkpoints", [weights_path(VITTT)]),
         (app, [VITTT, "resnet18"], "models", [weights_path(VITTT), "resnet18"]),
     ):
-        parser = CommandParser("vision-ttt", "")
+        parser = CommandParser("vision-ttt", "a command")
         command.add_arguments(parser)
         arguments = parser.parse_command(argv)
         command.check(arguments)

@@ -20,8 +20,8 @@ WITHOUT_ARGUMENTS = ("app", "demo", "demo-dense", "models")
 
 HELP = [
     *(["--help"], ["help"], []),
-    *([name, "--help"] for name in COMMANDS),
-    *(["help", name] for name in COMMANDS),
+    *([*name.split(), "--help"] for name in COMMANDS),
+    *(["help", *name.split()] for name in COMMANDS),
     *(["bench", kind, "--help"] for kind in bench.KINDS),
     ["help", "bench", "ops"],
     *(["explain", kind, "--help"] for kind in explain.KINDS),
@@ -30,8 +30,8 @@ HELP = [
 REFUSED = [
     ["trian"],
     ["help", "trian"],
-    *([name, "--no-such-flag"] for name in COMMANDS),
-    *([name] for name in COMMANDS if name not in WITHOUT_ARGUMENTS),
+    *([*name.split(), "--no-such-flag"] for name in COMMANDS),
+    *(name.split() for name in COMMANDS if name not in WITHOUT_ARGUMENTS),
     ["train", "digtis"],
     ["train", "digits", "--epochs", "many"],
     ["train", "digits", "--epochs", "0"],
@@ -42,8 +42,8 @@ REFUSED = [
     ["sample", "--checkpoint", "absent", "--steps", "0"],
     ["convert", "absent", "a.safetensors", "--model", "vit3_tiny_patch16_224"],
     ["export", "absent", "a.pt2"],
-    ["explain-deletion", "absent.safetensors"],
-    ["explain-deletion", "--table-only", "--points", "1"],
+    ["explain", "deletion", "absent.safetensors"],
+    ["explain", "deletion", "--table-only", "--points", "1"],
     ["sweep", "ablation-digits", "--jobs", "0"],
     ["sweep", "ablation"],
     ["explain", "heat"],
@@ -99,7 +99,9 @@ def test_help_says_what_there_is(seen: list) -> None:
         assert "lambda" not in said
     of = {tuple(argv): said for argv, _, said, *_ in seen}
     for name in COMMANDS:
-        assert of["help", name] == of[name, "--help"]
+        own = tuple(name.split())
+        assert of[("help", *own)] == of[(*own, "--help")]
+        assert " ".join(of[("help", *own)].split()).startswith(f"usage: vision-ttt {name} ")
     assert of["help", "bench", "ops"] == of["bench", "ops", "--help"]
     # The first letter of a summary is made large, and no other made small.
     assert "List the models with parameters and MACs." in of["models", "--help"]

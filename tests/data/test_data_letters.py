@@ -11,7 +11,6 @@ from vision_ttt.data import DatasetError, letter_images
 from vision_ttt.data.letter_fonts import FONTS, SPLITS, load_font
 from vision_ttt.data.letter_images import (
     ALPHABET,
-    MARK,
     Letter,
     LetterPicture,
     LetterSettings,
@@ -51,11 +50,13 @@ def _hull(letter: Letter) -> np.ndarray:
 
 def test_a_picture_depends_on_seed_split_and_index_alone():
     content = _content(render_letters(SETTINGS, "test", 5))
-    assert content == _content(PICTURES[SPLITS.index("test") * 8 + 5])
+    assert content == _content(PICTURES[21])
     others = [(SETTINGS, "test", 6), (SETTINGS, "train", 5)]
     others.append((LetterSettings(side=128, classes=6, seed=4), "test", 5))
-    for other in others:
-        assert content[0] != render_letters(*other).image.tobytes()
+    kinds = [(letter.label, letter.counts) for letter in PICTURES[21].letters]
+    for other in map(render_letters, *zip(*others, strict=True)):
+        assert content[0] != other.image.tobytes()
+        assert kinds != [(letter.label, letter.counts) for letter in other.letters]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -94,6 +95,9 @@ def test_splits_have_fonts_of_other_families(monkeypatch: pytest.MonkeyPatch):
     assert all(len(drawn[split]) > 2 and drawn[split] <= set(FONTS[split]) for split in SPLITS)
     with pytest.raises(FileNotFoundError, match="without this font"):
         load_font("Papyrus", 20)
+
+
+MARK = SETTINGS.mark_side
 
 
 def test_letters_count_that_have_the_marks_ink():
@@ -142,22 +146,24 @@ def test_one_letter_has_a_ring():
             assert is_ringed == letter.is_ringed
 
 
-def test_letters_and_mark_keep_their_size_on_any_canvas():
+def test_letters_keep_their_size_and_the_mark_its_share_on_any_canvas():
     heights = {}
     for side, count in ((128, 60), (1024, 1)):
         settings = LetterSettings(side=side)
+        extent = settings.mark_side
+        assert extent == side // 8
         pictures = [render_letters(settings, "test", index) for index in range(count)]
         outlines = [letter.outline for picture in pictures for letter in picture.letters]
         assert len(outlines) > 250
         heights[side] = np.mean([np.ptp(outline[:, 1]) + 1 for outline in outlines])
         mark = pictures[0].mark
-        assert set(mark) <= {2 + MARK / 2, side - 2 - MARK / 2}
-        left, top = (round(middle - MARK / 2) for middle in mark)
+        assert set(mark) <= {2 + extent / 2, side - 2 - extent / 2}
+        left, top = (round(middle - extent / 2) for middle in mark)
         pixels = np.asarray(pictures[0].image).astype(int).min(axis=2)
-        frame = pixels[top : top + MARK, left : left + MARK]
+        frame = pixels[top : top + extent, left : left + extent]
         for edge in (frame[0], frame[-1], frame[:, 0], frame[:, -1]):
             assert (edge > 200).all()
-        around = pixels[top - 1 : top + MARK + 1, left - 1 : left + MARK + 1]
+        around = pixels[top - 1 : top + extent + 1, left - 1 : left + extent + 1]
         for edge in (around[0], around[-1], around[:, 0], around[:, -1]):
             assert edge[1:-1].mean() < 150
     assert heights[128] == pytest.approx(heights[1024], abs=0.7)
@@ -179,6 +185,8 @@ def test_letters_and_mark_keep_their_size_on_any_canvas():
         {"clutter": -0.1},
         {"clutter": float("nan")},
         {"seed": -1},
+        {"mark": 7},
+        {"mark": 129},
     ],
 )
 def test_settings_out_of_range_are_named(values: dict):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import timm
@@ -13,15 +14,22 @@ from vision_ttt.errors import UserError
 from vision_ttt.explain.deletion import area_under, deletion_curve, mean_colour
 from vision_ttt.explain.deletion_figures import deletion_figure
 from vision_ttt.explain.deletion_study import METHODS, MapCurves, measure_maps, methods_for
+from vision_ttt.explain.gradient_maps import DEFAULT_STATE, STATES
 from vision_ttt.sweeps.deletion_results import (
     DeletionResult,
     read_deletion_results,
     write_deletion_results,
 )
-from vision_ttt.sweeps.deletion_tables import deletion_markdown, panels, tabulate_deletion
+from vision_ttt.sweeps.deletion_tables import (
+    by_model,
+    deletion_markdown,
+    panels,
+    tabulate_deletion,
+)
 
+MEASURED = Path(__file__).parents[2] / "benchmarks/results/deletion-insertion.csv"
 RUN = Run(
-    *("2026-01-02T03:04:05+00:00", "vision-ttt explain-deletion a b", "c0ffee", "a processor"),
+    *("2026-01-02T03:04:05+00:00", "vision-ttt explain deletion a b", "c0ffee", "a processor"),
     *(2, "avx2", 1, "a processor", "3.11.7", "2.15.0", "1.0.31", "0.1.0"),
 )
 
@@ -38,6 +46,22 @@ def images():
 
 
 LABELS = torch.tensor([0, 2, 1])
+
+
+def test_of_the_states_free_of_the_scan_the_default_is_nowhere_behind_random():
+    """One half of the rule by which it was chosen; the photographs of the gradient maps' tests are
+    the other."""
+    titled = by_model(read_deletion_results(MEASURED))
+    smallest = {state: [] for state in STATES}
+    for results in titled.values():
+        _, lines = tabulate_deletion(results)
+        for _, method, _, deletion, _, insertion, _ in lines:
+            _, _, state = method.partition("gradient magnitude, ")
+            if state:
+                smallest[state] += [float(gain.split(" ")[0]) for gain in (deletion, insertion)]
+    assert len(smallest[DEFAULT_STATE]) == 12  # two data sets, three fills, deletion and insertion
+    assert min(smallest[DEFAULT_STATE]) > 0
+    assert min(smallest["final"]) < -0.15
 
 
 @pytest.mark.parametrize(
@@ -168,7 +192,7 @@ def test_tables_have_gains_against_the_same_models_random_order(results):
 
 def test_markdown_tells_where_the_numbers_come_from(results):
     text = deletion_markdown([*results, result("random", 5, 0.5, 0.5, model="deit")])
-    assert text.startswith("`vision-ttt explain-deletion`: mean ± sample standard deviation")
+    assert text.startswith("`vision-ttt explain deletion`: mean ± sample standard deviation")
     assert "on 500 test images, curves of 2 points" in text
     assert "commit c0ffee" in text
     assert "**vittt on pictures**, 64 tokens\n\n| pixels become | order by |" in text

@@ -12,6 +12,7 @@ from vision_ttt.explain.fast_weight_figures import fast_weight_heads, fast_weigh
 from vision_ttt.explain.inner_loss_figures import (
     inner_loss_comparison,
     inner_loss_course_figure,
+    inner_loss_training_figure,
     layer_name,
     running_mean,
 )
@@ -127,6 +128,24 @@ def test_models_are_compared_in_the_panels_of_the_deepest():
     panels = [axis for axis in figure.axes if axis.lines]
     assert [len(axis.lines) for axis in panels] == [2, 1]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["epoch 1", "epoch 9"]
+
+
+def test_losses_over_the_training_are_means_over_the_scan():
+    checkpoints = {9: courses(), 1: courses(), 4: courses()}
+    figure = inner_loss_training_figure(checkpoints, unit="update", title="Vittt")
+    panels = [axis for axis in figure.axes if axis.lines]
+    assert [axis.get_title() for axis in panels] == ["block 1", "block 2"]
+    assert [len(axis.lines) for axis in panels] == [3, 3]
+    updated = panels[1].lines[2]
+    assert updated.get_xdata().tolist() == [1, 4, 9]
+    wanted = [checkpoints[at]["blocks.1.mixer.ttt"].updated.mean().item() for at in (1, 4, 9)]
+    assert updated.get_ydata().tolist() == wanted
+    assert panels[0].get_xlabel() == "update"
+    assert figure.legends[0].get_texts()[2].get_text().startswith("ℓ(Wₜ; xₜ)")
+    with pytest.raises(ValueError, match="at least one layer"):
+        inner_loss_training_figure({})
+    with pytest.raises(ValueError, match="of one model"):
+        inner_loss_training_figure({1: courses(1), 2: courses(2)})
 
 
 def test_running_means_shorten_at_the_ends():

@@ -87,7 +87,7 @@ def gradients_of_autograd(problem):
 def test_maps_are_of_each_layer_head_and_token(images, inner_model, pool):
     model, images = nano(global_pool=pool, inner_model=inner_model), images[:2]
     found = {state: gradient_magnitude(model, images, state=state) for state in STATES}
-    assert torch.equal(gradient_magnitude(model, images), found["final"])
+    assert torch.equal(gradient_magnitude(model, images), found["initial"])
     for index, trace in enumerate(trace_layers(model, images).values()):
         problem = problem_of(model, model.blocks[index].mixer.ttt, images)
         wanted = {
@@ -215,11 +215,14 @@ def test_maps_of_a_photograph_show_it_and_not_the_scan(name, side):
     patches = torch.nn.functional.unfold(photo.mean(1, keepdim=True), 4, stride=4)
     contrast = patches.std(1)  # [1, T]: where there is something to see
     normalised = (photo - 0.5) / 0.25
-    maps = mean_map(gradient_magnitude(model, normalised, layers=[-1]))
+    maps = mean_map(gradient_magnitude(model, normalised, state="final", layers=[-1]))
     assert first_mini_batches_share(maps) < 2
     assert rank_correlation(maps, contrast) > 0.5
     scan = mean_map(gradient_magnitude(model, normalised, state="current", layers=[-1]))
-    assert first_mini_batches_share(scan) > 20  # what the default has to be free of
+    assert first_mini_batches_share(scan) > 20
+    # What the default has to be free of; of the two states that are it is the better measured one.
+    default = mean_map(gradient_magnitude(model, normalised, layers=[-1]))
+    assert first_mini_batches_share(default) < 2
 
 
 class TwoModels(torch.nn.Module):

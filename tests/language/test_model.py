@@ -78,13 +78,14 @@ LENGTHS = [11, 6, 11, 1, 8, 6]
 
 def padded(ids, side):
     mask = torch.zeros_like(ids)
+    places = torch.randperm(11, generator=torch.Generator().manual_seed(2))
     for row, length in enumerate(LENGTHS):
-        span = slice(11 - length, None) if side == "left" else slice(length)
-        mask[row, span] = 1
+        spans = {"left": slice(11 - length, None), "right": slice(length)}
+        mask[row, spans.get(side, places[:length])] = 1
     return mask
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("side", ["left", "right", "between"])
 @pytest.mark.parametrize("use_cache", [False, True])
 def test_a_padded_batch_gives_what_each_row_gives(model, side, use_cache):
     ids, more = tokens(6, 11), tokens(6, 3)
@@ -102,6 +103,21 @@ def test_a_padded_batch_gives_what_each_row_gives(model, side, use_cache):
         if use_cache:
             assert_close(step.logits[row], wanted[length : length + 1], 1e-5)
             assert_close(last[row], wanted[length + 1 :], 1e-5)
+
+
+def test_padding_after_a_cache(model):
+    """Of rows that are at one place or at several; a row without new tokens stays where it is."""
+    ids, more, last = tokens(3, 6), tokens(3, 7), tokens(3, 2)
+    for mask in (torch.ones(3, 6), torch.tensor([[1] * 6, [0] * 2 + [1] * 4, [1] * 5 + [0]])):
+        new = torch.tensor([[1] * 7, [0] * 7, [1, 1, 0, 0, 0, 1, 1]])
+        cache = model(ids, mask, use_cache=True).cache_params
+        second = model(more, torch.cat([mask, new], 1), cache, use_cache=True)
+        third = model(last, cache_params=second.cache_params).logits
+        for row in range(3):
+            read = [ids[row][mask[row] == 1], more[row][new[row] == 1], last[row]]
+            wanted = model(torch.cat(read)[None]).logits[0, len(read[0]) :]
+            got = torch.cat([second.logits[row][new[row] == 1], third[row]])
+            assert_close(got, wanted, 1e-5)
 
 
 def test_the_loss_of_a_padded_batch():
@@ -150,12 +166,8 @@ def test_wrong_calls(model):
 
     refused("one of input_ids and inputs_embeds must be given")
     refused("at least one token is needed", ids[:, :0])
-    refused("row 1 has padding between its tokens", ids, torch.tensor([[1] * 5, [1, 0, 1, 1, 1]]))
-    refused("row 0 has no token", ids, torch.tensor([[0] * 5, [1] * 5]))
     refused(r"must have shape \[2, 5\], got \[2, 4\]", ids, torch.ones(2, 4))
     refused(r"shape \[2, 5\] or \[2, 10\], got \[2, 6\]", ids, torch.ones(2, 6), cache)
-    later = torch.tensor([[1] * 5, [0, 1, 1, 1, 1]])
-    refused("row 1 has padding between its tokens", ids, later, cache)
     refused("must have shape", ids[:1], None, cache)
     refused("states of 1 blocks, the model has 2", ids, None, TTTCache(cache.blocks[:1], 5))
     refused("logits_to_keep is 1", ids, labels=ids, logits_to_keep=1)
@@ -254,6 +266,36 @@ def test_one_graph():
     got, wanted = torch.compile(model, fullgraph=True, backend="eager")(ids), model(ids)
     assert_close(got.logits, wanted.logits, 1e-6)
     assert got.cache_params.length == 9
+
+
+def test_one_graph_with_padding():
+    """On either side, a graph for both, which returns the cache, too."""
+    model, ids = small_model(num_hidden_layers=1, **MAMBA), tokens(6, 11)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        for side in ("left", "right"):
+            mask = padded(ids, side)
+            wanted, got = model(ids, mask), compiled(ids, mask)
+            assert_close(got.logits[mask == 1], wanted.logits[mask == 1], 1e-5)
+            own, exact = got.cache_params.tensors(), wanted.cache_params.tensors()
+            for key, x in exact.items():
+                assert_close(own[key], x, 1e-5, key)
+
+
+@pytest.mark.slow
+def test_compiled_with_padding():
+    """Loss, gradients and the cache."""
+    model, ids = small_model(num_hidden_layers=1, **MAMBA), tokens(6, 11)
+    mask = padded(ids, "left")
+    wanted = model(ids, mask, labels=ids, use_cache=True)
+    got = torch.compile(model, fullgraph=True)(ids, mask, labels=ids, use_cache=True)
+    assert_close(got.loss, wanted.loss, 1e-5)
+    ours, exact = gradients(model, got.loss), gradients(model, wanted.loss)
+    for key, x in exact.items():
+        assert_close(ours[key], x, 5e-5, key)
+    own = got.cache_params.tensors()
+    for key, x in wanted.cache_params.tensors().items():
+        assert_close(own[key], x, 1e-5, key)
 
 
 @pytest.mark.slow

@@ -138,8 +138,13 @@ def test_sequences_at_different_places(op, runs):
         for n, x in problem.items()
     }
     runs.clear()
-    o, last = call(**following, mini_batch_size=SIZE, state=state, return_state=True)
+    outputs, last = [], state
+    for t in range(3):
+        token = tokens_of(following, t, t + 1)
+        o, last = call(**token, mini_batch_size=SIZE, state=last, return_state=True)
+        outputs.append(o)
     assert runs == [1, 1, 1]
+    o = torch.cat(outputs, dim=1)
     options = {"mini_batch_size": SIZE, "state": state, "return_state": True, "backend": "dual"}
     wanted, exact = call(**following, **options)
     assert last.position.tolist() == exact.position.tolist() == [2, 3, 0]
@@ -149,7 +154,7 @@ def test_sequences_at_different_places(op, runs):
     for wrong in ([0, 5, 0], [0, -1, 0]):
         own = state._replace(position=torch.tensor(wrong))
         with pytest.raises(ValueError, match=r"positions must be in 0 … 4 with mini_batch_size=5"):
-            call(**following, mini_batch_size=SIZE, state=own)
+            call(**tokens_of(following, 0, 1), mini_batch_size=SIZE, state=own)
 
 
 @each_op

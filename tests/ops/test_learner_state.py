@@ -120,6 +120,70 @@ def test_sequences_at_different_places(op):
 
 
 @pytest.mark.parametrize("op", OPS)
+@settings(max_examples=5, deadline=None)
+@given(
+    parts=st.lists(st.lists(st.integers(0, 11), min_size=3, max_size=3), min_size=1, max_size=3),
+    size=st.sampled_from([1, 4, 30]),
+    scale=st.sampled_from([None, "shared", "per head"]),
+)
+def test_sequences_of_several_lengths(op, parts, size, scale):
+    """Each part gives every row its own number of tokens: outputs, states and gradients."""
+    problem = PROBLEMS[op].make_problem(3, 34, 2, 4, size, scale=scale)
+    state, counts = None, torch.tensor(parts)
+    begun = counts.cumsum(0) - counts
+    outputs = [[], [], []]
+    for lengths, first in zip(counts, begun, strict=True):
+        # What is behind a row's tokens here comes again in its next part.
+        index = first[:, None] + torch.arange(11)
+        part = {n: states.take(x, index) if n in TOKENS else x for n, x in problem.items()}
+        o, state = OPS[op](
+            **part, mini_batch_size=size, state=state, lengths=lengths, return_state=True
+        )
+        for row, length in enumerate(lengths.tolist()):
+            outputs[row].append(o[row, :length])
+    got, wanted = 0, 0
+    generator = torch.Generator().manual_seed(1)
+    for row, length in enumerate(counts.sum(0).tolist()):
+        if not length:
+            continue
+        own = {n: x[row : row + 1, :length] if n in TOKENS else x for n, x in problem.items()}
+        o, last = OPS[op](**own, mini_batch_size=size, return_state=True)
+        ours = torch.cat(outputs[row])
+        assert_close(ours, o[0], 1e-10)
+        assert state.position[row] == last.position
+        for name, x, y in zip(state._fields, state[:-1], last[:-1], strict=False):
+            assert_close(x[row], y[0], 1e-10, name)
+        weights = torch.randn(o.shape, dtype=o.dtype, generator=generator)[0]
+        got = got + (ours * weights).sum() + state[0][row].sum()
+        wanted = wanted + (o[0] * weights).sum() + last[0][0].sum()
+    if isinstance(got, Tensor):
+        leaves = list(problem.values())
+        pairs = zip(
+            torch.autograd.grad(got, leaves), torch.autograd.grad(wanted, leaves), strict=True
+        )
+        for name, (x, y) in zip(problem, pairs, strict=True):
+            assert_close(x, y, 1e-9, name)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_lengths_that_do_not_fit(op):
+    problem = {n: x.detach() for n, x in PROBLEMS[op].make_problem(2, 6, 2, 4, SIZE).items()}
+
+    def refused(error, told, lengths, **options):
+        with pytest.raises(error, match=told):
+            OPS[op](**problem, mini_batch_size=SIZE, lengths=lengths, **options)
+
+    refused(TypeError, "a tensor of whole numbers, got list", [6, 6])
+    refused(TypeError, "a tensor of whole numbers, got torch.float32", torch.ones(2))
+    refused(ValueError, r"must have shape \[2\], got \[3\]", torch.tensor([1, 2, 3]))
+    refused(ValueError, r"lengths must be in 0 … 6, got \[7, 1\]", torch.tensor([7, 1]))
+    refused(ValueError, "reverse_heads=1, which begin", torch.tensor([6, 1]), reverse_heads=1)
+    _, state = OPS[op](**problem, mini_batch_size=SIZE, return_state=True)
+    state = state._replace(position=torch.tensor([1, 4]))
+    refused(ValueError, r"positions must be in 0 … 3, got", torch.tensor([6, 1]), state=state)
+
+
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("cut", [3, 8])
 def test_states_are_moved_selected_detached_and_saved(op, cut, tmp_path):
     from safetensors.torch import load_file, save_file

@@ -16,7 +16,7 @@ from vision_ttt.sweeps.definition import GivenSeconds
 from vision_ttt.sweeps.extrapolation import LARGEST, measure_larger
 from vision_ttt.sweeps.lengths import LENGTHS_FILE, lengths_by_pace, of_updates
 from vision_ttt.sweeps.letter_figure import letter_figure
-from vision_ttt.sweeps.letters import CHOSEN, COMPARED, LABELS, SIDES, TOKENS
+from vision_ttt.sweeps.letters import CHOSEN, COMPARED, EVALUATIONS, LABELS, SIDES, TOKENS
 from vision_ttt.sweeps.letters import RATES as TRIED
 from vision_ttt.sweeps.mark import BAND, measure_mark
 from vision_ttt.sweeps.one_run import Task, perform
@@ -118,7 +118,7 @@ def test_evaluations_stay_as_many():
     changed = change(own, of_updates(300, own))
     assert changed.optimisation.updates == 300
     assert changed.optimisation.warmup == pytest.approx(300 / 25)
-    assert -(-300 // changed.run.evaluate_every) == 6
+    assert -(-300 // changed.run.evaluate_every) == EVALUATIONS
 
 
 def test_paces_are_those_of_updates(tmp_path):
@@ -236,7 +236,8 @@ def test_a_perfect_segmenter_is_perfect_on_larger_pictures(pictures):
     def labels(image):
         side = image.shape[-1]
         seen.append(side)
-        return replace(pictures, settings=replace(pictures.settings, side=side))[0].labels
+        settings = replace(pictures.settings, side=side, mark=pictures.settings.mark_side)
+        return replace(pictures, settings=settings)[0].labels
 
     task.view = _View(labels)
     assert measure_larger(None, task) == {"2": 1.0, "4": 1.0}

@@ -15,16 +15,18 @@ from vision_ttt.cli.main import main
 from vision_ttt.data import DatasetError
 from vision_ttt.data.documents import DocumentError, Documents, find_documents
 from vision_ttt.engine import ConfigError, TrainConfig, train
+from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.optimisation import make_optimizer
 from vision_ttt.recipes import resolve
 from vision_ttt.tasks import load_model
 from vision_ttt.tasks.language.generation import generate
+from vision_ttt.tasks.language.metadata import carried_tokenizer
 from vision_ttt.tasks.language.models import build_language_model
 from vision_ttt.tasks.language.next_tokens import next_token_logits, scans_as_one_op
 from vision_ttt.tasks.language.packing import IGNORED, Sequences, pack
 from vision_ttt.tasks.language.positions import band_edges, band_of_position, octaves
 from vision_ttt.tasks.language.task import Language
-from vision_ttt.tasks.language.tokenizers import ByteTokenizer, open_tokenizer
+from vision_ttt.tasks.language.tokenizers import ByteTokenizer, FolderTokenizer, open_tokenizer
 
 LLAMA = {
     "hidden_size": 32,
@@ -195,6 +197,30 @@ def test_it_learns_and_what_it_says_of_itself_is_so(make_config: Fields, folder:
         assert torch.equal(weight, loaded.state_dict()[name])
 
 
+def test_it_starts_from_what_transformers_saved(make_config: Fields, tmp_path: Path) -> None:
+    """The folder, or the file in it, which has the embeddings once."""
+    config = make_config()
+    task = config.task.open(config)
+    arguments = task.model_arguments()
+    source = task.build_model("llama", arguments)
+    saved = tmp_path / "saved"
+    source.save_pretrained(saved)
+    for path, told in ((saved, "the folder "), (saved / "model.safetensors", "")):
+        model = task.build_model("llama", arguments)
+        line = task.start_from(path, model, "llama", arguments)
+        assert line.startswith(f"starting from {told}{path}")
+        assert f" {len(model.state_dict())} tensors taken" in line
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        for name, weight in source.state_dict().items():
+            assert torch.equal(weight, model.state_dict()[name]), name
+    untied = task.build_model("llama", {**arguments, "tie_word_embeddings": False})
+    with pytest.raises(ConfigError, match=r"missing lm_head\.weight"):
+        task.start_from(saved / "model.safetensors", untied, "llama", arguments)
+    untied.save_pretrained(tmp_path / "untied")
+    with pytest.raises(ConfigError, match=r"has two values of .*; the folder holds a llama"):
+        task.start_from(tmp_path / "untied", model, "llama", arguments)
+
+
 def test_stopped_and_resumed_it_is_the_same_run(
     make_config: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +339,9 @@ def test_mambas_rates_do_not_decay(make_config: Fields) -> None:
     assert decay[id(mixer.in_proj.weight)] > 0
 
 
-def test_a_tokenizer_of_transformers(make_config: Fields, folder: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_of_transformers(
+    make_config: Fields, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -341,6 +369,52 @@ def test_a_tokenizer_of_transformers(make_config: Fields, folder: Path, tmp_path
     assert result.metrics["test_tokens"] < size
     nats = metrics["loss"] * result.metrics["test_tokens"]
     assert metrics["bits_per_byte"] == pytest.approx(nats / math.log(2) / size)
+    # The checkpoint has all of it, wherever it goes.
+    weights = str(result.run_dir / "last.safetensors")
+    command = ["generate", weights, "--prompt", "état of", "--max-new-tokens", "9"]
+    capsys.readouterr()
+    assert main([*command, "--tokenizer", str(place)]) == 0
+    said = capsys.readouterr().out
+    place.rename(tmp_path / "away")
+    assert main(command) == 0
+    assert capsys.readouterr().out == said
+    assert main(["eval", weights, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+
+
+def test_a_checkpoints_tokenizer_that_is_not_there(tmp_path: Path) -> None:
+    carried = {"tokenizer": str(tmp_path / "gone"), "vocab_size": 9, "context": 32}
+
+    def metadata(**more: Any) -> ModelMetadata:
+        return ModelMetadata({"name": "language"}, "llama", {"vocab_size": 9}, {**carried, **more})
+
+    with pytest.raises(ConfigError, match=r"gone that it names is not there; .* by --tokenizer"):
+        carried_tokenizer(metadata())
+    for name in ("../a.json", "/a.json", "..", ""):
+        with pytest.raises(ValueError, match="is not a plain name with a text"):
+            carried_tokenizer(metadata(tokenizer_files={name: "{}"}))
+    with pytest.raises(ValueError, match=r"a\.json' is not a plain name with a text"):
+        carried_tokenizer(metadata(tokenizer_files={"a.json": 3}))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        carried_tokenizer(metadata(tokenizer_files={"tokenizer.json": "{"}))
+
+
+def test_files_of_a_tokenizer_may_hold_any_bytes(tmp_path: Path) -> None:
+    content = bytes(range(256))
+
+    class Saved(FolderTokenizer):
+        def __init__(self, folder: str) -> None:
+            self.read = (Path(folder) / "vocabulary.model").read_bytes()
+            self._tokenizer = self
+
+        def save_pretrained(self, folder: str) -> tuple[str, ...]:
+            (Path(folder) / "vocabulary.model").write_bytes(self.read)
+            return (f"{folder}/vocabulary.model", f"{folder}/absent.json")
+
+    (tmp_path / "vocabulary.model").write_bytes(content)
+    files = json.loads(json.dumps(Saved(str(tmp_path)).files()))
+    assert list(files) == ["vocabulary.model"]
+    assert Saved.of_files(files).read == content
 
 
 def test_generation_leaves_the_global_generator_alone() -> None:

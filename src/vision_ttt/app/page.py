@@ -18,18 +18,20 @@ from vision_ttt.app.samples import open_samples
 from vision_ttt.app.session import Explanation, explain
 from vision_ttt.app.uploads import LARGEST_FILE, open_upload
 from vision_ttt.errors import UserError
+from vision_ttt.explain.gradient_maps import DEFAULT_STATE
 
 _INTRODUCTION = """# What a model sees
 Choose a picture and a model. A layer of test-time training learns the picture while it reads it.
-The maps show where its inner learners still have most to learn, and how large the tokens are."""
+The maps show where its inner learners have most to learn, and how large the tokens are."""
 _GRADIENTS = {
-    "after the whole picture": "final",
     "before any step": "initial",
+    "after the whole picture": "final",
     "before each mini-batch": "current",
 }
 _ABOUT_GRADIENTS = (
-    "At which state of the inner learners. Before each mini-batch is the paper's way: the first"
-    " tokens of a scan meet an untrained learner, and outshine the rest on small pictures."
+    "At which state of the inner learners. After the whole picture is clearest on large pictures."
+    " Before each mini-batch is the paper's way: the first tokens of a scan meet an untrained"
+    " learner, and outshine the rest."
 )
 _NOTHING = "nothing"
 _SEEN = "Seen by the model"
@@ -121,7 +123,7 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
                 )
                 state = gr.Radio(
                     list(_GRADIENTS.items()),
-                    value="final",
+                    value=DEFAULT_STATE,
                     label="Gradients of the inner learners",
                     info=_ABOUT_GRADIENTS,
                     elem_id="state",
@@ -159,8 +161,9 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
         chosen = gallery.select(take_sample, None, picture, **private)
         for event in (uploaded, chosen, state.input(lambda: None, **private)):
             event.success(**looks[0]).success(**looks[1])
-        first.input(**looks[0])
-        second.input(**looks[1])
+        # A dropdown's input comes twice: when an option is chosen, and when it gives up the focus.
+        first.change(**looks[0])
+        second.change(**looks[1])
         for side in (left, right):
             side.layer.input(
                 _moved,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from vision_ttt import tasks
-from vision_ttt.cli.arguments.explain import SAMPLE, WEIGHTS, told_apart
+from vision_ttt.cli.arguments.explain import (
+    MOST_MODELS,
+    SAMPLE,
+    WEIGHTS,
+    name_and_arguments,
+    told_apart,
+)
 from vision_ttt.cli.device import find_device
 from vision_ttt.cli.explained import KINDS, Batch, Kind, Part, Subject
 from vision_ttt.data import open_image
@@ -133,23 +140,36 @@ def _images(given: Sequence[str]) -> list[NamedImage]:
 
 
 def _subjects(models: Sequence[str], arguments: jsonargparse.Namespace) -> list[Subject]:
-    """The models that are given, and with --random those of their checkpoints before training."""
+    """The models that are given, and with --random each checkpoint's model before training, once.
+
+    Raises:
+        UserError: they are more than a figure shows.
+    """
     names = arguments.names or map(_name, models)
-    subjects = []
+    subjects: list[Subject] = []
+    untrained_ones: list[ModelMetadata] = []
     for word, name in zip(models, names, strict=True):
         if not word.endswith(WEIGHTS):
             with torch.random.fork_rng():
                 torch.manual_seed(arguments.seed)
-                backbone = named_backbone(word, arguments.shorter_side)
+                own, model_args = name_and_arguments(word)
+                backbone = named_backbone(own, arguments.shorter_side, model_args)
             subjects.append(Subject(name, backbone))
             continue
         model, metadata = tasks.load_model(word, task=None)
-        if arguments.random:
+        before = dataclasses.replace(metadata, epoch=0, update=0, averaged=False, metrics={})
+        if arguments.random and before not in untrained_ones:
+            untrained_ones.append(before)
             with torch.random.fork_rng():
                 torch.manual_seed(arguments.seed)
                 untrained = tasks.find(metadata.task["name"]).rebuild(metadata).eval()
-            subjects.append(_subject(f"{name} untrained", untrained, metadata, arguments))
+            subjects.append(_subject(f"{name} untrained", untrained, before, arguments))
         subjects.append(_subject(name, model, metadata, arguments))
+        if len(subjects) > MOST_MODELS:
+            raise UserError(
+                f"with those before training there are more than {MOST_MODELS} models, the most"
+                " that a figure shows"
+            )
     distinct = _distinct(subject.name for subject in subjects)
     return [each._replace(name=name) for each, name in zip(subjects, distinct, strict=True)]
 
@@ -161,7 +181,7 @@ def _subject(
     arguments: jsonargparse.Namespace,
 ) -> Subject:
     backbone = checkpoint_backbone(model, metadata, shorter_side=arguments.shorter_side)
-    return Subject(name, backbone)
+    return Subject(name, backbone, metadata)
 
 
 def _name(word: str) -> str:

@@ -1,4 +1,4 @@
-"""`vision-ttt explain-deletion CHECKPOINT…`."""
+"""`vision-ttt explain deletion CHECKPOINT…`."""
 
 import dataclasses
 import logging

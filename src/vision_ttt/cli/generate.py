@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import jsonargparse
@@ -17,18 +18,19 @@ def run(arguments: jsonargparse.Namespace) -> int:
     """Write the prompt and what the model adds to it, token by token."""
     require("lm", "vision-ttt generate")
     from vision_ttt.tasks.language.generation import generate
+    from vision_ttt.tasks.language.metadata import carried_tokenizer
     from vision_ttt.tasks.language.pretrained import load_pretrained
     from vision_ttt.tasks.language.tokenizers import open_tokenizer
 
     path = Path(arguments.checkpoint)
     if path.is_dir():
-        model, named = load_pretrained(path), str(path)
         if arguments.tokenizer is None and not any(path.glob("tokenizer*")):
             raise UserError(f"{path} holds no tokenizer; name one by --tokenizer, such as bytes")
+        model, own = load_pretrained(path), partial(open_tokenizer, str(path))
     else:
         model, metadata = load_model(path, task="language")
-        named = metadata.carried["tokenizer"]
-    tokenizer = open_tokenizer(named if arguments.tokenizer is None else arguments.tokenizer)
+        own = partial(carried_tokenizer, metadata)
+    tokenizer = own() if arguments.tokenizer is None else open_tokenizer(arguments.tokenizer)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} tokens and the model"

@@ -32,6 +32,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
             glyph=arguments.glyph,
             density=arguments.density,
             clutter=arguments.clutter,
+            mark=arguments.mark,
             seed=arguments.seed,
         )
     except ValueError as error:
@@ -39,9 +40,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
     letters = LetterSet(
         settings, arguments.train_images, arguments.validation_images, arguments.test_images
     )
+    holds_letters(folder, letters)  # refuses a folder of something else before it is touched
     try:
         with alone_in(folder, wait=False):
-            holds_letters(folder, letters)  # refuses a folder of something else
             _draw_sheet(folder / SHEET_FILE, settings)
             if not arguments.sheet_only:
                 with rendering_bar("letters", sum(letters.images.values())) as progress:

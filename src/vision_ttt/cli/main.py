@@ -1,7 +1,7 @@
 """The command `vision-ttt`: find the command, parse its arguments, run it, report its errors.
 
-A command is two modules. `vision_ttt.cli.arguments.NAME` (- is written _ there) declares its
-arguments and refuses what can be refused without PyTorch:
+A command, of one word or two, is two modules. `vision_ttt.cli.arguments.NAME` (- and spaces are
+written _ there) declares its arguments and refuses what can be refused without PyTorch:
 
     add_arguments(parser: CommandParser) -> None
     parse(parser, argv) -> jsonargparse.Namespace    (optional)
@@ -41,7 +41,7 @@ COMMANDS = {
     "eval": Command("vision_ttt.cli.evaluate", "measure a checkpoint on a dataset"),
     "predict": Command("vision_ttt.cli.predict", "name what is on images, with probabilities"),
     "explain": Command("vision_ttt.cli.explain", "show what a model looks at, learns and keeps"),
-    "explain-deletion": Command(
+    "explain deletion": Command(
         "vision_ttt.cli.explain_deletion", "measure whether maps of importance mean anything"
     ),
     "sample": Command("vision_ttt.cli.sample", "generate images with a diffusion model"),
@@ -126,14 +126,21 @@ def _run(argv: Sequence[str], errors: Console, begin_work: Callable[[], None]) -
         Console().print(f"vision-ttt {__version__}", highlight=False)
         return 0
     _log_to(errors)
-    return _run_command(argv[0], argv[1:], begin_work)
+    return _run_command(*_split_command(argv), begin_work)
+
+
+def _split_command(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The command that `argv` begins with, of two words where there is such a one, and the rest."""
+    longer = " ".join(argv[:2])
+    return (longer, argv[2:]) if longer in COMMANDS else (argv[0], argv[1:])
 
 
 def _run_command(name: str, argv: Sequence[str], begin_work: Callable[[], None]) -> int:
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}; nearest: {nearest(name, COMMANDS)}")
     command = COMMANDS[name]
-    declared = importlib.import_module(f"vision_ttt.cli.arguments.{name.replace('-', '_')}")
+    own = name.replace("-", "_").replace(" ", "_")
+    declared = importlib.import_module(f"vision_ttt.cli.arguments.{own}")
     parser = CommandParser(f"vision-ttt {name}", command.summary)
     declared.add_arguments(parser)
     # `train` reads its recipe before the flags that override it, so it parses for itself.

@@ -30,7 +30,6 @@ from vision_ttt.data.annotation_files import ade_classes, coco_file, polygons
 from vision_ttt.data.letter_fonts import SPLITS, Split
 from vision_ttt.data.letter_images import (
     INKS,
-    MARK,
     Letter,
     LetterPicture,
     LetterSettings,
@@ -161,14 +160,15 @@ def _image_entry(
     picture: LetterPicture, number: int, name: str, settings: LetterSettings
 ) -> dict[str, Any]:
     """An image of a COCO file; beyond COCO: its mark, and the letter that has the ring."""
-    left, top = (int(middle - MARK / 2) for middle in picture.mark)
+    extent = settings.mark_side
+    left, top = (int(middle - extent / 2) for middle in picture.mark)
     return {
         "id": number,
         "file_name": name,
         "height": settings.side,
         "width": settings.side,
         "license": 1,
-        "mark": {"ink": tuple(INKS)[picture.ink], "bbox": [left, top, MARK, MARK]},
+        "mark": {"ink": tuple(INKS)[picture.ink], "bbox": [left, top, extent, extent]},
         "ringed": settings.names[picture.ringed],
     }
 

@@ -17,8 +17,6 @@ ALPHABET = "AEHKLMRSTXBCDFGJNOPQUVWYZ"
 image of the other, as far as that goes; I is a stroke of clutter and left out."""
 INKS = {"warm": (0.0, 60.0), "cool": (170.0, 230.0)}
 """Kind of ink → its hues, in degrees."""
-MARK = 32
-"""Pixels along the side of the mark."""
 BACKGROUND = 0
 """The label of pixels of no letter that counts; those of class k have label k + 1."""
 
@@ -27,6 +25,8 @@ _TURN = 12.0  # degrees, to either side
 _STRETCH = 0.15  # of a letter's height, to either side
 _NOISE = 0.03  # deviation, of 1
 _INSET = 2  # pixels from the mark to the border
+_MARK = 8  # sides of the mark along the picture's
+_LEAST_MARK = 8  # pixels
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class LetterSettings:
             wide.
         clutter: share of the other cells that have strokes of the letters' colours, 0 to 1.
         seed: of everything random.
+        mark: pixels along the side of the mark; None for an eighth of the picture's, so that its
+            share of the picture is the same at any size.
 
     Raises:
         ValueError: a value is out of its range.
@@ -52,10 +54,13 @@ class LetterSettings:
     density: float = 0.7
     clutter: float = 0.5
     seed: int = 0
+    mark: int | None = None
 
     def __post_init__(self) -> None:
         whole = {"side": (64, 8192), "classes": (2, len(ALPHABET)), "glyph": (12, 128)}
         whole["seed"] = (0, 2**63 - 1)
+        if self.mark is not None:
+            whole["mark"] = (_LEAST_MARK, max(self.side // 2, _LEAST_MARK))
         for name, (least, most) in whole.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -77,6 +82,11 @@ class LetterSettings:
     def cell(self) -> int:
         """Pixels along the side of a cell."""
         return round(_CELL * self.glyph)
+
+    @property
+    def mark_side(self) -> int:
+        """Pixels along the side of the mark."""
+        return self.side // _MARK if self.mark is None else self.mark
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -139,11 +149,12 @@ def render_letters(settings: LetterSettings, split: Split, index: int) -> Letter
     canvas = _background(side, generator)
     ink = int(generator.integers(len(INKS)))
     corner = generator.integers(2, size=2)  # left or right, top or bottom
-    mark = _INSET + MARK / 2 + corner * (side - 2 * _INSET - MARK)
+    extent = settings.mark_side
+    mark = _INSET + extent / 2 + corner * (side - 2 * _INSET - extent)
     count = side // cell
     places = (np.mgrid[:count, :count].reshape(2, -1).T[:, ::-1] + 0.5) * (side / count)
     # The mark has its corner to itself.
-    free = places[np.abs(places - mark).max(axis=1) > (MARK + cell) / 2]
+    free = places[np.abs(places - mark).max(axis=1) > (extent + cell) / 2]
     has_letter = generator.random(len(free)) < settings.density
     has_letter[generator.integers(len(free))] = True
     letters = []
@@ -160,7 +171,7 @@ def render_letters(settings: LetterSettings, split: Split, index: int) -> Letter
     chosen = int(generator.integers(len(letters)))
     letters[chosen] = letters[chosen]._replace(is_ringed=True)
     _draw_ring(canvas, letters[chosen].outline)
-    _draw_mark(canvas, mark, ink, generator)
+    _draw_mark(canvas, mark, extent, ink, generator)
     middle = (float(mark[0]), float(mark[1]))
     return LetterPicture(_with_noise(canvas, generator), tuple(letters), ink, middle)
 
@@ -242,10 +253,14 @@ def _draw_ring(canvas: Image.Image, outline: np.ndarray) -> None:
 
 
 def _draw_mark(
-    canvas: Image.Image, middle: np.ndarray, ink: int, generator: np.random.Generator
+    canvas: Image.Image,
+    middle: np.ndarray,
+    extent: int,
+    ink: int,
+    generator: np.random.Generator,
 ) -> None:
     """Draw the mark: a plate of a kind of ink in a white frame."""
-    box = [tuple(middle - MARK / 2), tuple(middle + MARK / 2 - 1)]
+    box = [tuple(middle - extent / 2), tuple(middle + extent / 2 - 1)]
     draw = ImageDraw.Draw(canvas)
     draw.rectangle(box, fill=_ink(ink, generator), outline=(255, 255, 255), width=2)
 

@@ -92,6 +92,9 @@ def load_weights(
 ) -> list[str]:
     """Copy `weights` into `model`; every name and shape must fit.
 
+    Of a tensor that the model has under several names one is enough, as safetensors of other
+    programs have it.
+
     Args:
         skip: modules that keep the model's own values where shapes differ or are absent (the
             classifier, when fine-tuning).
@@ -100,9 +103,11 @@ def load_weights(
         The names of the tensors that kept them.
 
     Raises:
-        ConfigError: the weights are another model's; lists what is missing, left over, misshapen.
+        ConfigError: the weights are another model's; lists what is missing, left over, misshapen,
+            or names a tensor of the model that has two values.
     """
     own = model.state_dict()
+    weights = _under_every_name(weights, own, source)
 
     def skipped(key: str) -> bool:
         return key.startswith(tuple(f"{module}." for module in skip))
@@ -126,6 +131,24 @@ def load_weights(
         )
     model.load_state_dict(fitting, strict=not skip)
     return [key for key in own if key not in fitting]
+
+
+def _under_every_name(
+    weights: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Path | str
+) -> dict[str, Tensor]:
+    """Weights with those that a model has under several names, by its state, under all of them."""
+    names_of: dict[tuple[int, torch.Size], list[str]] = {}
+    for key, value in own.items():
+        if value.data_ptr():  # neither empty nor without memory, as on meta
+            names_of.setdefault((value.data_ptr(), value.shape), []).append(key)
+    told = dict(weights)
+    for names in names_of.values():
+        there = [key for key in names if key in weights]
+        for key in there[1:]:
+            if not torch.equal(weights[key], weights[there[0]]):
+                raise ConfigError(f"{source} has two values of {there[0]}, the other as {key}")
+        told |= {key: weights[there[0]] for key in names if there}
+    return told
 
 
 def _some(names: list[str]) -> str:

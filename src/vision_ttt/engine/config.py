@@ -147,7 +147,8 @@ class ModelSection(Section):
     from 0 at the first; null: the model's own."""
     initial_weights: str | None = None
     """Path of a .safetensors file to start from, or the name of packaged weights, MODEL.TAG; the
-    head is copied only where its shape fits. null: random initialisation."""
+    head is copied only where its shape fits. A folder where the task reads one. null: random
+    initialisation."""
     frozen_layers: int | Literal["all"] = number(0, NOT_NEGATIVE)
     """Layers, counted from the input (first the patch embedding, then the blocks), that stay as
     they are; the head always learns. all: the head alone learns."""

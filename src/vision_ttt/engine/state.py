@@ -55,6 +55,16 @@ class TrainState:
     skipped_updates: list[int] = field(default_factory=list)
     """Updates left out because their loss or gradient was not finite, counted from 0."""
 
+    @property
+    def test_metrics(self) -> dict[str, float]:
+        """Metrics of the test set at the last evaluation; empty before the first one."""
+        return {
+            name: value
+            for row in self.history[-1:]
+            for name, value in row.items()
+            if name.startswith("test_")
+        }
+
 
 @dataclass(frozen=True)
 class SavedRun:

@@ -285,12 +285,7 @@ class _Run:
             epoch=state.epoch,
             update=state.update,
             averaged=parts.average is not None,
-            metrics={
-                name: value
-                for row in state.history[-1:]
-                for name, value in row.items()
-                if name.startswith("test_")
-            },
+            metrics=state.test_metrics,
         )
         writes = self.accelerator.is_main_process
         best = is_best(state, parts.task.primary)

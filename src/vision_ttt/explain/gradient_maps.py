@@ -14,7 +14,10 @@ from vision_ttt.layers.extra_tokens import split_extra
 from vision_ttt.ops.vit3_inner import depthwise_gradient_norms, gated_unit_gradient_norms
 
 STATES = ("final", "initial", "current")
-"""The states of a Vittt's learners at which gradients are computed; the first is the default."""
+"""The states of a Vittt's learners at which gradients are computed."""
+DEFAULT_STATE = "initial"
+"""The one whose map is neither the scan's nor behind a random order where maps were measured by
+deletion and insertion (docs/explain.md). That of Vision-TTT's Eq. 6 is "current"."""
 VIT3_STATES = ("initial",)
 """The state of a ViT³'s learners at which gradients are computed: they take one step."""
 
@@ -49,12 +52,12 @@ def gradient_magnitude(
     matrices. Its Frobenius norm measures how much the learner can learn from that token. It depends
     on the learner's state:
 
-    - "final", the default of a Vittt: after learning from the whole image. The gradient is large
-      for tokens that the rest of the image does not predict. All tokens meet the same state, so
-      that the map depends on the image and not on the scan.
-    - "initial": before any step. All tokens meet the same state, too, but an untrained one: on
-      photographs flat regions are often brightest. For scans of few mini-batches this map can be
-      clearer, because the final state after few steps depends mostly on the last of them.
+    - "initial", the default: before any step. All tokens meet the same state, so that the map
+      depends on the image and not on the scan. On photographs flat regions are often brightest.
+    - "final": after learning from the whole image. All tokens meet the same state, too. The
+      gradient is large for tokens that the rest of the image does not predict: the map to draw of
+      images of many mini-batches. After few steps this state depends mostly on the last of them,
+      and the map may mark what the model does not use.
     - "current": before the token's mini-batch, which is the paper's definition. The first
       mini-batch of each direction meets an untrained state and dominates the map: on photographs of
       1,024 tokens its 32 tokens have 46 to 94 % of the map's energy ‖G_t‖², and 2 to 4 % of the
@@ -156,7 +159,7 @@ def _maps(
             return arguments["grid"], arguments.get("extra", ())
         if isinstance(layer, ViT3TTT):
             return _vit3_norms(layer, **arguments), (arguments["grid"],)
-        return _norms(layer, arguments["x"], STATES[0] if state is None else state)
+        return _norms(layer, arguments["x"], DEFAULT_STATE if state is None else state)
 
     # A Vittt's mixer knows the grid, the layer within it the tokens.
     within = {

@@ -49,7 +49,7 @@ def inner_loss_course_figure(
         for index, (name, label) in enumerate(COURSES.items()):
             _course(axis, getattr(course, name), window, index, label)
         _describe(axis, layer)
-    _finish(figure, axes, window, title, columns=1 if len(courses) == 1 else 3)
+    _finish(figure, axes, _along(window), title, columns=1 if len(courses) == 1 else 3)
     return figure
 
 
@@ -75,7 +75,39 @@ def inner_loss_comparison(
             _course(axis, course.before, window, index, model)
     for axis, layer in zip(axes, longest, strict=True):
         _describe(axis, layer)
-    _finish(figure, axes, window, "ℓ(Wₜ₋₁; xₜ), before the token's step", columns=4)
+    title = "ℓ(Wₜ₋₁; xₜ), before the token's step"
+    _finish(figure, axes, _along(window), title, columns=4)
+    return figure
+
+
+def inner_loss_training_figure(
+    checkpoints: Mapping[int, Mapping[str, LossCourse]], *, unit: str = "epoch", title: str = ""
+) -> Figure:
+    """Inner loss at three states over the training, a panel for each layer (VT, Fig. 11).
+
+    Each is the mean over the tokens of the scan. The gap between the first two is what the learner
+    has learnt from the tokens before, that between the last two what one step teaches.
+
+    Args:
+        checkpoints: how long a model was trained → its layers' losses then, of
+            :func:`vision_ttt.explain.inner_loss_course`.
+        unit: of the training: "epoch" or "update".
+        title: of the figure, e.g. the model's name.
+
+    Raises:
+        ValueError: there is no checkpoint or layer, or checkpoints differ in their layers.
+    """
+    trained = sorted(checkpoints)
+    layers = checkpoints[trained[0]] if trained else {}
+    if any(list(courses) != list(layers) for courses in checkpoints.values()):
+        raise ValueError("checkpoints must be of one model, whose layers have the same names")
+    figure, axes, _ = _panels(layers, window=1)
+    for axis, layer in zip(axes, layers, strict=True):
+        for index, (name, label) in enumerate(COURSES.items()):
+            means = [getattr(checkpoints[at][layer], name).mean().item() for at in trained]
+            axis.plot(trained, means, marker=".", label=label, **line_style(index))
+        _describe(axis, layer)
+    _finish(figure, axes, unit, title, columns=len(COURSES))
     return figure
 
 
@@ -140,10 +172,14 @@ def _describe(axis: Axes, layer: str) -> None:
     axis.grid(alpha=0.3)
 
 
-def _finish(figure: Figure, axes: list[Axes], window: int, title: str, *, columns: int) -> None:
+def _along(window: int) -> str:
     smoothed = f"\n(thick: mean of {window})" if window > 1 else ""
+    return f"token, in scan order{smoothed}"
+
+
+def _finish(figure: Figure, axes: list[Axes], along: str, title: str, *, columns: int) -> None:
     for axis in axes[-_MOST_COLUMNS:]:  # the last of each column
-        axis.set_xlabel(f"token, in scan order{smoothed}", fontsize=8)
+        axis.set_xlabel(along, fontsize=8)
     figure.supylabel("inner loss ½‖f(k) − v‖²", fontsize=9)
     add_legend(figure, axes[0], title, columns)
 

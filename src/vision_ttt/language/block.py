@@ -71,18 +71,25 @@ class TTTBlock(GradientCheckpointingLayer):
         self.mlp = SwiGLU(dim, config.intermediate_size)
 
     def forward(
-        self, x: Tensor, state: TTTBlockState | None = None, return_state: bool = False
+        self,
+        x: Tensor,
+        state: TTTBlockState | None = None,
+        return_state: bool = False,
+        lengths: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, TTTBlockState]:
-        """Mix tokens x [B, T, D], the next ones of a sequence where its state is given."""
+        """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
+
+        With ``lengths`` [B] what is behind so many tokens is padding, which the state leaves out.
+        """
         taps = None
         if self.has_conv:
             before = None if state is None else state.conv
-            y = self.conv(self.conv_norm(x), before, return_state)
+            y = self.conv(self.conv_norm(x), before, return_state, lengths)
             if return_state:
                 y, taps = y
             x = x + y
         before = None if state is None else state.ttt
-        y = self.ttt(self.seq_norm(x), before, return_state)
+        y = self.ttt(self.seq_norm(x), before, return_state, lengths)
         if return_state:
             y, after = y
         x = x + y

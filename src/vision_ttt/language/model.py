@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from vision_ttt.language import padding
 from vision_ttt.language.block import TTTBlock, TTTBlockState
 from vision_ttt.language.cache import TTTCache
 from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.outputs import TTTModelOutput
+from vision_ttt.language.padding import Padding
 from vision_ttt.layers import (
     TTTMLP,
     DirectionalConv1d,
@@ -83,9 +83,9 @@ class TTTModel(TTTPreTrainedModel):
 
         Args:
             input_ids: token numbers [B, T].
-            attention_mask: 1 for tokens and 0 for padding before or behind them [B, T], or also of
-                the tokens that the cache has seen [B, … + T]. A row gives what it gives without its
-                padding; rows of equal padding run together. Outputs at padding are of no meaning.
+            attention_mask: 1 for tokens and 0 for padding [B, T], or also of the tokens that the
+                cache has seen [B, … + T]. A row gives what it gives without its padding, wherever
+                that is. Outputs at padding are of no meaning.
             cache_params: the cache that an earlier call has returned. It is not changed.
             inputs_embeds: embeddings [B, T, D], in place of ``input_ids``.
             use_cache: return the cache after the last tokens. None: ``config.use_cache``, and in
@@ -107,11 +107,14 @@ class TTTModel(TTTPreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         cache = TTTCache() if cache_params is None else cache_params
         self._check(x, cache, use_cache)
-        together = self._groups(attention_mask, x, cache, use_cache)
-        if together is None:
+        padding = self._padding(attention_mask, x, cache)
+        if padding is None:
             hidden, blocks = self._run(x, cache.blocks, use_cache, output_hidden_states)
         else:
-            hidden, blocks = self._run_groups(together, x, cache, use_cache, output_hidden_states)
+            hidden, blocks = self._run(
+                padding.behind(x), cache.blocks, use_cache, output_hidden_states, padding.lengths
+            )
+            hidden = tuple(padding.back(each) for each in hidden)
         output = TTTModelOutput(
             last_hidden_state=hidden[-1],
             cache_params=TTTCache(blocks, cache.length + x.shape[1]) if use_cache else None,
@@ -136,10 +139,8 @@ class TTTModel(TTTPreTrainedModel):
     def _checkpoints(self) -> bool:
         return any(block.gradient_checkpointing for block in self.layers)
 
-    def _groups(
-        self, mask: Tensor | None, x: Tensor, cache: TTTCache, return_state: bool
-    ) -> list[padding.Group] | None:
-        """The rows of equal padding, None where no row has any."""
+    def _padding(self, mask: Tensor | None, x: Tensor, cache: TTTCache) -> Padding | None:
+        """Where the padding of tokens x [B, T, D] is, None where there is none."""
         if mask is None:
             return None
         batch, length = x.shape[:2]
@@ -148,11 +149,7 @@ class TTTModel(TTTPreTrainedModel):
             raise ValueError(
                 f"attention_mask must have shape [{batch}, {length}]{seen}, got {list(mask.shape)}"
             )
-        mask = mask[:, -length:]
-        begun = bool(cache.blocks)
-        groups = padding.groups(mask, begun=begun, return_state=return_state)
-        whole = len(groups) == 1 and groups[0][1:] == (0, length)
-        return None if whole else groups
+        return Padding.of(mask[:, -length:])
 
     def _run(
         self,
@@ -160,35 +157,19 @@ class TTTModel(TTTPreTrainedModel):
         before: Sequence[TTTBlockState],
         return_state: bool,
         all_hidden: bool,
+        lengths: Tensor | None = None,
     ) -> tuple[tuple[Tensor, ...], list[TTTBlockState]]:
-        """Hidden states [B, T, D], all or the last, and the blocks' states if they are wanted."""
+        """Hidden states [B, T, D], all or the last, and the blocks' states if they are wanted.
+
+        These are after ``lengths`` [B] tokens of each row, after all without.
+        """
         hidden, after = [], []
         states = before or [None] * len(self.layers)
         for block, state in zip(self.layers, states, strict=True):
-            x = block(x, state, return_state)
+            x = block(x, state, return_state, lengths)
             if return_state:
                 x, state = x
                 after.append(state)
             if all_hidden:
                 hidden.append(x)
         return (*hidden, self.norm(x)), after
-
-    def _run_groups(
-        self,
-        groups: Sequence[padding.Group],
-        x: Tensor,
-        cache: TTTCache,
-        return_state: bool,
-        all_hidden: bool,
-    ) -> tuple[tuple[Tensor, ...], list[TTTBlockState]]:
-        """As :meth:`_run`, each group without its padding."""
-        parts = [
-            self._run(x[rows, start:stop], cache.select(rows).blocks, return_state, all_hidden)
-            for rows, start, stop in groups
-        ]
-        hidden = zip(*(part[0] for part in parts), strict=True)
-        states = zip(*(part[1] for part in parts), strict=True)
-        return (
-            tuple(padding.joined(of_groups, groups, x.shape[1]) for of_groups in hidden),
-            [padding.joined_states(of_groups, groups) for of_groups in states],
-        )

@@ -1,65 +1,40 @@
-"""Batches of sequences of several lengths: which tokens there are, and who runs together."""
+"""Batches of sequences of several lengths: their tokens at the front, padding behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vision_ttt.language.block import TTTBlockState
-from vision_ttt.ops import states
+from vision_ttt.ops.states import take
 
 
-class Group(NamedTuple):
-    """Rows [n] of a batch whose tokens are those from ``start`` to before ``stop``."""
+class Padding(NamedTuple):
+    """Where the tokens of a batch [B, T] are.
 
-    rows: Tensor
-    start: int
-    stop: int
-
-
-def groups(mask: Tensor, *, begun: bool, return_state: bool) -> list[Group]:
-    """The rows of equal padding.
-
-    A token sees no later ones: padding on the right is left out only where the state after the last
-    token is wanted.
-
-    Args:
-        mask: [B, T], 1 for tokens and 0 for padding before or behind them.
-        begun: whether the rows have had tokens before.
-        return_state: whether the states after the last tokens are wanted.
-
-    Raises:
-        ValueError: a row has no token, or padding between its tokens, also those of earlier calls.
+    ``order`` [B, T] has the places of a row's tokens, then those of its padding, ``places`` [B, T]
+    is its inverse, and ``lengths`` [B] are the tokens of each row. A token sees no later ones:
+    behind the tokens padding changes nothing but the state, which leaves it out by the lengths.
     """
-    real = mask != 0
-    length = real.shape[1]
-    counts = real.sum(1)
-    starts = real.int().argmax(1)
-    stops = length - real.flip(1).int().argmax(1)
-    rows_at: dict[tuple[int, int], list[int]] = {}
-    spans = zip(starts.tolist(), stops.tolist(), counts.tolist(), strict=True)
-    for row, (start, stop, count) in enumerate(spans):
-        if count == 0:
-            raise ValueError(f"attention_mask: row {row} has no token")
-        if count != stop - start or (begun and start):
-            raise ValueError(f"attention_mask: row {row} has padding between its tokens")
-        rows_at.setdefault((start, stop if return_state else length), []).append(row)
-    return [Group(torch.tensor(rows, device=mask.device), *span) for span, rows in rows_at.items()]
 
+    order: Tensor
+    places: Tensor
+    lengths: Tensor
 
-def joined(parts: Sequence[Tensor], of: Sequence[Group], length: int) -> Tensor:
-    """Outputs of groups [n, stop - start, D] at their places of a batch [B, T, D], 0 elsewhere."""
-    first = parts[0]
-    whole = first.new_zeros(sum(map(len, parts)), length, first.shape[-1])
-    for part, (rows, start, stop) in zip(parts, of, strict=True):
-        whole[rows, start:stop] = part
-    return whole
+    @classmethod
+    def of(cls, mask: Tensor) -> Padding | None:
+        """Of a mask [B, T], 0 for padding. None where no row has any, but while compiling."""
+        real = mask != 0
+        if not torch.compiler.is_compiling() and not real.is_meta and real.all():
+            return None
+        order = (~real).to(torch.int8).argsort(dim=1, stable=True)
+        return cls(order, order.argsort(dim=1), real.sum(1))
 
+    def behind(self, x: Tensor) -> Tensor:
+        """Move the padding of x [B, T, D] behind its tokens."""
+        return take(x, self.order)
 
-def joined_states(parts: Sequence[TTTBlockState], of: Sequence[Group]) -> TTTBlockState:
-    """States of groups as that of the batch."""
-    order = torch.cat([group.rows for group in of])
-    return states.concatenate(parts).select(order.argsort())
+    def back(self, x: Tensor) -> Tensor:
+        """Move it to where it was."""
+        return take(x, self.places)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.ops import directional_conv1d
+from vision_ttt.ops.states import take
 
 
 class DirectionalConv1d(nn.Conv1d):
@@ -31,7 +32,11 @@ class DirectionalConv1d(nn.Conv1d):
         self.reverse_channels = reverse_channels
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, return_state: bool = False
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        return_state: bool = False,
+        lengths: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Convolve tokens, the next ones of a sequence where a state is given.
 
@@ -40,6 +45,8 @@ class DirectionalConv1d(nn.Conv1d):
             state: the ``kernel_size`` - 1 tokens before them [B, k - 1, C], as an earlier call has
                 returned them; None at the beginning, before which all tokens are 0.
             return_state: return (output, state) with the last k - 1 tokens.
+            lengths: tokens of each sequence [B]; what is behind them is padding, which the state
+                leaves out.
 
         Raises:
             ValueError: the state has another shape, or channels scan from T to 1, whose first token
@@ -61,5 +68,9 @@ class DirectionalConv1d(nn.Conv1d):
             )
         seen = torch.cat([state.to(x.dtype), x], dim=1)
         o = directional_conv1d(seen, self.weight, self.bias, 0)[:, taps:]
-        # A view would keep all of the tokens in memory for as long as the state is kept.
-        return (o, seen[:, x.shape[1] :].clone()) if return_state else o
+        if not return_state:
+            return o
+        if lengths is None:
+            # A view would keep all of the tokens in memory for as long as the state is kept.
+            return o, seen[:, x.shape[1] :].clone()
+        return o, take(seen, lengths.unsqueeze(1) + torch.arange(taps, device=x.device))

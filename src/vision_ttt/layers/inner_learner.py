@@ -163,11 +163,13 @@ class InnerLearner(nn.Module, ABC):
         eta: Tensor,
         state: Any = None,
         return_state: bool = False,
+        lengths: Tensor | None = None,
     ) -> Any:
         """Learn from k, v [B, T, heads, d] at rates eta [B, T, heads]; apply it to q.
 
         The tokens are the next ones of a sequence where its ``state`` is given. With
-        ``return_state`` the result is (o, state).
+        ``return_state`` the result is (o, state), the state after ``lengths`` [B] tokens of each
+        sequence where they are given.
         """
 
     def extra_repr(self) -> str:

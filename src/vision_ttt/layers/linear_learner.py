@@ -43,7 +43,8 @@ class LinearLearner(InnerLearner):
         eta: Tensor,
         state: LinearState | None = None,
         return_state: bool = False,
+        lengths: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, LinearState]:
         """Learn from k, v [B, T, heads, d] at rates eta [B, T, heads]; apply it to q."""
         problem = self.problem(q, k, v, eta)
-        return ttt_linear(**problem, state=state, return_state=return_state)
+        return ttt_linear(**problem, state=state, return_state=return_state, lengths=lengths)

@@ -50,7 +50,8 @@ class MLPLearner(InnerLearner):
         eta: Tensor,
         state: MLPState | None = None,
         return_state: bool = False,
+        lengths: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, MLPState]:
         """Learn from k, v [B, T, heads, d] at rates eta [B, T, heads]; apply it to q."""
         problem = self.problem(q, k, v, eta)
-        return ttt_mlp(**problem, state=state, return_state=return_state)
+        return ttt_mlp(**problem, state=state, return_state=return_state, lengths=lengths)

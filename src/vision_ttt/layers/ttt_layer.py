@@ -122,7 +122,11 @@ class TTTLayer(nn.Module):
         nn.init.zeros_(self.rate_proj.bias)
 
     def views(
-        self, x: Tensor, state: TTTLayerState | None = None, return_state: bool = False
+        self,
+        x: Tensor,
+        state: TTTLayerState | None = None,
+        return_state: bool = False,
+        lengths: Tensor | None = None,
     ) -> Views | tuple[Views, tuple[Tensor | None, Tensor | None]]:
         """q, k, v [B, T, heads, d], eta [B, T, heads] and the gate's logits [B, T, D] or None.
 
@@ -136,8 +140,8 @@ class TTTLayer(nn.Module):
             q, k = self.conv_q(q), self.conv_k(k)
         else:
             before = (None, None) if state is None else (state.conv_q, state.conv_k)
-            q, taps_q = self.conv_q(q, before[0], return_state=True)
-            k, taps_k = self.conv_k(k, before[1], return_state=True)
+            q, taps_q = self.conv_q(q, before[0], True, lengths)
+            k, taps_k = self.conv_k(k, before[1], True, lengths)
             taps = taps_q, taps_k
         q, k, v = (view.unflatten(-1, (self.heads, self.head_dim)) for view in (q, k, v))
         if self.rotary is not None:
@@ -158,9 +162,16 @@ class TTTLayer(nn.Module):
         return torch.sigmoid(logits) * (self.base_learning_rate / self.head_dim)
 
     def forward(
-        self, x: Tensor, state: TTTLayerState | None = None, return_state: bool = False
+        self,
+        x: Tensor,
+        state: TTTLayerState | None = None,
+        return_state: bool = False,
+        lengths: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, TTTLayerState]:
         """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
+
+        With ``lengths`` [B] each sequence has its own number of them: what is behind is padding,
+        whose outputs are of no meaning, and which the state leaves out.
 
         Raises:
             ValueError: a state is given or asked for with two directions, or does not fit.
@@ -170,9 +181,9 @@ class TTTLayer(nn.Module):
             z = self.learner(q, k, v, eta).flatten(2)  # [B, T, directions · D]
             return self.out_proj(self.merge(z, gate))
         self._refuse_state_of_two_directions()
-        (q, k, v, eta, gate), taps = self.views(x, state, return_state=True)
+        (q, k, v, eta, gate), taps = self.views(x, state, True, lengths)
         learner = None if state is None else state.learner
-        z, learner = self.learner(q, k, v, eta, learner, return_state=True)
+        z, learner = self.learner(q, k, v, eta, learner, True, lengths)
         o = self.out_proj(self.merge(z.flatten(2), gate))
         return (o, TTTLayerState(learner, *taps)) if return_state else o
 

@@ -83,11 +83,15 @@ class TTTLinear(TTTLayer, Fusable):
             self.fuse()
 
     def forward(
-        self, x: Tensor, state: TTTLayerState | None = None, return_state: bool = False
+        self,
+        x: Tensor,
+        state: TTTLayerState | None = None,
+        return_state: bool = False,
+        lengths: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, TTTLayerState]:
         """As :class:`TTTLayer`; with a state the parts run also where ``fused`` is set."""
         if not self.fused or state is not None or return_state:
-            return super().forward(x, state, return_state)
+            return super().forward(x, state, return_state, lengths)
         conv_q, conv_k, learner, merge = self.conv_q, self.conv_k, self.learner, self.merge
         mixed = fused_ttt_linear(
             linear(x, self.in_proj.weight),

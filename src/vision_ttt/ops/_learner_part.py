@@ -18,7 +18,13 @@ from vision_ttt.ops import _learner_cpu
 from vision_ttt.ops._contract import Contract
 from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._learner_cpu import LearnerCall
-from vision_ttt.ops._learner_state import Opened, OpenMiniBatch, Parts, Tensors, no_tokens
+from vision_ttt.ops._learner_mini_batches import (
+    Opened,
+    OpenMiniBatch,
+    Parts,
+    Tensors,
+    no_tokens,
+)
 from vision_ttt.ops._op import Op
 
 

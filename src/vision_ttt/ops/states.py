@@ -52,6 +52,12 @@ def select(state: State, rows: Tensor | Sequence[int] | slice) -> State:
     return of_each(lambda x: x[rows], state)
 
 
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """x[i, index[i, n], …] for x [B, T, …] and index [B, n]; out of range stands for the end."""
+    rows = torch.arange(len(x), device=x.device).unsqueeze(1)
+    return x[rows, index.clamp(0, x.shape[1] - 1)]
+
+
 def concatenate(parts: Sequence[State]) -> State:
     """Return the state of the sequences of several states, one after the other.
 

@@ -96,7 +96,7 @@ def describe_deletion(results: Sequence[DeletionResult]) -> str:
     draws = max(each.curves.draws for each in results)
     points = sorted({len(each.curves.shares) for each in results})
     parts = [
-        "`vision-ttt explain-deletion`: mean ± sample standard deviation over models trained with"
+        "`vision-ttt explain deletion`: mean ± sample standard deviation over models trained with"
         f" different seeds, on {_either(images)} test images, curves of {_either(points)} points;"
         f" gain: against the random order (mean of {draws}) with the same model and fill, positive"
         " where the map is better",

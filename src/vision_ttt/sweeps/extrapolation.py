@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 FACTORS = (2, 4)
 """Sides of the pictures, in sides of those that the model was trained on."""
-LARGEST = 2048
-"""Side, in pixels: beyond it quadratic cost takes many minutes a picture."""
+LARGEST = 1024
+"""Side, in pixels: beyond it a picture takes quadratic cost minutes."""
 
 
 def measure_larger(model: nn.Module, task: Segmentation) -> dict[str, float]:
     """Return the mean IoU on pictures of twice and four times the side, by factor: "2", "4".
 
-    Letters keep their sizes: larger pictures have more of them, and about as many letters are
-    tested. Factors that would exceed `LARGEST` are left out.
+    Letters and mark keep their sizes: larger pictures have more letters, and about as many of them
+    are tested. Factors that would exceed `LARGEST` are left out.
 
     Args:
         model: in evaluation mode; accepts any image size.
@@ -41,7 +41,7 @@ def measure_larger(model: nn.Module, task: Segmentation) -> dict[str, float]:
             continue
         pictures = replace(
             own,
-            settings=replace(own.settings, side=side),
+            settings=replace(own.settings, side=side, mark=own.settings.mark_side),
             images=max(own.images // factor**2, 1),
         )
         items = SeededItems(pictures, TestTransform(task.statistics, side, side))

@@ -8,6 +8,7 @@ from vision_ttt import tasks
 from vision_ttt.engine.building import load_weights
 from vision_ttt.engine.checkpoint import ModelMetadata, read_weights
 from vision_ttt.engine.config import ConfigError
+from vision_ttt.engine.earlier_weights import is_earlier, read_earlier_weights
 from vision_ttt.engine.tensor_files import CheckpointError
 
 
@@ -17,7 +18,7 @@ def load_model(
     """Build the model that a weights file describes and load it strictly, to evaluate on the CPU.
 
     Args:
-        path: of the file.
+        path: of the file; of a run's checkpoints, the files that it resumes from, too.
         task: what the model has to be trained for; None for any task.
 
     Raises:
@@ -26,7 +27,7 @@ def load_model(
             ours, its weights are not those of the model it names, or the model is another task's.
     """
     path = Path(path)
-    weights, metadata = read_weights(path)
+    weights, metadata = (read_earlier_weights if is_earlier(path) else read_weights)(path)
     try:
         name = metadata.task["name"]
         section = tasks.find(name)

@@ -6,9 +6,10 @@ folder that does not end in .safetensors, or begins with `sample:`; all others a
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jsonargparse
+import yaml
 
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
@@ -29,6 +30,8 @@ KINDS = {
     "norms": "sizes of the tokens after every block, and the outliers among them",
     "fast-weights": "how far the inner weights move along an image, and how fast",
 }
+# Words that may follow, too, and then are commands of their own (see vision_ttt.cli.main).
+_OTHER_COMMANDS = {"deletion": "whether maps of importance mean anything, on a test set"}
 SAMPLE = "sample:"
 WEIGHTS = ".safetensors"
 LARGEST_SIDE = 8_192  # pixels
@@ -47,9 +50,12 @@ _EPILOG = """Examples:
 `vision-ttt explain WHAT --help` explains the flags of each."""
 
 _READING = """Models: checkpoints (.safetensors) of any task on images, names of packaged weights
-(MODEL.TAG), and names of models of this package or of timm, which have random weights. Several are
-shown side by side. Of a detector or segmenter the backbone is shown: gradients, losses and fast
-weights as they are within its adapter, receptive field and norms of the backbone by itself.
+(MODEL.TAG), and names of models of this package or of timm, which have random weights;
+NAME:KEY=VALUE,KEY=VALUE has constructor arguments, as in resnet18:zero_init_last=false (with timm's
+default each of its residual branches begins at zero). Several are shown side by side. A run's
+earlier weights are in its folder checkpoints, as many as --keep-checkpoints says. Of a detector or
+segmenter the backbone is shown: gradients, losses and fast weights as they are within its adapter,
+receptive field and norms of the backbone by itself.
 
 Images: files, folders for all images in them, and sample:NAME for pictures that come with the
 packages: sample:china, sample:flower (photographs), sample:digit-N, sample:object-N, sample:scene-N
@@ -67,8 +73,9 @@ MODEL/IMAGE/… or MODEL/LAYER/…"""
 def add_arguments(parser: CommandParser) -> None:
     """Declare what to explain; each has flags of its own."""
     parser.epilog = _EPILOG
-    summaries = "; ".join(f"{kind}: {summary}" for kind, summary in KINDS.items())
-    parser.add_argument("what", type=Literal[tuple(KINDS)], help=summaries)
+    kinds = KINDS | _OTHER_COMMANDS
+    summaries = "; ".join(f"{kind}: {summary}" for kind, summary in kinds.items())
+    parser.add_argument("what", type=Literal[tuple(kinds)], help=summaries)
 
 
 def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
@@ -109,6 +116,8 @@ def check(arguments: jsonargparse.Namespace) -> None:
             check_input_file("the checkpoint", model)
         elif "/" in model or Path(model).suffix.lower() in _IMAGE_SUFFIXES:
             raise FileNotFoundError(2, "No such file", model)
+        else:
+            name_and_arguments(model)
     if not models:
         raise UserError(f"no model is given, only images ({shortened(images[0])}, …)")
     if not images:
@@ -116,12 +125,10 @@ def check(arguments: jsonargparse.Namespace) -> None:
     for image in images:
         if not image.startswith(SAMPLE):
             check_readable("the image", image)
-    checkpoints = sum(model.endswith(WEIGHTS) for model in models)
-    if arguments.random and not checkpoints:
+    if arguments.random and not any(model.endswith(WEIGHTS) for model in models):
         raise UserError("--random is for checkpoints; a model that is named has random weights")
-    shown = len(models) + arguments.random * checkpoints
-    if shown > MOST_MODELS:
-        raise UserError(f"{shown} models are given; a figure shows at most {MOST_MODELS}")
+    if len(models) > MOST_MODELS:
+        raise UserError(f"{len(models)} models are given; a figure shows at most {MOST_MODELS}")
     _check_names(arguments, len(models))
     _check_output(arguments)
 
@@ -130,6 +137,28 @@ def told_apart(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the models and the images that are given, each in their order."""
     images = [each for each in given if _is_image(each)]
     return [each for each in given if not _is_image(each)], images
+
+
+def name_and_arguments(model: str) -> tuple[str, dict[str, Any]]:
+    """Split a named model, NAME or NAME:KEY=VALUE,…, whose values are YAML's.
+
+    Raises:
+        UserError: what follows the colon is something else.
+    """
+    name, colon, given = model.partition(":")
+    arguments = {}
+    for each in given.split(",") if colon else ():
+        key, equals, value = each.partition("=")
+        if not (key.isidentifier() and equals and value):
+            raise UserError(
+                f"{shortened(model)} has {each!r}; a model with constructor arguments is"
+                " NAME:KEY=VALUE,KEY=VALUE"
+            )
+        try:
+            arguments[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UserError(f"{shortened(model)}: {value!r} is no YAML value") from error
+    return name, arguments
 
 
 def _is_image(given: str) -> bool:
@@ -167,7 +196,8 @@ def _add_common(parser: CommandParser) -> None:
         "--random",
         type=bool,
         default=False,
-        help="beside each checkpoint its model with random weights, as before training",
+        help="beside each checkpoint its model with random weights, as before training; once for"
+        " all checkpoints of a model",
     )
     parser.add_argument("--seed", type=int, default=0, help="of random weights")
     parser.add_argument(
@@ -206,10 +236,10 @@ def _add_gradient_map(parser: CommandParser) -> None:
         "--state",
         type=Literal["final", "initial", "current"] | None,
         default=None,
-        help="of the inner learners at which gradients are taken. final: after the whole image."
-        " initial: before it. current: before the token, as the paper has it; the scan's first"
-        " tokens then meet an untrained learner and outshine the rest, most of all on small"
-        " images. null: final, or for models whose learners take one step, initial",
+        help="of the inner learners at which gradients are taken. initial: before the image."
+        " final: after it; clearest on images of many mini-batches. current: before the token's"
+        " mini-batch, as the paper has it; the scan's first tokens then meet an untrained learner"
+        " and outshine the rest. null: initial",
     )
     parser.add_argument(
         "--last_layers", type=int, default=1, help="layers, the last ones, that maps are means of"

@@ -1,4 +1,4 @@
-"""The arguments of `vision-ttt explain-deletion`."""
+"""The arguments of `vision-ttt explain deletion`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +23,9 @@ MOST_DRAWS = 1_000
 
 _EPILOG = """Examples:
 
-  vision-ttt explain-deletion runs/digits/last.safetensors
-  vision-ttt explain-deletion runs/digits/seed-*/last.safetensors --images 200 --results R.csv
-  vision-ttt explain-deletion --table-only --results R.csv --page docs/explain.md
+  vision-ttt explain deletion runs/digits/last.safetensors
+  vision-ttt explain deletion runs/digits/seed-*/last.safetensors --images 200 --results R.csv
+  vision-ttt explain deletion --table-only --results R.csv --page docs/explain.md
 
 Checkpoints of the same model and data are taken for the seeds of one row of the table. Results of
 other checkpoints that the CSV file holds are kept, and stand in table and picture, too."""
@@ -94,7 +94,7 @@ def add_arguments(parser: CommandParser) -> None:
 def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     """Parse `argv` and keep it: every result says what command it is of."""
     arguments = parser.parse_command(argv)
-    arguments.command = ("vision-ttt", "explain-deletion", *argv)
+    arguments.command = ("vision-ttt", "explain", "deletion", *argv)
     return arguments
 
 
@@ -110,7 +110,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     if bool(arguments.checkpoints) == arguments.table_only:
         raise UserError(
             "name the checkpoints to measure, or give --table-only and none (see vision-ttt"
-            " explain-deletion --help)"
+            " explain deletion --help)"
         )
     arguments.checkpoints = [checkpoint_path(given) for given in arguments.checkpoints]
     if arguments.table_only:

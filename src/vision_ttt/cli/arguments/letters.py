@@ -12,6 +12,7 @@ RANGES = {
     "density": (0.01, 1),
     "clutter": (0, 1),
     "seed": (0, 2**63 - 1),
+    "mark": (8, 4096),
 }
 """What pictures of letters accept; told here, because the arguments are checked without NumPy."""
 
@@ -49,6 +50,13 @@ def add_arguments(parser: CommandParser) -> None:
         type=float,
         default=0.5,
         help="share of the other places that have strokes in the letters' colours",
+    )
+    parser.add_argument(
+        "--mark",
+        type=int,
+        default=None,
+        help="pixels along the side of the mark, half of the picture's at most; default: an eighth"
+        " of the picture's",
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything random")
     parser.add_argument("--train_images", type=int, default=1000, help="pictures to train on")

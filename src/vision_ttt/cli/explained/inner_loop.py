@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
+import jsonargparse
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -16,9 +19,16 @@ from vision_ttt.cli.explained.kind import (
     head_names,
     mean_over_images,
 )
+from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.explain import fast_weights, inner_loss_course
 from vision_ttt.explain.fast_weight_figures import fast_weight_heads, fast_weight_sheet
-from vision_ttt.explain.inner_loss_figures import inner_loss_comparison, inner_loss_course_figure
+from vision_ttt.explain.inner_loss_figures import (
+    inner_loss_comparison,
+    inner_loss_course_figure,
+    inner_loss_training_figure,
+)
+
+_SHORTEST_COURSE = 3  # checkpoints: two are a comparison
 
 
 class InnerLoss(Kind):
@@ -26,14 +36,25 @@ class InnerLoss(Kind):
 
     what = "inner-loss"
 
+    def __init__(self, arguments: jsonargparse.Namespace) -> None:
+        super().__init__(arguments)
+        self.metadata: dict[str, ModelMetadata | None] = {}
+        """The model's name → of its checkpoint."""
+
     def look(self, subject: Subject, images: Tensor) -> Mapping[str, Any]:
         return _some_layers(subject, inner_loss_course(subject.backbone.around, images))
 
     def gather(self, subject: Subject, parts: Sequence[Part]) -> dict[str, Any]:
+        self.metadata[subject.name] = subject.metadata
         return _mean_layers(parts)
 
     def arrays(self, found: Mapping[str, Any]) -> dict[str, Tensor]:
-        return _arrays_of_layers(found)
+        arrays = _arrays_of_layers(found)
+        for model, metadata in self.metadata.items():
+            if metadata is not None:
+                arrays[f"{model}/epoch"] = torch.tensor(metadata.epoch, dtype=torch.int64)
+                arrays[f"{model}/update"] = torch.tensor(metadata.update, dtype=torch.int64)
+        return arrays
 
     def figures(self, found: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
         window = self.arguments.window
@@ -42,6 +63,13 @@ class InnerLoss(Kind):
             yield file_name(self.what, model), figure
         if len(found) > 1:
             yield self.what, inner_loss_comparison(found, window=window)
+        unit = training_unit(list(self.metadata.values()))
+        if unit is not None:
+            checkpoints = {
+                getattr(metadata, unit): found[model] for model, metadata in self.metadata.items()
+            }
+            figure = inner_loss_training_figure(checkpoints, unit=unit)
+            yield f"{self.what}-training", figure
 
 
 class FastWeightsAlong(Kind):
@@ -70,6 +98,18 @@ class FastWeightsAlong(Kind):
                         layers, quantity, heads=self.heads[model], title=model
                     )
                     yield file_name(self.what, quantity.replace("_", "-"), model), figure
+
+
+def training_unit(checkpoints: Sequence[ModelMetadata | None]) -> Literal["epoch", "update"] | None:
+    """In what at least three checkpoints of one model follow each other; None if they do not."""
+    models = [each and (each.task, each.model, each.model_args, each.data) for each in checkpoints]
+    if len(models) < _SHORTEST_COURSE or None in models or any(x != models[0] for x in models):
+        return None
+    for unit in ("epoch", "update"):
+        trained = [getattr(each, unit) for each in checkpoints]
+        if all(one < other for one, other in pairwise(trained)):
+            return unit
+    return None
 
 
 def _some_layers(subject: Subject, layers: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ import jsonargparse
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.layers import InnerLearner
 from vision_ttt.tasks.images.backbones import ImageBackbone
 
@@ -23,6 +24,8 @@ class Subject(NamedTuple):
 
     name: str
     backbone: ImageBackbone
+    metadata: ModelMetadata | None = None
+    """Of the checkpoint, at update 0 of its model before training; None of a model by its name."""
 
 
 class Batch(NamedTuple):

@@ -84,6 +84,7 @@ def ttt_linear(
     reverse_heads: int = ...,
     eps: float = ...,
     state: LinearState | None = ...,
+    lengths: Tensor | None = ...,
     return_state: Literal[False] = ...,
     backend: str | None = ...,
 ) -> Tensor: ...
@@ -103,6 +104,7 @@ def ttt_linear(
     reverse_heads: int = ...,
     eps: float = ...,
     state: LinearState | None = ...,
+    lengths: Tensor | None = ...,
     return_state: Literal[True],
     backend: str | None = ...,
 ) -> tuple[Tensor, LinearState]: ...
@@ -122,6 +124,7 @@ def ttt_linear(
     reverse_heads: int = 0,
     eps: float = 1e-6,
     state: LinearState | None = None,
+    lengths: Tensor | None = None,
     return_state: bool = False,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, LinearState]:
@@ -156,6 +159,9 @@ def ttt_linear(
         state: where an earlier call has left the sequence, after any token; this call's tokens are
             the next ones, and the initial state is not used. Both calls together return what one
             call on all tokens does, and differentiate as it does.
+        lengths: tokens of each sequence in this call [B], whole numbers; what is behind them is
+            padding, whose outputs are of no meaning, and the state is the one after the last of
+            them. None: T. With ``reverse_heads`` there are none.
         return_state: return ``(o, state)``, a :class:`LinearState` after the last token.
         backend: "cpu" (compiled kernels), "triton" (kernels for CUDA), "dual" (PyTorch's matrix
             products, any device) or "reference" (primal form, differentiated by autograd). None
@@ -183,4 +189,5 @@ def ttt_linear(
         PART,
         backend,
         return_state=return_state,
+        lengths=lengths,
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from vision_ttt.ops import states
-from vision_ttt.ops._learner_state import Part, Tensors
+from vision_ttt.ops._learner_mini_batches import Part, Tensors
 from vision_ttt.ops.ttt_linear.contract import Inputs
 from vision_ttt.ops.ttt_linear.inner_model import InnerNorm, inner_gradient, inner_output
 

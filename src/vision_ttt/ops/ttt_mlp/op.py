@@ -85,6 +85,7 @@ def ttt_mlp(
     reverse_heads: int = ...,
     eps: float = ...,
     state: MLPState | None = ...,
+    lengths: Tensor | None = ...,
     return_state: Literal[False] = ...,
     backend: str | None = ...,
 ) -> Tensor: ...
@@ -106,6 +107,7 @@ def ttt_mlp(
     reverse_heads: int = ...,
     eps: float = ...,
     state: MLPState | None = ...,
+    lengths: Tensor | None = ...,
     return_state: Literal[True],
     backend: str | None = ...,
 ) -> tuple[Tensor, MLPState]: ...
@@ -127,6 +129,7 @@ def ttt_mlp(
     reverse_heads: int = 0,
     eps: float = 1e-6,
     state: MLPState | None = None,
+    lengths: Tensor | None = None,
     return_state: bool = False,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, MLPState]:
@@ -161,6 +164,9 @@ def ttt_mlp(
         state: where an earlier call has left the sequence, after any token; this call's tokens are
             the next ones, and the initial state is not used. Both calls together return what one
             call on all tokens does, and differentiate as it does.
+        lengths: tokens of each sequence in this call [B], whole numbers; what is behind them is
+            padding, whose outputs are of no meaning, and the state is the one after the last of
+            them. None: T. With ``reverse_heads`` there are none.
         return_state: return ``(o, state)``, a :class:`MLPState` after the last token.
         backend: "cpu" (compiled kernels), "dual" (PyTorch's matrix products, any device) or
             "reference" (primal form, differentiated by autograd). None selects the fastest that
@@ -180,5 +186,13 @@ def ttt_mlp(
     tensors = (q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale)
     inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)
     return run_learner(
-        OP, inputs, INITIAL, MLPState, state, PART, backend, return_state=return_state
+        OP,
+        inputs,
+        INITIAL,
+        MLPState,
+        state,
+        PART,
+        backend,
+        return_state=return_state,
+        lengths=lengths,
     )

@@ -117,16 +117,25 @@ def checkpoint_backbone(
     return section.image_backbone(model, metadata, shorter_side=shorter_side)
 
 
-def named_backbone(name: str, shorter_side: int | None) -> ImageBackbone:
+def named_backbone(
+    name: str, shorter_side: int | None, arguments: Mapping[str, Any] | None = None
+) -> ImageBackbone:
     """A model of this package or of timm with random weights, drawn from torch's generator.
 
+    Args:
+        shorter_side: see :class:`WholeImage`; None for the centre crop of the model's own size.
+        arguments: of the model's constructor; an `img_size` is that of the images, too.
+
     Raises:
-        ConfigError: there is no such model (names the nearest), or it is no backbone of images.
+        ConfigError: there is no such model (names the nearest), it does not accept the arguments,
+            or it is no backbone of images.
     """
+    arguments = {} if arguments is None else arguments
     if is_model(name) and not timm.is_model(name):  # timm's registry holds no denoisers
         raise ConfigError(f"{name} is a denoising model, not a backbone of images")
-    model = build_model(name, {}).eval()
-    return classifier_backbone(model, name, {}, data_config(model), shorter_side)
+    model = build_model(name, arguments).eval()
+    told = data_config(model, arguments.get("img_size"))
+    return classifier_backbone(model, name, arguments, told, shorter_side)
 
 
 def dense_backbone(

@@ -85,6 +85,7 @@ class LanguageSection(TaskSection):
         cls, metadata: ModelMetadata, changes: Mapping[str, Any], **machine: Any
     ) -> Language:
         """Open a checkpoint's documents again, or other ones."""
+        require("lm", cls.HOLDS)
         from vision_ttt.tasks.language.metadata import reopen
 
         return reopen(cls(), metadata, changes, **machine)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vision_ttt.data import DatasetError
 from vision_ttt.engine.checkpoint import ModelMetadata
-from vision_ttt.engine.config import MachineSection, TaskSection, TrainConfig
+from vision_ttt.engine.config import ConfigError, MachineSection, TaskSection, TrainConfig
 from vision_ttt.tasks.language.config import LONGEST_CONTEXT, LanguageData
+from vision_ttt.tasks.language.tokenizers import BYTES, FolderTokenizer, Tokenizer, open_tokenizer
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.language.task import Language
 
+_FILE_NAME = re.compile(r"\w[\w.-]*")
+"""Of a file of a tokenizer: it stays within its folder."""
+
 
 def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
-    """Return what a checkpoint carries, checked: its tokenizer's name, the vocabulary's size, the
-    context.
+    """Return what a checkpoint carries, checked: its tokenizer's name and files, the vocabulary's
+    size, the context.
 
     Raises:
         ValueError, TypeError, KeyError: it is damaged.
@@ -24,11 +30,32 @@ def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
     told = metadata.carried
     if not isinstance(told["tokenizer"], str):
         raise TypeError("tokenizer is not a name")
+    for name, text in dict(told.get("tokenizer_files", {})).items():
+        if not _FILE_NAME.fullmatch(name) or not isinstance(text, str):
+            raise ValueError(f"the tokenizer's file {name!r} is not a plain name with a text")
     if metadata.model_args["vocab_size"] != told["vocab_size"]:
         raise ValueError("the number of tokens in the vocabulary does not fit")
     if not (isinstance(told["context"], int) and 2 <= told["context"] <= LONGEST_CONTEXT):
         raise ValueError(f"context {told['context']} is not from 2 to {LONGEST_CONTEXT}")
     return told
+
+
+def carried_tokenizer(metadata: ModelMetadata) -> Tokenizer:
+    """Return the tokenizer that a checkpoint's model was trained with.
+
+    Raises:
+        ConfigError: the checkpoint has its folder's name alone, and that is not there any more.
+    """
+    told = check_carried(metadata)
+    name, files = told["tokenizer"], told.get("tokenizer_files")
+    if files:
+        return FolderTokenizer.of_files(files)
+    if name != BYTES and not Path(name).is_dir():
+        raise ConfigError(
+            f"the checkpoint does not hold its tokenizer, and the folder {name} that it names is"
+            " not there; vision-ttt generate takes another one by --tokenizer"
+        )
+    return open_tokenizer(name)
 
 
 def reopen(
@@ -52,17 +79,19 @@ def reopen(
         DatasetError: the checkpoint holds no dataset and none is given; a change is of no field.
         ConfigError: the tokenizer is not there any more, or has another vocabulary.
     """
-    told = check_carried(metadata)
+    from vision_ttt.tasks.language.task import Language
+
+    tokenizer = carried_tokenizer(metadata)
     fields = {**metadata.data, **changes}
     if "dataset" not in fields:
         raise DatasetError("the checkpoint does not name its documents; give --dataset")
     if fields["dataset"] == "stdlib":  # whose files no pattern chooses
         fields.pop("pattern", None)
     try:
-        data = LanguageData(**{**fields, "tokenizer": told["tokenizer"]})
+        data = LanguageData(**{**fields, "tokenizer": metadata.carried["tokenizer"]})
     except TypeError as error:  # of another version, or a field that language does not have
         raise DatasetError(f"the data of a language model: {error}") from error
     machine = MachineSection(precision=precision, num_workers=num_workers)
-    opened = task.open(TrainConfig(task, data, machine=machine))
+    opened = Language(TrainConfig(task, data, machine=machine), tokenizer)
     opened.show_to(metadata, part)
     return opened

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from vision_ttt.data import DatasetError
 from vision_ttt.data.documents import Documents, find_documents
+from vision_ttt.engine.building import load_weights
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
@@ -25,7 +27,8 @@ from vision_ttt.tasks.language.metadata import check_carried
 from vision_ttt.tasks.language.models import build_language_model, model_arguments
 from vision_ttt.tasks.language.next_tokens import next_token_logits
 from vision_ttt.tasks.language.packing import IGNORED, Sequences, pack
-from vision_ttt.tasks.language.tokenizers import open_tokenizer
+from vision_ttt.tasks.language.pretrained import load_pretrained
+from vision_ttt.tasks.language.tokenizers import Tokenizer, open_tokenizer
 
 
 class Language(Task):
@@ -37,8 +40,8 @@ class Language(Task):
     train_set: Sequences
     test_set: Sequences
 
-    def __init__(self, config: TrainConfig) -> None:
-        """Find the documents and open the tokenizer.
+    def __init__(self, config: TrainConfig, tokenizer: Tokenizer | None = None) -> None:
+        """Find the documents and open the tokenizer, unless a checkpoint's own is given.
 
         Raises:
             DatasetError: there are no documents, or too few.
@@ -48,7 +51,8 @@ class Language(Task):
         data = config.data
         self.precision = config.machine.precision
         self.context = self.units_per_item = data.context
-        self.tokenizer = open_tokenizer(data.tokenizer)
+        self.tokenizer = open_tokenizer(data.tokenizer) if tokenizer is None else tokenizer
+        self.tokenizer_files = self.tokenizer.files()
         self.documents = find_documents(data.dataset, data.pattern)
 
     def model_arguments(self) -> dict[str, Any]:
@@ -72,6 +76,26 @@ class Language(Task):
         # Its later name, where transformers has it.
         enable = getattr(model, "activation_checkpointing_enable", None)
         (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+    def start_from(
+        self, path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]
+    ) -> str:
+        """Start from a safetensors file, or from a folder that transformers wrote.
+
+        Raises:
+            FileNotFoundError, CheckpointError: there is none, or it is damaged.
+            ConfigError: the weights are another model's.
+        """
+        if not path.is_dir():
+            return super().start_from(path, model, name, model_args)
+        source = load_pretrained(path)
+        try:
+            load_weights(model, source.state_dict(), path)
+        except ConfigError as error:
+            kind = source.config.model_type
+            raise ConfigError(f"initial_weights: {error}; the folder holds a {kind}") from error
+        taken = len(model.state_dict())
+        return f"starting from the folder {path} of transformers: {taken} tensors taken."
 
     def prepare(self, model: nn.Module) -> None:
         """Read and pack the documents.
@@ -135,9 +159,11 @@ class Language(Task):
         return torch.full((1, self.context), self.tokenizer.end)
 
     def carried(self) -> dict[str, Any]:
-        """Return the tokenizer's name, the size of its vocabulary, and the context."""
+        """Return the tokenizer's name and files, the size of its vocabulary, and the context."""
+        files = {"tokenizer_files": self.tokenizer_files} if self.tokenizer_files else {}
         return {
             "tokenizer": self.config.data.tokenizer,
+            **files,
             "vocab_size": self.tokenizer.vocab_size,
             "context": self.context,
         }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from vision_ttt.engine.config import ConfigError
 
 BYTES = "bytes"
 """Name of the tokenizer that needs no vocabulary."""
+_ANY_BYTE = "surrogateescape"
+"""Error handler of UTF-8 by which any bytes become text, and the same bytes again."""
 
 
 class Tokenizer(ABC):
@@ -20,6 +23,10 @@ class Tokenizer(ABC):
 
     vocab_size: int
     end: int
+
+    def files(self) -> dict[str, str]:
+        """Return what it is made of, for checkpoints: file's name → text. None by default."""
+        return {}
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
@@ -46,7 +53,7 @@ class ByteTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         """Return the bytes of a text."""
-        return np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8)
+        return np.frombuffer(text.encode("utf-8", _ANY_BYTE), dtype=np.uint8)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of bytes."""
@@ -90,6 +97,25 @@ class FolderTokenizer(Tokenizer):
             )
         self.vocab_size = len(self._tokenizer)
         self.end = self._tokenizer.eos_token_id
+
+    @classmethod
+    def of_files(cls, files: Mapping[str, str]) -> FolderTokenizer:
+        """Return the tokenizer whose :meth:`files` are given.
+
+        Raises:
+            ConfigError: they are those of none.
+        """
+        with TemporaryDirectory(prefix="tokenizer-") as folder:
+            for name, text in files.items():
+                (Path(folder) / name).write_bytes(text.encode("utf-8", _ANY_BYTE))
+            return cls(folder)
+
+    def files(self) -> dict[str, str]:
+        """Return the files that transformers saves of it; bytes that are no text are escaped."""
+        with TemporaryDirectory(prefix="tokenizer-") as folder:
+            saved = self._tokenizer.save_pretrained(folder)
+            paths = sorted({Path(path) for path in saved if Path(path).is_file()})
+            return {path.name: path.read_bytes().decode("utf-8", _ANY_BYTE) for path in paths}
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, without special ones."""

@@ -42,8 +42,8 @@ class SegmentationData(Section):
     root: str = "ADEChallengeData2016"
     """Folder of the dataset, which the others lie in; or "letters", rendered when it is read."""
     letters: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of root letters: side, classes, glyph, density, clutter, seed, train_images, test_images,
-    test_split, e.g. --data.letters '{"side": 512}'; see docs/letters.md."""
+    """Of root letters: side, classes, glyph, density, clutter, seed, mark, train_images,
+    test_images, test_split, e.g. --data.letters '{"side": 512}'; see docs/letters.md."""
     train_images: str = "images/training"
     """Folder of the training images, in root."""
     train_masks: str = "annotations/training"

@@ -1,0 +1,197 @@
+"""The pieces of a call of a learner op: what is left of a mini-batch, complete ones, an open one.
+
+A mini-batch that a call leaves open is kept as what it has summed so far, for each tensor θ of the
+state Σ η_s ∂ℓ_s/∂θ', taken at θ' before the mini-batch. The next call goes on with θ', the sums and
+their number of tokens m. Complete mini-batches run on the op's backends, what is left of one at
+either end in its dual form in PyTorch, or without gradients on a CPU in the kernels of
+:mod:`vision_ttt.ops._learner_part`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vision_ttt.ops._op import Op, autocast_kind
+
+if TYPE_CHECKING:
+    from vision_ttt.ops._learner_part import LearnerPart
+
+Tensors = tuple[Tensor, ...]
+
+
+class Opened(NamedTuple):
+    """A mini-batch that may be open, m tokens in it: θ' and the sums, each [B, H, …].
+
+    ``position`` is m, 0 ≤ m < b, or each sequence's m [B] where they differ.
+    """
+
+    start: Tensors
+    sums: Tensors
+    position: int | Tensor
+    last: Tensors | None = None
+    """θ after the last token, where it has been computed."""
+
+
+class Part(NamedTuple):
+    """Tokens of one mini-batch, as many of it as there are: q, k, v [B, H, n, d], η [B, H, n], and
+    p of the tokens, [H or 1, n, 1], or [B, H or 1, 1, 1] where sequences are at different ones.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    eta: Tensor
+    p: Tensor
+
+
+_VIEWS = ("q", "k", "v", "eta")
+
+Views = dict[str, Tensor]
+"""q, k, v [B, n, H, d] and η [B, n, H] of some tokens, by these names."""
+
+OpenMiniBatch = Callable[[Part, Tensors, Tensors, Any], tuple[Tensor, Tensors]]
+"""(tokens, θ', sums before them, the op's inputs) → o [B, H, n, d] and the sums after them."""
+
+
+class Parts:
+    """A call of a learner op on the next tokens of a sequence."""
+
+    def __init__(
+        self, op: Op, inputs: Any, names: Sequence[str], mini_batch: OpenMiniBatch, backend: Any
+    ) -> None:
+        self.op, self.inputs, self.names = op, inputs, names
+        self.mini_batch, self.backend = mini_batch, backend
+        self.kernels: LearnerPart | None = None
+        """What goes through parts of mini-batches in place of ``mini_batch``."""
+        self.size = inputs.mini_batch_size
+        self.dtype = torch.promote_types(inputs.q.dtype, torch.float32)
+
+    # Not cached: torch.compile does not enter functools.cached_property.
+    @property
+    def scale(self) -> Tensor:
+        """p [H or 1, b]."""
+        scale = self.inputs.position_scale
+        if scale is None:
+            scale = self.inputs.q.new_ones(self.size, dtype=self.dtype)
+        return scale.to(self.dtype).reshape(-1, self.size)
+
+    def run(self, opened: Opened | None, return_state: bool) -> tuple[Tensor, Opened | None]:
+        """Go through all tokens of sequences at one place: o [B, T, H, d], and where they are then.
+
+        First what is left of the open mini-batch, then the complete ones, then a new open one.
+        """
+        length, outputs, done = self.inputs.q.shape[1], [], 0
+        if opened is not None and opened.position:
+            done = min(self.size - opened.position, length)
+            o, opened = self.open(opened, 0, done, return_state or done < length)
+            outputs.append(o)
+        # Without a wish for the state, the last mini-batch may be short in the op's own call.
+        stop = length - (length - done) % self.size if return_state else length
+        if done < stop:
+            initial = (getattr(self.inputs, name) for name in self.names)
+            start = tuple(initial) if opened is None else opened.start
+            views = self.views(lambda x: x[:, done:stop])
+            o, *start = self.whole(views, start, None if return_state else 1)
+            outputs.append(o)
+            opened = no_tokens(tuple(start)) if return_state else None
+        if stop < length:
+            if opened is None:
+                opened = self.beginning()
+            o, opened = self.open(opened, stop, length, return_state)
+            outputs.append(o)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), opened
+
+    def whole(self, views: Views, start: Tensors, wanted: int | None = None) -> Tensors:
+        """Run the op on tokens of complete mini-batches: o and the state after them."""
+        inputs = self.inputs._replace(**views, **dict(zip(self.names, start, strict=True)))
+        return self.op(inputs, self.backend, wanted=wanted)
+
+    def dual(self, views: Views, p: Tensor, opened: Opened) -> tuple[Tensor, Tensors]:
+        """Go through tokens of one mini-batch in PyTorch: o [B, n, H, d], and the sums after it."""
+        tokens = [views[name].transpose(1, 2).to(self.dtype) for name in _VIEWS]
+        with torch.autocast(autocast_kind(self.inputs.q), enabled=False):
+            o, sums = self.mini_batch(Part(*tokens, p), opened.start, opened.sums, self.inputs)
+        return o.transpose(1, 2).to(self.inputs.q.dtype), sums
+
+    def views(self, of: Callable[[Tensor], Tensor]) -> Views:
+        """q, k, v and η of some tokens."""
+        return {name: of(getattr(self.inputs, name)) for name in _VIEWS}
+
+    def open(
+        self, opened: Opened, first: int, last: int, goes_on: bool = True
+    ) -> tuple[Tensor, Opened]:
+        """Go through tokens of one mini-batch: o [B, n, H, d], and where the sequence is then.
+
+        That need not be right where nothing ``goes_on`` from there.
+        """
+        inputs, n = self.inputs, last - first
+        whole = n == inputs.q.shape[1]
+        views = self.views(lambda x: x if whole else x[:, first:last])
+        if self.kernels is not None:
+            return self.kernels.run(inputs._replace(**views), opened, goes_on)
+        position = opened.position
+        if isinstance(position, Tensor):
+            p = self.scale[:, position].transpose(0, 1)[:, :, None, None]  # [B, H or 1, 1, 1]
+        else:
+            p = self.scale[:, position : position + n].unsqueeze(-1)  # [H or 1, n, 1]
+        o, sums = self.dual(views, p, opened)
+        return o, self.close(Opened(opened.start, sums, position + n))
+
+    def close(self, opened: Opened) -> Opened:
+        """Begin the next mini-batch where the last one is complete."""
+        start, sums, position, _ = opened
+        if isinstance(position, Tensor):
+            full = position == self.size
+            p = self.scale[:, -1]
+            return Opened(
+                tuple(
+                    torch.where(_over(full, x), x - _over(p, x[0]) * s, x)
+                    for x, s in zip(start, sums, strict=True)
+                ),
+                tuple(s.masked_fill(_over(full, s), 0) for s in sums),
+                torch.where(full, 0, position),
+            )
+        if position < self.size:
+            return opened
+        after = zip(start, sums, strict=True)
+        return no_tokens(tuple(x - _over(self.scale[:, -1], x[0]) * s for x, s in after))
+
+    def beginning(self) -> Opened:
+        """Every sequence at its initial state."""
+        batch = self.inputs.q.shape[0]
+        state = [getattr(self.inputs, name).to(self.dtype) for name in self.names]
+        ranks = (3, 2) * (len(state) // 2)
+        return no_tokens(
+            tuple(x.expand(batch, *x.shape[-rank:]) for x, rank in zip(state, ranks, strict=True))
+        )
+
+    def after(self, opened: Opened) -> Tensors:
+        """θ_T = θ' − p_m Σ, the state that the last token has seen."""
+        start, sums, position, last = opened
+        if last is not None:
+            return last
+        if isinstance(position, Tensor):
+            # p_0 stands for any: the sums of an empty mini-batch are 0.
+            p = self.scale[:, (position - 1).clamp(min=0)].transpose(0, 1)  # [B, H or 1]
+            return tuple(
+                x - p.reshape(*p.shape, *[1] * (x.ndim - 2)) * s
+                for x, s in zip(start, sums, strict=True)
+            )
+        if position == 0:
+            return start
+        p = self.scale[:, position - 1]
+        return tuple(x - _over(p, x[0]) * s for x, s in zip(start, sums, strict=True))
+
+
+def no_tokens(start: Tensors) -> Opened:
+    """A mini-batch without tokens. Its sums need no memory."""
+    return Opened(start, tuple(x.new_zeros(()).expand_as(x) for x in start), 0)
+
+
+def _over(x: Tensor, like: Tensor) -> Tensor:
+    """x [n] or [1] with dimensions behind, to stand over the first dimension of another."""
+    return x.reshape(-1, *[1] * (like.ndim - 1))
