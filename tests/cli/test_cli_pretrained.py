@@ -26,8 +26,9 @@ def test_models_lists_them(capsys: Said) -> None:
     assert listed["vittt_nano_patch4_32"] == [VITTT]
     assert listed["vim_nano_patch4_32"] == []
     assert main(["models", "vit3_nano*"]) == 0
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if " vit3_nano" in line)
-    assert " digits " in row
+    rows = [line for line in capsys.readouterr().out.splitlines() if " vit3_nano" in line]
+    for row, tag in zip(rows, ("digits", "letters"), strict=True):
+        assert f" {tag} " in row
 
 
 def test_eval_gives_the_figures_of_the_card(capsys: Said) -> None:
