@@ -163,7 +163,12 @@ def test_a_run_keeps_what_tables_and_pictures_need(tmp_path):
     assert set(result.measured["larger"]) == {"2", "4"}
     assert sum(band["count"] for band in result.measured["bands"]) > 0
     assert letter_figure(SWEEP, [result]).axes
-    assert "test mean IoU, %" in markdown(SWEEP, [result])
+    table = markdown(SWEEP, [result, replace(result, seed=1)])
+    assert "test mean IoU, %" in table
+    unmeasured = json.dumps({**result.measured, "larger": {}})
+    without = [replace(result, seed=seed, measures=unmeasured) for seed in (0, 1)]
+    assert "|  |  |" in markdown(SWEEP, without)
+    assert "|  |  |" not in table
 
 
 # The mark

@@ -26,7 +26,9 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Aggregate at least one value."""
+        """Aggregate at least one value; NaN, of what was not measured, has no deviation."""
+        if any(math.isnan(value) for value in values):
+            return cls(math.nan, None)
         deviation = statistics.stdev(values) if len(values) > 1 else None
         return cls(statistics.fmean(values), deviation)
 
