@@ -28,11 +28,15 @@ _STYLES = {
 dash-dotted for a part left out."""
 
 
+_FEWEST = 20
+"""Letters of a kind in a band of distances; with fewer, it is not drawn."""
+
+
 def letter_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
     """Curves of mean IoU above the share of letters that obey the mark, a column per panel.
 
     Curves are against seconds where a panel's rows have those given, else against images seen. A
-    line goes through the means over the seeds, in a band from the least to the largest.
+    line goes through the means over the seeds, thinner ones are the seeds.
 
     Raises:
         UserError: there are no results, one is not of this sweep, or one has no history or
@@ -95,7 +99,7 @@ def _draw_obeyed(axis: Axes, label: str, results: Sequence[Result]) -> None:
     """Draw the balanced share of letters that obey the mark, by bands of distance from it."""
     places, heights = [], []
     for place, bands in enumerate(zip(*(r.measured["bands"] for r in results), strict=True)):
-        if any(not band["count"] or not band["not_count"] for band in bands):
+        if any(min(band["count"], band["not_count"]) < _FEWEST for band in bands):
             continue
         places.append((place + 0.5) * BAND)
         heights.append(
@@ -113,12 +117,7 @@ def _draw(
     colour, line = _STYLES.get(label, (None, "-"))
     means = [statistics.fmean(each) for each in heights]
     (drawn,) = axis.plot(places, means, line, marker=".", color=colour, label=label)
-    axis.fill_between(
-        places,
-        [*map(min, heights)],
-        [*map(max, heights)],
-        color=drawn.get_color(),
-        alpha=0.15,
-        linewidth=0,
-    )
+    if heights and len(heights[0]) > 1:
+        # Not a band: a seed has either learnt to read the mark or not.
+        axis.plot(places, heights, line, color=drawn.get_color(), alpha=0.4, linewidth=0.8)
     return drawn
