@@ -24,6 +24,11 @@ WEIGHTS_FILE = "last.safetensors"
 """In a run directory, the weights at the last checkpoint."""
 BEST_FILE = "best.safetensors"
 """In a run directory, the weights at the best evaluation."""
+CHECKPOINTS = "checkpoints"
+"""Sub-folder of a run directory for the states one resumes from.
+
+Such a state is a file update-NUMBER.safetensors, or a folder update-NUMBER if the run is sharded.
+"""
 _FORMAT = 2
 
 

@@ -5,8 +5,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vision_ttt.engine.checkpoint import WEIGHTS_FILE, ModelMetadata, read_metadata
-from vision_ttt.engine.run_directory import CHECKPOINTS
+from vision_ttt.engine.checkpoint import (
+    CHECKPOINTS,
+    WEIGHTS_FILE,
+    ModelMetadata,
+    read_metadata,
+)
 from vision_ttt.engine.state import read_state
 from vision_ttt.engine.tensor_files import CheckpointError
 

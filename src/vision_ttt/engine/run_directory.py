@@ -16,6 +16,7 @@ import yaml
 from accelerate import Accelerator
 from torch import nn
 
+from vision_ttt.engine.checkpoint import CHECKPOINTS
 from vision_ttt.engine.config import ConfigError, TrainConfig, section_types
 from vision_ttt.engine.files import remove_folder, remove_parts, write_text
 from vision_ttt.engine.locks import LOCK_FILES, alone_in
@@ -30,11 +31,6 @@ from vision_ttt.models.arguments import architecture
 _LOGGER = logging.getLogger(__name__)
 FORMER = "former"
 """Sub-folder of a run directory for what an overwritten run left."""
-CHECKPOINTS = "checkpoints"
-"""Sub-folder of a run directory for the states one resumes from.
-
-Such a state is a file update-NUMBER.safetensors, or a folder update-NUMBER if the run is sharded.
-"""
 # A folder cannot be replaced atomically, so the former one is renamed while the new one comes.
 _REPLACED = ".replaced"
 _NAMES = re.compile(rf"(update-\d+)({re.escape(_REPLACED)})?|(update-.*)\.safetensors")
