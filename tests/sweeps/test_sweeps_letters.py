@@ -283,22 +283,24 @@ def test_the_picture_has_curves_of_every_model_by_the_given_seconds(make_result)
         if f"{name}{suffix}" in SWEEP.by_name
     ]
     figure = letter_figure(SWEEP, own)
-    above = figure.axes[:2]
+    above, below = figure.axes[:3], figure.axes[3]
     assert [axis.get_xlabel() for axis in above] == [
+        "seconds of training, one thread",
         "seconds of training, one thread",
         "images seen",
     ]
-    named = {f"{label} (12 images)" for label in LABELS.values()}
+    assert len(above[1].lines) == 3 * (len(LABELS) - len(COMPARED) + 1)  # Vittt and its variants
+    named = {f"{LABELS[model]} (12 images)" for model in COMPARED}
     lines = [line.get_label() for line in above[0].lines]
     assert {label for label in lines if not label.startswith("_")} == named
-    assert len(lines) == 3 * len(LABELS)  # two seeds and their mean
+    assert len(lines) == 3 * len(COMPARED)  # two seeds and their mean
     seconds = SWEEP.by_name["vittt-512"].length
     assert isinstance(seconds, GivenSeconds)
     line = above[0].lines[0]
     assert line.get_xdata()[-1] == seconds.seconds
     assert list(line.get_ydata()) == pytest.approx([10, 20, 40])
-    assert list(above[1].lines[0].get_xdata()) == [4, 8, 12]
-    (obeyed,) = figure.axes[2].lines[0].get_ydata()  # the band of few letters is left out
+    assert list(above[2].lines[0].get_xdata()) == [4, 8, 12]
+    (obeyed,) = below.lines[0].get_ydata()  # the band of few letters is left out
     assert obeyed == pytest.approx(70)
 
     first = SWEEP.only([SWEEP.panels[0].title])

@@ -233,13 +233,17 @@ RESOLUTION_LETTERS = Sweep(
         + [_same_images(model, side) for side in IMAGES for model in COMPARED]
     ),
     panels=(
-        Panel(
-            f"{SIDES[0]}², equal time",
-            {label: f"{model}-{SIDES[0]}" for model, label in LABELS.items()},
-        ),
         *(
             Panel(f"{side}², equal time", {LABELS[model]: f"{model}-{side}" for model in COMPARED})
-            for side in SIDES[1:]
+            for side in SIDES
+        ),
+        Panel(
+            f"{SIDES[0]}², Vittt without a part",
+            {
+                label: f"{model}-{SIDES[0]}"
+                for model, label in LABELS.items()
+                if model.startswith("vittt")
+            },
         ),
         *(
             Panel(
