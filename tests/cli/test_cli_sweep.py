@@ -90,6 +90,13 @@ def test_a_csv_file_without_results_is_told(tiny, tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_unknown_panel_is_refused_before_anything_is_trained(tiny, tmp_path, capsys):
+    output = tmp_path / "runs"
+    assert main(["sweep", "tiny", "--panels", "al", "--output", str(output)]) == 2
+    assert "no panel 'al'; nearest: A tiny panel" in capsys.readouterr().err
+    assert not output.exists()
+
+
 def test_results_of_another_sweep_are_not_replaced(tiny, tmp_path, results, capsys):
     others = [dataclasses.replace(result, sweep="other") for result in results]
     write_results(tmp_path / "others.csv", others)

@@ -90,6 +90,8 @@ def test_the_chosen_rates_are_those_of_least_loss():
         losses.setdefault(model, {})[float(rate)] = result.test_loss
     assert {model: min(own, key=own.get) for model, own in losses.items()} == CHOSEN
     assert all(set(own) == set(TRIED) for own in losses.values())
+    assert "test mean IoU, %" in markdown(RATES, read_results(committed))
+    assert len(letter_figure(RATES, read_results(committed)).axes) == 2 * len(COMPARED)
 
 
 # Lengths

@@ -25,7 +25,7 @@ from vision_ttt.sweeps.lengths import lengths_by_pace, measure_lengths, of_updat
 from vision_ttt.sweeps.one_run import Task
 from vision_ttt.sweeps.results import Result, finished, read_results, write_results
 from vision_ttt.sweeps.runs import Failure, Outcome, run_all
-from vision_ttt.sweeps.tables import by_row, changes, describe, markdown, tabulate
+from vision_ttt.sweeps.tables import ACCURACIES, by_row, changes, describe, markdown, tabulate
 
 _LOGGER = logging.getLogger(__name__)
 RUN_FAILED = 1
@@ -38,6 +38,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         _list(sweep)
         return 0
     check_picture(arguments.figure)
+    shown = sweep if arguments.panels is None else sweep.only(arguments.panels)
     results_file, figure = Path(arguments.results), Path(arguments.figure)
     former = read_results(results_file) if results_file.exists() else []
     if former:
@@ -51,7 +52,6 @@ def run(arguments: jsonargparse.Namespace) -> int:
         write_results(results_file, results)
     if results:
         _show(sweep, results)
-        shown = sweep if arguments.panels is None else sweep.only(arguments.panels)
         draw = sweep.draw or sweep_figure
         drawn = [result for result in results if result.row in shown.by_name]
         write_picture(draw(shown, drawn), figure, dpi=110)
@@ -180,8 +180,9 @@ def _tell(failures: Sequence[Failure]) -> None:
 
 def _told(outcome: Outcome) -> str:
     if isinstance(outcome, Result):
+        accuracy = ACCURACIES[SWEEPS[outcome.sweep].accuracy]
         return (
-            f"{outcome.row}, seed {outcome.seed}: test accuracy {outcome.test_accuracy:.1%}, "
+            f"{outcome.row}, seed {outcome.seed}: {accuracy} {outcome.test_accuracy:.1%}, "
             f"test loss {outcome.test_loss:.3f}, {outcome.seconds:.0f} s"
         )
     lines = "\n".join(f"  {line}" for line in outcome.last_lines)

@@ -186,7 +186,7 @@ def _larger(factor: int) -> Column:
     """The mean IoU on pictures of `factor` times the side."""
     return Column(
         f"at {factor} × the side, %",
-        lambda result: 100 * result.measured["larger"].get(str(factor), math.nan),
+        lambda result: 100 * result.measured.get("larger", {}).get(str(factor), math.nan),
         1,
     )
 
@@ -208,6 +208,7 @@ _COMMON: Mapping[str, Any] = {
     "accuracy": "test_miou",
     "losses": "without label smoothing, per pixel",
     "examine": examine,
+    "draw": letter_figure,
 }
 
 LETTERS_RATES = Sweep(
@@ -253,6 +254,5 @@ RESOLUTION_LETTERS = Sweep(
             for side in IMAGES
         ),
     ),
-    draw=letter_figure,
     **_COMMON,
 )

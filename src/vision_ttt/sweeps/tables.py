@@ -13,8 +13,8 @@ from vision_ttt.errors import UserError, nearest
 from vision_ttt.sweeps.definition import SameSeconds, Sweep
 from vision_ttt.sweeps.results import Result
 
-_ACCURACIES = {"test_accuracy": "test accuracy, %", "test_miou": "test mean IoU, %"}
-"""A sweep's `accuracy` → the heading of its column."""
+ACCURACIES = {"test_accuracy": "test accuracy", "test_miou": "test mean IoU"}
+"""A sweep's `accuracy` → what tables and messages call it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
     found = by_row(sweep, results)
     title, rows = sweep.panels[panel].title, sweep.panels[panel].rows
     shows_published = any(sweep.by_name[name].published is not None for name in rows.values())
-    headings = [title, "row", "parameters", "MACs", "test loss", _ACCURACIES[sweep.accuracy]]
+    headings = [title, "row", "parameters", "MACs", "test loss", f"{ACCURACIES[sweep.accuracy]}, %"]
     headings += ["train loss", *(column.heading for column in sweep.columns)]
     headings += ["seeds", *(["published"] if shows_published else [])]
     lines = []
