@@ -48,8 +48,7 @@ VISION_TTT_INLINE Vector splat(float x) { return x - Vector{}; }
 typedef int32_t IntVector __attribute__((vector_size(4 * VISION_TTT_LANES)));
 
 VISION_TTT_INLINE Vector select(IntVector condition, Vector yes, Vector no) {
-  return reinterpret_cast<Vector>((condition & reinterpret_cast<IntVector>(yes)) |
-                                  (~condition & reinterpret_cast<IntVector>(no)));
+  return condition ? yes : no;
 }
 
 // The first n lanes of v, zero in the others; n may be negative or above kLanes.

@@ -16,8 +16,8 @@ struct Chunk {
 constexpr int64_t kTileOfRows = 6;     // the rows of a product's registers
 constexpr int64_t kRowsOfChunk = 102;
 
-// The division of images of `length` tokens into chunks: multiples of a tile except for the last, and
-// for few images as many chunks as the threads can share evenly.
+// The division of images of `length` tokens into chunks of equal size, at most one token apart; for few
+// images into as many chunks as the threads can share evenly.
 struct Chunks {
   int64_t batch, length, of_image;
 
@@ -29,7 +29,6 @@ struct Chunks {
   }
 
   int64_t count() const { return batch * of_image; }
-  int64_t rows() const { return kRowsOfChunk + kTileOfRows; }  // at most
 
   Chunk operator[](int64_t i) const {
     const int64_t n = i % of_image;
@@ -37,9 +36,7 @@ struct Chunks {
   }
 
  private:
-  int64_t begin(int64_t n) const {
-    return n == of_image ? length : n * length / of_image / kTileOfRows * kTileOfRows;
-  }
+  int64_t begin(int64_t n) const { return n * length / of_image; }
 };
 
 // The memory of one thread, allocated in pieces that begin at cache lines.

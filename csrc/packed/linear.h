@@ -35,7 +35,7 @@ int linear(const PackedLinear& p) {
   const int64_t padded = (inner + step - 1) / step * step;
   const bool as_it_is = std::is_same<Element, In>::value && padded == inner;
   const Chunks chunks(1, p.rows, p.threads);
-  const size_t bytes = as_it_is ? 0 : Buffers::padded(chunks.rows() * padded * sizeof(Element));
+  const size_t bytes = as_it_is ? 0 : Buffers::padded(kRowsOfChunk * padded * sizeof(Element));
   return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
     const In* x = static_cast<const In*>(p.x) + c.start * p.x_row;
     Out* out = static_cast<Out*>(p.out) + c.start * p.out_row;

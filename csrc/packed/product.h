@@ -45,16 +45,21 @@ struct Sink {
   }
 
   // The columns of a vector that exist.
-  void put_some(int64_t row, int64_t column, Vector v) const {
-    for (int64_t i = 0; i < kLanes && column + i < columns; ++i) {
-      float x = v[i];
-      if (bias) x += bias[column + i];
-      if (scale) x *= scale[column + i];
-      if (add) x += add[row * add_row + column + i];
-      Out numbers[kLanes];
-      store(numbers, splat(x));
-      out[row * out_row + column + i] = numbers[0];
-    }
+  void put_some(int64_t row, int64_t column, Vector sums) const {
+    const int64_t count = columns - column < kLanes ? columns - column : kLanes;
+    if (count <= 0) return;
+    auto some = [&](const float* from) {
+      float numbers[kLanes] = {};
+      std::memcpy(numbers, from, count * sizeof(float));
+      return load(numbers);
+    };
+    Vector x = sums;
+    if (bias) x += some(bias + column);
+    if (scale) x *= some(scale + column);
+    if (add) x += some(add + row * add_row + column);
+    Out numbers[kLanes];
+    store(numbers, x);
+    std::memcpy(out + row * out_row + column, numbers, count * sizeof(Out));
   }
 };
 
@@ -72,19 +77,35 @@ VISION_TTT_INLINE Vector add_product(Vector sum, Vector a, Vector b, const Bfloa
   return add_product_of_pairs(sum, a, b);
 }
 
+// Prefetching of the weights that are read next, a line now and then. A block's weights exceed the second
+// cache level. Many lines at once would delay the loads and stores of the product.
+struct Ahead {
+  const char *next, *end;
+
+  VISION_TTT_INLINE void fetch() {
+    __builtin_prefetch(next, 0, 2);
+    next += next < end ? 64 : 0;
+  }
+};
+
+// Steps between two lines: the 16 tiles of about a hundred rows prefetch as many lines as they read.
+constexpr int64_t kStepsPerLine = 4;
+
 // R rows of x times V vectors of a panel's columns; `inner` is a multiple of step_of(x).
 template <int R, int V, class Element, class Out>
 VISION_TTT_INLINE void product_tile(const Element* x, int64_t x_row, const Element* panel,
                                     int64_t width, int64_t inner, const Sink<Out>& sink,
-                                    int64_t row, int64_t column) {
+                                    int64_t row, int64_t column, Ahead& ahead) {
   constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
+  x += row * x_row;
   Vector sums[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sums[r][v] = Vector{};
   for (int64_t k = 0; k < inner; k += step) {
+    if (k % (kStepsPerLine * step) == 0) ahead.fetch();
     Vector weights[V];
     for (int v = 0; v < V; ++v) weights[v] = load_weights(panel + k * width + v * kLanes * step);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const Vector input = splat_inputs(x + r * x_row + k);
 #pragma GCC unroll 4
@@ -94,40 +115,37 @@ VISION_TTT_INLINE void product_tile(const Element* x, int64_t x_row, const Eleme
   sink.put(row, column, sums);
 }
 
-// 6 rows of 4 vectors fill 32 registers, 6 of 2 fill 16, and hide the latency of a multiply-add.
+// 6 rows of 4 vectors fill 32 registers, 6 of 2 fill 16. 10 sums or more hide the latency of a
+// multiply-add.
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = VISION_TTT_REGISTERS == 32 ? 4 : 2;
 
-// Prefetching of weights that are read soon, in one share per tile until then. A block's weights exceed
-// the second cache level, so that their first reader would wait for every line.
-struct Ahead {
-  const char* next;
-  int64_t bytes;  // remaining
-
-  VISION_TTT_INLINE void fetch(int64_t shares) {
-    const int64_t lines = (bytes / 64 + shares - 1) / shares;
-    for (int64_t i = 0; i < lines && bytes > 0; ++i, next += 64, bytes -= 64)
-      __builtin_prefetch(next, 0, 2);
-  }
-};
-
-// One panel's columns for all rows; the remaining rows use a smaller tile.
+// V vectors of one panel's columns for all rows, in tiles of 6 and 5 rows, as far as there are enough.
 template <int V, class Element, class Out>
 VISION_TTT_INLINE void product_columns(const Element* x, int64_t x_row, int64_t rows,
                                        const Element* panel, int64_t width, int64_t inner,
                                        const Sink<Out>& sink, int64_t column, Ahead& ahead) {
+  auto tile = [&](auto count, int64_t i) __attribute__((always_inline)) {
+    product_tile<decltype(count)::value, V>(x, x_row, panel, width, inner, sink, i, column, ahead);
+  };
   int64_t i = 0;
-  for (; i + kTileRows <= rows; i += kTileRows) {
-    ahead.fetch((rows - i) / kTileRows);
-    product_tile<kTileRows, V>(x + i * x_row, x_row, panel, width, inner, sink, i, column);
+  if constexpr (V == 1)
+    for (; i + 2 * kTileRows <= rows; i += 2 * kTileRows)
+      tile(std::integral_constant<int, 2 * kTileRows>{}, i);
+  // 6 n - m rows are n tiles, m of them with 5 rows.
+  const int64_t tiles = (rows - i + kTileRows - 1) / kTileRows, fives = kTileRows * tiles - (rows - i);
+  if (fives <= tiles) {
+    for (int64_t n = fives; n < tiles; ++n, i += kTileRows)
+      tile(std::integral_constant<int, kTileRows>{}, i);
+    for (; i < rows; i += kTileRows - 1) tile(std::integral_constant<int, kTileRows - 1>{}, i);
+    return;
   }
-  x += i * x_row;
+  for (; i + kTileRows <= rows; i += kTileRows) tile(std::integral_constant<int, kTileRows>{}, i);
   switch (rows - i) {
-    case 5: return product_tile<5, V>(x, x_row, panel, width, inner, sink, i, column);
-    case 4: return product_tile<4, V>(x, x_row, panel, width, inner, sink, i, column);
-    case 3: return product_tile<3, V>(x, x_row, panel, width, inner, sink, i, column);
-    case 2: return product_tile<2, V>(x, x_row, panel, width, inner, sink, i, column);
-    case 1: return product_tile<1, V>(x, x_row, panel, width, inner, sink, i, column);
+    case 4: return tile(std::integral_constant<int, 4>{}, i);
+    case 3: return tile(std::integral_constant<int, 3>{}, i);
+    case 2: return tile(std::integral_constant<int, 2>{}, i);
+    case 1: return tile(std::integral_constant<int, 1>{}, i);
   }
 }
 
@@ -151,8 +169,8 @@ __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t 
     const Element* panel = static_cast<const Element*>(w.data) + (part.first + j) * depth +
                            part.inner_start * width;
     // Prefetch the next panel, or as much of the memory behind it, which may be the next weight.
-    Ahead ahead{reinterpret_cast<const char*>(panel + depth * width),
-                int64_t(inner * width * sizeof(Element))};
+    const char* behind = reinterpret_cast<const char*>(panel + depth * width);
+    Ahead ahead{behind, behind + inner * width * sizeof(Element)};
     int64_t c = 0;
     auto columns = [&](auto vectors) {
       constexpr int V = decltype(vectors)::value;

@@ -62,7 +62,7 @@ struct Vit3Passes {
   int project() const {
     const TokenConvolution<float> convolve{p.dim, p.height, p.width, p.dim, 3,
                                            p.conv2d, p.dim, p.conv2d_bias, true};
-    const size_t rows = chunks.rows(), columns = p.qkv.columns;
+    const size_t rows = kRowsOfChunk, columns = p.qkv.columns;
     const size_t bytes = Buffers::padded(rows * p.dim * sizeof(Element)) +
                          Buffers::padded(rows * columns * sizeof(float)) +
                          Buffers::padded(rows * 2 * d * sizeof(float));
@@ -179,7 +179,7 @@ struct Vit3Passes {
   // y ← y + g₁ ⊙ Linear([o₁, o₂]), y ← y + g₂ ⊙ MLP(LN(y)).
   int answer() const {
     const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
-    const size_t rows = chunks.rows(), width = p.proj.inner;
+    const size_t rows = kRowsOfChunk, width = p.proj.inner;
     const size_t bytes = Buffers::padded(rows * width * sizeof(Element)) +
                          Buffers::padded(rows * p.dim * sizeof(Element)) +
                          Buffers::padded(rows * d * sizeof(float)) +
@@ -230,7 +230,7 @@ struct Vit3Passes {
   int convolve_hidden() const {
     const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
     const int64_t columns = p.fc1.columns;
-    return for_each_chunk(chunks, p.threads, mlp.bytes(chunks.rows()), [&](const Chunk& c,
+    return for_each_chunk(chunks, p.threads, mlp.bytes(kRowsOfChunk), [&](const Chunk& c,
                                                                            Buffers& buffers) {
       const int64_t first = c.image * p.length + c.start;
       float* z = buffers.take<float>(c.count * kHiddenAtOnce);

@@ -17,7 +17,7 @@ int VISION_TTT_KERNEL(swiglu_mlp)(const SwiGluMlpProblem& p) {
   const Packed gate = weights[0].weight(), value = weights[1].weight(), out = weights[2].weight();
   const SwiGluMlp<float> mlp{gate, value, out};
   const Chunks chunks(1, p.rows, p.threads);
-  const size_t bytes = SwiGluMlp<float>::bytes(chunks.rows());
+  const size_t bytes = SwiGluMlp<float>::bytes(kRowsOfChunk);
   return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& own) {
     float* y = p.out + c.start * p.columns;
     std::memset(y, 0, c.count * p.columns * sizeof(float));
