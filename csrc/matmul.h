@@ -20,9 +20,10 @@ struct Operands {
   int64_t start_row = 0;
 };
 
-// R rows times V vectors of C stay in registers over the whole depth.
+// R rows times V vectors of C stay in registers over the whole depth. The operands are copied, because
+// stores to C could change them as far as the compiler knows.
 template <int R, int V, bool kStarts>
-VISION_TTT_INLINE void product_block(const Operands& o, int64_t i, int64_t j) {
+VISION_TTT_INLINE void product_block(Operands o, int64_t i, int64_t j) {
   const float* a = o.a + i * o.a_row;
   const float* b = o.b + j;
   float* c = o.c + i * o.c_row + j;
@@ -30,6 +31,7 @@ VISION_TTT_INLINE void product_block(const Operands& o, int64_t i, int64_t j) {
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v)
       acc[r][v] = kStarts ? load(o.start + (i + r) * o.start_row + j + v * kLanes) : Vector{};
+#pragma GCC unroll 4
   for (int64_t k = 0; k < o.depth; ++k) {
     Vector row[V];
     for (int v = 0; v < V; ++v) row[v] = load(b + k * o.b_row + v * kLanes);

@@ -56,14 +56,17 @@ class RowsAhead {
   int64_t count_ = 0, share_ = 0, at_ = 0;
 };
 
-// A product of D columns in slices of `rows` rows, with a prefetch before each slice.
+// The rows of a slice of a product with so many columns: two tiles.
+constexpr int64_t slice_rows(int64_t cols) { return 2 * tile_rows(cols); }
+
 constexpr int64_t slices(int64_t rows, int64_t cols) {
-  return (rows + tile_rows(cols) - 1) / tile_rows(cols);
+  return (rows + slice_rows(cols) - 1) / slice_rows(cols);
 }
 
+// A product of D columns in slices of its rows, with a prefetch before each slice.
 template <int D, class Product>
 VISION_TTT_INLINE void in_slices(int64_t rows, RowsAhead<D>& ahead, const Product& product) {
-  constexpr int64_t kRows = tile_rows(D);
+  constexpr int64_t kRows = slice_rows(D);
   for (int64_t i = 0; i < rows; i += kRows) {
     ahead.ask();
     product(i, rows - i < kRows ? rows - i : kRows);

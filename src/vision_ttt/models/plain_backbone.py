@@ -197,7 +197,7 @@ class PlainBackbone(Classifier):
             context: of :meth:`embed`.
             start, stop: as in a slice of ``blocks``.
         """
-        for block in self.blocks[start:stop]:
+        for block in list(self.blocks)[start:stop]:  # a slice would be a new module
             x = run_block(block, x, *context, checkpointing=self.grad_checkpointing)
         return x
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
+from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._native import LIBRARY, call_kernel, mirrors
 from vision_ttt.ops.packed.weights import (
     DTYPES,
@@ -50,6 +51,8 @@ def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) 
         TypeError: a dtype is not accepted.
         ValueError: shapes do not fit, or a tensor is not a dense one on a CPU.
     """
+    if may_bypass_dispatcher((x, weight, bias)):
+        return _packed_linear(x, weight, bias, columns)
     return torch.ops.vision_ttt.packed_linear(x, weight, bias, columns)
 
 
@@ -90,7 +93,6 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> None:
         raise ValueError(f"packed_linear: bias must be [{columns}], got {list(bias.shape)}")
 
 
-@torch.library.impl("vision_ttt::packed_linear", "CPU")
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:
     check(x, weight, bias, columns)
     if LIBRARY is None:
@@ -127,6 +129,9 @@ def packed_linear_definition(
 def at_least_float32(x: Tensor) -> Tensor:
     """x in float32, or in its own precision where that is higher."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+torch.library.impl("vision_ttt::packed_linear", "CPU", _packed_linear)
 
 
 @torch.library.register_fake("vision_ttt::packed_linear")

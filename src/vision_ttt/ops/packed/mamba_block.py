@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._native import mirrors
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.packed.launch import launch
@@ -51,6 +52,8 @@ def packed_mamba_block(y: Tensor, weights: Tensor, sizes: MambaBlockSizes, *, ep
         ValueError: the tensors and numbers do not fit one block, the kernels do not support its
             sizes, or the kernels are missing.
     """
+    if may_bypass_dispatcher((y, weights)):
+        return _packed_mamba_block(y, weights, sizes, eps)
     return torch.ops.vision_ttt.packed_mamba_block(y, weights, list(sizes), eps)
 
 
@@ -128,7 +131,6 @@ def _describe(y: torch.Size, weights: int, ints: tuple[int, ...], eps: float) ->
     )
 
 
-@torch.library.impl("vision_ttt::packed_mamba_block", "CPU")
 def _packed_mamba_block(y: Tensor, weights: Tensor, ints: Sequence[int], eps: float) -> Tensor:
     for name, tensor in (("y", y), ("weights", weights)):
         if not isinstance(tensor, Tensor):  # PyTorch passes None for a tensor without complaint
@@ -149,6 +151,9 @@ def _packed_mamba_block(y: Tensor, weights: Tensor, ints: Sequence[int], eps: fl
     # A copy, because the description is cached and launch writes to it.
     problem = _PackedMambaBlock.from_buffer_copy(_describe(y.shape, weights.data_ptr(), ints, eps))
     return launch("vision_ttt_packed_mamba_block", problem, y)
+
+
+torch.library.impl("vision_ttt::packed_mamba_block", "CPU", _packed_mamba_block)
 
 
 @torch.library.register_fake("vision_ttt::packed_mamba_block")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._native import LANES, LIBRARY, mirrors
 from vision_ttt.ops.packed.launch import launch
 from vision_ttt.ops.packed.weights import (
@@ -92,8 +93,10 @@ def packed_vit3_block(
         ValueError: the tensors and numbers do not fit one block, the kernels do not support its
             sizes, or the kernels are missing.
     """
-    ints = [*grid, heads, hidden, int(tanh_gelu)]
-    return torch.ops.vision_ttt.packed_vit3_block(y, list(parameters), ints, [loss_scale, *eps])
+    ints, floats = [*grid, heads, hidden, int(tanh_gelu)], [loss_scale, *eps]
+    if may_bypass_dispatcher((y, *parameters)):
+        return _packed_vit3_block(y, parameters, ints, floats)
+    return torch.ops.vision_ttt.packed_vit3_block(y, list(parameters), ints, floats)
 
 
 torch.library.define(
@@ -190,7 +193,6 @@ def _check(
             raise TypeError(f"packed_vit3_block: {name} must be {right}, got {given[name]}")
 
 
-@torch.library.impl("vision_ttt::packed_vit3_block", "CPU")
 def _packed_vit3_block(
     y: Tensor, parameters: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
@@ -250,6 +252,9 @@ def _norms_and_gates(
 
 def _or_none(x: Tensor) -> Tensor | None:
     return x if x.numel() else None
+
+
+torch.library.impl("vision_ttt::packed_vit3_block", "CPU", _packed_vit3_block)
 
 
 @torch.library.register_fake("vision_ttt::packed_vit3_block")

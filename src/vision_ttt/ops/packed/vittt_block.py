@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._learner_cpu import _Convolution, _State
 from vision_ttt.ops._native import mirrors
 from vision_ttt.ops._table import TABLE
@@ -59,7 +60,10 @@ def packed_vittt_block(
         ValueError: the tensors and numbers do not fit one block, the kernels do not support its
             sizes, or the kernels are missing.
     """
-    return torch.ops.vision_ttt.packed_vittt_block(y, weights, [*grid, *sizes], [rate, *eps])
+    ints, floats = (*grid, *sizes), (rate, *eps)
+    if may_bypass_dispatcher((y, weights)):
+        return _packed_vittt_block(y, weights, ints, floats)
+    return torch.ops.vision_ttt.packed_vittt_block(y, weights, list(ints), list(floats))
 
 
 torch.library.define(
@@ -147,7 +151,6 @@ def _describe(
     )
 
 
-@torch.library.impl("vision_ttt::packed_vittt_block", "CPU")
 def _packed_vittt_block(
     y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
@@ -172,6 +175,9 @@ def _packed_vittt_block(
         _describe(y.shape, weights.data_ptr(), ints, floats)
     )
     return launch("vision_ttt_packed_vittt_block", problem, y)
+
+
+torch.library.impl("vision_ttt::packed_vittt_block", "CPU", _packed_vittt_block)
 
 
 @torch.library.register_fake("vision_ttt::packed_vittt_block")
