@@ -6,18 +6,47 @@
 
 namespace {
 
-// dx = grad · weight, and the weight's gradient in slices of columns.
+constexpr int64_t kInnerAtOnce = 2048;
+
+// out [N, columns of the weight] = x weight + bias by a weight that is packed first.
+int multiply(const float* x, const Matrix& matrix, const float* bias, float* out, int64_t rows,
+             int64_t threads) {
+  Buffers buffers(matrix.bytes());
+  if (!buffers.ok()) return 1;
+  const ToPack weight[1] = {{matrix, buffers.take<float>(matrix.columns * matrix.inner)}};
+  pack_all(weight, threads);
+  const Packed packed = weight[0].weight();
+  // All tokens use a part of a deep weight before the next one, since the last cache level holds no more.
+  Part part(packed);
+  int failed = 0;
+  for (int64_t start = 0; start < matrix.inner && !failed; start += kInnerAtOnce) {
+    part.inner_start = start;
+    part.inner = matrix.inner - start < kInnerAtOnce ? matrix.inner - start : kInnerAtOnce;
+    failed = for_each_chunk(Chunks(1, rows, threads), threads, 0, [&](const Chunk& c, Buffers&) {
+      float* sums = out + c.start * matrix.columns;
+      product(x + c.start * matrix.inner + start, matrix.inner, c.count, packed, part,
+              Sink<float>{sums, matrix.columns, matrix.columns, start ? nullptr : bias, nullptr,
+                          start ? sums : nullptr, matrix.columns});
+    });
+  }
+  return failed;
+}
+
+Matrix transposed(const Linear& p) {
+  return Matrix::transposed(p.weight, p.inner, p.columns, p.inner);
+}
+
+// dx = grad · weight, and the weight's gradient in slices of columns: every row of grad is read once.
 class LinearBackward {
  public:
   explicit LinearBackward(const Linear& p) : p_(p), parts_(p.rows) {}
 
   int run() const {
-    const Matrix transposed = Matrix::transposed(p_.weight, p_.inner, p_.columns, p_.inner);
     const size_t weight_floats = p_.columns * p_.inner;
     Buffers buffers(Buffers::padded(weight_floats * sizeof(float)) +
                     parts_.count() * floats_of_part() * sizeof(float));
     if (!buffers.ok()) return 1;
-    const ToPack weight[1] = {{transposed, buffers.take<float>(weight_floats)}};
+    const ToPack weight[1] = {{transposed(p_), buffers.take<float>(weight_floats)}};
     float* of_parts = buffers.take<float>(parts_.count() * floats_of_part());
     pack_all(weight, p_.threads);
     const Packed packed = weight[0].weight();
@@ -67,15 +96,12 @@ class LinearBackward {
 
 int VISION_TTT_KERNEL(linear)(const Linear& p) {
   const Matrix matrix = Matrix::of(p.weight, p.columns, p.inner);
-  Buffers buffers(matrix.bytes());
-  if (!buffers.ok()) return 1;
-  const ToPack weight[1] = {{matrix, buffers.take<float>(p.columns * p.inner)}};
-  pack_all(weight, p.threads);
-  const Packed packed = weight[0].weight();
-  return for_each_chunk(Chunks(1, p.rows, p.threads), p.threads, 0, [&](const Chunk& c, Buffers&) {
-    product(p.x + c.start * p.inner, p.inner, c.count, packed,
-            Sink<float>{p.out + c.start * p.columns, p.columns, p.columns, p.bias});
-  });
+  return multiply(p.x, matrix, p.bias, p.out, p.rows, p.threads);
 }
 
-int VISION_TTT_KERNEL(linear_backward)(const Linear& p) { return LinearBackward(p).run(); }
+int VISION_TTT_KERNEL(linear_backward)(const Linear& p) {
+  const GradientTiles tiles{p.columns, p.inner};
+  if (tiles.count() < kThreadsToServe) return LinearBackward(p).run();
+  const int failed = multiply(p.grad, transposed(p), nullptr, p.dx, p.rows, p.threads);
+  return failed ? failed : tiles.sum(p.grad, p.x, p.rows, p.dweight, p.threads);
+}

@@ -6,6 +6,8 @@
 
 namespace {
 
+constexpr int64_t kThreadsToServe = 16;
+
 constexpr int64_t kColumnsAtOnce = 256;  // rows of the weight whose sums fit a core's cache
 // Successive rows of so many floats begin in different sets of the first cache level.
 constexpr int64_t kRowAtOnce = kColumnsAtOnce + 16;
@@ -76,7 +78,7 @@ struct Parts {
   int64_t rows, of_part;
 
   explicit Parts(int64_t tokens) : rows(tokens) {
-    constexpr int64_t kMost = 8 * kRowsOfChunk, kThreadsToServe = 16;
+    constexpr int64_t kMost = 8 * kRowsOfChunk;
     const int64_t tiles = (tokens + kTileOfRows * kThreadsToServe - 1) / (kTileOfRows * kThreadsToServe);
     const int64_t shared = kTileOfRows * tiles;
     of_part = shared < kRowsOfChunk ? kRowsOfChunk : shared < kMost ? shared : kMost;
@@ -101,5 +103,55 @@ VISION_TTT_INLINE void add_parts(const float* parts, int64_t apart, int64_t coun
     store(out + c, total);
   }
 }
+
+// The gradient [columns, inner] of a large weight, in tiles whose sums over all tokens stay in a core's
+// second cache level. A tile is one thread's, so that its bits do not depend on the threads.
+struct GradientTiles {
+  int64_t columns, inner;
+
+  static constexpr int64_t kSide = 192, kSomeRow = kSide + 16;
+
+  int64_t across() const { return (inner + kSide - 1) / kSide; }
+  int64_t count() const { return (columns + kSide - 1) / kSide * across(); }
+
+  // dweight = gradᵀ x for `rows` rows of grad and x. Returns 1 if a thread got no memory.
+  int sum(const float* grad, const float* x, int64_t rows, float* dweight, int64_t threads) const {
+    const size_t floats = kSide * kSide + kRowsOfChunk * (kSomeRow + kPanel);
+    std::atomic<int> failed{0};
+#pragma omp parallel num_threads(int(threads)) if (threads > 1)
+    {
+      Buffers buffers(floats * sizeof(float));
+      if (!buffers.ok()) failed = 1;
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t tile = 0; tile < count(); ++tile) {
+        if (!buffers.ok()) continue;
+        buffers.start_over();
+        sum_tile(tile / across() * kSide, tile % across() * kSide, grad, x, rows, dweight, buffers);
+      }
+    }
+    return failed;
+  }
+
+ private:
+  void sum_tile(int64_t first, int64_t start, const float* grad, const float* x, int64_t rows,
+                float* dweight, Buffers& buffers) const {
+    const int64_t height = columns - first < kSide ? columns - first : kSide;
+    const int64_t width = inner - start < kSide ? inner - start : kSide;
+    float* sums = buffers.take<float>(kSide * kSide);
+    float* some = buffers.take<float>(kRowsOfChunk * kSomeRow);
+    float* panel = buffers.take<float>(kRowsOfChunk * kPanel);
+    for (int64_t i = 0; i < height * width; i += kLanes) store(sums + i, Vector{});
+    for (int64_t from = 0; from < rows; from += kRowsOfChunk) {
+      const int64_t count = rows - from < kRowsOfChunk ? rows - from : kRowsOfChunk;
+      for (int64_t t = 0; t < count; ++t)
+        for (int64_t j = 0; j < height; j += kLanes)
+          store(some + t * kSomeRow + j, load(grad + (from + t) * columns + first + j));
+      add_outer_products(some, kSomeRow, height, x + from * inner + start, inner, width, count, panel,
+                         sums);
+    }
+    for (int64_t i = 0; i < height; ++i)
+      std::memcpy(dweight + (first + i) * inner + start, sums + i * width, width * sizeof(float));
+  }
+};
 
 }  // namespace

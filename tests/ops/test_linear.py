@@ -11,6 +11,11 @@ from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.swiglu_mlp import swiglu_mlp
 
 MANY = 1700  # tokens: several parts with sums of their own, the last of them shorter
+LARGE = (
+    784,
+    800,
+)  # columns and inner axis: twenty-five tiles of the weight's gradient, the last narrow
+DEEP = (2096, 2064)  # each more than what all tokens use at once of a packed weight
 
 
 def make_arguments(*lead, dim=48, columns=272, bias=True, dtype=torch.float32):
@@ -42,6 +47,16 @@ def test_values_and_gradients(lead, bias):
         assert_close(x, y, (GRADIENT if i else FORWARD)[torch.float32])
 
 
+@pytest.mark.parametrize("sizes", [LARGE, DEEP])
+def test_large_weights(sizes):
+    columns, dim = sizes
+    arguments = make_arguments(215, dim=dim, columns=columns)
+    got = values_and_gradients(linear, arguments)
+    wanted = values_and_gradients(F.linear, in_float64(arguments))
+    for i, (x, y) in enumerate(zip(got, wanted, strict=True)):
+        assert_close(x, y, (GRADIENT if i else FORWARD)[torch.float32])
+
+
 @pytest.mark.parametrize("sizes", [(7, 16), (16, 7)])
 def test_other_sizes_are_pytorchs(sizes):
     dim, columns = sizes
@@ -61,9 +76,10 @@ def test_no_tokens():
     ("function", "shapes"),
     [
         (linear, [(MANY, 48), (272, 48)]),
+        (linear, [(215, LARGE[1]), LARGE]),
         (swiglu_mlp, [(MANY, 48), (544, 48), (32, 272)]),
     ],
-    ids=["linear", "swiglu_mlp"],
+    ids=["linear", "large linear", "swiglu_mlp"],
 )
 def test_sums_of_several_parts_have_the_same_bits_whatever_the_threads(function, shapes):
     torch.manual_seed(0)
