@@ -12,6 +12,7 @@ from vision_ttt.language.cache import TTTCache
 from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.model import TTTModel, TTTPreTrainedModel
 from vision_ttt.language.outputs import TTTCausalLMOutput
+from vision_ttt.layers.linear import fuse_linear
 
 _IGNORED = -100
 """The label of what is not to be predicted, transformers' and PyTorch's."""
@@ -35,6 +36,8 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = TTTModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.fused:
+            fuse_linear(self)
         self.post_init()
 
     def forward(
