@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from language_models import MAMBA, small_config, small_model
 from tolerances import FORWARD, GRADIENT, assert_close
@@ -118,6 +118,27 @@ def test_generation_prefill_and_decoding(models):
         for model in models
     )
     assert torch.equal(got, wanted)
+
+
+def test_transformers_trainer(tmp_path, products):
+    model = small_model(fused=True, **WIDTHS)
+    rows = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
+    arguments = TrainingArguments(
+        tmp_path,
+        max_steps=6,
+        per_device_train_batch_size=2,
+        learning_rate=1e-2,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < 0.9 * losses[0]
+    assert products
 
 
 def test_checkpoints_say_nothing_of_it_and_go_both_ways(models, tmp_path):
