@@ -28,10 +28,10 @@ def weights(tensors, prefix="weights."):
     return {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
 
 
-def released_model(name):
+def released_model(name, **options):
     """The model with the released weights of a golden, its tensors and its tolerances."""
     tensors, keys, tolerance = read(name)
-    model = TTTForCausalLM(TTTConfig(**keys))
+    model = TTTForCausalLM(TTTConfig(**keys, **options))
     model.load_state_dict(convert.remap(weights(tensors), model))
     return model.eval(), tensors, tolerance
 

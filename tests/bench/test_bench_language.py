@@ -52,13 +52,16 @@ def measure(readers, learners, size, run, settings=SETTINGS, **lengths):
 
 
 def test_every_contender_is_measured(run, size, tmp_path: Path):
-    learners = ["ttt-linear", "ttt-mlp-mamba:dual", "llama"]
+    readers = [label for label in ALL if not label.endswith(":fused")]  # which is for training
+    learners = ["ttt-linear:fused", "ttt-mlp-mamba:dual", "llama"]
     lengths = {"contexts": [20], "decode_contexts": [32, 48], "train_contexts": [20]}
-    rows = measure(ALL, learners, size, run, **lengths)
+    rows = measure(readers, learners, size, run, **lengths)
     kinds = [(row.measured, row.tokens) for row in rows]
-    still = [label for label in ALL if label != "llama:static"]  # which has no prefill of its own
-    assert [r.contender for r in rows] == [*still, *ALL, *ALL, *learners]
-    counts = (len(still), len(ALL), len(ALL), len(learners))
+    still = [
+        label for label in readers if label != "llama:static"
+    ]  # which has no prefill of its own
+    assert [r.contender for r in rows] == [*still, *readers, *readers, *learners]
+    counts = (len(still), len(readers), len(readers), len(learners))
     calls = (("prefill", 20), ("decode", 32), ("decode", 48), ("training step", 20))
     assert kinds == [call for call, n in zip(calls, counts, strict=True) for _ in range(n)]
     assert [row.failure for row in rows if row.failure] == []
@@ -68,7 +71,7 @@ def test_every_contender_is_measured(run, size, tmp_path: Path):
     assert read_rows(path) == rows
     headings, lines = tabulate(rows)
     assert headings[:3] == ["contender", "pass", "tokens"]
-    assert lines[0][:3] == [ALL[0], "prefill", "20"]
+    assert lines[0][:3] == [readers[0], "prefill", "20"]
 
 
 def test_states_stay_as_large_and_keys_and_values_grow(run, size):
@@ -117,6 +120,13 @@ def test_decoding_leaves_the_context_as_it_was(size):
         assert cache.get_seq_length() == 9
         assert contenders.cache_bytes(cache) == before
         torch.testing.assert_close(again, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_the_variant_fused_is_the_switch(size):
+    found = [
+        contender.build(size).config.fused for contender in find(["ttt-linear:fused", "ttt-mlp"])
+    ]
+    assert found == [True, False]
 
 
 def test_labels():

@@ -44,7 +44,8 @@ class LanguageContender:
         like = TTTConfig.of_size("125m", layer=layer, backbone=backbone or "transformer")
         kind = ("ttt_layer_type", "ttt_base_lr", "use_gate", "share_qk", "pre_conv")
         options = {name: getattr(like, name) for name in kind}
-        return TTTForCausalLM(TTTConfig(**{**sizes_of(size), **options}))
+        fused = self.variant == "fused"
+        return TTTForCausalLM(TTTConfig(**{**sizes_of(size), **options, "fused": fused}))
 
     def deploy(self, model: nn.Module, dtype: torch.dtype) -> nn.Module:
         """The model for inference in a dtype, its products packed where that is asked for."""

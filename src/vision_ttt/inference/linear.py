@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.inference.supported_parts import UnsupportedPart, require
+from vision_ttt.layers.linear import Linear
 from vision_ttt.ops.packed import pack, packed_linear
 
 
@@ -17,7 +18,7 @@ class PackedLinear(nn.Module):
         dtype: float32 or bfloat16, of the packed weight.
 
     Raises:
-        UnsupportedPart: it is not a plain ``nn.Linear``.
+        UnsupportedPart: it is no plain ``nn.Linear`` or :class:`vision_ttt.layers.Linear`.
     """
 
     packed: Tensor
@@ -25,7 +26,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
-        require(linear, "it", nn.Linear)
+        require(linear, "it", nn.Linear, Linear)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_buffer("packed", pack(linear.weight, dtype))
         bias = None if linear.bias is None else linear.bias.detach().float().clone()

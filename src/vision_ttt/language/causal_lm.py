@@ -12,6 +12,7 @@ from vision_ttt.language.cache import TTTCache
 from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.model import TTTModel, TTTPreTrainedModel
 from vision_ttt.language.outputs import TTTCausalLMOutput
+from vision_ttt.layers.linear import fuse_linear
 
 _IGNORED = -100
 """The label of what is not to be predicted, transformers' and PyTorch's."""
@@ -35,6 +36,8 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = TTTModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.fused:
+            fuse_linear(self)
         self.post_init()
 
     def forward(
@@ -138,13 +141,12 @@ def _loss(
     logits: Tensor, labels: Tensor, mask: Tensor | None, items: Tensor | int | None
 ) -> Tensor:
     """Cross-entropy of the next tokens, the mean of those with a label."""
-    targets = labels[:, 1:]
+    # The labels are moved rather than the last logits cut off, whose gradient would be a copy.
+    targets = F.pad(labels[:, 1:], (0, 1), value=_IGNORED)
     if mask is not None:
-        seen = mask[:, -labels.shape[1] :]
-        targets = targets.masked_fill(seen[:, :-1] == 0, _IGNORED)
-    predicted = logits[:, :-1].float()
+        targets = targets.masked_fill(mask[:, -labels.shape[1] :] == 0, _IGNORED)
     reduction = "mean" if items is None else "sum"
     loss = F.cross_entropy(
-        predicted.flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction=reduction
+        logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction=reduction
     )
     return loss if items is None else loss / items

@@ -22,6 +22,7 @@ from vision_ttt.layers import (
     InnerLearner,
     MiniBatchRotary,
 )
+from vision_ttt.layers.linear import fuse_linear
 
 
 class TTTPreTrainedModel(PreTrainedModel):
@@ -67,6 +68,8 @@ class TTTModel(TTTPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(TTTBlock(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if config.fused:
+            fuse_linear(self)
         self.post_init()
 
     def forward(

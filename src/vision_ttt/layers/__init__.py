@@ -9,6 +9,7 @@ from vision_ttt.layers.functional_learner import FunctionalLearner
 from vision_ttt.layers.fusable import unfuse
 from vision_ttt.layers.gated_norm import GatedNorm, TanhGatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner
+from vision_ttt.layers.linear import Linear
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.mamba import BidirectionalMamba, MambaBlock
 from vision_ttt.layers.mamba_mixer import Mamba, MambaState
@@ -44,6 +45,7 @@ __all__ = [
     "GatedNorm",
     "TanhGatedNorm",
     "SwiGLU",
+    "Linear",
     "ViT3Block",
     "ViT3TTT",
     "BidirectionalMamba",

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 FACTORS = (2, 4)
 """Sides of the pictures, in sides of those that the model was trained on."""
-LARGEST = 1024
-"""Side, in pixels: beyond it a picture takes quadratic cost minutes."""
+LARGEST = 2048
+"""Side, in pixels: beyond it a picture takes quadratic cost half an hour."""
 
 
 def measure_larger(model: nn.Module, task: Segmentation) -> dict[str, float]:

@@ -26,7 +26,7 @@ PATCH = 8
 SIDES = (512, 256, 128, 1024)
 """Of the pictures; the first one is what the evidence rests on, and trained first."""
 SECONDS = 180
-"""Of training in the rows of equal time, on one thread."""
+"""Of training in the rows of equal time, on one thread; at the first size also twice as many."""
 TOKENS = 4096
 """Of an update, in pictures of whatever size; a picture of 1024² pixels has more."""
 IMAGES = {512: 240, 256: 2048, 128: 8192}
@@ -139,6 +139,11 @@ def _same_time(model: str, side: int) -> Variant:
     return _row(f"{model}-{side}", model, side, _rate(model, side), length=GivenSeconds(SECONDS))
 
 
+def _twice_the_time(model: str, side: int) -> Variant:
+    length = GivenSeconds(2 * SECONDS)
+    return _row(f"{model}-{side}-twice", model, side, _rate(model, side), length=length)
+
+
 def _same_images(model: str, side: int) -> Variant:
     updates = IMAGES[side] // _batch_size(side)
     return _row(f"{model}-{side}-images", model, side, _rate(model, side), updates=updates)
@@ -230,6 +235,7 @@ RESOLUTION_LETTERS = Sweep(
     base={"num_workers": 0},
     rows=tuple(
         [_same_time(model, SIDES[0]) for model in LABELS]
+        + [_twice_the_time(model, SIDES[0]) for model in LABELS]
         + [_same_time(model, side) for side in SIDES[1:] for model in COMPARED]
         + [_same_images(model, side) for side in IMAGES for model in COMPARED]
     ),
@@ -239,12 +245,19 @@ RESOLUTION_LETTERS = Sweep(
             for side in SIDES
         ),
         Panel(
-            f"{SIDES[0]}², Vittt without a part",
-            {
-                label: f"{model}-{SIDES[0]}"
-                for model, label in LABELS.items()
-                if model.startswith("vittt")
-            },
+            f"{SIDES[0]}², twice the time",
+            {LABELS[model]: f"{model}-{SIDES[0]}-twice" for model in COMPARED},
+        ),
+        *(
+            Panel(
+                f"{SIDES[0]}², Vittt without a part{told}",
+                {
+                    label: f"{model}-{SIDES[0]}{suffix}"
+                    for model, label in LABELS.items()
+                    if model.startswith("vittt")
+                },
+            )
+            for suffix, told in (("", ""), ("-twice", ", twice the time"))
         ),
         *(
             Panel(

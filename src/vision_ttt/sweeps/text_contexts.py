@@ -17,7 +17,7 @@ TOKENS_PER_UPDATE = 8192
 
 # 1,305,708 parameters; the others have 0.5 and 0.8 % more. The recipe's arguments of TTT that the
 # others do not have are removed.
-_OURS = dict.fromkeys(("use_gate", "share_qk", "pre_conv"))
+_OURS = dict.fromkeys(("use_gate", "share_qk", "pre_conv", "fused"))
 _MODELS: dict[str, dict[str, Any]] = {
     "ttt": {},
     "llama": {"model": "llama", "arguments": {**_OURS, "intermediate_size": 384}},
