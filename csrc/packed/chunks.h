@@ -68,7 +68,9 @@ class Buffers {
   size_t used_ = 0;
 };
 
-// Call body(chunk, buffers) for every chunk, scheduled dynamically, with so many bytes per thread.
+// Call body(chunk, buffers) for every chunk, with so many bytes per thread. Where every thread has one chunk
+// at most, it has the same one in every pass: what it wrote is in its own caches. More chunks are scheduled
+// dynamically.
 template <class Body>
 int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Body& body) {
   std::atomic<int> failed{0};
@@ -76,11 +78,17 @@ int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Bo
   {
     Buffers buffers(bytes);
     if (!buffers.ok()) failed = 1;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < chunks.count(); ++i) {
-      if (!buffers.ok()) continue;
+    auto run = [&](int64_t i) {
+      if (!buffers.ok()) return;
       buffers.start_over();
       body(chunks[i], buffers);
+    };
+    if (chunks.count() <= threads) {
+#pragma omp for schedule(static, 1)
+      for (int64_t i = 0; i < chunks.count(); ++i) run(i);
+    } else {
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < chunks.count(); ++i) run(i);
     }
   }
   return failed;
