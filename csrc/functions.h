@@ -25,14 +25,17 @@ VISION_TTT_INLINE Vector exp_of_rest(Vector x, Vector n) {
 // below e^-87 and above e^88; NaN stays NaN.
 VISION_TTT_INLINE Vector exp(Vector x) {
 #ifdef __AVX512F__
-  // Where an argument is NaN, these instructions return the second one.
-  __m512 limited = _mm512_max_ps(_mm512_set1_ps(-87.0f), reinterpret_cast<__m512>(x));
-  limited = _mm512_min_ps(_mm512_set1_ps(88.0f), limited);
-  const Vector y = reinterpret_cast<Vector>(limited);
-  const Vector n = reinterpret_cast<Vector>(_mm512_roundscale_ps(
-      reinterpret_cast<__m512>(y * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  return reinterpret_cast<Vector>(_mm512_scalef_ps(
-      reinterpret_cast<__m512>(exp_of_rest(y, n)), reinterpret_cast<__m512>(n)));
+  // Where an argument is NaN, the limits return the second one. The masks are full; GCC 12 warns of the
+  // functions without one.
+  constexpr __mmask16 all = 0xffff;
+  __m512 limited = _mm512_maskz_max_ps(all, _mm512_set1_ps(-87.0f), reinterpret_cast<__m512>(x));
+  limited = _mm512_maskz_min_ps(all, _mm512_set1_ps(88.0f), limited);
+  const Vector y = reinterpret_cast<Vector>(limited), z = y * 1.44269504088896341f;
+  const __m512 n = _mm512_maskz_roundscale_ps(all, reinterpret_cast<__m512>(z),
+                                             _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Vector rest = exp_of_rest(y, reinterpret_cast<Vector>(n));
+  return reinterpret_cast<Vector>(
+      _mm512_maskz_scalef_ps(all, reinterpret_cast<__m512>(rest), n));
 #else
   const Vector original = x;
   x = select(x < -87.0f, splat(-87.0f), x);
