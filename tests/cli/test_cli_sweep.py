@@ -15,7 +15,7 @@ from vision_ttt.recipes import resolve
 from vision_ttt.sweeps import SWEEPS, Panel, Sweep, Variant
 from vision_ttt.sweeps.definition import SameSeconds
 from vision_ttt.sweeps.lengths import LENGTHS_FILE
-from vision_ttt.sweeps.results import Result, read_results, write_results
+from vision_ttt.sweeps.results import HISTORY, Result, read_results, write_results
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_rows_to_csv_table_figure_and_page(tiny, tmp_path, capfd):
     assert "plain, seed 3: test accuracy" in told
     rows = read_results(tmp_path / "runs" / "sweep-tiny" / "results.csv")
     assert [(row.row, row.seed) for row in rows] == [
-        *(("plain", 3), ("bare", 3), ("plain", 4), ("bare", 4))
+        *(("plain", 3), ("plain", 4), ("bare", 3), ("bare", 4))
     ]
     assert {row.epochs for row in rows} == {1}
     assert "vision-ttt sweep tiny --rows plain bare --seeds 3 4" in rows[0].run.command
@@ -81,6 +81,41 @@ def test_table_and_figure_are_made_again_from_the_csv(tiny, tmp_path, results, c
     assert "Plain" in capsys.readouterr().out
     assert main([*argv[:3], "--results", "missing.csv"]) == 2
     assert "missing.csv" in capsys.readouterr().err
+
+
+def test_missing_runs_alone_are_trained_and_join_the_others(tiny, tmp_path, results, capfd):
+    table = tmp_path / "some.csv"
+    write_results(table, results)  # plain and bare, seeds 0 and 1
+    argv = ["sweep", "tiny", "--missing-only", "--results", str(table), "--epochs", "1"]
+    assert main([*argv, "--rows", "bare", "plain", "--seeds", "1", "2", "--jobs", "1"]) == 0
+    found = read_results(table)
+    order = [("plain", 0), ("plain", 1), ("plain", 2), ("bare", 0), ("bare", 1), ("bare", 2)]
+    assert [(result.row, result.seed) for result in found] == order
+    assert [result for result in found if result.seed < 2] == results
+    folder = tmp_path / "runs" / "sweep-tiny"
+    assert sorted(folder.glob("*/seed-*")) == [folder / row / "seed-2" for row in ("bare", "plain")]
+    assert "plain, seed 2: test accuracy" in capfd.readouterr().err
+    assert main([*argv, "--table-only"]) == 2
+    assert "leave out --missing-only" in capfd.readouterr().err
+
+
+def test_missing_runs_of_another_rows_seconds_take_them_from_the_file(
+    tiny, tmp_path, results, monkeypatch
+):
+    timed = Variant(
+        "bare-seconds", tiny.by_name["bare"].changes, length=SameSeconds("plain", "bare")
+    )
+    rows = (tiny.by_name["plain"], tiny.by_name["bare"], timed)
+    shown = Panel("All", {row.name: row.name for row in rows})
+    monkeypatch.setitem(SWEEPS, "tiny", dataclasses.replace(tiny, rows=rows, panels=(shown,)))
+    curve = {name: [3.0] for name in HISTORY}
+    table = tmp_path / "some.csv"
+    with_history = [dataclasses.replace(result, history=json.dumps(curve)) for result in results]
+    write_results(table, with_history)
+    argv = ["sweep", "tiny", "--missing-only", "--results", str(table), "--seeds", "0"]
+    assert main([*argv, "--rows", "bare-seconds", "--jobs", "1"]) == 0
+    (added,) = [result for result in read_results(table) if result.row == "bare-seconds"]
+    assert added.curve["update"][-1] == 3  # 2.5 seconds by 2.5 / 3 seconds for an update
 
 
 def test_a_csv_file_without_results_is_told(tiny, tmp_path, capsys):

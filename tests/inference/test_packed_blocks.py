@@ -4,10 +4,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from inference_blocks import BLOCKS, DIM, inputs, make, pack_block
 from tolerances import FORWARD, assert_close
-from vision_ttt.ops.packed import mamba_block_weights, vittt_block_weights
+from vision_ttt.ops.packed import (
+    mamba_block,
+    mamba_block_weights,
+    vit3_block,
+    vittt_block,
+    vittt_block_weights,
+)
 from vision_ttt.ops.packed.mamba_block_definition import packed_mamba_block_definition
 from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
@@ -27,6 +34,24 @@ def test_it_is_the_block(name, dtype):
         before = given[0].clone()
         assert_close(packed(*given), block(*given), FORWARD[dtype], f"{grid}")
         assert torch.equal(given[0], before)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_dispatcher_is_left_out_where_nothing_listens(name, monkeypatch):
+    direct = []
+    for module in (mamba_block, vit3_block, vittt_block):
+        kernel = f"_packed_{module.__name__.rpartition('.')[2]}"
+        original = getattr(module, kernel)
+        monkeypatch.setattr(
+            module, kernel, lambda *args, run=original: direct.append(1) or run(*args)
+        )
+    packed, given = pack_block(make(name), torch.float32), inputs(name, 2, (5, 7))
+    wanted = packed(*given)
+    assert len(direct) == 1
+    with FlopCounterMode(display=False) as counter:
+        assert torch.equal(packed(*given), wanted)
+    assert len(direct) == 1
+    assert counter.get_total_flops() > 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -64,6 +64,13 @@ def test_an_update_has_as_many_tokens_at_every_size():
         assert own.optimisation.batch_size * (side // patch) ** 2 == TOKENS
 
 
+def test_rows_of_twice_the_time_differ_by_it_alone():
+    for name in LABELS:
+        once, twice = (SWEEP.by_name[f"{name}-{SIDES[0]}{end}"] for end in ("", "-twice"))
+        assert twice.changes == once.changes
+        assert twice.length.seconds == 2 * once.length.seconds
+
+
 def test_rows_of_a_side_differ_by_the_model_and_its_rate_alone():
     def rest(row):
         own = config(row)
@@ -113,6 +120,19 @@ def test_lengths_by_pace_are_measured_once(tmp_path, monkeypatch):
     assert {name: own["updates"] for name, own in found.items()} == {"a": 40, "b": 1}
     assert asked == [{"a"}, {"b"}]
     assert json.loads((folder / LENGTHS_FILE).read_text()) == found
+
+
+def test_lengths_of_rows_with_results_are_not_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(lengths, "measure_paces", lambda configs: dict.fromkeys(configs, 2.0))
+    results = read_results(Path("benchmarks/results/resolution-letters.csv"))
+    rows = dict.fromkeys(("vittt-512", "deit-1024"))
+    found = lengths_by_pace(rows, dict.fromkeys(rows, 180.0), tmp_path / "runs", results)
+    assert {name: own["updates"] for name, own in found.items()} == {
+        "vittt-512": 1010,
+        "deit-1024": 90,
+    }
+    assert found["vittt-512"]["seconds_per_update"] == pytest.approx(180 / 1010)
+    assert json.loads((tmp_path / "runs" / LENGTHS_FILE).read_text()) == found
 
 
 def test_evaluations_stay_as_many():

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,15 @@ from vision_ttt.sweeps.lengths import lengths_by_pace, measure_lengths, of_updat
 from vision_ttt.sweeps.one_run import Task
 from vision_ttt.sweeps.results import Result, finished, read_results, write_results
 from vision_ttt.sweeps.runs import Failure, Outcome, run_all
-from vision_ttt.sweeps.tables import ACCURACIES, by_row, changes, describe, markdown, tabulate
+from vision_ttt.sweeps.tables import (
+    ACCURACIES,
+    by_row,
+    changes,
+    describe,
+    in_order,
+    markdown,
+    tabulate,
+)
 
 _LOGGER = logging.getLogger(__name__)
 RUN_FAILED = 1
@@ -48,7 +56,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
             raise UserError(f"{results_file} holds no results; train some first")
         results, failures = former, []
     else:
-        results, failures = _train(sweep, arguments, Path(arguments.output))
+        kept = former if arguments.missing_only else []
+        trained, failures = _train(sweep, arguments, Path(arguments.output), kept)
+        results = in_order(sweep, [*kept, *trained])
         write_results(results_file, results)
     if results:
         _show(sweep, results)
@@ -63,24 +73,29 @@ def run(arguments: jsonargparse.Namespace) -> int:
 
 
 def _train(
-    sweep: Sweep, arguments: jsonargparse.Namespace, output: Path
+    sweep: Sweep, arguments: jsonargparse.Namespace, output: Path, kept: Sequence[Result]
 ) -> tuple[list[Result], list[Failure]]:
+    """The results of the runs asked for, but for those that `kept` holds."""
     if arguments.seeds is None:
         arguments.seeds = list(sweep.seeds)
     jobs = os.cpu_count() or 1 if arguments.jobs is None else arguments.jobs
     rows = sweep.find(arguments.rows)
     later = [row for row in rows if isinstance(row.length, SameSeconds)]
     own = [row for row in rows if row not in later]
-    tasks = _tasks(sweep, own, arguments, output, _given_lengths(sweep, own, arguments, output))
+    known = {(result.row, result.seed) for result in kept}
+    wanted = {(row.name, seed) for row in rows for seed in arguments.seeds} - known
+    lengths = _given_lengths(sweep, own, arguments, output, kept)
+    tasks = _missing(_tasks(sweep, own, arguments, output, lengths), known)
     try:
-        with _progress(len(rows) * len(dict.fromkeys(arguments.seeds))) as on_end:
+        with _progress(len(wanted)) as on_end:
             failures = run_all(tasks, output, jobs, on_end)
             if later:
                 try:
-                    more = _tasks_of_same_seconds(sweep, later, arguments, output)
+                    more = _tasks_of_same_seconds(sweep, later, arguments, output, kept)
                 except UserError:  # which may be for these
                     _tell(failures)
                     raise
+                more = _missing(more, known)
                 failures += run_all(more, output, jobs, on_end)
                 tasks += more
     except KeyboardInterrupt:
@@ -91,8 +106,16 @@ def _train(
     return [result for result in ended if result is not None], failures
 
 
+def _missing(tasks: Sequence[Task], known: Set[tuple[str, int]]) -> list[Task]:
+    return [task for task in tasks if (task.row, task.config.run.seed) not in known]
+
+
 def _given_lengths(
-    sweep: Sweep, rows: Sequence[Variant], arguments: jsonargparse.Namespace, output: Path
+    sweep: Sweep,
+    rows: Sequence[Variant],
+    arguments: jsonargparse.Namespace,
+    output: Path,
+    kept: Sequence[Result],
 ) -> dict[str, int]:
     """Row's name → its updates, where its seconds are given."""
     timed = [row for row in rows if isinstance(row.length, GivenSeconds)]
@@ -101,7 +124,7 @@ def _given_lengths(
     seed = arguments.seeds[0]
     configs = {row.name: sweep.config(row, seed, output) for row in timed}
     seconds = {row.name: row.length.seconds for row in timed}
-    lengths = lengths_by_pace(configs, seconds, output)
+    lengths = lengths_by_pace(configs, seconds, output, kept)
     return {name: lengths[name]["updates"] for name in configs}
 
 
@@ -128,7 +151,11 @@ def _tasks(
 
 
 def _tasks_of_same_seconds(
-    sweep: Sweep, rows: Sequence[Variant], arguments: jsonargparse.Namespace, output: Path
+    sweep: Sweep,
+    rows: Sequence[Variant],
+    arguments: jsonargparse.Namespace,
+    output: Path,
+    kept: Sequence[Result],
 ) -> list[Task]:
     """The runs of rows whose length follows from finished runs of others.
 
@@ -138,7 +165,8 @@ def _tasks_of_same_seconds(
     names = {name for row in rows for name in (row.length.seconds, row.length.speed)}
     timed = _tasks(sweep, sweep.find(sorted(names)), arguments, output)
     ended = [finished(task.config) for task in timed]
-    lengths = measure_lengths(rows, [result for result in ended if result is not None], output)
+    results = [*kept, *(result for result in ended if result is not None)]
+    lengths = measure_lengths(rows, results, output)
     updates = {name: length["updates"] for name, length in lengths.items()}
     return _tasks(sweep, rows, arguments, output, updates)
 

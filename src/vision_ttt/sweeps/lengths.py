@@ -32,7 +32,7 @@ def measure_lengths(
     Args:
         rows: each with a ``length``.
         results: of the rows that these name, with any seeds.
-        folder: of the sweep's runs.
+        folder: of the sweep's runs; made where missing.
 
     Raises:
         UserError: there is no result of a row that another's length follows from; the folder's file
@@ -57,45 +57,51 @@ def measure_lengths(
                 f" has no finished run in {folder}; train it, too"
             )
         seconds, pace = statistics.median(spent), statistics.median(paces)
-        lengths[row.name] = {
-            "updates": max(1, int(seconds / pace)),
-            "seconds": seconds,
-            "seconds_per_update": pace,
-        }
-    write_text(path, json.dumps(lengths, indent=2) + "\n")
+        lengths[row.name] = _length(max(1, int(seconds / pace)), seconds, pace)
+    _write(path, lengths)
     return lengths
 
 
 def lengths_by_pace(
-    rows: Mapping[str, TrainConfig], seconds: Mapping[str, float], folder: Path
+    rows: Mapping[str, TrainConfig],
+    seconds: Mapping[str, float],
+    folder: Path,
+    results: Sequence[Result] = (),
 ) -> dict[str, dict[str, float]]:
     """As :func:`measure_lengths`, of rows whose seconds are given.
 
     Paces are measured by :func:`vision_ttt.sweeps.paces.measure_paces`, of all rows that are not in
-    the folder's file yet in turns; rows of pictures of other sizes may join later.
+    the folder's file yet in turns; rows of pictures of other sizes may join later. A row that has
+    results is as long as they are, on whatever machine they were trained.
 
     Args:
         rows: name → its run, of any seed.
         seconds: name → those that are to be spent.
         folder: of the sweep's runs; made where missing.
+        results: of earlier runs, with any seeds, of these rows and others.
 
     Raises:
         UserError: as measure_paces does; the folder's file is damaged.
         OSError: the file cannot be written.
     """
     path = folder / LENGTHS_FILE
-    lengths = _read(path)
+    lengths = {
+        result.row: _length(result.curve["update"][-1], seconds[result.row])
+        for result in results
+        if result.row in rows
+    } | _read(path)
     missing = {name: config for name, config in rows.items() if name not in lengths}
     if missing:
         for name, pace in measure_paces(missing).items():
-            lengths[name] = {
-                "updates": max(1, int(seconds[name] / pace)),
-                "seconds": seconds[name],
-                "seconds_per_update": pace,
-            }
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(lengths, indent=2) + "\n")
+            lengths[name] = _length(max(1, int(seconds[name] / pace)), seconds[name], pace)
+    _write(path, lengths)
     return lengths
+
+
+def _length(updates: int, seconds: float, pace: float | None = None) -> dict[str, float]:
+    """An entry of the folder's file; without a pace, the one that the two others give."""
+    pace = seconds / updates if pace is None else pace
+    return {"updates": updates, "seconds": seconds, "seconds_per_update": pace}
 
 
 def of_updates(updates: int, config: TrainConfig) -> dict[str, Any]:
@@ -109,6 +115,11 @@ def of_updates(updates: int, config: TrainConfig) -> dict[str, Any]:
     if every is not None:
         fields["evaluate_every"] = max(math.ceil(every / length * updates), 1)
     return fields
+
+
+def _write(path: Path, lengths: Mapping[str, Mapping[str, float]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(lengths, indent=2) + "\n")
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:

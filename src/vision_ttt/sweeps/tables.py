@@ -63,6 +63,12 @@ def by_row(sweep: Sweep, results: Sequence[Result]) -> dict[str, list[Result]]:
     return {name: sorted(own, key=lambda result: result.seed) for name, own in rows.items()}
 
 
+def in_order(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
+    """The results by row, in the sweep's order, then by seed."""
+    places = {name: place for place, name in enumerate(sweep.by_name)}
+    return sorted(results, key=lambda result: (places[result.row], result.seed))
+
+
 def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
     """One panel as a table; rows without results are left out.
 

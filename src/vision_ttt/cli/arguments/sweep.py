@@ -22,12 +22,14 @@ _EPILOG = """Examples:
 
   vision-ttt sweep ablation-digits --list
   vision-ttt sweep ablation-digits --rows dual vittt --seeds 0 1 2 3 4 --output runs/longer
+  vision-ttt sweep ablation-digits --missing-only --results RESULTS.csv
   vision-ttt sweep ablation-digits --table-only --results RESULTS.csv
 
 A sweep that was killed goes on where it was by the same command: finished runs are kept, an
 interrupted one resumes from its last checkpoint. Table and picture are made anew from the finished
-runs. Exit codes: 0 every run is finished; 1 a run failed, and is named with the end of its log; 2
-something to mend in the command; 130 Ctrl-C."""
+runs. A large sweep may be run in several sittings, on several machines: --missing-only keeps the
+lines of RESULTS.csv and needs no folder of their runs. Exit codes: 0 every run is finished; 1 a run
+failed, and is named with the end of its log; 2 something to mend in the command; 130 Ctrl-C."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -59,6 +61,12 @@ def add_arguments(parser: CommandParser) -> None:
         type=int,
         default=None,
         help="runs side by side, one thread each; default: the cores",
+    )
+    parser.add_argument(
+        "--missing_only",
+        type=bool,
+        default=False,
+        help="train only runs that the CSV file of --results has no line of, and add theirs to it",
     )
     parser.add_argument(
         "--output",
@@ -119,6 +127,8 @@ def check(arguments: jsonargparse.Namespace) -> None:
     arguments.results = arguments.results or str(output / "results.csv")
     if arguments.page is not None:
         check_input_file("the page", arguments.page)
+    if arguments.table_only and arguments.missing_only:
+        raise UserError("--table-only trains nothing: leave out --missing-only")
     if arguments.table_only:
         check_input_file("the results", arguments.results)
     for name in ("figure", "results"):
