@@ -279,10 +279,11 @@ void check_packed_linear(int64_t rows, int64_t inner, int64_t columns, bool is_b
   expect(vision_ttt_packed_linear(&linear) == 0 && out.finite(), "a packed product is finite");
 }
 
-void check_packed_vittt_block(int64_t B, int64_t h, int64_t w, int64_t R, bool own_q, bool gate,
-                              bool is_bfloat16, int64_t hidden = 48) {
+void check_packed_vittt_blocks(int64_t B, int64_t h, int64_t w, int64_t R, bool own_q, bool gate,
+                               bool is_bfloat16, int64_t hidden = 48) {
   const int64_t D = 32, d = 16, H = R * D / d, b = 16, K = 3, taps = 4;
-  Buffer y(B * h * w * D), out(y.size, false), conv2d(K * K * D), norms(4 * D), inner(2 * H * d);
+  Buffer y(B * h * w * D), out(y.size, false), between(y.size, false), conv2d(K * K * D);
+  Buffer norms(4 * D), inner(2 * H * d);
   Buffer conv_q(H * d * (taps + 1)), conv_k(conv_q.size), w0(H * d * d), b0(H * d), scale(R * b);
   Buffer post(2 * R * D);
   PackedBuffer views((own_q ? 3 : 2) * R * D, D, is_bfloat16), gates(D, D, is_bfloat16, gate);
@@ -291,14 +292,15 @@ void check_packed_vittt_block(int64_t B, int64_t h, int64_t w, int64_t R, bool o
   PackedBuffer mlp_out(D, hidden, is_bfloat16);
   const int64_t weights = H * d * taps;
   PackedVitttBlock block{
-      y, out, nullptr, conv2d, {norms, norms + D, 0, 1e-6}, {norms + 2 * D, norms + 3 * D, 0, 1e-6},
+      y, out, between, nullptr, conv2d, {norms, norms + D, 0, 1e-6}, {norms + 2 * D, norms + 3 * D, 0, 1e-6},
       views.packed, gates.packed, rates.packed, out_proj.packed, mlp_gate.packed, mlp_value.packed,
       mlp_out.packed, {conv_q, conv_q + weights}, {conv_k, conv_k + weights},
       {w0, b0, nullptr, nullptr}, inner, inner + H * d, scale, post, post + R * D, B, h * w, h, w, D,
-      H, R, K, taps, !own_q, 0, b, is_bfloat16, 2, 1e-6f, 1e-6f, 0.1f};
-  Buffer scratch(vision_ttt_packed_vittt_block_scratch(&block) / sizeof(float), false);
+      H, R, K, taps, !own_q, 0, b, is_bfloat16, 2, 3, 1e-6f, 1e-6f, 0.1f};
+  Buffer scratch(vision_ttt_packed_vittt_blocks_scratch(&block) / sizeof(float), false);
   block.scratch = scratch;
-  expect(vision_ttt_packed_vittt_block(&block) == 0 && out.finite(), "a packed block is finite");
+  const PackedVitttBlock blocks[] = {block, block, block};
+  expect(vision_ttt_packed_vittt_blocks(blocks) == 0 && out.finite(), "packed blocks are finite");
 }
 
 void check_packed_vit3_block(int64_t B, int64_t h, int64_t w, bool convolved, bool rotated,
@@ -394,9 +396,9 @@ int main() {
     check_packed_linear(1, 1, 1, is_bfloat16);
     check_packed_linear(7, 33, 21, is_bfloat16);
     check_packed_linear(205, 64, 100, is_bfloat16);
-    check_packed_vittt_block(1, 1, 1, 1, false, false, is_bfloat16);
-    check_packed_vittt_block(2, 3, 7, 2, false, true, is_bfloat16);
-    check_packed_vittt_block(1, 13, 17, 2, true, true, is_bfloat16, 272);
+    check_packed_vittt_blocks(1, 1, 1, 1, false, false, is_bfloat16);
+    check_packed_vittt_blocks(2, 3, 7, 2, false, true, is_bfloat16);
+    check_packed_vittt_blocks(1, 13, 17, 2, true, true, is_bfloat16, 272);
     for (int64_t threads : {1, 2, 5}) {
       check_packed_mamba_block(1, 1, 2, is_bfloat16, threads);
       check_packed_mamba_block(3, 7, 6, is_bfloat16, threads);

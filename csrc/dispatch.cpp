@@ -38,8 +38,8 @@
   int linear_##isa(const Linear&);                                           \
   int linear_backward_##isa(const Linear&);                                  \
   int packed_linear_##isa(const PackedLinear&);                              \
-  int64_t packed_vittt_block_scratch_##isa(const PackedVitttBlock&);         \
-  int packed_vittt_block_##isa(const PackedVitttBlock&);                     \
+  int64_t packed_vittt_blocks_scratch_##isa(const PackedVitttBlock&);         \
+  int packed_vittt_blocks_##isa(const PackedVitttBlock&);                     \
   int64_t packed_vit3_block_scratch_##isa(const PackedVit3Block&);           \
   int packed_vit3_block_##isa(const PackedVit3Block&);                       \
   int64_t packed_mamba_block_scratch_##isa(const PackedMambaBlock&);         \
@@ -57,7 +57,7 @@
    silu_##isa,               swiglu_##isa,             swiglu_backward_##isa, \
    swiglu_mlp_##isa,         swiglu_mlp_backward_##isa, linear_##isa,        \
    linear_backward_##isa,                                                    \
-   packed_linear_##isa,      packed_vittt_block_scratch_##isa, packed_vittt_block_##isa, \
+   packed_linear_##isa,      packed_vittt_blocks_scratch_##isa, packed_vittt_blocks_##isa, \
    packed_vit3_block_scratch_##isa, packed_vit3_block_##isa,                 \
    packed_mamba_block_scratch_##isa, packed_mamba_block_##isa, fma_peak_##isa}
 
@@ -97,8 +97,8 @@ struct Kernels {
   int (*linear)(const Linear&);
   int (*linear_backward)(const Linear&);
   int (*packed_linear)(const PackedLinear&);
-  int64_t (*packed_vittt_block_scratch)(const PackedVitttBlock&);
-  int (*packed_vittt_block)(const PackedVitttBlock&);
+  int64_t (*packed_vittt_blocks_scratch)(const PackedVitttBlock&);
+  int (*packed_vittt_blocks)(const PackedVitttBlock&);
   int64_t (*packed_vit3_block_scratch)(const PackedVit3Block&);
   int (*packed_vit3_block)(const PackedVit3Block&);
   int64_t (*packed_mamba_block_scratch)(const PackedMambaBlock&);
@@ -184,11 +184,11 @@ int vision_ttt_swiglu_mlp_backward(const SwiGluMlpProblem* p) {
 int vision_ttt_linear(const Linear* p) { return kernels().linear(*p); }
 int vision_ttt_linear_backward(const Linear* p) { return kernels().linear_backward(*p); }
 int vision_ttt_packed_linear(const PackedLinear* p) { return kernels().packed_linear(*p); }
-int64_t vision_ttt_packed_vittt_block_scratch(const PackedVitttBlock* p) {
-  return kernels().packed_vittt_block_scratch(*p);
+int64_t vision_ttt_packed_vittt_blocks_scratch(const PackedVitttBlock* p) {
+  return kernels().packed_vittt_blocks_scratch(*p);
 }
-int vision_ttt_packed_vittt_block(const PackedVitttBlock* p) {
-  return kernels().packed_vittt_block(*p);
+int vision_ttt_packed_vittt_blocks(const PackedVitttBlock* p) {
+  return kernels().packed_vittt_blocks(*p);
 }
 int64_t vision_ttt_packed_vit3_block_scratch(const PackedVit3Block* p) {
   return kernels().packed_vit3_block_scratch(*p);

@@ -25,12 +25,12 @@ from vision_ttt.ops.packed import (
 from vision_ttt.ops.packed.linear import packed_linear_definition
 from vision_ttt.ops.packed.mamba_block_definition import packed_mamba_block_definition
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
-from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_definition
 from vision_ttt.ops.packed.vittt_block_weights import (
     VitttBlockParameters,
     VitttBlockSizes,
     join_parameters,
 )
+from vision_ttt.ops.packed.vittt_blocks_definition import packed_vittt_blocks_definition
 from vision_ttt.ops.ttt_linear.op import PART as ttt_linear_part
 from vision_ttt.ops.ttt_mlp.op import PART as ttt_mlp_part
 
@@ -230,7 +230,7 @@ def packed_vittt_arguments(s: Sizes) -> list[Any]:
     sizes = VitttBlockSizes(heads, directions, taps, hidden, b, taps, 3 - gated, gated, 0, 0)
     weights = join_parameters(parameters, sizes)
     return [
-        *(normal(s.batch, s.length, dim), weights),
+        *(normal(s.batch, s.length, dim), torch.stack([weights, weights])),
         *(s.height, s.width, *sizes, 1 / d, *[1e-2] * 4),
     ]
 
@@ -424,10 +424,10 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
         "packed_linear": lambda: Call(
             packed_linear, packed_linear_arguments(s), packed_linear_definition
         ),
-        "packed_vittt_block": lambda: Call(
-            packed_vittt(torch.ops.vision_ttt.packed_vittt_block),
+        "packed_vittt_blocks": lambda: Call(
+            packed_vittt(torch.ops.vision_ttt.packed_vittt_blocks),
             packed_vittt_arguments(s),
-            packed_vittt(packed_vittt_block_definition),
+            packed_vittt(packed_vittt_blocks_definition),
         ),
         "packed_mamba_block": lambda: Call(
             packed_mamba(torch.ops.vision_ttt.packed_mamba_block),

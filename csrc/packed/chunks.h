@@ -17,14 +17,15 @@ constexpr int64_t kTileOfRows = 6;     // the rows of a product's registers
 constexpr int64_t kRowsOfChunk = 102;
 
 // The division of images of `length` tokens into chunks of equal size, at most one token apart; for few
-// images into as many chunks as the threads can share evenly.
+// images into as many chunks as the threads can share evenly, but of `least` tokens or so.
 struct Chunks {
   int64_t batch, length, of_image;
 
-  Chunks(int64_t images, int64_t tokens, int64_t threads) : batch(images), length(tokens) {
+  Chunks(int64_t images, int64_t tokens, int64_t threads, int64_t least = kTileOfRows)
+      : batch(images), length(tokens) {
     of_image = (tokens + kRowsOfChunk - 1) / kRowsOfChunk;
     if (images % threads) of_image = (of_image + threads - 1) / threads * threads;
-    const int64_t tiles = (tokens + kTileOfRows - 1) / kTileOfRows;
+    const int64_t tiles = (tokens + least - 1) / least;
     if (of_image > tiles) of_image = tiles;
   }
 

@@ -22,12 +22,12 @@ int VISION_TTT_KERNEL(packed_linear)(const PackedLinear& p) {
   return p.is_bfloat16 ? linear_with<Bfloat16>(p) : linear_with<float>(p);
 }
 
-int64_t VISION_TTT_KERNEL(packed_vittt_block_scratch)(const PackedVitttBlock& p) {
+int64_t VISION_TTT_KERNEL(packed_vittt_blocks_scratch)(const PackedVitttBlock& p) {
   return p.is_bfloat16 ? VitttPasses<Bfloat16>::bytes(p) : VitttPasses<float>::bytes(p);
 }
 
-int VISION_TTT_KERNEL(packed_vittt_block)(const PackedVitttBlock& p) {
-  return p.is_bfloat16 ? VitttPasses<Bfloat16>(p).run() : VitttPasses<float>(p).run();
+int VISION_TTT_KERNEL(packed_vittt_blocks)(const PackedVitttBlock& p) {
+  return p.is_bfloat16 ? run_vittt_blocks<Bfloat16>(&p) : run_vittt_blocks<float>(&p);
 }
 
 int64_t VISION_TTT_KERNEL(packed_vit3_block_scratch)(const PackedVit3Block& p) {

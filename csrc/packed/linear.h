@@ -36,14 +36,27 @@ int linear(const PackedLinear& p) {
   const bool as_it_is = std::is_same<Element, In>::value && padded == inner;
   const Chunks chunks(1, p.rows, p.threads);
   const size_t bytes = as_it_is ? 0 : Buffers::padded(kRowsOfChunk * padded * sizeof(Element));
-  return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+  auto multiply = [&](const Chunk& c, const Part& part, Buffers& buffers) {
     const In* x = static_cast<const In*>(p.x) + c.start * p.x_row;
-    Out* out = static_cast<Out*>(p.out) + c.start * p.out_row;
-    const Sink<Out> sink{out, p.out_row, columns, p.weight.bias};
+    Out* out = static_cast<Out*>(p.out) + c.start * p.out_row + part.first;
+    const float* bias = p.weight.bias ? p.weight.bias + part.first : nullptr;
+    const Sink<Out> sink{out, p.out_row, part.columns, bias};
     if constexpr (std::is_same<Element, In>::value)
-      if (as_it_is) return product(x, p.x_row, c.count, p.weight, sink);
+      if (as_it_is) return product(x, p.x_row, c.count, p.weight, part, sink);
     product(inputs<Element>(x, p.x_row, c.count, inner, padded, buffers), padded, c.count, p.weight,
-            sink);
+            part, sink);
+  };
+  if (chunks.count() == 1)  // of so few rows that the threads had better share the columns
+    return for_each_chunk(Chunks(1, (columns + kPanel - 1) / kPanel, p.threads, 1), p.threads, bytes,
+                          [&](const Chunk& panels, Buffers& buffers) {
+                            Part part(p.weight);
+                            part.first = panels.start * kPanel;
+                            const int64_t left = columns - part.first, own = panels.count * kPanel;
+                            part.columns = own < left ? own : left;
+                            multiply(chunks[0], part, buffers);
+                          });
+  return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+    multiply(c, Part(p.weight), buffers);
   });
 }
 

@@ -18,7 +18,9 @@ struct SwiGluMlp {
     return 2 * Buffers::padded(numbers * sizeof(float)) + Buffers::padded(numbers * sizeof(Element));
   }
 
-  void operator()(const Element* x, int64_t rows, float* y, Buffers& buffers) const {
+  // `next` is what is multiplied with after it, as in product().
+  void operator()(const Element* x, int64_t rows, float* y, Buffers& buffers,
+                  const void* next = nullptr) const {
     float* a = buffers.take<float>(rows * kHiddenAtOnce);
     float* b = buffers.take<float>(rows * kHiddenAtOnce);
     Element* h = buffers.take<Element>(rows * kHiddenAtOnce);
@@ -28,12 +30,17 @@ struct SwiGluMlp {
       const int64_t count = left < kHiddenAtOnce ? left : kHiddenAtOnce;
       Part some(gate);
       some.first = start, some.columns = count;
-      product(x, gate.inner, rows, gate, some, Sink<float>{a, count, count});
-      product(x, gate.inner, rows, value, some, Sink<float>{b, count, count});
-      swiglu_numbers(a, b, rows * count, h);
       Part sums(out);
       sums.inner_start = start, sums.inner = count;
-      product(h, count, rows, out, sums, Sink<float>{y, dim, dim, nullptr, nullptr, y, dim});
+      Part following(gate);
+      following.first = start + count;
+      product(x, gate.inner, rows, gate, some, Sink<float>{a, count, count},
+              begin_of<Element>(value, some));
+      product(x, gate.inner, rows, value, some, Sink<float>{b, count, count},
+              begin_of<Element>(out, sums));
+      swiglu_numbers(a, b, rows * count, h);
+      product(h, count, rows, out, sums, Sink<float>{y, dim, dim, nullptr, nullptr, y, dim},
+              following.first < hidden ? begin_of<Element>(gate, following) : next);
     }
   }
 };

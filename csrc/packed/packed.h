@@ -34,11 +34,13 @@ struct PackedLinear {
   int64_t threads;
 };
 
-// y ← y + conv(y), y ← y + TTT(LN(y)), y ← y + SwiGLU(LN(y)) on tokens of grids.
+// y ← y + conv(y), y ← y + TTT(LN(y)), y ← y + SwiGLU(LN(y)) on tokens of grids. Blocks that run one after
+// the other lie in an array; `count` and the memory of a run are those of its first block.
 struct PackedVitttBlock {
   const float* y;      // [B, T, D]
   float* out;          // [B, T, D]
-  void* scratch;       // vision_ttt_packed_vittt_block_scratch() bytes
+  float* between;      // [B, T, D], of results between blocks; null for one block
+  void* scratch;       // vision_ttt_packed_vittt_blocks_scratch() bytes
   const float* conv2d; // [K · K, D], or null for no convolution
   NormParameters norm, mlp_norm;
   Packed views;        // k, q unless it is k, and v: R D columns each
@@ -54,7 +56,7 @@ struct PackedVitttBlock {
   int64_t kernel;      // of conv2d
   int64_t taps;        // of conv_q and conv_k
   int64_t shared_qk, is_mlp;  // 0 or 1
-  int64_t mini_batch_size, is_bfloat16, threads;
+  int64_t mini_batch_size, is_bfloat16, threads, count;
   float inner_eps, post_eps, rate;
 };
 
@@ -102,9 +104,9 @@ struct PackedMambaBlock {
 #define VISION_TTT_MAMBA_STATES 16  // N
 
 VISION_TTT_EXPORT int vision_ttt_packed_linear(const PackedLinear*);
-VISION_TTT_EXPORT int64_t vision_ttt_packed_vittt_block_scratch(const PackedVitttBlock*);
+VISION_TTT_EXPORT int64_t vision_ttt_packed_vittt_blocks_scratch(const PackedVitttBlock*);
 // Returns 0, or 1 if the scratch of a thread could not be allocated.
-VISION_TTT_EXPORT int vision_ttt_packed_vittt_block(const PackedVitttBlock*);
+VISION_TTT_EXPORT int vision_ttt_packed_vittt_blocks(const PackedVitttBlock*);
 VISION_TTT_EXPORT int64_t vision_ttt_packed_vit3_block_scratch(const PackedVit3Block*);
 VISION_TTT_EXPORT int vision_ttt_packed_vit3_block(const PackedVit3Block*);
 VISION_TTT_EXPORT int64_t vision_ttt_packed_mamba_block_scratch(const PackedMambaBlock*);

@@ -156,21 +156,37 @@ struct Part {
   explicit Part(const Packed& w) : first(0), columns(w.columns), inner_start(0), inner(w.inner) {}
 };
 
-// Multiply rows of x [rows, part.inner] with a part of the weight.
+// The columns of the panel that begins at column j.
+inline int64_t panel_width(const Packed& w, int64_t j) {
+  const int64_t padded = (w.columns - j + 15) / 16 * 16;
+  return padded < kPanel ? padded : kPanel;
+}
+
+// Where a part begins in memory.
+template <class Element>
+const Element* begin_of(const Packed& w, const Part& part) {
+  constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
+  const int64_t depth = (w.inner + step - 1) / step * step;
+  return static_cast<const Element*>(w.data) + part.first * depth +
+         part.inner_start * panel_width(w, part.first);
+}
+
+// Multiply rows of x [rows, part.inner] with a part of the weight. `next` is what the caller multiplies
+// with after it, as far as it is known: its first lines are prefetched.
 template <class Element, class Out>
 __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t rows,
-                                       const Packed& w, const Part& part, const Sink<Out>& sink) {
+                                       const Packed& w, const Part& part, const Sink<Out>& sink,
+                                       const void* next = nullptr) {
   constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
   const int64_t depth = (w.inner + step - 1) / step * step;
   const int64_t inner = (part.inner + step - 1) / step * step;
   for (int64_t j = 0; j < part.columns; j += kPanel) {
-    const int64_t left = w.columns - part.first - j, padded = (left + 15) / 16 * 16;
-    const int64_t width = padded < kPanel ? padded : kPanel;
+    const int64_t width = panel_width(w, part.first + j);
     const Element* panel = static_cast<const Element*>(w.data) + (part.first + j) * depth +
                            part.inner_start * width;
-    // Prefetch the next panel, or as much of the memory behind it, which may be the next weight.
-    const char* behind = reinterpret_cast<const char*>(panel + depth * width);
-    Ahead ahead{behind, behind + inner * width * sizeof(Element)};
+    const bool last = j + kPanel >= part.columns;
+    const char* then = static_cast<const char*>(last ? next : panel + depth * width);
+    Ahead ahead{then, then + (then ? inner * width * sizeof(Element) : 0)};
     int64_t c = 0;
     auto columns = [&](auto vectors) {
       constexpr int V = decltype(vectors)::value;
@@ -185,8 +201,8 @@ __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t 
 
 template <class Element, class Out>
 VISION_TTT_INLINE void product(const Element* x, int64_t x_row, int64_t rows, const Packed& w,
-                               const Sink<Out>& sink) {
-  product(x, x_row, rows, w, Part(w), sink);
+                               const Sink<Out>& sink, const void* next = nullptr) {
+  product(x, x_row, rows, w, Part(w), sink, next);
 }
 
 }  // namespace

@@ -14,11 +14,13 @@ struct VitttPasses {
   int64_t inner;     // columns of each view
   Element* views;    // [B, T, columns]: k, q unless it is k, v; the learner's outputs replace v
   float* logits;     // [B, T, H]
+  const void* next;  // the weight that is multiplied with after this block, or null
 
-  explicit VitttPasses(const PackedVitttBlock& block)
+  explicit VitttPasses(const PackedVitttBlock& block, const void* after = nullptr)
       : p(block), chunks(block.batch, block.length, block.threads),
         inner(block.directions * block.dim), views(static_cast<Element*>(block.scratch)),
-        logits(reinterpret_cast<float*>(static_cast<char*>(block.scratch) + views_bytes(block))) {}
+        logits(reinterpret_cast<float*>(static_cast<char*>(block.scratch) + views_bytes(block))),
+        next(after) {}
 
   static size_t views_bytes(const PackedVitttBlock& p) {
     return Buffers::padded(p.batch * p.length * p.views.columns * sizeof(Element));
@@ -50,9 +52,10 @@ struct VitttPasses {
       normalise_rows(y, c.count, p.dim, p.norm, c.image, x);
       const int64_t columns = p.views.columns;
       product(x, p.dim, c.count, p.views,
-              Sink<Element>{views + first * columns, columns, columns});
+              Sink<Element>{views + first * columns, columns, columns}, p.rates.data);
       product(x, p.dim, c.count, p.rates,
-              Sink<float>{logits + first * p.heads, p.heads, p.heads, p.rates.bias});
+              Sink<float>{logits + first * p.heads, p.heads, p.heads, p.rates.bias},
+              p.gate.data ? p.gate.data : p.out_proj.data);
     });
   }
 
@@ -101,18 +104,36 @@ struct VitttPasses {
       float* gate = p.gate.data ? buffers.take<float>(c.count * p.dim) : nullptr;
       if (gate) {
         normalise_rows(y, c.count, p.dim, p.norm, c.image, x);
-        product(x, p.dim, c.count, p.gate, Sink<float>{gate, p.dim, p.dim});
+        product(x, p.dim, c.count, p.gate, Sink<float>{gate, p.dim, p.dim}, p.out_proj.data);
       }
       merge_rows(values() + first * columns, columns, gate, c.count, p.dim, p.directions,
                  p.post_weight, p.post_bias, p.post_eps, merged);
       product(merged, p.dim, c.count, p.out_proj,
-              Sink<float>{y, p.dim, p.dim, nullptr, nullptr, y, p.dim});
+              Sink<float>{y, p.dim, p.dim, nullptr, nullptr, y, p.dim}, p.mlp_gate.data);
       normalise_rows(y, c.count, p.dim, p.mlp_norm, c.image, x);
-      mlp(x, c.count, y, buffers);
+      mlp(x, c.count, y, buffers, next);
     });
   }
 
   Element* values() const { return views + (p.shared_qk ? inner : 2 * inner); }
 };
+
+// The blocks one after the other; the results of all but the last alternate between two tensors.
+template <class Element>
+int run_vittt_blocks(const PackedVitttBlock* blocks) {
+  const PackedVitttBlock& first = blocks[0];
+  float* const results[] = {first.out, first.between};
+  const float* y = first.y;
+  int failed = 0;
+  for (int64_t i = 0; i < first.count && !failed; ++i) {
+    const int64_t left = first.count - 1 - i;
+    PackedVitttBlock block = blocks[i];
+    block.y = y, block.out = results[left % 2];
+    block.scratch = first.scratch, block.threads = first.threads;
+    failed = VitttPasses<Element>(block, left ? blocks[i + 1].views.data : nullptr).run();
+    y = block.out;
+  }
+  return failed;
+}
 
 }  // namespace

@@ -37,7 +37,7 @@ def test_rows_of_every_size_and_the_adapters_share(run, tmp_path: Path):
         assert all(row.size == height * width for row in rows)
         assert rows[0].macs > rows[1].macs == rows[3].macs
     rows = measured[1]
-    assert "packed_vittt_block" in rows[2].kernels
+    assert "packed_vittt_blocks" in rows[2].kernels
     path = tmp_path / "dense.csv"
     append_rows(path, rows)
     assert read_rows(path) == rows

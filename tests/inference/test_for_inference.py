@@ -14,7 +14,7 @@ from vision_ttt import for_inference
 from vision_ttt.inference.linear import PackedLinear, PackedPatches
 from vision_ttt.inference.mamba import PackedMambaBlock
 from vision_ttt.inference.vit3 import PackedVit3Block
-from vision_ttt.inference.vittt import PackedVitttBlock
+from vision_ttt.inference.vittt import PackedVitttBlock, PackedVitttBlocks
 from vision_ttt.models import create_model
 
 SMALL = {
@@ -77,6 +77,7 @@ def test_dit3(dtype):
 
 def test_what_is_packed():
     fast = for_inference(small("vittt_nano_patch4_32"))
+    assert isinstance(fast.blocks, PackedVitttBlocks)
     assert all(isinstance(block, PackedVitttBlock) for block in fast.blocks)
     assert isinstance(fast.head, PackedLinear)
     assert isinstance(fast.patch_embed.proj, PackedPatches)
@@ -292,10 +293,11 @@ def test_it_cannot_be_trained(fast):
             call()
     assert not fast.eval().training
     assert fast.requires_grad_(False) is fast
-    with torch.no_grad():  # where nobody asks for gradients
-        fast(images.clone().requires_grad_())
     other = copy.deepcopy(fast)
     other.norm.weight.requires_grad_()
+    with torch.no_grad():  # where nobody asks for gradients
+        fast(images.clone().requires_grad_())
+        other(images)
     with pytest.raises(RuntimeError, match=r"norm\.weight requires a gradient"):
         other(images)
 
@@ -323,7 +325,7 @@ def test_compiled_and_exported(fast):
     exported = torch.export.export(fast, (images,))
     graphs = [m.graph for m in exported.graph_module.modules() if hasattr(m, "graph")]
     targets = [str(node.target) for graph in graphs for node in graph.nodes]
-    assert any("packed_vittt_block" in target for target in targets)
+    assert any("packed_vittt_blocks" in target for target in targets)
     assert_close(exported.module()(images), wanted, 1e-6)
 
 

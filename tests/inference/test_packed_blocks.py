@@ -12,13 +12,13 @@ from vision_ttt.ops.packed import (
     mamba_block,
     mamba_block_weights,
     vit3_block,
-    vittt_block,
     vittt_block_weights,
+    vittt_blocks,
 )
 from vision_ttt.ops.packed.mamba_block_definition import packed_mamba_block_definition
 from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
-from vision_ttt.ops.packed.vittt_block_definition import packed_vittt_block_definition
+from vision_ttt.ops.packed.vittt_blocks_definition import packed_vittt_blocks_definition
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((1, (1, 1)), (3, (5, 7)), (1, (23, 17)), (2, (14, 14)))
@@ -39,7 +39,7 @@ def test_it_is_the_block(name, dtype):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_dispatcher_is_left_out_where_nothing_listens(name, monkeypatch):
     direct = []
-    for module in (mamba_block, vit3_block, vittt_block):
+    for module in (mamba_block, vit3_block, vittt_blocks):
         kernel = f"_packed_{module.__name__.rpartition('.')[2]}"
         original = getattr(module, kernel)
         monkeypatch.setattr(
@@ -63,8 +63,8 @@ def test_it_is_its_definition(name, dtype):
     p = dict(packed._buffers)
     if "vittt" in type(packed).__name__.lower():
         ints, floats = [*grid, *packed.sizes], [packed.rate, *packed.eps]
-        wanted = packed_vittt_block_definition(y, packed.weights, ints, floats)
-        got = torch.ops.vision_ttt.packed_vittt_block(y, packed.weights, ints, floats)
+        wanted = packed_vittt_blocks_definition(y, packed.weights[None], ints, floats)
+        got = torch.ops.vision_ttt.packed_vittt_blocks(y, packed.weights[None], ints, floats)
     elif "mamba" in name:
         arguments = y, packed.weights, list(packed.sizes), packed.eps
         wanted = packed_mamba_block_definition(*arguments)

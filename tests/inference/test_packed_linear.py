@@ -38,6 +38,22 @@ def test_it_is_the_product(rows, inner, columns, dtype):
     assert_close(half, wanted, FORWARD[torch.bfloat16])
 
 
+@pytest.mark.parametrize("rows", [1, 5, 6, 7])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_share_the_columns_of_few_rows(rows, dtype):
+    x, weight, bias = torch.randn(rows, 50), torch.randn(300, 50), torch.randn(300)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            results.append(packed_linear(x, pack(weight, dtype), bias, 300))
+    finally:
+        torch.set_num_threads(before)
+    assert_close(results[0], F.linear(x, weight, bias), FORWARD[dtype])
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+
+
 def test_any_axes_and_strides():
     x, weight = torch.randn(3, 70, 4, 64), torch.randn(40, 64)
     packed, wanted = pack(weight, torch.float32), F.linear(x, weight)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from vision_ttt.inference.linear import PackedLinear, PackedPatches
 from vision_ttt.inference.mamba import PackedMambaBlock
 from vision_ttt.inference.supported_parts import UnsupportedPart
 from vision_ttt.inference.vit3 import PackedDit3Block, PackedVit3Block
-from vision_ttt.inference.vittt import PackedVitttBlock
+from vision_ttt.inference.vittt import PackedVitttBlock, PackedVitttBlocks
 from vision_ttt.layers.conv_stem import ConvNorm
 from vision_ttt.ops._native import LIBRARY, install_command
 from vision_ttt.ops.packed.weights import DTYPES
@@ -48,10 +49,10 @@ def for_inference(
     """A copy of ``model`` for fast evaluation on a CPU.
 
     Each block of Vittt, ViT³, H-ViT³, DiT³, Vim and Mamba-Reg becomes one op, whose weights are
-    packed in the order in which the kernels read them. Linear layers and patch embeddings of these
-    and of any other model are packed, too, and the BatchNorm of a convolutional stem becomes part
-    of its convolution. All other modules stay as they are. So does a block with a part that was
-    replaced or changed or that has a hook; a warning names it.
+    packed in the order in which the kernels read them; all blocks of a Vittt run as one. Linear
+    layers and patch embeddings of these and of any other model are packed, too, and the BatchNorm
+    of a convolutional stem becomes part of its convolution. All other modules stay as they are. So
+    does a block with a part that was replaced or changed or that has a hook; a warning names it.
 
     Results equal those of the model in evaluation mode, to rounding. The model is not changed.
 
@@ -123,6 +124,10 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[
                     stay[name] = str(unsupported)
                 else:
                     model = _replaced(model, name, replacement)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, PackedVitttBlocks.kind):
+            with suppress(UnsupportedPart):  # its blocks are called one by one
+                model = _replaced(model, name, PackedVitttBlocks(module))
     return model, stay
 
 

@@ -30,9 +30,10 @@ class EvaluationOnly(nn.Module):
         """The model's result.
 
         Raises:
-            RuntimeError: a parameter or an argument requires a gradient.
+            RuntimeError: a parameter or an argument requires a gradient, unless gradients are
+                disabled.
         """
-        if not torch.compiler.is_compiling():
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._refuse_gradients(args, kwargs)
         with torch.no_grad():
             if self.cast is None:
@@ -46,9 +47,7 @@ class EvaluationOnly(nn.Module):
             if parameter.requires_grad:
                 raise RuntimeError(f"{name} requires a gradient: {_WHAT_IT_IS}")
         given = (*args, *kwargs.values())
-        if torch.is_grad_enabled() and any(
-            isinstance(x, Tensor) and x.requires_grad for x in given
-        ):
+        if any(isinstance(x, Tensor) and x.requires_grad for x in given):
             raise RuntimeError(f"an argument requires a gradient: {_WHAT_IT_IS}")
 
     def train(self, mode: bool = True) -> EvaluationOnly:

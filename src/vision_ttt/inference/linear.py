@@ -75,10 +75,8 @@ class PackedPatches(nn.Module):
         height, width = self.kernel_size
         if x.ndim != 4 or x.shape[1] != self.in_channels:
             raise ValueError(f"images must be [B, {self.in_channels}, H, W], got {list(x.shape)}")
-        rows, columns = x.shape[2] // height, x.shape[3] // width
-        x = x[:, :, : rows * height, : columns * width]
-        patches = x.unflatten(3, (columns, width)).unflatten(2, (rows, height))
-        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # [B, rows, columns, C · h · w]
+        patches = x.unfold(2, height, height).unfold(3, width, width)
+        patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)  # [B, rows, columns, C · h · w]
         out = packed_linear(patches, self.packed, self.bias, self.out_channels)
         return out.permute(0, 3, 1, 2)
 

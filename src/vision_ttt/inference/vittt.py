@@ -1,8 +1,9 @@
-"""The Vittt block on packed weights."""
+"""Vittt blocks on packed weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from timm.layers import DropPath
@@ -23,8 +24,9 @@ from vision_ttt.layers import (
 )
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 from vision_ttt.layers.grid import check_grid
+from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.ops import depthwise_conv2d
-from vision_ttt.ops.packed import pack, packed_vittt_block
+from vision_ttt.ops.packed import pack, packed_vittt_blocks
 from vision_ttt.ops.packed.vittt_block_weights import (
     VitttBlockParameters,
     VitttBlockSizes,
@@ -94,12 +96,69 @@ class PackedVitttBlock(nn.Module):
             y = merge_extra(image + self._convolve(image, grid), others, extra)
             # Without its first tensor the vector holds a block without the Conv2d.
             weights, sizes = weights[layout(self.dim, sizes)[0].end :], sizes._replace(kernel=0)
-        return packed_vittt_block(y, weights, sizes, grid=grid, rate=self.rate, eps=self.eps)
+        weights = weights.unsqueeze(0)
+        return packed_vittt_blocks(y, weights, sizes, grid=grid, rate=self.rate, eps=self.eps)
+
+    def register_forward_pre_hook(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: in a sequence of blocks that run as one op the hook would not be called.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "packed blocks have no hooks; register it in the model and call for_inference again: "
+            "the block stays as it is there"
+        )
+
+    register_forward_hook = register_forward_pre_hook
 
     def _convolve(self, image: Tensor, grid: tuple[int, int]) -> Tensor:
         conv2d = split_parameters(self.weights, self.dim, self.sizes).conv2d
         kernel = self.sizes.kernel
         return depthwise_conv2d(image, conv2d.t().reshape(-1, 1, kernel, kernel), grid)
+
+
+class PackedVitttBlocks(BlockSequence):
+    """Packed Vittt blocks of equal sizes, which run as one op.
+
+    Args:
+        blocks: at least one.
+
+    Raises:
+        UnsupportedPart: one is another module, or their sizes differ.
+    """
+
+    kind = BlockSequence
+    weights: Tensor
+
+    def __init__(self, blocks: BlockSequence) -> None:
+        super().__init__(blocks)
+        if not all(isinstance(block, PackedVitttBlock) for block in blocks):
+            raise UnsupportedPart("it has other blocks")
+        numbers = {(block.sizes, block.rate, block.eps) for block in blocks}
+        if len(numbers) != 1:
+            raise UnsupportedPart("its blocks have different sizes")
+        self.sizes, self.rate, self.eps = numbers.pop()
+        self.register_buffer("weights", torch.stack([block.weights for block in blocks]))
+        for block, weights in zip(blocks, self.weights, strict=True):
+            block.weights = weights  # a view, so that blocks called alone need no memory
+
+    def forward(
+        self,
+        x: Tensor,
+        *context: Any,
+        start: int = 0,
+        stop: int | None = None,
+        checkpointing: bool = False,
+    ) -> Tensor:
+        """See :class:`BlockSequence`; without gradients there is nothing to checkpoint."""
+        weights = self.weights[start:stop]
+        grid, *extra = context
+        if not len(weights) or (extra and extra[0] and self.sizes.kernel):
+            return super().forward(x, *context, start=start, stop=stop)
+        if self.sizes.kernel:
+            check_grid(x.shape[1], grid)
+        return packed_vittt_blocks(x, weights, self.sizes, grid=grid, rate=self.rate, eps=self.eps)
 
 
 def _require_supported_parts(block: VitttBlock) -> None:

@@ -17,7 +17,7 @@ from vision_ttt.layers import ExtraTokens
 from vision_ttt.layers.extra_tokens import merge_extra
 from vision_ttt.layers.pooling import pool_tokens
 from vision_ttt.models.arguments import choose
-from vision_ttt.models.checkpointing import run_block
+from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.models.classifier import Classifier
 from vision_ttt.models.image_size import check_image_size, embed_patches, positions_for
 from vision_ttt.models.weight_decay import undecayed_parameters
@@ -102,7 +102,7 @@ class PlainBackbone(Classifier):
         self.patch_embed = patch_embed
         self.pos_embed = pos_embed
         self.class_tokens = class_tokens
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = BlockSequence(blocks)
         self.norm = norm
         reduction = patch_embed.feat_ratio()
         self.feature_info = [
@@ -197,9 +197,9 @@ class PlainBackbone(Classifier):
             context: of :meth:`embed`.
             start, stop: as in a slice of ``blocks``.
         """
-        for block in list(self.blocks)[start:stop]:  # a slice would be a new module
-            x = run_block(block, x, *context, checkpointing=self.grad_checkpointing)
-        return x
+        return self.blocks(
+            x, *context, start=start, stop=stop, checkpointing=self.grad_checkpointing
+        )
 
     def split_tokens(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """x [B, N, D] → the image tokens [B, T, D], and the class tokens [B, n, D] or None."""

@@ -3,7 +3,7 @@
 from vision_ttt.ops.packed.linear import packed_linear
 from vision_ttt.ops.packed.mamba_block import packed_mamba_block
 from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters, packed_vit3_block
-from vision_ttt.ops.packed.vittt_block import packed_vittt_block
+from vision_ttt.ops.packed.vittt_blocks import packed_vittt_blocks
 from vision_ttt.ops.packed.weights import pack, unpack
 
 __all__ = [
@@ -12,6 +12,6 @@ __all__ = [
     "packed_linear",
     "packed_mamba_block",
     "packed_vit3_block",
-    "packed_vittt_block",
+    "packed_vittt_blocks",
     "unpack",
 ]

@@ -1,4 +1,4 @@
-"""The launch of a whole block's kernel: its result, its scratch memory and its threads."""
+"""The launch of a kernel of whole blocks: its result, its scratch memory and its threads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from vision_ttt.ops._native import LIBRARY, call_kernel
 
 if LIBRARY is not None:
-    for block in ("vittt", "vit3", "mamba"):
-        getattr(LIBRARY, f"vision_ttt_packed_{block}_block_scratch").restype = ctypes.c_int64
+    for blocks in ("vittt_blocks", "vit3_block", "mamba_block"):
+        getattr(LIBRARY, f"vision_ttt_packed_{blocks}_scratch").restype = ctypes.c_int64
 
 
 def launch(kernel: str, problem: ctypes.Structure, y: Tensor) -> Tensor:

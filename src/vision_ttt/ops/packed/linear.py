@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 
@@ -78,19 +79,28 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> None:
     if any(not tensor.is_cpu or tensor.layout != torch.strided for tensor in given):
         got = ", ".join(f"{tensor.layout} on {tensor.device}" for tensor in given)
         raise ValueError(f"packed_linear: tensors must be dense and on a CPU, got {got}")
-    if not x.ndim or columns < 1 or not x.shape[-1]:
+    _check_shapes(
+        x.shape, weight.shape, weight.dtype, None if bias is None else bias.shape, columns
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _check_shapes(
+    x: torch.Size, weight: torch.Size, dtype: torch.dtype, bias: torch.Size | None, columns: int
+) -> None:
+    if not x or columns < 1 or not x[-1]:
         raise ValueError(
-            f"packed_linear: x must be [..., inner] and columns at least 1, got {list(x.shape)} "
-            f"and {columns}"
+            f"packed_linear: x must be [..., inner] and columns at least 1, got {list(x)} and "
+            f"{columns}"
         )
-    shape = packed_shape(columns, x.shape[-1], weight.dtype)
-    if weight.shape != shape:
+    shape = packed_shape(columns, x[-1], dtype)
+    if weight != shape:
         raise ValueError(
-            f"packed_linear: weight [{columns}, {x.shape[-1]}] packed in {weight.dtype} must be "
-            f"{list(shape)}, got {list(weight.shape)}"
+            f"packed_linear: weight [{columns}, {x[-1]}] packed in {dtype} must be {list(shape)}, "
+            f"got {list(weight)}"
         )
-    if bias is not None and bias.shape != (columns,):
-        raise ValueError(f"packed_linear: bias must be [{columns}], got {list(bias.shape)}")
+    if bias is not None and bias != (columns,):
+        raise ValueError(f"packed_linear: bias must be [{columns}], got {list(bias)}")
 
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:

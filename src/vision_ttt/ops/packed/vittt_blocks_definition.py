@@ -1,4 +1,4 @@
-"""The definition of packed_vittt_block, in PyTorch's operations."""
+"""The definition of packed_vittt_blocks, in PyTorch's operations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,21 @@ from vision_ttt.ops.packed.vittt_block_weights import VitttBlockSizes, split_par
 from vision_ttt.ops.packed.weights import as_it_lies
 
 
-def packed_vittt_block_definition(
+def packed_vittt_blocks_definition(
     y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
-    """See :func:`vision_ttt.ops.packed.packed_vittt_block`. It rounds where the kernels round."""
+    """See :func:`vision_ttt.ops.packed.packed_vittt_blocks`. It rounds where the kernels round."""
+    for block in as_it_lies(weights):
+        y = _define_block(y, block, ints, floats)
+    return y
+
+
+def _define_block(
+    y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
+) -> Tensor:
     height, width, *numbers = ints
     sizes = VitttBlockSizes(*numbers)
-    parameters = split_parameters(as_it_lies(weights), y.shape[-1], sizes)
+    parameters = split_parameters(weights, y.shape[-1], sizes)
     parameters = [x if x.dtype == torch.bfloat16 else x.to(y.dtype) for x in parameters]
     conv2d, norm_weight, norm_bias, views, gate, rates, rates_bias, *rest = parameters
     conv_q, conv_q_bias, conv_k, conv_k_bias, w1, b1, w2, b2, *rest = rest

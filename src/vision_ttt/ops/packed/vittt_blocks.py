@@ -1,4 +1,4 @@
-"""The op ``vision_ttt::packed_vittt_block``: a whole Vittt block with packed weights."""
+"""The op ``vision_ttt::packed_vittt_blocks``: whole Vittt blocks with packed weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INTS = ("height", "width", *VitttBlockSizes._fields)
 _FLOATS = "rate", "norm_eps", "inner_eps", "post_eps", "mlp_norm_eps"
 
 
-def packed_vittt_block(
+def packed_vittt_blocks(
     y: Tensor,
     weights: Tensor,
     sizes: VitttBlockSizes,
@@ -39,15 +39,15 @@ def packed_vittt_block(
     rate: float,
     eps: tuple[float, float, float, float],
 ) -> Tensor:
-    """One block of Vision-TTT (Eq. 9 and Algorithm 1), for inference on a CPU.
+    """Blocks of Vision-TTT (Eq. 9 and Algorithm 1) one after the other, for inference on a CPU.
 
     Factors of products, and the views, are rounded to the packed weights' dtype. Sums, norms, inner
     states and the tokens are float32.
 
     Args:
         y: tokens [B, T, D], float32. It is not modified.
-        weights: the block's parameters, from :func:`join_parameters`.
-        sizes: the block's sizes.
+        weights: [N, words], of each of N ≥ 1 blocks its parameters from :func:`join_parameters`.
+        sizes: of each block.
         grid: (h, w) with T = h · w. Without a Conv2d it is ignored.
         rate: η_base / d.
         eps: added to the variances of the norm, the inner norm, the post norms, the MLP's norm.
@@ -57,17 +57,17 @@ def packed_vittt_block(
 
     Raises:
         TypeError: a dtype is not accepted.
-        ValueError: the tensors and numbers do not fit one block, the kernels do not support its
-            sizes, or the kernels are missing.
+        ValueError: the tensors and numbers do not fit such blocks, the kernels do not support
+            their sizes, or the kernels are missing.
     """
     ints, floats = (*grid, *sizes), (rate, *eps)
     if may_bypass_dispatcher((y, weights)):
-        return _packed_vittt_block(y, weights, ints, floats)
-    return torch.ops.vision_ttt.packed_vittt_block(y, weights, list(ints), list(floats))
+        return _packed_vittt_blocks(y, weights, ints, floats)
+    return torch.ops.vision_ttt.packed_vittt_blocks(y, weights, list(ints), list(floats))
 
 
 torch.library.define(
-    "vision_ttt::packed_vittt_block",
+    "vision_ttt::packed_vittt_blocks",
     "(Tensor y, Tensor weights, SymInt[] ints, float[] floats) -> Tensor",
 )
 
@@ -75,7 +75,7 @@ torch.library.define(
 @mirrors("PackedVitttBlock")
 class _PackedVitttBlock(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("y", "out", "scratch", "conv2d")),
+        *((name, c_void_p) for name in ("y", "out", "between", "scratch", "conv2d")),
         *((name, NormStructure) for name in ("norm", "mlp_norm")),
         *((name, PackedStructure) for name in PACKED),
         *((name, _Convolution) for name in ("conv_q", "conv_k")),
@@ -84,42 +84,57 @@ class _PackedVitttBlock(ctypes.Structure):
         *((name, c_void_p) for name in ("post_weight", "post_bias")),
         *((name, c_int64) for name in ("batch", "length", "height", "width", "dim", "heads")),
         *((name, c_int64) for name in ("directions", "kernel", "taps", "shared_qk", "is_mlp")),
-        *((name, c_int64) for name in ("mini_batch_size", "is_bfloat16", "threads")),
+        *((name, c_int64) for name in ("mini_batch_size", "is_bfloat16", "threads", "count")),
         *((name, c_float) for name in ("inner_eps", "post_eps", "rate")),
     )
 
 
 @functools.lru_cache(maxsize=256)
 def _check(
-    y: torch.Size, words: torch.Size, ints: tuple[int, ...], floats: tuple[float, ...]
+    y: torch.Size, weights: torch.Size, ints: tuple[int, ...], floats: tuple[float, ...]
 ) -> None:
-    """Raise an error unless these shapes of tokens and weights and these numbers fit one block."""
+    """Raise an error unless these shapes of tokens and weights and these numbers fit blocks."""
     if len(ints) != len(_INTS) or len(floats) != len(_FLOATS):
-        raise ValueError(f"packed_vittt_block: needs {_INTS}, {_FLOATS}, got {ints}, {floats}")
+        raise ValueError(f"packed_vittt_blocks: needs {_INTS}, {_FLOATS}, got {ints}, {floats}")
     if not all(x >= 0 for x in floats):  # of NaN, too; a negative rate has a meaning to the learner
-        raise ValueError(f"packed_vittt_block: {_FLOATS} must be at least 0, got {floats}")
+        raise ValueError(f"packed_vittt_blocks: {_FLOATS} must be at least 0, got {floats}")
     height, width, *sizes = ints
     if len(y) != 3 or min(height, width) < 1:
-        raise ValueError(f"packed_vittt_block: y must be [B, T, D], got {list(y)} and {ints}")
+        raise ValueError(f"packed_vittt_blocks: y must be [B, T, D], got {list(y)} and {ints}")
     sizes = VitttBlockSizes(*sizes)
-    wanted = layout(y[2], sizes)[-1].end
-    if words != (wanted,):
+    words = layout(y[2], sizes)[-1].end
+    if len(weights) != 2 or weights[1] != words or not weights[0]:
         raise ValueError(
-            f"packed_vittt_block: weights must be [{wanted}] for {y[2]} channels and {sizes}, got "
-            f"{list(words)}"
+            f"packed_vittt_blocks: weights must be [N ≥ 1, {words}] for {y[2]} channels and "
+            f"{sizes}, got {list(weights)}"
         )
     if sizes.kernel and y[1] != height * width:
-        raise ValueError(f"packed_vittt_block: {y[1]} tokens do not fill a grid {height} x {width}")
+        raise ValueError(f"packed_vittt_blocks: {y[1]} tokens do not fill {height} x {width}")
 
 
 @functools.lru_cache(maxsize=256)
 def _describe(
-    y: torch.Size, weights: int, ints: tuple[int, ...], floats: tuple[float, ...]
-) -> _PackedVitttBlock:
-    """Describe a call whose weights begin at the address ``weights``.
+    y: torch.Size,
+    weights: int,
+    blocks: int,
+    ints: tuple[int, ...],
+    floats: tuple[float, ...],
+) -> ctypes.Array[_PackedVitttBlock]:
+    """Describe so many blocks whose weights [blocks, words] begin at an address.
 
     The description holds addresses only; the caller must keep the weights alive.
     """
+    stride = WORD.itemsize * layout(y[2], VitttBlockSizes(*ints[2:]))[-1].end
+    described = (_PackedVitttBlock * blocks)(
+        *(_describe_block(y, weights + i * stride, ints, floats) for i in range(blocks))
+    )
+    described[0].count = blocks
+    return described
+
+
+def _describe_block(
+    y: torch.Size, weights: int, ints: tuple[int, ...], floats: tuple[float, ...]
+) -> _PackedVitttBlock:
     batch, length, dim = y
     height, width, *sizes = ints
     s = VitttBlockSizes(*sizes)
@@ -129,7 +144,7 @@ def _describe(
     )
     inner = s.directions * dim
     return _PackedVitttBlock(
-        *(None, None, None, p.conv2d),
+        *(None, None, None, None, p.conv2d),
         NormStructure(p.norm_weight, p.norm_bias, 0, norm_eps),
         NormStructure(p.mlp_norm_weight, p.mlp_norm_bias, 0, mlp_norm_eps),
         PackedStructure(p.views, None, dim, s.views * inner),
@@ -146,58 +161,59 @@ def _describe(
         *(p.post_weight, p.post_bias),
         *(batch, length, height, width, dim, s.heads),
         *(s.directions, s.kernel, s.taps, s.views == 2, s.is_mlp),
-        *(s.mini_batch_size, s.is_bfloat16, 0),
+        *(s.mini_batch_size, s.is_bfloat16, 0, 0),
         *(inner_eps, post_eps, rate),
     )
 
 
-def _packed_vittt_block(
+def _packed_vittt_blocks(
     y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
     for name, tensor in (("y", y), ("weights", weights)):
         if not isinstance(tensor, Tensor):  # PyTorch passes None for a tensor without complaint
-            raise TypeError(f"packed_vittt_block: {name} must be a tensor, got {tensor!r}")
+            raise TypeError(f"packed_vittt_blocks: {name} must be a tensor, got {tensor!r}")
     if y.dtype != torch.float32 or weights.dtype != WORD:
         raise TypeError(
-            f"packed_vittt_block: y must be float32 and weights {WORD}, got {y.dtype}, "
+            f"packed_vittt_blocks: y must be float32 and weights {WORD}, got {y.dtype}, "
             f"{weights.dtype}"
         )
     ints, floats = tuple(ints), tuple(floats)
     _check(y.shape, weights.shape, ints, floats)
     if any(not x.is_cpu or x.layout != torch.strided for x in (y, weights)):
         got = sorted({f"{x.layout} on {x.device}" for x in (y, weights)})
-        raise ValueError(f"packed_vittt_block: tensors must be dense and on a CPU, got {got}")
+        raise ValueError(f"packed_vittt_blocks: tensors must be dense and on a CPU, got {got}")
     if not y.numel():
         return y.new_empty(y.shape)
     y, weights = (as_it_lies(x).contiguous() for x in (y, weights))
-    # A copy, because the description is cached and launch writes to it.
-    problem = _PackedVitttBlock.from_buffer_copy(
-        _describe(y.shape, weights.data_ptr(), ints, floats)
-    )
-    return launch("vision_ttt_packed_vittt_block", problem, y)
+    described = _describe(y.shape, weights.data_ptr(), len(weights), ints, floats)
+    # A copy, because the description is cached and a launch writes to it.
+    first = type(described).from_buffer_copy(described)[0]
+    between = y.new_empty(y.shape if len(weights) > 1 else 0)
+    first.between = between.data_ptr()
+    return launch("vision_ttt_packed_vittt_blocks", first, y)
 
 
-torch.library.impl("vision_ttt::packed_vittt_block", "CPU", _packed_vittt_block)
+torch.library.impl("vision_ttt::packed_vittt_blocks", "CPU", _packed_vittt_blocks)
 
 
-@torch.library.register_fake("vision_ttt::packed_vittt_block")
+@torch.library.register_fake("vision_ttt::packed_vittt_blocks")
 def _(y: Tensor, *_: object) -> Tensor:
     return y.new_empty(y.shape)
 
 
-@register_flop_formula(torch.ops.vision_ttt.packed_vittt_block)
-def packed_vittt_block_flops(
-    y: Sequence[int], _weights: object, ints: Sequence[int], *_: object, **__: object
+@register_flop_formula(torch.ops.vision_ttt.packed_vittt_blocks)
+def packed_vittt_blocks_flops(
+    y: Sequence[int], weights: Sequence[int], ints: Sequence[int], *_: object, **__: object
 ) -> int:
-    """FLOPs of the block's products, convolutions and learner."""
+    """FLOPs of the blocks' products, convolutions and learners."""
     batch, length, dim = y
     s = VitttBlockSizes(*ints[2:])
     p = VitttBlockParameters(*(place.shape for place in layout(dim, s)))
     inner = s.directions * dim
-    weights = math.prod(p.views) + math.prod(p.gate) + math.prod(p.conv2d)
-    weights += s.heads * dim + dim * dim + 3 * s.hidden * dim + 2 * inner * s.taps
+    products = math.prod(p.views) + math.prod(p.gate) + math.prod(p.conv2d)
+    products += s.heads * dim + dim * dim + 3 * s.hidden * dim + 2 * inner * s.taps
     views = [batch, length, s.heads, inner // s.heads]
     op = TABLE["ttt_mlp" if s.is_mlp else "ttt_linear"]
     inputs = op.inputs(*[None] * op.width)._replace(q=views, mini_batch_size=s.mini_batch_size)
     learner = op.flops(inputs._replace(w1=p.w1) if s.is_mlp else inputs)
-    return 2 * batch * length * weights + learner
+    return weights[0] * (2 * batch * length * products + learner)

@@ -1,0 +1,36 @@
+"""Blocks of one resolution, called one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from vision_ttt.models.checkpointing import run_block
+
+
+class BlockSequence(nn.ModuleList):
+    """Blocks (x [B, N, D], …) → [B, N, D] that are called one after the other.
+
+    A list of modules that is called as a whole, so that all of it may be replaced by one op.
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        *context: Any,
+        start: int = 0,
+        stop: int | None = None,
+        checkpointing: bool = False,
+    ) -> Tensor:
+        """Tokens [B, N, D] after the blocks from ``start`` to before ``stop``.
+
+        Args:
+            x: tokens [B, N, D].
+            context: the blocks' other arguments.
+            start, stop: as in a slice.
+            checkpointing: keep only each block's input for the backward pass.
+        """
+        for block in list(self)[start:stop]:  # a slice of itself would be a new module
+            x = run_block(block, x, *context, checkpointing=checkpointing)
+        return x
