@@ -292,7 +292,8 @@ void check_packed_vittt_blocks(int64_t B, int64_t h, int64_t w, int64_t R, bool 
   PackedBuffer mlp_out(D, hidden, is_bfloat16);
   const int64_t weights = H * d * taps;
   PackedVitttBlock block{
-      y, out, between, nullptr, conv2d, {norms, norms + D, 0, 1e-6}, {norms + 2 * D, norms + 3 * D, 0, 1e-6},
+      y, out, between, nullptr, conv2d, {norms, norms + D, 0, 1e-6},
+      {norms + 2 * D, norms + 3 * D, 0, 1e-6},
       views.packed, gates.packed, rates.packed, out_proj.packed, mlp_gate.packed, mlp_value.packed,
       mlp_out.packed, {conv_q, conv_q + weights}, {conv_k, conv_k + weights},
       {w0, b0, nullptr, nullptr}, inner, inner + H * d, scale, post, post + R * D, B, h * w, h, w, D,

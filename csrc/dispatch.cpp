@@ -38,8 +38,8 @@
   int linear_##isa(const Linear&);                                           \
   int linear_backward_##isa(const Linear&);                                  \
   int packed_linear_##isa(const PackedLinear&);                              \
-  int64_t packed_vittt_blocks_scratch_##isa(const PackedVitttBlock&);         \
-  int packed_vittt_blocks_##isa(const PackedVitttBlock&);                     \
+  int64_t packed_vittt_blocks_scratch_##isa(const PackedVitttBlock&);        \
+  int packed_vittt_blocks_##isa(const PackedVitttBlock&);                    \
   int64_t packed_vit3_block_scratch_##isa(const PackedVit3Block&);           \
   int packed_vit3_block_##isa(const PackedVit3Block&);                       \
   int64_t packed_mamba_block_scratch_##isa(const PackedMambaBlock&);         \

@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import pytest
+import timm
 import torch
 
 from inference_blocks import DIM, inputs, make, vittt
@@ -119,6 +120,35 @@ def test_blocks_of_other_kinds_or_sizes_are_called_one_by_one(calls):
         PackedVitttBlocks(fast.model)
     with pytest.raises(UnsupportedPart, match="other blocks"):
         PackedVitttBlocks(sequence())
+
+
+class Doubling(BlockSequence):
+    def forward(self, x, *context, **options):
+        return 2 * super().forward(x, *context, **options)
+
+
+@torch.no_grad()
+def test_a_sequence_with_a_hook_or_another_forward_stays():
+    y = torch.randn(1, 35, DIM)
+    for other in (Doubling(sequence()), sequence()):
+        if type(other) is BlockSequence:
+            other.register_forward_hook(lambda _module, _inputs, out: 3 * out)
+        model = torch.nn.ModuleList([other]).eval()
+        (kept,) = for_inference(model).model
+        assert type(kept) is type(other)
+        assert isinstance(kept[0], PackedVitttBlock)
+        assert_close(kept(y, GRID), other(y, GRID), 1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [torch.nn.ModuleList, lambda blocks: torch.nn.Sequential(*blocks)])
+def test_a_list_in_place_of_the_sequence(kind):
+    model = timm.create_model("vittt_nano_patch4_32").eval()
+    images = torch.randn(1, 3, 32, 32)
+    wanted = model(images)
+    model.blocks = kind(list(model.blocks))
+    assert torch.equal(model(images), wanted)
+    assert_close(for_inference(model)(images), wanted, 1e-5)
 
 
 def test_hooks_that_would_not_be_called_are_refused():

@@ -15,7 +15,7 @@ from vision_ttt.inference.convolution import FoldedConvNorm
 from vision_ttt.inference.evaluation_only import EvaluationOnly
 from vision_ttt.inference.linear import PackedLinear, PackedPatches
 from vision_ttt.inference.mamba import PackedMambaBlock
-from vision_ttt.inference.supported_parts import UnsupportedPart
+from vision_ttt.inference.supported_parts import UnsupportedPart, require
 from vision_ttt.inference.vit3 import PackedDit3Block, PackedVit3Block
 from vision_ttt.inference.vittt import PackedVitttBlock, PackedVitttBlocks
 from vision_ttt.layers.conv_stem import ConvNorm
@@ -127,6 +127,7 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[
     for name, module in list(model.named_modules()):
         if isinstance(module, PackedVitttBlocks.kind):
             with suppress(UnsupportedPart):  # its blocks are called one by one
+                require(module, "it", PackedVitttBlocks.kind)
                 model = _replaced(model, name, PackedVitttBlocks(module))
     return model, stay
 

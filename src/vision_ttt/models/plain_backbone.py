@@ -197,9 +197,10 @@ class PlainBackbone(Classifier):
             context: of :meth:`embed`.
             start, stop: as in a slice of ``blocks``.
         """
-        return self.blocks(
-            x, *context, start=start, stop=stop, checkpointing=self.grad_checkpointing
-        )
+        blocks = self.blocks
+        if not isinstance(blocks, BlockSequence):  # a list that took its place
+            blocks = BlockSequence(blocks)
+        return blocks(x, *context, start=start, stop=stop, checkpointing=self.grad_checkpointing)
 
     def split_tokens(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """x [B, N, D] → the image tokens [B, T, D], and the class tokens [B, n, D] or None."""
