@@ -279,6 +279,16 @@ void check_packed_linear(int64_t rows, int64_t inner, int64_t columns, bool is_b
   expect(vision_ttt_packed_linear(&linear) == 0 && out.finite(), "a packed product is finite");
 }
 
+void check_packed_patches(int64_t B, int64_t C, int64_t h, int64_t w, int64_t height,
+                          int64_t width, int64_t columns, bool is_bfloat16) {
+  const int64_t H = h * height, W = w * width;
+  Buffer images(B * C * H * W), out(B * h * w * columns, false);
+  PackedBuffer weight(columns, C * height * width, is_bfloat16);
+  const PackedPatches patches{images,    out,   weight.packed, B,           C, h, w, width,
+                              C * H * W, H * W, W,             is_bfloat16, 0, 2};
+  expect(vision_ttt_packed_patches(&patches) == 0 && out.finite(), "products of patches are finite");
+}
+
 void check_packed_vittt_blocks(int64_t B, int64_t h, int64_t w, int64_t R, bool own_q, bool gate,
                                bool is_bfloat16, int64_t hidden = 48) {
   const int64_t D = 32, d = 16, H = R * D / d, b = 16, K = 3, taps = 4;
@@ -397,6 +407,9 @@ int main() {
     check_packed_linear(1, 1, 1, is_bfloat16);
     check_packed_linear(7, 33, 21, is_bfloat16);
     check_packed_linear(205, 64, 100, is_bfloat16);
+    check_packed_patches(1, 1, 1, 1, 1, 1, 1, is_bfloat16);
+    check_packed_patches(2, 3, 5, 21, 3, 7, 24, is_bfloat16);
+    check_packed_patches(1, 3, 3, 2, 16, 16, 40, is_bfloat16);
     check_packed_vittt_blocks(1, 1, 1, 1, false, false, is_bfloat16);
     check_packed_vittt_blocks(2, 3, 7, 2, false, true, is_bfloat16);
     check_packed_vittt_blocks(1, 13, 17, 2, true, true, is_bfloat16, 272);

@@ -38,6 +38,7 @@
   int linear_##isa(const Linear&);                                           \
   int linear_backward_##isa(const Linear&);                                  \
   int packed_linear_##isa(const PackedLinear&);                              \
+  int packed_patches_##isa(const PackedPatches&);                            \
   int64_t packed_vittt_blocks_scratch_##isa(const PackedVitttBlock&);        \
   int packed_vittt_blocks_##isa(const PackedVitttBlock&);                    \
   int64_t packed_vit3_block_scratch_##isa(const PackedVit3Block&);           \
@@ -57,7 +58,8 @@
    silu_##isa,               swiglu_##isa,             swiglu_backward_##isa, \
    swiglu_mlp_##isa,         swiglu_mlp_backward_##isa, linear_##isa,        \
    linear_backward_##isa,                                                    \
-   packed_linear_##isa,      packed_vittt_blocks_scratch_##isa, packed_vittt_blocks_##isa, \
+   packed_linear_##isa,      packed_patches_##isa,                           \
+   packed_vittt_blocks_scratch_##isa, packed_vittt_blocks_##isa,             \
    packed_vit3_block_scratch_##isa, packed_vit3_block_##isa,                 \
    packed_mamba_block_scratch_##isa, packed_mamba_block_##isa, fma_peak_##isa}
 
@@ -97,6 +99,7 @@ struct Kernels {
   int (*linear)(const Linear&);
   int (*linear_backward)(const Linear&);
   int (*packed_linear)(const PackedLinear&);
+  int (*packed_patches)(const PackedPatches&);
   int64_t (*packed_vittt_blocks_scratch)(const PackedVitttBlock&);
   int (*packed_vittt_blocks)(const PackedVitttBlock&);
   int64_t (*packed_vit3_block_scratch)(const PackedVit3Block&);
@@ -184,6 +187,7 @@ int vision_ttt_swiglu_mlp_backward(const SwiGluMlpProblem* p) {
 int vision_ttt_linear(const Linear* p) { return kernels().linear(*p); }
 int vision_ttt_linear_backward(const Linear* p) { return kernels().linear_backward(*p); }
 int vision_ttt_packed_linear(const PackedLinear* p) { return kernels().packed_linear(*p); }
+int vision_ttt_packed_patches(const PackedPatches* p) { return kernels().packed_patches(*p); }
 int64_t vision_ttt_packed_vittt_blocks_scratch(const PackedVitttBlock* p) {
   return kernels().packed_vittt_blocks_scratch(*p);
 }

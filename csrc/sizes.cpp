@@ -43,6 +43,7 @@ VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(Packed)
   VISION_TTT_SIZE(NormParameters)
   VISION_TTT_SIZE(PackedLinear)
+  VISION_TTT_SIZE(PackedPatches)
   VISION_TTT_SIZE(PackedVitttBlock)
   VISION_TTT_SIZE(PackedVit3Block)
   VISION_TTT_SIZE(MambaDirection)

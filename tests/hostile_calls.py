@@ -21,9 +21,11 @@ from vision_ttt.ops.packed import (
     mamba_block_weights,
     pack,
     packed_linear,
+    packed_patches,
 )
 from vision_ttt.ops.packed.linear import packed_linear_definition
 from vision_ttt.ops.packed.mamba_block_definition import packed_mamba_block_definition
+from vision_ttt.ops.packed.patches import packed_patches_definition
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
 from vision_ttt.ops.packed.vittt_block_weights import (
     VitttBlockParameters,
@@ -204,6 +206,12 @@ def packed_linear_arguments(s: Sizes) -> list[Any]:
     dtype = torch.bfloat16 if s.gated else torch.float32
     weight = pack(normal(s.dim, s.channels), dtype)
     return [normal(s.batch, s.length, s.channels), weight, normal(s.dim), s.dim]
+
+
+def packed_patches_arguments(s: Sizes) -> list[Any]:
+    images = normal(s.batch, s.heads, s.height * s.taps + 1, s.width * 2)
+    weight = pack(normal(s.dim, s.heads * s.taps * 2), torch.float32)
+    return [images, weight, normal(s.dim) if s.gated else None, s.dim, [s.taps, 2]]
 
 
 def packed_vittt_arguments(s: Sizes) -> list[Any]:
@@ -423,6 +431,9 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
     calls |= {
         "packed_linear": lambda: Call(
             packed_linear, packed_linear_arguments(s), packed_linear_definition
+        ),
+        "packed_patches": lambda: Call(
+            packed_patches, packed_patches_arguments(s), packed_patches_definition
         ),
         "packed_vittt_blocks": lambda: Call(
             packed_vittt(torch.ops.vision_ttt.packed_vittt_blocks),

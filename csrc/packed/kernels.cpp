@@ -1,6 +1,6 @@
 // Inference with packed weights, for one instruction set. The build compiles this file once for each.
-#include "linear.h"
 #include "mamba_block.h"
+#include "patches.h"
 #include "vit3_block.h"
 #include "vittt_block.h"
 
@@ -20,6 +20,12 @@ int linear_with(const PackedLinear& p) {
 
 int VISION_TTT_KERNEL(packed_linear)(const PackedLinear& p) {
   return p.is_bfloat16 ? linear_with<Bfloat16>(p) : linear_with<float>(p);
+}
+
+int VISION_TTT_KERNEL(packed_patches)(const PackedPatches& p) {
+  if (p.is_bfloat16)
+    return p.images_are_bfloat16 ? patches<Bfloat16, Bfloat16>(p) : patches<Bfloat16, float>(p);
+  return p.images_are_bfloat16 ? patches<float, Bfloat16>(p) : patches<float, float>(p);
 }
 
 int64_t VISION_TTT_KERNEL(packed_vittt_blocks_scratch)(const PackedVitttBlock& p) {

@@ -6,25 +6,27 @@
 
 namespace {
 
-// The chunk's rows in the product's precision: x itself, or a copy in the weight's precision.
+// `count` numbers in the product's precision, with zeros after them up to `room`.
+template <class Element, class In>
+VISION_TTT_INLINE void copy_padded(const In* from, int64_t count, Element* to, int64_t room) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+  // The remainder uses vectors of its own, because both rows end there.
+  if (i < room) {
+    In some[kLanes] = {};
+    Element rounded[kLanes];
+    std::memcpy(some, from + i, (count - i) * sizeof(In));
+    store(rounded, load(some));
+    std::memcpy(to + i, rounded, (room - i) * sizeof(Element));
+  }
+}
+
+// The chunk's rows in the product's precision: a copy of x.
 template <class Element, class In>
 const Element* inputs(const In* x, int64_t x_row, int64_t rows, int64_t inner, int64_t padded,
                       Buffers& buffers) {
   Element* copy = buffers.take<Element>(rows * padded);
-  for (int64_t t = 0; t < rows; ++t) {
-    const In* from = x + t * x_row;
-    Element* to = copy + t * padded;
-    int64_t i = 0;
-    for (; i + kLanes <= inner; i += kLanes) store(to + i, load(from + i));
-    // The remainder uses vectors of its own, because both rows end there.
-    if (i < padded) {
-      In some[kLanes] = {};
-      Element rounded[kLanes];
-      std::memcpy(some, from + i, (inner - i) * sizeof(In));
-      store(rounded, load(some));
-      std::memcpy(to + i, rounded, (padded - i) * sizeof(Element));
-    }
-  }
+  for (int64_t t = 0; t < rows; ++t) copy_padded(x + t * x_row, inner, copy + t * padded, padded);
   return copy;
 }
 

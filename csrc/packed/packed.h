@@ -34,6 +34,19 @@ struct PackedLinear {
   int64_t threads;
 };
 
+// out [B, h w, columns] = x weightᵀ + bias, where the rows of x are the patches of images [B, C, H, W]:
+// C · patch_height · patch_width pixels each. Neighbours in a row of pixels are neighbours in memory.
+struct PackedPatches {
+  const void* images;
+  void* out;
+  Packed weight;
+  int64_t batch, channels, grid_height, grid_width, patch_width;
+  int64_t image_stride, channel_stride, row_stride;
+  int64_t is_bfloat16;         // of the weight
+  int64_t images_are_bfloat16; // and out
+  int64_t threads;
+};
+
 // y ← y + conv(y), y ← y + TTT(LN(y)), y ← y + SwiGLU(LN(y)) on tokens of grids. Blocks that run one after
 // the other lie in an array; `count` and the memory of a run are those of its first block.
 struct PackedVitttBlock {
@@ -104,6 +117,7 @@ struct PackedMambaBlock {
 #define VISION_TTT_MAMBA_STATES 16  // N
 
 VISION_TTT_EXPORT int vision_ttt_packed_linear(const PackedLinear*);
+VISION_TTT_EXPORT int vision_ttt_packed_patches(const PackedPatches*);
 VISION_TTT_EXPORT int64_t vision_ttt_packed_vittt_blocks_scratch(const PackedVitttBlock*);
 // Returns 0, or 1 if the scratch of a thread could not be allocated.
 VISION_TTT_EXPORT int vision_ttt_packed_vittt_blocks(const PackedVitttBlock*);

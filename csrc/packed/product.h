@@ -89,7 +89,7 @@ struct Ahead {
 };
 
 // Steps between two lines: the 16 tiles of about a hundred rows prefetch as many lines as they read.
-constexpr int64_t kStepsPerLine = 4;
+constexpr int64_t kStepsPerLine = VISION_TTT_REGISTERS == 32 ? 4 : 16;
 
 // R rows of x times V vectors of a panel's columns; `inner` is a multiple of step_of(x).
 template <int R, int V, class Element, class Out>

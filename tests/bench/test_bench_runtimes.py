@@ -91,7 +91,7 @@ def test_rows_of_deployed_models():
 
 def test_rows_of_packed_models_name_their_kernels():
     rows = _rows([f"{NANO}:for_inference", f"{DEIT}:for_inference"])
-    assert rows[0].kernels == "packed_linear, packed_vittt_blocks"
+    assert rows[0].kernels == "packed_linear, packed_patches, packed_vittt_blocks"
     assert "attention by" in rows[1].kernels  # hidden in inference mode
     assert "packed_linear" in rows[1].kernels
 

@@ -6,8 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tolerances import FORWARD, assert_close
-from vision_ttt.inference.linear import PackedLinear, PackedPatches
-from vision_ttt.inference.supported_parts import UnsupportedPart
+from vision_ttt.inference.linear import PackedLinear
 from vision_ttt.ops.packed import pack, packed_linear, unpack
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -100,32 +99,6 @@ def test_only_matrices_are_packed(weight):
         pack(weight, torch.float32)
     with pytest.raises(ValueError, match="float16"):
         pack(torch.randn(2, 2), torch.float16)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bias", [True, False])
-def test_patches(dtype, bias):
-    conv = nn.Conv2d(3, 24, (4, 2), stride=(4, 2), bias=bias)
-    images = torch.randn(2, 3, 18, 11)
-    wanted = conv(images).detach()
-    got = PackedPatches(conv, dtype)(images)
-    assert_close(got, wanted, FORWARD[dtype])
-    with pytest.raises(ValueError, match="B, 3, H, W"):
-        PackedPatches(conv, dtype)(images[:, :2])
-
-
-@pytest.mark.parametrize(
-    "conv",
-    [
-        nn.Conv2d(4, 4, 3, padding=1),
-        nn.Conv2d(4, 4, 2, stride=2, groups=4),
-        nn.Conv2d(4, 4, 2, stride=2, padding=1),
-        nn.Conv2d(4, 4, 2, stride=2, dilation=2),
-    ],
-)
-def test_other_convolutions_stay(conv):
-    with pytest.raises(UnsupportedPart):
-        PackedPatches(conv, torch.float32)
 
 
 def test_opcheck():

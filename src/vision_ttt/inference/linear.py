@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vision_ttt.inference.supported_parts import UnsupportedPart, require
 from vision_ttt.layers.linear import Linear
-from vision_ttt.ops.packed import pack, packed_linear
+from vision_ttt.ops.packed import pack, packed_linear, packed_patches
 
 
 class PackedLinear(nn.Module):
@@ -72,12 +72,9 @@ class PackedPatches(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        height, width = self.kernel_size
         if x.ndim != 4 or x.shape[1] != self.in_channels:
             raise ValueError(f"images must be [B, {self.in_channels}, H, W], got {list(x.shape)}")
-        patches = x.unfold(2, height, height).unfold(3, width, width)
-        patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)  # [B, rows, columns, C · h · w]
-        out = packed_linear(patches, self.packed, self.bias, self.out_channels)
+        out = packed_patches(x, self.packed, self.bias, self.out_channels, self.kernel_size)
         return out.permute(0, 3, 1, 2)
 
     def extra_repr(self) -> str:

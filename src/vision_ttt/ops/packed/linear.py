@@ -14,13 +14,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._native import LIBRARY, call_kernel, mirrors
-from vision_ttt.ops.packed.weights import (
-    DTYPES,
-    PackedStructure,
-    as_it_lies,
-    packed_shape,
-    unpack,
-)
+from vision_ttt.ops.packed.product_arguments import check_tensors, check_weight
+from vision_ttt.ops.packed.weights import PackedStructure, as_it_lies, unpack
 
 
 @mirrors("PackedLinear")
@@ -62,28 +57,6 @@ torch.library.define(
 )
 
 
-def check(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> None:
-    """Raise an error unless the arguments fit one layer.
-
-    Raises:
-        TypeError, ValueError: see :func:`packed_linear`.
-    """
-    for name, tensor in (("x", x), ("weight", weight)):
-        if not isinstance(tensor, Tensor):  # PyTorch passes None for a tensor without complaint
-            raise TypeError(f"packed_linear: {name} must be a tensor, got {tensor!r}")
-    if x.dtype not in DTYPES or weight.dtype not in DTYPES:
-        raise TypeError(f"packed_linear: dtypes must be of {DTYPES}, got {x.dtype}, {weight.dtype}")
-    if bias is not None and bias.dtype != torch.float32:
-        raise TypeError(f"packed_linear: bias must be float32, got {bias.dtype}")
-    given = [x, weight] if bias is None else [x, weight, bias]
-    if any(not tensor.is_cpu or tensor.layout != torch.strided for tensor in given):
-        got = ", ".join(f"{tensor.layout} on {tensor.device}" for tensor in given)
-        raise ValueError(f"packed_linear: tensors must be dense and on a CPU, got {got}")
-    _check_shapes(
-        x.shape, weight.shape, weight.dtype, None if bias is None else bias.shape, columns
-    )
-
-
 @functools.lru_cache(maxsize=256)
 def _check_shapes(
     x: torch.Size, weight: torch.Size, dtype: torch.dtype, bias: torch.Size | None, columns: int
@@ -93,18 +66,13 @@ def _check_shapes(
             f"packed_linear: x must be [..., inner] and columns at least 1, got {list(x)} and "
             f"{columns}"
         )
-    shape = packed_shape(columns, x[-1], dtype)
-    if weight != shape:
-        raise ValueError(
-            f"packed_linear: weight [{columns}, {x[-1]}] packed in {dtype} must be {list(shape)}, "
-            f"got {list(weight)}"
-        )
-    if bias is not None and bias != (columns,):
-        raise ValueError(f"packed_linear: bias must be [{columns}], got {list(bias)}")
+    check_weight("packed_linear", weight, dtype, bias, columns, x[-1])
 
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:
-    check(x, weight, bias, columns)
+    check_tensors("packed_linear", weight, bias, x=x)
+    bias_shape = None if bias is None else bias.shape
+    _check_shapes(x.shape, weight.shape, weight.dtype, bias_shape, columns)
     if LIBRARY is None:
         return packed_linear_definition(x, weight, bias, columns)
     inner = x.shape[-1]
