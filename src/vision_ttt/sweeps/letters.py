@@ -37,6 +37,8 @@ RATES = (1e-3, 2.5e-3, 6e-3)
 """Learning rates that are tried."""
 SIDE_OF_RATES, SECONDS_OF_RATES = 256, 120
 """Pictures' side and seconds in the runs that choose: at 512² DeiT would learn nothing by then."""
+SIDE_OF_MORE_RATES = 128
+"""Pictures' side in further runs of DeiT: the rate chosen at another size may not be its best."""
 EVALUATIONS = 5
 """Of each run that is compared; those that choose a rate have one."""
 SEED_OF_RATES = 100
@@ -139,6 +141,11 @@ def _same_time(model: str, side: int) -> Variant:
     return _row(f"{model}-{side}", model, side, _rate(model, side), length=GivenSeconds(SECONDS))
 
 
+def _another_rate(model: str, rate: float) -> Variant:
+    name, side = f"{model}-{SIDE_OF_MORE_RATES}-{rate:g}", SIDE_OF_MORE_RATES
+    return _row(name, model, side, rate, length=GivenSeconds(SECONDS))
+
+
 def _twice_the_time(model: str, side: int) -> Variant:
     length = GivenSeconds(2 * SECONDS)
     return _row(f"{model}-{side}-twice", model, side, _rate(model, side), length=length)
@@ -238,6 +245,7 @@ RESOLUTION_LETTERS = Sweep(
         + [_twice_the_time(model, SIDES[0]) for model in LABELS]
         + [_same_time(model, side) for side in SIDES[1:] for model in COMPARED]
         + [_same_images(model, side) for side in IMAGES for model in COMPARED]
+        + [_another_rate("deit", rate) for rate in RATES]
     ),
     panels=(
         *(
@@ -265,6 +273,13 @@ RESOLUTION_LETTERS = Sweep(
                 {LABELS[model]: f"{model}-{side}-images" for model in COMPARED},
             )
             for side in IMAGES
+        ),
+        Panel(
+            f"{SIDE_OF_MORE_RATES}², DeiT by learning rate",
+            {
+                f"{_rate('deit', SIDE_OF_MORE_RATES):g}": f"deit-{SIDE_OF_MORE_RATES}",
+                **{f"{rate:g}": f"deit-{SIDE_OF_MORE_RATES}-{rate:g}" for rate in RATES},
+            },
         ),
     ),
     **_COMMON,
