@@ -16,6 +16,7 @@ from vision_ttt.sweeps import SWEEPS, Panel, Sweep, Variant
 from vision_ttt.sweeps.definition import SameSeconds
 from vision_ttt.sweeps.lengths import LENGTHS_FILE
 from vision_ttt.sweeps.results import HISTORY, Result, read_results, write_results
+from vision_ttt.sweeps.runs import run_all
 
 
 @pytest.fixture
@@ -97,6 +98,21 @@ def test_missing_runs_alone_are_trained_and_join_the_others(tiny, tmp_path, resu
     assert "plain, seed 2: test accuracy" in capfd.readouterr().err
     assert main([*argv, "--table-only"]) == 2
     assert "leave out --missing-only" in capfd.readouterr().err
+
+
+def test_a_missing_run_joins_the_others_when_it_ends(tiny, tmp_path, results, monkeypatch):
+    def killed_after_one(tasks, *others):
+        run_all(tasks[:1], *others)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "run_all", killed_after_one)
+    table = tmp_path / "some.csv"
+    write_results(table, results)
+    argv = ["sweep", "tiny", "--missing-only", "--results", str(table), "--epochs", "1"]
+    assert main([*argv, "--rows", "plain", "bare", "--seeds", "2"]) == 130
+    found = read_results(table)
+    assert [(result.row, result.seed) for result in found if result.seed == 2] == [("plain", 2)]
+    assert [result for result in found if result.seed < 2] == results
 
 
 def test_missing_runs_of_another_rows_seconds_take_them_from_the_file(

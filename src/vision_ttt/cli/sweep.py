@@ -75,7 +75,10 @@ def run(arguments: jsonargparse.Namespace) -> int:
 def _train(
     sweep: Sweep, arguments: jsonargparse.Namespace, output: Path, kept: Sequence[Result]
 ) -> tuple[list[Result], list[Failure]]:
-    """The results of the runs asked for, but for those that `kept` holds."""
+    """The results of the runs asked for, but for those that `kept` holds.
+
+    Where the results join those of a file, they do so at the end of each run.
+    """
     if arguments.seeds is None:
         arguments.seeds = list(sweep.seeds)
     jobs = os.cpu_count() or 1 if arguments.jobs is None else arguments.jobs
@@ -86,8 +89,16 @@ def _train(
     wanted = {(row.name, seed) for row in rows for seed in arguments.seeds} - known
     lengths = _given_lengths(sweep, own, arguments, output, kept)
     tasks = _missing(_tasks(sweep, own, arguments, output, lengths), known)
+    joined = list(kept)
     try:
-        with _progress(len(wanted)) as on_end:
+        with _progress(len(wanted)) as show:
+
+            def on_end(task: Task, outcome: Outcome) -> None:
+                show(task, outcome)
+                if arguments.missing_only and isinstance(outcome, Result):
+                    joined.append(outcome)
+                    write_results(Path(arguments.results), in_order(sweep, joined))
+
             failures = run_all(tasks, output, jobs, on_end)
             if later:
                 try:
