@@ -42,8 +42,8 @@ struct PackedPatches {
   Packed weight;
   int64_t batch, channels, grid_height, grid_width, patch_width;
   int64_t image_stride, channel_stride, row_stride;
-  int64_t is_bfloat16;         // of the weight
-  int64_t images_are_bfloat16; // and out
+  int64_t is_bfloat16;          // of the weight
+  int64_t images_are_bfloat16;  // and out
   int64_t threads;
 };
 

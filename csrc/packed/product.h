@@ -88,7 +88,8 @@ struct Ahead {
   }
 };
 
-// Steps between two lines: the 16 tiles of about a hundred rows prefetch as many lines as they read.
+// Steps between two lines: the 16 tiles of about a hundred rows prefetch as many lines as they read. With
+// 16 registers they read a quarter of a panel, and come back for the others.
 constexpr int64_t kStepsPerLine = VISION_TTT_REGISTERS == 32 ? 4 : 16;
 
 // R rows of x times V vectors of a panel's columns; `inner` is a multiple of step_of(x).
