@@ -49,11 +49,11 @@ int linear(const PackedLinear& p) {
             part, sink);
   };
   if (chunks.count() == 1)  // of so few rows that the threads had better share the columns
-    return for_each_chunk(Chunks(1, (columns + kPanel - 1) / kPanel, p.threads, 1), p.threads, bytes,
-                          [&](const Chunk& panels, Buffers& buffers) {
+    return for_each_chunk(Chunks(1, (columns + kGroup - 1) / kGroup, p.threads, 1), p.threads, bytes,
+                          [&](const Chunk& groups, Buffers& buffers) {
                             Part part(p.weight);
-                            part.first = panels.start * kPanel;
-                            const int64_t left = columns - part.first, own = panels.count * kPanel;
+                            part.first = groups.start * kGroup;
+                            const int64_t left = columns - part.first, own = groups.count * kGroup;
                             part.columns = own < left ? own : left;
                             multiply(chunks[0], part, buffers);
                           });

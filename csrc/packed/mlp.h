@@ -20,7 +20,7 @@ struct SwiGluMlp {
 
   // `next` is what is multiplied with after it, as in product().
   void operator()(const Element* x, int64_t rows, float* y, Buffers& buffers,
-                  const void* next = nullptr) const {
+                  const Pieces& next = {}) const {
     float* a = buffers.take<float>(rows * kHiddenAtOnce);
     float* b = buffers.take<float>(rows * kHiddenAtOnce);
     Element* h = buffers.take<Element>(rows * kHiddenAtOnce);

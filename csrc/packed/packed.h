@@ -7,9 +7,9 @@
 
 extern "C" {
 
-// A weight [columns, inner] of a linear layer, transposed and cut into panels of 64 columns. The last
-// panel is padded with zeros to a multiple of 16. The layout of a panel is [inner, width], in bfloat16
-// [inner / 2, width, 2], where an odd inner is padded as well.
+// A weight [columns, inner] of a linear layer, transposed and cut into panels of 16 columns, the last one
+// padded with zeros. The layout of a panel is [inner, 16], in bfloat16 [inner / 2, 16, 2], where an odd
+// inner is padded as well.
 struct Packed {
   const void* data;   // null for no layer
   const float* bias;  // [columns], or null

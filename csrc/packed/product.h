@@ -8,8 +8,6 @@
 
 namespace {
 
-constexpr int64_t kPanel = 64;
-
 // The result of a product: out = add + scale ⊙ (sums + bias), where all but the sums are optional.
 template <class Out>
 struct Sink {
@@ -23,8 +21,11 @@ struct Sink {
 
   template <int R, int V>
   VISION_TTT_INLINE void put(int64_t row, int64_t column, const Vector (&sums)[R][V]) const {
+    // Unrolled here and below, because the compiler would otherwise store the sums to memory first.
     if (column + V * kLanes > columns) {
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
         for (int v = 0; v < V; ++v) put_some(row + r, column + v * kLanes, sums[r][v]);
       return;
     }
@@ -33,19 +34,24 @@ struct Sink {
       shift[v] = bias ? load(bias + column + v * kLanes) : Vector{};
       factor[v] = scale ? load(scale + column + v * kLanes) : splat(1.0f);
     }
-    // Unrolled, because the compiler would otherwise store the sums to memory first.
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+    // The rows' ends are copied here: for all the compiler knows, a store might change this structure.
+    const int64_t out_step = out_row, add_step = add_row;
+    Out* to = out + row * out_row + column;
+    const float* from = add ? add + row * add_row + column : nullptr;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r, to += out_step) {
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         Vector x = (sums[r][v] + shift[v]) * factor[v];
-        if (add) x += load(add + (row + r) * add_row + column + v * kLanes);
-        store(out + (row + r) * out_row + column + v * kLanes, x);
+        if (from) x += load(from + v * kLanes);
+        store(to + v * kLanes, x);
       }
+      if (from) from += add_step;
+    }
   }
 
   // The columns of a vector that exist.
-  void put_some(int64_t row, int64_t column, Vector sums) const {
+  __attribute__((noinline)) void put_some(int64_t row, int64_t column, Vector sums) const {
     const int64_t count = columns - column < kLanes ? columns - column : kLanes;
     if (count <= 0) return;
     auto some = [&](const float* from) {
@@ -77,57 +83,79 @@ VISION_TTT_INLINE Vector add_product(Vector sum, Vector a, Vector b, const Bfloa
   return add_product_of_pairs(sum, a, b);
 }
 
-// Prefetching of the weights that are read next, a line now and then. A block's weights exceed the second
-// cache level. Many lines at once would delay the loads and stores of the product.
-struct Ahead {
-  const char *next, *end;
-
-  VISION_TTT_INLINE void fetch() {
-    __builtin_prefetch(next, 0, 2);
-    next += next < end ? 64 : 0;
-  }
-};
-
-// Steps between two lines: the 16 tiles of about a hundred rows prefetch as many lines as they read. With
-// 16 registers they read a quarter of a panel, and come back for the others.
-constexpr int64_t kStepsPerLine = VISION_TTT_REGISTERS == 32 ? 4 : 16;
-
-// R rows of x times V vectors of a panel's columns; `inner` is a multiple of step_of(x).
-template <int R, int V, class Element, class Out>
-VISION_TTT_INLINE void product_tile(const Element* x, int64_t x_row, const Element* panel,
-                                    int64_t width, int64_t inner, const Sink<Out>& sink,
-                                    int64_t row, int64_t column, Ahead& ahead) {
-  constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
-  x += row * x_row;
-  Vector sums[R][V];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) sums[r][v] = Vector{};
-  for (int64_t k = 0; k < inner; k += step) {
-    if (k % (kStepsPerLine * step) == 0) ahead.fetch();
-    Vector weights[V];
-    for (int v = 0; v < V; ++v) weights[v] = load_weights(panel + k * width + v * kLanes * step);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Vector input = splat_inputs(x + r * x_row + k);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[r][v] = add_product(sums[r][v], input, weights[v], x);
-    }
-  }
-  sink.put(row, column, sums);
-}
-
 // 6 rows of 4 vectors fill 32 registers, 6 of 2 fill 16. 10 sums or more hide the latency of a
 // multiply-add.
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = VISION_TTT_REGISTERS == 32 ? 4 : 2;
 
-// V vectors of one panel's columns for all rows, in tiles of 6 and 5 rows, as far as there are enough.
+// The columns of a panel of weights, and of the panels that a tile reads at once.
+constexpr int64_t kPanel = 16;
+constexpr int64_t kGroup = kTileVectors * kLanes > kPanel ? kTileVectors * kLanes : kPanel;
+
+// Weights that are read next: `count` pieces of panels, which begin `stride` bytes apart.
+struct Pieces {
+  const void* first = nullptr;
+  int64_t count = 0, bytes = 0, stride = 0;
+};
+
+// Prefetches pieces, a line now and then. A block's weights exceed the second cache level. Many lines at
+// once would delay the loads and stores of the product.
+class Ahead {
+ public:
+  explicit Ahead(const Pieces& pieces)
+      : next_(static_cast<const char*>(pieces.first)), end_(next_ + pieces.bytes),
+        gap_(pieces.stride - pieces.bytes), stride_(pieces.stride), left_(pieces.count) {}
+
+  VISION_TTT_INLINE void fetch() {
+    if (!left_) return;
+    __builtin_prefetch(next_, 0, 2);
+    next_ += 64;
+    if (next_ < end_) return;
+    --left_;
+    next_ += gap_, end_ += stride_;
+  }
+
+ private:
+  const char *next_, *end_;
+  int64_t gap_, stride_, left_;
+};
+
+// Steps between two lines: the 16 tiles of about a hundred rows prefetch as many lines as they read.
+constexpr int64_t kStepsPerLine = 16 * kPanel / kGroup;
+
+// R rows of x times V vectors of columns from `weights` on, in panels that begin `stride` numbers apart;
+// `inner` is a multiple of step_of(x).
+template <int R, int V, class Element, class Out>
+VISION_TTT_INLINE void product_tile(const Element* x, int64_t x_row, const Element* weights,
+                                    int64_t stride, int64_t inner, const Sink<Out>& sink,
+                                    int64_t row, int64_t column, Ahead& ahead) {
+  constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
+  x += row * x_row;
+  Vector sums[R][V] = {};
+  for (int64_t k = 0; k < inner; k += step) {
+    if (k % (kStepsPerLine * step) == 0) ahead.fetch();
+    Vector factors[V];
+    for (int v = 0; v < V; ++v)
+      factors[v] = load_weights(weights + v * kLanes / kPanel * stride + k * kPanel +
+                                v * kLanes % kPanel * step);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Vector input = splat_inputs(x + r * x_row + k);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sums[r][v] = add_product(sums[r][v], input, factors[v], x);
+    }
+  }
+  sink.put(row, column, sums);
+}
+
+// V vectors of columns for all rows, in tiles of 6 and 5 rows, as far as there are enough.
 template <int V, class Element, class Out>
 VISION_TTT_INLINE void product_columns(const Element* x, int64_t x_row, int64_t rows,
-                                       const Element* panel, int64_t width, int64_t inner,
+                                       const Element* weights, int64_t stride, int64_t inner,
                                        const Sink<Out>& sink, int64_t column, Ahead& ahead) {
   auto tile = [&](auto count, int64_t i) __attribute__((always_inline)) {
-    product_tile<decltype(count)::value, V>(x, x_row, panel, width, inner, sink, i, column, ahead);
+    product_tile<decltype(count)::value, V>(x, x_row, weights, stride, inner, sink, i, column,
+                                            ahead);
   };
   int64_t i = 0;
   if constexpr (V == 1)
@@ -157,42 +185,58 @@ struct Part {
   explicit Part(const Packed& w) : first(0), columns(w.columns), inner_start(0), inner(w.inner) {}
 };
 
-// The columns of the panel that begins at column j.
-inline int64_t panel_width(const Packed& w, int64_t j) {
-  const int64_t padded = (w.columns - j + 15) / 16 * 16;
-  return padded < kPanel ? padded : kPanel;
-}
-
-// Where a part begins in memory.
+// A part of a packed weight as its Element.
 template <class Element>
-const Element* begin_of(const Packed& w, const Part& part) {
-  constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
-  const int64_t depth = (w.inner + step - 1) / step * step;
-  return static_cast<const Element*>(w.data) + part.first * depth +
-         part.inner_start * panel_width(w, part.first);
+struct Panels {
+  static constexpr int64_t kStep = step_of(static_cast<const Element*>(nullptr));
+  const Element* first;
+  int64_t stride, inner, columns;  // of a panel, and padded
+
+  Panels(const Packed& w, const Part& part)
+      : stride((w.inner + kStep - 1) / kStep * kStep * kPanel),
+        inner((part.inner + kStep - 1) / kStep * kStep),
+        columns((part.columns + kPanel - 1) / kPanel * kPanel) {
+    first = static_cast<const Element*>(w.data) + part.first / kPanel * stride +
+            part.inner_start * kPanel;
+  }
+
+  const Element* at(int64_t column) const {
+    return first + column / kPanel * stride + column % kPanel * kStep;
+  }
+  int64_t width(int64_t column) const {  // of the group that begins there
+    return columns - column < kGroup ? columns - column : kGroup;
+  }
+  Pieces group(int64_t column) const {
+    constexpr int64_t size = sizeof(Element);
+    return {at(column), width(column) / kPanel, inner * kPanel * size, stride * size};
+  }
+};
+
+// What a product with a weight, or with a part of it, reads first.
+template <class Element>
+Pieces begin_of(const Packed& w, const Part& part) {
+  return w.data ? Panels<Element>(w, part).group(0) : Pieces{};
+}
+template <class Element>
+Pieces begin_of(const Packed& w) {
+  return begin_of<Element>(w, Part(w));
 }
 
 // Multiply rows of x [rows, part.inner] with a part of the weight. `next` is what the caller multiplies
-// with after it, as far as it is known: its first lines are prefetched.
+// with after it, as far as it is known.
 template <class Element, class Out>
 __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t rows,
                                        const Packed& w, const Part& part, const Sink<Out>& sink,
-                                       const void* next = nullptr) {
-  constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
-  const int64_t depth = (w.inner + step - 1) / step * step;
-  const int64_t inner = (part.inner + step - 1) / step * step;
-  for (int64_t j = 0; j < part.columns; j += kPanel) {
-    const int64_t width = panel_width(w, part.first + j);
-    const Element* panel = static_cast<const Element*>(w.data) + (part.first + j) * depth +
-                           part.inner_start * width;
-    const bool last = j + kPanel >= part.columns;
-    const char* then = static_cast<const char*>(last ? next : panel + depth * width);
-    Ahead ahead{then, then + (then ? inner * width * sizeof(Element) : 0)};
-    int64_t c = 0;
+                                       const Pieces& next = {}) {
+  const Panels<Element> panels(w, part);
+  for (int64_t j = 0; j < panels.columns; j += kGroup) {
+    Ahead ahead(j + kGroup < panels.columns ? panels.group(j + kGroup) : next);
+    const int64_t end = j + panels.width(j);
+    int64_t c = j;
     auto columns = [&](auto vectors) {
       constexpr int V = decltype(vectors)::value;
-      for (; c + V * kLanes <= width; c += V * kLanes)
-        product_columns<V>(x, x_row, rows, panel + c * step, width, inner, sink, j + c, ahead);
+      for (; c + V * kLanes <= end; c += V * kLanes)
+        product_columns<V>(x, x_row, rows, panels.at(c), panels.stride, panels.inner, sink, c, ahead);
     };
     columns(std::integral_constant<int, kTileVectors>{});
     if constexpr (kTileVectors > 2) columns(std::integral_constant<int, 2>{});
@@ -202,7 +246,7 @@ __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t 
 
 template <class Element, class Out>
 VISION_TTT_INLINE void product(const Element* x, int64_t x_row, int64_t rows, const Packed& w,
-                               const Sink<Out>& sink, const void* next = nullptr) {
+                               const Sink<Out>& sink, const Pieces& next = {}) {
   product(x, x_row, rows, w, Part(w), sink, next);
 }
 

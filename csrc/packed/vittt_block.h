@@ -14,9 +14,9 @@ struct VitttPasses {
   int64_t inner;     // columns of each view
   Element* views;    // [B, T, columns]: k, q unless it is k, v; the learner's outputs replace v
   float* logits;     // [B, T, H]
-  const void* next;  // the weight that is multiplied with after this block, or null
+  Pieces next;       // of the weight that is multiplied with after this block
 
-  explicit VitttPasses(const PackedVitttBlock& block, const void* after = nullptr)
+  explicit VitttPasses(const PackedVitttBlock& block, const Pieces& after = {})
       : p(block), chunks(block.batch, block.length, block.threads),
         inner(block.directions * block.dim), views(static_cast<Element*>(block.scratch)),
         logits(reinterpret_cast<float*>(static_cast<char*>(block.scratch) + views_bytes(block))),
@@ -52,10 +52,10 @@ struct VitttPasses {
       normalise_rows(y, c.count, p.dim, p.norm, c.image, x);
       const int64_t columns = p.views.columns;
       product(x, p.dim, c.count, p.views,
-              Sink<Element>{views + first * columns, columns, columns}, p.rates.data);
+              Sink<Element>{views + first * columns, columns, columns}, begin_of<Element>(p.rates));
       product(x, p.dim, c.count, p.rates,
               Sink<float>{logits + first * p.heads, p.heads, p.heads, p.rates.bias},
-              p.gate.data ? p.gate.data : p.out_proj.data);
+              begin_of<Element>(p.gate.data ? p.gate : p.out_proj));
     });
   }
 
@@ -104,12 +104,13 @@ struct VitttPasses {
       float* gate = p.gate.data ? buffers.take<float>(c.count * p.dim) : nullptr;
       if (gate) {
         normalise_rows(y, c.count, p.dim, p.norm, c.image, x);
-        product(x, p.dim, c.count, p.gate, Sink<float>{gate, p.dim, p.dim}, p.out_proj.data);
+        product(x, p.dim, c.count, p.gate, Sink<float>{gate, p.dim, p.dim},
+                begin_of<Element>(p.out_proj));
       }
       merge_rows(values() + first * columns, columns, gate, c.count, p.dim, p.directions,
                  p.post_weight, p.post_bias, p.post_eps, merged);
       product(merged, p.dim, c.count, p.out_proj,
-              Sink<float>{y, p.dim, p.dim, nullptr, nullptr, y, p.dim}, p.mlp_gate.data);
+              Sink<float>{y, p.dim, p.dim, nullptr, nullptr, y, p.dim}, begin_of<Element>(p.mlp_gate));
       normalise_rows(y, c.count, p.dim, p.mlp_norm, c.image, x);
       mlp(x, c.count, y, buffers, next);
     });
@@ -130,7 +131,8 @@ int run_vittt_blocks(const PackedVitttBlock* blocks) {
     PackedVitttBlock block = blocks[i];
     block.y = y, block.out = results[left % 2];
     block.scratch = first.scratch, block.threads = first.threads;
-    failed = VitttPasses<Element>(block, left ? blocks[i + 1].views.data : nullptr).run();
+    const Pieces next = left ? begin_of<Element>(blocks[i + 1].views) : Pieces{};
+    failed = VitttPasses<Element>(block, next).run();
     y = block.out;
   }
   return failed;

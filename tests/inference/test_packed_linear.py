@@ -77,9 +77,13 @@ def test_nothing_spoils_the_neighbours():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"x": torch.randn(4, 9)}, ValueError, r"\[5, 9\] packed .* must be \[144\], got \[128\]"),
+        (
+            {"x": torch.randn(4, 9)},
+            ValueError,
+            r"\[5, 9\] packed .* must be \[1, 9, 16\], got \[1, 8, 16\]",
+        ),
         ({"x": torch.randn(4, 8).double()}, TypeError, "torch.float64"),
-        ({"columns": 17}, ValueError, r"must be \[256\]"),
+        ({"columns": 17}, ValueError, r"must be \[2, 8, 16\]"),
         ({"columns": 0}, ValueError, "at least 1"),
         ({"bias": torch.randn(4)}, ValueError, r"bias must be \[5\], got \[4\]"),
         ({"bias": torch.randn(5).half()}, TypeError, "float16"),

@@ -11,37 +11,33 @@ from torch.nn import functional as F
 
 from vision_ttt.ops._native import mirrors
 
-PANEL = 64
-"""Columns of a panel. A product's registers hold a panel's sums for a few rows."""
+PANEL = 16
+"""Columns of a panel. A product's registers hold the sums of one to four panels for a few rows."""
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Dtypes of a packed weight."""
 
 
-def padded(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int]:
-    """The padded sizes of a packed weight [columns, inner]."""
-    step = 2 if dtype == torch.bfloat16 else 1
-    return -(-columns // 16) * 16, -(-inner // step) * step
-
-
 def packed_shape(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, ...]:
     """The shape of :func:`pack`'s result."""
-    width, depth = padded(columns, inner, dtype)
-    return (width * depth // 2, 2) if dtype == torch.bfloat16 else (width * depth,)
+    panels = -(-columns // PANEL)
+    if dtype == torch.bfloat16:
+        return (panels, -(-inner // 2), PANEL, 2)
+    return (panels, inner, PANEL)
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cut the transposed weight into panels of 64 columns, one after the other in memory.
+    """Cut the transposed weight into panels of 16 columns, one after the other in memory.
 
-    A panel is [inner, 64], in bfloat16 [inner / 2, 64, 2] for dot products of pairs. The last panel
-    has the remaining columns, padded with zeros to a multiple of 16.
+    A panel is [inner, 16], in bfloat16 [inner / 2, 16, 2] for dot products of pairs. The last panel
+    and an odd inner axis of bfloat16 are padded with zeros.
 
     Args:
         weight: [columns, inner] of a linear layer.
         dtype: float32 or bfloat16, to round to.
 
     Returns:
-        A vector in float32, [pairs, 2] in bfloat16.
+        [panels, inner, 16] in float32, [panels, inner / 2, 16, 2] in bfloat16.
 
     Raises:
         ValueError: the dtype is not supported, or the weight is not a matrix.
@@ -51,26 +47,20 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
     if weight.ndim != 2 or not weight.numel():
         raise ValueError(f"weight must be [columns, inner], got {list(weight.shape)}")
     columns, inner = weight.shape
-    width, depth = padded(columns, inner, dtype)
-    weight = F.pad(weight.detach().to(dtype), (0, depth - inner, 0, width - columns))
-    panels = weight.split(PANEL)
+    odd = inner % 2 if dtype == torch.bfloat16 else 0
+    weight = F.pad(weight.detach().to(dtype), (0, odd, 0, -columns % PANEL))
+    panels = weight.unflatten(0, (-1, PANEL))  # [panels, 16, inner]
     if dtype == torch.float32:
-        return torch.cat([panel.t().flatten() for panel in panels])
-    pairs = [panel.unflatten(1, (-1, 2)).transpose(0, 1) for panel in panels]
-    return torch.cat([panel.flatten(0, 1) for panel in pairs])
+        return panels.transpose(1, 2).contiguous()
+    return panels.unflatten(2, (-1, 2)).transpose(1, 2).contiguous()
 
 
 def unpack(packed: Tensor, columns: int, inner: int) -> Tensor:
     """Invert :func:`pack`: return the weight [columns, inner] in the packed dtype."""
-    pairs = packed.ndim == 2
-    width, depth = padded(columns, inner, torch.bfloat16 if pairs else torch.float32)
-    sizes = [min(PANEL, width - start) * depth for start in range(0, width, PANEL)]
-    parts = packed.reshape(-1).split(sizes)
-    if pairs:
-        panels = [x.view(depth // 2, -1, 2).transpose(0, 1).flatten(1) for x in parts]
-    else:
-        panels = [x.view(depth, -1).t() for x in parts]
-    return torch.cat(panels)[:columns, :inner]
+    panels = packed.transpose(1, 2)
+    if packed.ndim == 4:  # of pairs
+        panels = panels.flatten(2)
+    return panels.flatten(0, 1)[:columns, :inner]
 
 
 def as_it_lies(x: Tensor) -> Tensor:
