@@ -2,9 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 
 #include "../aligned_memory.h"
 #include "../vector.h"
+#include "speeds.h"
 
 namespace {
 
@@ -20,6 +22,7 @@ constexpr int64_t kRowsOfChunk = 102;
 // images into as many chunks as the threads can share evenly, but of `least` tokens or so.
 struct Chunks {
   int64_t batch, length, of_image;
+  Speeds* speeds = nullptr;  // for sizes in proportion to them
 
   Chunks(int64_t images, int64_t tokens, int64_t threads, int64_t least = kTileOfRows)
       : batch(images), length(tokens) {
@@ -29,7 +32,24 @@ struct Chunks {
     if (of_image > tiles) of_image = tiles;
   }
 
+  // If every thread has one chunk, their sizes follow the threads' speeds. This is for work whose results
+  // have the same bits in any division.
+  static Chunks by_speed(int64_t images, int64_t tokens, int64_t threads,
+                         int64_t least = kTileOfRows) {
+    Chunks chunks(images, tokens, threads, least);
+    if (images == 1 && chunks.of_image == threads) chunks.speeds = Speeds::of_team(threads);
+    return chunks;
+  }
+
   int64_t count() const { return batch * of_image; }
+
+  // The tokens of the largest chunk.
+  int64_t most() const {
+    int64_t tokens = 0;
+    for (int64_t n = 0; n < of_image; ++n)
+      if (begin(n + 1) - begin(n) > tokens) tokens = begin(n + 1) - begin(n);
+    return tokens;
+  }
 
   Chunk operator[](int64_t i) const {
     const int64_t n = i % of_image;
@@ -37,7 +57,9 @@ struct Chunks {
   }
 
  private:
-  int64_t begin(int64_t n) const { return n * length / of_image; }
+  int64_t begin(int64_t n) const {
+    return speeds ? speeds->begin(n, length) : n * length / of_image;
+  }
 };
 
 // The memory of one thread, allocated in pieces that begin at cache lines.
@@ -82,7 +104,11 @@ int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Bo
     auto run = [&](int64_t i) {
       if (!buffers.ok()) return;
       buffers.start_over();
-      body(chunks[i], buffers);
+      const auto start = std::chrono::steady_clock::now();
+      const Chunk chunk = chunks[i];
+      if (chunk.count) body(chunk, buffers);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      if (chunks.speeds) chunks.speeds->record(i, chunk.count, took.count());
     };
     if (chunks.count() <= threads) {
 #pragma omp for schedule(static, 1)
@@ -92,6 +118,7 @@ int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Bo
       for (int64_t i = 0; i < chunks.count(); ++i) run(i);
     }
   }
+  if (chunks.speeds) chunks.speeds->learn();
   return failed;
 }
 

@@ -36,8 +36,8 @@ int linear(const PackedLinear& p) {
   constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
   const int64_t padded = (inner + step - 1) / step * step;
   const bool as_it_is = std::is_same<Element, In>::value && padded == inner;
-  const Chunks chunks(1, p.rows, p.threads);
-  const size_t bytes = as_it_is ? 0 : Buffers::padded(kRowsOfChunk * padded * sizeof(Element));
+  const Chunks chunks = Chunks::by_speed(1, p.rows, p.threads);
+  const size_t bytes = as_it_is ? 0 : Buffers::padded(chunks.most() * padded * sizeof(Element));
   auto multiply = [&](const Chunk& c, const Part& part, Buffers& buffers) {
     const In* x = static_cast<const In*>(p.x) + c.start * p.x_row;
     Out* out = static_cast<Out*>(p.out) + c.start * p.out_row + part.first;
@@ -49,7 +49,7 @@ int linear(const PackedLinear& p) {
             part, sink);
   };
   if (chunks.count() == 1)  // of so few rows that the threads had better share the columns
-    return for_each_chunk(Chunks(1, (columns + kGroup - 1) / kGroup, p.threads, 1), p.threads, bytes,
+    return for_each_chunk(Chunks::by_speed(1, (columns + kGroup - 1) / kGroup, p.threads, 1), p.threads, bytes,
                           [&](const Chunk& groups, Buffers& buffers) {
                             Part part(p.weight);
                             part.first = groups.start * kGroup;

@@ -62,9 +62,9 @@ struct GeluMlp {
     Element* h = buffers.take<Element>(rows * kHiddenAtOnce);
     for (int64_t start = 0; start < fc1.columns; start += kHiddenAtOnce) {
       const int64_t count = hidden_at(start);
-      first(x, rows, start, count, z);
+      first(x, rows, start, count, z, begin_of<Element>(fc2, sums_of(start)));
       gelu_numbers(z, rows * count, tanh_form, h);
-      second(h, rows, start, count, gate, y);
+      second(h, rows, start, count, gate, y, begin(start + count));
     }
   }
 
@@ -72,18 +72,33 @@ struct GeluMlp {
     const int64_t left = fc1.columns - start;
     return left < kHiddenAtOnce ? left : kHiddenAtOnce;
   }
-  void first(const Element* x, int64_t rows, int64_t start, int64_t count, float* z) const {
-    Part some(fc1);
-    some.first = start, some.columns = count;
-    product(x, fc1.inner, rows, fc1, some, Sink<float>{z, count, count, fc1.bias + start});
+  // What is multiplied with first from hidden unit `start` on.
+  Pieces begin(int64_t start) const {
+    return start < fc1.columns ? begin_of<Element>(fc1, units_of(start)) : Pieces{};
+  }
+  void first(const Element* x, int64_t rows, int64_t start, int64_t count, float* z,
+             const Pieces& next = {}) const {
+    product(x, fc1.inner, rows, fc1, units_of(start),
+            Sink<float>{z, count, count, fc1.bias + start}, next);
   }
   void second(const Element* h, int64_t rows, int64_t start, int64_t count, const float* gate,
-              float* y) const {
-    Part sums(fc2);
-    sums.inner_start = start, sums.inner = count;
+              float* y, const Pieces& next = {}) const {
     const int64_t dim = fc2.columns;
     const float* bias = start ? nullptr : fc2.bias;
-    product(h, count, rows, fc2, sums, Sink<float>{y, dim, dim, bias, gate, y, dim});
+    product(h, count, rows, fc2, sums_of(start), Sink<float>{y, dim, dim, bias, gate, y, dim},
+            next);
+  }
+
+ private:
+  Part units_of(int64_t start) const {
+    Part part(fc1);
+    part.first = start, part.columns = hidden_at(start);
+    return part;
+  }
+  Part sums_of(int64_t start) const {
+    Part part(fc2);
+    part.inner_start = start, part.inner = hidden_at(start);
+    return part;
   }
 };
 

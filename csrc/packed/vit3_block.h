@@ -179,18 +179,20 @@ struct Vit3Passes {
   // y ← y + g₁ ⊙ Linear([o₁, o₂]), y ← y + g₂ ⊙ MLP(LN(y)).
   int answer() const {
     const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
-    const size_t rows = kRowsOfChunk, width = p.proj.inner;
+    const Chunks shares = Chunks::by_speed(p.batch, p.length, p.threads);
+    const size_t rows = shares.most(), width = p.proj.inner;
     const size_t bytes = Buffers::padded(rows * width * sizeof(Element)) +
                          Buffers::padded(rows * p.dim * sizeof(Element)) +
                          Buffers::padded(rows * d * sizeof(float)) +
                          Buffers::padded(rows * 2 * d * sizeof(float)) + mlp.bytes(rows);
-    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+    return for_each_chunk(shares, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
       const int64_t first = c.image * p.length + c.start;
       float* y = p.out + first * p.dim;
       Element* o = buffers.take<Element>(c.count * width);
       ask(c, first, o, buffers);
       product(o, p.proj.inner, c.count, p.proj,
-              Sink<float>{y, p.dim, p.dim, p.proj.bias, of(p.gate1, c.image), y, p.dim});
+              Sink<float>{y, p.dim, p.dim, p.proj.bias, of(p.gate1, c.image), y, p.dim},
+              mlp.begin(0));
       Element* x = buffers.take<Element>(c.count * p.dim);
       normalise_rows(y, c.count, p.dim, p.norm2, c.image, x);
       if (!p.mlp_conv) return mlp(x, c.count, of(p.gate2, c.image), y, buffers);
@@ -230,7 +232,8 @@ struct Vit3Passes {
   int convolve_hidden() const {
     const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
     const int64_t columns = p.fc1.columns;
-    return for_each_chunk(chunks, p.threads, mlp.bytes(kRowsOfChunk), [&](const Chunk& c,
+    const Chunks shares = Chunks::by_speed(p.batch, p.length, p.threads);
+    return for_each_chunk(shares, p.threads, mlp.bytes(shares.most()), [&](const Chunk& c,
                                                                            Buffers& buffers) {
       const int64_t first = c.image * p.length + c.start;
       float* z = buffers.take<float>(c.count * kHiddenAtOnce);

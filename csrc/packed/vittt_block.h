@@ -17,7 +17,7 @@ struct VitttPasses {
   Pieces next;       // of the weight that is multiplied with after this block
 
   explicit VitttPasses(const PackedVitttBlock& block, const Pieces& after = {})
-      : p(block), chunks(block.batch, block.length, block.threads),
+      : p(block), chunks(Chunks::by_speed(block.batch, block.length, block.threads)),
         inner(block.directions * block.dim), views(static_cast<Element*>(block.scratch)),
         logits(reinterpret_cast<float*>(static_cast<char*>(block.scratch) + views_bytes(block))),
         next(after) {}
@@ -39,7 +39,7 @@ struct VitttPasses {
   int project() const {
     const TokenConvolution<float> convolve{p.dim, p.height, p.width, p.dim, p.kernel,
                                            p.conv2d, p.dim, nullptr, true};
-    const size_t bytes = Buffers::padded(kRowsOfChunk * p.dim * sizeof(Element));
+    const size_t bytes = Buffers::padded(chunks.most() * p.dim * sizeof(Element));
     return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
       const int64_t first = c.image * p.length + c.start;
       float* y = p.out + first * p.dim;
@@ -92,7 +92,7 @@ struct VitttPasses {
   // compute it twice costs less than to store the logits.
   int answer() const {
     const SwiGluMlp<Element> mlp{p.mlp_gate, p.mlp_value, p.mlp_out};
-    const size_t rows = kRowsOfChunk;
+    const size_t rows = chunks.most();
     const size_t bytes = 2 * Buffers::padded(rows * p.dim * sizeof(Element)) +
                          Buffers::padded(rows * p.dim * sizeof(float)) + mlp.bytes(rows);
     const int64_t columns = p.views.columns;

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from inference_blocks import BLOCKS, DIM, inputs, make, pack_block
+from inference_blocks import BLOCKS, DIM, PUBLISHED, inputs, make, pack_block
 from tolerances import FORWARD, assert_close
+from vision_ttt.layers import TTTLinear, VitttBlock, VitttMixer
 from vision_ttt.ops.packed import (
     mamba_block,
     mamba_block_weights,
@@ -114,6 +115,22 @@ def test_threads_of_openmp(name):
         torch.set_num_threads(before)
     for result in results[1:]:
         assert_close(result, results[0], 1e-6)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_of_unequal_speed(threads):
+    """Threads share an image's tokens by their speeds, which change; its bits do not."""
+    torch.manual_seed(0)
+    mixer = VitttMixer(192, ttt=TTTLinear(192, 3, **PUBLISHED))
+    packed = pack_block(VitttBlock(mixer, 192, 512).eval().requires_grad_(False), torch.float32)
+    y, before = torch.randn(1, 196, 192), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        wanted = packed(y, (14, 14))
+        torch.set_num_threads(threads)  # three are more than some machines have cores
+        assert all(torch.equal(packed(y, (14, 14)), wanted) for _ in range(30))
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 5])
