@@ -39,6 +39,8 @@ SIDE_OF_RATES, SECONDS_OF_RATES = 256, 120
 """Pictures' side and seconds in the runs that choose: at 512² DeiT would learn nothing by then."""
 SIDE_OF_MORE_RATES = 128
 """Pictures' side in further runs of DeiT: the rate chosen at another size may not be its best."""
+RATE_OF_LONG, TIMES_OF_LONG = 1e-3, 8
+"""Learning rate, of least test loss, and length of one more run of DeiT at that size."""
 EVALUATIONS = 5
 """Of each run that is compared; those that choose a rate have one."""
 SEED_OF_RATES = 100
@@ -146,6 +148,11 @@ def _another_rate(model: str, rate: float) -> Variant:
     return _row(name, model, side, rate, length=GivenSeconds(SECONDS))
 
 
+def _long(model: str) -> Variant:
+    name, length = f"{model}-{SIDE_OF_MORE_RATES}-long", GivenSeconds(TIMES_OF_LONG * SECONDS)
+    return _row(name, model, SIDE_OF_MORE_RATES, RATE_OF_LONG, length=length)
+
+
 def _twice_the_time(model: str, side: int) -> Variant:
     length = GivenSeconds(2 * SECONDS)
     return _row(f"{model}-{side}-twice", model, side, _rate(model, side), length=length)
@@ -246,6 +253,7 @@ RESOLUTION_LETTERS = Sweep(
         + [_same_time(model, side) for side in SIDES[1:] for model in COMPARED]
         + [_same_images(model, side) for side in IMAGES for model in COMPARED]
         + [_another_rate("deit", rate) for rate in RATES]
+        + [_long("deit")]
     ),
     panels=(
         *(
@@ -279,6 +287,9 @@ RESOLUTION_LETTERS = Sweep(
             {
                 f"{_rate('deit', SIDE_OF_MORE_RATES):g}": f"deit-{SIDE_OF_MORE_RATES}",
                 **{f"{rate:g}": f"deit-{SIDE_OF_MORE_RATES}-{rate:g}" for rate in RATES},
+                f"{RATE_OF_LONG:g}, {TIMES_OF_LONG} times as long": (
+                    f"deit-{SIDE_OF_MORE_RATES}-long"
+                ),
             },
         ),
     ),
