@@ -22,7 +22,7 @@ from vision_ttt.bench.problems import Problem
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.bench.readme import markdown, replace_in
 from vision_ttt.bench.rows import comparable, newest, read_rows
-from vision_ttt.cli.arguments.bench import parse_size
+from vision_ttt.cli.arguments.bench_dense import parse_size
 from vision_ttt.cli.bench_session import check_picture, draw, measure_and_show, using_threads
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.extras import require

@@ -1,14 +1,12 @@
 """The arguments of `vision-ttt bench ops|models|train|dense|lm|table`."""
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Literal
 
 import jsonargparse
 
 from vision_ttt.bench.names import (
-    DENSE,
     DEPLOYED,
     FLASH_LINEAR_ATTENTION,
     MAMBAPY,
@@ -17,6 +15,13 @@ from vision_ttt.bench.names import (
     RUNTIMES,
     TINY,
     TRAINED,
+)
+from vision_ttt.cli.arguments.bench_dense import (
+    LARGEST_SIDE,
+    MOST_PIXELS,
+    add_dense_arguments,
+    check_dense,
+    parse_size,
 )
 from vision_ttt.cli.arguments.bench_language import add_language_arguments, check_language
 from vision_ttt.cli.checks import (
@@ -41,8 +46,6 @@ KINDS = {
 DTYPES = ("float32", "bfloat16", "float16")
 
 # More than these is a typing error, and would need hours or all memory.
-LARGEST_SIDE = 8_192  # pixels
-MOST_PIXELS = 2**30  # of a batch
 LARGEST_SHAPE = 2**31  # numbers in one of an op's tensors
 MOST_REPEATS = 10_000
 MOST_THREADS = 1_024
@@ -110,7 +113,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     if arguments.what == "ops":
         _check_shapes(arguments)
     elif arguments.what == "dense":
-        _check_dense(arguments)
+        check_dense(arguments)
     elif arguments.what == "lm":
         check_language(arguments)
     else:
@@ -123,40 +126,6 @@ def check(arguments: jsonargparse.Namespace) -> None:
         if arguments.dtype == "float16" and arguments.device == "cpu":
             raise UserError("dtype float16 is for cuda; accepted on cpu: float32, bfloat16")
     _check_exponent(arguments)
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """(height, width) of "WIDTHxHEIGHT".
-
-    Raises:
-        UserError: the text is no size, or a side is out of its range.
-    """
-    match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text)
-    if match is None:
-        raise UserError(f"--sizes has {shortened(text)!r}; write sizes as WIDTHxHEIGHT: 1333x800")
-    width, height = map(int, match.groups())
-    for side in (width, height):
-        if not 1 <= side <= LARGEST_SIDE:
-            raise UserError(f"--sizes has {text}; sides must be 1 to {LARGEST_SIDE:,} pixels")
-    return height, width
-
-
-def _check_dense(arguments: jsonargparse.Namespace) -> None:
-    check_range(arguments, batch_size=(1, LARGEST_BATCH))
-    for height, width in map(parse_size, arguments.sizes):
-        pixels = arguments.batch_size * height * width
-        if pixels > MOST_PIXELS:
-            raise UserError(f"a batch has {pixels:,} pixels; it must have at most {MOST_PIXELS:,}")
-    for name in arguments.models or ():
-        _, colon, runtime = name.partition(":")
-        if colon and runtime != "for_inference":
-            raise UserError(
-                f"{shortened(name)!r} names a runtime; bench dense accepts for_inference"
-            )
-        if colon and (arguments.device != "cpu" or arguments.compile):
-            raise UserError(f"{shortened(name)!r} is for --device cpu and models without --compile")
-    if arguments.dtype == "float16" and arguments.device == "cpu":
-        raise UserError("dtype float16 is for cuda; accepted on cpu: float32, bfloat16")
 
 
 def _check_runtimes(arguments: jsonargparse.Namespace) -> None:
@@ -278,27 +247,6 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
         help="processes in which the memory of a model's second call on a CPU is measured, each"
         " fresh; their median is told. 0: it is not measured",
     )
-
-
-def add_dense_arguments(parser: CommandParser) -> None:
-    """Declare the models and images of `bench dense`."""
-    parser.add_argument(
-        "--models",
-        type=str,
-        nargs="+",
-        default=None,
-        help="plain backbones by their timm names, as for `bench models`; of the runtimes,"
-        f" for_inference is accepted. Default: {', '.join(DENSE)}",
-    )
-    parser.add_argument(
-        "--sizes",
-        type=str,
-        nargs="+",
-        default=["1333x800"],
-        metavar="WIDTHxHEIGHT",
-        help="pixels of images",
-    )
-    parser.add_argument("--batch_size", type=int, default=1, help="images per call")
 
 
 def add_measuring_arguments(parser: CommandParser, what: str) -> None:
