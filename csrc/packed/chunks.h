@@ -18,7 +18,7 @@ struct Chunk {
 constexpr int64_t kTileOfRows = 6;     // the rows of a product's registers
 constexpr int64_t kRowsOfChunk = 102;
 
-// The division of images of `length` tokens into chunks of equal size, at most one token apart; for few
+// The division of images of `length` tokens into chunks, of equal size but for one token; for few
 // images into as many chunks as the threads can share evenly, but of `least` tokens or so.
 struct Chunks {
   int64_t batch, length, of_image;

@@ -48,15 +48,16 @@ int linear(const PackedLinear& p) {
     product(inputs<Element>(x, p.x_row, c.count, inner, padded, buffers), padded, c.count, p.weight,
             part, sink);
   };
-  if (chunks.count() == 1)  // of so few rows that the threads had better share the columns
-    return for_each_chunk(Chunks::by_speed(1, (columns + kGroup - 1) / kGroup, p.threads, 1), p.threads, bytes,
-                          [&](const Chunk& groups, Buffers& buffers) {
-                            Part part(p.weight);
-                            part.first = groups.start * kGroup;
-                            const int64_t left = columns - part.first, own = groups.count * kGroup;
-                            part.columns = own < left ? own : left;
-                            multiply(chunks[0], part, buffers);
-                          });
+  if (chunks.count() == 1) {  // of so few rows that the threads had better share the columns
+    const Chunks shares = Chunks::by_speed(1, (columns + kGroup - 1) / kGroup, p.threads, 1);
+    return for_each_chunk(shares, p.threads, bytes, [&](const Chunk& groups, Buffers& buffers) {
+      Part part(p.weight);
+      part.first = groups.start * kGroup;
+      const int64_t left = columns - part.first, own = groups.count * kGroup;
+      part.columns = own < left ? own : left;
+      multiply(chunks[0], part, buffers);
+    });
+  }
   return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
     multiply(c, Part(p.weight), buffers);
   });

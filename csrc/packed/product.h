@@ -34,7 +34,7 @@ struct Sink {
       shift[v] = bias ? load(bias + column + v * kLanes) : Vector{};
       factor[v] = scale ? load(scale + column + v * kLanes) : splat(1.0f);
     }
-    // The rows' ends are copied here: for all the compiler knows, a store might change this structure.
+    // The strides are copied here: for all the compiler knows, a store might change this structure.
     const int64_t out_step = out_row, add_step = add_row;
     Out* to = out + row * out_row + column;
     const float* from = add ? add + row * add_row + column : nullptr;
