@@ -1,6 +1,7 @@
 """The sweep of letters: models of equal size, lengths by pace, and what is measured of the mark."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from vision_ttt.dense import build_segmenter
 from vision_ttt.recipes import change, load
 from vision_ttt.sweeps import SWEEPS, lengths
 from vision_ttt.sweeps.definition import GivenSeconds
-from vision_ttt.sweeps.extrapolation import LARGEST, measure_larger
+from vision_ttt.sweeps.extrapolation import LARGEST, balanced, measure_larger
 from vision_ttt.sweeps.lengths import LENGTHS_FILE, lengths_by_pace, of_updates
 from vision_ttt.sweeps.letter_figure import letter_figure
 from vision_ttt.sweeps.letters import CHOSEN, COMPARED, EVALUATIONS, LABELS, SIDES, TOKENS
@@ -25,6 +26,7 @@ from vision_ttt.sweeps.results import read_results
 from vision_ttt.sweeps.tables import markdown
 
 SWEEP, RATES = SWEEPS["resolution-letters"], SWEEPS["letters-rates"]
+COMMITTED = Path(__file__).parents[2] / "benchmarks/results/resolution-letters.csv"
 
 
 def config(row, sweep=SWEEP):
@@ -124,7 +126,7 @@ def test_lengths_by_pace_are_measured_once(tmp_path, monkeypatch):
 
 def test_lengths_of_rows_with_results_are_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(lengths, "measure_paces", lambda configs: dict.fromkeys(configs, 2.0))
-    results = read_results(Path("benchmarks/results/resolution-letters.csv"))
+    results = read_results(COMMITTED)
     rows = dict.fromkeys(("vittt-512", "deit-1024"))
     found = lengths_by_pace(rows, dict.fromkeys(rows, 180.0), tmp_path / "runs", results)
     assert {name: own["updates"] for name, own in found.items()} == {
@@ -132,7 +134,11 @@ def test_lengths_of_rows_with_results_are_not_measured(tmp_path, monkeypatch):
         "deit-1024": 90,
     }
     assert found["vittt-512"]["seconds_per_update"] == pytest.approx(180 / 1010)
-    assert json.loads((tmp_path / "runs" / LENGTHS_FILE).read_text()) == found
+    file = tmp_path / "runs" / LENGTHS_FILE
+    assert json.loads(file.read_text()) == found
+    file.write_text(json.dumps({"vittt-512": {**found["vittt-512"], "updates": 500}}))
+    again = lengths_by_pace(rows, dict.fromkeys(rows, 180.0), tmp_path / "runs", results)
+    assert again == found  # other seeds are as long as those that were trained
 
 
 def test_evaluations_stay_as_many():
@@ -182,15 +188,23 @@ def test_a_run_keeps_what_tables_and_pictures_need(tmp_path):
     )
     assert result.measured["images"] == [1, 2]
     assert result.measured["memory_bytes"] > 2**20
-    assert set(result.measured["larger"]) == {"2", "4"}
+    assert set(result.measured["on_larger"]) == {"2", "4", "8"}
     assert sum(band["count"] for band in result.measured["bands"]) > 0
     assert letter_figure(SWEEP, [result]).axes
     table = markdown(SWEEP, [result, replace(result, seed=1)])
     assert "test mean IoU, %" in table
-    unmeasured = json.dumps({**result.measured, "larger": {}})
-    without = [replace(result, seed=seed, measures=unmeasured) for seed in (0, 1)]
-    assert "|  |  |" in markdown(SWEEP, without)
-    assert "|  |  |" not in table
+    for sides in (2, 4, 8):
+        assert f"at {sides} × the side, %" in table
+    assert "on 2 test images" in table
+    kept = {key: value for key, value in result.measured["on_larger"].items() if key != "8"}
+    fewer = json.dumps({**result.measured, "on_larger": kept})
+    # What no row of a panel has measured has no column there; what one has not is empty.
+    without = [replace(result, seed=seed, measures=fewer) for seed in (0, 1)]
+    assert "at 8 × the side" not in markdown(SWEEP, without)
+    beside = replace(without[0], row="vit3-512", test_images=7)
+    table = markdown(SWEEP, [result, beside])
+    assert "|  |" in table
+    assert "on 2 to 7 test images" in table
 
 
 # The mark
@@ -254,24 +268,43 @@ def test_the_mark_is_of_letters_alone():
 # Larger pictures
 
 
-def test_a_perfect_segmenter_is_perfect_on_larger_pictures(pictures):
-    """It knows a picture by its size, and there is one of each."""
-    task = _Task(replace(pictures, images=1), None)
+@pytest.fixture(scope="module")
+def small_pictures() -> LetterImages:
+    return open_letters({"side": 64, "glyph": 16, "test_images": 1})[1]
+
+
+def test_a_perfect_segmenter_is_perfect_on_larger_pictures(small_pictures):
+    task = _Task(small_pictures, None)
     task.statistics = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     seen = []
 
     def labels(image):
+        """It knows a picture by its size and its turn."""
         side = image.shape[-1]
+        mark = small_pictures.settings.mark_side
+        settings = replace(small_pictures.settings, side=side, mark=mark)
+        shown = balanced(replace(small_pictures, settings=settings), 1)
         seen.append(side)
-        settings = replace(pictures.settings, side=side, mark=pictures.settings.mark_side)
-        return replace(pictures, settings=settings)[0].labels
+        return shown[seen.count(side) - 1].labels
 
     task.view = _View(labels)
-    assert measure_larger(None, task) == {"2": 1.0, "4": 1.0}
-    assert seen == [512, 1024]
+    assert measure_larger(None, task) == {"2": 1.0, "4": 1.0, "8": 1.0}
+    assert seen == [128] * 4 + [256] * 4 + [512] * 4
     task.view = _View(lambda image: np.zeros(image.shape[1:], np.uint8))
     found = measure_larger(None, task)
     assert all(0 < each < 0.1 for each in found.values())  # the background alone
+
+
+@pytest.mark.parametrize(("asked", "shown"), [(0, 4), (3, 4), (8, 8), (11, 8)])
+def test_larger_pictures_have_the_mark_everywhere(small_pictures, asked, shown):
+    subset = balanced(small_pictures, asked)
+    pictures = [small_pictures.picture(index) for index in subset.indices]
+    assert len(subset) == len(set(subset.indices)) == shown
+    corners = Counter(picture.mark for picture in pictures)
+    assert sorted(corners.values()) == 4 * [shown // 4]
+    assert sum(picture.ink for picture in pictures) == shown // 2
+    for place, picture in enumerate(pictures):
+        assert np.array_equal(subset[place].labels, picture.labels())
 
 
 def test_there_is_an_end_to_larger_pictures(pictures):

@@ -72,7 +72,8 @@ def lengths_by_pace(
 
     Paces are measured by :func:`vision_ttt.sweeps.paces.measure_paces`, of all rows that are not in
     the folder's file yet in turns; rows of pictures of other sizes may join later. A row that has
-    results is as long as they are, on whatever machine they were trained.
+    results is as long as they are, on whatever machine they were trained and whatever the file
+    says.
 
     Args:
         rows: name → its run, of any seed.
@@ -85,11 +86,11 @@ def lengths_by_pace(
         OSError: the file cannot be written.
     """
     path = folder / LENGTHS_FILE
-    lengths = {
+    lengths = _read(path) | {
         result.row: _length(result.curve["update"][-1], seconds[result.row])
         for result in results
         if result.row in rows
-    } | _read(path)
+    }
     missing = {name: config for name, config in rows.items() if name not in lengths}
     if missing:
         for name, pace in measure_paces(missing).items():

@@ -185,7 +185,7 @@ def examine(trained: TrainResult) -> dict[str, Any]:
         "memory_bytes": max(row["memory_bytes"] for row in history),
         "images": [row["update"] * trained.config.optimisation.batch_size for row in history],
         **measure_mark(trained.model, trained.task),
-        "larger": measure_larger(trained.model, trained.task),
+        "on_larger": measure_larger(trained.model, trained.task),
     }
 
 
@@ -202,10 +202,13 @@ def _obeyed(result: Result) -> float:
 
 
 def _larger(factor: int) -> Column:
-    """The mean IoU on pictures of `factor` times the side."""
+    """The mean IoU on pictures of `factor` times the side.
+
+    The first runs have "larger" instead: of one to four pictures, most marks in one corner.
+    """
     return Column(
         f"at {factor} × the side, %",
-        lambda result: 100 * result.measured.get("larger", {}).get(str(factor), math.nan),
+        lambda result: 100 * result.measured.get("on_larger", {}).get(str(factor), math.nan),
         1,
     )
 

@@ -70,7 +70,7 @@ def in_order(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
 
 
 def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
-    """One panel as a table; rows without results are left out.
+    """One panel as a table; rows without results, and columns that none of them has, are left out.
 
     Raises:
         UserError: as for :func:`by_row`.
@@ -79,7 +79,13 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
     title, rows = sweep.panels[panel].title, sweep.panels[panel].rows
     shows_published = any(sweep.by_name[name].published is not None for name in rows.values())
     headings = [title, "row", "parameters", "MACs", "test loss", f"{ACCURACIES[sweep.accuracy]}, %"]
-    headings += ["train loss", *(column.heading for column in sweep.columns)]
+    shown = [result for name in rows.values() for result in found.get(name, ())]
+    columns = [
+        column
+        for column in sweep.columns
+        if not all(math.isnan(column.value(result)) for result in shown)
+    ]
+    headings += ["train loss", *(column.heading for column in columns)]
     headings += ["seeds", *(["published"] if shows_published else [])]
     lines = []
     for label, name in rows.items():
@@ -96,7 +102,7 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
             Spread.of([result.train_loss for result in own]).text(3),
             *(
                 Spread.of([column.value(result) for result in own]).text(column.decimals)
-                for column in sweep.columns
+                for column in columns
             ),
             ", ".join(str(result.seed) for result in own),
         ]
@@ -112,11 +118,12 @@ def describe(sweep: Sweep, results: Sequence[Result]) -> str:
     run = results[0].run
     commits = dict.fromkeys(result.run.commit for result in results if result.run.commit)
     epochs = sorted({result.epochs for result in results})
+    tested = sorted({result.test_images for result in results})
     started = sorted(result.run.started for result in results)
     parts = [
         f"`{run.command}`: mean ± sample standard deviation over seeds; {_range(epochs)} epochs of"
         f" {results[0].train_images:,} training {sweep.unit}; test loss is cross-entropy in nats on"
-        f" {results[0].test_images:,} test {sweep.unit}, {sweep.losses}",
+        f" {_range(tested, ',')} test {sweep.unit}, {sweep.losses}",
         *([f"published: the paper's own {sweep.published_unit}"] if sweep.published_unit else []),
         f"{run.device_name}, one thread a run",
         f"torch {run.torch}, timm {run.timm}, vision-ttt {run.vision_ttt}",
@@ -158,9 +165,9 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _range(numbers: Sequence[float]) -> str:
+def _range(numbers: Sequence[float], form: str = "g") -> str:
     """E.g. "2", or "2 to 5.13" of ascending numbers."""
-    return " to ".join(f"{number:g}" for number in dict.fromkeys((numbers[0], numbers[-1])))
+    return " to ".join(f"{number:{form}}" for number in dict.fromkeys((numbers[0], numbers[-1])))
 
 
 def _and(words: Sequence[str] | dict[str, None]) -> str:
