@@ -155,6 +155,29 @@ def test_other_sets_and_other_files_are_kept(folder: Path, tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} == {"sheet.png", "thesis.tex"}
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[]", r"manifest\.json is damaged: it holds \[\], not an object"),
+        ("{", r"manifest\.json is damaged"),
+        (json.dumps({**LETTERS.asked, "blur": 2}), r"another set of letters: blur 2 \(not None\)"),
+    ],
+)
+def test_other_manifests_are_refused(tmp_path: Path, content: str, told: str):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(DatasetError, match=told):
+        render_letter_folder(tmp_path, LETTERS)
+
+
+def test_classes_without_a_ring_are_named(tmp_path: Path):
+    letters = dataclasses.replace(LETTERS, train_images=1)
+    with pytest.warns(RuntimeWarning, match="no train picture has a ring around") as warned:
+        render_letter_folder(tmp_path, letters)
+    (ringed,) = (path.parent.name for path in (tmp_path / "ringed/train").rglob("*.png"))
+    others = ", ".join(name for name in SETTINGS.names if name != ringed)
+    assert [f"around {others}:" in str(each.message) for each in warned] == [True]
+
+
 @pytest.mark.parametrize("values", [{"train_images": 0}, {"validation_images": 1.0}])
 def test_numbers_of_pictures_are_checked(values: dict):
     ((name, value),) = values.items()

@@ -5,6 +5,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from PIL import ImageFont
 from torch.utils.data import DataLoader
 
 from vision_ttt.data import DatasetError, letter_images
@@ -201,6 +202,19 @@ def test_a_canvas_needs_room_for_two_letters():
     assert LetterSettings(side=84).cell == 42
 
 
+def test_the_mark_leaves_room_for_a_letter():
+    for settings, most in (({"side": 84}, 39), ({"side": 64, "glyph": 21}, 29)):
+        widest = LetterSettings(**settings, mark=most)
+        for index in range(4):
+            assert render_letters(widest, "train", index).letters
+        with pytest.raises(ValueError, match=f"mark is {most + 1}; .* from 8 to {most} on"):
+            LetterSettings(**settings, mark=most + 1)
+
+
+def test_letters_stand_where_pillow_alone_puts_them():
+    assert load_font("STIXGeneral", 30).layout_engine == ImageFont.Layout.BASIC
+
+
 def test_open_letters():
     train, test = open_letters({"side": 96, "classes": 3, "test_images": 5})
     assert (train.split, len(train)) == ("train", 100_000)
@@ -219,6 +233,8 @@ def test_open_letters():
         ({"train_images": 0}, "train_images is 0"),
         ({"test_images": 2.5}, "test_images is 2.5"),
         ({"test_split": "validation", "test_images": True}, "test_images is True"),
+        ({"side": "256", "mark": 16}, "letters: side is '256'; it must be a whole number"),
+        ({"mark": "16"}, "letters: mark is '16'; it must be a whole number from 8 to 128"),
         ({"glyph": 500}, "letters: glyph is 500; it must be a whole number from 12 to 128"),
     ],
 )

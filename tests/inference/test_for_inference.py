@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import NamedTuple
 
 import pytest
 import timm
@@ -15,6 +16,8 @@ from vision_ttt.inference.linear import PackedLinear, PackedPatches
 from vision_ttt.inference.mamba import PackedMambaBlock
 from vision_ttt.inference.vit3 import PackedVit3Block
 from vision_ttt.inference.vittt import PackedVitttBlock, PackedVitttBlocks
+from vision_ttt.layers import BidirectionalMamba, DirectionalConv1d, SwiGLU, TTTLinear
+from vision_ttt.layers.conv_stem import ConvNorm
 from vision_ttt.models import create_model
 
 SMALL = {
@@ -168,7 +171,63 @@ def subclassed(block):
     ttt.__class__ = type("Own", (type(ttt),), {"rates": lambda self, x: 5 * x.sigmoid()})
 
 
+def with_bias(linear):
+    other = nn.Linear(linear.in_features, linear.out_features)
+    nn.init.normal_(other.bias)
+    return other
+
+
+def biased_input(block):
+    block.mixer.ttt.in_proj = with_bias(block.mixer.ttt.in_proj)
+
+
+def biased_output(block):
+    block.mixer.ttt.out_proj = with_bias(block.mixer.ttt.out_proj)
+
+
+def biased_mlp(block):
+    block.mlp.fc1 = with_bias(block.mlp.fc1)
+
+
+def biased_mlp_output(block):
+    block.mlp.fc2 = with_bias(block.mlp.fc2)
+
+
+def other_directions(block):
+    block.mixer.ttt.conv_q = DirectionalConv1d(192, 4)
+
+
+def other_taps(block):
+    block.mixer.ttt.conv_q = DirectionalConv1d(192, 3, reverse_channels=96)
+
+
+def norm_without_bias(block):
+    block.norm = nn.LayerNorm(96, bias=False)
+
+
+def norm_without_weight(block):
+    block.mixer.norm = nn.LayerNorm(96, elementwise_affine=False)
+
+
+def rates_without_bias(block):
+    block.mixer.ttt.rate_proj = nn.Linear(96, 6, bias=False)
+
+
+def negative_rate(block):
+    block.mixer.ttt.base_learning_rate = -1.0
+
+
 CHANGES = {
+    biased_input: "mixer.ttt.in_proj has a bias",
+    biased_output: "mixer.ttt.out_proj has a bias",
+    biased_mlp: "mlp.fc1 has a bias",
+    biased_mlp_output: "mlp.fc2 has a bias",
+    other_directions: "mixer.ttt.conv_q has reverse_channels=0, not 96",
+    other_taps: "conv_k_weight must be [192, 3]",
+    norm_without_bias: "norm has no bias",
+    norm_without_weight: "mixer.norm has no weight",
+    rates_without_bias: "mixer.ttt.rate_proj has no bias",
+    negative_rate: "mixer.ttt.base_learning_rate is -1.0",
     low_rank: "mlp.fc1 is a LowRank",
     hook: "norm has a hook",
     replaced_part: "mlp is a Sequential",
@@ -197,6 +256,33 @@ def test_a_changed_block_stays_and_is_named(change):
         for_inference(model, strict=True)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: setattr(b, "norm1", nn.LayerNorm(192, bias=False)), "norm1_bias must be"),
+        (
+            lambda b: setattr(b.mlp, "fc1", nn.Linear(192, b.mlp.fc1.out_features, bias=False)),
+            "fc1_bias must be",
+        ),
+    ],
+)
+def test_parts_of_vit3_without_a_bias_are_named(change, message):
+    model, images = small("vit3_tiny_patch16_224"), images_of("vit3")
+    change(model.blocks[0])
+    with pytest.warns(RuntimeWarning, match=rf"blocks\.0 \(packed_vit3_block: {message}"):
+        fast = for_inference(model)
+    with torch.no_grad():
+        assert_close(fast(images), model(images), 1e-5)
+
+
+def test_a_modulation_without_a_bias_is_named():
+    model = create_model("dit3_small_patch8_32", depth=1).eval()
+    modulation = model.blocks[0].modulation
+    modulation[1] = nn.Linear(modulation[1].in_features, modulation[1].out_features, bias=False)
+    with pytest.warns(RuntimeWarning, match=r"blocks\.0 \(modulation\.1 has no bias\)"):
+        for_inference(model)
+
+
 def test_a_changed_part_of_vit3_is_named():
     model = small("vit3_tiny_patch16_224")
     model.blocks[0].ttt.qkv.register_forward_pre_hook(lambda *_: None)
@@ -210,6 +296,10 @@ def biased(mixer):
     mixer.out_proj = nn.Linear(mixer.inner, 192)
 
 
+def forth_alone(mixer):
+    mixer.conv = DirectionalConv1d(768, 4)
+
+
 def hooked(mixer):
     mixer.conv.register_forward_hook(lambda *_: None)
 
@@ -221,6 +311,7 @@ def subclassed_mixer(mixer):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (forth_alone, "mixer.conv has reverse_channels=0, not 384"),
         (biased, "mixer.out_proj has a bias"),
         (hooked, "mixer.conv has a hook"),
         (subclassed_mixer, "mixer is a Own, not a BidirectionalMamba"),
@@ -234,6 +325,63 @@ def test_a_changed_part_of_vim_is_named(change, message):
     assert isinstance(fast.blocks[1], PackedMambaBlock)
     with torch.no_grad():
         assert_close(fast(images), model.eval()(images), 1e-5)
+
+
+def test_a_block_alone_stays_whole():
+    model, y = small("vittt_nano_patch4_32"), torch.randn(1, 35, 96)
+    block = model.blocks[0]
+    block.norm.register_forward_hook(lambda _m, _i, out: 2 * out)
+    with pytest.warns(RuntimeWarning, match=r"the model \(norm has a hook\)"):
+        fast = for_inference(block)
+    assert not any(isinstance(module, PackedLinear) for module in fast.modules())
+    with torch.no_grad():
+        assert_close(fast(y, (5, 7)), block(y, (5, 7)), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "tokens"),
+    [
+        (lambda: SwiGLU(32, 64, fused=True), (2, 7, 32)),
+        (lambda: TTTLinear(32, 2, conv_kernel_size=4, fused=True), (2, 7, 32)),
+        (lambda: BidirectionalMamba(32, fused=True), (2, 7, 32)),
+        (lambda: ConvNorm(3, 8, 1), (2, 3, 6, 5)),
+        (lambda: nn.Conv2d(3, 8, 1), (3, 6, 5)),
+        (lambda: nn.Conv2d(3, 8, 2, 2), (3, 6, 4)),
+        (lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), (2, 7, 32)),
+    ],
+    ids=["swiglu", "ttt", "mamba", "conv-norm", "pixels", "patches", "transformer"],
+)
+def test_layers_alone(layer, tokens):
+    module = nn.Sequential(layer()).eval()
+    x = torch.randn(tokens)
+    for model in (module, module[0]):
+        with torch.no_grad():
+            assert_close(for_inference(model, strict=True)(x), model(x), 1e-5)
+
+
+def test_weights_that_others_read():
+    for module in (nn.Linear(6, 20), nn.Conv2d(3, 20, (2, 3), (2, 3))):
+        for dtype in (torch.float32, torch.bfloat16):
+            fast = for_inference(module, dtype=dtype)
+            assert torch.equal(fast.weight, module.weight.to(dtype))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_maps_of_pixels_lie_as_those_of_a_convolution(channels_last):
+    conv, x = nn.Conv2d(3, 8, 1), torch.randn(2, 3, 6, 5)
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
+    with torch.no_grad():
+        assert for_inference(conv)(x).stride() == conv(x).stride()
+        every_other = for_inference(conv)(x[..., ::2])
+        assert every_other.stride() == conv(x[..., ::2]).stride()
+
+
+@pytest.mark.parametrize("module", [nn.Linear(0, 4), nn.Linear(4, 2, dtype=torch.complex64)])
+def test_layers_that_have_no_packed_form(module):
+    x = torch.randn(3, module.in_features, dtype=module.weight.dtype)
+    fast = for_inference(nn.Sequential(module))
+    with torch.no_grad():
+        assert torch.equal(fast(x), module(x))
 
 
 def test_states_that_the_kernels_do_not_take():
@@ -303,10 +451,78 @@ def test_it_cannot_be_trained(fast):
 
 
 def test_copies(fast):
-    images = images_of("nano")
-    for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+    images, y = images_of("nano"), torch.randn(1, 64, 96)
+    pickled = pickle.dumps(fast)
+    for other in (copy.deepcopy(fast), pickle.loads(pickled)):
         assert torch.equal(other(images), fast(images))
+        assert torch.equal(other.blocks[1](y, (8, 8)), fast.blocks[1](y, (8, 8)))
         assert not other.training
+        shared = [block.weights.untyped_storage().data_ptr() for block in other.blocks]
+        assert set(shared) == {other.blocks.weights.untyped_storage().data_ptr()}
+    weights = sum(x.nbytes for x in (*fast.parameters(), *fast.buffers()))
+    assert weights - fast.blocks.weights.nbytes < len(pickled) < 1.2 * weights
+
+
+def test_graphs_are_copied_whole():
+    fast = for_inference(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU())))
+    assert isinstance(copy.deepcopy(fast), type(fast))
+
+
+def test_it_keeps_its_dtypes():
+    for dtype in (torch.float32, torch.bfloat16):
+        fast = for_inference(small("vittt_nano_patch4_32"), dtype=dtype)
+        images = images_of("nano")
+        wanted = fast(images)
+        for call in (fast.half, fast.double, fast.bfloat16, lambda fast=fast: fast.to("meta")):
+            with pytest.raises(RuntimeError, match="keeps its device and dtypes"):
+                call()
+        assert torch.equal(fast.cpu()(images), wanted)
+        for model in (fast, nn.Sequential(fast)):
+            with pytest.raises(ValueError, match="has packed this model already"):
+                for_inference(model)
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: list[torch.Tensor]
+
+
+class TwoFold(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, pair):
+        return Pair(self.linear(pair.first), [self.linear(each) for each in pair.second])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_structured_arguments_and_results(dtype):
+    fast, x = for_inference(TwoFold(), dtype=dtype), torch.randn(2, 4)
+    pair = fast(Pair(x, [x]))
+    assert isinstance(pair, Pair)
+    assert pair.first.dtype == pair.second[0].dtype == torch.float32
+    with pytest.raises(RuntimeError, match="an argument requires a gradient"):
+        fast(Pair(x, [x.clone().requires_grad_()]))
+
+
+def test_tangents_are_refused(fast):
+    images = images_of("nano")
+    with pytest.raises(RuntimeError, match="an argument requires a gradient"):
+        torch.func.jvp(fast, (images,), (torch.ones_like(images),))
+
+
+def test_it_is_no_checkpoint(fast):
+    for call in (fast.save_pretrained, fast.push_to_hub):
+        with pytest.raises(RuntimeError, match="not saved as a checkpoint"):
+            call("folder")
+
+
+def test_under_autocast():
+    """The stem's convolutions give maps in bfloat16."""
+    model, images = small("hvit3_tiny"), images_of("hvit3")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert_close(for_inference(model)(images).float(), model(images).float(), 3e-2)
 
 
 def test_attributes_are_the_models(fast):

@@ -18,6 +18,7 @@ those of the split "validation" are in `dev2017`, `development` and `dev`.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ from vision_ttt.data.rendered_folder import (
     write_json,
 )
 
-VERSION = 1
+VERSION = 2
 """Of what is drawn; another one draws other pictures from the same seed."""
 
 _KIND = "letters"
@@ -206,6 +207,14 @@ def _finish(folder: Path, settings: LetterSettings, entries: Mapping[str, Entrie
     ]
     (folder / "coco" / "annotations").mkdir(exist_ok=True)
     for split in SPLITS:
+        ringed = {entry["ringed"] for entry in entries[split]["images"]}
+        if missing := [name for name in settings.names if name not in ringed]:
+            warnings.warn(
+                f"no {split} picture has a ring around {', '.join(missing)}: {folder / 'ringed'} is"
+                " refused as a folder of images by class; render more pictures for that",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         description = f"Letters of vision-ttt, {split}, seed {settings.seed}"
         content = coco_file(entries[split], categories, description)
         write_json(folder / "coco" / "annotations" / f"instances_{_COCO[split]}.json", content)

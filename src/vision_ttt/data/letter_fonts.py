@@ -43,9 +43,12 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     file = _folder() / f"{name}.ttf"
     if not file.is_file():
         raise FileNotFoundError(2, "matplotlib comes without this font", str(file))
-    trial = ImageFont.truetype(str(file), 100)
+    # Raqm, which Pillow takes where it finds it, places some letters a pixel away.
+    layout = ImageFont.Layout.BASIC
+    trial = ImageFont.truetype(str(file), 100, layout_engine=layout)
     _left, top, _right, bottom = trial.getbbox("H")
-    return ImageFont.truetype(str(file), max(round(100 * size / (bottom - top)), 1))
+    size = max(round(100 * size / (bottom - top)), 1)
+    return ImageFont.truetype(str(file), size, layout_engine=layout)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,8 +60,6 @@ class LetterSettings:
     def __post_init__(self) -> None:
         whole = {"side": (64, 8192), "classes": (2, len(ALPHABET)), "glyph": (12, 128)}
         whole["seed"] = (0, 2**63 - 1)
-        if self.mark is not None:
-            whole["mark"] = (_LEAST_MARK, max(self.side // 2, _LEAST_MARK))
         for name, (least, most) in whole.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -76,6 +75,18 @@ class LetterSettings:
         if self.side < 2 * self.cell:
             raise ValueError(
                 f"side is {self.side}; letters of glyph {self.glyph} need at least {2 * self.cell}"
+            )
+        if self.mark is None:
+            return
+        # So wide that one cell at least, in the opposite corner, is left for a letter.
+        count = self.side // self.cell
+        farthest = (count - 0.5) * self.side / count
+        most = min(self.side // 2, math.ceil(farthest - _INSET - self.cell / 2) - 1)
+        is_whole = isinstance(self.mark, int) and not isinstance(self.mark, bool)
+        if not is_whole or not _LEAST_MARK <= self.mark <= most:
+            raise ValueError(
+                f"mark is {self.mark!r}; it must be a whole number from {_LEAST_MARK} to {most} on"
+                f" pictures of {self.side} with letters of glyph {self.glyph}"
             )
 
     @property

@@ -96,9 +96,15 @@ def is_complete(folder: Path, kind: str, asked: Mapping[str, Any]) -> bool:
             found = json.loads(manifest.read_text(encoding="utf-8"))
         except ValueError as error:
             raise DatasetError(f"{manifest} is damaged: {error}") from error
+        if not isinstance(found, dict):
+            raise DatasetError(f"{manifest} is damaged: it holds {found!r:.50}, not an object")
         if found != asked:
-            differing = sorted(key for key in asked if found.get(key) != asked[key])
-            told = ", ".join(f"{key} {found.get(key)} (not {asked[key]})" for key in differing)
+            keys = sorted(asked.keys() | found.keys())
+            told = ", ".join(
+                f"{key} {found.get(key)} (not {asked.get(key)})"
+                for key in keys
+                if found.get(key) != asked.get(key)
+            )
             raise DatasetError(
                 f"{folder} holds {'a part of ' if part else ''}another set of {kind}: {told};"
                 " choose another folder, or remove it"

@@ -18,6 +18,7 @@ from vision_ttt.inference.mamba import PackedMambaBlock
 from vision_ttt.inference.supported_parts import UnsupportedPart, require
 from vision_ttt.inference.vit3 import PackedDit3Block, PackedVit3Block
 from vision_ttt.inference.vittt import PackedVitttBlock, PackedVitttBlocks
+from vision_ttt.layers import unfuse
 from vision_ttt.layers.conv_stem import ConvNorm
 from vision_ttt.ops._native import LIBRARY, install_command
 from vision_ttt.ops.packed.weights import DTYPES
@@ -32,7 +33,8 @@ PACKED_BLOCKS: list[Any] = [
 
 Each names the class of blocks that it replaces as ``kind``. Its constructor takes a block of that
 kind and a dtype, and raises :class:`vision_ttt.inference.supported_parts.UnsupportedPart` where it
-does not support a part. Its instances are called as the block is, with float32 tokens.
+does not support a part, or its op's ValueError for parameters of other shapes. Its instances are
+called as the block is, with float32 tokens.
 """
 
 _PACKED_LAYERS: tuple[tuple[type[nn.Module], Any], ...] = (
@@ -70,8 +72,8 @@ def for_inference(
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the dtype is another, or the model is not on a CPU; with ``strict`` also: a
-            block is not supported, or the compiled kernels are missing.
+        ValueError: the dtype is another, the model is not on a CPU or is such a copy already; with
+            ``strict`` also: a block is not supported, or the compiled kernels are missing.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -84,7 +86,10 @@ def for_inference(
                 f"for_inference is for CPUs now; {name} is on {x.device}. There, call "
                 "torch.compile(model.eval())"
             )
+    if any(isinstance(module, EvaluationOnly) for module in model.modules()):
+        raise ValueError("for_inference has packed this model already; give it the original one")
     packed = copy.deepcopy(model).eval().float().requires_grad_(False)
+    unfuse(packed)  # their ops are for training, and keep the parts from being replaced
     packed, stay = _pack_blocks(packed, dtype)
     if LIBRARY is None:
         stay[""] = f"the compiled kernels are missing; to get them, run: {install_command()}"
@@ -101,9 +106,9 @@ def for_inference(
     cast = dtype if dtype != torch.float32 and not ours and not stay else None
     if cast is not None:
         packed = packed.to(cast)
-    done = ""
+    done: str | None = None
     for name, module in list(_outside(packed, stay)):
-        if done and name.startswith(f"{done}."):  # a part of a layer that was packed
+        if done is not None and _is_within(name, done):  # a part of a layer that was packed
             continue
         replacement = _packed_layer(module, dtype)
         if replacement is not None:
@@ -120,7 +125,7 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[
             if isinstance(module, packed_block.kind):
                 try:
                     replacement = packed_block(module, dtype)
-                except UnsupportedPart as unsupported:
+                except (UnsupportedPart, ValueError) as unsupported:
                     stay[name] = str(unsupported)
                 else:
                     model = _replaced(model, name, replacement)
@@ -135,8 +140,13 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[
 def _outside(model: nn.Module, stay: dict[str, str]) -> Iterator[tuple[str, nn.Module]]:
     """The named modules outside the blocks that stay as they are."""
     for name, module in model.named_modules():
-        if not any(name == block or name.startswith(f"{block}.") for block in stay):
+        if not any(_is_within(name, block) for block in stay):
             yield name, module
+
+
+def _is_within(name: str, outer: str) -> bool:
+    """Whether a module is another one, named ``outer``, or a part of it; "" is the model."""
+    return f"{name}.".startswith(f"{outer}." if outer else "")
 
 
 def _packed_layer(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 class EvaluationOnly(nn.Module):
@@ -31,7 +33,7 @@ class EvaluationOnly(nn.Module):
 
         Raises:
             RuntimeError: a parameter or an argument requires a gradient, unless gradients are
-                disabled.
+                disabled; or an argument has a tangent of forward-mode differentiation.
         """
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._refuse_gradients(args, kwargs)
@@ -46,9 +48,9 @@ class EvaluationOnly(nn.Module):
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 raise RuntimeError(f"{name} requires a gradient: {_WHAT_IT_IS}")
-        given = (*args, *kwargs.values())
-        if any(isinstance(x, Tensor) and x.requires_grad for x in given):
-            raise RuntimeError(f"an argument requires a gradient: {_WHAT_IT_IS}")
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and (x.requires_grad or unpack_dual(x).tangent is not None):
+                raise RuntimeError(f"an argument requires a gradient: {_WHAT_IT_IS}")
 
     def train(self, mode: bool = True) -> EvaluationOnly:
         """Stay in evaluation mode.
@@ -80,11 +82,36 @@ class EvaluationOnly(nn.Module):
         """
         raise RuntimeError(f"load_state_dict() is not for this copy: {_WHAT_IT_IS}")
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: what transformers would save, no model could load.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"this copy is not saved as a checkpoint: {_WHAT_IT_IS}")
+
+    push_to_hub = save_pretrained
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EvaluationOnly:
+        """Refuse to move or cast, which ``to``, ``float``, ``cuda`` and the like do by this method.
+
+        Raises:
+            RuntimeError: the device or a dtype would change.
+        """
+        for dtype in (torch.float32, torch.bfloat16):
+            example = torch.empty(0, dtype=dtype, device="cpu")
+            moved = fn(example)
+            if (moved.dtype, moved.device) != (example.dtype, example.device):
+                raise RuntimeError(f"this copy keeps its device and dtypes: {_WHAT_IT_IS}")
+        return super()._apply(fn, recurse)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "model":  # does not exist yet during unpickling
+            # "model" does not exist yet during unpickling; a special method of the model, for
+            # copying it say, is not one of this module.
+            if name == "model" or (name.startswith("__") and name.endswith("__")):
                 raise
             return getattr(super().__getattr__("model"), name)
 
@@ -96,11 +123,13 @@ _WHAT_IT_IS = (
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors in x, and in what x contains, in another dtype."""
-    if isinstance(x, Tensor):
-        return x.to(dtype) if x.is_floating_point() else x
-    if isinstance(x, Mapping):
-        return {key: _cast(value, dtype) for key, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return type(x)(_cast(value, dtype) for value in x)
-    return x
+    """Floating tensors in x, and in what x contains, in another dtype; containers keep their class.
+
+    Those that PyTorch knows are looked into: its pytrees, of which outputs of transformers are.
+    """
+
+    def cast(leaf: Any) -> Any:
+        is_floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.to(dtype) if is_floating else leaf
+
+    return tree_map(cast, x)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from vision_ttt.inference.supported_parts import UnsupportedPart, require
 from vision_ttt.layers.linear import Linear
-from vision_ttt.ops.packed import pack, packed_linear, packed_patches
+from vision_ttt.ops.packed import pack, packed_linear, packed_patches, unpack
 
 
 class PackedLinear(nn.Module):
@@ -18,7 +20,8 @@ class PackedLinear(nn.Module):
         dtype: float32 or bfloat16, of the packed weight.
 
     Raises:
-        UnsupportedPart: it is no plain ``nn.Linear`` or :class:`vision_ttt.layers.Linear`.
+        UnsupportedPart: it is no plain ``nn.Linear`` or :class:`vision_ttt.layers.Linear`, or its
+            weight is empty or not of floating point.
     """
 
     packed: Tensor
@@ -27,10 +30,16 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
         require(linear, "it", nn.Linear, Linear)
+        _require_packable(linear.weight)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_buffer("packed", pack(linear.weight, dtype))
         bias = None if linear.bias is None else linear.bias.detach().float().clone()
         self.register_buffer("bias", bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight [out_features, in_features], unpacked at each call."""
+        return unpack(self.packed, self.out_features, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         return packed_linear(x, self.packed, self.bias, self.out_features)
@@ -45,14 +54,16 @@ class PackedLinear(nn.Module):
 class PackedPatches(nn.Module):
     """Images [B, C, H, W] → [B, out_channels, h, w]: non-overlapping patches by one product.
 
-    For evaluation on a CPU; the result is in the channels-last memory format.
+    For evaluation on a CPU. The result is in the channels-last memory format; that of patches of
+    one pixel is in the images' own.
 
     Args:
         conv: the convolution whose weight is packed; its stride is its kernel size.
         dtype: float32 or bfloat16, of the packed weight.
 
     Raises:
-        UnsupportedPart: it is not a plain ``nn.Conv2d`` of that kind.
+        UnsupportedPart: it is not a plain ``nn.Conv2d`` of that kind, or its weight is empty or not
+            of floating point.
     """
 
     packed: Tensor
@@ -61,6 +72,7 @@ class PackedPatches(nn.Module):
     def __init__(self, conv: nn.Conv2d, dtype: torch.dtype) -> None:
         super().__init__()
         require(conv, "it", nn.Conv2d)
+        _require_packable(conv.weight)
         if conv.stride != conv.kernel_size or conv.groups != 1 or conv.dilation != (1, 1):
             raise UnsupportedPart("its patches overlap")
         if conv.padding not in ((0, 0), "valid"):
@@ -71,14 +83,34 @@ class PackedPatches(nn.Module):
         bias = None if conv.bias is None else conv.bias.detach().float().clone()
         self.register_buffer("bias", bias)
 
+    @property
+    def weight(self) -> Tensor:
+        """The convolution's weight, unpacked at each call."""
+        patch = (self.in_channels, *self.kernel_size)
+        return unpack(self.packed, self.out_channels, math.prod(patch)).unflatten(1, patch)
+
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(f"images must be [B, {self.in_channels}, H, W], got {list(x.shape)}")
-        out = packed_patches(x, self.packed, self.bias, self.out_channels, self.kernel_size)
-        return out.permute(0, 3, 1, 2)
+        if x.ndim not in (3, 4) or x.shape[-3] != self.in_channels:
+            raise ValueError(
+                f"images must be [B, {self.in_channels}, H, W] or [{self.in_channels}, H, W], got "
+                f"{list(x.shape)}"
+            )
+        images = x if x.ndim == 4 else x.unsqueeze(0)
+        out = packed_patches(images, self.packed, self.bias, self.out_channels, self.kernel_size)
+        out = out.permute(0, 3, 1, 2)
+        if self.kernel_size == (1, 1) and not images.is_contiguous(
+            memory_format=torch.channels_last
+        ):
+            out = out.contiguous()  # as a convolution's result, which callers take views of
+        return out if x.ndim == 4 else out.squeeze(0)
 
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"dtype={self.packed.dtype}"
         )
+
+
+def _require_packable(weight: Tensor) -> None:
+    if not weight.numel() or not weight.is_floating_point():
+        raise UnsupportedPart(f"its weight is {list(weight.shape)} in {weight.dtype}")

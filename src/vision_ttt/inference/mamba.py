@@ -10,8 +10,13 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_ttt.inference.supported_parts import UnsupportedPart, require
-from vision_ttt.layers import BidirectionalMamba, DirectionalConv1d, MambaBlock
+from vision_ttt.inference.supported_parts import (
+    UnsupportedPart,
+    require,
+    require_linear,
+    require_scans,
+)
+from vision_ttt.layers import BidirectionalMamba, MambaBlock
 from vision_ttt.ops.packed import pack, packed_mamba_block
 from vision_ttt.ops.packed.mamba_block_weights import (
     MambaBlockParameters,
@@ -64,12 +69,9 @@ def _require_supported_parts(block: MambaBlock) -> None:
     require(block.mixer, "mixer", BidirectionalMamba)
     require(block.norm, "norm", nn.RMSNorm)
     require(block.drop_path, "drop_path", DropPath, nn.Identity)
-    require(block.mixer.conv, "mixer.conv", DirectionalConv1d)
+    require_scans(block.mixer.conv, "mixer.conv", block.mixer.inner)
     for path in ("mixer.in_proj", "mixer.out_proj"):
-        linear = block.get_submodule(path)
-        require(linear, path, nn.Linear)
-        if linear.bias is not None:
-            raise UnsupportedPart(f"{path} has a bias")
+        require_linear(block.get_submodule(path), path, bias=False)
     if block.norm.weight is None:
         raise UnsupportedPart("norm has no weight")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vision_ttt.layers import DirectionalConv1d
+
 
 class UnsupportedPart(Exception):
     """A module has no packed form; the message names the part and the reason."""
@@ -44,3 +46,39 @@ def require(module: nn.Module | None, path: str, *kinds: type[nn.Module]) -> Non
     for name, x in tensors:
         if type(x) not in (Tensor, nn.Parameter):
             raise UnsupportedPart(f"{path}.{name} is a {type(x).__name__}")
+
+
+def require_linear(module: nn.Module, path: str, *, bias: bool) -> None:
+    """Require a plain linear layer with a bias, or without.
+
+    Raises:
+        UnsupportedPart: see :func:`require`; or it has a bias, or none.
+    """
+    require(module, path, nn.Linear)
+    if (module.bias is not None) != bias:
+        raise UnsupportedPart(f"{path} has {'no' if bias else 'a'} bias")
+
+
+def require_affine(norm: nn.Module, path: str) -> None:
+    """Require a plain LayerNorm with a weight and a bias.
+
+    Raises:
+        UnsupportedPart: see :func:`require`; or it lacks one of them.
+    """
+    require(norm, path, nn.LayerNorm)
+    for name in ("weight", "bias"):
+        if getattr(norm, name) is None:
+            raise UnsupportedPart(f"{path} has no {name}")
+
+
+def require_scans(conv: nn.Module, path: str, reverse_channels: int) -> None:
+    """Require a plain directional convolution of which so many channels scan from T to 1.
+
+    Raises:
+        UnsupportedPart: see :func:`require`; or other channels do.
+    """
+    require(conv, path, DirectionalConv1d)
+    if conv.reverse_channels != reverse_channels:
+        raise UnsupportedPart(
+            f"{path} has reverse_channels={conv.reverse_channels}, not {reverse_channels}"
+        )

@@ -9,7 +9,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_ttt.inference.supported_parts import UnsupportedPart, require
+from vision_ttt.inference.supported_parts import UnsupportedPart, require, require_linear
 from vision_ttt.layers import (
     AdaptiveNorm,
     ConvMlp,
@@ -22,7 +22,7 @@ from vision_ttt.layers import (
 from vision_ttt.layers.dit3 import TanhMlp
 from vision_ttt.layers.grid import check_grid
 from vision_ttt.ops.packed import Vit3BlockParameters, pack, packed_linear, packed_vit3_block
-from vision_ttt.ops.packed.vit3_block import refusal
+from vision_ttt.ops.packed.vit3_block import check_parameters, refusal
 from vision_ttt.ops.vit3_inner.descent import LOSS_SCALE
 
 
@@ -52,9 +52,11 @@ class PackedVit3Block(nn.Module):
             raise UnsupportedPart(reason)
         self.tanh_gelu = isinstance(block.mlp, TanhMlp)
         self.eps = tuple(self._layer_norm(norm).eps for norm in (block.norm1, block.norm2))
-        for name, x in zip(
-            Vit3BlockParameters._fields, _parameters(block, dtype, self._layer_norm), strict=True
-        ):
+        parameters = _parameters(block, dtype, self._layer_norm)
+        check_parameters(
+            parameters, heads=self.heads, hidden=self.hidden, modulated=self.norm is AdaptiveNorm
+        )
+        for name, x in parameters._asdict().items():
             self.register_buffer(name, x)
 
     def forward(self, y: Tensor, grid: tuple[int, int], rotations: Tensor | None = None) -> Tensor:
@@ -70,7 +72,7 @@ class PackedVit3Block(nn.Module):
         check_grid(y.shape[1], grid)
         p = Vit3BlockParameters(*(self._buffers[name] for name in Vit3BlockParameters._fields))
         return packed_vit3_block(
-            y,
+            y.float(),  # autocast gives maps in another dtype
             p._replace(**given),
             grid=tuple(grid),
             heads=self.heads,
@@ -116,7 +118,7 @@ class PackedDit3Block(PackedVit3Block):
         require(block.modulation, "modulation", nn.Sequential)
         silu, projection = block.modulation
         require(silu, "modulation.0", nn.SiLU)
-        require(projection, "modulation.1", nn.Linear)
+        require_linear(projection, "modulation.1", bias=True)
         self.register_buffer("modulation_weight", pack(projection.weight, dtype))
         # The op multiplies by 1 + scale: the 1 is added to the bias of the two scales.
         bias = projection.bias.detach().float().clone().view(6, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -9,7 +10,13 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from vision_ttt.inference.supported_parts import UnsupportedPart, require
+from vision_ttt.inference.supported_parts import (
+    UnsupportedPart,
+    require,
+    require_affine,
+    require_linear,
+    require_scans,
+)
 from vision_ttt.layers import (
     TTTMLP,
     DepthwiseConv2d,
@@ -140,8 +147,23 @@ class PackedVitttBlocks(BlockSequence):
             raise UnsupportedPart("its blocks have different sizes")
         self.sizes, self.rate, self.eps = numbers.pop()
         self.register_buffer("weights", torch.stack([block.weights for block in blocks]))
-        for block, weights in zip(blocks, self.weights, strict=True):
-            block.weights = weights  # a view, so that blocks called alone need no memory
+        self._share_weights()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the blocks' views: pickle writes all that lies behind a view."""
+        bare = {name: copy.copy(block) for name, block in self._modules.items()}
+        for block in bare.values():
+            block._buffers = {}
+        return {**self.__dict__, "_modules": bare}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share_weights()
+
+    def _share_weights(self) -> None:
+        """Make the blocks' weights views of all, so that blocks called alone need no memory."""
+        for block, weights in zip(self, self.weights, strict=True):
+            block.register_buffer("weights", weights)
 
     def forward(
         self,
@@ -173,19 +195,22 @@ def _require_supported_parts(block: VitttBlock) -> None:
     if mixer.conv2d is not None:
         require(mixer.conv2d, "mixer.conv2d", DepthwiseConv2d)
     for path in ("mixer.ttt.conv_q", "mixer.ttt.conv_k"):
-        require(block.get_submodule(path), path, DirectionalConv1d, nn.Identity)
+        conv = block.get_submodule(path)
+        if not isinstance(conv, nn.Identity):
+            require_scans(conv, path, ttt.widths["k"] - ttt.out_proj.in_features)
     for path in ("mixer.drop_path", "drop_path"):
         require(block.get_submodule(path), path, DropPath, nn.Identity)
     for path in ("mixer.norm", "norm"):
-        require(block.get_submodule(path), path, nn.LayerNorm)
-    for path in ("mixer.ttt.in_proj", "mixer.ttt.rate_proj", "mixer.ttt.out_proj"):
-        require(block.get_submodule(path), path, nn.Linear)
-    for path in ("mlp.fc1", "mlp.fc2"):
-        require(block.get_submodule(path), path, nn.Linear)
+        require_affine(block.get_submodule(path), path)
+    for path in ("mixer.ttt.in_proj", "mixer.ttt.out_proj", "mlp.fc1", "mlp.fc2"):
+        require_linear(block.get_submodule(path), path, bias=False)
+    require_linear(ttt.rate_proj, "mixer.ttt.rate_proj", bias=True)
     if type(ttt.conv_q) is not type(ttt.conv_k):
         raise UnsupportedPart("mixer.ttt convolves one of q and k only")
     if ttt.rotary is not None:
         raise UnsupportedPart("mixer.ttt rotates q and k")
+    if ttt.base_learning_rate < 0:
+        raise UnsupportedPart(f"mixer.ttt.base_learning_rate is {ttt.base_learning_rate}")
 
 
 def _parameters(block: VitttBlock, dtype: torch.dtype) -> VitttBlockParameters:
@@ -194,7 +219,7 @@ def _parameters(block: VitttBlock, dtype: torch.dtype) -> VitttBlockParameters:
     learner = ttt.learner
     nothing = block.norm.weight.new_empty(0, dtype=torch.float32)
 
-    def copy(x: Tensor | None) -> Tensor:
+    def taken(x: Tensor | None) -> Tensor:
         return nothing if x is None else x.detach().float().clone()
 
     views, gate = ttt.in_proj.weight.split(
@@ -202,23 +227,23 @@ def _parameters(block: VitttBlock, dtype: torch.dtype) -> VitttBlockParameters:
     )
     convolutions = []
     for conv in (ttt.conv_q, ttt.conv_k):
-        taken = isinstance(conv, DirectionalConv1d)
-        convolutions += [copy(conv.weight.squeeze(1) if taken else None)]
-        convolutions += [copy(conv.bias if taken else None)]
-    state = [copy(x) for x in learner.state()]
+        convolves = isinstance(conv, DirectionalConv1d)
+        convolutions += [taken(conv.weight.squeeze(1) if convolves else None)]
+        convolutions += [taken(conv.bias if convolves else None)]
+    state = [taken(x) for x in learner.state()]
     conv2d = None if mixer.conv2d is None else mixer.conv2d.weight.flatten(1).t()
     mlp_gate, mlp_value = mlp.fc1.weight.chunk(2)
     return VitttBlockParameters(
-        copy(conv2d).contiguous(),
-        *(copy(mixer.norm.weight), copy(mixer.norm.bias)),
+        taken(conv2d).contiguous(),
+        *(taken(mixer.norm.weight), taken(mixer.norm.bias)),
         pack(views, dtype),
         pack(gate, dtype) if len(gate) else nothing,
-        *(pack(ttt.rate_proj.weight, dtype), copy(ttt.rate_proj.bias)),
+        *(pack(ttt.rate_proj.weight, dtype), taken(ttt.rate_proj.bias)),
         *convolutions,
         *(state + [nothing] * (4 - len(state))),
-        *(copy(learner.norm_weight), copy(learner.norm_bias), copy(learner.position_scale())),
-        *(copy(ttt.merge.weight), copy(ttt.merge.bias)),
+        *(taken(learner.norm_weight), taken(learner.norm_bias), taken(learner.position_scale())),
+        *(taken(ttt.merge.weight), taken(ttt.merge.bias)),
         pack(ttt.out_proj.weight, dtype),
-        *(copy(block.norm.weight), copy(block.norm.bias)),
+        *(taken(block.norm.weight), taken(block.norm.bias)),
         *(pack(mlp_gate, dtype), pack(mlp_value, dtype), pack(mlp.fc2.weight, dtype)),
     )

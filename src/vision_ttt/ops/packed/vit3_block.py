@@ -130,6 +130,25 @@ def refusal(dim: int, heads: int, hidden: int) -> str | None:
     return None
 
 
+def check_parameters(
+    parameters: Vit3BlockParameters, *, heads: int, hidden: int, modulated: bool
+) -> None:
+    """Raise an error unless the parameters fit one block, as a call would.
+
+    Args:
+        modulated: whether calls replace the norms' weights and biases by a modulation.
+
+    Raises:
+        ValueError: a shape is another.
+        TypeError: a dtype is another.
+    """
+    dim = len(parameters.conv2d_bias)
+    if modulated:
+        parameters = parameters._replace(modulation=parameters.conv2d_bias.new_empty(1, 6, dim))
+    shapes, dtypes = tuple(x.shape for x in parameters), tuple(x.dtype for x in parameters)
+    _check(torch.Size((1, 1, dim)), shapes, dtypes, (1, 1, heads, hidden, 0))
+
+
 @functools.lru_cache(maxsize=256)
 def _check(
     y: torch.Size,
