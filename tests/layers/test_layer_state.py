@@ -125,6 +125,19 @@ def test_two_directions_say_why_not(kind):
         layer(torch.randn(1, 5, DIM), return_state=True)
     with pytest.raises(ValueError, match=r"reverse_channels=32 has no state"):
         layer.conv_q(torch.randn(1, 5, 2 * DIM), return_state=True)
+    with pytest.raises(ValueError, match="bidirectional layer takes no lengths"):
+        layer(torch.randn(1, 5, DIM), lengths=torch.tensor([3]))
+    with pytest.raises(ValueError, match="reverse_channels=32 takes no lengths"):
+        layer.conv_q(torch.randn(1, 5, 2 * DIM), lengths=torch.tensor([3]))
+
+
+def test_a_state_of_a_layer_with_other_convolutions():
+    x = torch.randn(1, 5, DIM)
+    plain, convolved = TTTLinear(DIM, 2), TTTLinear(DIM, 2, conv_kernel_size=4)
+    with pytest.raises(ValueError, match="layer with convolutions, got conv_q None"):
+        convolved(x, plain(x, return_state=True)[1])
+    with pytest.raises(ValueError, match=r"layer without convolutions, got conv_q \[1, 3, 32\]"):
+        plain(x, convolved(x, return_state=True)[1])
 
 
 def test_a_convolutions_state_that_does_not_fit():

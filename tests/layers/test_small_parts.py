@@ -118,6 +118,19 @@ def test_learner_refuses(options, message):
         LinearLearner(2, 4, **options)
 
 
+def test_the_position_scale_stays_where_it_is_while_parameters_are_on_meta():
+    """As they are while they are offloaded to a disk."""
+    learner = LinearLearner(2, 4, mini_batch_size=4)
+    learner.position_offset = nn.Parameter(learner.position_offset.to("meta"))
+    learner.init_non_persistent_buffers()
+    assert learner.inverse_steps.tolist() == [1, 1 / 2, learner.inverse_steps[2].item(), 1 / 4]
+    made = LinearLearner(2, 4, mini_batch_size=4).to("meta")
+    assert made.inverse_steps.is_meta
+    made.position_offset = nn.Parameter(torch.zeros(1, 4))
+    made.init_non_persistent_buffers()
+    assert not made.inverse_steps.is_meta
+
+
 def test_learner_does_not_change_in_a_forward_pass():
     learner = LinearLearner(2, 4, directions=2, learnable_states=0)
     before = {name: x.clone() for name, x in learner.state_dict().items()}

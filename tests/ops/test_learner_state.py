@@ -173,8 +173,9 @@ def test_lengths_that_do_not_fit(op):
         with pytest.raises(error, match=told):
             OPS[op](**problem, mini_batch_size=SIZE, lengths=lengths, **options)
 
-    refused(TypeError, "a tensor of whole numbers, got list", [6, 6])
-    refused(TypeError, "a tensor of whole numbers, got torch.float32", torch.ones(2))
+    refused(TypeError, "a tensor of int32 or int64, got list", [6, 6])
+    for dtype in (torch.float32, torch.bool, torch.uint8):
+        refused(TypeError, f"int32 or int64, got {dtype}", torch.ones(2, dtype=dtype))
     refused(ValueError, r"must have shape \[2\], got \[3\]", torch.tensor([1, 2, 3]))
     refused(ValueError, r"lengths must be in 0 … 6, got \[7, 1\]", torch.tensor([7, 1]))
     refused(ValueError, "reverse_heads=1, which begin", torch.tensor([6, 1]), reverse_heads=1)
@@ -225,12 +226,49 @@ def test_states_that_do_not_fit(op):
         call(**problem, mini_batch_size=SIZE, state=state.select([0]))
     with pytest.raises(ValueError, match=r"one for each sequence \[2\]"):
         call(**problem, mini_batch_size=SIZE, state=state._replace(position=torch.zeros(2)))
+    for position in (2.0, True):
+        with pytest.raises(TypeError, match=f"must be a whole number, got {position}"):
+            call(**problem, mini_batch_size=SIZE, state=state._replace(position=position))
+    field = state._fields[-2]
+    with pytest.raises(ValueError, match=f"state.{field} is missing"):
+        call(**problem, mini_batch_size=SIZE, state=state._replace(**{field: None}))
     _, both = call(**problem, mini_batch_size=SIZE, reverse_heads=1, return_state=True)
     assert both.position is None
     with pytest.raises(ValueError, match="scan in two directions cannot go on"):
         call(**problem, mini_batch_size=SIZE, state=both)
     with pytest.raises(ValueError, match="cpu"):
         call(**problem, mini_batch_size=SIZE, state=state, backend="cpu")  # float64
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 0])])
+def test_a_state_does_not_change_with_the_parameters(op, lengths):
+    """Before the first mini-batch is complete it is the initial state, and must not be its view."""
+    problem = PROBLEMS[op].make_problem(2, 3, 2, 4, SIZE)
+    initial = [x for n, x in problem.items() if n not in TOKENS]
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            options = {"mini_batch_size": SIZE, "lengths": lengths}
+            _, state = OPS[op](**problem, **options, return_state=True)
+        state = state.detach() if grad else state
+        before = state.tensors()
+        with torch.no_grad():
+            for x in initial:
+                x.add_(1.0)
+        for name, x in state.tensors().items():
+            assert torch.equal(x, before[name]), name
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("length", [3, 4, 6])
+def test_no_sequences_have_a_state(op, length):
+    problem = PROBLEMS[op].make_problem(1, length, 2, 4, SIZE, dtype=torch.float32)
+    empty = {n: x[:0].detach() if n in TOKENS else x.detach() for n, x in problem.items()}
+    o, state = OPS[op](**empty, mini_batch_size=SIZE, return_state=True)
+    assert o.shape == (0, length, 2, 4)
+    assert state.select([])[0].shape == state[0].shape
+    o, _ = OPS[op](**empty, mini_batch_size=SIZE, state=state, return_state=True)
+    assert o.shape == (0, length, 2, 4)
 
 
 def _cut_scale(problem: dict[str, Tensor], size: int) -> dict[str, Tensor]:

@@ -49,9 +49,14 @@ class DirectionalConv1d(nn.Conv1d):
                 leaves out.
 
         Raises:
-            ValueError: the state has another shape, or channels scan from T to 1, whose first token
-                is the last one of the sequence.
+            ValueError: the state has another shape, or a state or lengths are given or asked for
+                and channels scan from T to 1, whose first token is the last one of the sequence.
         """
+        if self.reverse_channels and lengths is not None:
+            raise ValueError(
+                f"a convolution with reverse_channels={self.reverse_channels} takes no lengths:"
+                " these channels would begin in the padding; give it each sequence alone"
+            )
         if state is None and not return_state:
             return directional_conv1d(x, self.weight, self.bias, self.reverse_channels)
         if self.reverse_channels:

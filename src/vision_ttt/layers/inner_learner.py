@@ -91,11 +91,10 @@ class InnerLearner(nn.Module, ABC):
         nn.init.zeros_(self.norm_bias)
         nn.init.zeros_(self.position_offset)
 
-    def _inverse_steps(self) -> Tensor:
-        """1/j for j = 1 … b, in at least float32, where the offsets are."""
-        offset = self.position_offset
-        dtype = torch.promote_types(offset.dtype, torch.float32)
-        steps = torch.arange(1, self.mini_batch_size + 1, dtype=dtype, device=offset.device)
+    def _inverse_steps(self, device: torch.device | None = None) -> Tensor:
+        """1/j for j = 1 … b, in at least float32."""
+        dtype = torch.promote_types(self.position_offset.dtype, torch.float32)
+        steps = torch.arange(1, self.mini_batch_size + 1, dtype=dtype, device=device)
         return 1 / steps
 
     def no_weight_decay(self) -> set[str]:
@@ -104,7 +103,11 @@ class InnerLearner(nn.Module, ABC):
 
     def init_non_persistent_buffers(self) -> None:
         """Compute the buffers that state dicts lack; timm calls it for models made on ``meta``."""
-        self.inverse_steps = self._inverse_steps()
+        device = self.inverse_steps.device
+        if device.type == "meta":  # the parameters may have been put in their places before
+            device = self.position_offset.device
+        # Otherwise not theirs: while they are offloaded they are on meta, and the buffer is not.
+        self.inverse_steps = self._inverse_steps(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InnerLearner:
         """Move or cast parameters; buffers of constants are computed again rather than rounded."""

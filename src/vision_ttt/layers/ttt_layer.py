@@ -174,13 +174,25 @@ class TTTLayer(nn.Module):
         whose outputs are of no meaning, and which the state leaves out.
 
         Raises:
-            ValueError: a state is given or asked for with two directions, or does not fit.
+            ValueError: a state or lengths are given, or a state is asked for, with two directions,
+                or the state does not fit.
         """
+        if self.directions > 1 and lengths is not None:
+            raise ValueError(
+                "a bidirectional layer takes no lengths: its second direction would begin in the"
+                " padding. Give it each sequence alone, or build it with bidirectional=False"
+            )
         if state is None and not return_state:
             q, k, v, eta, gate = self.views(x)
             z = self.learner(q, k, v, eta).flatten(2)  # [B, T, directions · D]
             return self.out_proj(self.merge(z, gate))
         self._refuse_state_of_two_directions()
+        if state is not None and self.has_conv == (state.conv_q is None or state.conv_k is None):
+            raise ValueError(
+                f"the state must have conv_q and conv_k {'' if self.has_conv else 'None '}"
+                f"of a layer {'with' if self.has_conv else 'without'} convolutions, got conv_q "
+                f"{_shape(state.conv_q)} and conv_k {_shape(state.conv_k)}"
+            )
         (q, k, v, eta, gate), taps = self.views(x, state, True, lengths)
         learner = None if state is None else state.learner
         z, learner = self.learner(q, k, v, eta, learner, True, lengths)
@@ -193,6 +205,10 @@ class TTTLayer(nn.Module):
                 "a bidirectional layer has no state that goes on: its second direction begins at"
                 " the last token. Give it the whole sequence, or build it with bidirectional=False"
             )
+
+
+def _shape(x: Tensor | None) -> list[int] | None:
+    return None if x is None else list(x.shape)
 
 
 @torch.fx.wrap

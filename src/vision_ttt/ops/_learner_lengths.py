@@ -28,9 +28,10 @@ def check_lengths(op: str, lengths: Tensor, inputs: Any) -> None:
         TypeError, ValueError: as above, or heads scan from T to 1.
     """
     batch, length = inputs.q.shape[:2]
-    if not isinstance(lengths, Tensor) or lengths.is_floating_point():
+    # Narrower numbers would overflow, unsigned ones below 0, where places are computed.
+    if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int32, torch.int64):
         kind = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
-        raise TypeError(f"{op}: lengths must be a tensor of whole numbers, got {kind}")
+        raise TypeError(f"{op}: lengths must be a tensor of int32 or int64, got {kind}")
     if list(lengths.shape) != [batch]:
         raise ValueError(f"{op}: lengths must have shape [{batch}], got {list(lengths.shape)}")
     if inputs.reverse_heads:

@@ -149,21 +149,24 @@ class Parts:
             p = self.scale[:, -1]
             return Opened(
                 tuple(
-                    torch.where(_over(full, x), x - _over(p, x[0]) * s, x)
+                    torch.where(_over(full, x.ndim), x - _over(p, x.ndim - 1) * s, x)
                     for x, s in zip(start, sums, strict=True)
                 ),
-                tuple(s.masked_fill(_over(full, s), 0) for s in sums),
+                tuple(s.masked_fill(_over(full, s.ndim), 0) for s in sums),
                 torch.where(full, 0, position),
             )
         if position < self.size:
             return opened
         after = zip(start, sums, strict=True)
-        return no_tokens(tuple(x - _over(self.scale[:, -1], x[0]) * s for x, s in after))
+        return no_tokens(tuple(x - _over(self.scale[:, -1], x.ndim - 1) * s for x, s in after))
 
     def beginning(self) -> Opened:
-        """Every sequence at its initial state."""
+        """Every sequence at its initial state, for a call that returns a state.
+
+        That shall not change with the parameters, so that it is a copy, one for all sequences.
+        """
         batch = self.inputs.q.shape[0]
-        state = [getattr(self.inputs, name).to(self.dtype) for name in self.names]
+        state = [getattr(self.inputs, name).to(self.dtype, copy=True) for name in self.names]
         ranks = (3, 2) * (len(state) // 2)
         return no_tokens(
             tuple(x.expand(batch, *x.shape[-rank:]) for x, rank in zip(state, ranks, strict=True))
@@ -184,7 +187,7 @@ class Parts:
         if position == 0:
             return start
         p = self.scale[:, position - 1]
-        return tuple(x - _over(p, x[0]) * s for x, s in zip(start, sums, strict=True))
+        return tuple(x - _over(p, x.ndim - 1) * s for x, s in zip(start, sums, strict=True))
 
 
 def no_tokens(start: Tensors) -> Opened:
@@ -192,6 +195,6 @@ def no_tokens(start: Tensors) -> Opened:
     return Opened(start, tuple(x.new_zeros(()).expand_as(x) for x in start), 0)
 
 
-def _over(x: Tensor, like: Tensor) -> Tensor:
-    """x [n] or [1] with dimensions behind, to stand over the first dimension of another."""
-    return x.reshape(-1, *[1] * (like.ndim - 1))
+def _over(x: Tensor, rank: int) -> Tensor:
+    """x [n] or [1] with dimensions behind, to stand over the first dimension of one of a rank."""
+    return x.reshape(-1, *[1] * (rank - 1))

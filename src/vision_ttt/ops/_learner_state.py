@@ -96,6 +96,10 @@ def _opened(op: str, state: Any, kind: type[Any], inputs: Any, names: Sequence[s
     batch, _, heads, _ = inputs.q.shape
     count = len(names)
     for place, (field, x) in enumerate(zip(state._fields[count:-1], state[count:-1], strict=True)):
+        if x is None:
+            raise ValueError(
+                f"{op}: state.{field} is missing: the state cannot go on"
+            )
         rank = (2, 1)[place % 2]
         wanted = [batch, heads, *getattr(inputs, names[place % count]).shape[-rank:]]
         if list(x.shape) != wanted:
@@ -105,11 +109,13 @@ def _opened(op: str, state: Any, kind: type[Any], inputs: Any, names: Sequence[s
             )
     position, size = state.position, inputs.mini_batch_size
     if isinstance(position, Tensor):
-        if list(position.shape) != [batch] or position.is_floating_point():
+        if list(position.shape) != [batch] or position.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"{op}: state.position must be a whole number, or one for each sequence [{batch}], "
                 f"got {position.dtype} {list(position.shape)}"
             )
+    elif isinstance(position, bool) or not isinstance(position, (int, torch.SymInt)):
+        raise TypeError(f"{op}: state.position must be a whole number, got {position!r}")
     elif not 0 <= position < size:
         raise ValueError(
             f"{op}: state.position must be in 0 … {size - 1} with mini_batch_size={size}, got "
