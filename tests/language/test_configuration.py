@@ -75,6 +75,10 @@ def test_wrong_values(wrong, kind, told):
         TTTConfig(**wrong)
 
 
+def test_keys_of_transformers_are_no_misspelt_ones():
+    assert TTTConfig(tie_encoder_decoder=False).tie_encoder_decoder is False
+
+
 def test_wrong_names_of_sizes():
     with pytest.raises(ValueError, match=r"size must be one of 125m, .*, got '7b'"):
         TTTConfig.of_size("7b")

@@ -93,6 +93,52 @@ def test_going_on_from_a_cache(model):
         generate(model, ids[:, :6], cache_params=cache)
 
 
+def test_a_cache_of_another_number_of_sequences(model):
+    ids = tokens(2, 10)
+    cache = model(ids[:, :6], use_cache=True).cache_params
+    told = "has 2 sequences and generate runs 6.*cache_params.select"
+    with pytest.raises(ValueError, match=told):
+        generate(model, ids, cache_params=cache, num_beams=3)
+    repeated = cache.select(torch.tensor([0, 0, 0, 1, 1, 1]))
+    wanted = generate(model, ids, num_beams=3)
+    assert torch.equal(generate(model, ids, cache_params=repeated, num_beams=3), wanted)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_embeddings_in_place_of_tokens(model, beams):
+    ids, mask = tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    x = model.get_input_embeddings()(ids)
+    for padding in (0, 4):
+        mask[0, :padding] = 0
+        wanted = generate(model, ids, mask, num_beams=beams)[:, 9:]
+        got = generate(model, None, mask, inputs_embeds=x, num_beams=beams)
+        assert torch.equal(got, wanted)
+    cache = model(ids[:, :6], mask[:, :6], use_cache=True).cache_params
+    cache = cache.select(torch.arange(2).repeat_interleave(beams))
+    options = {"inputs_embeds": x, "cache_params": cache, "num_beams": beams}
+    assert torch.equal(generate(model, None, mask, **options), wanted)
+    with pytest.raises(ValueError, match="inputs_embeds must begin with the 6 tokens"):
+        generate(model, None, mask[:, :6], **{**options, "inputs_embeds": x[:, :6]})
+
+
+def test_in_training_with_gradient_checkpointing(model):
+    ids = tokens(2, 6)
+    wanted = greedy(model, ids)
+    model.train().gradient_checkpointing_enable()
+    assert torch.equal(generate(model, ids), wanted)
+
+
+def test_arguments_of_generate_and_misspelt_ones(model):
+    ids = tokens(1, 6)
+    wanted = generate(model, ids)
+    assert torch.equal(generate(model, ids, token_type_ids=torch.zeros_like(ids)), wanted)
+    assert torch.equal(generate(model, ids, tokenizer=Letters()), wanted)
+    with pytest.raises(ValueError, match="position_ids must be None"):
+        generate(model, ids, position_ids=torch.arange(6)[None])
+    with pytest.raises(ValueError, match="cache_parms"):
+        generate(model, ids, cache_parms=1)
+
+
 class Letters:
     """A tokenizer of one letter per number."""
 

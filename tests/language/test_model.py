@@ -120,14 +120,15 @@ def test_padding_after_a_cache(model):
             assert_close(got, wanted, 1e-5)
 
 
-def test_the_loss_of_a_padded_batch():
+@pytest.mark.parametrize("side", ["left", "right", "between"])
+def test_the_loss_of_a_padded_batch(side):
     model, ids = small_model(), tokens(6, 11)
-    mask = padded(ids, "left")
+    mask = padded(ids, side)
     got = model(ids, attention_mask=mask, labels=ids).loss
     losses = []
     for row, length in enumerate(LENGTHS):
         if length > 1:
-            alone = ids[row, -length:][None]
+            alone = ids[row, mask[row] == 1][None]
             losses.append(model(alone, labels=alone).loss * (length - 1))
     assert_close(got, sum(losses) / sum(n - 1 for n in LENGTHS), 1e-5)
     ours, wanted = gradients(model, got), gradients(model, sum(losses) / 37)
@@ -152,6 +153,8 @@ def test_logits_to_keep(model):
     ids = tokens(2, 8)
     wanted = model(ids).logits
     assert_close(model(ids, logits_to_keep=3).logits, wanted[:, -3:], 1e-6)
+    places = torch.tensor([5, 1])
+    assert_close(model(ids, logits_to_keep=places).logits, wanted[:, [5, 1]], 1e-6)
     embedded = model(inputs_embeds=model.get_input_embeddings()(ids)).logits
     assert torch.equal(embedded, wanted)
 
@@ -168,9 +171,40 @@ def test_wrong_calls(model):
     refused("at least one token is needed", ids[:, :0])
     refused(r"must have shape \[2, 5\], got \[2, 4\]", ids, torch.ones(2, 4))
     refused(r"shape \[2, 5\] or \[2, 10\], got \[2, 6\]", ids, torch.ones(2, 6), cache)
-    refused("must have shape", ids[:1], None, cache)
+    refused("cache_params has 2 sequences, the call has 1", ids[:1], None, cache)
     refused("states of 1 blocks, the model has 2", ids, None, TTTCache(cache.blocks[:1], 5))
     refused("logits_to_keep is 1", ids, labels=ids, logits_to_keep=1)
+    refused("logits_to_keep must be at least 0, got -2", ids, logits_to_keep=-2)
+    refused(r"number or places \[n\], got \[2, 5\]", ids, logits_to_keep=ids)
+    refused("as a number, got places", ids, labels=ids, logits_to_keep=torch.arange(5))
+    other = small_model(**(MAMBA if model.config.use_gate is False else {}))
+    other = other(ids, use_cache=True).cache_params
+    refused("a block with another backbone: conv must be", ids, None, other)
+    tensors = {k: x for k, x in cache.tensors().items() if ".start_" not in k}
+    refused("start_w1? is missing", ids, None, TTTCache.from_tensors(tensors, 5))
+    with pytest.raises(ValueError, match="has seen no tokens, got length 7"):
+        TTTCache.from_tensors({}, 7)
+
+
+def test_arguments_that_transformers_hands_to_every_model(model):
+    ids = tokens(2, 5)
+    wanted = model(ids).logits
+    passed = {"output_attentions": None, "return_dict": None, "past_key_values": None}
+    passed |= {"token_type_ids": torch.zeros_like(ids), "tokenizer": object(), "is_causal": True}
+    assert torch.equal(model(ids, **passed).logits, wanted)
+    assert torch.equal(model(ids, output_attentions=False, position_ids=None).logits, wanted)
+    body = model.model(ids, **passed).last_hidden_state
+    assert torch.equal(body, model.model(ids).last_hidden_state)
+    for name, value, told in (
+        ("position_ids", ids, r"got \[2, 5\]: tokens are one sequence, in their order"),
+        ("past_key_values", (), r"got \(\): there are no keys and values"),
+        ("output_attentions", True, "got True: there is no attention"),
+        ("is_causal", False, "got False: the models are causal only"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must be None, {told}"):
+            model(ids, **{name: value})
+    with pytest.raises(TypeError, match="no argument output_atentions"):
+        model(ids, output_atentions=False)
 
 
 @pytest.mark.filterwarnings("ignore:.*checkpointing.* is deprecated:FutureWarning")
@@ -185,6 +219,8 @@ def test_gradient_checkpointing_computes_the_same(model):
             assert_close(ours[key], x, 1e-6, key)
     with pytest.raises(ValueError, match="use_cache must be False"):
         model(ids, use_cache=True)
+    with torch.no_grad():
+        assert model(ids, use_cache=True).cache_params is not None
     assert model.eval()(ids, use_cache=True).cache_params is not None
 
 
@@ -200,11 +236,28 @@ def test_saved_and_loaded(model, tmp_path):
     body = AutoModel.from_pretrained(tmp_path)
     assert type(body) is TTTModel
     assert torch.equal(body(ids).last_hidden_state, model.model(ids).last_hidden_state)
+    with pytest.raises(ValueError, match="must be 'linear' or 'mlp', got 'x'"):
+        TTTForCausalLM.from_pretrained(tmp_path, ttt_layer_type="x")
+    with pytest.raises(TypeError, match="fused must be True or False, got 'yes'"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, fused="yes")
     half = TTTForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert half.dtype == torch.bfloat16
     exact = model.model.layers[0].ttt
     assert torch.equal(half.model.layers[0].ttt.rotary.table, exact.rotary.table)
     assert torch.equal(half.model.layers[0].ttt.learner.inverse_steps, exact.learner.inverse_steps)
+
+
+def test_offloaded_to_a_disk(tmp_path):
+    pytest.importorskip("accelerate")
+    model, ids = small_model(), tokens(2, 9)
+    model.save_pretrained(tmp_path)
+    places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "lm_head"), "cpu")
+    loaded = TTTForCausalLM.from_pretrained(
+        tmp_path,
+        device_map={**places, "model.layers.1": "disk"},
+        offload_folder=str(tmp_path / "offloaded"),
+    )
+    assert_close(loaded(ids).logits, model(ids).logits, 1e-6)
 
 
 def test_an_untied_head_is_its_own(tmp_path):

@@ -80,7 +80,16 @@ class TTTBlock(GradientCheckpointingLayer):
         """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
 
         With ``lengths`` [B] what is behind so many tokens is padding, which the state leaves out.
+
+        Raises:
+            ValueError: the state is another backbone's, or does not fit.
         """
+        if state is not None and self.has_conv == (state.conv is None):
+            raise ValueError(
+                "the state is of a block with another backbone: conv must be "
+                f"{'a tensor' if self.has_conv else 'None'}, got "
+                f"{None if state.conv is None else list(state.conv.shape)}"
+            )
         taps = None
         if self.has_conv:
             before = None if state is None else state.conv

@@ -20,14 +20,24 @@ class TTTCache:
     Args:
         blocks: the state of every block; none at the beginning.
         length: the tokens of the batch so far, with padding.
+
+    Raises:
+        ValueError: there are no states, and yet tokens.
     """
 
     is_compileable = False  # these two are asked for by transformers' generate
     is_croppable = False
 
     def __init__(self, blocks: Sequence[TTTBlockState] = (), length: int = 0) -> None:
+        if not blocks and length:
+            raise ValueError(f"a cache without states has seen no tokens, got length {length}")
         self.blocks = tuple(blocks)
         self.length = length
+
+    @property
+    def batch(self) -> int | None:
+        """The number of sequences; None at the beginning, which is any batch's."""
+        return len(self.blocks[0].ttt.learner[0]) if self.blocks else None
 
     def get_seq_length(self) -> int:
         """The tokens so far, under the name that transformers' caches have for it."""
@@ -66,7 +76,8 @@ class TTTCache:
         """The cache whose :meth:`tensors` and length are given.
 
         Raises:
-            ValueError: tensors are missing, or no state has their names.
+            ValueError: tensors are missing, no state has their names, or there are none and the
+                length is not 0.
         """
         blocks: dict[int, dict[str, Tensor]] = {}
         for name, x in named.items():

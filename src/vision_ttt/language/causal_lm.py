@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -12,7 +13,9 @@ from vision_ttt.language.cache import TTTCache
 from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.model import TTTModel, TTTPreTrainedModel
 from vision_ttt.language.outputs import TTTCausalLMOutput
+from vision_ttt.language.padding import Padding
 from vision_ttt.layers.linear import fuse_linear
+from vision_ttt.ops.states import take
 
 _IGNORED = -100
 """The label of what is not to be predicted, transformers' and PyTorch's."""
@@ -23,7 +26,8 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
 
     ``generate`` is transformers': greedy, sampling and beam search, of batches with padding on the
     left, and with a streamer. It goes on from ``cache_params`` where ``input_ids`` are all tokens
-    of the sequences, those that the cache has seen first.
+    of the sequences, those that the cache has seen first, or ``inputs_embeds`` their embeddings.
+    With ``num_beams`` or ``num_return_sequences`` it must have every sequence as often.
 
     Args:
         config: sizes and options.
@@ -50,20 +54,26 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
+        token_type_ids: Tensor | None = None,
+        **kwargs: Any,
     ) -> TTTCausalLMOutput | tuple[Any, ...]:
         """Logits of the next tokens, and the loss if labels are given.
 
         Args beyond :meth:`TTTModel.forward`'s:
             labels: token numbers [B, T], as a rule ``input_ids``: the logits of a token are
-                compared with the label of the next one. Those of -100, and those that padding would
-                predict, are left out. The loss is computed in float32.
-            logits_to_keep: return the logits of this many last tokens only; 0 for all.
+                compared with the label of its row's next token, wherever padding stands. Labels of
+                -100 and those of padding are left out. The loss is computed in float32.
+            logits_to_keep: return the logits of this many last tokens only, 0 for all; or those of
+                some places [n], which is not for a loss.
             num_items_in_batch: divide the summed loss by it. None: by the number of labels.
+            token_type_ids: of no meaning; tokenizers return them.
 
         Raises:
-            ValueError: as there, or labels do not go with the logits' shape.
+            TypeError: as there.
+            ValueError: as there, labels do not go with the logits, or ``logits_to_keep`` is
+                negative or has another number of dimensions.
         """
         output = self.model(
             input_ids,
@@ -73,11 +83,13 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             return_dict=True,
+            **kwargs,
         )
-        x = output.last_hidden_state
-        logits = self.lm_head(x[:, -logits_to_keep:])
+        logits = self.lm_head(_kept(output.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
+            if isinstance(logits_to_keep, Tensor):
+                raise ValueError("labels need logits_to_keep as a number, got places")
             if labels.shape != logits.shape[:2]:
                 raise ValueError(
                     f"labels must have the logits' shape {list(logits.shape[:2])}, got "
@@ -105,24 +117,34 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         next_sequence_length: int | None = None,
         cache_params: TTTCache | None = None,
         attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         is_first_iteration: bool | None = False,
         use_cache: bool | None = None,
-        **others: Any,
+        **kwargs: Any,  # transformers looks for this name, to see what forward takes
     ) -> dict[str, Any]:
         """The arguments of the next call while ``generate`` runs.
 
         Raises:
-            ValueError: the cache has seen all tokens that are given, or ``use_cache`` is False.
+            ValueError: the cache has seen all tokens that are given, it has another number of
+                sequences, or ``use_cache`` is False.
         """
         if cache_params is not None:
             if not use_cache:
                 raise ValueError("generate goes on from cache_params with use_cache=True only")
             if is_first_iteration:
-                next_sequence_length = input_ids.shape[1] - cache_params.length
+                name = "input_ids" if inputs_embeds is None else "inputs_embeds"
+                batch, given = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+                if cache_params.batch not in (None, batch):
+                    raise ValueError(
+                        f"cache_params has {cache_params.batch} sequences and generate runs {batch}"
+                        ", each num_beams or num_return_sequences times; repeat each as often by "
+                        "cache_params.select"
+                    )
+                next_sequence_length = given - cache_params.length
                 if next_sequence_length < 1:
                     raise ValueError(
-                        f"input_ids must begin with the {cache_params.length} tokens that "
-                        f"cache_params has seen and go on, got {input_ids.shape[1]} tokens"
+                        f"{name} must begin with the {cache_params.length} tokens that "
+                        f"cache_params has seen and go on, got {given} tokens"
                     )
             else:
                 attention_mask = None  # padding on the left was left out in the first iteration
@@ -130,23 +152,46 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
             input_ids,
             next_sequence_length=next_sequence_length,
             attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
             is_first_iteration=is_first_iteration,
             cache_params=cache_params,
             use_cache=use_cache,
-            **others,
+            **kwargs,
         )
+
+
+def _kept(x: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """The last tokens of x [B, T, D], or those of some places [n]."""
+    if isinstance(logits_to_keep, Tensor):
+        if logits_to_keep.ndim != 1:
+            raise ValueError(
+                f"logits_to_keep must be a number or places [n], got {list(logits_to_keep.shape)}"
+            )
+        return x[:, logits_to_keep]
+    if logits_to_keep < 0:
+        raise ValueError(f"logits_to_keep must be at least 0, got {logits_to_keep}")
+    return x[:, -logits_to_keep:]
 
 
 def _loss(
     logits: Tensor, labels: Tensor, mask: Tensor | None, items: Tensor | int | None
 ) -> Tensor:
     """Cross-entropy of the next tokens, the mean of those with a label."""
-    # The labels are moved rather than the last logits cut off, whose gradient would be a copy.
-    targets = F.pad(labels[:, 1:], (0, 1), value=_IGNORED)
-    if mask is not None:
-        targets = targets.masked_fill(mask[:, -labels.shape[1] :] == 0, _IGNORED)
+    targets = _next_labels(labels, mask)
     reduction = "mean" if items is None else "sum"
     loss = F.cross_entropy(
         logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction=reduction
     )
     return loss if items is None else loss / items
+
+
+def _next_labels(labels: Tensor, mask: Tensor | None) -> Tensor:
+    """The label of each token's next one in its row [B, T], padding left out."""
+    padding = None if mask is None else Padding.of(mask[:, -labels.shape[1] :])
+    if padding is not None:
+        place = torch.arange(labels.shape[1], device=labels.device)
+        behind = place >= padding.lengths.unsqueeze(1)
+        labels = take(labels, padding.order).masked_fill(behind, _IGNORED)
+    # The labels are moved rather than the last logits cut off, whose gradient would be a copy.
+    targets = F.pad(labels[:, 1:], (0, 1), value=_IGNORED)
+    return targets if padding is None else padding.back(targets)

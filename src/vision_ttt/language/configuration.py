@@ -98,14 +98,20 @@ class TTTConfig(PreTrainedConfig):
     fused: bool = False
 
     def __post_init__(self, **further: Any) -> None:
-        own = {field.name for field in dataclasses.fields(self)}
+        # Only ours: those of transformers' have names alike, such as tie_encoder_decoder.
+        own = {field.name for field in dataclasses.fields(self)} & TTTConfig.__annotations__.keys()
         for key in further:
             if close := difflib.get_close_matches(key, own, n=1, cutoff=0.85):
                 raise ValueError(f"TTTConfig has no {key}: is {close[0]} meant?")
         super().__post_init__(**further)
-        self._check()
+        self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Refuse values of a wrong type or out of their range, also those that were set later.
+
+        Raises:
+            TypeError, ValueError: as the constructor.
+        """
         for name in _COUNTS:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):

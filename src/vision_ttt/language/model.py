@@ -24,6 +24,26 @@ from vision_ttt.layers import (
 )
 from vision_ttt.layers.linear import fuse_linear
 
+_WITHOUT_MEANING = frozenset(
+    ("token_type_ids", "tokenizer", "assistant_tokenizer", "streamer", "synced_gpus")
+)
+"""What tokenizers and ``generate`` hand to every model, and which changes nothing here."""
+
+_REFUSED = {
+    "past_key_values": "there are no keys and values, states are cache_params",
+    "output_attentions": "there is no attention",
+    "output_router_logits": "there is no router",
+    "is_causal": "the models are causal only",
+    **dict.fromkeys(
+        (
+            *("position_ids", "cache_position", "seq_idx"),
+            *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+        ),
+        "tokens are one sequence, in their order; give each sequence a row, padded by the mask",
+    ),
+}
+"""Name → why it is not served, of what transformers hands to models, as a rule as None."""
+
 
 class TTTPreTrainedModel(PreTrainedModel):
     """What transformers' machinery knows of all TTT language models."""
@@ -34,6 +54,10 @@ class TTTPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["TTTBlock"]
     _is_stateful = True
+
+    def __init__(self, config: TTTConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        config.check()  # from_pretrained sets options after the configuration has been made
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -81,6 +105,7 @@ class TTTModel(TTTPreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        **kwargs: Any,
     ) -> TTTModelOutput | tuple[Any, ...]:
         """Run tokens, the next ones of their sequences where their cache is given.
 
@@ -95,12 +120,17 @@ class TTTModel(TTTPreTrainedModel):
                 training no.
             output_hidden_states: return every block's output, too. None: as configured.
             return_dict: False for a tuple of what is not None. None: as configured.
+            kwargs: what transformers gives to every model. ``token_type_ids`` and arguments of
+                ``generate`` are of no meaning here; ``position_ids``, ``past_key_values``,
+                ``output_attentions`` and the like must be None or False.
 
         Raises:
+            TypeError: there is no such argument.
             ValueError: both or none of ``input_ids`` and ``inputs_embeds`` are given; the mask has
-                another shape, a row without tokens, or padding between tokens; the cache is another
-                batch's or model's; or a cache is used in training with gradient checkpointing.
+                another shape; the cache is another batch's or model's; a cache is used in training
+                with gradient checkpointing; or one of ``kwargs`` asks for what there is not.
         """
+        _check_further(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("one of input_ids and inputs_embeds must be given, got both or none")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -133,10 +163,16 @@ class TTTModel(TTTPreTrainedModel):
                 f"cache_params has states of {len(cache.blocks)} blocks, the model has "
                 f"{len(self.layers)}"
             )
+        if cache.batch not in (None, len(x)):
+            raise ValueError(
+                f"cache_params has {cache.batch} sequences, the call has {len(x)}; "
+                "cache_params.select repeats and chooses them"
+            )
         if x.shape[1] == 0:
             raise ValueError(f"at least one token is needed, got tokens {list(x.shape[:2])}")
         # Reentrant checkpointing would not differentiate states, and nothing would say so.
-        if self.training and self._checkpoints() and (use_cache or cache.blocks):
+        recomputed = self.training and torch.is_grad_enabled() and self._checkpoints()
+        if recomputed and (use_cache or cache.blocks):
             raise ValueError("gradient checkpointing keeps no cache: use_cache must be False")
 
     def _checkpoints(self) -> bool:
@@ -176,3 +212,15 @@ class TTTModel(TTTPreTrainedModel):
             if all_hidden:
                 hidden.append(x)
         return (*hidden, self.norm(x)), after
+
+
+def _check_further(arguments: dict[str, Any]) -> None:
+    """Refuse arguments of transformers' that would change the result of another model."""
+    for name, value in arguments.items():
+        if name in _WITHOUT_MEANING:
+            continue
+        if name not in _REFUSED:
+            raise TypeError(f"a TTT language model has no argument {name}")
+        if value is not None and value is not (name == "is_causal"):
+            told = list(value.shape) if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"{name} must be None, got {told}: {_REFUSED[name]}")
