@@ -17,6 +17,7 @@ from vision_ttt.data.documents import DocumentError, Documents, find_documents
 from vision_ttt.engine import ConfigError, TrainConfig, train
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.optimisation import make_optimizer
+from vision_ttt.errors import UserError
 from vision_ttt.recipes import resolve
 from vision_ttt.tasks import load_model
 from vision_ttt.tasks.language.generation import generate
@@ -380,6 +381,39 @@ def test_a_tokenizer_of_transformers(
     assert capsys.readouterr().out == said
     assert main(["eval", weights, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+
+
+def test_a_tokenizer_with_gaps_that_writes_no_first_space(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"\u2581a": 0, "\u2581b": 5, "<end>": 10, "?": 3}
+    built = Tokenizer(models.WordLevel(words, unk_token="?"))
+    built.pre_tokenizer, built.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    saved = PreTrainedTokenizerFast(tokenizer_object=built, eos_token="<end>", unk_token="?")
+    saved.save_pretrained(tmp_path)
+    tokenizer = open_tokenizer(str(tmp_path))
+    assert tokenizer.vocab_size == 11
+    prompt = tokenizer.encode("a b").tolist()
+    text_of = tokenizer.stream([tokenizer.end, *prompt])
+    assert [text_of(token) for token in (0, 5, None)] == [" a", " b", ""]
+    with pytest.raises(UserError, match="no UTF-8 at character 1"):
+        tokenizer.encode("a\udcff")
+
+
+def test_generation_takes_nothing_from_a_checkpoint_but_weights() -> None:
+    arguments = {"vocab_size": 257, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8}
+    model = build_language_model("gpt2", arguments).eval()
+    model.generation_config.num_beams = 2
+    model.generation_config.stop_strings = ["x"]
+    before = model.generation_config
+    tokenizer = ByteTokenizer()
+    assert isinstance(generate(model, tokenizer, "abc", max_new_tokens=3), str)
+    assert model.generation_config is before
+    with pytest.raises(UserError, match="are 24 tokens; the model has 8 positions"):
+        generate(model, tokenizer, "abc", max_new_tokens=20)
+    with pytest.raises(UserError, match="temperature is 1e-40; it must be 0 or at least 1e-06"):
+        generate(model, tokenizer, "abc", temperature=1e-40)
 
 
 def test_a_checkpoints_tokenizer_that_is_not_there(tmp_path: Path) -> None:

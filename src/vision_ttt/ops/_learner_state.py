@@ -97,9 +97,7 @@ def _opened(op: str, state: Any, kind: type[Any], inputs: Any, names: Sequence[s
     count = len(names)
     for place, (field, x) in enumerate(zip(state._fields[count:-1], state[count:-1], strict=True)):
         if x is None:
-            raise ValueError(
-                f"{op}: state.{field} is missing: the state cannot go on"
-            )
+            raise ValueError(f"{op}: state.{field} is missing: the state cannot go on")
         rank = (2, 1)[place % 2]
         wanted = [batch, heads, *getattr(inputs, names[place % count]).shape[-rank:]]
         if list(x.shape) != wanted:

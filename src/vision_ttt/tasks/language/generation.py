@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from vision_ttt.errors import UserError
 from vision_ttt.tasks.language.next_tokens import scans_as_one_op
 from vision_ttt.tasks.language.tokenizers import Tokenizer
+
+_LOWEST_TEMPERATURE = 1e-6
+"""Logits divided by less may be beyond what float32 holds."""
 
 
 def generate(
@@ -37,16 +41,22 @@ def generate(
         show: called with each piece of the text as soon as it is there.
 
     Raises:
-        UserError: the model's logits are not finite.
+        UserError: the model's logits are not finite, the temperature is too close to 0, or the
+            prompt and what is to follow are longer than what the model has positions for.
     """
+    if 0 < temperature < _LOWEST_TEMPERATURE:
+        raise UserError(
+            f"the temperature is {temperature}; it must be 0 or at least {_LOWEST_TEMPERATURE}"
+        )
     device = model.device
     tokens = [tokenizer.end, *tokenizer.encode(prompt).tolist()]
-    streamer = _Streamer(tokenizer, show)
+    streamer = _Streamer(tokenizer, tokens, show)
     sampling: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": 1.0}
     generators = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-    with generators, scans_as_one_op():
+    too_long = _saying_what_is_too_long(model, len(tokens) + max_new_tokens)
+    with generators, scans_as_one_op(), _own_generation_config(model), too_long:
         torch.manual_seed(seed)
         model.generate(
             torch.tensor([tokens], device=device),
@@ -62,11 +72,38 @@ def generate(
     return "".join(streamer.pieces)
 
 
+@contextmanager
+def _own_generation_config(model: PreTrainedModel) -> Iterator[None]:
+    """Nothing of what a checkpoint says of generation, such as beams, which cannot be streamed."""
+    before = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+@contextmanager
+def _saying_what_is_too_long(model: PreTrainedModel, length: int) -> Iterator[None]:
+    """Models with a table of positions end where it ends; others may go on."""
+    try:
+        yield
+    except IndexError as error:
+        places = getattr(model.config, "max_position_embeddings", None)
+        if places is None or length <= places:
+            raise
+        raise UserError(
+            f"the prompt and the new tokens are {length} tokens; the model has {places} positions"
+        ) from error
+
+
 class _Streamer(BaseStreamer):
     """Turns tokens into text as they come; the prompt comes first, and is not shown."""
 
-    def __init__(self, tokenizer: Tokenizer, show: Callable[[str], None]) -> None:
-        self.text_of = tokenizer.stream()
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], show: Callable[[str], None]
+    ) -> None:
+        self.text_of = tokenizer.stream(prompt)
         self.show = show
         self.pieces: list[str] = []
         self.begun = False

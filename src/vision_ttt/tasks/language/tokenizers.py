@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from vision_ttt.engine.config import ConfigError
+from vision_ttt.errors import UserError
 
 BYTES = "bytes"
 """Name of the tokenizer that needs no vocabulary."""
@@ -37,8 +38,8 @@ class Tokenizer(ABC):
         """Return the text of tokens; what is no UTF-8 is shown as U+FFFD, `end` as nothing."""
 
     @abstractmethod
-    def stream(self) -> Callable[[int | None], str]:
-        """Return a function of one token after the other.
+    def stream(self, prompt: Sequence[int] = ()) -> Callable[[int | None], str]:
+        """Return a function of one token after the other, those behind a prompt's.
 
         It returns the text that each adds, "" while a character is not whole yet; of None, at the
         end, what is left.
@@ -59,8 +60,11 @@ class ByteTokenizer(Tokenizer):
         """Return the text of bytes."""
         return bytes(token for token in tokens if token < self.end).decode("utf-8", "replace")
 
-    def stream(self) -> Callable[[int | None], str]:
-        """Return a decoder that waits for whole characters."""
+    def stream(self, prompt: Sequence[int] = ()) -> Callable[[int | None], str]:
+        """Return a decoder that waits for whole characters; a prompt is a text, and changes none.
+
+        A text's last character is whole, so that no byte waits.
+        """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
         def text_of(token: int | None) -> str:
@@ -95,7 +99,9 @@ class FolderTokenizer(Tokenizer):
             raise ConfigError(
                 f"tokenizer {folder} has no end-of-sequence token, which is to end documents"
             )
-        self.vocab_size = len(self._tokenizer)
+        # Ids may have gaps.
+        last = max(self._tokenizer.get_vocab().values(), default=-1)
+        self.vocab_size = max(len(self._tokenizer), last + 1)
         self.end = self._tokenizer.eos_token_id
 
     @classmethod
@@ -118,7 +124,18 @@ class FolderTokenizer(Tokenizer):
             return {path.name: path.read_bytes().decode("utf-8", _ANY_BYTE) for path in paths}
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text, without special ones."""
+        """Return the tokens of a text, without special ones.
+
+        Raises:
+            UserError: it holds bytes that are no UTF-8, which such a tokenizer cannot read.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the text is no UTF-8 at character {error.start}, "
+                f"{text[error.start]!r}; the tokenizer takes nothing else"
+            ) from error
         # Documents are longer than what the tokenizer's own model takes at once; ours packs them.
         tokens = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return np.asarray(tokens, dtype=np.int64)
@@ -128,10 +145,13 @@ class FolderTokenizer(Tokenizer):
         kept = [token for token in tokens if token != self.end]
         return self._tokenizer.decode(kept, clean_up_tokenization_spaces=False)
 
-    def stream(self) -> Callable[[int | None], str]:
-        """Return a decoder of the tokens so far; what was returned before is left out."""
-        tokens: list[int] = []
-        shown = ""
+    def stream(self, prompt: Sequence[int] = ()) -> Callable[[int | None], str]:
+        """Return a decoder of the tokens so far; what was returned before is left out.
+
+        It goes on from the prompt: some tokenizers write no space before a text's first word.
+        """
+        tokens = list(prompt)
+        shown = self.decode(tokens)
 
         def text_of(token: int | None) -> str:
             nonlocal shown
