@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from transformers import TextStreamer
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast, TextStreamer
 
 from language_models import MAMBA, small_model
 from tolerances import assert_close
@@ -150,6 +153,17 @@ def test_streaming(model, capsys):
     ids = tokens(1, 6)
     generated = generate(model, ids, streamer=TextStreamer(Letters()))
     assert capsys.readouterr().out == Letters().decode(generated[0]) + "\n"
+
+
+def test_stop_strings(model):
+    """Generation ends with the token that completes one: here the first."""
+    letters = Tokenizer(BPE({chr(ord("a") + number): number for number in range(31)}, []))
+    letters.decoder = Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters)
+    ids = tokens(1, 6)
+    first = greedy(model, ids, 1)
+    strings = [tokenizer.decode(first[0, -1:])]
+    assert torch.equal(generate(model, ids, tokenizer=tokenizer, stop_strings=strings), first)
 
 
 def test_packed_for_inference(model):

@@ -151,7 +151,7 @@ class PackedVitttBlocks(BlockSequence):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the blocks' views: pickle writes all that lies behind a view."""
-        bare = {name: copy.copy(block) for name, block in self._modules.items()}
+        bare = {name: copy.copy(block) for name, block in self.named_children()}
         for block in bare.values():
             block._buffers = {}
         return {**self.__dict__, "_modules": bare}
