@@ -111,7 +111,15 @@ def test_newest_row_of_each_settings():
     for change in ({"case": "another"}, {"autocast": True}):
         apart = dataclasses.replace(MODEL, **change)
         assert newest([MODEL, apart]) == [MODEL, apart]
-    assert comparable([MODEL, other, later]) == [MODEL, later]
+
+
+def test_rows_of_one_figure():
+    """Those at the most sizes, else those in the last row's circumstances."""
+    other = dataclasses.replace(MODEL, dtype="bfloat16")
+    larger = dataclasses.replace(MODEL, resolution=2 * MODEL.resolution)
+    assert comparable([MODEL, other]) == [other]
+    assert comparable([MODEL, other, MODEL]) == [MODEL, MODEL]
+    assert comparable([MODEL, larger, other, other]) == [MODEL, larger]
 
 
 def test_ratios_hold_within_one_command_only():

@@ -253,8 +253,14 @@ def newest(rows: Iterable[Row]) -> list[Row]:
 
 
 def comparable(rows: Sequence[Row]) -> list[Row]:
-    """The rows measured in the last row's circumstances."""
-    return [row for row in rows if row.circumstances == rows[-1].circumstances]
+    """The rows of one figure: measured in the same circumstances, at the most sizes.
+
+    Of circumstances with as many sizes they are the last row's.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in reversed(rows):
+        groups.setdefault(row.circumstances, []).insert(0, row)
+    return max(groups.values(), key=lambda own: len({row.extent for row in own}))
 
 
 def find_baseline(row: Row, name: str, rows: Iterable[Row]) -> Row | None:

@@ -353,6 +353,6 @@ def add_table_arguments(parser: CommandParser) -> None:
         "--figure",
         type=str,
         default=None,
-        help="picture of cost against size to write, of the rows that share the last row's"
-        " batch size, dtype and machine; one that is there is written anew",
+        help="picture of cost against size to write, of the batch size, dtype and machine"
+        " that have the most sizes (of equals, the last row's); one that is there is written anew",
     )
