@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import EpsImagePlugin, Image
+from PIL import EpsImagePlugin, ExifTags, Image, ImageOps
 
 from vision_ttt.data import ImageError, find_images, open_image
-from vision_ttt.data.images import FORMATS
+from vision_ttt.data.images import FORMATS, open_labelled
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "CMYK"])
@@ -24,6 +24,53 @@ def test_16_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
     levels = np.array([[0, 256, 32768, 65535]], dtype=np.uint16)
     Image.fromarray(levels).save(tmp_path / "deep.png")
     assert np.asarray(open_image(tmp_path / "deep.png"))[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_32_bit_grey(tmp_path: Path) -> None:
+    """Taken for 16 bits where it can be nothing else; there is no white in the others."""
+    path = tmp_path / "deep.tif"
+    Image.fromarray(np.array([[0, 256, 65535]], dtype=np.int32)).save(path)
+    assert np.asarray(open_image(path))[0, :, 0].tolist() == [0, 1, 255]
+    for levels in ([0, 255], [0, 65536], [-1, 256]):
+        Image.fromarray(np.array([levels], dtype=np.int32)).save(path)
+        with pytest.raises(ImageError, match=rf"deep\.tif.* from {levels[0]} to {levels[1]}, "):
+            open_image(path)
+    Image.fromarray(np.array([[0, 0.5]], dtype=np.float32)).save(path)
+    with pytest.raises(ImageError, match=r"32-bit numbers from 0 to 0\.5"):
+        open_image(path)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pixels_are_white(tmp_path: Path, mode: str) -> None:
+    drawing = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
+    drawing.putpixel((1, 0), (0, 0, 0, 255))
+    drawing.convert(mode).save(tmp_path / "icon.png")
+    assert np.asarray(open_image(tmp_path / "icon.png"))[0, :, 0].tolist() == [255, 0]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_are_upright(tmp_path: Path, orientation: int) -> None:
+    """As Pillow's own function turns them; labels decide where they have the stored size."""
+    noise = Image.effect_noise((5, 3), 90)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    path = tmp_path / "photograph.png"
+    noise.save(path, exif=exif)
+    stored, upright = noise.convert("RGB"), ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    fitting = upright if upright.size == (3, 5) else stored
+    for image, wanted in (
+        (open_image(path), upright),
+        (open_image(path, upright=False), stored),
+        (open_labelled(path, (5, 3)), stored),
+        (open_labelled(path, (3, 5)), fitting),
+    ):
+        assert np.array_equal(np.asarray(image), np.asarray(wanted))
+
+
+def test_damaged_exif_does_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "photograph.jpg"
+    Image.new("RGB", (5, 3), (200, 100, 50)).save(path, exif=b"Exif\0\0nothing of the kind")
+    assert open_image(path).size == (5, 3)
 
 
 def _truncated(path: Path) -> None:

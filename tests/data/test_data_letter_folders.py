@@ -16,7 +16,7 @@ from vision_ttt.data.letter_folders import LetterSet, holds_letters, render_lett
 from vision_ttt.data.letter_images import INKS, LetterSettings, render_letters
 from vision_ttt.data.letters import LetterImages
 from vision_ttt.tasks.segmentation.config import SegmentationData
-from vision_ttt.tasks.segmentation.task import open_splits
+from vision_ttt.tasks.segmentation.task import open_parts
 
 SETTINGS = LetterSettings(side=96, classes=3, glyph=18, seed=3)
 LETTERS = LetterSet(SETTINGS, train_images=54, validation_images=12, test_images=15)
@@ -96,9 +96,10 @@ def test_splits_share_no_id(folder: Path):
 
 def test_a_segmenter_reads_what_is_rendered_on_the_fly(folder: Path):
     data = SegmentationData(root=str(folder / "ade"))
-    classes, train, test = open_splits(data)
+    classes, parts = open_parts(data)
+    train, test = parts["train"], parts["test"]
     development = {"test_images": "images/development", "test_masks": "annotations/development"}
-    _, _, validation = open_splits(dataclasses.replace(data, **development))
+    validation = open_parts(dataclasses.replace(data, **development))[1]["test"]
     for split, read in (("train", train), ("validation", validation), ("test", test)):
         rendered = LetterImages(SETTINGS, split, LETTERS.images[split])
         assert classes == rendered.classes

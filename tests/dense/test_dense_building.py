@@ -149,6 +149,7 @@ BAD = {
     "no mapping": ("resnet18", {"stages": [1]}, {}, r"dense.stages is \[1\]; accepted: a mapping"),
     "plain": ("vit3_tiny_patch16_224", {}, {}, "no maps of stride 4, 8, 32, its strides are 16"),
     "backbone": ("resnet18", {}, {"depth": 3}, "resnet18 cannot be built with .*'depth': 3"),
+    "file": ("resnet18", {}, {"checkpoint_path": "w.pth"}, "may not hold checkpoint_path"),
     "type": ("resnet18", {"channels": 1.5}, {}, "channels is 1.5; accepted: whole numbers"),
     "range": ("resnet18", {"channels": 0}, {}, "dense: channels is 0; accepted: above 0"),
 }

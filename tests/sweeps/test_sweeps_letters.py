@@ -228,7 +228,7 @@ class _Task:
     precision = "float32"
 
     def __init__(self, pictures, labels):
-        self.test = pictures
+        self.parts = {"test": pictures}
         self.classes = pictures.classes
         self.view = _View(labels)
         self.test_set = [type("Item", (), {"image": index}) for index in range(len(pictures))]
@@ -262,7 +262,7 @@ def test_who_cannot_see_the_mark_obeys_half_of_it(pictures):
 
 def test_the_mark_is_of_letters_alone():
     with pytest.raises(TypeError, match="the test pictures are list, not LetterImages"):
-        measure_mark(None, type("Task", (), {"test": []}))
+        measure_mark(None, type("Task", (), {"parts": {"test": []}}))
 
 
 # Larger pictures

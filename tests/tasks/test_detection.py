@@ -21,10 +21,10 @@ from interrupted_runs import run_through
 from vision_ttt import recipes
 from vision_ttt.cli.main import main
 from vision_ttt.data import DatasetError, ImageError, make_loader
-from vision_ttt.data.coco import AnnotationError, CocoImages
+from vision_ttt.data.coco import CocoImages
 from vision_ttt.data.coco_reading import read_coco
 from vision_ttt.engine import TrainConfig, train
-from vision_ttt.engine.checkpoint import read_weights
+from vision_ttt.engine.checkpoint import read_weights, save_weights
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.run_directory import checkpoints
@@ -267,6 +267,12 @@ def test_eval_on_other_data_needs_the_same_categories(
     assert "has 3 categories, the checkpoint 2; they differ in 9 (star)" in told
     assert main(["eval", checkpoint, "--dataset", str(tmp_path / "none")]) == 2
     assert main(["eval", checkpoint, "--dataset_root", str(other)]) == 2
+    weights, metadata = read_weights(checkpoint)
+    data = {**metadata.data, "test_images": str(other / "val2017")}
+    checkpoint = str(tmp_path / "absolute.safetensors")
+    save_weights(Path(checkpoint), weights, replace(metadata, data=data))
+    assert main(["eval", checkpoint, "--dataset", str(other)]) == 2
+    assert "their test_images is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -336,6 +342,10 @@ def test_predict_gives_cocos_results_rows_and_pictures(
     assert len(rows) == len(entries)
     assert list(rows[0]) == list(ObjectPredictor.columns)
     assert [float(row["score"]) for row in rows] == [entry["score"] for entry in entries]
+    capsys.readouterr()
+    assert main([*command, "--topk", "1", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)
+    assert best == [own[0] for own in by_file.values()]
     assert main([*command, *output[2:]]) == 2
     assert "is there already" in capsys.readouterr().err
     assert main([*command, *output[2:], "--overwrite"]) == 0
@@ -411,7 +421,14 @@ def test_damaged_images_stop_the_run_or_are_counted(damaged: Path, tmp_path: Pat
     assert names == {f"00000000000{number}.png" for number in (1, 2, 3)}
     assert result.metrics["train_faulty_images"] == 1
     (damaged / "train2017" / "000000000002.png").write_bytes(b"\x89PNG")
-    with pytest.raises((ImageError, AnnotationError), match=r"00000000000[12]|annotation \d+ of"):
+    told = r"1 of the 7 images .*instances_train2017\.json have annotations .*: annotation \d+ of"
+    with pytest.raises(DatasetError, match=told):
+        train(_config(damaged, tmp_path / "other", **fields))
+    path = damaged / "annotations" / "instances_train2017.json"
+    content = json.loads(path.read_text())
+    content["annotations"] = [each for each in content["annotations"] if each["image_id"] != 3]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ImageError, match=r"00000000000[12]\.png"):
         train(_config(damaged, tmp_path / "other", **fields))
 
 

@@ -1,6 +1,8 @@
 """The task of segmentation through the engine and the command: runs, resuming, faults, pictures."""
 
+import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -202,6 +204,24 @@ def test_eval_refuses_data_of_other_classes(
     assert "they differ in blue thing, yellow thing" in capsys.readouterr().err
 
 
+def test_eval_on_other_data_reads_the_part_that_is_asked_for(
+    trained: Any, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    other = write_scenes(tmp_path / "other", train=1, test=2)
+    shutil.rmtree(other / "images" / "training")
+    file = str(trained.run_dir / "last.safetensors")
+    assert main(["eval", file, "--dataset", str(other), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 2
+    assert main(["eval", file, "--dataset", str(other), "--split", "train"]) == 2
+    assert "images/training" in capsys.readouterr().err
+    weights, metadata = read_weights(file)
+    data = {**metadata.data, "test_masks": str(other / "annotations" / "validation")}
+    absolute = tmp_path / "absolute.safetensors"
+    save_weights(absolute, weights, dataclasses.replace(metadata, data=data))
+    assert main(["eval", str(absolute), "--dataset", str(other)]) == 2
+    assert "their test_masks is" in capsys.readouterr().err
+
+
 def test_predictions_are_segments_masks_and_pictures(
     trained: Any, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -245,6 +265,12 @@ def test_predictions_are_segments_masks_and_pictures(
         main(["predict", str(images / "0.png"), "--checkpoint", file, "--output", str(table)]) == 0
     )
     assert table.read_text().splitlines()[0] == "image,class,share"
+    capsys.readouterr()
+    assert main([*command[:2], "--checkpoint", file, "--skip-bad", "--topk", "1", "--json"]) == 0
+    largest = json.loads(capsys.readouterr().out)["predictions"]
+    assert [each["segments"] for each in largest] == [
+        each["segments"][:1] for each in answer["predictions"]
+    ]
     assert main([*command, "--masks", str(pictures)]) == 2
     assert "they must differ" in capsys.readouterr().err
 
@@ -285,6 +311,8 @@ def test_a_model_that_predicts_nan_is_named(
     image = str(scenes / "images/validation/0.jpg")
     assert main(["predict", image, "--checkpoint", str(tmp_path / "nan.safetensors")]) == 2
     assert "the model predicts NaN for" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "nan.safetensors")]) == 2
+    assert "the model's loss is nan" in capsys.readouterr().err
 
 
 @pytest.mark.slow

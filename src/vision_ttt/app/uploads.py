@@ -40,7 +40,7 @@ def open_upload(path: str | Path) -> Image.Image:
             f"it has {width} × {height} pixels, {width * height / 1e6:.0f} million; at most"
             f" {LARGEST_PICTURE // 10**6} million are accepted",
         )
-    return reduced(ImageOps.exif_transpose(open_image(path, name)))
+    return reduced(open_image(path, name))
 
 
 def reduced(picture: Image.Image) -> Image.Image:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vision_ttt.data.coco_checks import Rle, encoded, mask_area
-from vision_ttt.data.images import ImageError, open_image
+from vision_ttt.data.images import ImageError, open_labelled
 from vision_ttt.data.packed import PackedBytes
 from vision_ttt.errors import DamagedItem
 
@@ -192,13 +192,13 @@ class CocoImages(Dataset[AnnotatedImage]):
         path = self.folder / told.name(place)
         if place in told.faults:
             raise AnnotationError(told.faults[place], str(path))
+        height, width = told.sizes[place].tolist()
         try:
-            image = open_image(path)
+            image = open_labelled(path, (width, height))
         except FileNotFoundError as error:
             raise ImageError(
                 str(path), f"there is no such file, but {told.path} names it"
             ) from error
-        height, width = told.sizes[place].tolist()
         if image.size != (width, height):
             raise AnnotationError(
                 f"{path} has {image.width} × {image.height} pixels (width × height), but"

@@ -10,11 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import Image
+from PIL import ExifTags, Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vision_ttt.errors import DamagedItem
 from vision_ttt.file_kinds import is_of_the_system, kind_of_file
+
+_WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 
 # What Pillow reads by itself. For others, such as EPS, it starts a program on the file.
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "PPM", "GIF", "JPEG2000", "AVIF")
@@ -45,19 +47,54 @@ class ImageError(DamagedItem):
         return type(self), (self.name, self.reason)  # so that worker processes can send it
 
 
-def open_image(source: str | Path | BinaryIO, name: str | None = None) -> Image.Image:
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation → what makes the picture upright."""
+
+
+def open_image(
+    source: str | Path | BinaryIO, name: str | None = None, *, upright: bool = True
+) -> Image.Image:
     """Decode an image file into an 8-bit RGB image; errors call it `name` (default: its path).
+
+    What is transparent becomes white, and grey levels of 16 bits are scaled to 8.
+
+    Args:
+        upright: turn the image as its EXIF orientation says; False: the pixels as they are stored.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ImageError: the file is empty, truncated, corrupt, too large, no image of `FORMATS`, or no
-            file: reading a named pipe may never end.
+        ImageError: the file is empty, truncated, corrupt, too large, no image of `FORMATS`, of grey
+            levels without a known range, or no file: reading a named pipe may never end.
     """
     name = str(source) if name is None else name
     with decoded(source, name) as image:
-        if image.mode.startswith("I"):
-            return _from_16_bit(image)
-        return image.convert("RGB")
+        turned = _upright(image) if upright else image
+        if turned.mode == "F" or turned.mode.startswith("I"):
+            return _from_grey_levels(turned, name)
+        if turned.mode in _WITH_ALPHA or "transparency" in turned.info:
+            return _on_white(turned)
+        return turned.convert("RGB")
+
+
+def open_labelled(source: Path, size: tuple[int, int]) -> Image.Image:
+    """Decode an image that has boxes or masks, which are of this size (width, height).
+
+    Those of COCO belong to the pixels as they are stored, others may to the upright image: that is
+    returned only if it has the size and the stored one has not. Errors are :func:`open_image`'s.
+    """
+    stored = open_image(source, upright=False)
+    if stored.size == size:
+        return stored
+    upright = open_image(source)
+    return upright if upright.size == size else stored
 
 
 @contextmanager
@@ -107,8 +144,34 @@ def _readable() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def _from_16_bit(image: Image.Image) -> Image.Image:
-    """Scale 16-bit grey levels to 8 bits; Pillow's own conversion would clip them to white."""
+def _upright(image: Image.Image) -> Image.Image:
+    image.load()  # so that what fails below is the EXIF data alone; the pixels are whole
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except _DECODING_ERRORS:
+        return image
+    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Without this, the colours that nobody sees would show."""
+    layers = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
+
+
+def _from_grey_levels(image: Image.Image, name: str) -> Image.Image:
+    """Scale 16-bit grey levels to 8 bits; Pillow's own conversion would clip them to white.
+
+    Numbers of 32 bits are taken for such levels where they can be no others.
+    """
+    if image.mode in ("F", "I"):
+        low, high = image.getextrema()
+        if image.mode == "F" or not (low >= 0 and 256 <= high < 2**16):
+            raise ImageError(
+                name,
+                f"its grey levels are 32-bit numbers from {low:g} to {high:g}, which leaves open"
+                " what is white; accepted: 8 bits, 16 bits",
+            )
     return image.convert("I").point(lambda level: level / 256).convert("L").convert("RGB")
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vision_ttt.data.folder_walk import images_below
-from vision_ttt.data.images import ImageError, decoded, open_image
+from vision_ttt.data.images import ImageError, decoded, open_labelled
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError
 from vision_ttt.errors import DamagedItem
 
@@ -72,9 +72,9 @@ class MaskFolders(Dataset):
 
     def __getitem__(self, index: int) -> LabelledImage:
         image_file, mask_file = self.pairs[index]
-        image = _there_still(image_file)
         labels = read_labels(mask_file, self.classes, zero_is_unlabelled=self.zero_is_unlabelled)
         height, width = labels.shape
+        image = _there_still(image_file, (width, height))
         if image.size != (width, height):
             raise MaskError(
                 str(mask_file),
@@ -226,9 +226,9 @@ def _by_name(folder: Path, suffix: str | None = None) -> dict[str, Path]:
     return found
 
 
-def _there_still(file: Path) -> Image.Image:
+def _there_still(file: Path, size: tuple[int, int]) -> Image.Image:
     try:
-        return open_image(file)
+        return open_labelled(file, size)
     except FileNotFoundError as error:
         raise ImageError(str(file), "it is there no more") from error
 

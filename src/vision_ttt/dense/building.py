@@ -17,7 +17,7 @@ from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
 from vision_ttt.dense.stage_maps import StageMaps
 from vision_ttt.dense.token_map import TokenMap
 from vision_ttt.errors import UserError, nearest
-from vision_ttt.models.registry import create_model, is_model, list_models
+from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, list_models
 
 _Sizes = TypeVar("_Sizes", DetectorSizes, SegmenterSizes)
 
@@ -131,6 +131,12 @@ def _make_maps(
     keywords = rest.get(which, {})
     own = [key for key in inspect.signature(kind).parameters if key != "backbone"]
     _check_keys(f"dense.{which}", keywords, own)
+    reserved = sorted(FACTORY_ARGUMENTS & set(backbone_arguments))
+    if reserved:
+        raise DenseModelError(
+            f"the backbone's arguments may not hold {', '.join(reserved)}: they are its"
+            " constructor's alone, and weights are loaded afterwards"
+        )
     # A plain model has positions for one image size; images of detection have many.
     any_size = {} if which == "stages" else {"dynamic_img_size": True}
     arguments = {"num_classes": 0, **any_size, **backbone_arguments}

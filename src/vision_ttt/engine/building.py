@@ -1,6 +1,5 @@
 """Models of timm's registry and their weights, with errors that name what does not fit."""
 
-import inspect
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,8 @@ from torch import Tensor, nn
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import nearest
 from vision_ttt.models.arguments import FUSED, architecture
-from vision_ttt.models.registry import create_model, is_model, list_models
+from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, list_models
 from vision_ttt.pretrained import list_pretrained
-
-# create_model's own arguments load files or run code, and have no place in a recipe or checkpoint.
-_RESERVED = set(inspect.signature(timm.create_model).parameters) - {"kwargs"}
 
 
 def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
@@ -33,7 +29,7 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
             f"{name} names weights; the model is {name.partition('.')[0]}, and it starts from them"
             f" by --initial-weights {name}"
         )
-    reserved = sorted(_RESERVED & set(model_args))
+    reserved = sorted(FACTORY_ARGUMENTS & set(model_args))
     if reserved:
         raise ConfigError(
             f"model.arguments may not hold {', '.join(reserved)}; weights come by initial_weights"

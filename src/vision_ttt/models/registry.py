@@ -7,6 +7,7 @@ Code that loops over ``timm.list_models()`` expects classifiers of images: ``num
 from __future__ import annotations
 
 import fnmatch
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,11 @@ def model_entrypoint(name: str) -> Callable[..., nn.Module]:
 def model_config(name: str) -> PretrainedCfg | None:
     """timm's description of the input and weights of a model, or None where it has none."""
     return _denoisers[name][1] if name in _denoisers else get_pretrained_cfg(name)
+
+
+FACTORY_ARGUMENTS = frozenset(inspect.signature(timm.create_model).parameters) - {"kwargs"}
+"""Arguments of timm's factory, not of a constructor: they load files or run code, and have no
+place in a recipe or checkpoint."""
 
 
 def create_model(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:

@@ -39,7 +39,7 @@ def measure_larger(model: nn.Module, task: Segmentation) -> dict[str, float]:
         model: in evaluation mode; accepts any image size.
         task: whose test pictures are letters.
     """
-    own: LetterImages = task.test
+    own: LetterImages = task.parts["test"]
     segment = task.view.segment(model, len(task.classes), task.precision)
     found = {}
     for factor in FACTORS:

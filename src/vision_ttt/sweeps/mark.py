@@ -39,7 +39,7 @@ def measure_mark(model: nn.Module, task: Segmentation) -> dict[str, Any]:
     Raises:
         TypeError: the test pictures are others.
     """
-    pictures = task.test
+    pictures = task.parts["test"]
     if not isinstance(pictures, LetterImages):
         raise TypeError(f"the test pictures are {type(pictures).__name__}, not LetterImages")
     segment = task.view.segment(model, len(task.classes), task.precision)

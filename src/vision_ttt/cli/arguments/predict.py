@@ -35,7 +35,8 @@ def add_arguments(parser: CommandParser) -> None:
         "--topk",
         type=int | None,
         default=None,
-        help="most classes or objects named per image; null: 5 classes, every object",
+        help="most classes or objects named per image; null: 5 classes, every object (pictures and"
+        " the terminal show those with a score of at least 0.5), every class of a segmentation",
     )
     parser.add_argument(
         "--output", type=str | None, default=None, help="a .csv or .json file to write, not print"
@@ -50,7 +51,8 @@ def add_arguments(parser: CommandParser) -> None:
         "--masks",
         type=str | None,
         default=None,
-        help="folder to write a segmenter's masks into: a .png of class indices for each file",
+        help="folder to write a segmenter's masks into: for each file a .png of indices into the"
+        " checkpoint's classes, from 0; ADE20K's own masks count from 1",
     )
     parser.add_argument(
         "--overwrite",

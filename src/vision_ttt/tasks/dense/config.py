@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from vision_ttt.engine.config import TaskSection
+from vision_ttt.errors import UserError
 from vision_ttt.tasks.images.config import HasImageBackbone
 
 
@@ -23,3 +26,14 @@ class DenseSection(TaskSection, HasImageBackbone):
     partial_weights: bool = False
     """Start from initial_weights though some tensors of the backbone are missing there, or some
     there have no place in it; the log names them. Otherwise that is an error."""
+
+
+def check_below_root(data: Any, names: Iterable[str]) -> None:
+    """Raise UserError where a path of a section `data` does not change with its root."""
+    for name in names:
+        path = getattr(data, name)
+        if Path(path).is_absolute():
+            raise UserError(
+                f"dataset takes the place of the root of the checkpoint's data, but their {name} is"
+                f" {path!r}, wherever the root is"
+            )

@@ -11,7 +11,7 @@ from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.section import PROBABILITY, Range, Section, number
 from vision_ttt.errors import UserError
 from vision_ttt.extras import require
-from vision_ttt.tasks.dense.config import DenseSection
+from vision_ttt.tasks.dense.config import DenseSection, check_below_root
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -120,8 +120,9 @@ class DetectionSection(DenseSection):
 
         Raises:
             UserError: the categories are not those that the model was trained for; the checkpoint
-                names no data and none are given, or their description is damaged; part is "all":
-                two files may give one id to two images.
+                names no data and none are given, or their description is damaged; a path of theirs
+                is absolute, which another root does not change; part is "all": two files may give
+                one id to two images.
         """
         require("dense", "detection")
         from vision_ttt.tasks.detection.task import reopen_detection
@@ -140,6 +141,8 @@ class DetectionSection(DenseSection):
             described = DetectionData(**data)
         except TypeError as error:  # of another version, or damaged
             raise UserError(f"the checkpoint's data: {error}") from error
+        if changes:
+            check_below_root(described, (f"{part}_images", f"{part}_annotations"))
         # How a detector was trained does not matter to its evaluation.
         machine = {"precision": precision, "num_workers": num_workers}
         return reopen_detection(cls(), described, metadata, part=part, **machine)

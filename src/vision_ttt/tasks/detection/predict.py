@@ -104,8 +104,7 @@ class ObjectPredictor(ImagePredictor):
         return drawn_with_legend(image, objects, self._carried["classes"], self._colours)
 
     def _shown(self, prediction: Prediction) -> list[dict[str, Any]]:
-        found = [each for each in prediction["objects"] if each["score"] >= SHOWN_SCORE]
-        return found[: self.topk]
+        return [each for each in prediction["objects"] if each["score"] >= SHOWN_SCORE]
 
     def _image(self, path: str) -> dict[str, Any]:
         stem = Path(path).stem
@@ -123,7 +122,7 @@ class ObjectPredictor(ImagePredictor):
             "image": str(path),
             "objects": [
                 {"class": names[each["category_id"]], **each, "segmentation": _text(each)}
-                for each in entries(found, told["category_ids"])
+                for each in entries(found, told["category_ids"])[: self.topk]
             ],
         }
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from vision_ttt.data import open_image
+from vision_ttt.data.images import open_labelled
 from vision_ttt.engine.checkpoint import BEST_FILE
 from vision_ttt.engine.files import write_bytes, write_text
 from vision_ttt.engine.task import Report
@@ -185,7 +185,8 @@ def overlay_sheet(task: Detection, evaluation: DetectionEvaluation, count: int) 
     for turn in chosen.astype(int).tolist():
         place, found = evaluation.found[turn]
         path = task.test_set.items.folder / task.annotations.name(place)
-        image = open_image(path)
+        height, width = task.annotations.sizes[place].tolist()
+        image = open_labelled(path, (width, height))
         known, believed = _known(task, place), _found(found)
         seen |= {each.label for each in (*known, *believed)}
         left, right = (

@@ -72,8 +72,8 @@ class Detection(DenseTask):
         """Set the images as the detector is to see them.
 
         Raises:
-            DatasetError: there is no object to train on or none to test on; images are missing,
-                and the run is not to skip what is damaged.
+            DatasetError: there is no object to train on or none to test on; images are missing or
+                their annotations wrong, and the run is not to skip what is damaged.
             FileNotFoundError: a folder of images is missing.
         """
         data, train = self.config.data, self.train_annotations
@@ -87,6 +87,12 @@ class Detection(DenseTask):
                     f"{len(missing)} of the {len(told)} images of {told.path} are missing in"
                     f" {data.folder(part)}, such as {', '.join(missing[:3])}; run.skip_bad leaves"
                     " them out"
+                )
+            if told.faults and not self.config.run.skip_bad:
+                shown = "; ".join(list(told.faults.values())[:3])
+                raise DatasetError(
+                    f"{len(told.faults)} of the {len(told)} images of {told.path} have annotations"
+                    f" that cannot be meant: {shown}; run.skip_bad leaves the images out"
                 )
         images = CocoImages(train, data.folder("train"), train.places(data.empty_images))
         self.train_set = SeededItems(images, TrainTransform(data), self.config.run.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from vision_ttt.data.mask_folders import IGNORED
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.evaluation import rows_of_items
 from vision_ttt.engine.task import Batch
+from vision_ttt.errors import UserError
 from vision_ttt.tasks.segmentation.resized_logits import resized_bands
 
 Segment = Callable[[Tensor], Tensor]
@@ -97,6 +99,7 @@ def evaluate(
     Raises:
         DamagedItem: an image or mask cannot be read and is not to be skipped.
         DatasetError: there is no image, or no pixel with a class.
+        UserError: the loss is not finite: the classes of such logits mean nothing.
     """
 
     def measure(batch: Batch) -> dict[str, Tensor]:
@@ -117,9 +120,10 @@ def evaluate(
     pixels = int(true.sum())
     if not pixels:
         raise DatasetError(f"no pixel of the {len(rows['loss'])} test images has a class")
-    return SegmentationEvaluation(
-        intersections, predicted, true, rows["loss"].sum().item() / pixels, len(rows["loss"])
-    )
+    loss = rows["loss"].sum().item() / pixels
+    if not math.isfinite(loss):
+        raise UserError(f"the model's loss is {loss}: its weights are damaged, or it has diverged")
+    return SegmentationEvaluation(intersections, predicted, true, loss, len(rows["loss"]))
 
 
 def measured(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -88,11 +88,16 @@ class SegmentPredictor(ImagePredictor):
             ],
         }
 
+    def answer(self, predictions: Sequence[Prediction], skipped: Sequence[str]) -> dict[str, Any]:
+        """Return the predictions, each with its `topk` largest segments, and what was skipped."""
+        named = [{**each, "segments": each["segments"][: self.topk]} for each in predictions]
+        return super().answer(named, skipped)
+
     def rows(self, prediction: Prediction) -> list[dict[str, Any]]:
-        """Return a row for each class that occurs: image, class, share of the pixels."""
+        """Return a row for each of the largest classes: image, class, share of the pixels."""
         return [
             {"image": prediction["image"], "class": each["class"], "share": each["share"]}
-            for each in prediction["segments"]
+            for each in prediction["segments"][: self.topk]
         ]
 
     def table(self, prediction: Prediction) -> Table:

@@ -8,9 +8,10 @@ from typing import Any
 from vision_ttt.data import DatasetError
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import MachineSection, TaskSection, TrainConfig
-from vision_ttt.tasks.segmentation.config import SegmentationData
+from vision_ttt.tasks.dense.config import check_below_root
+from vision_ttt.tasks.segmentation.config import LETTERS, SegmentationData
 from vision_ttt.tasks.segmentation.metadata import INPUT
-from vision_ttt.tasks.segmentation.task import Segmentation
+from vision_ttt.tasks.segmentation.task import PARTS, Segmentation
 
 
 def reopen(
@@ -33,6 +34,7 @@ def reopen(
     Raises:
         DatasetError: the checkpoint holds no dataset and none is given; a change is of no field;
             the dataset's classes are not the model's.
+        UserError: `dataset` is given, and a path of the checkpoint's data is absolute.
     """
     fields = {name: value for name, value in changes.items() if name != "dataset"}
     if "dataset" in changes:
@@ -45,6 +47,10 @@ def reopen(
     except TypeError as error:  # of another version, or a field that segmentation does not have
         raise DatasetError(f"the data of a segmenter: {error}") from error
     machine = MachineSection(precision=precision, num_workers=num_workers)
-    opened = Segmentation(TrainConfig(task, data, machine=machine))
+    parts = PARTS if part == "all" else (part,)
+    if "dataset" in changes and data.root != LETTERS:
+        paths = [f"{each}_{kind}" for each in parts for kind in ("images", "masks")]
+        check_below_root(data, [name for name in paths if name not in changes])
+    opened = Segmentation(TrainConfig(task, data, machine=machine), parts)
     opened.show_to(metadata, part)
     return opened

@@ -33,6 +33,7 @@ from vision_ttt.tasks.segmentation.pictures import class_colours
 from vision_ttt.tasks.segmentation.transforms import LabelledTensors, TestTransform, TrainTransform
 from vision_ttt.tasks.segmentation.views import TestView
 
+PARTS = ("train", "test")
 _LEAST_IMAGES = 2  # that a batch norm over one pixel of each image accepts, where there is one
 _OF_TRAINING = (
     "crop_size",
@@ -58,15 +59,15 @@ class Segmentation(DenseTask):
 
     primary = Metric("miou", higher_is_better=True, form=".2%")
 
-    def __init__(self, config: TrainConfig) -> None:
-        """List the images and masks.
+    def __init__(self, config: TrainConfig, parts: Sequence[str] = PARTS) -> None:
+        """List the images and masks of `parts`; training takes all.
 
         Raises:
             DatasetError, FileNotFoundError: the dataset cannot be used.
         """
         require("dense", "segmentation")
         self.config = config
-        self._classes, self.train, self.test = open_splits(config.data)
+        self._classes, self.parts = open_parts(config.data, parts)
         self.precision = config.machine.precision
         self.auxiliary_weight = config.task.auxiliary_weight
         self.least_images = 1 if config.task.maps == "tokens" else _LEAST_IMAGES
@@ -88,8 +89,8 @@ class Segmentation(DenseTask):
         for_training = TrainTransform(
             self.statistics, **{name: getattr(data, name) for name in _OF_TRAINING}
         )
-        self.train_set = SeededItems(self.train, for_training, workers_seed)
-        self.show(data, self.test)
+        self.train_set = SeededItems(self.parts["train"], for_training, workers_seed)
+        self.show(data, self.parts["test"])
 
     def show(self, data: SegmentationData, items: Dataset) -> None:
         """Set the test images, and how the model sees them."""
@@ -112,12 +113,8 @@ class Segmentation(DenseTask):
                 f" they differ in {', '.join(differing[:10])}"
             )
         self.statistics = {name: metadata.carried["input"][name] for name in ("mean", "std")}
-        parts = {
-            "train": self.train,
-            "test": self.test,
-            "all": ConcatDataset([self.train, self.test]),
-        }
-        self.show(self.config.data, parts[part])
+        items = ConcatDataset(self.parts.values()) if part == "all" else self.parts[part]
+        self.show(self.config.data, items)
 
     def collate(self, items: Sequence[LabelledTensors | DamagedItem]) -> Batch:
         """Return lists of the good images [3, h, w] and labels [H, W], and the damaged ones'
@@ -190,8 +187,8 @@ class Segmentation(DenseTask):
         """Return the dataset's name and the numbers of images and classes."""
         return {
             "dataset": self.config.data.root,
-            "train_images": len(self.train),
-            "test_images": len(self.test),
+            "train_images": len(self.parts["train"]),
+            "test_images": len(self.parts["test"]),
             "classes": len(self.classes),
         }
 
@@ -236,8 +233,10 @@ class Segmentation(DenseTask):
         return write_report(self, result)
 
 
-def open_splits(data: SegmentationData) -> tuple[tuple[str, ...], Dataset, Dataset]:
-    """Return the class names, and the training and the test images with their masks.
+def open_parts(
+    data: SegmentationData, parts: Sequence[str] = PARTS
+) -> tuple[tuple[str, ...], dict[str, Dataset]]:
+    """Return the class names, and each part's images with their masks.
 
     Raises:
         DatasetError, FileNotFoundError: the dataset cannot be used.
@@ -246,22 +245,22 @@ def open_splits(data: SegmentationData) -> tuple[tuple[str, ...], Dataset, Datas
         from vision_ttt.data.letters import open_letters  # its renderer needs SciPy
 
         train, test = open_letters(data.letters)
-        return train.classes, train, test
+        opened = {"train": train, "test": test}
+        return train.classes, {part: opened[part] for part in parts}
     root = Path(data.root).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(2, "No such folder (root of the dataset)", str(root))
     classes = read_classes(root, None if data.classes is None else root / data.classes)
     fields = asdict(data)
-    train, test = (
-        open_mask_folders(
+    return classes, {
+        part: open_mask_folders(
             root / fields[f"{part}_images"],
             root / fields[f"{part}_masks"],
             classes,
             zero_is_unlabelled=data.zero_is_unlabelled,
         )
-        for part in ("train", "test")
-    )
-    return classes, train, test
+        for part in parts
+    }
 
 
 def _number(value: float) -> float | None:
