@@ -197,6 +197,24 @@ def test_the_class_tokens_position_is_the_one_in_the_middle(count):
     assert converted["pos_embed"].shape == order.shape
 
 
+@pytest.mark.parametrize(("pool", "place"), [("head", 0), ("middle", 8), ("end", 16)])
+def test_the_class_tokens_position_is_where_the_model_has_it(pool, place):
+    released, _ = scans("vim_model")
+    positions = torch.arange(17.0).view(1, -1, 1).expand(1, -1, 64)
+    model = Vim(64, depth=2, embed_dim=64, num_classes=10, global_pool=pool)
+    converted = convert.remap(released | {"pos_embed": positions}, model)
+    assert converted["class_tokens.pos_embed"].unique().tolist() == [place]
+    own = converted["pos_embed"][0, :, 0].tolist()
+    assert own == [float(n) for n in range(17) if n != place]
+
+
+def test_a_model_without_class_token_refuses_one_by_the_releases_names():
+    released, _ = scans("vim_model")
+    model = Vim(64, depth=2, embed_dim=64, num_classes=10, global_pool="avg")
+    with pytest.raises(ValueError, match=r"unexpected cls_token; .* pos_embed \[1, 17, 64\]"):
+        convert.remap(released, model)
+
+
 def test_what_the_weights_of_selective_scans_tell_of_the_model():
     told = {"num_classes": 10, "in_chans": 3, "img_size": 64}
     assert VIM.arguments(scans("vim_model")[0]) == told
@@ -204,6 +222,10 @@ def test_what_the_weights_of_selective_scans_tell_of_the_model():
         wanted = {**told, "num_registers": 3, "head_reduction": reduction}
         assert MAMBA_REG.arguments(scans(name)[0]) == wanted
     assert VIM.arguments({}) == {}
+    for shape in ([64, 96], [192, 96], [0, 96]):
+        necks = {"neck.weight": torch.zeros(shape)}
+        with pytest.raises(convert.ConversionError, match=r"head_reduction .* whole number: neck"):
+            MAMBA_REG.arguments(necks)
 
 
 def test_vims_and_mamba_regs_weights_are_told_apart():

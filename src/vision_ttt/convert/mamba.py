@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from vision_ttt.convert.family import Family
+from vision_ttt.convert.family import ConversionError, Family
+from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.mamba_reg import MambaReg
 from vision_ttt.models.vim import Vim
 
@@ -45,17 +46,29 @@ def _names(key: str) -> str | tuple[str, ...]:
     return tuple(f"layers.{index}.mixer.{name}" for name in directions)
 
 
-def _with_own_positions(released: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _with_own_positions(
+    released: Mapping[str, Tensor], *, class_tokens: ExtraTokens | None
+) -> Mapping[str, Tensor]:
     """Vim's weights with the class token's position under Mamba-Reg's name.
 
-    Vim's position embedding [1, T + 1, D] is of the sequence with the class token in its middle.
+    Vim's position embedding [1, T + 1, D] is of the sequence with the class token in it, at the
+    place that ``class_tokens`` of the model have. The weights themselves do not tell it.
     """
     positions = released.get("pos_embed")
-    if positions is None or positions.ndim != 3 or "cls_token" not in released:
-        return dict(released)
-    middle = (positions.shape[1] - 1) // 2
-    before, own, after = positions.tensor_split((middle, middle + 1), dim=1)
-    return {**released, "pos_embed": torch.cat([before, after], dim=1), "pos_embed_cls": own}
+    if (
+        class_tokens is None
+        or positions is None
+        or positions.ndim != 3
+        or "cls_token" not in released
+    ):
+        return released
+    image, own = class_tokens.extract(positions)
+    return {**released, "pos_embed": image, "pos_embed_cls": own}
+
+
+def _with_class_tokens_of(model: Vim) -> Family:
+    prepared = partial(_with_own_positions, class_tokens=model.class_tokens)
+    return VIM._replace(prepared=prepared)
 
 
 def _arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -75,8 +88,14 @@ def _mamba_reg_arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
     arguments = _arguments(released)
     if (registers := released.get("cls_token")) is not None and registers.ndim == 3:
         arguments["num_registers"] = registers.shape[1]
-    neck = released.get("neck.weight")
-    arguments["head_reduction"] = 1 if neck is None else neck.shape[1] // neck.shape[0]
+    arguments["head_reduction"] = 1
+    if (neck := released.get("neck.weight")) is not None:
+        if neck.ndim != 2 or not len(neck) or neck.shape[1] % len(neck):
+            raise ConversionError(
+                "head_reduction of a release must be a whole number: neck.weight must be [D / r, D]"
+                f" with D a multiple of D / r, got {list(neck.shape)}"
+            )
+        arguments["head_reduction"] = neck.shape[1] // len(neck)
     return arguments
 
 
@@ -87,7 +106,7 @@ VIM = Family(
     _names,
     arguments=_arguments,
     lacks=frozenset({"pos_embed_cls"}),
-    prepared=_with_own_positions,
+    fitting=_with_class_tokens_of,
 )
 MAMBA_REG = Family(
     "Mamba-Reg",
