@@ -12,8 +12,10 @@ def pool_tokens(x: Tensor, pool: str, class_tokens: ExtraTokens | None) -> Tenso
 
     Args:
         x: image tokens and class tokens.
-        pool: "avg" (the mean of the image tokens), "max_norm" (the image token of largest L2 norm),
-            the placement of the class tokens (the mean of these), or "" (x as it is).
+        pool: "avg" (the mean of the image tokens), "max_norm" (the image token of largest L2 norm;
+            after a norm layer whose weights are all 1, as in a fresh model, these are equal, and
+            rounding chooses), the placement of the class tokens (the mean of these), or "" (x as it
+            is).
         class_tokens: what inserted them; None where there are none.
 
     Raises:

@@ -91,7 +91,9 @@ class MambaReg(PlainBackbone):
         state: numbers of each channel's state, N.
         global_pool: "registers" (published, the default where there are any), their placement
             ("even", "head", "middle" or "end": the mean of the registers), "avg" (the mean of the
-            image tokens, the default without registers), "max_norm", or "" for the tokens.
+            image tokens, the default without registers), "max_norm" (the image token of largest
+            norm after the final RMSNorm; while its weights are all 1, as in a fresh model, these
+            norms are equal and rounding chooses), or "" for the tokens.
         fused: see :class:`vision_ttt.layers.BidirectionalMamba`; takes less memory to train.
         dynamic_img_size: accept any image size; the positions of image tokens are interpolated, and
             registers are distributed over the sequence that there is.
