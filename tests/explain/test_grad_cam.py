@@ -5,7 +5,7 @@ import timm
 import torch
 
 from tolerances import assert_close
-from vision_ttt import extras
+from vision_ttt import extras, for_inference
 from vision_ttt.explain import grad_cam
 from vision_ttt.extras import MissingPackageError
 from vision_ttt.models import HViT3
@@ -100,6 +100,13 @@ def test_grad_cam_refuses(package, small_vit, images):
         grad_cam(small_vit(depth=1), images, CLASSES)
     with pytest.raises(TypeError, match="token grid is known of"):
         grad_cam(torch.nn.Linear(1, 1), images, CLASSES)
+
+
+def test_grad_cam_says_why_there_are_no_gradients(small_vit, images):
+    with pytest.raises(TypeError, match="a model of for_inference cannot be explained"):
+        grad_cam(for_inference(small_vit()), images, CLASSES)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"within torch\.inference_mode"):
+        grad_cam(small_vit(), images, CLASSES)
 
 
 def test_grad_cam_says_what_to_install(monkeypatch, small_vit, images):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tolerances import assert_close
+from vision_ttt import for_inference
 from vision_ttt.explain import gradient_times_input
 
 
@@ -78,3 +79,7 @@ def test_gradient_times_input_refuses(small_vit):
     features = small_vit(global_pool="", num_classes=0)
     with pytest.raises(TypeError, match=r"logits \[B, classes\] is needed"):
         gradient_times_input(features, images, torch.tensor([0, 0]))
+    with pytest.raises(TypeError, match="a model of for_inference cannot be explained"):
+        gradient_times_input(for_inference(model), images, torch.tensor([0, 0]))
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"within torch\.inference_mode"):
+        gradient_times_input(model, images, torch.tensor([0, 0]))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tolerances import assert_close
+from vision_ttt import for_inference
 from vision_ttt.explain import (
     anisotropy,
     centroid_offset,
@@ -161,6 +162,10 @@ def test_fields_refuse(images, conv_stack, small_vit):
     for token in ((32, 0), (0, -1)):
         with pytest.raises(ValueError, match="within the grid of 32 × 32 tokens"):
             receptive_field(model, images[:, :1], token=token)
+    with pytest.raises(TypeError, match="a model of for_inference cannot be explained"):
+        receptive_field(for_inference(model.eval()), images[:, :1])
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"within torch\.inference_mode"):
+        receptive_field(model, images[:, :1])
 
 
 def gaussian(side, along, across, turned=0.0):

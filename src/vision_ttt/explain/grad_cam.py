@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vision_ttt.explain.feature_maps import token_grid
 from vision_ttt.explain.gradient_input import check_classes, logits_of
+from vision_ttt.explain.inner_loop import refuse_without_gradients
 from vision_ttt.extras import require
 from vision_ttt.models.plain_backbone import PlainBackbone
 
@@ -39,10 +40,12 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
     Raises:
         MissingPackageError: grad-cam is not installed.
-        TypeError: the model is not such a classifier.
+        TypeError: the model is not such a classifier, or is one of ``for_inference``.
         ValueError: the images do not fit the model, or there is not one class of the model for each
             of them.
+        RuntimeError: called within ``torch.inference_mode``.
     """
+    refuse_without_gradients(model)
     require("explain", "Grad-CAM")
     from pytorch_grad_cam import GradCAM
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.explain.feature_maps import token_grid
+from vision_ttt.explain.inner_loop import refuse_without_gradients
 from vision_ttt.models.evaluation_mode import evaluation_mode
 
 
@@ -26,10 +27,13 @@ def gradient_times_input(model: nn.Module, images: Tensor, classes: Tensor) -> T
         Maps [B, h, w] on the grid of the last features, float32.
 
     Raises:
-        TypeError: the token grid is not known, or the model has no gradients.
+        TypeError: the token grid is not known, or the model has no gradients, as one of
+            ``for_inference``.
         ValueError: the images do not fit the model, or there is not one class of the model for each
             of them.
+        RuntimeError: called within ``torch.inference_mode``.
     """
+    refuse_without_gradients(model)
     grid, step = token_grid(model, images)
     pixels = images.detach().clone().requires_grad_()
     with evaluation_mode(model), torch.enable_grad():

@@ -54,6 +54,21 @@ def refuse_packed(model: nn.Module) -> None:
         )
 
 
+def refuse_without_gradients(model: nn.Module) -> None:
+    """Check that gradients with respect to images can be computed.
+
+    Raises:
+        TypeError: the model is one of ``for_inference``.
+        RuntimeError: called within ``torch.inference_mode``.
+    """
+    refuse_packed(model)
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "there are no gradients within torch.inference_mode(): call this outside of it, or "
+            "within torch.no_grad()"
+        )
+
+
 def learner_layers(model: nn.Module) -> dict[str, TTTLayer]:
     """Module name → TTT layer, of linear or two-layer inner models, in the modules' order.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.explain.feature_maps import check_images, feature_maps
+from vision_ttt.explain.inner_loop import refuse_without_gradients
 from vision_ttt.models.evaluation_mode import evaluation_mode
 
 _AT_ONCE = 8
@@ -38,10 +39,12 @@ def receptive_field(
         [H, W], float32, ≥ 0, in units of features per unit of the normalised image.
 
     Raises:
-        TypeError: the model is not such a backbone, or it is made for evaluation only and has no
-            gradients.
+        TypeError: the model is not such a backbone, or has no gradients, as one of
+            ``for_inference``.
         ValueError: the images do not fit the model, or it has no such token.
+        RuntimeError: called within ``torch.inference_mode``.
     """
+    refuse_without_gradients(model)
     check_images(images)
     field = torch.zeros(images.shape[-2:], dtype=torch.float32, device=images.device)
     with evaluation_mode(model), torch.enable_grad():
