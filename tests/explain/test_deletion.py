@@ -131,6 +131,30 @@ def test_no_pass_is_larger_than_the_batch(model):
     assert sizes == [4, 4, 4, 3]
 
 
+@pytest.mark.parametrize(
+    ("side", "tokens", "step", "first", "last"),
+    [
+        (36, 3, 16, 16, 4),  # the model pads to 48
+        (65, 3, 32, 32, 1),
+        (32, 15, 2, 2, 4),  # overlapping patches: the last token has what is left
+        (8, 2, None, 4, 4),
+    ],
+)
+def test_tokens_are_as_many_pixels_as_the_step_of_the_model(side, tokens, step, first, last):
+    passed, model = [], nn.Module()
+    model.forward = lambda images: passed.append(images) or torch.zeros(len(images), 2)
+    maps = torch.zeros(2, tokens, 2)
+    maps[0, 0, 0] = maps[1, -1, 0] = 1
+    patch = None if step is None else (step, 4)
+    arguments = (model, torch.ones(2, 3, side, 8), ones(2), maps, [0, 1 / maps[0].numel()])
+    for curve, shown in ((deletion_curve, 0), (insertion_curve, 1)):
+        curve(*arguments, fill=torch.tensor(0.0), patch=patch)
+        own = (passed.pop()[[1, 3], 0] == shown).int()  # of each image, with one token marked
+        assert own.sum((1, 2)).tolist() == [4 * first, 4 * last]
+        assert own[0, :first, :4].all()
+        assert own[1, -last:, :4].all()
+
+
 def test_area():
     areas = area_under(torch.tensor([[1.0, 0.0], [0.2, 0.6]]), [0, 1])
     assert areas.tolist() == pytest.approx([0.5, 0.4])
@@ -171,7 +195,10 @@ def test_fills():
         ({"labels": torch.tensor([1, 2])}, r"classes above the largest label, 2; got \[10, 2\]"),
         ({"maps": torch.rand(2, 4)}, r"maps must be \[B, h, w\]"),
         ({"maps": torch.rand(1, 2, 2)}, r"maps must be \[B, h, w\]"),
-        ({"maps": torch.rand(2, 3, 2)}, "a whole number of pixels"),
+        ({"maps": torch.rand(2, 3, 2)}, "a whole number of pixels where no patch is given"),
+        ({"patch": (8, 4)}, r"got \(8, 4\) for images \[8, 8\] and maps \[2, 2\]"),
+        ({"patch": (4, 0)}, r"whole numbers of at least 1 .* got \(4, 0\)"),
+        ({"patch": 4}, r"patch must be \(rows, columns\) .* got 4"),
         ({"maps": torch.full((2, 2, 2), torch.nan)}, "must be finite"),
         ({"shares": [0]}, "at least two rising numbers"),
         ({"shares": [0, 0.5, 0.5]}, "at least two rising numbers"),

@@ -34,10 +34,10 @@ RUN = Run(
 )
 
 
-def tiny(name):
+def tiny(name, **options):
     torch.manual_seed(0)
     size = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
-    return timm.create_model(name, num_classes=3, **size)
+    return timm.create_model(name, num_classes=3, **size, **options)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,54 @@ def test_curves_are_means_over_images_and_draws(images):
     assert model.training
     assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
     assert all(x.grad is None for x in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "side", "grid"),
+    [
+        (
+            "vittt_nano_patch4_32",
+            {"dynamic_img_size": True, "dynamic_img_pad": True, "num_heads": 2},
+            *(9, 3),
+        ),
+        ("vim_nano_patch4_32", {"stride": 2}, 16, 7),
+        ("resnet10t", None, 65, 3),
+    ],
+)
+def test_models_whose_tokens_do_not_divide_the_image_have_curves(name, options, side, grid):
+    torch.manual_seed(0)
+    if options is not None:
+        options = {"img_size": 16, "embed_dim": 32, "depth": 1, **options}
+    model = timm.create_model(name, num_classes=3, **(options or {}))
+    images = torch.randn(2, 3, side, side)
+    methods = ["random", "contrast", "gradient × input"]
+    for method in methods:
+        assert METHODS[method].maps(model, images, LABELS[:2]).shape == (2, grid, grid)
+    curves = measure_maps(
+        *(model, images, LABELS[:2]), fills={"mean": mean_colour(images)}, methods=methods, points=3
+    )
+    assert [each.method for each in curves] == methods
+
+
+def test_the_centre_is_the_images_and_not_that_of_its_padding():
+    """Of 9 rows the tokens have 4, 4 and 1."""
+    model = tiny("vittt_nano_patch4_32", dynamic_img_size=True, dynamic_img_pad=True)
+    maps = METHODS["centre"].maps(model, torch.zeros(1, 3, 9, 4), LABELS[:1])
+    assert_close(maps[0, :, 0], -torch.tensor([2.5, 1.5, 4.0]) / 9, 1e-6)
+
+
+def test_the_curves_of_padded_images_remove_the_models_tokens(images):
+    """Of 9 rows and patches of 4, tokens have 4, 4 and 1: 3 each would be other pixels."""
+    model = tiny("vittt_nano_patch4_32", dynamic_img_size=True, dynamic_img_pad=True)
+    images = images[..., :9, :9]
+    fills = {"mean": mean_colour(images)}
+    (curves,) = measure_maps(model, images, LABELS, fills=fills, methods=["centre"], points=4)
+    maps = METHODS["centre"].maps(model, images, LABELS)
+    arguments = (model, images, LABELS, maps, curves.shares)
+    heights = deletion_curve(*arguments, fill=fills["mean"], patch=(4, 4)).mean(0)
+    others = deletion_curve(*arguments, fill=fills["mean"]).mean(0)
+    assert_close(torch.tensor(curves.deletion), heights, 1e-6)
+    assert not torch.allclose(heights, others)
 
 
 def test_the_fast_model_makes_the_curves_alone(images):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.functional import gaussian_blur
 
+from vision_ttt.explain.token_pixels import check_patch, spread
 from vision_ttt.models.evaluation_mode import evaluation_mode
 
 
@@ -21,6 +22,7 @@ def deletion_curve(
     shares: Sequence[float],
     *,
     fill: Tensor,
+    patch: tuple[int, int] | None = None,
     batch_size: int = 64,
     seed: int = 0,
 ) -> Tensor:
@@ -36,7 +38,7 @@ def deletion_curve(
     Args:
         model: a classifier, images [B, C, H, W] → logits [B, classes]. It runs in evaluation mode
             and stays as it is.
-        images: [B, C, H, W], normalised as for the model; each token covers H / h · W / w pixels.
+        images: [B, C, H, W], normalised as for the model.
         labels: the true classes [B], int64.
         maps: scores [B, h, w] of the tokens, e.g. of
             :func:`vision_ttt.explain.mean_map`. Tokens of equal score follow each other in a random
@@ -44,6 +46,10 @@ def deletion_curve(
         shares: of the tokens to remove, rising, at least two, from 0 to 1.
         fill: what removed pixels are replaced by, of a shape that expands to the images', see
             :func:`mean_colour`, :func:`blurred` and :func:`black`.
+        patch: rows and columns of pixels from token to token, the second result of
+            :func:`vision_ttt.explain.feature_maps.token_grid`: needed for images that the model
+            pads and for sides that are not whole tokens. The last token of a side has all pixels
+            that are left. By default (H / h, W / w), which must be whole.
         batch_size: images in a forward pass, which bounds the memory.
         seed: of the order of equal scores. It differs from image to image and depends neither on
             their number nor on the device.
@@ -56,7 +62,7 @@ def deletion_curve(
             is no class of the model.
         TypeError: the labels are not int64.
     """
-    return _curve(model, images, labels, maps, shares, fill, batch_size, seed, inserts=False)
+    return _curve(model, images, labels, maps, shares, fill, patch, batch_size, seed, inserts=False)
 
 
 def insertion_curve(
@@ -67,6 +73,7 @@ def insertion_curve(
     shares: Sequence[float],
     *,
     fill: Tensor,
+    patch: tuple[int, int] | None = None,
     batch_size: int = 64,
     seed: int = 0,
 ) -> Tensor:
@@ -77,7 +84,7 @@ def insertion_curve(
     their own. If the map marks what the model uses, the probability rises early, and the area under
     the curve is large.
     """
-    return _curve(model, images, labels, maps, shares, fill, batch_size, seed, inserts=True)
+    return _curve(model, images, labels, maps, shares, fill, patch, batch_size, seed, inserts=True)
 
 
 def area_under(curve: Tensor, shares: Sequence[float]) -> Tensor:
@@ -166,6 +173,7 @@ def _curve(
     maps: Tensor,
     shares: Sequence[float],
     fill: Tensor,
+    patch: tuple[int, int] | None,
     batch_size: int,
     seed: int,
     *,
@@ -174,7 +182,7 @@ def _curve(
     _check_shares(shares)
     _check_images(images, labels, maps, fill, batch_size)
     grid = maps.shape[1:]
-    patch = [side // tokens for side, tokens in zip(images.shape[2:], grid, strict=True)]
+    patch = _patch(images, maps, patch)
     fill = fill.to(images).expand_as(images)
     ranks = _ranks(maps, seed).to(images.device)
     counts = torch.tensor(
@@ -186,12 +194,25 @@ def _curve(
         for pair in pairs.split(batch_size):
             image, step = pair // len(shares), pair % len(shares)
             marked = (ranks[image] < counts[step, None]).unflatten(1, grid)
-            for axis, side in enumerate(patch, start=1):
-                marked = marked.repeat_interleave(side, axis)
+            marked = spread(marked, images.shape[2:], patch)
             # Insertion shows the marked tokens, deletion the others.
             shown = torch.where((marked == inserts)[:, None], images[image], fill[image])
             curves.append(_true_class(model(shown), labels[image]))
     return torch.cat(curves).view(len(images), len(shares))
+
+
+def _patch(images: Tensor, maps: Tensor, patch: tuple[int, int] | None) -> tuple[int, int]:
+    """Rows and columns of pixels from token to token, as given or from even division."""
+    (height, width), (rows, columns) = images.shape[2:], maps.shape[1:]
+    if patch is not None:
+        check_patch(patch, (height, width), (rows, columns))
+        return patch
+    if height % rows or width % columns:
+        raise ValueError(
+            "every token must cover a whole number of pixels where no patch is given: images are "
+            f"{[height, width]}, maps {[rows, columns]}"
+        )
+    return height // rows, width // columns
 
 
 def _ranks(maps: Tensor, seed: int) -> Tensor:
@@ -239,11 +260,6 @@ def _check_images(
     if maps.ndim != 3 or len(maps) != len(images) or 0 in maps.shape:
         raise ValueError(
             f"maps must be [B, h, w] for images {list(images.shape)}, got {list(maps.shape)}"
-        )
-    if images.shape[2] % maps.shape[1] or images.shape[3] % maps.shape[2]:
-        raise ValueError(
-            "every token must cover a whole number of pixels: images are "
-            f"{list(images.shape[2:])}, maps {list(maps.shape[1:])}"
         )
     if not maps.isfinite().all():
         raise ValueError("every score of maps must be finite")

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from timm.models import VisionTransformer
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d
 
 from vision_ttt.explain.deletion import (
     area_under,
@@ -29,6 +28,7 @@ from vision_ttt.explain.gradient_maps import (
     mean_map,
 )
 from vision_ttt.explain.rollout import attention_rollout
+from vision_ttt.explain.token_pixels import token_sums
 from vision_ttt.layers import ViT3TTT
 
 RANDOM = "random"
@@ -109,7 +109,7 @@ def measure_maps(
         ValueError: a method is unknown or has no map of this model, or a number is out of its
             range; others as :func:`vision_ttt.explain.deletion.deletion_curve` raises them.
     """
-    (height, width), _ = token_grid(model, images)
+    (height, width), patch = token_grid(model, images)
     fitting = methods_for(model)
     unfit = [name for name in methods or () if name not in fitting]
     if unfit:
@@ -136,6 +136,7 @@ def measure_maps(
                     curve(
                         *(fast or model, images, labels, maps, shares),
                         fill=replacement,
+                        patch=patch,
                         batch_size=batch_size,
                         seed=seed,
                     )
@@ -174,20 +175,22 @@ def _constant(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 def _centre(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Minus the distance from the image's centre, in multiples of its sides."""
-    grid, _ = token_grid(model, images)
-    places = [
-        (torch.arange(count, dtype=torch.float32, device=images.device) + 0.5) / count - 0.5
-        for count in grid
-    ]
+    grid, patch = token_grid(model, images)
+    places = []
+    for side, count, step in zip(images.shape[2:], grid, patch, strict=True):
+        edges = torch.arange(count + 1, dtype=torch.float32, device=images.device) * step
+        edges[-1] = side  # the last token has what is left
+        places.append((edges[:-1] + edges[1:]) / 2 / side - 0.5)
     distance = torch.hypot(*torch.meshgrid(*places, indexing="ij"))
     return -distance.expand(len(images), -1, -1)
 
 
 def _contrast(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Root mean square difference of each token's pixels from the mean colour of their image."""
-    _, patch = token_grid(model, images)
-    squares = (images.float() - mean_colour(images).float()).square().mean(1, keepdim=True)
-    return avg_pool2d(squares, patch, ceil_mode=True).squeeze(1).sqrt()
+    grid, patch = token_grid(model, images)
+    squares = (images.float() - mean_colour(images).float()).square().mean(1)
+    pixels = token_sums(torch.ones_like(squares), grid, patch)
+    return (token_sums(squares, grid, patch) / pixels).sqrt()
 
 
 def _magnitude(model: nn.Module, images: Tensor, labels: Tensor, *, state: str) -> Tensor:

@@ -61,16 +61,39 @@ def token_grid(model: nn.Module, images: Tensor) -> tuple[tuple[int, int], tuple
         ValueError: the images are not [B, C, H, W].
     """
     check_images(images)
-    height, width = images.shape[-2:]
-    patches = getattr(model, "patch_embed", None)
-    if hasattr(patches, "dynamic_feat_size") and hasattr(model, "blocks"):
-        rows, columns = patches.dynamic_feat_size((height, width))
-        return (rows, columns), tuple(patches.feat_ratio(as_scalar=False))
-    info = getattr(model, "feature_info", None)
-    if not info:
+    grids = _grids(model, images)
+    if not grids:
         raise TypeError(
             "the token grid is known of backbones with patch_embed and blocks or with timm's "
             f"feature_info, got {type(model).__name__}"
         )
-    step = info[-1]["reduction"]
-    return (math.ceil(height / step), math.ceil(width / step)), (step, step)
+    return grids[-1]
+
+
+def token_step(model: nn.Module, images: Tensor, grid: tuple[int, int]) -> tuple[int, int] | None:
+    """Rows and columns of pixels from token to token of maps on one of a backbone's grids.
+
+    Args:
+        model: any.
+        images: [B, C, H, W], of which the maps are.
+        grid: (h, w) of the maps, of the last stage or an earlier one.
+
+    Returns:
+        None where the model does not say: it has no such grid, or none that is known.
+
+    Raises:
+        ValueError: the images are not [B, C, H, W].
+    """
+    check_images(images)
+    return next((step for own, step in reversed(_grids(model, images)) if own == grid), None)
+
+
+def _grids(model: nn.Module, images: Tensor) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """(h, w) and the pixels from token to token of every stage; none where they are not known."""
+    height, width = images.shape[-2:]
+    patches = getattr(model, "patch_embed", None)
+    if hasattr(patches, "dynamic_feat_size") and hasattr(model, "blocks"):
+        rows, columns = patches.dynamic_feat_size((height, width))
+        return [((rows, columns), tuple(patches.feat_ratio(as_scalar=False)))]
+    steps = [info["reduction"] for info in getattr(model, "feature_info", None) or ()]
+    return [((math.ceil(height / step), math.ceil(width / step)), (step, step)) for step in steps]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vision_ttt.explain.feature_maps import token_grid
 from vision_ttt.explain.inner_loop import refuse_without_gradients
+from vision_ttt.explain.token_pixels import token_sums
 from vision_ttt.models.evaluation_mode import evaluation_mode
 
 
@@ -44,7 +45,7 @@ def gradient_times_input(model: nn.Module, images: Tensor, classes: Tensor) -> T
             raise TypeError(f"{type(model).__name__} has no gradients: give the trained model")
         (gradient,) = torch.autograd.grad(chosen, pixels)
     products = (gradient.float() * images.detach().float()).sum(1)  # [B, H, W]
-    return _sums(_sums(products, -1, grid[1], step[1]), -2, grid[0], step[0])
+    return token_sums(products, grid, step)
 
 
 def logits_of(model: nn.Module, images: Tensor) -> Tensor:
@@ -79,13 +80,3 @@ def check_classes(classes: Tensor, logits: Tensor) -> None:
             f"classes must be {count} whole numbers from 0 to {number - 1}, got "
             f"{classes.tolist()} of {classes.dtype}"
         )
-
-
-def _sums(x: Tensor, dim: int, cells: int, step: int) -> Tensor:
-    """Sums over each ``step`` entries along a dimension; the last cell takes what remains."""
-    index = torch.arange(x.shape[dim], dtype=torch.int64, device=x.device).div(
-        step, rounding_mode="floor"
-    )
-    shape = list(x.shape)
-    shape[dim] = cells
-    return x.new_zeros(shape).index_add(dim, index.clamp_max(cells - 1), x)
