@@ -224,6 +224,20 @@ def test_a_named_model_has_constructor_arguments(tmp_path: Path, drawn: dict[str
     assert arrays(tmp_path, "norms")["small/digit-1/norms"].shape == (2, 4, 4)
 
 
+def test_pictures_that_the_model_pads_are_drawn_padded(
+    tmp_path: Path, drawn: dict[str, Figure]
+) -> None:
+    padded = "img_size=36,patch_size=16,dynamic_img_size=true,dynamic_img_pad=true"
+    command = ["explain", "gradient-map", f"vittt_nano_patch4_32:depth=1,{padded}"]
+    command += ["sample:digit-1", "--names", "small", "--sheets", "--output", str(tmp_path)]
+    assert main(command) == 0
+    assert arrays(tmp_path, "gradient-map")["small/digit-1/map"].shape == (3, 3)
+    assert len(drawn) == 3
+    for figure in drawn.values():
+        heat = [axis.images[1] for axis in figure.axes if len(axis.images) == 2]
+        assert {tuple(each.get_extent()) for each in heat} == {(0, 48, 48, 0)}
+
+
 def test_whole_pictures_of_any_proportions(
     checkpoint: str, tmp_path: Path, drawn: dict[str, Figure], capsys: Said
 ) -> None:

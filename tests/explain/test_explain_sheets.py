@@ -67,6 +67,23 @@ def test_sheets_of_models_refuse_what_does_not_fit():
         model_sheet({"a": [PictureMap(torch.rand(3, 1, 9), torch.rand(2, 3))]}, ["one"])
 
 
+def test_tokens_are_drawn_by_the_models_step():
+    """The smallest step that covers 36 pixels by three tokens is 12; the model has 16, and pads."""
+    picture, maps = torch.ones(3, 36, 8), torch.eye(3, 2)
+    padded = PictureMap(picture, maps, (16, 4))
+    figure = model_sheet({"a": [padded]}, ["china"], fraction=1 / 6)
+    marked = figure.axes[2].images[0].get_array()
+    assert marked.shape == (48, 8, 3)
+    assert (marked[:16, :4] == 1).all()
+    assert (marked[16:32, :4] <= 0.25).all()
+    of_layers = layer_sheet({"a": padded._replace(map=maps[None])}, title="china")
+    of_heads = head_sheet(picture, maps[None, None], title="", heads=["a"], patch=(16, 4))
+    for axis in (of_layers.axes[1], of_heads.axes[0]):
+        assert axis.images[1].get_extent() == [0, 8, 48, 0]
+    with pytest.raises(ValueError, match=r"leave the last token a pixel, got \(18, 4\)"):
+        model_sheet({"a": [padded._replace(patch=(18, 4))]}, ["china"])
+
+
 def test_a_sheet_of_layers_names_each_and_begins_a_row_for_each_model(monkeypatch):
     monkeypatch.setattr(map_sheets, "_MOST_COLUMNS", 2)
     figure = layer_sheet({"deep": seen(3), "flat": seen(2)}, title="china")

@@ -3,8 +3,10 @@
 import base64
 import io
 import re
+from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
 from matplotlib.text import Text
 from PIL import Image
@@ -16,7 +18,7 @@ from vision_ttt.explain.figures import (
 )
 from vision_ttt.explain.map_figures import gradient_map_sheet, plot_gradient_maps
 from vision_ttt.explain.report import Section, png_bytes, render_report
-from vision_ttt.tasks.classification.report import _reading
+from vision_ttt.tasks.classification.report import _gradient_maps, _reading
 
 HISTORY = [
     {
@@ -93,6 +95,26 @@ def test_gradient_map_sheet_marks_the_tokens_of_largest_gradient_on_padded_image
     assert (image[7] == 0).all()
     assert (marked[4:7, :3] == 1).all()
     assert (marked[:4] <= 0.25).all()
+
+
+def test_tokens_are_drawn_by_the_models_step():
+    """The smallest step that covers 36 pixels by three tokens is 12; the model has 16, and pads."""
+    images, maps = torch.ones(1, 3, 36, 8), torch.tensor([[[1.0, 0], [0, 0], [0, 0]]])
+    for figure in (
+        gradient_map_sheet(images, maps, ["a"], patch=(16, 4)),
+        plot_gradient_maps(images, maps, patch=(16, 4)),
+    ):
+        marked = [axis for axis in figure.axes if axis.images][-1].images[0].get_array()
+        assert marked.shape == (48, 8, 3)
+        bright = (marked >= 0.5).all(-1)
+        assert bright[:16, :4].all()
+        assert not bright[16:32, :4].all()
+    # Patches of 4 pixels overlap at steps of 2: the image is not cut to 15 × 2 pixels.
+    images, maps = torch.ones(1, 3, 32, 32), torch.ones(1, 15, 15)
+    figure = plot_gradient_maps(images, maps, fraction=1, patch=(2, 2))
+    marked = figure.axes[2].images[0].get_array()
+    assert marked.shape == (32, 32, 3)
+    assert (marked == 1).all()
 
 
 PHONE = 390 - 2 * 16  # CSS pixels of a phone's width that the page leaves to a figure
@@ -205,12 +227,30 @@ def test_plotting_leaves_pyplot_alone():
             r"each at least as large as its map; got images \[1, 3, 8, 8\]",
         ),
         ((1, 4, 8, 8), (1, 2, 2), {}, r"1 or 3 channels, got \[1, 4, 8, 8\]"),
+        ((1, 3, 8, 8), (1, 2, 2), {"patch": (8, 4)}, r"leave the last token a pixel, got \(8, 4\)"),
+        ((1, 3, 9, 8), (1, 8, 2), {}, r"leave the last token a pixel, got \(2, 4\)"),
         ((1, 3, 8, 8), (1, 2, 2), {"fraction": 0}, r"fraction must be in \(0, 1\], got 0"),
     ],
 )
 def test_plotting_refuses(images, maps, options, message):
     with pytest.raises(ValueError, match=message):
         plot_gradient_maps(torch.rand(images), torch.rand(maps), **options)
+
+
+def test_the_reports_maps_are_drawn_by_the_models_step():
+    options = {"patch_size": 16, "dynamic_img_size": True, "dynamic_img_pad": True}
+    model = timm.create_model("vittt_nano_patch4_32", depth=1, **options)
+    chosen = torch.tensor([0, 1])
+    task = SimpleNamespace(
+        test_set=[(torch.zeros(3, 36, 36), label) for label in (0, 1)],
+        input={"mean": (0.5,) * 3, "std": (0.5,) * 3},
+        classes=["a", "b"],
+    )
+    evaluation = SimpleNamespace(targets=chosen, predictions=chosen)
+    result = SimpleNamespace(model=model, evaluation=evaluation)
+    _, maps, titles, patch = _gradient_maps(task, result)
+    assert titles == ["a → a", "b → b"]
+    assert (maps.shape, patch) == ((2, 3, 3), (16, 16))
 
 
 def test_a_rising_inner_loss_is_explained():

@@ -8,15 +8,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.nn import functional as F
 
 from vision_ttt.explain.gradient_maps import top_fraction
+from vision_ttt.explain.token_pixels import padded, picture_patch, spread
 
 _COLOURS = "magma"
 
 
 def plot_gradient_maps(
-    images: Tensor, maps: Tensor, titles: Sequence[str] | None = None, *, fraction: float = 0.3
+    images: Tensor,
+    maps: Tensor,
+    titles: Sequence[str] | None = None,
+    *,
+    fraction: float = 0.3,
+    patch: tuple[int, int] | None = None,
 ) -> Figure:
     """A row for each image: the image, its map over the image, and its top tokens only.
 
@@ -28,13 +33,18 @@ def plot_gradient_maps(
         maps: [B, h, w], see :func:`vision_ttt.explain.mean_map`.
         titles: one per image, or None.
         fraction: share of the tokens in the last picture, in (0, 1].
+        patch: rows and columns of pixels from token to token, see
+            :func:`vision_ttt.explain.feature_maps.token_step`: needed where the model pads a side
+            by as many pixels as tokens or more, and where patches overlap. By default the smallest
+            that cover the image.
 
     Raises:
         ValueError: the numbers of images, maps and titles differ or are 0, an image has other
-            channels or is smaller than its map, or the fraction is out of its range.
+            channels or is smaller than its map, the fraction is out of its range, or a token has no
+            pixel with this patch.
     """
     titles = [""] * len(images) if titles is None else titles
-    pictures, marked, extent = _prepared(images, maps, titles, fraction)
+    pictures, marked, extent = _prepared(images, maps, titles, fraction, patch)
     rows, (_, width, height, _) = len(images), extent
     figure = Figure(figsize=(9, 3 * height / width * rows + 0.4), layout="constrained")
     axes = figure.subplots(rows, 3, squeeze=False)
@@ -53,7 +63,12 @@ def plot_gradient_maps(
 
 
 def gradient_map_sheet(
-    images: Tensor, maps: Tensor, titles: Sequence[str], *, per_row: int = 10
+    images: Tensor,
+    maps: Tensor,
+    titles: Sequence[str],
+    *,
+    per_row: int = 10,
+    patch: tuple[int, int] | None = None,
 ) -> Figure:
     """Images with their gradient magnitude maps: image, map, and its top 30 % of tokens.
 
@@ -65,12 +80,13 @@ def gradient_map_sheet(
         maps: [B, h, w], see :func:`vision_ttt.explain.mean_map`.
         titles: one per image.
         per_row: the number of images in a row.
+        patch: as in :func:`plot_gradient_maps`.
 
     Raises:
-        ValueError: the numbers of images, maps and titles differ or are 0, or an image has other
-            channels or is smaller than its map.
+        ValueError: the numbers of images, maps and titles differ or are 0, an image has other
+            channels or is smaller than its map, or a token has no pixel with this patch.
     """
-    pictures, marked, extent = _prepared(images, maps, titles, 0.3)
+    pictures, marked, extent = _prepared(images, maps, titles, 0.3, patch)
     columns = min(per_row, len(images))
     groups = -(-len(images) // columns)
     figure = Figure(figsize=(1.05 * columns + 0.9, 3.4 * groups), layout="constrained")
@@ -91,11 +107,15 @@ def gradient_map_sheet(
 
 
 def _prepared(
-    images: Tensor, maps: Tensor, titles: Sequence[str], fraction: float
+    images: Tensor,
+    maps: Tensor,
+    titles: Sequence[str],
+    fraction: float,
+    patch: tuple[int, int] | None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int, int]]:
     """Pictures [B, H', W', 3], the same darkened except for the top tokens, and their extent.
 
-    H' and W' are multiples of the patch size: an image that the model padded is padded here, too.
+    H' and W' are whole tokens: an image that the model padded is padded here, too.
     """
     if not titles or maps.shape[1] > images.shape[2] or maps.shape[2] > images.shape[3]:
         raise ValueError(
@@ -109,13 +129,12 @@ def _prepared(
         )
     if images.shape[1] not in (1, 3):
         raise ValueError(f"images must have 1 or 3 channels, got {list(images.shape)}")
-    patch = [-(-images.shape[2 + axis] // maps.shape[1 + axis]) for axis in range(2)]
-    height, width = patch[0] * maps.shape[1], patch[1] * maps.shape[2]
-    rim = (0, width - images.shape[3], 0, height - images.shape[2])
-    images = F.pad(images.detach().float().clamp(0, 1), rim).expand(-1, 3, -1, -1)
+    grid = maps.shape[1:]
+    patch = picture_patch(patch, images.shape[2:], grid)
+    images = padded(images.detach().float().clamp(0, 1), grid, patch).expand(-1, 3, -1, -1)
+    height, width = images.shape[2:]
     pictures = images.permute(0, 2, 3, 1).cpu().numpy()
-    marks: Tensor = top_fraction(maps, fraction).cpu()
-    marks = marks.repeat_interleave(patch[0], 1).repeat_interleave(patch[1], 2)
+    marks = spread(top_fraction(maps, fraction).cpu(), (height, width), patch)
     marked = np.where(marks[..., None].numpy(), 0.25 + 0.75 * pictures, 0.25 * pictures)
     return pictures, marked, (0, width, height, 0)
 

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.nn import functional as F
 
 from vision_ttt.explain.gradient_maps import top_fraction
+from vision_ttt.explain.token_pixels import padded, picture_patch, spread
 
 HEAT = "magma"
 """The colour map of heat over a picture: lightness rises with the value."""
@@ -29,6 +29,11 @@ class PictureMap(NamedTuple):
     """[3, H, W] in [0, 1], not normalised."""
     map: Tensor
     """[h, w]."""
+    patch: tuple[int, int] | None = None
+    """Rows and columns of pixels from token to token, see
+    :func:`vision_ttt.explain.feature_maps.token_step`: needed where the model pads a side by as
+    many pixels as tokens or more, and where patches overlap. By default the smallest that cover the
+    picture."""
 
 
 def model_sheet(
@@ -47,7 +52,8 @@ def model_sheet(
 
     Raises:
         ValueError: there is no model or picture, or a model has more or fewer maps than there are
-            titles, or a picture is smaller than its map, or the fraction is out of its range.
+            titles, or a picture is smaller than its map, or a token has no pixel with its patch,
+            or the fraction is out of its range.
     """
     if not models or not titles or any(len(maps) != len(titles) for maps in models.values()):
         raise ValueError(
@@ -91,7 +97,8 @@ def layer_sheet(models: Mapping[str, PictureMap], *, title: str, first_layer: in
         first_layer: number of the first of the layers.
 
     Raises:
-        ValueError: there is no model, or a picture is smaller than its maps.
+        ValueError: there is no model, or a picture is smaller than its maps, or a token has no
+            pixel with its patch.
     """
     if not models:
         raise ValueError("there must be at least one model")
@@ -108,13 +115,14 @@ def layer_sheet(models: Mapping[str, PictureMap], *, title: str, first_layer: in
     axes = figure.subplots(len(rows), columns, squeeze=False)
     _bare(axes)
     for row, (name, start) in zip(axes, rows, strict=True):
-        picture, maps = models[name]
+        seen = models[name]
+        maps = seen.map
         if start == 0:
-            row[0].imshow(_pixels(PictureMap(picture, maps[0])))
+            row[0].imshow(_pixels(seen._replace(map=maps[0])))
             row[0].set_ylabel(name, fontsize=8)
             row[0].set_title(title, fontsize=8)
         for axis, layer in zip(row[1:], range(start, len(maps)), strict=False):
-            heat_over(axis, PictureMap(picture, maps[layer]))
+            heat_over(axis, seen._replace(map=maps[layer]))
             axis.set_title(f"layer {first_layer + layer}", fontsize=7)
             axis.set_xlabel(_ends(maps[layer]), fontsize=6)
     _add_scale(figure, axes)
@@ -122,7 +130,13 @@ def layer_sheet(models: Mapping[str, PictureMap], *, title: str, first_layer: in
 
 
 def head_sheet(
-    picture: Tensor, magnitude: Tensor, *, title: str, heads: Sequence[str], first_layer: int = 1
+    picture: Tensor,
+    magnitude: Tensor,
+    *,
+    title: str,
+    heads: Sequence[str],
+    first_layer: int = 1,
+    patch: tuple[int, int] | None = None,
 ) -> Figure:
     """A picture's map in every layer (rows) and head of every direction (columns) of one model.
 
@@ -134,10 +148,11 @@ def head_sheet(
         title: of the picture and the model.
         heads: their names.
         first_layer: number of the first of the layers.
+        patch: as in :class:`PictureMap`.
 
     Raises:
         ValueError: the number of heads is not that of their names, or the picture is smaller than
-            its maps.
+            its maps, or a token has no pixel with this patch.
     """
     layers, count = magnitude.shape[:2]
     if count != len(heads):
@@ -151,7 +166,7 @@ def head_sheet(
     for layer, row in enumerate(axes):
         row[0].set_ylabel(f"layer {first_layer + layer}", fontsize=7)
         for axis, own in zip(row, magnitude[layer], strict=True):
-            heat_over(axis, PictureMap(picture, own))
+            heat_over(axis, PictureMap(picture, own, patch))
     for axis, name in zip(axes[0], heads, strict=True):
         axis.set_title(name, fontsize=7)
     figure.suptitle(title, fontsize=9)
@@ -170,19 +185,13 @@ def heat_over(axis: Axes, seen: PictureMap) -> None:
 
 
 def _pixels(seen: PictureMap) -> np.ndarray:
-    """The picture [H', W', 3], padded to whole patches as the model padded it."""
-    picture, own = seen
-    patch = _patch(seen)
-    rim = (
-        *(0, patch[1] * own.shape[1] - picture.shape[2]),
-        *(0, patch[0] * own.shape[0] - picture.shape[1]),
-    )
-    whole = F.pad(picture.detach().float().clamp(0, 1), rim)
+    """The picture [H', W', 3], padded to whole tokens as the model padded it."""
+    whole = padded(seen.picture.detach().float().clamp(0, 1), seen.map.shape, _patch(seen))
     return whole.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()
 
 
-def _patch(seen: PictureMap) -> tuple[int, int]:
-    picture, own = seen
+def _patch(seen: PictureMap) -> Sequence[int]:
+    picture, own, patch = seen
     if (
         picture.ndim != 3
         or own.ndim != 2
@@ -192,14 +201,13 @@ def _patch(seen: PictureMap) -> tuple[int, int]:
             "a picture [3, H, W] must be at least as large as its map [h, w]; got"
             f" {list(picture.shape)} and {list(own.shape)}"
         )
-    return -(-picture.shape[1] // own.shape[0]), -(-picture.shape[2] // own.shape[1])
+    return picture_patch(patch, picture.shape[1:], own.shape)
 
 
 def _marked(seen: PictureMap, fraction: float) -> np.ndarray:
     """The picture, dark except for the top tokens."""
     pixels, patch = _pixels(seen), _patch(seen)
-    marks = top_fraction(seen.map[None], fraction)[0].cpu()
-    marks = marks.repeat_interleave(patch[0], 0).repeat_interleave(patch[1], 1)
+    marks = spread(top_fraction(seen.map[None], fraction).cpu(), pixels.shape[:2], patch)[0]
     return np.where(marks[..., None].numpy(), 0.25 + 0.75 * pixels, 0.25 * pixels)
 
 

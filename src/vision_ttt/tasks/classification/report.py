@@ -14,6 +14,7 @@ from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import gradient_layers, gradient_magnitude, mean_map
+from vision_ttt.explain.feature_maps import token_step
 from vision_ttt.explain.figures import (
     confusion_matrix,
     inner_loss_curves,
@@ -59,14 +60,14 @@ def write_report(task: Classification, result: TrainResult) -> Report:
             inner_loss_curves(history, narrow=True),
         )
     if gradient_layers(result.model) and not isinstance(task.test_set, IterableDataset):
-        maps = _gradient_maps(task, result)
+        *maps, patch = _gradient_maps(task, result)
         sections["gradient_maps"] = Section(
             "Gradient magnitude maps",
             "Test images (true → predicted), how much the inner learners of the middle block "
             "would learn from each token before they have seen any (norm of the gradient at the "
             "initial state), and the 30 % of tokens where that is most.",
-            gradient_map_sheet(*maps),
-            gradient_map_sheet(*maps, per_row=4),
+            gradient_map_sheet(*maps, patch=patch),
+            gradient_map_sheet(*maps, per_row=4, patch=patch),
         )
     for name, section in sections.items():
         write_bytes(result.run_dir / f"{name}.png", section.png)
@@ -98,8 +99,10 @@ def _reading(history: Sequence[Mapping[str, Any]]) -> str:
     return text + f": by {falls[0]:.0%} after the first epoch, by {falls[-1]:.0%} after the last."
 
 
-def _gradient_maps(task: Classification, result: TrainResult) -> tuple[Tensor, Tensor, list[str]]:
-    """Images in [0, 1], their maps and their titles."""
+def _gradient_maps(
+    task: Classification, result: TrainResult
+) -> tuple[Tensor, Tensor, list[str], tuple[int, int] | None]:
+    """Images in [0, 1], their maps, their titles, and the pixels from token to token."""
     evaluation = result.evaluation
     chosen = _spread(evaluation.targets, SHEET_IMAGES)
     places = _decodable(task, len(evaluation.targets))
@@ -114,7 +117,8 @@ def _gradient_maps(task: Classification, result: TrainResult) -> tuple[Tensor, T
     titles = [
         f"{names[evaluation.targets[i]]} → {names[evaluation.predictions[i]]}" for i in chosen
     ]
-    return images * std + mean, maps, titles
+    patch = token_step(result.model, images, tuple(maps.shape[1:]))
+    return images * std + mean, maps, titles, patch
 
 
 def _decodable(task: Classification, count: int) -> Sequence[int]:
