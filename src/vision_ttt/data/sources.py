@@ -21,6 +21,7 @@ from vision_ttt.data.digits import Digits
 from vision_ttt.data.folder_walk import images_below
 from vision_ttt.data.images import ImageError, open_image
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages
+from vision_ttt.file_kinds import is_hidden
 
 _LOGGER = logging.getLogger(__name__)
 _TEST_FOLDERS = ("val", "validation", "test")
@@ -80,6 +81,7 @@ def open_dataset(spec: DatasetSpec) -> ImageSplits:
     if folder.is_dir():
         refuse_unused(spec, f"the folder {folder}", "dataset_root", *_SPLIT_NAMES)
         shards = sorted(folder.rglob("*.tar"))
+        shards = [path for path in shards if not is_hidden(path.relative_to(folder))]
         return _open_shards(shards, spec) if shards else _open_folder(folder, spec)
     prefix, slash, _ = spec.dataset.partition("/")
     if slash and prefix.lower() in ("hfds", "hfids", "tfds", "wds", "torch"):
