@@ -177,6 +177,9 @@ def test_error_survives_a_process_boundary() -> None:
 def test_find_images_looks_below_and_ignores_other_files(image_folder: Path) -> None:
     (image_folder / "notes.txt").write_text("")
     assert len(find_images(image_folder)) == 24
+    for name in ("a.gif", "b.avif", "c.JP2"):
+        (image_folder / name).touch()
+    assert len(find_images(image_folder)) == 27
     (image_folder / "none").mkdir()
     with pytest.raises(DatasetError, match=r"^no image in the folder .*none \(accepted: \.jpg,"):
         find_images(image_folder / "none")

@@ -36,6 +36,8 @@ def test_any_place_of_any_shard(shards: Path, image_folder: Path) -> None:
         (image, target), (other, label) = data.test[index], expected[index]
         assert image.tobytes() == other.tobytes()
         assert target == label
+    (shards / "classes.txt").write_text("\ufeffdark\nlight\n\n", encoding="utf-8")
+    assert open_dataset(DatasetSpec(str(shards))).classes == ("dark", "light")
     (shards / "classes.txt").unlink()
     assert open_dataset(DatasetSpec(str(shards))).classes == ("0", "1")
     assert len(open_dataset(DatasetSpec(str(shards), num_classes=5)).classes) == 5

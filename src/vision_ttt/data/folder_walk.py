@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torchvision.datasets.folder import IMG_EXTENSIONS
-
+from vision_ttt.data.images import IMAGE_SUFFIXES
 from vision_ttt.data.shards import DatasetError
 from vision_ttt.file_kinds import is_of_the_system
 
@@ -23,7 +22,7 @@ def find_images(folder: str | Path) -> list[Path]:
     paths = sorted(path for path in map(Path, images_below(str(folder))) if path.is_file())
     if not paths:
         raise DatasetError(
-            f"no image in the folder {folder} (accepted: {', '.join(IMG_EXTENSIONS)})"
+            f"no image in the folder {folder} (accepted: {', '.join(IMAGE_SUFFIXES)})"
         )
     return paths
 
@@ -62,5 +61,5 @@ def images_below(folder: str) -> list[str]:
         os.path.join(place, name)
         for place in sorted(names)
         for name in sorted(names[place])
-        if name.lower().endswith(IMG_EXTENSIONS)
+        if name.lower().endswith(IMAGE_SUFFIXES)
     ]

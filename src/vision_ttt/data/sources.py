@@ -15,11 +15,10 @@ from sklearn.model_selection import train_test_split
 from timm.data.dataset import ImageDataset, IterableImageDataset
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vision_ttt.data.digits import Digits
 from vision_ttt.data.folder_walk import images_below
-from vision_ttt.data.images import ImageError, open_image
+from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, open_image
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages
 from vision_ttt.file_kinds import is_hidden
 
@@ -129,7 +128,7 @@ class FolderImages(ImageFolder):
             if not images:
                 raise DatasetError(
                     f"image folder {directory}: class folder {name} has no images (accepted:"
-                    f" {', '.join(IMG_EXTENSIONS)})"
+                    f" {', '.join(IMAGE_SUFFIXES)})"
                 )
             samples += [(path, index) for path in images]
         return samples
@@ -198,7 +197,7 @@ def _shard_classes(root: Path, labels: set[int], num_classes: int | None) -> tup
     path = root / CLASSES_FILE
     if path.is_file():
         try:
-            names = path.read_text(encoding="utf-8").splitlines()
+            names = path.read_text(encoding="utf-8-sig").rstrip().splitlines()
         except UnicodeDecodeError as error:
             raise DatasetError(f"{path} is not a text in UTF-8: {error.reason}") from error
     else:
