@@ -117,7 +117,7 @@ def test_train_in_stages(
     path, output = tmp_path / "staged.yaml", tmp_path / "staged"
     stages = {
         "small": {"data": {"image_size": 24}},
-        "large": {"data": {"image_size": 32}, "optimisation": {"learning_rate": 1e-9}},
+        "large": {"data": {"image_size": 32}, "optimisation": {"learning_rate": 1e-6}},
     }
     recipe = resolve(tiny_fields(epochs=1, warmup=0, output=str(output))).as_dict()
     path.write_text(json.dumps({**recipe, "stages": stages}))
