@@ -200,6 +200,23 @@ def test_eval(checkpoint: str, image_folder: Path, capsys: Said) -> None:
     assert "2 classes and the dataset 10" in capsys.readouterr().err
 
 
+def test_eval_of_a_folder_that_has_grown(
+    tiny_fields: Callable[..., dict], image_folder: Path, capsys: Said
+) -> None:
+    """Other images would be held out for test now, and the model was trained on some of them."""
+    folder = image_folder / "train"
+    result = train(resolve(tiny_fields(dataset=str(folder), epochs=1)))
+    command = ["eval", str(result.run_dir / "last.safetensors")]
+    assert main(command) == 0
+    shutil.copy(folder / "dark" / "0.png", folder / "dark" / "00.png")
+    capsys.readouterr()
+    for wrong in (command, [*command, "--dataset", str(folder)]):
+        assert main(wrong) == 2
+        assert "other images of" in capsys.readouterr().err
+    assert main([*command, "--split", "all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 17
+
+
 def test_eval_of_a_self_distilled_model(checkpoint: str, tmp_path: Path, capsys: Said) -> None:
     """What its training needed (a moving average) evaluation does not."""
     weights, metadata = read_weights(Path(checkpoint))

@@ -1,5 +1,6 @@
 """From a dataset's name to its images: the digits, a folder, shards, or whatever timm reads."""
 
+import hashlib
 import logging
 import os
 import re
@@ -53,6 +54,9 @@ class ImageSplits:
     train: Dataset
     test: Dataset
     classes: tuple[str, ...]
+    held_out: str | None = None
+    """Digest of the test images' names where they were drawn from all images, and are others once
+    files were added or removed; None: the data come in two parts."""
 
     def part(self, name: str) -> Dataset:
         """Return the part "train", "test" or "all"."""
@@ -168,7 +172,8 @@ def _open_folder(root: Path, spec: DatasetSpec) -> ImageSplits:
             )
         return ImageSplits(train, test, tuple(train.classes))
     images = FolderImages(root)
-    return _split(images, images.targets, tuple(images.classes), root, spec.test_fraction)
+    names = [path.removeprefix(str(root)) for path, _ in images.samples]
+    return _split(images, names, tuple(images.classes), root, spec.test_fraction)
 
 
 def _open_shards(shards: list[Path], spec: DatasetSpec) -> ImageSplits:
@@ -182,7 +187,8 @@ def _open_shards(shards: list[Path], spec: DatasetSpec) -> ImageSplits:
     labels = {*images.targets, *(test_images.targets if test_images else ())}
     classes = _shard_classes(root, labels, spec.num_classes)
     if test_images is None:
-        return _split(images, images.targets, classes, root, spec.test_fraction)
+        names = [f"{each.shard.relative_to(root)}/{each.name}" for each in images.samples]
+        return _split(images, names, classes, root, spec.test_fraction)
     refuse_unused(spec, f"{root}, which has shards for test,", "test_fraction")
     return ImageSplits(images, test_images, classes)
 
@@ -213,9 +219,13 @@ def _shard_classes(root: Path, labels: set[int], num_classes: int | None) -> tup
 
 
 def _split(
-    images: Dataset, targets: Sequence[int], classes: tuple[str, ...], root: Path, fraction: float
+    images: FolderImages | ShardImages,
+    names: Sequence[str],
+    classes: tuple[str, ...],
+    root: Path,
+    fraction: float,
 ) -> ImageSplits:
-    rarest, count = min(Counter(targets).items(), key=lambda item: item[1])
+    rarest, count = min(Counter(images.targets).items(), key=lambda item: item[1])
     if count < 2:
         raise DatasetError(
             f"class {classes[rarest]} of {root} has {count} image; at least 2 are needed to split"
@@ -224,14 +234,17 @@ def _split(
     try:
         # The split must not follow the seed: `eval` must use the same test images.
         train_indices, test_indices = train_test_split(
-            np.arange(len(images)), test_size=fraction, stratify=targets, random_state=0
+            np.arange(len(images)), test_size=fraction, stratify=images.targets, random_state=0
         )
     except ValueError as error:
         raise DatasetError(f"{root} cannot be split for test: {error}") from error
+    for_test = np.sort(test_indices).tolist()
+    told = "\n".join(names[index] for index in for_test)
     return ImageSplits(
         Subset(images, np.sort(train_indices).tolist()),
-        Subset(images, np.sort(test_indices).tolist()),
+        Subset(images, for_test),
         classes,
+        held_out=hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest(),
     )
 
 
