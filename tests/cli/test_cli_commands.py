@@ -117,7 +117,7 @@ def test_train_in_stages(
     path, output = tmp_path / "staged.yaml", tmp_path / "staged"
     stages = {
         "small": {"data": {"image_size": 24}},
-        "large": {"data": {"image_size": 32}, "optimisation": {"learning_rate": 1e-9}},
+        "large": {"data": {"image_size": 32}, "optimisation": {"learning_rate": 1e-6}},
     }
     recipe = resolve(tiny_fields(epochs=1, warmup=0, output=str(output))).as_dict()
     path.write_text(json.dumps({**recipe, "stages": stages}))
@@ -198,6 +198,23 @@ def test_eval(checkpoint: str, image_folder: Path, capsys: Said) -> None:
     assert main(["eval", checkpoint, "--dataset", str(image_folder / "val"), "--split=all"]) == 0
     assert main(["eval", checkpoint, "--dataset", "digits"]) == 2
     assert "2 classes and the dataset 10" in capsys.readouterr().err
+
+
+def test_eval_of_a_folder_that_has_grown(
+    tiny_fields: Callable[..., dict], image_folder: Path, capsys: Said
+) -> None:
+    """Other images would be held out for test now, and the model was trained on some of them."""
+    folder = image_folder / "train"
+    result = train(resolve(tiny_fields(dataset=str(folder), epochs=1)))
+    command = ["eval", str(result.run_dir / "last.safetensors")]
+    assert main(command) == 0
+    shutil.copy(folder / "dark" / "0.png", folder / "dark" / "00.png")
+    capsys.readouterr()
+    for wrong in (command, [*command, "--dataset", str(folder)]):
+        assert main(wrong) == 2
+        assert "other images of" in capsys.readouterr().err
+    assert main([*command, "--split", "all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 17
 
 
 def test_eval_of_a_self_distilled_model(checkpoint: str, tmp_path: Path, capsys: Said) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def checkpoint(tmp_path: Path) -> str:
     model = build_model("vittt_nano_patch4_32", arguments)
     with torch.no_grad():
         model.head.weight.normal_()
-    classes = ("dark", "light", "with, comma")
+    classes = ("dark", "[red]", "with, comma")
     metadata = describe_classifier(
         "vittt_nano_patch4_32", arguments, classes, data_config(model, 16)
     )
@@ -97,6 +98,22 @@ def test_wrong_arguments(
     said = capsys.readouterr().err
     assert told in said
     assert len(said.splitlines()) == 1
+
+
+def test_names_are_shown_as_they_are(
+    checkpoint: str, image_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    monkeypatch.chdir(image_folder)
+    shutil.copy("val/dark/0.png", "[a] :cat:.png")
+    Path("[b].png").touch()
+    command = ["predict", "[a] :cat:.png", "[b].png", "--checkpoint", checkpoint]
+    assert main([*command, "--skip-bad"]) == 0
+    said = capsys.readouterr()
+    assert "[a] :cat:.png" in said.out
+    assert "[red]" in said.out
+    assert "[b].png" in said.err
+    assert main([*command, "--output", "[c].csv", "--skip-bad"]) == 0
+    assert "[c].csv: 1 images" in capsys.readouterr().out
 
 
 def test_device_is_taken(checkpoint: str, image_folder: Path, capsys: Said) -> None:

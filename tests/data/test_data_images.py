@@ -2,13 +2,14 @@
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import EpsImagePlugin, ExifTags, Image, ImageOps
 
-from vision_ttt.data import ImageError, find_images, open_image
+from vision_ttt.data import DatasetError, ImageError, find_images, open_image
 from vision_ttt.data.images import FORMATS, open_labelled
 
 
@@ -159,7 +160,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(
 def test_the_systems_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/proc/self")
     for folder in ("/proc/self", tmp_path / "link"):
-        with pytest.raises(ImageError, match="the folder is the system's"):
+        with pytest.raises(DatasetError, match=r"the folder .* is the system's"):
             find_images(folder)
 
 
@@ -176,6 +177,28 @@ def test_error_survives_a_process_boundary() -> None:
 def test_find_images_looks_below_and_ignores_other_files(image_folder: Path) -> None:
     (image_folder / "notes.txt").write_text("")
     assert len(find_images(image_folder)) == 24
+    for name in ("a.gif", "b.avif", "c.JP2"):
+        (image_folder / name).touch()
+    assert len(find_images(image_folder)) == 27
     (image_folder / "none").mkdir()
-    with pytest.raises(ImageError, match="none"):
+    with pytest.raises(DatasetError, match=r"^no image in the folder .*none \(accepted: \.jpg,"):
         find_images(image_folder / "none")
+
+
+def test_find_images_follows_links_but_not_round_in_circles(image_folder: Path) -> None:
+    (image_folder / "train" / "more").symlink_to(image_folder / "val")
+    (image_folder / "train" / "gone.png").symlink_to("nowhere.png")
+    paths = find_images(image_folder / "train")
+    assert paths == sorted(paths)
+    assert len(paths) == 24
+    (image_folder / "train" / "up").symlink_to("..")
+    with pytest.raises(DatasetError, match="leads to a folder that it lies in"):
+        find_images(image_folder)
+
+
+def test_find_images_leaves_out_what_is_hidden(image_folder: Path) -> None:
+    dark = image_folder / "val" / "dark"
+    shutil.copytree(dark, image_folder / "val" / ".thumbnails")
+    shutil.copy(dark / "0.png", dark / "._0.png")
+    assert len(find_images(image_folder / "val")) == 8
+    assert len(find_images(image_folder / "val" / ".thumbnails")) == 4  # as it was asked for

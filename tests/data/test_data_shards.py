@@ -36,9 +36,19 @@ def test_any_place_of_any_shard(shards: Path, image_folder: Path) -> None:
         (image, target), (other, label) = data.test[index], expected[index]
         assert image.tobytes() == other.tobytes()
         assert target == label
+    (shards / "classes.txt").write_text("\ufeffdark\nlight\n\n", encoding="utf-8")
+    assert open_dataset(DatasetSpec(str(shards))).classes == ("dark", "light")
     (shards / "classes.txt").unlink()
     assert open_dataset(DatasetSpec(str(shards))).classes == ("0", "1")
     assert len(open_dataset(DatasetSpec(str(shards), num_classes=5)).classes) == 5
+
+
+def test_hidden_shards_are_left_out(shards: Path) -> None:
+    (shards / "._faces-train-0000.tar").write_bytes(b"what a file browser wrote")
+    (shards / ".cache").mkdir()
+    (shards / "faces-train-0000.tar").rename(shards / ".cache" / "faces-train-0000.tar")
+    data = open_dataset(DatasetSpec(str(shards)))
+    assert (len(data.train), len(data.test)) == (8, 8)
 
 
 def test_shards_without_a_test_part_are_split(shards: Path) -> None:

@@ -155,6 +155,14 @@ def test_links_are_followed_in_torchvisions_order(image_folder: Path) -> None:
     assert len(samples) == 20
 
 
+def test_what_is_hidden_in_a_class_is_no_image(image_folder: Path) -> None:
+    dark = image_folder / "train" / "dark"
+    shutil.copytree(dark, dark / ".ipynb_checkpoints")
+    shutil.copy(dark / "0.png", dark / "._0.png")
+    data = open_dataset(DatasetSpec(str(image_folder)))
+    assert (len(data.train), len(data.test)) == (16, 8)
+
+
 @pytest.mark.parametrize("target", ["..", "../..", ".", "../light"])
 def test_links_that_lead_round_in_circles(image_folder: Path, target: str) -> None:
     train = image_folder / "train"

@@ -339,6 +339,21 @@ def test_steps_are_checked() -> None:
         _section("decay_at", 8)
 
 
+def test_rates_that_no_schedule_uses_or_reaches() -> None:
+    for wrong, said in (
+        (
+            {"power": 2.0},
+            r"power is 2\.0; it must be 1\.0, as schedule is 'cosine'",
+        ),
+        ({"decay_rate": 0.5}, r"decay_rate is 0\.5; it must be 0\.1, as schedule is 'cosine'"),
+        ({"power": 2.0, "schedule": "steps", "decay_at": [8]}, "power is .* schedule is 'steps'"),
+        ({"learning_rate": 1e-7}, r"minimum_learning_rate is 1e-06; .* learning_rate \(1e-07\)"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            resolve({"task": "classification", **wrong})
+    resolve({"task": "classification", "learning_rate": 1e-7, "schedule": "steps", "decay_at": [8]})
+
+
 def test_a_shorter_run_takes_its_steps_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,7 +23,7 @@ import forked_python
 from vision_ttt.cli.main import main
 from vision_ttt.data import LoaderError
 from vision_ttt.data.sources import FolderImages
-from vision_ttt.engine import NonFiniteError, TrainConfig, train
+from vision_ttt.engine import ConfigError, NonFiniteError, TrainConfig, train
 from vision_ttt.engine.logs import RunLog
 from vision_ttt.engine.non_finite import replay
 from vision_ttt.engine.non_finite_search import find_non_finite
@@ -36,6 +36,16 @@ from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks import load_model
 
 Fields = Callable[..., dict]
+
+
+def test_batch_norms_of_one_value_are_refused(tiny_fields: Fields, tmp_path: Path) -> None:
+    fields = tiny_fields(model="resnet18", arguments={}, drop_path=None, image_size=32)
+    fields |= {"batch_size": 1, "epochs": None, "updates": 1, "warmup": 0}
+    with pytest.raises(ConfigError, match=r"is 1; it must be .* as layer4\.0\.bn1 of ResNet"):
+        train(resolve(fields))
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    train(resolve(fields | {"image_size": 64}))
+    train(resolve(fields | {"output": str(tmp_path / "frozen"), "frozen_layers": "all"}))
 
 
 class _Poison(torch.autograd.Function):

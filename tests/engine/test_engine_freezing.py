@@ -64,6 +64,13 @@ def test_frozen_parts_are_not_random_either() -> None:
     ]
 
 
+def test_both_heads_of_a_distilled_model_learn() -> None:
+    model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=2, depth=1)
+    freeze_layers(model, "all")
+    learning = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert learning == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
+
+
 def test_more_layers_than_there_are() -> None:
     model = timm.create_model("vittt_nano_patch4_32", num_classes=2, **SHAPE)
     freeze_layers(model, 4)

@@ -1,6 +1,7 @@
 """The loop: what it leaves, that it repeats itself, and that a resumed run is the same run."""
 
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -368,6 +369,17 @@ def test_decay_groups_and_layer_decay() -> None:
     scale = {names[id(p)]: g["lr_scale"] for g in layered for p in g["params"]}
     assert scale["head.weight"] == 1.0
     assert scale["patch_embed.proj.weight"] < scale["blocks.0.mixer.ttt.in_proj.weight"] < 1.0
+
+
+def test_units_that_fill_whole_updates_make_no_further_one() -> None:
+    for batch_size, units in ((75, 525), (77, 539), (91, 273), (91, 9_100), (75, 75_000)):
+        fields = {"batch_size": batch_size, "units": units, "warmup": batch_size}
+        optimisation = resolve({"task": "classification", **fields}).optimisation
+        length = Length.of(optimisation, updates_per_epoch=10, units_per_item=1)
+        assert (length.updates, length.warmup) == (units // batch_size, 1.0)
+        more = dataclasses.replace(optimisation, units=units + 1)
+        assert Length.of(more, 10, 1).updates == units // batch_size + 1
+        assert Length.of(more, 10, 7).updates == -(-(units + 1) // (7 * batch_size))
 
 
 def _rates(**fields: object) -> list[float]:

@@ -95,6 +95,10 @@ def test_documents_are_held_out_by_their_names(folder: Path) -> None:
     assert sorted(train_part.names + test_part.names) == list(documents.names)
     assert documents.held_out(0.3) == (train_part, test_part)
     assert find_documents(str(folder), "part 0/*.txt").names == documents.names[:5]
+    for hidden in (folder / ".cache" / "0.txt", folder / "part 0" / "._0.txt"):
+        hidden.parent.mkdir(exist_ok=True)
+        hidden.write_text("a program's own")
+    assert find_documents(str(folder), "**/*.txt").names == documents.names
     with pytest.raises(DatasetError, match="10 documents, of which 10 would be held out"):
         documents.held_out(0.99)
     with pytest.raises(DatasetError, match="holds no files of the pattern"):

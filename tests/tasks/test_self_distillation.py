@@ -90,3 +90,5 @@ def test_it_needs_an_average(tiny_fields: Fields) -> None:
         resolve(tiny_fields(self_distillation=1.0))
     with pytest.raises(ConfigError, match=r"self_distillation_start is 1.0; it must be from 0 to"):
         resolve(tiny_fields(self_distillation_start=1.0))
+    with pytest.raises(ConfigError, match=r"self_distillation_start is 0.5; it must be 0.25, as"):
+        resolve(tiny_fields(self_distillation_start=0.5))

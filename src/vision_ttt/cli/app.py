@@ -7,11 +7,11 @@ import socket
 import threading
 
 import jsonargparse
-from rich.console import Console
 
 from vision_ttt.app.catalogue import Catalogue
 from vision_ttt.app.page import build_page, serve
 from vision_ttt.cli.device import find_device
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.errors import UserError
 
 
@@ -22,7 +22,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     catalogue = Catalogue(arguments.models, device=find_device(arguments.device))
     page = build_page(catalogue)
     serve(page, host, port)
-    console = Console()
+    console = plain_console()
     shown = f"[{host}]" if ":" in host else host
     console.print(f"http://{shown}:{port}, until Ctrl-C", highlight=False, soft_wrap=True)
     if not _is_loopback(host):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import jsonargparse
 import torch
-from rich.console import Console
 
 from vision_ttt.bench import dense
 from vision_ttt.bench.contenders import find_contenders, registered
@@ -24,6 +23,7 @@ from vision_ttt.bench.readme import markdown, replace_in
 from vision_ttt.bench.rows import comparable, newest, read_rows
 from vision_ttt.cli.arguments.bench_dense import parse_size
 from vision_ttt.cli.bench_session import check_picture, draw, measure_and_show, using_threads
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.extras import require
 
@@ -170,7 +170,7 @@ def _table(arguments: jsonargparse.Namespace) -> int:
     else:
         text = headline(rows, arguments.headline)
     if arguments.readme is None:
-        Console().print(text, markup=False, highlight=False, soft_wrap=True)
+        plain_console().print(text, highlight=False, soft_wrap=True)
     else:
         replace_in(Path(arguments.readme), arguments.name or path.stem, text)
     return 0

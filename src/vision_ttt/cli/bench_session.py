@@ -12,7 +12,6 @@ from pathlib import Path
 import jsonargparse
 import torch
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -23,6 +22,7 @@ from vision_ttt.bench.protocol import Advance, Settings
 from vision_ttt.bench.rates import Rates, measure_rates
 from vision_ttt.bench.rows import Row, Run, append_rows
 from vision_ttt.bench.tables import by_line, describe, exponents, tabulate
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
@@ -57,7 +57,7 @@ def measure_and_show(
     if arguments.figure is not None:
         draw(rows, Path(arguments.figure), arguments.lines)
     fits = exponents(rows, arguments.exponent) if arguments.exponent else {}
-    console = Console()
+    console = plain_console()
     if arguments.json:
         answer = {
             "rows": [row.cells() for row in rows],
@@ -109,7 +109,7 @@ def _progress(steps: int) -> Iterator[Advance]:
         BarColumn(bar_width=24),
         TextColumn("{task.completed}/{task.total} {task.description}"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=plain_console(stderr=True),
         refresh_per_second=2,  # rarely: the processor is being measured
         disable=not sys.stderr.isatty(),
     )

@@ -5,11 +5,11 @@ from typing import Any
 
 import jsonargparse
 import torch
-from rich.console import Console
 from timm.data import ImageNetInfo
 from torch import nn
 
 from vision_ttt.bench import count_parameters
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.convert import FAMILIES, Family, read_release, remap
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
@@ -33,7 +33,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     model.load_state_dict(weights)
     save_weights(output, weights, _metadata(model, arguments.model, model_args, family))
     loaded, _ = load_model(output, task=None)
-    Console().print(
+    plain_console().print(
         f"{output}: {arguments.model}, {len(weights)} tensors, {count_parameters(loaded):,} "
         "parameters, loaded strictly",
         highlight=False,

@@ -3,10 +3,10 @@
 import json
 
 import jsonargparse
-from rich.console import Console
 
 from vision_ttt import tasks
 from vision_ttt.cli.fast_model import fast_model
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.data import Share, make_loader
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.loaders import even_order
@@ -52,7 +52,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     if not accelerator.is_main_process:
         return 0
     figures = task.figures(evaluation)
-    console = Console()
+    console = plain_console()
     if arguments.json:
         told = {"model": metadata.model, **figures, "skipped": skipped}
         console.print_json(json.dumps(told), highlight=False)

@@ -10,7 +10,6 @@ from typing import Any
 
 import jsonargparse
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from vision_ttt.cli.arguments.explain import (
 )
 from vision_ttt.cli.device import find_device
 from vision_ttt.cli.explained import KINDS, Batch, Kind, Part, Subject
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.data import open_image
 from vision_ttt.data.image_files import files_and_folders
 from vision_ttt.data.sample_images import NamedImage, sample_images
@@ -41,9 +41,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
     subjects = _subjects(models, arguments)
     kind = KINDS[arguments.what](arguments)
     folder = Path(arguments.output)
-    console, errors = Console(), Console(stderr=True)
+    console, errors = plain_console(), plain_console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -70,7 +70,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
             save_figure(figure, folder, name)
             drawn.append(name)
             progress.advance(bar)
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    say = partial(console.print, highlight=False, soft_wrap=True)
     for line in kind.lines(found):
         say(line)
     for name in drawn:

@@ -10,7 +10,6 @@ from pathlib import Path
 import jsonargparse
 import numpy as np
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
@@ -21,6 +20,7 @@ from vision_ttt.bench.machine import describe_run
 from vision_ttt.bench.readme import replace_in
 from vision_ttt.cli.bench_session import check_picture, write_picture
 from vision_ttt.cli.fast_model import fast_model
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.data import DatasetError
 from vision_ttt.errors import UserError
@@ -144,11 +144,11 @@ def _seed(checkpoint: str) -> int | None:
 @contextmanager
 def _progress(name: str, count: int) -> Iterator[Callable[[], None]]:
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=plain_console(stderr=True),
         disable=not sys.stderr.isatty(),
     )
     with bar:
@@ -167,4 +167,4 @@ def _show(results: list[DeletionResult]) -> None:
         for line in lines:
             table.add_row(*line)
         print_whole(table)
-    Console().print(describe_deletion(results), markup=False, highlight=False, soft_wrap=True)
+    plain_console().print(describe_deletion(results), highlight=False, soft_wrap=True)

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import jsonargparse
-from rich.console import Console
 
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.export import (
     Agreement,
     InputShapes,
@@ -20,7 +20,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     """Export, run the result beside the checkpoint's model, and say how well they agree."""
     output = Path(arguments.output)
     model, metadata = load_model(arguments.checkpoint)
-    with Console(stderr=True).status(f"exporting {metadata.model}"):
+    with plain_console(stderr=True).status(f"exporting {metadata.model}"):
         if output.suffix == "":
             agreement = export_timm(model, metadata, output)
         else:
@@ -43,7 +43,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
 
 
 def _show(output: Path, name: str, agreement: Agreement) -> None:
-    console = Console()
+    console = plain_console()
     shapes = ", ".join(" × ".join(map(str, shape)) for shape in agreement.shapes)
     files = output.iterdir() if output.is_dir() else (output,)
     size = sum(file.stat().st_size for file in files) / 2**20

@@ -77,7 +77,9 @@ class _ConsoleHandler(logging.Handler):
         self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.console.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
+        self.console.print(
+            self.format(record), markup=False, emoji=False, highlight=False, soft_wrap=True
+        )
 
 
 def main(
@@ -185,7 +187,7 @@ def _fail(console: Console, code: int, message: str, kind: str = "error") -> int
     """Tell why the command ends, in one line, and return its exit code."""
     console.print(f"[bold red]{kind}:[/]", end=" ", highlight=False)
     one_line = " ".join(message.splitlines())
-    console.print(one_line, markup=False, highlight=False, soft_wrap=True)
+    console.print(one_line, markup=False, emoji=False, highlight=False, soft_wrap=True)
     return code
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonargparse
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vision_ttt import tasks
 from vision_ttt.cli.checks import check_replaceable
 from vision_ttt.cli.device import find_device
 from vision_ttt.cli.fast_model import fast_model
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
 
@@ -45,7 +45,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         drawing: _drawing_files(files, folder, overwrite=arguments.overwrite)
         for drawing, folder in folders.items()
     }
-    console, errors = Console(), Console(stderr=True)
+    console, errors = plain_console(), plain_console(stderr=True)
 
     predictions: list[dict[str, Any]] = []
     skipped: list[str] = []
@@ -63,7 +63,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
                 if not arguments.skip_bad:
                     raise error
                 skipped.append(error.name)
-                errors.print(f"skipped: {error}", markup=False, highlight=False, soft_wrap=True)
+                errors.print(f"skipped: {error}", highlight=False, soft_wrap=True)
             predictions += found
             for drawing, places in drawn.items():
                 for prediction in found:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import jsonargparse
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.parallel import make_accelerator
@@ -40,7 +40,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     samples = _generate(model, metadata, labels, arguments)
     if not torch.isfinite(samples).all():
         raise UserError(f"{arguments.checkpoint} makes NaN: its weights are damaged")
-    console = Console()
+    console = plain_console()
     if output.suffix == ".safetensors":
         write_tensors(output, {"samples": samples, "labels": labels}, json.dumps(_told(arguments)))
     if pixels_wanted:
@@ -106,7 +106,7 @@ def _generate(
         BarColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=plain_console(stderr=True), transient=True) as progress:
         bar = progress.add_task("", total=len(labels) * arguments.steps, images=len(labels))
         try:
             return sample(

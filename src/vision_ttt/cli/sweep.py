@@ -9,12 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 import jsonargparse
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from vision_ttt.bench.readme import replace_in
 from vision_ttt.cli.bench_session import check_picture, write_picture
+from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import Interrupted, UserError
 from vision_ttt.recipes import change
@@ -184,14 +184,14 @@ def _tasks_of_same_seconds(
 
 @contextmanager
 def _progress(count: int) -> Iterator[Callable[[Task, Outcome], None]]:
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     bar = Progress(
         TextColumn("{task.completed}/{task.total} runs"),
         BarColumn(bar_width=24),
         TimeElapsedColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         console=console,
         speed_estimate_period=3600,  # a run takes a minute
         disable=not sys.stderr.isatty(),
@@ -252,4 +252,4 @@ def _show(sweep: Sweep, results: Sequence[Result]) -> None:
         for line in lines:
             table.add_row(*line)
         print_whole(table)
-    Console().print(describe(sweep, results), markup=False, highlight=False, soft_wrap=True)
+    plain_console().print(describe(sweep, results), highlight=False, soft_wrap=True)

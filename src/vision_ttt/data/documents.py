@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vision_ttt.data.shards import DatasetError
 from vision_ttt.errors import DamagedItem
+from vision_ttt.file_kinds import is_hidden
 
 STDLIB = "stdlib"
 """In place of a folder: the sources of the Python that runs."""
@@ -83,7 +84,7 @@ def find_documents(source: str, pattern: str) -> Documents:
         source: a folder; or "stdlib": every .py file of `sysconfig.get_path("stdlib")` but those of
             LEFT_OUT_FOLDERS, wherever these are in it, and LEFT_OUT_FILES.
         pattern: of the files in the folder, as `pathlib.Path.glob` has it, e.g. "**/*.txt"; not
-            used for "stdlib".
+            used for "stdlib". Hidden files and folders are left out.
 
     Raises:
         DatasetError: there is no such folder, the pattern is none, or no file is of that pattern.
@@ -96,7 +97,8 @@ def find_documents(source: str, pattern: str) -> Documents:
         found = [path for path in root.glob("**/*.py" if is_stdlib else pattern) if path.is_file()]
     except (ValueError, NotImplementedError) as error:
         raise DatasetError(f"pattern {pattern!r}: {error}") from error
-    names = [path.relative_to(root).as_posix() for path in found]
+    inside = [path.relative_to(root) for path in found]
+    names = [path.as_posix() for path in inside if not is_hidden(path)]
     if is_stdlib:
         names = [name for name in names if _is_chosen(name)]
     if not names:

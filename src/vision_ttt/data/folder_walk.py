@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from torchvision.datasets.folder import IMG_EXTENSIONS
-
+from vision_ttt.data.images import IMAGE_SUFFIXES
 from vision_ttt.data.shards import DatasetError
+from vision_ttt.file_kinds import is_of_the_system
+
+
+def find_images(folder: str | Path) -> list[Path]:
+    """Return all image files below `folder`, sorted; links are followed, hidden entries left out.
+
+    Raises:
+        DatasetError: there are none, the folder is the system's, or links have no end.
+        OSError: there is no such folder, or one cannot be read.
+    """
+    if is_of_the_system(Path(folder)):  # where links lead to everything
+        raise DatasetError(f"the folder {folder} is the system's, and holds no images")
+    paths = sorted(path for path in map(Path, images_below(str(folder))) if path.is_file())
+    if not paths:
+        raise DatasetError(
+            f"no image in the folder {folder} (accepted: {', '.join(IMAGE_SUFFIXES)})"
+        )
+    return paths
 
 
 def images_below(folder: str) -> list[str]:
     """Return the paths of the images below `folder`, ordered by their folders' paths, then names.
+
+    Hidden files and folders, whose names begin with a dot, are left out: copies of images among
+    them (.thumbnails, ._x.jpg) are made by programs.
 
     Raises:
         DatasetError: a link leads to a folder that it lies in, so that there would be no end.
@@ -23,6 +44,8 @@ def images_below(folder: str) -> list[str]:
         names[place] = []
         with os.scandir(place) as entries:
             for entry in entries:
+                if entry.name.startswith("."):
+                    continue
                 if not entry.is_dir():
                     names[place].append(entry.name)
                     continue
@@ -38,5 +61,5 @@ def images_below(folder: str) -> list[str]:
         os.path.join(place, name)
         for place in sorted(names)
         for name in sorted(names[place])
-        if name.lower().endswith(IMG_EXTENSIONS)
+        if name.lower().endswith(IMAGE_SUFFIXES)
     ]

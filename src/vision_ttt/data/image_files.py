@@ -8,7 +8,8 @@ from pathlib import Path
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vision_ttt.data.images import ImageError, find_images, open_image
+from vision_ttt.data.folder_walk import find_images
+from vision_ttt.data.images import ImageError, open_image
 
 
 class ImageFiles(Dataset[Image.Image]):
@@ -31,7 +32,7 @@ def files_and_folders(given: Sequence[str]) -> list[Path]:
     """Return the files that are given, and all images in the folders that are given.
 
     Raises:
-        ImageError: a folder holds no image.
+        DatasetError, OSError: as `find_images`.
     """
     paths = map(Path, given)
     return [file for path in paths for file in (find_images(path) if path.is_dir() else [path])]

@@ -1,4 +1,4 @@
-"""Finding and opening image files: every failure names the file."""
+"""Opening image files: every failure names the file."""
 
 import os
 import stat
@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 from PIL import ExifTags, Image
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vision_ttt.errors import DamagedItem
-from vision_ttt.file_kinds import is_of_the_system, kind_of_file
+from vision_ttt.file_kinds import kind_of_file
 
 _WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 
 # What Pillow reads by itself. For others, such as EPS, it starts a program on the file.
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "PPM", "GIF", "JPEG2000", "AVIF")
+
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff"),
+    *(".bmp", ".ppm", ".pgm", ".gif", ".jp2", ".avif"),
+)
+"""What the names of images end with, in lower case, where folders and shards are listed."""
 
 # What Pillow's readers raise on damaged files; OSError covers unidentified and truncated ones.
 _DECODING_ERRORS = (
@@ -115,26 +120,6 @@ def decoded(source: str | Path | BinaryIO, name: str) -> Iterator[Image.Image]:
         raise
     except _DECODING_ERRORS as error:
         raise ImageError(name, _reason(error)) from error
-
-
-def find_images(folder: str | Path) -> list[Path]:
-    """Return all image files under `folder`, sorted.
-
-    Raises:
-        ImageError: there are none, or the folder is the system's.
-    """
-    if is_of_the_system(Path(folder)):  # where links lead to everything
-        raise ImageError(str(folder), "the folder is the system's, and holds no images")
-    paths = sorted(
-        path
-        for path in Path(folder).rglob("*")
-        if path.is_file() and path.suffix.lower() in IMG_EXTENSIONS
-    )
-    if not paths:
-        raise ImageError(
-            str(folder), f"no image in the folder (accepted: {', '.join(IMG_EXTENSIONS)})"
-        )
-    return paths
 
 
 @cache

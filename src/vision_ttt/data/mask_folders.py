@@ -10,10 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vision_ttt.data.folder_walk import images_below
-from vision_ttt.data.images import ImageError, decoded, open_labelled
+from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, decoded, open_labelled
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError
 from vision_ttt.errors import DamagedItem
 
@@ -221,7 +220,7 @@ def _by_name(folder: Path, suffix: str | None = None) -> dict[str, Path]:
             raise DatasetError(f"{found[name]} and {path} differ by their suffix alone")
         found[name] = path
     if not found:
-        accepted = suffix or ", ".join(IMG_EXTENSIONS)
+        accepted = suffix or ", ".join(IMAGE_SUFFIXES)
         raise DatasetError(f"{folder} has no image (accepted: {accepted})")
     return found
 

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from PIL import Image
 from torch.utils.data import Dataset
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vision_ttt.data.images import open_image
+from vision_ttt.data.images import IMAGE_SUFFIXES, open_image
 from vision_ttt.errors import UserError
 
 CLASSES_FILE = "classes.txt"
@@ -74,7 +73,7 @@ def _read_shard(shard: Path) -> tuple[list[_Sample], list[int]]:
                 key = f"{folder}/{key}"
                 if not member.isfile() or not dot:
                     continue
-                if f".{suffix}".lower() in IMG_EXTENSIONS:
+                if f".{suffix}".lower() in IMAGE_SUFFIXES:
                     place = (member.offset_data, member.size)
                     images[key] = _Sample(shard, member.name, *place)
                 elif suffix == "cls":
@@ -84,7 +83,7 @@ def _read_shard(shard: Path) -> tuple[list[_Sample], list[int]]:
     except ValueError as error:
         raise DatasetError(f"shard {shard}: {member.name} holds no class index: {error}") from error
     if not images:
-        raise DatasetError(f"shard {shard} has no images (accepted: {', '.join(IMG_EXTENSIONS)})")
+        raise DatasetError(f"shard {shard} has no images (accepted: {', '.join(IMAGE_SUFFIXES)})")
     for key, sample in images.items():
         if key not in classes:
             raise DatasetError(f"shard {shard}: {sample.name} has no .cls file beside it")

@@ -1,5 +1,6 @@
 """From a dataset's name to its images: the digits, a folder, shards, or whatever timm reads."""
 
+import hashlib
 import logging
 import os
 import re
@@ -15,12 +16,12 @@ from sklearn.model_selection import train_test_split
 from timm.data.dataset import ImageDataset, IterableImageDataset
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vision_ttt.data.digits import Digits
 from vision_ttt.data.folder_walk import images_below
-from vision_ttt.data.images import ImageError, open_image
+from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, open_image
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages
+from vision_ttt.file_kinds import is_hidden
 
 _LOGGER = logging.getLogger(__name__)
 _TEST_FOLDERS = ("val", "validation", "test")
@@ -53,6 +54,9 @@ class ImageSplits:
     train: Dataset
     test: Dataset
     classes: tuple[str, ...]
+    held_out: str | None = None
+    """Digest of the test images' names where they were drawn from all images, and are others once
+    files were added or removed; None: the data come in two parts."""
 
     def part(self, name: str) -> Dataset:
         """Return the part "train", "test" or "all"."""
@@ -80,6 +84,7 @@ def open_dataset(spec: DatasetSpec) -> ImageSplits:
     if folder.is_dir():
         refuse_unused(spec, f"the folder {folder}", "dataset_root", *_SPLIT_NAMES)
         shards = sorted(folder.rglob("*.tar"))
+        shards = [path for path in shards if not is_hidden(path.relative_to(folder))]
         return _open_shards(shards, spec) if shards else _open_folder(folder, spec)
     prefix, slash, _ = spec.dataset.partition("/")
     if slash and prefix.lower() in ("hfds", "hfids", "tfds", "wds", "torch"):
@@ -127,7 +132,7 @@ class FolderImages(ImageFolder):
             if not images:
                 raise DatasetError(
                     f"image folder {directory}: class folder {name} has no images (accepted:"
-                    f" {', '.join(IMG_EXTENSIONS)})"
+                    f" {', '.join(IMAGE_SUFFIXES)})"
                 )
             samples += [(path, index) for path in images]
         return samples
@@ -167,7 +172,8 @@ def _open_folder(root: Path, spec: DatasetSpec) -> ImageSplits:
             )
         return ImageSplits(train, test, tuple(train.classes))
     images = FolderImages(root)
-    return _split(images, images.targets, tuple(images.classes), root, spec.test_fraction)
+    names = [path.removeprefix(str(root)) for path, _ in images.samples]
+    return _split(images, names, tuple(images.classes), root, spec.test_fraction)
 
 
 def _open_shards(shards: list[Path], spec: DatasetSpec) -> ImageSplits:
@@ -181,7 +187,8 @@ def _open_shards(shards: list[Path], spec: DatasetSpec) -> ImageSplits:
     labels = {*images.targets, *(test_images.targets if test_images else ())}
     classes = _shard_classes(root, labels, spec.num_classes)
     if test_images is None:
-        return _split(images, images.targets, classes, root, spec.test_fraction)
+        names = [f"{each.shard.relative_to(root)}/{each.name}" for each in images.samples]
+        return _split(images, names, classes, root, spec.test_fraction)
     refuse_unused(spec, f"{root}, which has shards for test,", "test_fraction")
     return ImageSplits(images, test_images, classes)
 
@@ -196,7 +203,7 @@ def _shard_classes(root: Path, labels: set[int], num_classes: int | None) -> tup
     path = root / CLASSES_FILE
     if path.is_file():
         try:
-            names = path.read_text(encoding="utf-8").splitlines()
+            names = path.read_text(encoding="utf-8-sig").rstrip().splitlines()
         except UnicodeDecodeError as error:
             raise DatasetError(f"{path} is not a text in UTF-8: {error.reason}") from error
     else:
@@ -212,9 +219,13 @@ def _shard_classes(root: Path, labels: set[int], num_classes: int | None) -> tup
 
 
 def _split(
-    images: Dataset, targets: Sequence[int], classes: tuple[str, ...], root: Path, fraction: float
+    images: FolderImages | ShardImages,
+    names: Sequence[str],
+    classes: tuple[str, ...],
+    root: Path,
+    fraction: float,
 ) -> ImageSplits:
-    rarest, count = min(Counter(targets).items(), key=lambda item: item[1])
+    rarest, count = min(Counter(images.targets).items(), key=lambda item: item[1])
     if count < 2:
         raise DatasetError(
             f"class {classes[rarest]} of {root} has {count} image; at least 2 are needed to split"
@@ -223,14 +234,17 @@ def _split(
     try:
         # The split must not follow the seed: `eval` must use the same test images.
         train_indices, test_indices = train_test_split(
-            np.arange(len(images)), test_size=fraction, stratify=targets, random_state=0
+            np.arange(len(images)), test_size=fraction, stratify=images.targets, random_state=0
         )
     except ValueError as error:
         raise DatasetError(f"{root} cannot be split for test: {error}") from error
+    for_test = np.sort(test_indices).tolist()
+    told = "\n".join(names[index] for index in for_test)
     return ImageSplits(
         Subset(images, np.sort(train_indices).tolist()),
-        Subset(images, np.sort(test_indices).tolist()),
+        Subset(images, for_test),
         classes,
+        held_out=hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest(),
     )
 
 

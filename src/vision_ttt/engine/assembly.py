@@ -13,6 +13,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from vision_ttt.data import Share
+from vision_ttt.engine.batch_norms import check_single_items
 from vision_ttt.engine.building import describe_model, unfusable
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.freezing import freeze_layers
@@ -88,6 +89,8 @@ def assemble(
     if found:
         saved = newest_whole(found, config, model, accelerator)
     task.prepare(model)
+    if config.optimisation.micro_batch_size == accelerator.num_processes:
+        check_single_items(model, task)
     share = Share(accelerator.process_index, accelerator.num_processes)
     loaders = make_loaders(task, config, share=share)
     model.to(accelerator.device)

@@ -236,6 +236,18 @@ class OptimisationSection(Section):
             raise ConfigError(
                 f"decay_at is {self.decay_at}; it must ascend and be at most {unit} ({length})"
             )
+        for name, user in (("power", "polynomial"), ("decay_rate", "steps")):
+            value, unused = getattr(self, name), getattr(OptimisationSection, name)
+            if value != unused and self.schedule != user:
+                raise ConfigError(
+                    f"{name} is {value}; it must be {unused}, as schedule is {self.schedule!r},"
+                    " which does not use it"
+                )
+        if self.schedule != "steps" and self.minimum_learning_rate > self.learning_rate:
+            raise ConfigError(
+                f"minimum_learning_rate is {self.minimum_learning_rate}; it must be at most"
+                f" learning_rate ({self.learning_rate})"
+            )
         if self.batch_size % self.accumulation_steps:
             raise ConfigError(
                 f"batch_size is {self.batch_size}; it must be a multiple of accumulation_steps"

@@ -25,7 +25,9 @@ def freeze_layers(model: nn.Module, count: int | Literal["all"]) -> None:
             " (group_matcher, get_classifier)"
         )
     layer_of = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
-    head = {id(weight) for weight in model.get_classifier().parameters()}
+    heads = model.get_classifier()  # a tuple of two where a model is distilled
+    heads = heads if isinstance(heads, tuple | list) else (heads,)
+    head = {id(weight) for each in heads for weight in each.parameters()}
     if not head:
         raise ConfigError(f"frozen_layers: {type(model).__name__} has no head to train")
     others = [each for each in model.named_parameters() if id(each[1]) not in head]

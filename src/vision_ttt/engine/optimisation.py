@@ -3,7 +3,6 @@
 The inner learning rates' warm-up is ours.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,16 +35,17 @@ class Length:
     ) -> "Length":
         """Return the length of a run that the config gives in epochs, updates or units."""
         unit, length = optimisation.length
-        updates_per = {
-            "epochs": updates_per_epoch,
-            "updates": 1.0,
-            "units": 1 / (optimisation.batch_size * units_per_item),
+        # So many updates are so many of the unit: whole numbers, as a quotient would be rounded.
+        updates, units = {
+            "epochs": (updates_per_epoch, 1),
+            "updates": (1, 1),
+            "units": (1, optimisation.batch_size * units_per_item),
         }[unit]
         return cls(
-            updates=math.ceil(length * updates_per),
-            warmup=optimisation.warmup * updates_per,
-            inner_warmup=optimisation.inner_warmup * updates_per,
-            decay_at=tuple(point * updates_per for point in optimisation.decay_at),
+            updates=-(-length * updates // units),
+            warmup=optimisation.warmup * updates / units,
+            inner_warmup=optimisation.inner_warmup * updates / units,
+            decay_at=tuple(point * updates / units for point in optimisation.decay_at),
         )
 
 

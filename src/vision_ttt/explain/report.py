@@ -13,6 +13,8 @@ from typing import Any
 import jinja2
 from matplotlib.figure import Figure
 
+from vision_ttt.explain.literal_text import show_dollars
+
 
 @dataclass(frozen=True)
 class Section:
@@ -63,6 +65,7 @@ class Text:
 
 def png_bytes(figure: Figure, dots_per_inch: int = 130) -> bytes:
     """The figure as a PNG file's content."""
+    show_dollars(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dots_per_inch)
     return buffer.getvalue()

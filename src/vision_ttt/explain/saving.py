@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vision_ttt.engine.files import write_bytes
+from vision_ttt.explain.literal_text import show_dollars
 
 FORMATS = ("pdf", "svg", "png")
 
@@ -33,6 +34,7 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     Raises:
         OSError: a file cannot be written; its former content is kept.
     """
+    show_dollars(figure)
     written = []
     for form in FORMATS:
         content = io.BytesIO()

@@ -37,7 +37,10 @@ WEIGHTS = ".safetensors"
 LARGEST_SIDE = 8_192  # pixels
 MOST_MODELS = 8  # that a figure shows side by side
 
-_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".gif")
+_IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff"),
+    *(".bmp", ".ppm", ".pgm", ".gif", ".jp2", ".avif"),
+)
 
 _EPILOG = """Examples:
 

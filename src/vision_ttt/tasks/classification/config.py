@@ -46,7 +46,7 @@ class ClassificationSection(TaskSection, HasImageBackbone):
         return self.mixup > 0 or self.cutmix > 0
 
     def check(self, config: TrainConfig) -> None:
-        """Raise ConfigError unless batches can be mixed, and there is an average to learn from."""
+        """Raise ConfigError unless batches can be mixed, and the model can learn from itself."""
         micro_batch_size = config.optimisation.micro_batch_size
         if self.mixes_images and micro_batch_size % 2:
             raise ConfigError(
@@ -58,6 +58,12 @@ class ClassificationSection(TaskSection, HasImageBackbone):
             raise ConfigError(
                 f"self_distillation is {self.self_distillation}; it learns from the weights' moving"
                 " average, ema_decay must be above 0"
+            )
+        start, unused = self.self_distillation_start, ClassificationSection.self_distillation_start
+        if not self.self_distillation and start != unused:
+            raise ConfigError(
+                f"self_distillation_start is {start}; it must be {unused}, as self_distillation is"
+                " 0: there is none"
             )
 
     def check_share(self, size: int) -> None:

@@ -126,8 +126,9 @@ class ImageTask(Task):
         return torch.zeros(1, *self.input["input_size"])
 
     def carried(self) -> dict[str, Any]:
-        """Return the class names, and the input that the model expects."""
-        return {"classes": list(self.classes), "input": self.input}
+        """Return the class names, the input that the model expects, and what was held out."""
+        held_out = {"held_out": self.data.held_out} if self.data.held_out else {}
+        return {"classes": list(self.classes), "input": self.input, **held_out}
 
     def described(self) -> dict[str, Any]:
         """Return the dataset's name and the numbers of images."""
@@ -144,8 +145,9 @@ class ImageTask(Task):
             part: "test", "train" or "all".
 
         Raises:
-            DatasetError: the checkpoint's classes are not those of the data, or its model is not
-                one of RGB images; no such part.
+            DatasetError: the checkpoint's classes are not those of the data, its model is not one
+                of RGB images, or its run held out other images of the same data for test.
+            ValueError: no such part.
         """
         told = check_carried(metadata)
         channels = told["input"]["input_size"][0]
@@ -158,6 +160,14 @@ class ImageTask(Task):
             raise DatasetError(
                 f"the checkpoint has {len(told['classes'])} classes and the dataset"
                 f" {len(self.classes)}; they differ in {', '.join(differing[:10])}"
+            )
+        then = told.get("held_out")  # checkpoints of earlier versions do not say it
+        same_data = metadata.data.get("dataset") == self.source.dataset
+        if part != "all" and same_data and then not in (None, self.data.held_out):
+            raise DatasetError(
+                f"other images of {self.source.dataset} would be held out for test now than in the"
+                " checkpoint's run, which was trained on some of them: files were added, removed or"
+                " renamed, or test_fraction was another; take part 'all' (--split all)"
             )
         self.input = told["input"]
         transform = evaluation_transform(self.input)
