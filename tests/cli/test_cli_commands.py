@@ -139,6 +139,9 @@ def test_train_in_stages(
         said = capsys.readouterr().err
         assert "stage small is finished" in said
         assert ("epoch 1/1" in said) == (resume == "auto")
+    # What is finished is the stage of another run.
+    assert main(["train", str(path), "--resume", "auto", "--seed", "7"]) == 2
+    assert "small cannot be resumed with another config: run.seed" in capsys.readouterr().err
 
 
 def test_exit_codes(

@@ -3,6 +3,8 @@
 import json
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from vision_ttt.cli.main import main
 from vision_ttt.cli.run_report import write_page
 from vision_ttt.data import DatasetError, ImageError
-from vision_ttt.engine import train
+from vision_ttt.engine import ConfigError, train
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.errors import DamagedItem, nearest
 from vision_ttt.explain.figures import training_curves
@@ -42,6 +44,53 @@ def test_batches_of_damaged_items_are_passed_over(
     assert len(result.evaluation.targets) == 5
     assert result.metrics["history"][-1]["update"] == 16  # 8 updates an epoch, as without damage
     assert all(row["train_loss"] > 0 for row in result.metrics["history"])
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "predict"])
+def test_a_damaged_item_ends_commands_with_worker_processes(
+    tiny_fields: Fields, image_folder: Path, tmp_path: Path, command: str
+) -> None:
+    """In a process of their own: what is left at its exit kept it from ending."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(resolve(tiny_fields(batch_size=2)).as_dict()))
+    given = ["train", str(recipe), "--output", str(tmp_path / "other")]
+    if command != "train":
+        weights = str(train(resolve(tiny_fields(epochs=1))).run_dir / "last.safetensors")
+        folder = str(image_folder / "val")
+        given = {
+            "eval": ["eval", weights],
+            "predict": ["predict", folder, "--checkpoint", weights],
+        }[command]
+    for part in ("train", "val"):
+        _truncate(image_folder / part / "dark" / "1.png")
+    ended = subprocess.run(
+        [sys.executable, "-m", "vision_ttt", *given, "--num-workers", "2"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "1.png" in ended.stderr
+    assert ended.returncode == 2, ended.stderr
+
+
+def test_links_to_nothing_are_damaged_items(tiny_fields: Fields, image_folder: Path) -> None:
+    lost = image_folder / "train" / "dark" / "0.png"
+    lost.unlink()
+    lost.symlink_to("nowhere.png")
+    with pytest.raises(DamagedItem, match="no such file"):
+        train(resolve(tiny_fields()))
+    result = train(resolve(tiny_fields(skip_bad=True)), overwrite=True)
+    assert result.metrics["history"]
+
+
+def test_a_run_goes_on_with_as_many_items_as_it_began(
+    tiny_fields: Fields, image_folder: Path
+) -> None:
+    train(resolve(tiny_fields()))
+    first = image_folder / "train" / "dark" / "0.png"
+    shutil.copy(first, first.with_name("more.png"))
+    with pytest.raises(ConfigError, match="began with 16 training items and the data have 17"):
+        train(resolve(tiny_fields()), resume=True)
 
 
 def test_a_training_set_without_a_good_image(tiny_fields: Fields, image_folder: Path) -> None:

@@ -127,6 +127,11 @@ def test_two_processes_evaluate_each_image_once(
     assert report["loss"] == pytest.approx(evaluation.loss, abs=1e-6)
 
 
+def test_the_precision_is_the_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert make_accelerator().mixed_precision == "no"
+
+
 def test_what_cannot_be_divided() -> None:
     accelerator = make_accelerator()
     with pytest.raises(ConfigError, match="torchrun"):

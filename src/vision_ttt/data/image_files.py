@@ -9,7 +9,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vision_ttt.data.folder_walk import find_images
-from vision_ttt.data.images import ImageError, open_image
+from vision_ttt.data.images import open_listed
 
 
 class ImageFiles(Dataset[Image.Image]):
@@ -22,10 +22,7 @@ class ImageFiles(Dataset[Image.Image]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> Image.Image:
-        try:
-            return open_image(self.files[index])
-        except FileNotFoundError as error:
-            raise ImageError(str(self.files[index]), "it is there no more") from error
+        return open_listed(self.files[index])
 
 
 def files_and_folders(given: Sequence[str]) -> list[Path]:

@@ -89,6 +89,18 @@ def open_image(
         return turned.convert("RGB")
 
 
+def open_listed(source: str | Path) -> Image.Image:
+    """Decode an image that a listing names: where there is no such file, it is a damaged item.
+
+    Raises:
+        ImageError: as `open_image`; or the file was removed since, or is a link to nothing.
+    """
+    try:
+        return open_image(source)
+    except FileNotFoundError as error:
+        raise ImageError(str(source), "there is no such file (any more)") from error
+
+
 def open_labelled(source: Path, size: tuple[int, int]) -> Image.Image:
     """Decode an image that has boxes or masks, which are of this size (width, height).
 

@@ -1,13 +1,15 @@
 """From images to batches: transforms, seeded augmentation, and the damaged images' names."""
 
 import multiprocessing
+import os
 import random
 import re
 import signal
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -182,15 +184,15 @@ def watched(loader: DataLoader) -> Iterator[Batch]:
     Raises:
         LoaderError: a worker process was silent for longer than the loader's timeout, or died.
     """
-    before = set(multiprocessing.active_children())
     try:
         yield from loader
-    except RuntimeError as error:
+    except Exception as error:
+        # The frames of the loader, which the error refers to, would keep its worker processes.
+        traceback.clear_frames(error.__traceback__)
         message = str(error)
+        if not isinstance(error, RuntimeError):
+            raise
         if "timed out after" in message:
-            # The loader ends its workers by SIGTERM, of which they ignore the first.
-            for worker in set(multiprocessing.active_children()) - before:
-                worker.terminate()
             raise LoaderError(
                 f"no worker process delivered a batch within {loader.timeout:g} s: the storage may"
                 " hang, or loader_timeout be too short"
@@ -300,10 +302,16 @@ def seed_generators(*key: int) -> None:
 
 def _ignore_stop_requests(_worker: int) -> None:
     # Ctrl-C reaches the whole process group, a scheduler's SIGTERM often, too; the main process
-    # decides when to stop. It ends its workers by SIGTERM: the second one counts.
+    # decides when to stop. At its exit it sends each worker that is left one SIGTERM and waits.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _ignore_once)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows, which have torch's own handling
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_for_main_process, daemon=True).start()
 
 
-def _ignore_once(_signal: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _end_for_main_process() -> None:
+    """Wait for the main process's SIGTERM, and end; those of other processes are ignored."""
+    main = multiprocessing.parent_process().pid
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
+        pass
+    os._exit(0)

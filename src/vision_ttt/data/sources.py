@@ -19,7 +19,7 @@ from torchvision.datasets import ImageFolder
 
 from vision_ttt.data.digits import Digits
 from vision_ttt.data.folder_walk import images_below
-from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, open_image
+from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, open_image, open_listed
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages
 from vision_ttt.file_kinds import is_hidden
 
@@ -112,7 +112,7 @@ class FolderImages(ImageFolder):
     """
 
     def __init__(self, root: Path) -> None:
-        super().__init__(str(root), loader=open_image)
+        super().__init__(str(root), loader=open_listed)
 
     @staticmethod
     def make_dataset(

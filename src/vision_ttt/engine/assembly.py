@@ -91,6 +91,8 @@ def assemble(
     task.prepare(model)
     if config.optimisation.micro_batch_size == accelerator.num_processes:
         check_single_items(model, task)
+    state = saved.state if saved else TrainState()
+    _count_items(state, task)
     share = Share(accelerator.process_index, accelerator.num_processes)
     loaders = make_loaders(task, config, share=share)
     model.to(accelerator.device)
@@ -131,8 +133,23 @@ def assemble(
         warm_up_inner=warm_up_inner,
         step=Step(config, accelerator, model, shared, optimizer, task, stop_vote),
         watched=None if watched is None else watched.to(accelerator.device),
-        state=saved.state if saved else TrainState(),
+        state=state,
     )
+
+
+def _count_items(state: TrainState, task: Task) -> None:
+    """Note the number of training items, by which an epoch's order follows from the seed.
+
+    Raises:
+        ConfigError: the run began with another number.
+    """
+    count = len(task.train_set)
+    if state.train_items not in (0, count):
+        raise ConfigError(
+            f"the run began with {state.train_items:,} training items and the data have {count:,}"
+            " now, which would be another run; restore the data, or start one with initial_weights"
+        )
+    state.train_items = count
 
 
 def _build(

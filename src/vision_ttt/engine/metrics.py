@@ -1,7 +1,7 @@
 """A run's figures: one row per evaluation, and the summary that metrics.json holds."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from vision_ttt.engine.task import Evaluation, Metric, Task
 _Item = TypeVar("_Item")
 
 
-def timed(items: Iterable[_Item], state: TrainState) -> Iterator[_Item]:
+def timed(items: Iterable[_Item], state: TrainState) -> Generator[_Item]:
     """Go through `items`, adding the time spent waiting for them to `state.data_seconds`."""
     iterator = iter(items)
     while True:

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 def make_accelerator(accumulation_steps: int = 1) -> Accelerator:
     """Return this process's accelerator; under torchrun it is one of several.
 
-    Without a GPU the processes talk through gloo, which has to be asked for.
+    Without a GPU the processes talk through gloo, which has to be asked for. The precision is the
+    run's own, whatever accelerate's config file and environment variables say.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return Accelerator(
+        mixed_precision="no",
         gradient_accumulation_steps=accumulation_steps,
         cpu=several and not torch.accelerator.is_available(),
     )

@@ -144,16 +144,21 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 
 def is_finished(config: TrainConfig) -> bool:
-    """Whether the run in `config.run.output` has come to its end."""
-    path = Path(config.run.output) / "metrics.json"
-    unit, length = config.optimisation.length
-    if not path.is_file():
-        return False
+    """Whether the run in `config.run.output` has come to its end.
+
+    Raises:
+        ConfigError: it has, but is a run of another config.
+    """
+    run_dir = Path(config.run.output)
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return bool(told["finished"]) and told["length"] == {unit: length}
-    except (ValueError, KeyError, TypeError):  # damaged; the checkpoints are what counts
-        return False
+        told = json.loads((run_dir / "metrics.json").read_text(encoding="utf-8"))
+        former = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+        finished = bool(told["finished"]) and isinstance(former, dict)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return False  # not there yet, or damaged; the checkpoints are what counts
+    if finished:
+        _check_same_run(run_dir, former, config)
+    return finished
 
 
 def save_checkpoint(run_dir: Path, saved: SavedRun, keep: int, accelerator: Accelerator) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -139,11 +139,17 @@ class _Run:
     parts: Parts
     run_dir: Path
     stop: StopRequest
-    epoch_updates: Iterator[list[Batch]] | None = None
+    epoch_updates: Generator[list[Batch]] | None = None
     """The micro-batches of each update that is left of the epoch at work; None between epochs."""
 
     def train(self, progress: bool) -> Evaluation:
         """Make the updates that are left; return the evaluation at the run's end."""
+        try:
+            return self._train(progress)
+        finally:
+            self._end_epoch()
+
+    def _train(self, progress: bool) -> Evaluation:
         config, state, parts = self.config, self.state, self.parts
         damaged = DamagedItems(config.run.skip_bad, state.damaged_items)
         every = config.run.checkpoint_every
@@ -180,6 +186,12 @@ class _Run:
             self.epoch_updates = timed(updates, self.state)
         return next(self.epoch_updates)
 
+    def _end_epoch(self) -> None:
+        """End the worker processes: before an evaluation has its own, and with the run."""
+        if self.epoch_updates is not None:
+            self.epoch_updates.close()
+            self.epoch_updates = None
+
     def _update(self, damaged: DamagedItems, log: RunLog | SilentLog) -> None:
         """Make one update, count and log it.
 
@@ -210,7 +222,7 @@ class _Run:
             if not state.epoch_units:
                 raise DatasetError(f"not one of the training {parts.task.unit} can be read")
             state.epoch, state.position, state.epoch_units = state.epoch + 1, 0, 0
-            self.epoch_updates = None  # ends the worker processes, before an evaluation has its own
+            self._end_epoch()
         state.span_seconds = time.perf_counter() - started
         if parts.average is not None and outcome.finite:
             parts.average.update(parts.model, step=state.update)
