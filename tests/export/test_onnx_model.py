@@ -4,12 +4,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import onnxruntime
 import pytest
 import torch
 
 from vision_ttt.cli.main import main
 from vision_ttt.engine.checkpoint import save_weights
+from vision_ttt.export import InputShapes, export_onnx
 
 
 def test_any_image_size_from_the_command_line(
@@ -34,6 +36,32 @@ def test_any_image_size_from_the_command_line(
         torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["vim_tiny_patch16_224", pytest.param("mambar_tiny_patch16_224", marks=pytest.mark.slow)],
+)
+def test_selective_scans_at_any_image_size(make_model: Callable, tmp_path: Path, name: str) -> None:
+    """The loop is one node per block, and large and small steps are exact in onnxruntime, too."""
+    model, metadata = make_model(
+        name, depth=1, embed_dim=32, patch_size=8, img_size=32, dynamic_img_size=True
+    )
+    with torch.no_grad():
+        model.blocks[0].mixer.dt_bias[::2] = 100  # e¹⁰⁰ is no float32
+        model.blocks[0].mixer.dt_bias[1::4] = -20  # ln(1 + e⁻²⁰) is not 0
+    shapes = InputShapes.of(model, (3, 32, 32), dynamic_size=True)
+    path = tmp_path / "model.onnx"
+    assert export_onnx(model, metadata, path, shapes).difference < 1e-5
+    nodes = [node.op_type for node in onnx.load(path).graph.node]
+    assert nodes.count("Scan") == 1
+    assert len(nodes) < 300
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for shape in ((2, 3, 24, 72), (1, 3, 16, 24)):
+        x = torch.randn(shape)
+        (got,) = session.run(None, {"images": x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=0, atol=1e-5)
+
+
 def test_fixed_sizes(make_model: Callable, tmp_path: Path) -> None:
     model, metadata = make_model()
     save_weights(tmp_path / "last.safetensors", model.state_dict(), metadata)
@@ -48,6 +76,7 @@ def test_fixed_sizes(make_model: Callable, tmp_path: Path) -> None:
 
 
 PLAIN = {"depth": 1, "embed_dim": 32, "num_heads": 1}
+VIM = {"depth": 1, "embed_dim": 32, "patch_size": 8, "img_size": 32}
 STAGES = {"img_size": 32, "dims": (16, 32), "depths": (1, 1), "num_heads": (1, 1)}
 slow = pytest.mark.slow
 
@@ -62,6 +91,9 @@ slow = pytest.mark.slow
         ),
         pytest.param(
             *("vit3_tiny_patch16_224", {**PLAIN, "img_size": 32}, {}, [(2, 32, 32)]), marks=slow
+        ),
+        pytest.param(
+            *("vim_tiny_patch16_224", VIM, {0: "batch"}, [(1, 32, 32), (3, 32, 32)]), marks=slow
         ),
         pytest.param("hvit3_tiny", STAGES, {}, [(2, 32, 32)], marks=slow),
         pytest.param(

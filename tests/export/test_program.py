@@ -67,6 +67,27 @@ def test_any_image_size(
         program(torch.randn(1, 3, 22, 20))
 
 
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("name", ["vim_tiny_patch16_224", "mambar_tiny_patch16_224"])
+def test_selective_scans_at_any_image_size(
+    make_model: Callable, tmp_path: Path, name: str, portable: bool
+) -> None:
+    """Also with fewer patches than the registers of Mamba-Reg."""
+    model, metadata = make_model(name, depth=1, embed_dim=32, patch_size=8, img_size=32)
+    model = accepting_any_size(model, metadata)
+    shapes = InputShapes.of(model, metadata.carried["input"]["input_size"], dynamic_size=True)
+    path = tmp_path / "model.pt2"
+    agreement = export_program(model, metadata, path, shapes, portable=portable)
+    assert agreement.difference < 1e-5
+    assert (3, 3, 16, 16) in agreement.shapes
+    loaded = torch.export.load(path)
+    assert ("higher_order.scan" in loaded.graph_module.code) is portable
+    assert len(loaded.graph.nodes) < 400
+    for size in ((32, 32), (24, 72), (16, 24)):  # the model's own size among them
+        images = torch.randn(2, 3, *size)
+        torch.testing.assert_close(loaded.module()(images), model(images), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("portable", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fused_layers(make_model: Callable, tmp_path: Path, portable: bool) -> None:
     model, metadata = make_model(fused=True, fused_mlp=True)

@@ -106,9 +106,12 @@ def traced(model: nn.Module, shapes: InputShapes, *, backend: str | None) -> Exp
 def _at_all_sizes(program: ExportedProgram) -> ExportedProgram:
     """Remove the guards by which the tracer excludes single sizes.
 
-    It excludes sizes for which the code has a shortcut, such as no interpolation at the model's own
-    size. The shortcut gives the same result, which :func:`verify` checks. The guards on multiples
-    of the patch size and on the smallest size stay.
+    It excludes sizes for which the code or PyTorch has a shortcut, such as no interpolation at the
+    model's own size, or a tensor that is empty where there are fewer patches than registers. The
+    shortcut gives the same result, which :func:`verify` checks. The guards on multiples of the
+    patch size and on the smallest size stay.
     """
-    program._guards_code = [guard for guard in program._guards_code if "!=" not in guard]
+    program._guards_code = [
+        guard for guard in program._guards_code if "!=" not in guard and not guard.endswith(" >= 2")
+    ]
     return program

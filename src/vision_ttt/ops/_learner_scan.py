@@ -1,8 +1,4 @@
-"""The learner ops in PyTorch's own operations, for programs that run without this package.
-
-The loop over mini-batches is a ``scan``, which is part of the graph, so that the number of tokens
-may be dynamic. A Python loop would be unrolled for one length and silently wrong for all others.
-"""
+"""The learner ops in PyTorch's own operations: a loop over mini-batches, part of the graph."""
 
 from __future__ import annotations
 
@@ -10,20 +6,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops import scan
 
-State = tuple[Tensor, ...]
+from vision_ttt.ops._graph_loop import State, detached, graph_loop, in_scan_order
+
 Step = Callable[[State, Sequence[Tensor], Tensor, Tensor], tuple[State, Tensor]]
 """One mini-batch of b tokens in dual form.
 
 From the state, (q, k, v [B, H, b, d], eta [B, H, b]), p [H, b, 1] and the last token's p [H, 1, 1]
 to the next state and o [B, H, b, d].
 """
-
-
-def detached(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The tensors detached from autograd. The scan is for inference only."""
-    return tuple(None if x is None else x.detach() for x in tensors)
 
 
 def learn_by_scan(
@@ -39,8 +30,7 @@ def learn_by_scan(
     A short last mini-batch is padded with tokens whose learning rate is 0.
 
     Args:
-        step: one mini-batch. It must create dimensions of size 1 itself: the scan treats those of
-            its inputs as dynamic.
+        step: one mini-batch, as of :func:`vision_ttt.ops._graph_loop.graph_loop`.
         views: q, k, v [B, T, H, d] and eta [B, T, H].
         state: of each layer its weight [H, i, j] and its bias [H, j], or with a leading B.
         position_scale: p [b] or [H, b]; None for ones.
@@ -69,24 +59,14 @@ def learn_by_scan(
         for x, rank in zip(state, (3, 2) * (len(state) // 2), strict=True)
     )
     tokens = (_mini_batches(x.to(dtype), count, mini_batch_size, reverse_heads) for x in views)
-    # After a scan of another op, PyTorch would turn constants of the code into dynamic inputs.
-    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
-        end, o = scan(one_mini_batch, beginning, (*tokens, p_last))
+    end, o = graph_loop(one_mini_batch, beginning, (*tokens, p_last))
     o = o.permute(1, 0, 3, 2, 4).reshape(batch, count * mini_batch_size, heads, dim)
-    return _scan_order(o[:, :length], reverse_heads).to(q.dtype), *end
+    return in_scan_order(o[:, :length], reverse_heads).to(q.dtype), *end
 
 
 def _mini_batches(x: Tensor, count: int, size: int, reverse_heads: int) -> Tensor:
     """x [B, T, H, ...] in scan order, padded with zeros, as [N, B, H, b, ...]."""
     batch, _, *rest = x.shape
-    x = torch.cat([_scan_order(x, reverse_heads), x.new_zeros(batch, size, *rest)], dim=1)
+    x = torch.cat([in_scan_order(x, reverse_heads), x.new_zeros(batch, size, *rest)], dim=1)
     x = x[:, : count * size].reshape(batch, count, size, *rest)
     return x.transpose(0, 1).transpose(2, 3)
-
-
-def _scan_order(x: Tensor, reverse_heads: int) -> Tensor:
-    """x [B, T, H, ...] with the tokens of the last heads reversed. It is its own inverse."""
-    if not reverse_heads:
-        return x
-    forward_heads = x.shape[2] - reverse_heads
-    return torch.cat([x[:, :, :forward_heads], x[:, :, forward_heads:].flip(1)], dim=2)

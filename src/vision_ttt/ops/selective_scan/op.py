@@ -18,6 +18,7 @@ from vision_ttt.ops.selective_scan.contract import (
     Inputs,
 )
 from vision_ttt.ops.selective_scan.definition import selective_scan_definition
+from vision_ttt.ops.selective_scan.scan import selective_scan_loop
 
 
 def _num_kept(inputs: Inputs) -> int:
@@ -67,6 +68,7 @@ OP = Op(
     results=2,
     kept=_num_kept,
     autocast=("u", "delta", "B", "C", "z"),
+    exported=selective_scan_loop,
     flops=selective_scan_flops,
     # The recurrence again, its transpose, and a product for each gradient.
     backward_flops=lambda shapes: 3 * selective_scan_flops(shapes),

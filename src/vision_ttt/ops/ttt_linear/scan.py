@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._learner_scan import State, detached, learn_by_scan
+from vision_ttt.ops._graph_loop import State, detached
+from vision_ttt.ops._learner_scan import learn_by_scan
 from vision_ttt.ops.ttt_linear.contract import Inputs
 from vision_ttt.ops.ttt_linear.inner_model import InnerNorm, inner_gradient, inner_output
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vision_ttt.ops import _learner_scan
-from vision_ttt.ops._learner_scan import detached, learn_by_scan
+from vision_ttt.ops import _graph_loop
+from vision_ttt.ops._graph_loop import detached
+from vision_ttt.ops._learner_scan import learn_by_scan
 from vision_ttt.ops.ttt_linear.inner_model import InnerNorm, inner_output
 from vision_ttt.ops.ttt_mlp.contract import Inputs
 from vision_ttt.ops.ttt_mlp.inner_model import State, gelu, inner_step
@@ -23,8 +24,8 @@ def ttt_mlp_scan(inputs: Inputs) -> tuple[Tensor, ...]:
     ln_weight, ln_bias = detached(ln_weight, ln_bias)
 
     def step(
-        state: _learner_scan.State, tokens: Sequence[Tensor], p: Tensor, last: Tensor
-    ) -> tuple[_learner_scan.State, Tensor]:
+        state: _graph_loop.State, tokens: Sequence[Tensor], p: Tensor, last: Tensor
+    ) -> tuple[_graph_loop.State, Tensor]:
         norm = InnerNorm.of(ln_weight, ln_bias, eps, dtype)
         w1, b1, w2, b2 = state[0], state[1].unsqueeze(2), state[2], state[3].unsqueeze(2)
         q, k, v, eta = tokens
