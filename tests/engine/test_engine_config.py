@@ -8,8 +8,10 @@ import pytest
 import timm
 import torch
 import yaml
+from timm.layers import DropPath
 
 from vision_ttt import recipes, tasks
+from vision_ttt.dense import build_detector, build_segmenter
 from vision_ttt.engine import ConfigError
 from vision_ttt.engine.config import section_types
 from vision_ttt.engine.section import Section, field_types
@@ -170,6 +172,23 @@ def test_packaged_recipe_loads(name: str) -> None:
     assert "hardware:" in header
     assert "result:" in header
     assert ("hours:" in header and "ot yet run by us" in header) or offline
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*(f"ade20k-vittt-{size}" for size in ("tiny", "small", "base")), "coco-vittt-layer-decay"],
+)
+def test_drop_path_of_vision_rwkv_is_also_of_the_adapter(name: str) -> None:
+    config = recipes.load(name)
+    rate = config.model.drop_path
+    dense = {"maps": config.task.maps, **config.task.parts}
+    with torch.device("meta"):
+        build = build_detector if config.task.name == "detection" else build_segmenter
+        model = build(config.model.name, num_classes=2, dense=dense, drop_path_rate=rate)
+    interactions = model.get_submodule("maps.interactions").modules()
+    rates = [module.drop_prob for module in interactions if isinstance(module, DropPath)]
+    assert len(rates) == 6
+    assert set(rates) == {rate}
 
 
 def test_stages_begin_where_the_one_before_ended() -> None:
