@@ -276,7 +276,7 @@ def test_a_file_that_disappears_is_named(
 
     monkeypatch.setattr(torch.nn.Module, "eval", remove_then_load)
     assert main([*PREDICT, str(gone)]) == 2
-    assert f"cannot decode image {gone}: it is there no more" in capsys.readouterr().err
+    assert f"cannot decode image {gone}: there is no such file" in capsys.readouterr().err
 
 
 def test_names_that_are_no_text_are_told_and_written(
