@@ -46,6 +46,9 @@ X86 = {
     ],
 }
 X86["avx512bf16"] = [*X86["avx512"], "-mavx512bf16"]
+if sys.platform == "linux":  # which dispatch.cpp asks for the use of tile registers
+    X86["amx"] = [*X86["avx512bf16"], "-mamx-tile", "-mamx-bf16"]
+KERNELS_OF = {"amx": ("packed/kernels.cpp", "ttt_linear/kernels.cpp")}  # the others are avx512bf16's
 PROBE = "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"
 
 
@@ -92,6 +95,7 @@ class BuildKernels(build_ext):
         x86 = platform.machine().lower() in ("x86_64", "amd64")
         variants = X86 if x86 else {"baseline": []}
         common = [*FLAGS, *openmp, *extra, *(["-DVISION_TTT_X86"] if x86 else [])]
+        common += ["-DVISION_TTT_AMX"] if "amx" in variants else []
 
         def compile_source(name: str, folder: str, flags: list[str]) -> list[str]:
             return self.compiler.compile(
@@ -105,7 +109,7 @@ class BuildKernels(build_ext):
         jobs = [
             (source, isa, [f"-DVISION_TTT_ISA={isa}", *flags])
             for isa, flags in reversed(variants.items())
-            for source in KERNELS
+            for source in KERNELS_OF.get(isa, KERNELS)
         ]
         jobs += [(source, "common", []) for source in COMMON_SOURCES]
         with ThreadPoolExecutor(os.cpu_count()) as pool:

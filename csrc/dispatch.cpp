@@ -2,6 +2,12 @@
 #include <cstdlib>
 #include <cstring>
 
+#ifdef VISION_TTT_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "conv2d/conv2d.h"
 #include "deformable_attention/deformable_attention.h"
 #include "fused/fused.h"
@@ -69,6 +75,9 @@ VISION_TTT_DECLARE(avx2)
 VISION_TTT_DECLARE(avx512)
 VISION_TTT_DECLARE(avx512bf16)
 #endif
+#ifdef VISION_TTT_AMX
+VISION_TTT_DECLARE(amx)
+#endif
 
 namespace {
 
@@ -109,21 +118,50 @@ struct Kernels {
   int64_t (*fma_peak)(int64_t, int64_t, float*);
 };
 
+#ifdef VISION_TTT_AMX
+// Whether the processor has tile registers, and the system lets this process use them.
+bool tiles_are_there() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!(d & bit_AMX_TILE) || !(d & bit_AMX_BF16)) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of Linux's arch_prctl
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+#define VISION_TTT_IN_TILES(kernel) chosen.kernel = kernel##_amx
+#endif
+
 Kernels choose() {
 #ifdef VISION_TTT_X86
   // VISION_TTT_CPU_ISA=avx2 or another limits the instruction set, for tests and comparisons.
-  static const char* const kNames[] = {"baseline", "avx2", "avx512", "avx512bf16"};
+  static const char* const kNames[] = {"baseline", "avx2", "avx512", "avx512bf16", "amx"};
   const char* asked = std::getenv("VISION_TTT_CPU_ISA");
-  int most = 3;
-  for (int i = 0; asked && i <= 3; ++i)
+  int most = 4;
+  for (int i = 0; asked && i <= 4; ++i)
     if (!std::strcmp(asked, kNames[i])) most = i;
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq");
-  if (most >= 3 && avx512 && __builtin_cpu_supports("avx512bf16"))
-    return VISION_TTT_KERNELS(avx512bf16);
+  const bool bfloat16 = avx512 && __builtin_cpu_supports("avx512bf16");
+#ifdef VISION_TTT_AMX
+  if (most >= 4 && bfloat16 && tiles_are_there()) {
+    Kernels chosen = VISION_TTT_KERNELS(avx512bf16);  // for all that has no tiles
+    chosen.name = "amx";
+    VISION_TTT_IN_TILES(ttt_linear_forward);
+    VISION_TTT_IN_TILES(packed_linear);
+    VISION_TTT_IN_TILES(packed_patches);
+    VISION_TTT_IN_TILES(packed_vittt_blocks_scratch);
+    VISION_TTT_IN_TILES(packed_vittt_blocks);
+    VISION_TTT_IN_TILES(packed_vit3_block_scratch);
+    VISION_TTT_IN_TILES(packed_vit3_block);
+    VISION_TTT_IN_TILES(packed_mamba_block_scratch);
+    VISION_TTT_IN_TILES(packed_mamba_block);
+    return chosen;
+  }
+#endif
+  if (most >= 3 && bfloat16) return VISION_TTT_KERNELS(avx512bf16);
   if (most >= 2 && avx512) return VISION_TTT_KERNELS(avx512);
   if (most >= 1 && avx2) return VISION_TTT_KERNELS(avx2);
 #endif

@@ -55,6 +55,7 @@ struct Problem {
   int64_t scale_heads;    // the number of neighbouring heads that share a row of scale
   int64_t state_batch;    // 1: the initial state has a batch axis
   int64_t is_bfloat16;    // of q, k, v, o and their gradients
+  int64_t rounds;         // 1: factors of products may be rounded to bfloat16
   int64_t threads;
   float eps;
   float rate;             // >= 0: the rates are rate · σ(eta); < 0: the rates are eta
@@ -101,7 +102,7 @@ VISION_TTT_EXPORT int vision_ttt_ttt_mlp_forward(const Problem*, const Outputs*)
 VISION_TTT_EXPORT int vision_ttt_ttt_mlp_backward(const Problem*, const Gradients*);
 VISION_TTT_EXPORT int vision_ttt_ttt_mlp_part(const Problem*, const OpenMiniBatch*);
 
-// "avx512", "avx2" or "baseline": the instruction set in use.
+// The instruction set in use, as VISION_TTT_CPU_ISA names it.
 VISION_TTT_EXPORT const char* vision_ttt_instruction_set();
 
 }  // extern "C"

@@ -59,13 +59,18 @@ template <int D, int K>
 VISION_TTT_INLINE void convolve_rows(const float* raw, const float* weight, int64_t taps, int64_t n,
                                      float* rows) {
   const int64_t count = K ? K : taps;
-  for (int64_t i = 0; i < D; i += kLanes)
+  for (int64_t i = 0; i < D; i += kLanes) {
+    const Vector bias = load(weight + count * D + i);
+    // Copies, because a store could change the taps as far as the compiler knows.
+    Vector tap[K ? K : 1];
+    for (int j = 0; j < K; ++j) tap[j] = load(weight + j * D + i);
     for (int64_t t = 0; t < n; ++t) {
-      Vector total = load(weight + count * D + i);
+      Vector total = bias;
       for (int64_t j = 0; j < count; ++j)
-        total += load(weight + j * D + i) * load(raw + (t + j) * D + i);
+        total += (K ? tap[K ? j : 0] : load(weight + j * D + i)) * load(raw + (t + j) * D + i);
       store(rows + t * D + i, total);
     }
+  }
 }
 
 // The input of n rows of a convolution with so many taps, which includes the tokens before them: raw

@@ -76,8 +76,8 @@ void check_packed_patches(int64_t B, int64_t C, int64_t h, int64_t w, int64_t he
 }
 
 void check_packed_vittt_blocks(int64_t B, int64_t h, int64_t w, int64_t R, bool own_q, bool gate,
-                               bool is_bfloat16, int64_t hidden = 48) {
-  const int64_t D = 32, d = 16, H = R * D / d, b = 16, K = 3, taps = 4;
+                               bool is_bfloat16, int64_t hidden = 48, int64_t d = 16) {
+  const int64_t D = 32, H = R * D / d, b = 16, K = 3, taps = 4;
   Buffer y(B * h * w * D), out(y.size, false), between(y.size, false), conv2d(K * K * D);
   Buffer norms(4 * D), inner(2 * H * d);
   Buffer conv_q(H * d * (taps + 1)), conv_k(conv_q.size), w0(H * d * d), b0(H * d), scale(R * b);
@@ -151,6 +151,8 @@ void check_packed() {
     check_packed_vittt_blocks(1, 1, 1, 1, false, false, is_bfloat16);
     check_packed_vittt_blocks(2, 3, 7, 2, false, true, is_bfloat16);
     check_packed_vittt_blocks(1, 13, 17, 2, true, true, is_bfloat16, 272);
+    check_packed_vittt_blocks(2, 13, 17, 2, false, true, is_bfloat16, 272, 32);
+    check_packed_vittt_blocks(1, 13, 17, 2, true, true, is_bfloat16, 64, 32);
     for (int64_t threads : {1, 2, 5}) {
       check_packed_mamba_block(1, 1, 2, is_bfloat16, threads);
       check_packed_mamba_block(3, 7, 6, is_bfloat16, threads);

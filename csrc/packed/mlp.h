@@ -34,14 +34,35 @@ struct SwiGluMlp {
       sums.inner_start = start, sums.inner = count;
       Part following(gate);
       following.first = start + count;
-      product(x, gate.inner, rows, gate, some, Sink<float>{a, count, count},
-              begin_of<Element>(value, some));
-      product(x, gate.inner, rows, value, some, Sink<float>{b, count, count},
-              begin_of<Element>(out, sums));
-      swiglu_numbers(a, b, rows * count, h);
+      if (!hidden_in_tiles(x, rows, some, h)) {
+        product(x, gate.inner, rows, gate, some, Sink<float>{a, count, count},
+                begin_of<Element>(value, some));
+        product(x, gate.inner, rows, value, some, Sink<float>{b, count, count},
+                begin_of<Element>(out, sums));
+        swiglu_numbers(a, b, rows * count, h);
+      }
       product(h, count, rows, out, sums, Sink<float>{y, dim, dim, nullptr, nullptr, y, dim},
               following.first < hidden ? begin_of<Element>(gate, following) : next);
     }
+  }
+
+ private:
+  // Some hidden units h [rows, part.columns], whose gates and values are never in memory. Returns false,
+  // and does nothing, where tiles do not serve.
+  bool hidden_in_tiles(const Element* x, int64_t rows, const Part& part, Element* h) const {
+#ifdef VISION_TTT_TILES
+    if constexpr (std::is_same<Element, Bfloat16>::value) {
+      const Panels<Element> gates(gate, part), values(value, part);
+      if (gates.inner % kInnerOfTile || part.columns % kPanel) return false;
+      two_products_in_tiles(x, gate.inner, rows, gates, values,
+                            [=](int64_t row, int64_t column, Vector a, Vector b)
+                                __attribute__((always_inline)) {
+                                  store(h + row * part.columns + column, a * sigmoid(a) * b);
+                                });
+      return true;
+    }
+#endif
+    return false;
   }
 };
 

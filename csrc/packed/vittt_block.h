@@ -79,7 +79,7 @@ struct VitttPasses {
     problem.interval = 1;
     problem.taps = p.taps;
     problem.scale_heads = p.heads / p.directions;
-    problem.is_bfloat16 = p.is_bfloat16;
+    problem.is_bfloat16 = problem.rounds = p.is_bfloat16;
     problem.threads = p.threads;
     problem.eps = p.inner_eps, problem.rate = p.rate;
     // The learner reads a mini-batch's targets before it writes the outputs.

@@ -45,30 +45,52 @@ void forward_mini_batch(const Head& head, int64_t number, const Learner<D>& lear
   batch.update(head.scale(n - 1), w, b, ahead);
 }
 
+// The state of a head before its first token.
+template <int D>
+Learner<D> initial_learner(const Head& head, Scratch& scratch) {
+  const Problem& p = head.p;
+  const Learner<D> learner{scratch.take(D * D), scratch.take(D), Taps<D>::load(scratch, head)};
+  copy(learner.w, p.initial.w1 + head.initial_index() * D * D, D * D);
+  copy(learner.b, p.initial.b1 + head.initial_index() * D, D);
+  return learner;
+}
+
+// Call body(head, number, ahead) for the mini-batches of neighbouring heads in turns; `ahead` are the tokens
+// of the next turn, for so many prefetches.
+template <int D, class Body>
+void for_each_mini_batch(const Heads& heads, const Outputs& out, int64_t prefetches, const Body& body) {
+  const Problem& p = heads.p;
+  const int64_t b = p.mini_batch_size;
+  for (int64_t number = 0; number < heads[0].mini_batches(); ++number)
+    for (int64_t i = 0; i < heads.count; ++i) {
+      const bool last = i + 1 == heads.count;
+      RowsAhead<D> ahead(heads[last ? 0 : i + 1], (number + last) * b, b, {&p.q, &p.k, &p.v, &out.o},
+                         prefetches);
+      body(i, number, ahead);
+    }
+}
+
+// The heads' states after their last tokens.
+template <int D>
+void store_states(const Heads& heads, const Outputs& out, const Learner<D>* learners) {
+  for (int64_t i = 0; out.last.w1 && i < heads.count; ++i) {
+    copy(out.last.w1 + heads[i].index * D * D, learners[i].w, D * D);
+    copy(out.last.b1 + heads[i].index * D, learners[i].b, D);
+  }
+}
+
 template <int D>
 void forward_heads(const Heads& heads, const Outputs& out, Scratch& scratch) {
   const Problem& p = heads.p;
   MiniBatch<D> batch;
   batch.allocate(scratch, p);
   Learner<D> learners[kHeadsTogether<D>];
-  for (int64_t i = 0; i < heads.count; ++i) {
-    const Head head = heads[i];
-    learners[i] = {scratch.take(D * D), scratch.take(D), Taps<D>::load(scratch, head)};
-    copy(learners[i].w, p.initial.w1 + head.initial_index() * D * D, D * D);
-    copy(learners[i].b, p.initial.b1 + head.initial_index() * D, D);
-  }
-  const int64_t b = p.mini_batch_size;
-  for (int64_t number = 0; number < heads[0].mini_batches(); ++number)
-    for (int64_t i = 0; i < heads.count; ++i) {
-      const bool last = i + 1 == heads.count;
-      RowsAhead<D> ahead(heads[last ? 0 : i + 1], (number + last) * b, b, {&p.q, &p.k, &p.v, &out.o},
-                         slices(2 * b, D) + slices(D, D));
-      forward_mini_batch(heads[i], number, learners[i], out, batch, ahead);
-    }
-  for (int64_t i = 0; out.last.w1 && i < heads.count; ++i) {
-    copy(out.last.w1 + heads[i].index * D * D, learners[i].w, D * D);
-    copy(out.last.b1 + heads[i].index * D, learners[i].b, D);
-  }
+  for (int64_t i = 0; i < heads.count; ++i) learners[i] = initial_learner<D>(heads[i], scratch);
+  const int64_t prefetches = slices(2 * p.mini_batch_size, D) + slices(D, D);
+  for_each_mini_batch<D>(heads, out, prefetches, [&](int64_t i, int64_t number, auto& ahead) {
+    forward_mini_batch(heads[i], number, learners[i], out, batch, ahead);
+  });
+  store_states(heads, out, learners);
 }
 
 }  // namespace

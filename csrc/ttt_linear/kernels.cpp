@@ -3,6 +3,7 @@
 #include "../learner/run_heads.h"
 #include "backward.h"
 #include "forward.h"
+#include "forward_in_tiles.h"
 #include "part.h"
 
 namespace {
@@ -14,6 +15,16 @@ struct Forward {
   static size_t floats(const Problem& p) { return forward_floats<D>(p); }
   static void run(const Heads& h, const Outputs& t, Scratch& s) { forward_heads<D>(h, t, s); }
 };
+
+#ifdef VISION_TTT_TILES
+template <int D>
+struct ForwardInTiles {
+  using Tensors = Outputs;
+  static constexpr int64_t kHeads = kHeadsTogether<D>;
+  static size_t floats(const Problem& p) { return floats_in_tiles<D>(p); }
+  static void run(const Heads& h, const Outputs& t, Scratch& s) { forward_heads_in_tiles<D>(h, t, s); }
+};
+#endif
 
 template <int D>
 struct Backward {
@@ -34,6 +45,9 @@ struct PartOfMiniBatch {
 }  // namespace
 
 int VISION_TTT_KERNEL(ttt_linear_forward)(const Problem& p, const Outputs& o) {
+#ifdef VISION_TTT_TILES
+  if (fits_tiles(p, o)) return run<ForwardInTiles>(p, o);
+#endif
   return run<Forward>(p, o);
 }
 

@@ -37,6 +37,18 @@ def test_it_is_the_block(name, dtype):
         assert torch.equal(given[0], before)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("mini_batch_size", [4, 16, 20])
+def test_heads_of_other_widths(dim, mini_batch_size):
+    """Products in tile registers hold mini-batches of up to 16 tokens."""
+    torch.manual_seed(0)
+    ttt = TTTLinear(dim, 1, mini_batch_size=mini_batch_size, **PUBLISHED)
+    block = VitttBlock(VitttMixer(dim, ttt=ttt), dim, 96).eval().requires_grad_(False)
+    packed, y = pack_block(block, torch.bfloat16), torch.randn(2, 77, dim)
+    assert_close(packed(y, (7, 11)), block(y, (7, 11)), FORWARD[torch.bfloat16])
+    assert torch.equal(packed(y, (7, 11)), packed(y, (7, 11)))
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_dispatcher_is_left_out_where_nothing_listens(name, monkeypatch):
     direct = []
@@ -184,10 +196,10 @@ def test_a_wrong_grid_is_refused(name):
         packed(y[:, 1:], *rest)
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512bf16"])
 def test_other_instruction_sets(isa, load_kernels):
-    """They have narrower registers and no products of bfloat16."""
-    order = ["baseline", "avx2", "avx512"]
+    """They have narrower registers, no products of bfloat16, or no tile registers."""
+    order = ["baseline", "avx2", "avx512", "avx512bf16"]
     assert order.index(load_kernels(isa)) <= order.index(isa)
     for name in ("vittt", "vittt with TTT-MLP", "vit3", "h-vit3", "mamba"):
         for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):

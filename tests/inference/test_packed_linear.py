@@ -18,6 +18,10 @@ SIZES = (
     (97, 50, 100),
     (200, 192, 6),
     (7, 33, 128),
+    (15, 32, 33),
+    (17, 64, 48),
+    (98, 192, 100),
+    (129, 96, 16),
 )
 
 
@@ -37,10 +41,21 @@ def test_it_is_the_product(rows, inner, columns, dtype):
     assert_close(half, wanted, FORWARD[torch.bfloat16])
 
 
+@pytest.mark.parametrize("inner", [50, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it(inner, dtype):
+    """Threads share rows as they come, and registers hold more or fewer of them at once."""
+    x, packed = torch.randn(70, inner), pack(torch.randn(40, inner), dtype)
+    wanted = packed_linear(x, packed, None, 40)
+    for rows in range(1, 70):
+        assert torch.equal(packed_linear(x[:rows], packed, None, 40), wanted[:rows]), rows
+
+
+@pytest.mark.parametrize("inner", [50, 64])
 @pytest.mark.parametrize("rows", [1, 5, 6, 7])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_share_the_columns_of_few_rows(rows, dtype):
-    x, weight, bias = torch.randn(rows, 50), torch.randn(300, 50), torch.randn(300)
+def test_threads_share_the_columns_of_few_rows(rows, dtype, inner):
+    x, weight, bias = torch.randn(rows, inner), torch.randn(300, inner), torch.randn(300)
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 7):

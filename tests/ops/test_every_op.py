@@ -5,7 +5,9 @@ With TRITON_INTERPRET=1 in the environment the tests of Triton's backends run, a
 
 import functools
 import os
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -384,8 +386,17 @@ def test_autocast(op, backend):
 
 def test_the_instruction_set_that_is_asked_for_is_in_use():
     asked = os.environ.get("VISION_TTT_CPU_ISA")
-    sets = ("baseline",) if asked == "baseline" else ("baseline", "avx2", "avx512", "avx512bf16")
-    assert _native.instruction_set() in (sets[:2] if asked == "avx2" else sets)
+    sets = ("baseline", "avx2", "avx512", "avx512bf16", "amx")
+    most = sets.index(asked) if asked in sets else len(sets) - 1
+    assert _native.instruction_set() in sets[: most + 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tile registers are asked for on Linux only")
+def test_tile_registers_are_used_where_the_processor_has_them():
+    flags = Path("/proc/cpuinfo").read_text().split()
+    if "amx_bf16" not in flags or "VISION_TTT_CPU_ISA" in os.environ:
+        pytest.skip("this machine has none, or another instruction set is asked for")
+    assert _native.instruction_set() == "amx"
 
 
 @pytest.mark.parametrize("op", [pytest.param(op, id=name) for name, op in TABLE.items()])

@@ -70,7 +70,7 @@ class _Problem(ctypes.Structure):
         *((name, c_int64) for name in ("batch", "length", "heads", "dim")),
         *((name, c_int64) for name in ("mini_batch_size", "reverse_heads", "interval")),
         *((name, c_int64) for name in ("taps", "scale_heads", "state_batch")),
-        *((name, c_int64) for name in ("is_bfloat16", "threads")),
+        *((name, c_int64) for name in ("is_bfloat16", "rounds", "threads")),
         *((name, c_float) for name in ("eps", "rate")),
     )
 
@@ -165,7 +165,8 @@ class LearnerCall:
             *(batch, length, heads, dim, mini_batch_size, reverse_heads, self.interval),
             self.taps[0][0].shape[-1] if self.taps else 0,
             1 if scale is None else heads * mini_batch_size // scale.numel(),
-            *(self.state[0].ndim == 4, q.dtype == torch.bfloat16, torch.get_num_threads()),
+            *(self.state[0].ndim == 4, q.dtype == torch.bfloat16, False),  # products do not round
+            torch.get_num_threads(),
             *(eps, -1.0 if rate is None else rate),
         )
 

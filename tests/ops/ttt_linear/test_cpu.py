@@ -30,7 +30,7 @@ def check(problem, dtype, **options):
 
 def test_the_kernels_were_built():
     assert _native.LIBRARY is not None
-    assert _native.instruction_set() in ("avx512bf16", "avx512", "avx2", "baseline")
+    assert _native.instruction_set() in ("amx", "avx512bf16", "avx512", "avx2", "baseline")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
