@@ -48,7 +48,8 @@ X86 = {
 X86["avx512bf16"] = [*X86["avx512"], "-mavx512bf16"]
 if sys.platform == "linux":  # which dispatch.cpp asks for the use of tile registers
     X86["amx"] = [*X86["avx512bf16"], "-mamx-tile", "-mamx-bf16"]
-KERNELS_OF = {"amx": ("packed/kernels.cpp", "ttt_linear/kernels.cpp")}  # the others are avx512bf16's
+# What has a kernel for tile registers; the other kernels are those of avx512bf16.
+KERNELS_OF = {"amx": ("packed/kernels.cpp", "ttt_linear/kernels.cpp")}
 PROBE = "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"
 
 
