@@ -86,25 +86,25 @@ def test_beams_with_a_cache_are_those_without(model):
 
 def test_going_on_from_a_cache(model):
     ids = tokens(2, 10)
-    cache = model(ids[:, :6], use_cache=True).cache_params
-    assert torch.equal(generate(model, ids, cache_params=cache), greedy(model, ids))
+    cache = model(ids[:, :6], use_cache=True).cache
+    assert torch.equal(generate(model, ids, cache=cache), greedy(model, ids))
     assert cache.length == 6
     with pytest.raises(ValueError, match="with use_cache=True only"):
-        generate(model, ids, cache_params=cache, use_cache=False)
-    told = "must begin with the 6 tokens that cache_params has seen and go on, got 6 tokens"
+        generate(model, ids, cache=cache, use_cache=False)
+    told = "must begin with the 6 tokens that cache has seen and go on, got 6 tokens"
     with pytest.raises(ValueError, match=told):
-        generate(model, ids[:, :6], cache_params=cache)
+        generate(model, ids[:, :6], cache=cache)
 
 
 def test_a_cache_of_another_number_of_sequences(model):
     ids = tokens(2, 10)
-    cache = model(ids[:, :6], use_cache=True).cache_params
-    told = "has 2 sequences and generate runs 6.*cache_params.select"
+    cache = model(ids[:, :6], use_cache=True).cache
+    told = "has 2 sequences and generate runs 6.*cache.select"
     with pytest.raises(ValueError, match=told):
-        generate(model, ids, cache_params=cache, num_beams=3)
+        generate(model, ids, cache=cache, num_beams=3)
     repeated = cache.select(torch.tensor([0, 0, 0, 1, 1, 1]))
     wanted = generate(model, ids, num_beams=3)
-    assert torch.equal(generate(model, ids, cache_params=repeated, num_beams=3), wanted)
+    assert torch.equal(generate(model, ids, cache=repeated, num_beams=3), wanted)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -116,9 +116,9 @@ def test_embeddings_in_place_of_tokens(model, beams):
         wanted = generate(model, ids, mask, num_beams=beams)[:, 9:]
         got = generate(model, None, mask, inputs_embeds=x, num_beams=beams)
         assert torch.equal(got, wanted)
-    cache = model(ids[:, :6], mask[:, :6], use_cache=True).cache_params
+    cache = model(ids[:, :6], mask[:, :6], use_cache=True).cache
     cache = cache.select(torch.arange(2).repeat_interleave(beams))
-    options = {"inputs_embeds": x, "cache_params": cache, "num_beams": beams}
+    options = {"inputs_embeds": x, "cache": cache, "num_beams": beams}
     assert torch.equal(generate(model, None, mask, **options), wanted)
     with pytest.raises(ValueError, match="inputs_embeds must begin with the 6 tokens"):
         generate(model, None, mask[:, :6], **{**options, "inputs_embeds": x[:, :6]})

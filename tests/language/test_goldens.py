@@ -55,7 +55,7 @@ def test_prefill_state_and_greedy_tokens(name):
         output = model(ids, use_cache=True)
     forward = tolerance["forward"]
     assert_close(output.logits, tensors["output.logits_cached_prefill"], forward)
-    state = output.cache_params.blocks[0]
+    state = output.cache.blocks[0]
     assert state.ttt.learner.position == ids.shape[1] % 16
     cached = weights(tensors, "output.cache.layer0.")
     assert cached

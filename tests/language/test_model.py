@@ -35,8 +35,8 @@ def test_parts_equal_the_whole(model, cuts):
     wanted = model(ids).logits
     cache, logits = None, []
     for start, stop in zip([0, *cuts], [*cuts, 14], strict=True):
-        output = model(ids[:, start:stop], cache_params=cache, use_cache=True)
-        cache = output.cache_params
+        output = model(ids[:, start:stop], cache=cache, use_cache=True)
+        cache = output.cache
         logits.append(output.logits)
         assert cache.get_seq_length() == stop
     assert_close(torch.cat(logits, 1), wanted, FORWARD[torch.float32])
@@ -44,17 +44,17 @@ def test_parts_equal_the_whole(model, cuts):
 
 def test_a_cache_is_not_changed_and_can_be_saved(model):
     ids = tokens(2, 9)
-    cache = model(ids[:, :6], use_cache=True).cache_params
+    cache = model(ids[:, :6], use_cache=True).cache
     before = cache.tensors()
-    first = model(ids[:, 6:], cache_params=cache, use_cache=True).logits
+    first = model(ids[:, 6:], cache=cache, use_cache=True).logits
     assert cache.length == 6
     assert all(torch.equal(x, before[key]) for key, x in cache.tensors().items())
     loaded = TTTCache.from_tensors(cache.tensors(), cache.length)
-    assert torch.equal(model(ids[:, 6:], cache_params=loaded).logits, first)
+    assert torch.equal(model(ids[:, 6:], cache=loaded).logits, first)
     swapped = cache.select([1, 0]).detach().to(torch.float64).to(torch.float32)
-    assert_close(model(ids[[1, 0], 6:], cache_params=swapped).logits, first[[1, 0]], 1e-6)
+    assert_close(model(ids[[1, 0], 6:], cache=swapped).logits, first[[1, 0]], 1e-6)
     cache.reset()
-    again = model(ids, cache_params=cache).logits
+    again = model(ids, cache=cache).logits
     assert torch.equal(again, model(ids).logits)
     with pytest.raises(ValueError, match=r"blocks are missing: there are \[1\]"):
         TTTCache.from_tensors({k: x for k, x in before.items() if k.startswith("1.")}, 6)
@@ -64,10 +64,10 @@ def test_training_goes_on_from_a_detached_cache(model):
     """Truncated backpropagation."""
     ids = tokens(2, 12)
     model.train()
-    assert model(ids).cache_params is None
-    cache = model(ids[:, :7], use_cache=True).cache_params.detach()
-    output = model(ids[:, 7:], labels=ids[:, 7:], cache_params=cache)
-    assert output.cache_params is None
+    assert model(ids).cache is None
+    cache = model(ids[:, :7], use_cache=True).cache.detach()
+    output = model(ids[:, 7:], labels=ids[:, 7:], cache=cache)
+    assert output.cache is None
     for key, x in gradients(model, output.loss).items():
         initial = key.rpartition(".")[2] in model.model.layers[0].ttt.learner.state_names
         assert x is None if initial else torch.isfinite(x).all(), key
@@ -93,8 +93,8 @@ def test_a_padded_batch_gives_what_each_row_gives(model, side, use_cache):
     output = model(ids, attention_mask=mask, use_cache=use_cache, output_hidden_states=True)
     assert len(output.hidden_states) == 3
     if use_cache:
-        step = model(more[:, :1], cache_params=output.cache_params, use_cache=True)
-        last = model(more[:, 1:], torch.ones(6, 14), step.cache_params).logits
+        step = model(more[:, :1], cache=output.cache, use_cache=True)
+        last = model(more[:, 1:], torch.ones(6, 14), step.cache).logits
     for row in range(6):
         alone = ids[row, mask[row] == 1][None]
         wanted = model(torch.cat([alone, more[row][None]], 1)).logits[0]
@@ -110,9 +110,9 @@ def test_padding_after_a_cache(model):
     ids, more, last = tokens(3, 6), tokens(3, 7), tokens(3, 2)
     for mask in (torch.ones(3, 6), torch.tensor([[1] * 6, [0] * 2 + [1] * 4, [1] * 5 + [0]])):
         new = torch.tensor([[1] * 7, [0] * 7, [1, 1, 0, 0, 0, 1, 1]])
-        cache = model(ids, mask, use_cache=True).cache_params
+        cache = model(ids, mask, use_cache=True).cache
         second = model(more, torch.cat([mask, new], 1), cache, use_cache=True)
-        third = model(last, cache_params=second.cache_params).logits
+        third = model(last, cache=second.cache).logits
         for row in range(3):
             read = [ids[row][mask[row] == 1], more[row][new[row] == 1], last[row]]
             wanted = model(torch.cat(read)[None]).logits[0, len(read[0]) :]
@@ -161,7 +161,7 @@ def test_logits_to_keep(model):
 
 def test_wrong_calls(model):
     ids = tokens(2, 5)
-    cache = model(ids, use_cache=True).cache_params
+    cache = model(ids, use_cache=True).cache
 
     def refused(told, *args, **options):
         with pytest.raises(ValueError, match=told):
@@ -171,14 +171,14 @@ def test_wrong_calls(model):
     refused("at least one token is needed", ids[:, :0])
     refused(r"must have shape \[2, 5\], got \[2, 4\]", ids, torch.ones(2, 4))
     refused(r"shape \[2, 5\] or \[2, 10\], got \[2, 6\]", ids, torch.ones(2, 6), cache)
-    refused("cache_params has 2 sequences, the call has 1", ids[:1], None, cache)
+    refused("cache has 2 sequences, the call has 1", ids[:1], None, cache)
     refused("states of 1 blocks, the model has 2", ids, None, TTTCache(cache.blocks[:1], 5))
     refused("logits_to_keep is 1", ids, labels=ids, logits_to_keep=1)
     refused("logits_to_keep must be at least 0, got -2", ids, logits_to_keep=-2)
     refused(r"number or places \[n\], got \[2, 5\]", ids, logits_to_keep=ids)
     refused("as a number, got places", ids, labels=ids, logits_to_keep=torch.arange(5))
     other = small_model(**(MAMBA if model.config.use_gate is False else {}))
-    other = other(ids, use_cache=True).cache_params
+    other = other(ids, use_cache=True).cache
     refused("a block with another backbone: conv must be", ids, None, other)
     tensors = {k: x for k, x in cache.tensors().items() if ".start_" not in k}
     refused("start_w1? is missing", ids, None, TTTCache.from_tensors(tensors, 5))
@@ -220,8 +220,8 @@ def test_gradient_checkpointing_computes_the_same(model):
     with pytest.raises(ValueError, match="use_cache must be False"):
         model(ids, use_cache=True)
     with torch.no_grad():
-        assert model(ids, use_cache=True).cache_params is not None
-    assert model.eval()(ids, use_cache=True).cache_params is not None
+        assert model(ids, use_cache=True).cache is not None
+    assert model.eval()(ids, use_cache=True).cache is not None
 
 
 def test_saved_and_loaded(model, tmp_path):
@@ -297,7 +297,7 @@ def test_half_precision(model, dtype):
     assert output.logits.dtype == dtype
     assert output.loss.dtype == torch.float32
     assert_close(output.logits, wanted, 0.1)
-    learner = output.cache_params.blocks[0].ttt.learner
+    learner = output.cache.blocks[0].ttt.learner
     assert all(
         x.dtype == torch.float32 for key, x in learner.tensors().items() if key != "position"
     )
@@ -310,7 +310,7 @@ def test_autocast(model):
     with torch.autocast("cpu", torch.bfloat16):
         output = model(ids, labels=ids, use_cache=True)
     assert_close(output.loss, wanted, 0.05)
-    assert output.cache_params.blocks[0].ttt.learner[0].dtype == torch.float32
+    assert output.cache.blocks[0].ttt.learner[0].dtype == torch.float32
 
 
 def test_one_graph():
@@ -318,7 +318,7 @@ def test_one_graph():
     model, ids = small_model(num_hidden_layers=1, **MAMBA), tokens(2, 9)
     got, wanted = torch.compile(model, fullgraph=True, backend="eager")(ids), model(ids)
     assert_close(got.logits, wanted.logits, 1e-6)
-    assert got.cache_params.length == 9
+    assert got.cache.length == 9
 
 
 def test_one_graph_with_padding():
@@ -330,7 +330,7 @@ def test_one_graph_with_padding():
             mask = padded(ids, side)
             wanted, got = model(ids, mask), compiled(ids, mask)
             assert_close(got.logits[mask == 1], wanted.logits[mask == 1], 1e-5)
-            own, exact = got.cache_params.tensors(), wanted.cache_params.tensors()
+            own, exact = got.cache.tensors(), wanted.cache.tensors()
             for key, x in exact.items():
                 assert_close(own[key], x, 1e-5, key)
 
@@ -346,8 +346,8 @@ def test_compiled_with_padding():
     ours, exact = gradients(model, got.loss), gradients(model, wanted.loss)
     for key, x in exact.items():
         assert_close(ours[key], x, 5e-5, key)
-    own = got.cache_params.tensors()
-    for key, x in wanted.cache_params.tensors().items():
+    own = got.cache.tensors()
+    for key, x in wanted.cache.tensors().items():
         assert_close(own[key], x, 1e-5, key)
 
 

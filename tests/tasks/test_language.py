@@ -319,7 +319,7 @@ def test_mambas_scan_is_ours_with_the_same_result() -> None:
         whole = model(tokens).logits
         with scans_as_one_op():
             begun = model(tokens[:, :12], use_cache=True)
-        rest = model(tokens[:, 12:13], cache_params=begun.cache_params, use_cache=True)
+        rest = model(tokens[:, 12:13], cache=begun.cache, use_cache=True)
     torch.testing.assert_close(rest.logits[:, 0], whole[:, 12], rtol=1e-4, atol=1e-5)
 
 

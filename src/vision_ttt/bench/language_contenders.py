@@ -18,9 +18,6 @@ from vision_ttt.errors import UserError, nearest
 from vision_ttt.language import TTTCache, TTTConfig, TTTForCausalLM
 from vision_ttt.ops import states, use_backend
 
-_CACHES = {"llama": "past_key_values"}
-"""Model → the name that its cache has among its arguments and results, if not ``cache_params``."""
-
 
 @dataclass(frozen=True)
 class LanguageContender:
@@ -66,12 +63,11 @@ class LanguageContender:
         Returns:
             The last token's logits [B, 1, V], and the cache after it.
         """
-        name = _CACHES.get(self.name, "cache_params")
         if cache is None and self.variant == "static":
             cache = StaticCache(model.config, max_cache_len=tokens.shape[1] + room)
         with self.ops():
-            out = model(tokens, **{name: cache}, use_cache=True, logits_to_keep=1)
-        return out["logits"], out[name]
+            out = model(tokens, cache=cache, use_cache=True, logits_to_keep=1)
+        return out["logits"], out["cache"]
 
     def loss(self, model: nn.Module, tokens: Tensor) -> Tensor:
         """The loss of predicting tokens [B, T] each from those before."""

@@ -25,7 +25,7 @@ class TTTCache:
         ValueError: there are no states, and yet tokens.
     """
 
-    is_compileable = False  # these two are asked for by transformers' generate
+    is_compileable = False  # these and is_linear are asked for by transformers' generate
     is_croppable = False
 
     def __init__(self, blocks: Sequence[TTTBlockState] = (), length: int = 0) -> None:
@@ -33,6 +33,11 @@ class TTTCache:
             raise ValueError(f"a cache without states has seen no tokens, got length {length}")
         self.blocks = tuple(blocks)
         self.length = length
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Of every block, under transformers' name: that it keeps no keys and values to be cut."""
+        return [True] * len(self.blocks)
 
     @property
     def batch(self) -> int | None:

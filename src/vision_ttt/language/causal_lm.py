@@ -25,7 +25,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
     """A causal language model of TTT layers (TTT, Sec. 3): token numbers [B, T] → logits [B, T, V].
 
     ``generate`` is transformers': greedy, sampling and beam search, of batches with padding on the
-    left, and with a streamer. It goes on from ``cache_params`` where ``input_ids`` are all tokens
+    left, and with a streamer. It goes on from ``cache`` where ``input_ids`` are all tokens
     of the sequences, those that the cache has seen first, or ``inputs_embeds`` their embeddings.
     With ``num_beams`` or ``num_return_sequences`` it must have every sequence as often.
 
@@ -48,7 +48,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        cache_params: TTTCache | None = None,
+        cache: TTTCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -78,7 +78,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         output = self.model(
             input_ids,
             attention_mask=attention_mask,
-            cache_params=cache_params,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
@@ -99,7 +99,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         result = TTTCausalLMOutput(
             loss=loss,
             logits=logits,
-            cache_params=output.cache_params,
+            cache=output.cache,
             hidden_states=output.hidden_states,
         )
         if return_dict is None:
@@ -115,7 +115,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor,
         next_sequence_length: int | None = None,
-        cache_params: TTTCache | None = None,
+        cache: TTTCache | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         is_first_iteration: bool | None = False,
@@ -128,23 +128,23 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
             ValueError: the cache has seen all tokens that are given, it has another number of
                 sequences, or ``use_cache`` is False.
         """
-        if cache_params is not None:
+        if cache is not None:
             if not use_cache:
-                raise ValueError("generate goes on from cache_params with use_cache=True only")
+                raise ValueError("generate goes on from cache with use_cache=True only")
             if is_first_iteration:
                 name = "input_ids" if inputs_embeds is None else "inputs_embeds"
                 batch, given = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
-                if cache_params.batch not in (None, batch):
+                if cache.batch not in (None, batch):
                     raise ValueError(
-                        f"cache_params has {cache_params.batch} sequences and generate runs {batch}"
+                        f"cache has {cache.batch} sequences and generate runs {batch}"
                         ", each num_beams or num_return_sequences times; repeat each as often by "
-                        "cache_params.select"
+                        "cache.select"
                     )
-                next_sequence_length = given - cache_params.length
+                next_sequence_length = given - cache.length
                 if next_sequence_length < 1:
                     raise ValueError(
-                        f"{name} must begin with the {cache_params.length} tokens that "
-                        f"cache_params has seen and go on, got {given} tokens"
+                        f"{name} must begin with the {cache.length} tokens that "
+                        f"cache has seen and go on, got {given} tokens"
                     )
             else:
                 attention_mask = None  # padding on the left was left out in the first iteration
@@ -154,7 +154,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             is_first_iteration=is_first_iteration,
-            cache_params=cache_params,
+            cache=cache,
             use_cache=use_cache,
             **kwargs,
         )

@@ -69,7 +69,7 @@ class TTTConfig(PreTrainedConfig):
     """
 
     model_type = "ttt"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache_params"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache"]
 
     vocab_size: int = 32_000
     hidden_size: int = 2048

@@ -30,7 +30,8 @@ _WITHOUT_MEANING = frozenset(
 """What tokenizers and ``generate`` hand to every model, and which changes nothing here."""
 
 _REFUSED = {
-    "past_key_values": "there are no keys and values, states are cache_params",
+    "past_key_values": "there are no keys and values, states are cache",
+    "cache_params": "its name is cache, as in transformers since 5.24",
     "output_attentions": "there is no attention",
     "output_router_logits": "there is no router",
     "is_causal": "the models are causal only",
@@ -100,7 +101,7 @@ class TTTModel(TTTPreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        cache_params: TTTCache | None = None,
+        cache: TTTCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -114,7 +115,7 @@ class TTTModel(TTTPreTrainedModel):
             attention_mask: 1 for tokens and 0 for padding [B, T], or also of the tokens that the
                 cache has seen [B, … + T]. A row gives what it gives without its padding, wherever
                 that is. Outputs at padding are of no meaning.
-            cache_params: the cache that an earlier call has returned. It is not changed.
+            cache: the cache that an earlier call has returned. It is not changed.
             inputs_embeds: embeddings [B, T, D], in place of ``input_ids``.
             use_cache: return the cache after the last tokens. None: ``config.use_cache``, and in
                 training no.
@@ -138,7 +139,7 @@ class TTTModel(TTTPreTrainedModel):
             use_cache = self.config.use_cache and not self.training
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        cache = TTTCache() if cache_params is None else cache_params
+        cache = TTTCache() if cache is None else cache
         self._check(x, cache, use_cache)
         padding = self._padding(attention_mask, x, cache)
         if padding is None:
@@ -150,7 +151,7 @@ class TTTModel(TTTPreTrainedModel):
             hidden = tuple(padding.back(each) for each in hidden)
         output = TTTModelOutput(
             last_hidden_state=hidden[-1],
-            cache_params=TTTCache(blocks, cache.length + x.shape[1]) if use_cache else None,
+            cache=TTTCache(blocks, cache.length + x.shape[1]) if use_cache else None,
             hidden_states=hidden if output_hidden_states else None,
         )
         if return_dict is None:
@@ -160,13 +161,12 @@ class TTTModel(TTTPreTrainedModel):
     def _check(self, x: Tensor, cache: TTTCache, use_cache: bool) -> None:
         if cache.blocks and len(cache.blocks) != len(self.layers):
             raise ValueError(
-                f"cache_params has states of {len(cache.blocks)} blocks, the model has "
-                f"{len(self.layers)}"
+                f"cache has states of {len(cache.blocks)} blocks, the model has {len(self.layers)}"
             )
         if cache.batch not in (None, len(x)):
             raise ValueError(
-                f"cache_params has {cache.batch} sequences, the call has {len(x)}; "
-                "cache_params.select repeats and chooses them"
+                f"cache has {cache.batch} sequences, the call has {len(x)}; "
+                "cache.select repeats and chooses them"
             )
         if x.shape[1] == 0:
             raise ValueError(f"at least one token is needed, got tokens {list(x.shape[:2])}")

@@ -14,12 +14,12 @@ from vision_ttt.language.cache import TTTCache
 class TTTModelOutput(ModelOutput):
     """The tokens behind the last block and the final norm, and what was asked for beside them.
 
-    ``last_hidden_state`` is [B, T, D]; ``cache_params`` is the cache after the last token;
+    ``last_hidden_state`` is [B, T, D]; ``cache`` is the cache after the last token;
     ``hidden_states`` are every block's output and ``last_hidden_state``, each [B, T, D].
     """
 
     last_hidden_state: Tensor | None = None
-    cache_params: TTTCache | None = None
+    cache: TTTCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
 
 
@@ -29,5 +29,5 @@ class TTTCausalLMOutput(ModelOutput):
 
     loss: Tensor | None = None
     logits: Tensor | None = None
-    cache_params: TTTCache | None = None
+    cache: TTTCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
