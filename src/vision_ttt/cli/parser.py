@@ -1,6 +1,7 @@
 """The parser of a command's arguments: how flags are spelt, and how help and refusals read."""
 
 import argparse
+import itertools
 import re
 from collections.abc import Sequence
 from types import UnionType
@@ -16,6 +17,15 @@ _REFUSED = re.compile(
     r'Parser key "(?P<name>\w+)[^"]*"(?: element \d+)?:(?:.*(?:Got|Given) value: ?(?P<value>.*))?'
 )
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+
+_DEEPEST = 100
+"""Of a value's lists and mappings: where parsers give up depends on their versions."""
+
+
+def _nesting(token: str) -> int:
+    """The most brackets of YAML that are open at once."""
+    opened = itertools.accumulate((c in "{[") - (c in "}]") for c in token)
+    return max(opened, default=0)
 
 
 class CommandParser(jsonargparse.ArgumentParser):
@@ -43,14 +53,14 @@ class CommandParser(jsonargparse.ArgumentParser):
         Raises:
             UserError: the arguments do not fit, in one line.
         """
+        for token in argv:
+            if _nesting(token) > _DEEPEST:
+                raise UserError(f"a value is nested too deeply: {shortened(token)}")
         try:
             # parse_args merges defaults by default; its `defaults` cannot do so with required ones.
             return self.parse_args(self._spelt_out(argv), defaults=defaults)
         except argparse.ArgumentError as error:
             raise UserError(f"{self._explained(error)} (see {self.prog} --help)") from error
-        except RecursionError as error:
-            deepest = max((token.count("{") + token.count("["), token) for token in argv)[1]
-            raise UserError(f"a value is nested too deeply: {shortened(deepest)}") from error
 
     def format_help(self) -> str:
         """The help, every flag in it spelt with hyphens."""
