@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -10,6 +12,18 @@ from vision_ttt.layers import TTTLinear
 from vision_ttt.models import Vittt
 from vision_ttt.models.evaluation_mode import evaluation_mode
 from vision_ttt.ops import use_backend
+
+
+def _attention_flops(
+    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *_: Any, **__: Any
+) -> int:
+    """Of softmax(q kᵀ) v, by the shapes [B, H, T, d]: two per multiply-add."""
+    batch, heads, queries, width = q
+    return 2 * batch * heads * queries * k[2] * (width + v[3])
+
+
+_FORMULAS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+"""Operations that PyTorch before 2.15 does not count."""
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -39,7 +53,7 @@ def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
 def macs_of_pass(model: nn.Module, *inputs: Tensor) -> int:
     """Multiply-adds of one forward pass on `inputs`, counted as :func:`count_macs` does."""
     # The TTT ops' formulas belong to the custom ops, which the reference backend does not call.
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
     with evaluation_mode(model), use_backend(None), counter:
         model(*inputs)
     return counter.get_total_flops() // 2
