@@ -55,7 +55,8 @@ def forward_kernel(
         tl.debug_barrier()
     if PART_SCALED:
         w, b_now = tl.zeros_like(w), tl.zeros_like(b)
-    ones = tl.full([TILE, TILE], 1.0, OPERAND)
+    # A cast, because Triton 3.8 interprets no constants in bfloat16.
+    ones = tl.full([TILE, TILE], 1.0, tl.float32).to(OPERAND)
     if ln_weight is not None:
         gain = tl.load(ln_weight + head * DIM + j)[None, :]
         offset = tl.load(ln_bias + head * DIM + j)[None, :]

@@ -123,7 +123,8 @@ def scan_kernel(
     if SEVERAL:  # W uses the memory of ∂W₀
         store_state(dw0, w, DIM, TRANSPOSED)
         tl.debug_barrier()
-    ones = tl.full([TILE, TILE], 1.0, OPERAND)
+    # A cast, because Triton 3.8 interprets no constants in bfloat16.
+    ones = tl.full([TILE, TILE], 1.0, tl.float32).to(OPERAND)
     NORM: tl.constexpr = ln_weight is not None
     if NORM:
         ln_weight += head * DIM
