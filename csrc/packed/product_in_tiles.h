@@ -89,6 +89,7 @@ VISION_TTT_INLINE void for_two_tiles(const TilesOfRows& rows, const Multiply& mu
 template <class Out>
 void product_in_tiles(const Bfloat16* x, int64_t x_row, int64_t count, const Panels<Bfloat16>& panels,
                       const Sink<Out>& sink) {
+  if (!count) return;
   Sink<Out> rest = sink;
   TilesInMemory memory;
   if constexpr (std::is_same<Out, float>::value)
@@ -118,6 +119,7 @@ template <class Finish>
 void two_products_in_tiles(const Bfloat16* x, int64_t x_row, int64_t count,
                            const Panels<Bfloat16>& first, const Panels<Bfloat16>& second,
                            const Finish& finish) {
+  if (!count) return;
   const TilesOfRows rows(count);
   const TileRegisters registers = rows.registers();
   for_two_tiles(rows, [&](auto tiles, int64_t tile) __attribute__((always_inline)) {

@@ -145,10 +145,16 @@ def test_threads_of_unequal_speed(threads):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("batch", [1, 3, 5])
-def test_threads_of_a_mamba_block(batch):
-    """Directions that meet, whole images per thread, and teams give the same bits."""
-    packed, given = pack_block(make("mamba"), torch.float32), inputs("mamba", batch, (31, 14))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("batch", "grid"), [(1, (31, 14)), (3, (31, 14)), (5, (31, 14)), (1, (1, 2))]
+)
+def test_threads_of_a_mamba_block(batch, grid, dtype):
+    """Directions that meet, whole images per thread, and teams give the same bits.
+
+    Of a team on few tokens some threads have none.
+    """
+    packed, given = pack_block(make("mamba"), dtype), inputs("mamba", batch, grid)
     before = torch.get_num_threads()
     try:
         results = []
