@@ -50,9 +50,9 @@ class MiniBatchInTiles : Views<D> {
     };
     take(z, 16 * D), take(rounded, 8 * D), take(k_pairs, 8 * D), take(k_columns, 8 * D);
     take(step_pairs, 8 * D), take(seen, 16 * 8);
-    // All of it together with W should fit the first cache level, so that what was read last is written next.
+    // What is not needed at the same time shares memory, so that all of it and W fit the first cache level.
     step = v, change = k;
-    if (p.taps + 15 <= 40) raw = z;
+    if (p.taps + 15 <= 40) raw = z;  // [taps + 15, D] in place of all that was taken above, but `seen`
   }
 
   static TileRegisters registers() {
@@ -60,9 +60,9 @@ class MiniBatchInTiles : Views<D> {
     return TileRegisters({whole, whole, whole, whole, whole, whole, rows_of_tokens, columns_of_tokens});
   }
 
-  // W as pairs of its rows from `first` on, `count` of them.
-  static void round_state(const float* w, int64_t first, int64_t count, Bfloat16* pairs) {
-    for (int64_t i = first; i < first + count; i += 2)
+  // W as pairs of its rows.
+  static void round_state(const float* w, Bfloat16* pairs) {
+    for (int64_t i = 0; i < D; i += 2)
       for (int j = 0; j < kPanels; ++j)
         store_pairs(pairs + (j * D + i) * 16, load(w + i * D + j * 16), load(w + (i + 1) * D + j * 16));
   }
@@ -226,7 +226,7 @@ void forward_heads_in_tiles(const Heads& heads, const Outputs& out, Scratch& scr
     LearnerInTiles<D>& learner = learners[i];
     static_cast<Learner<D>&>(learner) = initial_learner<D>(heads[i], scratch);
     learner.pairs = reinterpret_cast<Bfloat16*>(scratch.take(D * D / 2));
-    MiniBatchInTiles<D>::round_state(learner.w, 0, D, learner.pairs);
+    MiniBatchInTiles<D>::round_state(learner.w, learner.pairs);
   }
   const TileRegisters registers = MiniBatchInTiles<D>::registers();
   for_each_mini_batch<D>(heads, out, MiniBatchInTiles<D>::kAsks, [&](int64_t i, int64_t number, auto& ahead) {

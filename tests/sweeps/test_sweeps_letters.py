@@ -126,7 +126,7 @@ def test_lengths_by_pace_are_measured_once(tmp_path, monkeypatch):
 
 def test_lengths_of_rows_with_results_are_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(lengths, "measure_paces", lambda configs: dict.fromkeys(configs, 2.0))
-    results = read_results(COMMITTED)
+    results = [each for each in read_results(COMMITTED) if each.row != "deit-1024"]
     rows = dict.fromkeys(("vittt-512", "deit-1024"))
     found = lengths_by_pace(rows, dict.fromkeys(rows, 180.0), tmp_path / "runs", results)
     assert {name: own["updates"] for name, own in found.items()} == {
