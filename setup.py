@@ -49,7 +49,9 @@ X86["avx512bf16"] = [*X86["avx512"], "-mavx512bf16"]
 if sys.platform == "linux":  # which dispatch.cpp asks for the use of tile registers
     X86["amx"] = [*X86["avx512bf16"], "-mamx-tile", "-mamx-bf16"]
 # What has a kernel for tile registers; the other kernels are those of avx512bf16.
-KERNELS_OF = {"amx": ("packed/kernels.cpp", "ttt_linear/kernels.cpp")}
+KERNELS_OF = {
+    "amx": tuple(f"{op}/kernels.cpp" for op in ("packed", "ttt_linear", "linear", "swiglu_mlp"))
+}
 PROBE = "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"
 
 

@@ -150,6 +150,10 @@ Kernels choose() {
     Kernels chosen = VISION_TTT_KERNELS(avx512bf16);  // for all that has no tiles
     chosen.name = "amx";
     VISION_TTT_IN_TILES(ttt_linear_forward);
+    VISION_TTT_IN_TILES(swiglu_mlp);
+    VISION_TTT_IN_TILES(swiglu_mlp_backward);
+    VISION_TTT_IN_TILES(linear);
+    VISION_TTT_IN_TILES(linear_backward);
     VISION_TTT_IN_TILES(packed_linear);
     VISION_TTT_IN_TILES(packed_patches);
     VISION_TTT_IN_TILES(packed_vittt_blocks_scratch);

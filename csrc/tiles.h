@@ -47,6 +47,15 @@ template <int T>
 VISION_TTT_INLINE void load_tile(const void* first, int64_t row_bytes) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(first), "r"(row_bytes), "i"(T) : "memory");
 }
+// A tile of 16 rows, one after the other. Other memory may stay in registers.
+template <int T>
+VISION_TTT_INLINE void load_whole_tile(const Bfloat16* first) {
+  struct Whole {
+    Bfloat16 numbers[kRowsOfTile * kInnerOfTile];
+  };
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(first), "r"(int64_t(64)), "i"(T),
+               "m"(*reinterpret_cast<const Whole*>(first)));
+}
 template <int T>
 VISION_TTT_INLINE void store_tile(void* first, int64_t row_bytes) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(first), "r"(row_bytes), "i"(T) : "memory");

@@ -9,7 +9,7 @@ import gc
 import os
 import shutil
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def load_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], str]:
+def load_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], str]]:
     """Load the compiled kernels for an instruction set, and return the one that they then use.
 
     They read the environment at their first call only, so a copy of the library is loaded.
@@ -71,9 +71,19 @@ def load_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[s
         for name, module in list(sys.modules.items()):
             if name.startswith("vision_ttt.ops") and getattr(module, "LIBRARY", None) is before:
                 monkeypatch.setattr(module, "LIBRARY", copy)
+        forget_layouts()
         return _native.instruction_set()
 
-    return load
+    def forget_layouts() -> None:
+        """Those of packed weights depend on the instruction set, and are cached."""
+        for name, module in list(sys.modules.items()):
+            if name.startswith("vision_ttt.ops.packed"):
+                for function in vars(module).values():
+                    if hasattr(function, "cache_clear"):
+                        function.cache_clear()
+
+    yield load
+    forget_layouts()
 
 
 def _write_images(folder: Path, count: int, level: int, seed: int) -> None:

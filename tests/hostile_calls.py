@@ -222,17 +222,17 @@ def packed_vittt_arguments(s: Sizes) -> list[Any]:
     convolution = [normal(inner, taps), normal(inner)]
     parameters = VitttBlockParameters(
         *(normal(taps * taps, dim), normal(dim), normal(dim)),
-        pack(normal((2 if s.gated else 3) * inner, dim), torch.float32),
-        pack(normal(dim, dim), torch.float32) if s.gated else torch.empty(0),
-        *(pack(normal(heads, dim), torch.float32), normal(heads)),
+        pack(normal((2 if s.gated else 3) * inner, dim), torch.float32, of_block=True),
+        pack(normal(dim, dim), torch.float32, of_block=True) if s.gated else torch.empty(0),
+        *(pack(normal(heads, dim), torch.float32, of_block=True), normal(heads)),
         *(*convolution, *convolution),
         *(normal(heads, d, d), normal(heads, d), torch.empty(0), torch.empty(0)),
         *(normal(heads, d), normal(heads, d), torch.rand(directions, b)),
         *(normal(directions, dim), normal(directions, dim)),
-        pack(normal(dim, dim), torch.float32),
+        pack(normal(dim, dim), torch.float32, of_block=True),
         *(normal(dim), normal(dim)),
-        *(pack(normal(hidden, dim), torch.float32) for _ in range(2)),
-        pack(normal(dim, hidden), torch.float32),
+        *(pack(normal(hidden, dim), torch.float32, of_block=True) for _ in range(2)),
+        pack(normal(dim, hidden), torch.float32, of_block=True),
     )
     gated = int(s.gated)
     sizes = VitttBlockSizes(heads, directions, taps, hidden, b, taps, 3 - gated, gated, 0, 0)
@@ -250,11 +250,11 @@ def packed_vit3_arguments(s: Sizes) -> list[Any]:
     parameters = Vit3BlockParameters(
         *(normal(9, dim), normal(dim), normal(dim), normal(dim), normal(dim), normal(dim)),
         torch.empty(0),
-        *(pack(normal(views, dim), torch.float32), normal(views)),
+        *(pack(normal(views, dim), torch.float32, of_block=True), normal(views)),
         *(normal(heads, d, 2 * d), normal(9, d)),
-        *(pack(normal(dim, dim + d), torch.float32), normal(dim)),
-        *(pack(normal(hidden, dim), torch.float32), normal(hidden)),
-        *(pack(normal(dim, hidden), torch.float32), normal(dim)),
+        *(pack(normal(dim, dim + d), torch.float32, of_block=True), normal(dim)),
+        *(pack(normal(hidden, dim), torch.float32, of_block=True), normal(hidden)),
+        *(pack(normal(dim, hidden), torch.float32, of_block=True), normal(dim)),
         *((normal(9, hidden), normal(hidden)) if s.gated else (torch.empty(0),) * 2),
         normal(s.length, dim // 2, 2) if s.gated else torch.empty(0),
     )
@@ -267,13 +267,13 @@ def packed_mamba_arguments(s: Sizes) -> list[Any]:
     inner = 2 * dim
     parameters = mamba_block_weights.MambaBlockParameters(
         normal(dim),
-        pack(normal(2 * inner, dim), torch.float32),
+        pack(normal(2 * inner, dim), torch.float32, of_block=True),
         *(normal(2, taps, inner), normal(2, inner)),
-        *(pack(normal(2 * states, inner), torch.float32) for _ in range(2)),
-        *(pack(normal(rank, inner), torch.float32) for _ in range(2)),
-        *(pack(normal(inner, rank), torch.float32) for _ in range(2)),
+        *(pack(normal(2 * states, inner), torch.float32, of_block=True) for _ in range(2)),
+        *(pack(normal(rank, inner), torch.float32, of_block=True) for _ in range(2)),
+        *(pack(normal(inner, rank), torch.float32, of_block=True) for _ in range(2)),
         *(normal(2, inner), -torch.rand(2, states, inner), normal(2, inner)),
-        pack(normal(dim, inner), torch.float32),
+        pack(normal(dim, inner), torch.float32, of_block=True),
     )
     sizes = mamba_block_weights.MambaBlockSizes(inner, taps, rank, 0)
     weights = mamba_block_weights.join_parameters(parameters, sizes)

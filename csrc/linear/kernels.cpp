@@ -11,9 +11,9 @@ constexpr int64_t kInnerAtOnce = 2048;
 // out [N, columns of the weight] = x weight + bias by a weight that is packed first.
 int multiply(const float* x, const Matrix& matrix, const float* bias, float* out, int64_t rows,
              int64_t threads) {
-  Buffers buffers(matrix.bytes());
+  Buffers buffers(ToPack::bytes(matrix));
   if (!buffers.ok()) return 1;
-  const ToPack weight[1] = {{matrix, buffers.take<float>(matrix.columns * matrix.inner)}};
+  const ToPack weight[1] = {{matrix, buffers}};
   pack_all(weight, threads);
   const Packed packed = weight[0].weight();
   // All tokens use a part of a deep weight before the next one, since the last cache level holds no more.
@@ -42,11 +42,10 @@ class LinearBackward {
   explicit LinearBackward(const Linear& p) : p_(p), parts_(p.rows) {}
 
   int run() const {
-    const size_t weight_floats = p_.columns * p_.inner;
-    Buffers buffers(Buffers::padded(weight_floats * sizeof(float)) +
-                    parts_.count() * floats_of_part() * sizeof(float));
+    const Matrix matrix = transposed(p_);
+    Buffers buffers(ToPack::bytes(matrix) + parts_.count() * floats_of_part() * sizeof(float));
     if (!buffers.ok()) return 1;
-    const ToPack weight[1] = {{transposed(p_), buffers.take<float>(weight_floats)}};
+    const ToPack weight[1] = {{matrix, buffers}};
     float* of_parts = buffers.take<float>(parts_.count() * floats_of_part());
     pack_all(weight, p_.threads);
     const Packed packed = weight[0].weight();
@@ -57,13 +56,14 @@ class LinearBackward {
 #pragma omp for schedule(static)
       for (int64_t part = 0; part < parts_.count(); ++part) {
         float* memory = of_parts + part * floats_of_part();
-        for (size_t i = 0; i < sums(); i += kLanes) store(memory + i, Vector{});
+        for (size_t i = 0; i < floats_of_part(); i += kLanes) store(memory + i, Vector{});
         parts_.for_each_chunk(part, [&](int64_t start, int64_t rows) {
           const float* grad = p_.grad + start * p_.columns;
           if (!first)
             product(grad, p_.columns, rows, packed,
                     Sink<float>{p_.dx + start * p_.inner, p_.inner, p_.inner});
-          add_chunk(grad + first, p_.x + start * p_.inner, rows, count, memory);
+          add_outer_products_of_any(grad + first, p_.columns, count, p_.x + start * p_.inner, p_.inner,
+                                    p_.inner, rows, memory);
         });
       }
 #pragma omp for schedule(static)
@@ -78,18 +78,7 @@ class LinearBackward {
   const Linear& p_;
   Parts parts_;
 
-  // The memory of a part: the sums [kColumnsAtOnce, D], then some columns of a chunk, and a panel.
-  size_t sums() const { return kColumnsAtOnce * p_.inner; }
-  size_t floats_of_part() const { return sums() + kRowsOfChunk * (kRowAtOnce + kPanel); }
-
-  void add_chunk(const float* grad, const float* x, int64_t rows, int64_t count,
-                 float* memory) const {
-    float *some = memory + sums(), *panel = some + kRowsOfChunk * kRowAtOnce;
-    for (int64_t t = 0; t < rows; ++t)
-      for (int64_t j = 0; j < count; j += kLanes)
-        store(some + t * kRowAtOnce + j, load(grad + t * p_.columns + j));
-    add_outer_products(some, kRowAtOnce, count, x, p_.inner, p_.inner, rows, panel, memory);
-  }
+  size_t floats_of_part() const { return kColumnsAtOnce * p_.inner; }  // sums
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Weights that are packed at every use, because training changes them at every step.
 #pragma once
 
+#include "../packed/chunks.h"
 #include "../packed/product.h"
 
 namespace {
@@ -18,24 +19,49 @@ struct Matrix {
   static Matrix transposed(const float* data, int64_t columns, int64_t inner, int64_t row) {
     return {data, columns, inner, 1, row};
   }
-  size_t bytes() const { return columns * inner * sizeof(float); }
+  size_t floats() const { return floats_of_column() * columns; }
   int64_t panels() const { return (columns + kPanel - 1) / kPanel; }
 
-  // Write one panel [inner, width] of the packed weight.
+  // Write one panel of the packed weight.
   void pack(int64_t index, float* packed) const {
-    const int64_t first = index * kPanel;
-    const int64_t width = columns - first < kPanel ? columns - first : kPanel;
-    const float* from = data + first * column_step;
-    float* panel = packed + first * inner;
+    float* panel = packed + index * floats_of_column() * kPanel;
+#ifdef VISION_TTT_TILES
+    for (int64_t k = 0; k < inner; k += 2 * kBlock) {
+      alignas(64) float numbers[2][kBlock * kPanel] = {};
+      for (int64_t half = 0; half < 2 && k + half * kBlock < inner; ++half)
+        copy_block(index * kPanel, k + half * kBlock, numbers[half]);
+      Bfloat16* to = reinterpret_cast<Bfloat16*>(panel) + k / kInnerOfTile * kTermsOfTile;
+      for (int64_t i = 0; i < kBlock; ++i)
+        store_terms(load(numbers[0] + i * kPanel), load(numbers[1] + i * kPanel), to + i * kInnerOfTile);
+    }
+#else
+    for (int64_t k = 0; k < inner; k += kBlock) copy_block(index * kPanel, k, panel + k * kPanel);
+#endif
+  }
+
+ private:
+  static constexpr int64_t kBlock = 16;
+
+  int64_t floats_of_column() const {
+#ifdef VISION_TTT_TILES
+    return floats_of_terms(inner);
+#else
+    return inner;
+#endif
+  }
+
+  // Columns of a panel as rows [kBlock, kPanel].
+  void copy_block(int64_t first, int64_t k, float* to) const {
+    const float* from = data + first * column_step + k * inner_step;
     if (inner_step == 1) {
-      for (int64_t k = 0; k < inner; k += kLanes)
-        for (int64_t c = 0; c < width; c += kLanes)
-          transpose_square(from + c * column_step + k, column_step, panel + k * width + c, width);
+      for (int64_t i = 0; i < kBlock; i += kLanes)
+        for (int64_t c = 0; c < kPanel; c += kLanes)
+          transpose_square(from + c * column_step + i, column_step, to + i * kPanel + c, kPanel);
       return;
     }
-    for (int64_t k = 0; k < inner; ++k)
-      for (int64_t c = 0; c < width; c += kLanes)
-        store(panel + k * width + c, load(from + k * inner_step + c));
+    for (int64_t i = 0; i < kBlock; ++i)
+      for (int64_t c = 0; c < kPanel; c += kLanes)
+        store(to + i * kPanel + c, load(from + i * inner_step + c));
   }
 };
 
@@ -44,7 +70,17 @@ struct ToPack {
   Matrix matrix;
   float* packed;
 
-  Packed weight() const { return {packed, nullptr, matrix.inner, matrix.columns}; }
+  ToPack(const Matrix& of, Buffers& buffers) : matrix(of), packed(buffers.take<float>(of.floats())) {}
+
+  static size_t bytes(const Matrix& of) { return Buffers::padded(of.floats() * sizeof(float)); }
+  Packed weight() const {
+#ifdef VISION_TTT_TILES
+    constexpr int64_t in_terms = 1;
+#else
+    constexpr int64_t in_terms = 0;
+#endif
+    return {packed, nullptr, matrix.inner, matrix.columns, in_terms};
+  }
 };
 
 template <int N>

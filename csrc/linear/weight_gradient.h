@@ -8,9 +8,86 @@ namespace {
 
 constexpr int64_t kThreadsToServe = 16;
 
-constexpr int64_t kColumnsAtOnce = 256;  // rows of the weight whose sums fit a core's cache
+// Rows of the weight whose sums fit a core's cache, together with packed weights.
+#ifdef VISION_TTT_TILES
+constexpr int64_t kColumnsAtOnce = 128;
+#else
+constexpr int64_t kColumnsAtOnce = 256;
+#endif
+constexpr int64_t kMostColumns = 256;  // of a factor of an outer product
 // Successive rows of so many floats begin in different sets of the first cache level.
 constexpr int64_t kRowAtOnce = kColumnsAtOnce + 16;
+
+#ifdef VISION_TTT_TILES
+
+// Terms of a chunk's tokens, as the inner axis of a product.
+struct TermsOfTokens {
+  static constexpr int64_t kSteps = (kRowsOfChunk + kInnerOfTile - 1) / kInnerOfTile;
+  Bfloat16 terms[kSteps * kTermsOfTile];
+
+  // 16 columns of x, in rows `x_row` apart.
+  void columns_of(const float* x, int64_t x_row, int64_t rows) {
+    alignas(64) float block[2][kRowsOfTile * kRowsOfTile];
+    for (int64_t start = 0; start < rows; start += kInnerOfTile) {
+      for (int64_t half = 0; half < 2; ++half) {
+        const int64_t from = start + half * kRowsOfTile;
+        if (from + kRowsOfTile <= rows) {
+          transpose_square(x + from * x_row, x_row, block[half], kRowsOfTile);
+        } else {
+          alignas(64) float last[kRowsOfTile * kRowsOfTile] = {};
+          for (int64_t t = from; t < rows; ++t) store(last + (t - from) * kRowsOfTile, load(x + t * x_row));
+          transpose_square(last, kRowsOfTile, block[half], kRowsOfTile);
+        }
+      }
+      Bfloat16* to = terms + start / kInnerOfTile * kTermsOfTile;
+      for (int64_t i = 0; i < kRowsOfTile; ++i)
+        store_terms(load(block[0] + i * kRowsOfTile), load(block[1] + i * kRowsOfTile), to + i * kInnerOfTile);
+    }
+  }
+
+  // The same as a panel, in which tokens are neighbours.
+  void panel_of(const float* x, int64_t x_row, int64_t rows) {
+    for (int64_t start = 0; start < rows; start += kInnerOfTile) {
+      Bfloat16* to = terms + start / kInnerOfTile * kTermsOfTile;
+      for (int64_t t = start; t < start + kRowsOfTile; ++t, to += kInnerOfTile)
+        store_terms(t < rows ? load(x + t * x_row) : Vector{},
+                    t + kRowsOfTile < rows ? load(x + (t + kRowsOfTile) * x_row) : Vector{}, to);
+    }
+  }
+};
+
+// sums [count, columns] += aᵀ b for up to kRowsOfChunk rows of a [rows, count] and b [rows, columns]. `count` is at most
+// kMostColumns; both are multiples of 16.
+__attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
+                                                  const float* b, int64_t b_row, int64_t columns,
+                                                  int64_t rows, float* sums) {
+  alignas(64) TermsOfTokens of_a[kMostColumns / kRowsOfTile], of_b[2];
+  for (int64_t i = 0; i < count; i += kRowsOfTile) of_a[i / kRowsOfTile].columns_of(a + i, a_row, rows);
+  const TilesOfRows tiles_of_sums(count);
+  const TileRegisters registers = tiles_of_sums.registers();
+  const int64_t steps = (rows + kInnerOfTile - 1) / kInnerOfTile;
+  auto panels = [&](auto number, int64_t j) __attribute__((always_inline)) {
+    constexpr int P = decltype(number)::value;
+    const Bfloat16* from[P];
+    for (int p = 0; p < P; ++p) {
+      of_b[p].panel_of(b + j + p * kPanel, b_row, rows);
+      from[p] = of_b[p].terms;
+    }
+    for_two_tiles(tiles_of_sums, [&](auto tiles, int64_t tile) __attribute__((always_inline)) {
+      constexpr int R = decltype(tiles)::value;
+      const Bfloat16* of_rows[R];
+      for (int r = 0; r < R; ++r) of_rows[r] = of_a[tile + r].terms;
+      const SumsOfTiles<R, P> some{tiles_of_sums, tile, j};
+      some.start({sums, columns, true});
+      multiply_terms<R, P>(of_rows, from, steps);
+      some.end({sums, columns}, [](int64_t, const auto&) {});
+    });
+  };
+  int64_t j = 0;
+  for (; j + kPanel < columns; j += 2 * kPanel) panels(std::integral_constant<int, 2>{}, j);
+  if (j < columns) panels(std::integral_constant<int, 1>{}, j);
+}
+#else
 
 // sums [R, V vectors] += Σ_t a_tᵀ b_t over `rows` rows, with b in a panel.
 template <int R, int V>
@@ -49,11 +126,11 @@ VISION_TTT_INLINE void outer_columns(const float* a, int64_t a_row, int64_t coun
     outer_tile<2, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row);
 }
 
-// sums [count, columns] += aᵀ b for `rows` rows of a [rows, count] and b [rows, columns]. `panel` is
-// scratch of rows · kPanel floats. `count` is even, `columns` a multiple of 16.
+// As above, for an `a` whose rows begin in different sets of the first cache level.
 __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
                                                   const float* b, int64_t b_row, int64_t columns,
-                                                  int64_t rows, float* panel, float* sums) {
+                                                  int64_t rows, float* sums) {
+  alignas(64) float panel[kRowsOfChunk * kPanel];
   for (int64_t j = 0; j < columns; j += kPanel) {
     const int64_t width = columns - j < kPanel ? columns - j : kPanel;
     // Every tile reads all of these numbers. Packed together they stay in the first cache level.
@@ -72,6 +149,21 @@ __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row,
   }
 }
 
+#endif
+
+// The same for an `a` whose rows may begin in the same sets of the first cache level.
+void add_outer_products_of_any(const float* a, int64_t a_row, int64_t count, const float* b, int64_t b_row,
+                               int64_t columns, int64_t rows, float* sums) {
+#ifdef VISION_TTT_TILES
+  add_outer_products(a, a_row, count, b, b_row, columns, rows, sums);
+#else
+  alignas(64) float copy[kRowsOfChunk * kRowAtOnce];
+  for (int64_t t = 0; t < rows; ++t)
+    for (int64_t j = 0; j < count; j += kLanes) store(copy + t * kRowAtOnce + j, load(a + t * a_row + j));
+  add_outer_products(copy, kRowAtOnce, count, b, b_row, columns, rows, sums);
+#endif
+}
+
 // Parts of the tokens, each with its own sums, which are added in a fixed order. The parts depend on the
 // number of tokens only, so that the bits of a sum do not depend on the threads.
 struct Parts {
@@ -79,8 +171,12 @@ struct Parts {
 
   explicit Parts(int64_t tokens) : rows(tokens) {
     constexpr int64_t kMost = 8 * kRowsOfChunk;
-    const int64_t tiles = (tokens + kTileOfRows * kThreadsToServe - 1) / (kTileOfRows * kThreadsToServe);
-    const int64_t shared = kTileOfRows * tiles;
+#ifdef VISION_TTT_TILES
+    constexpr int64_t kUnit = kRowsOfChunk;  // a chunk of fewer rows takes nearly as long
+#else
+    constexpr int64_t kUnit = kTileOfRows;
+#endif
+    const int64_t shared = (tokens + kUnit * kThreadsToServe - 1) / (kUnit * kThreadsToServe) * kUnit;
     of_part = shared < kRowsOfChunk ? kRowsOfChunk : shared < kMost ? shared : kMost;
   }
   int64_t count() const { return (rows + of_part - 1) / of_part; }
@@ -109,18 +205,17 @@ VISION_TTT_INLINE void add_parts(const float* parts, int64_t apart, int64_t coun
 struct GradientTiles {
   int64_t columns, inner;
 
-  static constexpr int64_t kSide = 192, kSomeRow = kSide + 16;
+  static constexpr int64_t kSide = 192;
 
   int64_t across() const { return (inner + kSide - 1) / kSide; }
   int64_t count() const { return (columns + kSide - 1) / kSide * across(); }
 
   // dweight = gradᵀ x for `rows` rows of grad and x. Returns 1 if a thread got no memory.
   int sum(const float* grad, const float* x, int64_t rows, float* dweight, int64_t threads) const {
-    const size_t floats = kSide * kSide + kRowsOfChunk * (kSomeRow + kPanel);
     std::atomic<int> failed{0};
 #pragma omp parallel num_threads(int(threads)) if (threads > 1)
     {
-      Buffers buffers(floats * sizeof(float));
+      Buffers buffers(kSide * kSide * sizeof(float));
       if (!buffers.ok()) failed = 1;
 #pragma omp for schedule(dynamic, 1)
       for (int64_t tile = 0; tile < count(); ++tile) {
@@ -138,16 +233,11 @@ struct GradientTiles {
     const int64_t height = columns - first < kSide ? columns - first : kSide;
     const int64_t width = inner - start < kSide ? inner - start : kSide;
     float* sums = buffers.take<float>(kSide * kSide);
-    float* some = buffers.take<float>(kRowsOfChunk * kSomeRow);
-    float* panel = buffers.take<float>(kRowsOfChunk * kPanel);
     for (int64_t i = 0; i < height * width; i += kLanes) store(sums + i, Vector{});
     for (int64_t from = 0; from < rows; from += kRowsOfChunk) {
       const int64_t count = rows - from < kRowsOfChunk ? rows - from : kRowsOfChunk;
-      for (int64_t t = 0; t < count; ++t)
-        for (int64_t j = 0; j < height; j += kLanes)
-          store(some + t * kSomeRow + j, load(grad + (from + t) * columns + first + j));
-      add_outer_products(some, kSomeRow, height, x + from * inner + start, inner, width, count, panel,
-                         sums);
+      add_outer_products_of_any(grad + from * columns + first, columns, height, x + from * inner + start,
+                                inner, width, count, sums);
     }
     for (int64_t i = 0; i < height; ++i)
       std::memcpy(dweight + (first + i) * inner + start, sums + i * width, width * sizeof(float));

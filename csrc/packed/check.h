@@ -1,6 +1,8 @@
 // Runs of the packed kernels on small problems, for check.cpp.
 #pragma once
 
+#include <cstring>
+
 #include "../check.h"
 #include "packed.h"
 #include "speeds.h"
@@ -12,18 +14,25 @@ struct PackedBuffer {
   Buffer data, bias;
   Packed packed;
 
-  PackedBuffer(int64_t columns, int64_t inner, bool is_bfloat16, bool there = true)
-      : data(there ? size(columns, inner, is_bfloat16) : 0), bias(columns),
-        packed{there ? (float*)data : nullptr, bias, inner, columns} {
+  PackedBuffer(int64_t columns, int64_t inner, bool is_bfloat16, bool there = true, bool in_terms = false)
+      : data(there ? size(columns, inner, is_bfloat16, in_terms) : 0), bias(columns),
+        packed{there ? (float*)data : nullptr, bias, inner, columns, in_terms} {
     // Pairs of random bits could be NaN; a float's upper and lower half as bfloat16 are small.
-    for (size_t i = 0; is_bfloat16 && i < data.size; ++i)
+    for (size_t i = 0; (is_bfloat16 || in_terms) && i < data.size; ++i)
       reinterpret_cast<uint32_t*>((float*)data)[i] = 0x3c003c00u | (i % 64);
   }
-  static size_t size(int64_t columns, int64_t inner, bool is_bfloat16) {
+  static size_t size(int64_t columns, int64_t inner, bool is_bfloat16, bool in_terms) {
     const int64_t width = (columns + 15) / 16 * 16;
-    return is_bfloat16 ? width * ((inner + 1) / 2) : width * inner;
+    if (is_bfloat16) return width * ((inner + 1) / 2);
+    return in_terms ? width * ((inner + 31) / 32 * 48) : width * inner;
   }
 };
+
+// A weight of a block: float32 in terms where kernels take them.
+PackedBuffer of_block(int64_t columns, int64_t inner, bool is_bfloat16, bool there = true) {
+  const bool in_terms = !is_bfloat16 && !std::strcmp(vision_ttt_instruction_set(), "amx");
+  return PackedBuffer(columns, inner, is_bfloat16, there, in_terms);
+}
 
 // A thread that takes twice as long gets half as many rows; the parts are always all rows.
 void check_speeds() {
@@ -82,10 +91,10 @@ void check_packed_vittt_blocks(int64_t B, int64_t h, int64_t w, int64_t R, bool 
   Buffer norms(4 * D), inner(2 * H * d);
   Buffer conv_q(H * d * (taps + 1)), conv_k(conv_q.size), w0(H * d * d), b0(H * d), scale(R * b);
   Buffer post(2 * R * D);
-  PackedBuffer views((own_q ? 3 : 2) * R * D, D, is_bfloat16), gates(D, D, is_bfloat16, gate);
-  PackedBuffer rates(H, D, is_bfloat16), out_proj(D, D, is_bfloat16);
-  PackedBuffer mlp_gate(hidden, D, is_bfloat16), mlp_value(hidden, D, is_bfloat16);
-  PackedBuffer mlp_out(D, hidden, is_bfloat16);
+  PackedBuffer views = of_block((own_q ? 3 : 2) * R * D, D, is_bfloat16), gates = of_block(D, D, is_bfloat16, gate);
+  PackedBuffer rates = of_block(H, D, is_bfloat16), out_proj = of_block(D, D, is_bfloat16);
+  PackedBuffer mlp_gate = of_block(hidden, D, is_bfloat16), mlp_value = of_block(hidden, D, is_bfloat16);
+  PackedBuffer mlp_out = of_block(D, hidden, is_bfloat16);
   const int64_t weights = H * d * taps;
   PackedVitttBlock block{
       y, out, between, nullptr, conv2d, {norms, norms + D, 0, 1e-6},
@@ -106,8 +115,8 @@ void check_packed_vit3_block(int64_t B, int64_t h, int64_t w, bool convolved, bo
   Buffer y(B * h * w * D), out(y.size, false), conv2d(10 * D), norms(4 * D), gates(2 * B * D);
   Buffer rotations(rotated ? h * w * D : 0), units(H * d * 2 * d), kernels(9 * d);
   Buffer mlp_conv(convolved ? 10 * hidden : 0);
-  PackedBuffer qkv(3 * (D + d), D, is_bfloat16), proj(D, D + d, is_bfloat16);
-  PackedBuffer fc1(hidden, D, is_bfloat16), fc2(D, hidden, is_bfloat16);
+  PackedBuffer qkv = of_block(3 * (D + d), D, is_bfloat16), proj = of_block(D, D + d, is_bfloat16);
+  PackedBuffer fc1 = of_block(hidden, D, is_bfloat16), fc2 = of_block(D, hidden, is_bfloat16);
   PackedVit3Block block{
       y, out, nullptr, conv2d, conv2d + 9 * D, {norms, norms + D, 0, 1e-6},
       {norms + 2 * D, norms + 3 * D, 0, 1e-6}, gates, gates + B * D, qkv.packed, proj.packed,
@@ -124,9 +133,9 @@ void check_packed_mamba_block(int64_t B, int64_t T, int64_t rank, bool is_bfloat
   const int64_t D = 32, E = 48, K = 3, N = VISION_TTT_MAMBA_STATES;
   Buffer y(B * T * D), out(y.size, false), norm(D), decay(2 * N * E), channels(2 * E * (K + 3));
   for (size_t i = 0; i < decay.size; ++i) decay[i] = -std::fabs(decay[i]);
-  PackedBuffer in_proj(2 * E, D, is_bfloat16), out_proj(D, E, is_bfloat16);
-  PackedBuffer vectors(2 * N, E, is_bfloat16), low(rank, E, is_bfloat16);
-  PackedBuffer steps(E, rank, is_bfloat16);
+  PackedBuffer in_proj = of_block(2 * E, D, is_bfloat16), out_proj = of_block(D, E, is_bfloat16);
+  PackedBuffer vectors = of_block(2 * N, E, is_bfloat16), low = of_block(rank, E, is_bfloat16);
+  PackedBuffer steps = of_block(E, rank, is_bfloat16);
   auto direction = [&](int64_t i) {
     const float* own = channels + i * E * (K + 3);
     return MambaDirection{own, own + K * E, vectors.packed, low.packed, steps.packed,

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "../aligned_memory.h"
+#include "../tiles.h"
 #include "../vector.h"
 #include "speeds.h"
 
@@ -15,8 +16,12 @@ struct Chunk {
   int64_t image, start, count;
 };
 
-constexpr int64_t kTileOfRows = 6;     // the rows of a product's registers
-constexpr int64_t kRowsOfChunk = 102;
+constexpr int64_t kTileOfRows = 6;  // the rows of a product's registers
+#ifdef VISION_TTT_TILES
+constexpr int64_t kRowsOfChunk = 6 * kRowsOfTile;
+#else
+constexpr int64_t kRowsOfChunk = 17 * kTileOfRows;
+#endif
 
 // The division of images of `length` tokens into chunks, of equal size but for one token; for few
 // images into as many chunks as the threads can share evenly, but of `least` tokens or so.

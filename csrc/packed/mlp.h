@@ -51,16 +51,19 @@ struct SwiGluMlp {
   // and does nothing, where tiles do not serve.
   bool hidden_in_tiles(const Element* x, int64_t rows, const Part& part, Element* h) const {
 #ifdef VISION_TTT_TILES
-    if constexpr (std::is_same<Element, Bfloat16>::value) {
-      const Panels<Element> gates(gate, part), values(value, part);
-      if (gates.inner % kInnerOfTile || part.columns % kPanel) return false;
-      two_products_in_tiles(x, gate.inner, rows, gates, values,
-                            [=](int64_t row, int64_t column, Vector a, Vector b)
-                                __attribute__((always_inline)) {
-                                  store(h + row * part.columns + column, a * sigmoid(a) * b);
-                                });
-      return true;
+    const Panels<Element> gates(gate, part), values(value, part);
+    if (part.columns % kPanel) return false;
+    const auto finish = [=](int64_t row, int64_t column, Vector a, Vector b) __attribute__((always_inline)) {
+      store(h + row * part.columns + column, a * sigmoid(a) * b);
+    };
+    if constexpr (std::is_same<Element, float>::value) {
+      if (!gate.in_terms) return false;
+      two_products_of_terms(x, gate.inner, rows, part.inner, gates, values, finish);
+    } else {
+      if (gates.inner % kInnerOfTile) return false;
+      two_products_in_tiles(x, gate.inner, rows, gates, values, finish);
     }
+    return true;
 #endif
     return false;
   }

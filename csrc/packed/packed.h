@@ -9,11 +9,13 @@ extern "C" {
 
 // A weight [columns, inner] of a linear layer, transposed and cut into panels of 16 columns, the last one
 // padded with zeros. The layout of a panel is [inner, 16], in bfloat16 [inner / 2, 16, 2], where an odd
-// inner is padded as well.
+// inner is padded as well. Kernels for tile registers also take float32 as bfloat16 terms, see terms.h: a panel
+// is [inner / 32, 3, 16, 16, 2].
 struct Packed {
   const void* data;   // null for no layer
   const float* bias;  // [columns], or null
   int64_t inner, columns;
+  int64_t in_terms;   // 0 or 1
 };
 
 // LN(x) ⊙ weight + bias, with parameters [D] of all images, or of each image, image_stride apart.

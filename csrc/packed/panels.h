@@ -1,7 +1,10 @@
 // Packed weights in panels of columns, and their parts.
 #pragma once
 
+#include <type_traits>
+
 #include "../bfloat16.h"
+#include "../terms.h"
 #include "packed.h"
 
 namespace {
@@ -14,6 +17,19 @@ constexpr int64_t step_of(const Bfloat16*) { return 2; }
 // multiply-add.
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = VISION_TTT_REGISTERS == 32 ? 4 : 2;
+
+// Numbers of an Element in a panel's column, given its inner axis: padded to whole instructions.
+template <class Element>
+constexpr int64_t numbers_of_column(int64_t inner) {
+  constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
+  return (inner + step - 1) / step * step;
+}
+#ifdef VISION_TTT_TILES
+// The same for a column of terms, in floats.
+constexpr int64_t floats_of_terms(int64_t inner) {
+  return (inner + kInnerOfTile - 1) / kInnerOfTile * kInnerOfTile * kTerms / 2;
+}
+#endif
 
 // The columns of a panel of weights, and of the panels that a tile reads at once.
 constexpr int64_t kPanel = 16;
@@ -38,13 +54,14 @@ struct Panels {
   static constexpr int64_t kStep = step_of(static_cast<const Element*>(nullptr));
   const Element* first;
   int64_t stride, inner, columns;  // of a panel, and padded
+  bool in_terms;
 
   Panels(const Packed& w, const Part& part)
-      : stride((w.inner + kStep - 1) / kStep * kStep * kPanel),
+      : stride(numbers(w, w.inner) * kPanel),
         inner((part.inner + kStep - 1) / kStep * kStep),
-        columns((part.columns + kPanel - 1) / kPanel * kPanel) {
+        columns((part.columns + kPanel - 1) / kPanel * kPanel), in_terms(w.in_terms) {
     first = static_cast<const Element*>(w.data) + part.first / kPanel * stride +
-            part.inner_start * kPanel;
+            numbers(w, part.inner_start) * kPanel;
   }
 
   const Element* at(int64_t column) const {
@@ -53,9 +70,23 @@ struct Panels {
   int64_t width(int64_t column) const {  // of the group that begins there
     return columns - column < kGroup ? columns - column : kGroup;
   }
+#ifdef VISION_TTT_TILES
+  // Terms of whole panels, from a step of the inner axis on.
+  const Bfloat16* terms(int64_t column, int64_t start) const {
+    return reinterpret_cast<const Bfloat16*>(at(column) + floats_of_terms(start) * kPanel);
+  }
+#endif
   Pieces group(int64_t column) const {
     constexpr int64_t size = sizeof(Element);
     return {at(column), width(column) / kPanel, inner * kPanel * size, stride * size};
+  }
+
+ private:
+  static int64_t numbers([[maybe_unused]] const Packed& w, int64_t inner) {
+#ifdef VISION_TTT_TILES
+    if (w.in_terms) return floats_of_terms(inner);
+#endif
+    return numbers_of_column<Element>(inner);
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include "panels.h"
 #include "product_in_tiles.h"
+#include "product_of_terms.h"
 #include "sink.h"
 
 namespace {
@@ -109,8 +110,11 @@ __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t 
   const Panels<Element> panels(w, part);
 #ifdef VISION_TTT_TILES
   // Whatever the number of rows, because the sums have another order in tiles.
-  if constexpr (std::is_same<Element, Bfloat16>::value)
-    if (panels.inner % kInnerOfTile == 0) return product_in_tiles(x, x_row, rows, panels, sink);
+  if constexpr (std::is_same<Element, float>::value) {
+    if (panels.in_terms) return product_of_terms(x, x_row, rows, part.inner, panels, sink);
+  } else if (panels.inner % kInnerOfTile == 0) {
+    return product_in_tiles(x, x_row, rows, panels, sink);
+  }
 #endif
   for (int64_t j = 0; j < panels.columns; j += kGroup) {
     Ahead ahead(j + kGroup < panels.columns ? panels.group(j + kGroup) : next);
@@ -125,6 +129,18 @@ __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t 
     if constexpr (kTileVectors > 2) columns(std::integral_constant<int, 2>{});
     columns(std::integral_constant<int, 1>{});
   }
+}
+
+// Multiply rows of x with a part of two weights of one shape: out [rows, 2 · columns].
+inline void two_products(const float* x, int64_t x_row, int64_t rows, const Packed& first,
+                         const Packed& second, const Part& part, float* out, int64_t out_row) {
+#ifdef VISION_TTT_TILES
+  if (first.in_terms && part.columns % kPanel == 0)  // the rows' terms serve both
+    return two_products_of_terms(x, x_row, rows, part.inner, Panels<float>(first, part),
+                                 Panels<float>(second, part), out, out_row);
+#endif
+  product(x, x_row, rows, first, part, Sink<float>{out, out_row, part.columns});
+  product(x, x_row, rows, second, part, Sink<float>{out + part.columns, out_row, part.columns});
 }
 
 template <class Element, class Out>

@@ -30,50 +30,87 @@ struct TilesOfRows {
   }
 };
 
-// Floats of a product's rows and columns, to which tiles are stored as they are.
+// Floats of a product's rows and columns, from some row and column on, to which tiles are stored as they are.
 struct TilesInMemory {
   float* first = nullptr;
   int64_t row = 0;
   bool adds = false;  // the product is added to them
+  int64_t first_row = 0, first_column = 0;
+};
+
+// A product's result, if its sums may go there as they are.
+template <class Out>
+TilesInMemory in_memory(const Sink<Out>& sink) {
+  if constexpr (std::is_same<Out, float>::value)
+    if (!sink.bias && !sink.scale && (!sink.add || sink.add == sink.out) && sink.columns % kPanel == 0)
+      return {sink.out, sink.out_row, sink.add != nullptr};
+  return {};
+}
+
+// The sums of R tiles of rows, from `tile` on, and P panels of columns, from `column` on, in registers 0 to
+// R · P - 1.
+template <int R, int P>
+struct SumsOfTiles {
+  const TilesOfRows& rows;
+  int64_t tile, column;
+
+  VISION_TTT_INLINE void start(const TilesInMemory& from) const {
+    for_constants<R * P>([&](auto i) {
+      from.adds ? load_tile<i>(place(from, i), from.row * kFloat) : clear_tile<i>();
+    });
+  }
+  // The sums go to memory, or finish(row, sums) takes those of each row.
+  template <class Finish>
+  VISION_TTT_INLINE void end(const TilesInMemory& to, const Finish& finish) const {
+    alignas(64) float sums[R * kRowsOfTile][P * kPanel];
+    bool stored[R];
+    for_constants<R>([&](auto r) {
+      // Rows that were added to before must not be stored.
+      stored[r] = to.first && !(to.adds && rows.shared(tile + r));
+      for_constants<P>([&](auto p) {
+        constexpr int i = r * P + p;
+        if (stored[r])
+          store_tile<i>(place(to, i), to.row * kFloat);
+        else
+          store_tile<i>(&sums[r * kRowsOfTile][p * kPanel], sizeof sums[0]);
+      });
+    });
+    for (int r = 0; r < R; ++r)
+      for (int64_t t = stored[r] ? rows.size : rows.shared(tile + r); t < rows.size; ++t) {
+        Vector numbers[1][P];
+        for (int p = 0; p < P; ++p) numbers[0][p] = load(&sums[r * kRowsOfTile + t][p * kPanel]);
+        finish(rows.begin(tile + r) + t, numbers);
+      }
+  }
+
+ private:
+  static constexpr int64_t kFloat = sizeof(float);
+
+  VISION_TTT_INLINE float* place(const TilesInMemory& m, int i) const {
+    return m.first + (rows.begin(tile + i / P) - m.first_row) * m.row + column - m.first_column +
+           i % P * kPanel;
+  }
 };
 
 // R tiles of rows of x [rows, inner], from `tile` on, times P panels of weights, for the columns from
-// `column` on; inner is a multiple of kInnerOfTile. The sums go to `memory`, or finish(row, sums) takes those
-// of each row.
+// `column` on; inner is a multiple of kInnerOfTile.
 template <int R, int P, class Finish>
 VISION_TTT_INLINE void multiply_block(const Bfloat16* x, int64_t x_row, const TilesOfRows& rows,
                                       int64_t tile, const Bfloat16* const (&weights)[P],
                                       int64_t inner, int64_t column, const TilesInMemory& memory,
                                       const Finish& finish) {
-  constexpr int64_t kFloat = sizeof(float), kNumber = sizeof(Bfloat16);
   const Bfloat16* from[R];
   for_constants<R>([&](auto r) { from[r] = x + rows.begin(tile + r) * x_row; });
-  auto place = [&](int i) __attribute__((always_inline)) {
-    return memory.first + rows.begin(tile + i / P) * memory.row + column + i % P * kPanel;
-  };
-  for_constants<R * P>([&](auto i) {
-    memory.adds ? load_tile<i>(place(i), memory.row * kFloat) : clear_tile<i>();
-  });
+  const SumsOfTiles<R, P> sums{rows, tile, column};
+  sums.start(memory);
   for (int64_t k = 0; k < inner; k += kInnerOfTile) {
     for_constants<P>([&](auto p) { load_tile<6 + p>(weights[p] + k * kPanel, 64); });
     for_constants<R>([&](auto r) {
-      load_tile<4 + r>(from[r] + k, x_row * kNumber);
+      load_tile<4 + r>(from[r] + k, x_row * sizeof(Bfloat16));
       for_constants<P>([&](auto p) { multiply_tiles<r * P + p, 4 + r, 6 + p>(); });
     });
   }
-  // Rows that were added to before must not be stored.
-  if (memory.first && !(memory.adds && rows.shared(tile + R - 1)))
-    return for_constants<R * P>([&](auto i) { store_tile<i>(place(i), memory.row * kFloat); });
-  alignas(64) float sums[R * kRowsOfTile][P * kPanel];
-  for_constants<R * P>([&](auto i) {
-    store_tile<i>(&sums[i / P * kRowsOfTile][i % P * kPanel], sizeof sums[0]);
-  });
-  for (int r = 0; r < R; ++r)
-    for (int64_t t = rows.shared(tile + r); t < rows.size; ++t) {
-      Vector numbers[1][P];
-      for (int p = 0; p < P; ++p) numbers[0][p] = load(&sums[r * kRowsOfTile + t][p * kPanel]);
-      finish(rows.begin(tile + r) + t, numbers);
-    }
+  sums.end(memory, finish);
 }
 
 // Call multiply(R, tile) for tiles of rows, two at a time as far as there are. All columns of two tiles follow
@@ -90,14 +127,9 @@ template <class Out>
 void product_in_tiles(const Bfloat16* x, int64_t x_row, int64_t count, const Panels<Bfloat16>& panels,
                       const Sink<Out>& sink) {
   if (!count) return;
+  const TilesInMemory memory = in_memory(sink);
   Sink<Out> rest = sink;
-  TilesInMemory memory;
-  if constexpr (std::is_same<Out, float>::value)
-    if (!sink.bias && !sink.scale && (!sink.add || sink.add == sink.out) &&
-        sink.columns % kPanel == 0) {
-      memory = {sink.out, sink.out_row, sink.add != nullptr};
-      rest.add = nullptr;
-    }
+  if (memory.first) rest.add = nullptr;
   const TilesOfRows rows(count);
   const TileRegisters registers = rows.registers();
   for_two_tiles(rows, [&](auto tiles, int64_t tile) __attribute__((always_inline)) {

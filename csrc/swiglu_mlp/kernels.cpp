@@ -6,13 +6,14 @@
 #include "../packed/mlp.h"
 
 int VISION_TTT_KERNEL(swiglu_mlp)(const SwiGluMlpProblem& p) {
-  const size_t up = p.hidden * p.dim, down = p.hidden * p.columns;
-  Buffers buffers(2 * Buffers::padded(up * sizeof(float)) + Buffers::padded(down * sizeof(float)));
+  const Matrix matrices[3] = {Matrix::of(p.up, p.hidden, p.dim),
+                              Matrix::of(p.up + p.hidden * p.dim, p.hidden, p.dim),
+                              Matrix::of(p.down, p.columns, p.hidden)};
+  size_t packed = 0;
+  for (const Matrix& matrix : matrices) packed += ToPack::bytes(matrix);
+  Buffers buffers(packed);
   if (!buffers.ok()) return 1;
-  auto room = [&](size_t count) { return buffers.take<float>(count); };
-  const ToPack weights[3] = {{Matrix::of(p.up, p.hidden, p.dim), room(up)},
-                             {Matrix::of(p.up + up, p.hidden, p.dim), room(up)},
-                             {Matrix::of(p.down, p.columns, p.hidden), room(down)}};
+  const ToPack weights[3] = {{matrices[0], buffers}, {matrices[1], buffers}, {matrices[2], buffers}};
   pack_all(weights, p.threads);
   const Packed gate = weights[0].weight(), value = weights[1].weight(), out = weights[2].weight();
   const SwiGluMlp<float> mlp{gate, value, out};

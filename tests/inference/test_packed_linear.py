@@ -32,6 +32,8 @@ def test_it_is_the_product(rows, inner, columns, dtype):
     x, weight, bias = torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(columns)
     packed = pack(weight, dtype)
     assert torch.equal(unpack(packed, columns, inner), weight.to(dtype))
+    of_block = pack(weight, dtype, of_block=True)
+    assert torch.equal(unpack(of_block, columns, inner), weight.to(dtype))
     wanted = F.linear(x.to(dtype).double(), weight.to(dtype).double())
     assert_close(packed_linear(x, packed, None, columns), wanted, 1e-6)
     assert_close(packed_linear(x, packed, bias, columns), wanted + bias, 1e-6)

@@ -101,9 +101,9 @@ def test_what_the_kernel_does_not_take_runs_op_by_op(calls):
         for name, gradient in gradients.items():
             assert_close(gradient, wanted_gradients[name], tolerance, name)
 
-    assert_composed(make_layer(mini_batch_size=65, **VITTT), x, 1e-6)
-    assert_composed(make_layer(heads=8), x, 1e-6)  # head dimension 8
-    assert_composed(make_layer(24, 1, **VITTT), x[..., :24], 1e-6)
+    assert_composed(make_layer(mini_batch_size=65, **VITTT), x, 5e-6)
+    assert_composed(make_layer(heads=8), x, 5e-6)  # head dimension 8
+    assert_composed(make_layer(24, 1, **VITTT), x[..., :24], 5e-6)
     assert_composed(make_layer().double(), x.double(), 1e-12)
     assert_composed(make_layer(**VITTT).bfloat16(), x.bfloat16(), 2e-2)
     with use_backend("dual"):

@@ -236,14 +236,18 @@ def _parameters(block: VitttBlock, dtype: torch.dtype) -> VitttBlockParameters:
     return VitttBlockParameters(
         taken(conv2d).contiguous(),
         *(taken(mixer.norm.weight), taken(mixer.norm.bias)),
-        pack(views, dtype),
-        pack(gate, dtype) if len(gate) else nothing,
-        *(pack(ttt.rate_proj.weight, dtype), taken(ttt.rate_proj.bias)),
+        pack(views, dtype, of_block=True),
+        pack(gate, dtype, of_block=True) if len(gate) else nothing,
+        *(pack(ttt.rate_proj.weight, dtype, of_block=True), taken(ttt.rate_proj.bias)),
         *convolutions,
         *(state + [nothing] * (4 - len(state))),
         *(taken(learner.norm_weight), taken(learner.norm_bias), taken(learner.position_scale())),
         *(taken(ttt.merge.weight), taken(ttt.merge.bias)),
-        pack(ttt.out_proj.weight, dtype),
+        pack(ttt.out_proj.weight, dtype, of_block=True),
         *(taken(block.norm.weight), taken(block.norm.bias)),
-        *(pack(mlp_gate, dtype), pack(mlp_value, dtype), pack(mlp.fc2.weight, dtype)),
+        *(
+            pack(mlp_gate, dtype, of_block=True),
+            pack(mlp_value, dtype, of_block=True),
+            pack(mlp.fc2.weight, dtype, of_block=True),
+        ),
     )

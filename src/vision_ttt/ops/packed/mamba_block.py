@@ -22,7 +22,7 @@ from vision_ttt.ops.packed.mamba_block_weights import (
     layout,
 )
 from vision_ttt.ops.packed.parameter_vector import WORD
-from vision_ttt.ops.packed.weights import PackedStructure, as_it_lies
+from vision_ttt.ops.packed.weights import PackedStructure, as_it_lies, blocks_have_terms
 
 _INTS = MambaBlockSizes._fields
 
@@ -111,20 +111,21 @@ def _describe(y: torch.Size, weights: int, ints: tuple[int, ...], eps: float) ->
     s = MambaBlockSizes(*ints)
     p = MambaBlockParameters(*(weights + WORD.itemsize * x.start for x in layout(dim, s)))
     floats = torch.float32.itemsize * s.inner  # bytes of a number per channel
+    in_terms = blocks_have_terms(torch.bfloat16 if s.is_bfloat16 else torch.float32)
 
     def direction(index: int, vectors: int, low: int, steps: int) -> _MambaDirection:
         return _MambaDirection(
             *(p.conv + index * s.taps * floats, p.conv_bias + index * floats),
-            PackedStructure(vectors, None, s.inner, 2 * STATES),
-            PackedStructure(low, None, s.inner, s.rank),
-            PackedStructure(steps, p.steps_bias + index * floats, s.rank, s.inner),
+            PackedStructure(vectors, None, s.inner, 2 * STATES, in_terms),
+            PackedStructure(low, None, s.inner, s.rank, in_terms),
+            PackedStructure(steps, p.steps_bias + index * floats, s.rank, s.inner, in_terms),
             *(p.decay + index * STATES * floats, p.skip + index * floats),
         )
 
     return _PackedMambaBlock(
         *(None, None, None, p.norm),
-        PackedStructure(p.in_proj, None, dim, 2 * s.inner),
-        PackedStructure(p.out_proj, None, s.inner, dim),
+        PackedStructure(p.in_proj, None, dim, 2 * s.inner, in_terms),
+        PackedStructure(p.out_proj, None, s.inner, dim, in_terms),
         direction(0, p.vectors_forth, p.low_forth, p.steps_forth),
         direction(1, p.vectors_back, p.low_back, p.steps_back),
         *(batch, length, dim, s.inner, s.taps, s.is_bfloat16, 0, eps),

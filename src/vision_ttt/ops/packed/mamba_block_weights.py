@@ -114,7 +114,7 @@ def layout(dim: int, sizes: MambaBlockSizes) -> Sequence[Place]:
         "decay": (2, STATES, inner),
     }
     return places(
-        (packed_shape(*packed[name], dtype), dtype)
+        (packed_shape(*packed[name], dtype, of_block=True), dtype)
         if name in packed
         else (others[name], torch.float32)
         for name in MambaBlockParameters._fields

@@ -138,7 +138,8 @@ def _shapes(dim: int, sizes: VitttBlockSizes) -> dict[str, tuple[int, ...]]:
     wide = 4 * head_dim if is_mlp else head_dim
 
     def packed(columns: int, inner: int) -> tuple[int, ...]:
-        return packed_shape(columns, inner, torch.bfloat16 if is_bfloat16 else torch.float32)
+        dtype = torch.bfloat16 if is_bfloat16 else torch.float32
+        return packed_shape(columns, inner, dtype, of_block=True)
 
     return {
         "conv2d": (kernel * kernel, dim) if kernel else (0,),

@@ -24,7 +24,12 @@ from vision_ttt.ops.packed.vittt_block_weights import (
     VitttBlockSizes,
     layout,
 )
-from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, as_it_lies
+from vision_ttt.ops.packed.weights import (
+    NormStructure,
+    PackedStructure,
+    as_it_lies,
+    blocks_have_terms,
+)
 
 _INTS = ("height", "width", *VitttBlockSizes._fields)
 _FLOATS = "rate", "norm_eps", "inner_eps", "post_eps", "mlp_norm_eps"
@@ -143,17 +148,18 @@ def _describe_block(
         *(weights + WORD.itemsize * x.start if x.words else None for x in layout(dim, s))
     )
     inner = s.directions * dim
+    in_terms = blocks_have_terms(torch.bfloat16 if s.is_bfloat16 else torch.float32)
     return _PackedVitttBlock(
         *(None, None, None, None, p.conv2d),
         NormStructure(p.norm_weight, p.norm_bias, 0, norm_eps),
         NormStructure(p.mlp_norm_weight, p.mlp_norm_bias, 0, mlp_norm_eps),
-        PackedStructure(p.views, None, dim, s.views * inner),
-        PackedStructure(p.gate, None, dim, dim),
-        PackedStructure(p.rates, p.rates_bias, dim, s.heads),
-        PackedStructure(p.out_proj, None, dim, dim),
-        PackedStructure(p.mlp_gate, None, dim, s.hidden),
-        PackedStructure(p.mlp_value, None, dim, s.hidden),
-        PackedStructure(p.mlp_out, None, s.hidden, dim),
+        PackedStructure(p.views, None, dim, s.views * inner, in_terms),
+        PackedStructure(p.gate, None, dim, dim, in_terms),
+        PackedStructure(p.rates, p.rates_bias, dim, s.heads, in_terms),
+        PackedStructure(p.out_proj, None, dim, dim, in_terms),
+        PackedStructure(p.mlp_gate, None, dim, s.hidden, in_terms),
+        PackedStructure(p.mlp_value, None, dim, s.hidden, in_terms),
+        PackedStructure(p.mlp_out, None, s.hidden, dim, in_terms),
         _Convolution(p.conv_q_weight, p.conv_q_bias),
         _Convolution(p.conv_k_weight, p.conv_k_bias),
         _State(p.w1, p.b1, p.w2, p.b2),
@@ -210,7 +216,7 @@ def packed_vittt_blocks_flops(
     s = VitttBlockSizes(*ints[2:])
     p = VitttBlockParameters(*(place.shape for place in layout(dim, s)))
     inner = s.directions * dim
-    products = math.prod(p.views) + math.prod(p.gate) + math.prod(p.conv2d)
+    products = s.views * inner * dim + s.gated * dim * dim + math.prod(p.conv2d)
     products += s.heads * dim + dim * dim + 3 * s.hidden * dim + 2 * inner * s.taps
     views = [batch, length, s.heads, inner // s.heads]
     op = TABLE["ttt_mlp" if s.is_mlp else "ttt_linear"]
