@@ -56,8 +56,8 @@ struct TermsOfTokens {
   }
 };
 
-// sums [count, columns] += aᵀ b for up to kRowsOfChunk rows of a [rows, count] and b [rows, columns]. `count` is at most
-// kMostColumns; both are multiples of 16.
+// sums [count, columns] += aᵀ b for up to kRowsOfChunk rows of a [rows, count] and b [rows, columns]. `count` is
+// at most kMostColumns; both are multiples of 16.
 __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
                                                   const float* b, int64_t b_row, int64_t columns,
                                                   int64_t rows, float* sums) {
@@ -126,7 +126,8 @@ VISION_TTT_INLINE void outer_columns(const float* a, int64_t a_row, int64_t coun
     outer_tile<2, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row);
 }
 
-// As above, for an `a` whose rows begin in different sets of the first cache level.
+// sums [count, columns] += aᵀ b for up to kRowsOfChunk rows of a [rows, count] and b [rows, columns]; both are multiples
+// of 16. Rows of `a` begin in different sets of the first cache level.
 __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
                                                   const float* b, int64_t b_row, int64_t columns,
                                                   int64_t rows, float* sums) {
