@@ -251,8 +251,10 @@ int main() {
   check_linear(109, 48, 272);
   check_linear(1700, 80, 96);
   check_linear(109, 784, 800);
+  check_linear(300, 784, 800);
   check_swiglu_mlp(1, 16, 16, 16);
   check_swiglu_mlp(109, 48, 272, 80);
+  check_swiglu_mlp(300, 48, 272, 80);
   check_swiglu_mlp(1700, 32, 48, 32);
   check_fused(1, 1, 32);
   check_fused(2, 131, 64);

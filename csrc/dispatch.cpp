@@ -129,6 +129,14 @@ bool tiles_are_there() {
 }
 
 #define VISION_TTT_IN_TILES(kernel) chosen.kernel = kernel##_amx
+
+// Fewer rows do not pay for splitting the weights, which training does at every call.
+constexpr int64_t kRowsForTiles = 256;
+
+#define VISION_TTT_MANY_IN_TILES(kernel)                                            \
+  chosen.kernel = [](const auto& p) {                                               \
+    return p.rows < kRowsForTiles ? kernel##_avx512bf16(p) : kernel##_amx(p);       \
+  }
 #endif
 
 Kernels choose() {
@@ -150,10 +158,10 @@ Kernels choose() {
     Kernels chosen = VISION_TTT_KERNELS(avx512bf16);  // for all that has no tiles
     chosen.name = "amx";
     VISION_TTT_IN_TILES(ttt_linear_forward);
-    VISION_TTT_IN_TILES(swiglu_mlp);
-    VISION_TTT_IN_TILES(swiglu_mlp_backward);
-    VISION_TTT_IN_TILES(linear);
-    VISION_TTT_IN_TILES(linear_backward);
+    VISION_TTT_MANY_IN_TILES(swiglu_mlp);
+    VISION_TTT_MANY_IN_TILES(swiglu_mlp_backward);
+    VISION_TTT_MANY_IN_TILES(linear);
+    VISION_TTT_MANY_IN_TILES(linear_backward);
     VISION_TTT_IN_TILES(packed_linear);
     VISION_TTT_IN_TILES(packed_patches);
     VISION_TTT_IN_TILES(packed_vittt_blocks_scratch);

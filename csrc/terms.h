@@ -1,8 +1,8 @@
 // float32 as a sum of three bfloat16 terms, and products of such sums in tile registers.
 //
-// Each term takes the next 8 of a number's 24 bits, so that the sum is exact (above 2⁻¹¹⁰; what lies below 2⁻¹²⁶
-// is dropped). Of the nine products of two numbers' terms the six largest are added: those left out are about as small
-// as a rounding of float32. Infinity gives NaN.
+// Each term takes the next 8 of a number's 24 bits, so that the sum is exact (above 2⁻¹¹⁰; what lies below
+// 2⁻¹²⁶ is dropped). Of the nine products of two numbers' terms the six largest are added: those left out are
+// about as small as a rounding of float32. Infinity gives NaN.
 #pragma once
 
 #include "tiles.h"
@@ -29,8 +29,8 @@ VISION_TTT_INLINE void store_terms(Vector low, Vector high, Bfloat16* to) {
   }
 }
 
-// Registers 0 to R · P - 1 += R tiles of rows times P of columns over `steps` steps of kInnerOfTile numbers. The terms
-// of each follow one another, step after step. Registers 4 and 5 hold rows, 6 and 7 columns.
+// Registers 0 to R · P - 1 += R tiles of rows times P of columns over `steps` steps of kInnerOfTile numbers.
+// The terms of each follow one another, step after step. Registers 4 and 5 hold rows, 6 and 7 columns.
 template <int R, int P>
 VISION_TTT_INLINE void multiply_terms(const Bfloat16* const (&rows)[R], const Bfloat16* const (&columns)[P],
                                       int64_t steps) {

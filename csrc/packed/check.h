@@ -91,7 +91,8 @@ void check_packed_vittt_blocks(int64_t B, int64_t h, int64_t w, int64_t R, bool 
   Buffer norms(4 * D), inner(2 * H * d);
   Buffer conv_q(H * d * (taps + 1)), conv_k(conv_q.size), w0(H * d * d), b0(H * d), scale(R * b);
   Buffer post(2 * R * D);
-  PackedBuffer views = of_block((own_q ? 3 : 2) * R * D, D, is_bfloat16), gates = of_block(D, D, is_bfloat16, gate);
+  PackedBuffer views = of_block((own_q ? 3 : 2) * R * D, D, is_bfloat16);
+  PackedBuffer gates = of_block(D, D, is_bfloat16, gate);
   PackedBuffer rates = of_block(H, D, is_bfloat16), out_proj = of_block(D, D, is_bfloat16);
   PackedBuffer mlp_gate = of_block(hidden, D, is_bfloat16), mlp_value = of_block(hidden, D, is_bfloat16);
   PackedBuffer mlp_out = of_block(D, hidden, is_bfloat16);

@@ -11,7 +11,8 @@ namespace {
 // The most panels whose sums over a part of the inner axis are kept.
 constexpr int64_t kPanelsAtOnce = 32;
 
-// The division of an inner axis into parts, for which the terms of two tiles of rows stay in the first cache level.
+// The division of an inner axis into parts, for which the terms of two tiles of rows stay in the first cache
+// level.
 struct PartsOfInner {
   static constexpr int64_t kMost = 4 * kInnerOfTile;
   int64_t inner, size;

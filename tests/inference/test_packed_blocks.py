@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from inference_blocks import BLOCKS, DIM, PUBLISHED, inputs, make, pack_block
 from tolerances import FORWARD, assert_close
 from vision_ttt.layers import TTTLinear, VitttBlock, VitttMixer
+from vision_ttt.ops._native import instruction_set
 from vision_ttt.ops.packed import (
     mamba_block,
     mamba_block_weights,
@@ -212,3 +213,13 @@ def test_other_instruction_sets(isa, load_kernels):
             block, given = make(name), inputs(name, 2, (9, 11))
             got, wanted = pack_block(block, dtype)(*given), block(*given)
             assert_close(got, wanted, tolerance, f"{name} {dtype}")
+
+
+@pytest.mark.skipif(instruction_set() != "amx", reason="all others have the same layouts")
+@pytest.mark.parametrize("name", ["vittt", "vit3", "mamba"])
+def test_a_layout_for_tile_registers_is_refused_without_them(name, load_kernels):
+    packed, given = pack_block(make(name), torch.float32), inputs(name, 1, (5, 7))
+    packed(*given)
+    load_kernels("avx512bf16")
+    with pytest.raises(ValueError, match="must be"):
+        packed(*given)

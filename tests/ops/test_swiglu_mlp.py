@@ -48,6 +48,7 @@ def test_shapes(lead):
 def test_sizes(sizes):
     dim, hidden, out = sizes
     assert_same(make_arguments(2, 9, dim=dim, hidden=hidden, out=out))
+    assert_same(make_arguments(300, dim=dim, hidden=hidden, out=out))  # in tile registers, if there
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 1000])
