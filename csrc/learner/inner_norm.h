@@ -1,4 +1,4 @@
-// The inner norm, the gradient of a token's loss through it, and the derivatives of both.
+// The inner norm, and the gradient of a token's loss through it.
 //
 // The formulas are those of src/vision_ttt/ops/ttt_linear/inner_model.py, one token at a time.
 #pragma once
@@ -44,31 +44,6 @@ VISION_TTT_INLINE Row<D> inner_gradient(const Row<D>& z, const Row<D>& k, const 
   Row<D> weight = Row<D>::of(norm.weight);
   Row<D> error = k + x_hat * weight + Row<D>::of(norm.bias) - v;
   return remove_norm_directions(error * weight, x_hat) * inverse_std;
-}
-
-// Pull the gradient a of g back through g(z, k, v), as inner_gradient_backward in inner_model.py.
-template <int D>
-struct ThroughGradient {
-  Row<D> z, error;  // ∂z; ∂e, which is ∂k and -∂v
-  Row<D> weight;    // the share of ∂γ; the share of ∂β is ∂e
-};
-
-template <int D>
-VISION_TTT_INLINE ThroughGradient<D> gradient_backward(const Row<D>& a, const Row<D>& z,
-                                                       const Row<D>& k, const Row<D>& v,
-                                                       const Norm& norm) {
-  auto [x_hat, inverse_std] = standardise(z, norm.eps);
-  Row<D> weight = Row<D>::of(norm.weight);
-  Row<D> error = k + x_hat * weight + Row<D>::of(norm.bias) - v;
-  Row<D> u = error * weight;
-  const float u_x = u.dot(x_hat) * (1.0f / D), a_x = a.dot(x_hat) * (1.0f / D);
-  Row<D> g = (u - u.mean() - x_hat * u_x) * inverse_std;
-  Row<D> grad_u = (a - a.mean() - x_hat * a_x) * inverse_std;
-  Row<D> grad_error = grad_u * weight;
-  Row<D> grad_x = grad_error * weight - (a * u_x + u * a_x) * inverse_std;
-  Row<D> through_std = x_hat * (a.dot(g) * (1.0f / D));
-  Row<D> grad_z = (remove_norm_directions(grad_x, x_hat) - through_std) * inverse_std;
-  return {grad_z, grad_error, grad_u * error + grad_error * x_hat};
 }
 
 }  // namespace

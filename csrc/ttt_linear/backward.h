@@ -1,202 +1,252 @@
 // Backward pass of ttt_linear over one head of one image, derived in the op's README.
 #pragma once
 
+#include "../learner/inner_norms_backward.h"
 #include "../learner/taps_backward.h"
 #include "mini_batch.h"
 
 namespace {
 
 template <int D>
-size_t backward_floats(const Problem& p) {
-  const int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
-  const size_t states = p.interval * (D * D + round_up(D, 16));
-  const size_t rows = (10 * padded + 2 * p.taps) * D + D * padded + padded * padded;
-  const size_t convolutions = Taps<D>::floats(p) + 2 * TapsBackward<D>::floats(p);
-  return MiniBatch<D>::floats(p) + convolutions + states + 2 * D * D + 3 * D + round_up(b, 16) +
-         rows + 32 * 16;
-}
+class BackwardOfHead {
+ public:
+  static size_t floats(const Problem& p) {
+    const int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
+    const size_t replayed = p.interval * (D * D + round_up(D, 16) + 2 * padded * D);
+    const size_t rows = (10 * padded + 2 * p.taps) * D + D * padded + padded * padded;
+    const size_t convolutions = Taps<D>::floats(p) + 2 * TapsBackward<D>::floats(p);
+    return MiniBatch<D>::floats(p) + convolutions + replayed + 2 * D * D + 3 * D + 2 * round_up(b, 16) +
+           rows + 32 * 16;
+  }
 
-template <int D>
-void backward_head(const Head& head, const Gradients& grad, Scratch& scratch) {
-  const Problem& p = head.p;
-  const Norm norm = head.norm();
-  const int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
-  const int64_t interval = p.interval;
-  const int64_t count = head.mini_batches();
+  BackwardOfHead(const Head& of, const Gradients& gradients, Scratch& scratch)
+      : head(of), p(of.p), grad(gradients), norm(of.norm()), padded(round_up(p.mini_batch_size, kLanes)) {
+    const int64_t b = p.mini_batch_size;
+    states_w = scratch.take(p.interval * D * D);
+    states_b = scratch.take(p.interval * round_up(D, 16));
+    views = scratch.take(p.interval * padded * D);
+    steps = scratch.take(p.interval * padded * D);
+    dw = scratch.take(D * D);
+    transposed = scratch.take(D * D);
+    db = scratch.take(D);
+    dweight = scratch.take(D);
+    dbias = scratch.take(D);
+    dscale = scratch.take(b);
+    deta = scratch.take(b);
+    batch.allocate(scratch, p);
+    z_q = batch.z_k;  // its own z is in `views`
+    batch.taps = Taps<D>::load(scratch, head);
+    conv_q = TapsBackward<D>::begin(p, batch.taps.q, scratch);
+    conv_k = TapsBackward<D>::begin(p, batch.taps.k, scratch);
+    dz = scratch.take(2 * padded * D);
+    through_w = scratch.take(2 * padded * D);
+    update = scratch.take(padded * D);
+    dupdate = scratch.take(padded * D);
+    step_t = scratch.take(D * padded);
+    dattention = scratch.take(padded * padded);
+    // The rows after the mini-batch follow them, see TapsBackward.
+    dq = scratch.take((padded + p.taps) * D);
+    dk = scratch.take((padded + p.taps) * D);
+    dv = scratch.take(padded * D);
+    dstep = scratch.take(padded * D);
+  }
 
-  float* states_w = scratch.take(interval * D * D);
-  float* states_b = scratch.take(interval * round_up(D, 16));
-  float* dw = scratch.take(D * D);
-  float* transposed = scratch.take(D * D);
-  float* db = scratch.take(D);
-  float* dweight = scratch.take(D);
-  float* dbias = scratch.take(D);
-  float* dscale = scratch.take(b);
-  MiniBatch<D> batch;
-  batch.allocate(scratch, p);
-  batch.taps = Taps<D>::load(scratch, head);
-  const auto conv_q = TapsBackward<D>::begin(p, batch.taps.q, scratch);
-  const auto conv_k = TapsBackward<D>::begin(p, batch.taps.k, scratch);
-  float* dz = scratch.take(2 * padded * D);  // [∂Z_q; ∂Z_k]
-  float* through_w = scratch.take(2 * padded * D);
-  float* update = scratch.take(padded * D);   // U = A G
-  float* dupdate = scratch.take(padded * D);  // ∂U
-  float* step_t = scratch.take(D * padded);   // Gᵀ
-  float* dattention = scratch.take(padded * padded);
-  // The rows after the mini-batch follow them, see TapsBackward.
-  float* dq = scratch.take((padded + p.taps) * D);
-  float* dk = scratch.take((padded + p.taps) * D);
-  float* dv = scratch.take(padded * D);
-  float* dstep = scratch.take(padded * D);
+  void run() {
+    copy(dw, grad.last.w1 + head.index * D * D, D * D);
+    copy(db, grad.last.b1 + head.index * D, D);
+    clear(dweight, D);
+    clear(dbias, D);
+    clear(dscale, p.mini_batch_size);
+    const int64_t count = head.mini_batches(), interval = p.interval;
+    for (int64_t first = (count - 1) / interval * interval; first >= 0; first -= interval) {
+      const int64_t members = count - first < interval ? count - first : interval;
+      replay(first, members);
+      for (int64_t m = members - 1; m >= 0; --m) step_back(first + m, m);
+    }
+    store_results();
+  }
 
-  copy(dw, grad.last.w1 + head.index * D * D, D * D);
-  copy(db, grad.last.b1 + head.index * D, D);
-  clear(dweight, D);
-  clear(dbias, D);
-  clear(dscale, b);
-
-  auto accumulate = [](float* total, const Row<D>& share) { (Row<D>::of(total) + share).to(total); };
-
-  for (int64_t segment = (count - 1) / interval * interval; segment >= 0; segment -= interval) {
-    // Replay the segment's states from the saved one.
-    const State& from = segment ? grad.kept : p.initial;
-    const int64_t place = segment ? head.kept_index(segment) : head.initial_index();
+ private:
+  // The states before the mini-batches from `first` on, from the saved one, and their z and steps.
+  void replay(int64_t first, int64_t members) {
+    const int64_t b = p.mini_batch_size;
+    const State& from = first ? grad.kept : p.initial;
+    const int64_t place = first ? head.kept_index(first) : head.initial_index();
     copy(states_w, from.w1 + place * D * D, D * D);
     copy(states_b, from.b1 + place * D, D);
-    const int64_t members = count - segment < interval ? count - segment : interval;
-    for (int64_t m = 0; m + 1 < members; ++m) {
-      const int64_t number = segment + m;
+    for (int64_t m = 0; m < members; ++m) {
+      const int64_t number = first + m;
       batch.begin(head, number * b, head.size(number));
       RowsAhead<D> ahead(head, (number + 1) * b, b, {&p.k, &p.v}, slices(b, D) + slices(D, D));
+      batch.z_k = views + m * padded * D;
+      batch.step = steps + m * padded * D;
       batch.learn(states_w + m * D * D, states_b + m * D, norm, batch.n, ahead);
-      copy(states_w + (m + 1) * D * D, states_w + m * D * D, D * D);
-      copy(states_b + (m + 1) * D, states_b + m * D, D);
-      batch.update(head.scale(batch.n - 1), states_w + (m + 1) * D * D, states_b + (m + 1) * D,
-                   ahead);
-    }
-
-    for (int64_t m = members - 1; m >= 0; --m) {
-      const int64_t number = segment + m, start = number * b, n = head.size(number);
-      const float* w = states_w + m * D * D;
-      const float p_last = head.scale(n - 1);
-
-      RowsAhead<D> ahead(head, start - b, b, {&p.q, &p.k, &p.v, &grad.o},
-                         2 * slices(2 * n, D) + slices(D, D));
-      RowsAhead<D> results(head, start, n, {&grad.dq, &grad.dk, &grad.dv}, 2 * slices(n, D));
-
-      // The forward pass, again.
-      batch.begin(head, start, n);
-      batch.load_queries(head, start);
-      batch.learn(w, states_b + m * D, norm, 2 * n, ahead);
-      batch.attend();
-      const int64_t cols = batch.cols;
-      multiply(n, n, D, batch.attention, cols, batch.step, update);
-
-      // o = f(q), Z_q = Q W + b - p U
-      load_rows<D>(grad.o, p.is_bfloat16, head.scan, start, n, dq);
-      for (int64_t t = 0; t < n; ++t) {
-        const float p_t = head.scale(t);
-        Row<D> gradient = Row<D>::of(dq + t * D), dz_q = gradient;
-        Row<D> u = Row<D>::of(update + t * D);
-        if (norm.weight) {
-          Row<D> z_q = Row<D>::of(batch.z_q + t * D) - u * p_t;
-          auto [x_hat, inverse_std] = standardise(z_q, norm.eps);
-          accumulate(dweight, gradient * x_hat);
-          accumulate(dbias, gradient);
-          dz_q = remove_norm_directions(gradient * Row<D>::of(norm.weight), x_hat) * inverse_std;
-        } else {
-          clear(dq + t * D, D);
-        }
-        dz_q.to(dz + t * D);
-        (dz_q * -p_t).to(dupdate + t * D);
-        dscale[t] -= dz_q.dot(u);
-      }
-      transpose_rows<D>(batch.step, n, cols, step_t);
-      multiply(n, D, cols, dupdate, D, step_t, dattention);
-      keep_lower(dattention, n, cols);
-      multiply_add(n, n, D, dattention, cols, batch.k, dq);
-      clear(dk, n * D);
-      multiply_add_transposed(n, n, D, dattention, cols, batch.q, dk);
-
-      // W ← W - p_n Kᵀ G, b ← b - p_n Σ G: dstep starts as -p_n (K ∂W + ∂b)
-      in_slices(n, results, [&](int64_t t, int64_t rows) {
-        multiply_add_row(rows, D, D, batch.k + t * D, D, dw, db, dstep + t * D);
-      });
-      transpose(dw, D, D, transposed);
-      in_slices(n, results, [&](int64_t t, int64_t rows) {
-        multiply(rows, D, D, batch.step + t * D, D, transposed, through_w + t * D);
-      });
-      float dscale_last = 0.0f;
-      for (int64_t t = 0; t < n; ++t) {
-        Row<D> k_dw = Row<D>::of(dstep + t * D);
-        dscale_last += k_dw.dot(Row<D>::of(batch.step + t * D));
-        (k_dw * -p_last).to(dstep + t * D);
-        (Row<D>::of(dk + t * D) - Row<D>::of(through_w + t * D) * p_last).to(dk + t * D);
-      }
-      dscale[n - 1] -= dscale_last;
-      multiply_add_transposed(n, n, D, batch.attention, cols, dupdate, dstep);
-
-      // G = η g(z_k, k, v), z_k = K W + b
-      float* dz_k = dz + n * D;
-      for (int64_t t = 0; t < n; ++t) {
-        Row<D> z = Row<D>::of(batch.z_k + t * D);
-        Row<D> k = Row<D>::of(batch.k + t * D), v = Row<D>::of(batch.v + t * D);
-        Row<D> ds = Row<D>::of(dstep + t * D);
-        Row<D> g = inner_gradient(z, k, v, norm);
-        grad.deta[head.token_index(start + t)] = ds.dot(g);
-        Row<D> a = ds * batch.eta[t];
-        if (norm.weight) {
-          auto through = gradient_backward(a, z, k, v, norm);
-          through.z.to(dz_k + t * D);
-          (Row<D>::of(dk + t * D) + through.error).to(dk + t * D);
-          (through.error * -1.0f).to(dv + t * D);
-          accumulate(dweight, through.weight);
-          accumulate(dbias, through.error);
-        } else {
-          a.to(dz_k + t * D);
-          (a * -1.0f).to(dv + t * D);
-        }
-      }
-
-      // Q W, K W
-      transpose(w, D, D, transposed);
-      in_slices(2 * n, ahead, [&](int64_t t, int64_t rows) {
-        multiply(rows, D, D, dz + t * D, D, transposed, through_w + t * D);
-      });
-      for (int64_t t = 0; t < n; ++t) {
-        (Row<D>::of(dq + t * D) + Row<D>::of(through_w + t * D)).to(dq + t * D);
-        (Row<D>::of(dk + t * D) + Row<D>::of(through_w + (n + t) * D)).to(dk + t * D);
-        accumulate(db, Row<D>::of(dz + t * D) + Row<D>::of(dz_k + t * D));
-      }
-      in_slices(D, ahead, [&](int64_t i, int64_t rows) {
-        multiply_add_transposed(rows, n, D, batch.q + i, D, dz, dw + i * D);
-        multiply_add_transposed(rows, n, D, batch.k + i, D, dz_k, dw + i * D);
-      });
-
-      auto through_conv = [&](const TapsBackward<D>& conv, const Tokens& view, float* rows) {
-        if (!conv.taps) return;
-        load_seen_rows<D>(view, p.is_bfloat16, head.scan, start, n, p.taps, batch.raw);
-        conv.run(p.taps, n, batch.raw, rows);
-      };
-      through_conv(conv_q, p.q, dq);
-      through_conv(conv_k, p.k, dk);
-      if (grad.dq.data)
-        store_rows<D>(grad.dq, p.is_bfloat16, head.scan, start, n, dq);
-      else
-        for (int64_t t = 0; t < n; ++t) accumulate(dk + t * D, Row<D>::of(dq + t * D));
-      store_rows<D>(grad.dk, p.is_bfloat16, head.scan, start, n, dk);
-      store_rows<D>(grad.dv, p.is_bfloat16, head.scan, start, n, dv);
+      if (m + 1 == members) break;
+      float *w = states_w + (m + 1) * D * D, *bias = states_b + (m + 1) * D;
+      copy(w, w - D * D, D * D);
+      copy(bias, bias - D, D);
+      batch.update(head.scale(batch.n - 1), update, w, bias, ahead);
     }
   }
-  copy(grad.dinitial.w1 + head.index * D * D, dw, D * D);
-  copy(grad.dinitial.b1 + head.index * D, db, D);
-  if (grad.dln_weight) {
-    copy(grad.dln_weight + head.index * D, dweight, D);
-    copy(grad.dln_bias + head.index * D, dbias, D);
+
+  // From the gradient of the state after a mini-batch, the m-th replayed one, to that of the state before it.
+  void step_back(int64_t number, int64_t m) {
+    const int64_t b = p.mini_batch_size, start = number * b;
+    n = head.size(number);
+    const float* w = states_w + m * D * D;
+    RowsAhead<D> ahead(head, start - b, b, {&p.q, &p.k, &p.v, &grad.o},
+                       slices(n, D) + slices(2 * n, D) + slices(D, D));
+    RowsAhead<D> results(head, start, n, {&grad.dq, &grad.dk, &grad.dv}, 2 * slices(n, D));
+
+    batch.begin(head, start, n);
+    batch.load_queries(head, start);
+    batch.z_k = views + m * padded * D;
+    batch.step = steps + m * padded * D;
+    in_slices(n, ahead, [&](int64_t t, int64_t rows) {
+      multiply_add_row(rows, D, D, batch.q + t * D, D, w, states_b + m * D, z_q + t * D);
+    });
+    batch.attend();
+    multiply(n, n, D, batch.attention, batch.cols, batch.step, update);
+
+    through_outputs(start);
+    through_attention();
+    through_state(results);
+    multiply_add_transposed(n, n, D, batch.attention, batch.cols, dupdate, dstep);
+    inner_gradients_backward<D>(n, dstep, batch.eta, batch.z_k, batch.k, batch.v, norm, dz + n * D, dk, dv,
+                                deta, dweight, dbias);
+    for (int64_t t = 0; t < n; ++t) grad.deta[head.token_index(start + t)] = deta[t];
+    through_weight(w, ahead);
+    through_views(start);
   }
-  if (conv_q.taps) copy(grad.dtaps.q + head.index * (p.taps + 1) * D, conv_q.dtaps, (p.taps + 1) * D);
-  if (conv_k.taps) copy(grad.dtaps.k + head.index * (p.taps + 1) * D, conv_k.dtaps, (p.taps + 1) * D);
-  if (grad.dscale) copy(grad.dscale + head.index * b, dscale, b);
-}
+
+  // o = f(q), Z_q = Q W + b - p U: ∂Z_q, ∂U, and the shares of q and of the norm.
+  void through_outputs(int64_t start) {
+    load_rows<D>(grad.o, p.is_bfloat16, head.scan, start, n, dq);
+    for (int64_t t = 0; t < n; ++t) {
+      const float p_t = head.scale(t);
+      for (int64_t i = t * D; i < (t + 1) * D; i += kLanes)
+        store(z_q + i, load(z_q + i) - load(update + i) * p_t);
+    }
+    if (norm.weight) {
+      inner_outputs_backward<D>(n, dq, z_q, norm, dz, dweight, dbias);
+    } else {
+      copy(dz, dq, n * D);
+      clear(dq, n * D);
+    }
+    for (int64_t t = 0; t < n; ++t) {
+      const Row<D> dz_q = Row<D>::of(dz + t * D);
+      (dz_q * -head.scale(t)).to(dupdate + t * D);
+      dscale[t] -= dz_q.dot(Row<D>::of(update + t * D));
+    }
+  }
+
+  // U = A G, A = lower(Q Kᵀ + 1)
+  void through_attention() {
+    const int64_t cols = batch.cols;
+    transpose_rows<D>(batch.step, n, cols, step_t);
+    multiply(n, D, cols, dupdate, D, step_t, dattention);
+    keep_lower(dattention, n, cols);
+    multiply_add(n, n, D, dattention, cols, batch.k, dq);
+    clear(dk, n * D);
+    multiply_add_transposed(n, n, D, dattention, cols, batch.q, dk);
+  }
+
+  // W ← W - p_n Kᵀ G, b ← b - p_n Σ G: dstep starts as -p_n (K ∂W + ∂b)
+  void through_state(RowsAhead<D>& results) {
+    const float p_last = head.scale(n - 1);
+    in_slices(n, results, [&](int64_t t, int64_t rows) {
+      multiply_add_row(rows, D, D, batch.k + t * D, D, dw, db, dstep + t * D);
+    });
+    transpose(dw, D, D, transposed);
+    in_slices(n, results, [&](int64_t t, int64_t rows) {
+      multiply(rows, D, D, batch.step + t * D, D, transposed, through_w + t * D);
+    });
+    Vector dscale_last{};
+    for (int64_t i = 0; i < n * D; i += kLanes) {
+      const Vector k_dw = load(dstep + i);
+      dscale_last += k_dw * load(batch.step + i);
+      store(dstep + i, k_dw * -p_last);
+      store(dk + i, load(dk + i) - load(through_w + i) * p_last);
+    }
+    dscale[n - 1] -= sum(dscale_last);
+  }
+
+  // Q W + b, K W + b: the gradients of q and k, and those of the state before the mini-batch.
+  void through_weight(const float* w, RowsAhead<D>& ahead) {
+    const float *dz_q = dz, *dz_k = dz + n * D;
+    transpose(w, D, D, transposed);
+    in_slices(2 * n, ahead, [&](int64_t t, int64_t rows) {
+      multiply(rows, D, D, dz + t * D, D, transposed, through_w + t * D);
+    });
+    for (int64_t i = 0; i < n * D; i += kLanes) {
+      store(dq + i, load(dq + i) + load(through_w + i));
+      store(dk + i, load(dk + i) + load(through_w + n * D + i));
+    }
+    for (int64_t i = 0; i < D; i += kLanes) {
+      Vector total = load(db + i);
+      for (int64_t t = 0; t < n; ++t) total += load(dz_q + t * D + i) + load(dz_k + t * D + i);
+      store(db + i, total);
+    }
+    in_slices(D, ahead, [&](int64_t i, int64_t rows) {
+      multiply_add_transposed(rows, n, D, batch.q + i, D, dz_q, dw + i * D);
+      multiply_add_transposed(rows, n, D, batch.k + i, D, dz_k, dw + i * D);
+    });
+  }
+
+  // The convolutions of q and k, and the gradients of the tokens.
+  void through_views(int64_t start) {
+    through_convolution(conv_q, p.q, start, dq);
+    through_convolution(conv_k, p.k, start, dk);
+    if (grad.dq.data) {
+      store_rows<D>(grad.dq, p.is_bfloat16, head.scan, start, n, dq);
+    } else {
+      for (int64_t i = 0; i < n * D; i += kLanes) store(dk + i, load(dk + i) + load(dq + i));
+    }
+    store_rows<D>(grad.dk, p.is_bfloat16, head.scan, start, n, dk);
+    store_rows<D>(grad.dv, p.is_bfloat16, head.scan, start, n, dv);
+  }
+
+  void through_convolution(const TapsBackward<D>& conv, const Tokens& view, int64_t start, float* rows) {
+    if (!conv.taps) return;
+    load_seen_rows<D>(view, p.is_bfloat16, head.scan, start, n, p.taps, batch.raw);
+    conv.run(p.taps, n, batch.raw, rows);
+  }
+
+  void store_results() const {
+    copy(grad.dinitial.w1 + head.index * D * D, dw, D * D);
+    copy(grad.dinitial.b1 + head.index * D, db, D);
+    if (grad.dln_weight) {
+      copy(grad.dln_weight + head.index * D, dweight, D);
+      copy(grad.dln_bias + head.index * D, dbias, D);
+    }
+    const int64_t taps = (p.taps + 1) * D;
+    if (conv_q.taps) copy(grad.dtaps.q + head.index * taps, conv_q.dtaps, taps);
+    if (conv_k.taps) copy(grad.dtaps.k + head.index * taps, conv_k.dtaps, taps);
+    if (grad.dscale) copy(grad.dscale + head.index * p.mini_batch_size, dscale, p.mini_batch_size);
+  }
+
+  const Head& head;
+  const Problem& p;
+  const Gradients& grad;
+  const Norm norm;
+  const int64_t padded;  // the rows of a mini-batch, as whole vectors
+  int64_t n = 0;         // the mini-batch's tokens
+
+  MiniBatch<D> batch;
+  TapsBackward<D> conv_q, conv_k;
+  float *states_w, *states_b;         // of an interval's mini-batches
+  float *views, *steps;               // K W + b and G of an interval's mini-batches, [padded, D] each
+  float *dw, *db;                     // of the state after the mini-batch, then before it
+  float* transposed;                  // ∂Wᵀ or Wᵀ
+  float *dweight, *dbias;             // of the norm
+  float *dscale, *deta;               // [b]
+  float* z_q;                         // Q W + b, then Z_q [n, D]
+  float* dz;                          // [∂Z_q; ∂Z_k]
+  float* through_w;                   // products of rows and `transposed`
+  float *update, *dupdate;            // U = A G and ∂U [n, D]
+  float* step_t;                      // Gᵀ [D, cols]
+  float* dattention;                  // ∂A [n, cols]
+  float *dq, *dk, *dv, *dstep;        // [n, D]
+};
 
 }  // namespace

@@ -42,7 +42,7 @@ void forward_mini_batch(const Head& head, int64_t number, const Learner<D>& lear
   multiply_add_lower(n, D, batch.attention, batch.cols, batch.step, batch.z_q);
   inner_outputs<D>(n, batch.q, batch.z_q, head.norm());
   store_rows<D>(out.o, p.is_bfloat16, head.scan, start, n, batch.z_q);
-  batch.update(head.scale(n - 1), w, b, ahead);
+  batch.update(head.scale(n - 1), batch.step, w, b, ahead);
 }
 
 // The state of a head before its first token.

@@ -30,8 +30,11 @@ template <int D>
 struct Backward {
   using Tensors = Gradients;
   static constexpr int64_t kHeads = 1;
-  static size_t floats(const Problem& p) { return backward_floats<D>(p); }
-  static void run(const Heads& h, const Gradients& t, Scratch& s) { backward_head<D>(h[0], t, s); }
+  static size_t floats(const Problem& p) { return BackwardOfHead<D>::floats(p); }
+  static void run(const Heads& h, const Gradients& t, Scratch& s) {
+    const Head head = h[0];
+    BackwardOfHead<D>(head, t, s).run();
+  }
 };
 
 template <int D>

@@ -38,17 +38,17 @@ struct MiniBatch : Views<D> {
     inner_gradients<D>(n, z_k, k, v, eta, norm, step);
   }
 
-  // W ← W - p_n Kᵀ G, b ← b - p_n Σ G. Overwrites the steps with -p_n G.
-  void update(float p_last, float* w, float* b, RowsAhead<D>& ahead) {
+  // W ← W - p_n Kᵀ G, b ← b - p_n Σ G. Writes -p_n G, which may replace the steps.
+  void update(float p_last, float* scaled_step, float* w, float* b, RowsAhead<D>& ahead) {
     Row<D> bias = Row<D>::of(b);
     for (int64_t t = 0; t < n; ++t) {
-      Row<D> scaled = Row<D>::of(step + t * D) * -p_last;
-      scaled.to(step + t * D);
+      const Row<D> scaled = Row<D>::of(step + t * D) * -p_last;
+      scaled.to(scaled_step + t * D);
       bias = bias + scaled;
     }
     bias.to(b);
     in_slices(D, ahead, [&](int64_t i, int64_t count) {
-      multiply_add_transposed(count, n, D, k + i, D, step, w + i * D);
+      multiply_add_transposed(count, n, D, k + i, D, scaled_step, w + i * D);
     });
   }
 };

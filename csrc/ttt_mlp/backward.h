@@ -2,6 +2,7 @@
 // in the op's README.
 #pragma once
 
+#include "../learner/inner_norms_backward.h"
 #include "mini_batch.h"
 
 namespace {
@@ -157,21 +158,22 @@ class BackwardPass {
   // 1. o = f(q) at Z2_q: ∂Z2_q, ∂U2, and the shares of q and of the norm.
   void through_output() {
     load_rows<D>(grad.o, p.is_bfloat16, head.scan, start, n, dq());
+    float* z = batch.z2_q();
     for (int64_t t = 0; t < n; ++t) {
       const float p_t = head.scale(t);
-      Row<D> gradient = Row<D>::of(dq() + t * D), dz = gradient, u = Row<D>::of(update2 + t * D);
-      if (norm.weight) {
-        Row<D> z = Row<D>::of(batch.z2_q() + t * D) - u * p_t;
-        auto [x_hat, inverse_std] = standardise(z, norm.eps);
-        accumulate(dweight, gradient * x_hat);
-        accumulate(dbias, gradient);
-        dz = remove_norm_directions(gradient * Row<D>::of(norm.weight), x_hat) * inverse_std;
-      } else {
-        clear(dq() + t * D, D);
-      }
-      dz.to(dz2_q() + t * D);
-      (dz * -p_t).to(dupdate2 + t * D);
-      dscale[t] -= dz.dot(u);
+      for (int64_t i = t * D; i < (t + 1) * D; i += kLanes)
+        store(z + i, load(z + i) - load(update2 + i) * p_t);
+    }
+    if (norm.weight) {
+      inner_outputs_backward<D>(n, dq(), z, norm, dz2_q(), dweight, dbias);
+    } else {
+      copy(dz2_q(), dq(), n * D);
+      clear(dq(), n * D);
+    }
+    for (int64_t t = 0; t < n; ++t) {
+      const Row<D> dz = Row<D>::of(dz2_q() + t * D);
+      (dz * -head.scale(t)).to(dupdate2 + t * D);
+      dscale[t] -= dz.dot(Row<D>::of(update2 + t * D));
     }
   }
 
@@ -272,22 +274,8 @@ class BackwardPass {
 
   // 7. g2 = g(Z2, k, v)
   void through_inner_gradient() {
-    for (int64_t t = 0; t < n; ++t) {
-      const int64_t at = t * D;
-      Row<D> a = Row<D>::of(dg2 + at);
-      if (norm.weight) {
-        auto through = gradient_backward(a, Row<D>::of(batch.z2 + at), Row<D>::of(batch.k + at),
-                                         Row<D>::of(batch.v + at), norm);
-        through.z.to(dz2 + at);
-        (Row<D>::of(dk() + at) + through.error).to(dk() + at);
-        (through.error * -1.0f).to(dv + at);
-        accumulate(dweight, through.weight);
-        accumulate(dbias, through.error);
-      } else {
-        a.to(dz2 + at);
-        (a * -1.0f).to(dv + at);
-      }
-    }
+    inner_gradients_backward<D>(n, dg2, nullptr, batch.z2, batch.k, batch.v, norm, dz2, dk(), dv, nullptr,
+                                dweight, dbias);
   }
 
   // 8. to 10. Through panel c of Z2 = X2 W2 + b2, X2 = σ(Z1), Z1 = K W1 + b1, and the remaining parts
@@ -305,10 +293,6 @@ class BackwardPass {
     add_rows<kPanel>(dz, 2 * n, dw.b1(c));
     multiply_add_transposed(kPanel, 2 * n, D, batch.x2.panel(c), kPanel, dz2, dw.w2(c));
     multiply_add_transposed(kPanel, n, D, de1.panel(c), kPanel, batch.g2, dw.w2(c));
-  }
-
-  static void accumulate(float* total, const Row<D>& share) {
-    (Row<D>::of(total) + share).to(total);
   }
 
   float* dk() const { return dviews; }
