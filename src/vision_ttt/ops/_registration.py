@@ -105,6 +105,8 @@ def _save(op: Op, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     kept = () if op.kept is None else output[op.results :]
     if kept:
         ctx.mark_non_differentiable(*kept)
+        # The kept tensors have no gradients, for which zeros of their size would be written.
+        ctx.set_materialize_grads(op.results > 1)
         ctx.keeps = inputs[op.width]
     ctx.save_for_backward(*inputs[: op.tensors], *kept)
     ctx.options = inputs[op.tensors : op.width]
