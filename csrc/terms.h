@@ -30,11 +30,13 @@ VISION_TTT_INLINE void store_terms(Vector low, Vector high, Bfloat16* to) {
 }
 
 // Registers 0 to R · P - 1 += R tiles of rows times P of columns over `steps` steps of kInnerOfTile numbers.
-// The terms of each follow one another, step after step. Registers 4 and 5 hold rows, 6 and 7 columns.
-template <int R, int P>
+// The terms of each follow one another, step after step. Registers 4 and 5 hold rows, 6 and 7 columns. Each
+// step calls step().
+template <int R, int P, class Step>
 VISION_TTT_INLINE void multiply_terms(const Bfloat16* const (&rows)[R], const Bfloat16* const (&columns)[P],
-                                      int64_t steps) {
+                                      int64_t steps, const Step& step) {
   for (int64_t at = 0; at < steps * kTermsOfTile; at += kTermsOfTile) {
+    step();
     const auto load_rows = [&](int64_t term) __attribute__((always_inline)) {
       for_constants<R>([&](auto r) { load_whole_tile<4 + r>(rows[r] + at + term * kTile); });
     };

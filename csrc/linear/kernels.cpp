@@ -36,7 +36,8 @@ Matrix transposed(const Linear& p) {
   return Matrix::transposed(p.weight, p.inner, p.columns, p.inner);
 }
 
-// dx = grad · weight, and the weight's gradient in slices of columns: every row of grad is read once.
+// dx = grad · weight, and the weight's gradient, in slices of columns whose weights, sums and tokens of a chunk
+// stay in a core's second cache level.
 class LinearBackward {
  public:
   explicit LinearBackward(const Linear& p) : p_(p), parts_(p.rows) {}
@@ -50,26 +51,19 @@ class LinearBackward {
     pack_all(weight, p_.threads);
     const Packed packed = weight[0].weight();
 #pragma omp parallel num_threads(int(p_.threads)) if (p_.threads > 1)
-    for (int64_t first = 0; first < p_.columns; first += kColumnsAtOnce) {
+    for (int64_t first = 0; first < p_.columns; first += kColumnsOfSlice) {
       const int64_t left = p_.columns - first;
-      const int64_t count = left < kColumnsAtOnce ? left : kColumnsAtOnce;
+      const int64_t count = left < kColumnsOfSlice ? left : kColumnsOfSlice;
 #pragma omp for schedule(static)
       for (int64_t part = 0; part < parts_.count(); ++part) {
-        float* memory = of_parts + part * floats_of_part();
-        for (size_t i = 0; i < floats_of_part(); i += kLanes) store(memory + i, Vector{});
+        float* sums = of_parts + part * floats_of_part();
+        for (int64_t i = 0; i < p_.inner * count; i += kLanes) store(sums + i, Vector{});
         parts_.for_each_chunk(part, [&](int64_t start, int64_t rows) {
-          const float* grad = p_.grad + start * p_.columns;
-          if (!first)
-            product(grad, p_.columns, rows, packed,
-                    Sink<float>{p_.dx + start * p_.inner, p_.inner, p_.inner});
-          add_outer_products_of_any(grad + first, p_.columns, count, p_.x + start * p_.inner, p_.inner,
-                                    p_.inner, rows, memory);
+          add_chunk(start, rows, packed, first, count, sums);
         });
       }
 #pragma omp for schedule(static)
-      for (int64_t i = 0; i < count; ++i)
-        add_parts(of_parts + i * p_.inner, floats_of_part(), parts_.count(), p_.inner,
-                  p_.dweight + (first + i) * p_.inner);
+      for (int64_t i = 0; i < count; i += kLanes) add_up(of_parts, first, count, i);
     }
     return 0;
   }
@@ -78,7 +72,42 @@ class LinearBackward {
   const Linear& p_;
   Parts parts_;
 
-  size_t floats_of_part() const { return kColumnsAtOnce * p_.inner; }  // sums
+  size_t floats_of_part() const {  // sums
+    return (p_.columns < kColumnsOfSlice ? p_.columns : kColumnsOfSlice) * p_.inner;
+  }
+
+  // Add to dx, and to the sums [D, count] of the transposed gradient.
+  void add_chunk(int64_t start, int64_t rows, const Packed& weight, int64_t first, int64_t count,
+                 float* sums) const {
+    const int64_t inner = p_.inner, columns = p_.columns;
+    const float *grad = p_.grad + start * columns + first, *x = p_.x + start * inner;
+    float* dx = p_.dx + start * inner;
+    const int64_t left = p_.rows - start - rows, after = left < rows ? left : rows;
+    NextRows next;
+    next.add(grad + rows * columns, after, columns, count);
+    next.add(x + rows * inner, after, inner, inner);
+    next.add(dx + rows * inner, after, inner, inner);
+    next.spread(2 * steps_of_product(rows, count, inner));
+
+    Part part(weight);
+    part.inner_start = first, part.inner = count;
+    product(grad, columns, rows, weight, part,
+            Sink<float>{dx, inner, inner, nullptr, nullptr, first ? dx : nullptr, inner}, {}, &next);
+    for (int64_t i = 0; i < inner; i += kMostColumns)
+      add_outer_products_of_any(x + i, inner, inner - i < kMostColumns ? inner - i : kMostColumns, grad,
+                                columns, count, rows, sums + i * count, next);
+  }
+
+  // The gradients of kLanes columns' weights.
+  void add_up(const float* of_parts, int64_t first, int64_t count, int64_t column) const {
+    alignas(64) float block[kLanes * kLanes];
+    for (int64_t i = 0; i < p_.inner; i += kLanes) {
+      for (int64_t r = 0; r < kLanes; ++r)
+        add_parts(of_parts + (i + r) * count + column, floats_of_part(), parts_.count(), kLanes,
+                  block + r * kLanes);
+      transpose_square(block, kLanes, p_.dweight + (first + column) * p_.inner + i, p_.inner);
+    }
+  }
 };
 
 }  // namespace

@@ -8,7 +8,8 @@ namespace {
 
 constexpr int64_t kThreadsToServe = 16;
 
-// Rows of the weight whose sums fit a core's cache, together with packed weights.
+// Rows of the weight whose sums fit a core's cache, together with packed weights: of one layer, and of an MLP.
+constexpr int64_t kColumnsOfSlice = 512;
 #ifdef VISION_TTT_TILES
 constexpr int64_t kColumnsAtOnce = 128;
 #else
@@ -60,7 +61,7 @@ struct TermsOfTokens {
 // at most kMostColumns; both are multiples of 16.
 __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
                                                   const float* b, int64_t b_row, int64_t columns,
-                                                  int64_t rows, float* sums) {
+                                                  int64_t rows, float* sums, NextRows& next) {
   alignas(64) TermsOfTokens of_a[kMostColumns / kRowsOfTile], of_b[2];
   for (int64_t i = 0; i < count; i += kRowsOfTile) of_a[i / kRowsOfTile].columns_of(a + i, a_row, rows);
   const TilesOfRows tiles_of_sums(count);
@@ -79,7 +80,7 @@ __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row,
       for (int r = 0; r < R; ++r) of_rows[r] = of_a[tile + r].terms;
       const SumsOfTiles<R, P> some{tiles_of_sums, tile, j};
       some.start({sums, columns, true});
-      multiply_terms<R, P>(of_rows, from, steps);
+      multiply_terms<R, P>(of_rows, from, steps, [&]() __attribute__((always_inline)) { next.fetch(); });
       some.end({sums, columns}, [](int64_t, const auto&) {});
     });
   };
@@ -130,7 +131,7 @@ VISION_TTT_INLINE void outer_columns(const float* a, int64_t a_row, int64_t coun
 // of 16. Rows of `a` begin in different sets of the first cache level.
 __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
                                                   const float* b, int64_t b_row, int64_t columns,
-                                                  int64_t rows, float* sums) {
+                                                  int64_t rows, float* sums, NextRows&) {
   alignas(64) float panel[kRowsOfChunk * kPanel];
   for (int64_t j = 0; j < columns; j += kPanel) {
     const int64_t width = columns - j < kPanel ? columns - j : kPanel;
@@ -154,14 +155,14 @@ __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row,
 
 // The same for an `a` whose rows may begin in the same sets of the first cache level.
 void add_outer_products_of_any(const float* a, int64_t a_row, int64_t count, const float* b, int64_t b_row,
-                               int64_t columns, int64_t rows, float* sums) {
+                               int64_t columns, int64_t rows, float* sums, NextRows& next) {
 #ifdef VISION_TTT_TILES
-  add_outer_products(a, a_row, count, b, b_row, columns, rows, sums);
+  add_outer_products(a, a_row, count, b, b_row, columns, rows, sums, next);
 #else
   alignas(64) float copy[kRowsOfChunk * kRowAtOnce];
   for (int64_t t = 0; t < rows; ++t)
     for (int64_t j = 0; j < count; j += kLanes) store(copy + t * kRowAtOnce + j, load(a + t * a_row + j));
-  add_outer_products(copy, kRowAtOnce, count, b, b_row, columns, rows, sums);
+  add_outer_products(copy, kRowAtOnce, count, b, b_row, columns, rows, sums, next);
 #endif
 }
 
@@ -237,8 +238,14 @@ struct GradientTiles {
     for (int64_t i = 0; i < height * width; i += kLanes) store(sums + i, Vector{});
     for (int64_t from = 0; from < rows; from += kRowsOfChunk) {
       const int64_t count = rows - from < kRowsOfChunk ? rows - from : kRowsOfChunk;
+      NextRows next;
+      const int64_t after = from + kRowsOfChunk, left = rows - after;
+      const int64_t some = left < kRowsOfChunk ? left : kRowsOfChunk;
+      next.add(grad + after * columns + first, some, columns, height);
+      next.add(x + after * inner + start, some, inner, width);
+      next.spread(steps_of_product(height, count, width));
       add_outer_products_of_any(grad + from * columns + first, columns, height, x + from * inner + start,
-                                inner, width, count, sums);
+                                inner, width, count, sums, next);
     }
     for (int64_t i = 0; i < height; ++i)
       std::memcpy(dweight + (first + i) * inner + start, sums + i * width, width * sizeof(float));

@@ -58,7 +58,8 @@ struct SwiGluMlp {
     };
     if constexpr (std::is_same<Element, float>::value) {
       if (!gate.in_terms) return false;
-      two_products_of_terms(x, gate.inner, rows, part.inner, gates, values, finish);
+      NextRows none;
+      two_products_of_terms(x, gate.inner, rows, part.inner, gates, values, none, finish);
     } else {
       if (gates.inner % kInnerOfTile) return false;
       two_products_in_tiles(x, gate.inner, rows, gates, values, finish);

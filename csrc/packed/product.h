@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "next_rows.h"
 #include "panels.h"
 #include "product_in_tiles.h"
 #include "product_of_terms.h"
@@ -102,16 +103,19 @@ VISION_TTT_INLINE void product_columns(const Element* x, int64_t x_row, int64_t 
 }
 
 // Multiply rows of x [rows, part.inner] with a part of the weight. `next` is what the caller multiplies
-// with after it, as far as it is known.
+// with after it, as far as it is known. Products of terms fetch the next rows.
 template <class Element, class Out>
 __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t rows,
                                        const Packed& w, const Part& part, const Sink<Out>& sink,
-                                       const Pieces& next = {}) {
+                                       const Pieces& next = {},
+                                       [[maybe_unused]] NextRows* next_rows = nullptr) {
   const Panels<Element> panels(w, part);
 #ifdef VISION_TTT_TILES
   // Whatever the number of rows, because the sums have another order in tiles.
   if constexpr (std::is_same<Element, float>::value) {
-    if (panels.in_terms) return product_of_terms(x, x_row, rows, part.inner, panels, sink);
+    NextRows none;
+    if (panels.in_terms)
+      return product_of_terms(x, x_row, rows, part.inner, panels, sink, next_rows ? *next_rows : none);
   } else if (panels.inner % kInnerOfTile == 0) {
     return product_in_tiles(x, x_row, rows, panels, sink);
   }
@@ -133,14 +137,15 @@ __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t 
 
 // Multiply rows of x with a part of two weights of one shape: out [rows, 2 · columns].
 inline void two_products(const float* x, int64_t x_row, int64_t rows, const Packed& first,
-                         const Packed& second, const Part& part, float* out, int64_t out_row) {
+                         const Packed& second, const Part& part, float* out, int64_t out_row,
+                         NextRows& next) {
 #ifdef VISION_TTT_TILES
   if (first.in_terms && part.columns % kPanel == 0)  // the rows' terms serve both
     return two_products_of_terms(x, x_row, rows, part.inner, Panels<float>(first, part),
-                                 Panels<float>(second, part), out, out_row);
+                                 Panels<float>(second, part), out, out_row, next);
 #endif
-  product(x, x_row, rows, first, part, Sink<float>{out, out_row, part.columns});
-  product(x, x_row, rows, second, part, Sink<float>{out + part.columns, out_row, part.columns});
+  product(x, x_row, rows, first, part, Sink<float>{out, out_row, part.columns}, {}, &next);
+  product(x, x_row, rows, second, part, Sink<float>{out + part.columns, out_row, part.columns}, {}, &next);
 }
 
 template <class Element, class Out>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../terms.h"
+#include "next_rows.h"
 #include "product_in_tiles.h"
 
 #ifdef VISION_TTT_TILES
@@ -62,7 +63,7 @@ class RowsOfTerms {
 template <class Panel, class Finish>
 VISION_TTT_INLINE void multiply_panels(const float* x, int64_t x_row, int64_t x_rows, int64_t inner,
                                        int64_t count, const Panel& panel, const TilesInMemory& memory,
-                                       const Finish& finish) {
+                                       NextRows& next, const Finish& finish) {
   const TilesOfRows rows(x_rows);
   const TileRegisters registers = rows.registers();
   const PartsOfInner parts(inner);
@@ -86,7 +87,7 @@ VISION_TTT_INLINE void multiply_panels(const float* x, int64_t x_row, int64_t x_
           for (int p = 0; p < P; ++p) columns[p] = panel(i + p, start);
           const SumsOfTiles<R, P> sums{rows, tile, i * kPanel};
           sums.start(start ? before : memory);
-          multiply_terms<R, P>(from, columns, steps);
+          multiply_terms<R, P>(from, columns, steps, [&]() __attribute__((always_inline)) { next.fetch(); });
           sums.end(parts.is_last(start) ? memory : after,
                    [&](int64_t row, const auto& numbers) __attribute__((always_inline)) {
                      finish(row, i, numbers);
@@ -103,14 +104,14 @@ VISION_TTT_INLINE void multiply_panels(const float* x, int64_t x_row, int64_t x_
 // As product(), for rows of `inner` numbers.
 template <class Out>
 void product_of_terms(const float* x, int64_t x_row, int64_t rows, int64_t inner, const Panels<float>& panels,
-                      const Sink<Out>& sink) {
+                      const Sink<Out>& sink, NextRows& next) {
   if (!rows) return;
   const TilesInMemory memory = in_memory(sink);
   Sink<Out> rest = sink;
   if (memory.first) rest.add = nullptr;
   multiply_panels(
       x, x_row, rows, inner, panels.columns / kPanel,
-      [&](int64_t i, int64_t start) { return panels.terms(i * kPanel, start); }, memory,
+      [&](int64_t i, int64_t start) { return panels.terms(i * kPanel, start); }, memory, next,
       [&](int64_t row, int64_t i, const auto& sums) __attribute__((always_inline)) {
         rest.put(row, i * kPanel, sums);
       });
@@ -119,7 +120,7 @@ void product_of_terms(const float* x, int64_t x_row, int64_t rows, int64_t inner
 // As two_products(), for whole panels.
 inline void two_products_of_terms(const float* x, int64_t x_row, int64_t rows, int64_t inner,
                                   const Panels<float>& first, const Panels<float>& second, float* out,
-                                  int64_t out_row) {
+                                  int64_t out_row, NextRows& next) {
   if (!rows) return;
   const int64_t panels = first.columns / kPanel;
   multiply_panels(
@@ -127,18 +128,19 @@ inline void two_products_of_terms(const float* x, int64_t x_row, int64_t rows, i
       [&](int64_t i, int64_t start) {
         return i < panels ? first.terms(i * kPanel, start) : second.terms((i - panels) * kPanel, start);
       },
-      TilesInMemory{out, out_row}, [](int64_t, int64_t, const auto&) {});
+      TilesInMemory{out, out_row}, next, [](int64_t, int64_t, const auto&) {});
 }
 
 // Products with two weights of one shape: finish(row, column, a, b) takes their sums.
 template <class Finish>
 void two_products_of_terms(const float* x, int64_t x_row, int64_t rows, int64_t inner,
-                           const Panels<float>& first, const Panels<float>& second, const Finish& finish) {
+                           const Panels<float>& first, const Panels<float>& second, NextRows& next,
+                           const Finish& finish) {
   if (!rows) return;
   multiply_panels(
       x, x_row, rows, inner, 2 * (first.columns / kPanel),
       [&](int64_t i, int64_t start) { return (i % 2 ? second : first).terms(i / 2 * kPanel, start); },
-      TilesInMemory{}, [&](int64_t row, int64_t i, const auto& sums) __attribute__((always_inline)) {
+      TilesInMemory{}, next, [&](int64_t row, int64_t i, const auto& sums) __attribute__((always_inline)) {
         if constexpr (sizeof sums / sizeof(Vector) == 2) finish(row, i / 2 * kPanel, sums[0][0], sums[0][1]);
       });
 }

@@ -91,21 +91,30 @@ class SwiGluMlpBackward {
       part.first = first, part.columns = count;
       return part;
     };
-    two_products(x, dim, rows, w.gate, w.value, units(w.gate), a, kRowOfTwo);
-    product(grad, columns, rows, w.down_back, units(w.down_back), Sink<float>{h, kRowAtOnce, count});
+    const int64_t left = p_.rows - start - rows, after = left < rows ? left : rows;
+    NextRows next;
+    next.add(x + rows * dim, after, dim, dim);
+    next.add(grad + rows * columns, after, columns, columns);
+    next.add(dx + rows * dim, after, dim, dim);
+    next.spread(6 * steps_of_product(rows, dim, count) + 3 * steps_of_product(rows, columns, count));
+
+    two_products(x, dim, rows, w.gate, w.value, units(w.gate), a, kRowOfTwo, next);
+    product(grad, columns, rows, w.down_back, units(w.down_back), Sink<float>{h, kRowAtOnce, count}, {},
+            &next);
     swiglu_gradients(a, b, kRowOfTwo, h, kRowAtOnce, rows, count);
 
     auto back = [&](const float* from, const Packed& weight, const float* add) {
       Part part(weight);
       part.inner_start = first, part.inner = count;
       product(from, kRowOfTwo, rows, weight, part,
-              Sink<float>{dx, dim, dim, nullptr, nullptr, add, dim});
+              Sink<float>{dx, dim, dim, nullptr, nullptr, add, dim}, {}, &next);
     };
     back(a, w.gate_back, first ? dx : nullptr);
     back(b, w.value_back, dx);
 
-    add_outer_products(a, kRowOfTwo, 2 * count, x, dim, dim, rows, memory);
-    add_outer_products(h, kRowAtOnce, count, grad, columns, columns, rows, memory + kOfDown * dim);
+    add_outer_products(a, kRowOfTwo, 2 * count, x, dim, dim, rows, memory, next);
+    add_outer_products(h, kRowAtOnce, count, grad, columns, columns, rows, memory + kOfDown * dim,
+                       next);
   }
 
   // The gradients of one hidden unit's weights.
