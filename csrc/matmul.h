@@ -44,11 +44,17 @@ VISION_TTT_INLINE void product_block(Operands o, int64_t i, int64_t j) {
     for (int v = 0; v < V; ++v) store(c + r * o.c_row + v * kLanes, acc[r][v]);
 }
 
-// All rows of one column block: blocks of R rows, then a smaller one for the remainder.
-template <int R, int V, bool kStarts>
-VISION_TTT_INLINE void product_rows(const Operands& o, int64_t i, int64_t rows, int64_t j) {
-  for (; i + R <= rows; i += R) product_block<R, V, kStarts>(o, i, j);
-  if constexpr (R > 1) product_rows<R / 2, V, kStarts>(o, i, rows, j);
+// For products between whose tiles nothing is done.
+struct Nothing {
+  void operator()() const {}
+};
+
+// All rows of one column block: tiles of R rows, then a smaller one for the remainder.
+template <int R, int V, bool kStarts, class Between>
+VISION_TTT_INLINE void product_rows(const Operands& o, int64_t i, int64_t rows, int64_t j,
+                                    const Between& between) {
+  for (; i + R <= rows; i += R) between(), product_block<R, V, kStarts>(o, i, j);
+  if constexpr (R > 1) product_rows<R / 2, V, kStarts>(o, i, rows, j, between);
 }
 
 // Rows held beside 4, 2 and 1 vectors of columns. Powers of two, because mini-batches and heads are;
@@ -59,40 +65,50 @@ constexpr int kRowsOf4 = 4, kRowsOf2 = 8, kRowsOf1 = 8;
 constexpr int kRowsOf4 = 0, kRowsOf2 = 4, kRowsOf1 = 8;
 #endif
 
-// The rows of a tile in a product of so many columns. A product in slices of a tile's rows costs no more
-// than in one call.
+// The rows of a tile in a product of so many columns.
 constexpr int64_t tile_rows(int64_t cols) {
   if (kRowsOf4 > 0 && cols >= 4 * kLanes) return kRowsOf4;
   return cols >= 2 * kLanes ? kRowsOf2 : kRowsOf1;
 }
 
-template <bool kStarts>
-__attribute__((noinline)) void product(int64_t rows, int64_t cols, const Operands& o) {
+// The whole tiles of a product, before each of which it calls between().
+constexpr int64_t tiles_of_product(int64_t rows, int64_t cols) {
+  const int64_t width = kRowsOf4 > 0 && cols >= 4 * kLanes ? 4 : cols >= 2 * kLanes ? 2 : 1;
+  return rows / tile_rows(cols) * (cols / (width * kLanes));
+}
+
+template <bool kStarts, class Between>
+__attribute__((noinline)) void product(int64_t rows, int64_t cols, const Operands& o,
+                                       const Between& between) {
   int64_t j = 0;
   if constexpr (kRowsOf4 > 0)
     for (; j + 4 * kLanes <= cols; j += 4 * kLanes)
-      product_rows<kRowsOf4, 4, kStarts>(o, 0, rows, j);
+      product_rows<kRowsOf4, 4, kStarts>(o, 0, rows, j, between);
   for (; j + 2 * kLanes <= cols; j += 2 * kLanes)
-    product_rows<kRowsOf2, 2, kStarts>(o, 0, rows, j);
-  for (; j < cols; j += kLanes) product_rows<kRowsOf1, 1, kStarts>(o, 0, rows, j);
+    product_rows<kRowsOf2, 2, kStarts>(o, 0, rows, j, between);
+  for (; j < cols; j += kLanes) product_rows<kRowsOf1, 1, kStarts>(o, 0, rows, j, between);
 }
 
 // C = A B, A row-major with rows of a_row floats.
+template <class Between = Nothing>
 VISION_TTT_INLINE void multiply(int64_t rows, int64_t depth, int64_t cols, const float* a,
-                                int64_t a_row, const float* b, float* c) {
-  product<false>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols});
+                                int64_t a_row, const float* b, float* c, const Between& between = {}) {
+  product<false>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols}, between);
 }
 
 // C += A B.
+template <class Between = Nothing>
 VISION_TTT_INLINE void multiply_add(int64_t rows, int64_t depth, int64_t cols, const float* a,
-                                    int64_t a_row, const float* b, float* c) {
-  product<true>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols, c, cols});
+                                    int64_t a_row, const float* b, float* c, const Between& between = {}) {
+  product<true>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols, c, cols}, between);
 }
 
 // C = A B + 1 sᵀ: s is added to every row.
+template <class Between = Nothing>
 VISION_TTT_INLINE void multiply_add_row(int64_t rows, int64_t depth, int64_t cols, const float* a,
-                                        int64_t a_row, const float* b, const float* s, float* c) {
-  product<true>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols, s, 0});
+                                        int64_t a_row, const float* b, const float* s, float* c,
+                                        const Between& between = {}) {
+  product<true>(rows, cols, {depth, a, a_row, 1, b, cols, c, cols, s, 0}, between);
 }
 
 // C += A B with A [n, n] zero above its diagonal; whole tiles of zeros are skipped.
@@ -106,10 +122,11 @@ VISION_TTT_INLINE void multiply_add_lower(int64_t n, int64_t cols, const float* 
 }
 
 // C += Aᵀ B, A [depth, rows] row-major with rows of a_row floats.
+template <class Between = Nothing>
 VISION_TTT_INLINE void multiply_add_transposed(int64_t rows, int64_t depth, int64_t cols,
                                                const float* a, int64_t a_row, const float* b,
-                                               float* c) {
-  product<true>(rows, cols, {depth, a, 1, a_row, b, cols, c, cols, c, cols});
+                                               float* c, const Between& between = {}) {
+  product<true>(rows, cols, {depth, a, 1, a_row, b, cols, c, cols, c, cols}, between);
 }
 
 }  // namespace

@@ -9,8 +9,8 @@ namespace {
 
 // The heads of a token are neighbours in memory, so that one head's rows have a large stride, which the
 // hardware does not prefetch. A processor has few buffers for outstanding lines. When they are in use, a
-// prefetch blocks like the load that it should avoid. Each of `times` calls therefore prefetches a share
-// of the rows, spread over the arithmetic.
+// prefetch blocks like the load that it should avoid. The rows are therefore spread evenly over `times`
+// calls, between the tiles of products and the other arithmetic.
 template <int D>
 class RowsAhead {
  public:
@@ -24,17 +24,15 @@ class RowsAhead {
     const int64_t bytes = p.is_bfloat16 ? 2 : 4;
     rows_ = left_ = end - first;
     for (const Tokens* x : tensors) {
-      if (!x->data) continue;
-      const int64_t offset = head.scan.batch * x->batch + head.scan.token(first) * x->token +
-                             head.scan.head * x->head;
-      next_[count_] = static_cast<const char*>(x->data) + offset * bytes;
+      if (!x->data || (count_ && next_row(head, *x, first) == next_[count_ - 1])) continue;  // q may be k
+      next_[count_] = next_row(head, *x, first);
       step_[count_++] = (head.scan.reverse ? -x->token : x->token) * bytes;
     }
-    share_ = (count_ * rows_ + times - 1) / times;
+    all_ = count_ * rows_, times_ = times;
   }
 
   VISION_TTT_INLINE void ask() {
-    for (int64_t i = 0; i < share_ && at_ < count_; ++i) {
+    for (due_ += all_; due_ >= times_ && at_ < count_; due_ -= times_) {
       // A fixed number of lines: with a mispredicted end of the loop a processor would fetch further.
       is_bfloat16_ ? prefetch_lines<2 * D>(next_[at_]) : prefetch_lines<4 * D>(next_[at_]);
       next_[at_] += step_[at_];
@@ -48,29 +46,25 @@ class RowsAhead {
     for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(row + line);
   }
 
-  static constexpr int kMost = 4;
+  static const char* next_row(const Head& head, const Tokens& x, int64_t step) {
+    const Scan& scan = head.scan;
+    const int64_t offset = scan.batch * x.batch + scan.token(step) * x.token + scan.head * x.head;
+    return static_cast<const char*>(x.data) + offset * (head.p.is_bfloat16 ? 2 : 4);
+  }
+
+  static constexpr int kMost = 7;
   bool is_bfloat16_;
   const char* next_[kMost];
   int64_t step_[kMost];
   int64_t rows_ = 0, left_ = 0;
-  int64_t count_ = 0, share_ = 0, at_ = 0;
+  int64_t count_ = 0, at_ = 0;
+  int64_t all_ = 0, times_ = 1, due_ = 0;  // all_ / times_ rows are due at each call
 };
 
-// The rows of a slice of a product with so many columns: two tiles.
-constexpr int64_t slice_rows(int64_t cols) { return 2 * tile_rows(cols); }
-
-constexpr int64_t slices(int64_t rows, int64_t cols) {
-  return (rows + slice_rows(cols) - 1) / slice_rows(cols);
-}
-
-// A product of D columns in slices of its rows, with a prefetch before each slice.
-template <int D, class Product>
-VISION_TTT_INLINE void in_slices(int64_t rows, RowsAhead<D>& ahead, const Product& product) {
-  constexpr int64_t kRows = slice_rows(D);
-  for (int64_t i = 0; i < rows; i += kRows) {
-    ahead.ask();
-    product(i, rows - i < kRows ? rows - i : kRows);
-  }
+// What a product calls between its tiles.
+template <int D>
+VISION_TTT_INLINE auto asking(RowsAhead<D>& ahead) {
+  return [&ahead]() __attribute__((always_inline)) { ahead.ask(); };
 }
 
 }  // namespace

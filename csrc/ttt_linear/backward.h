@@ -77,7 +77,7 @@ class BackwardOfHead {
     for (int64_t m = 0; m < members; ++m) {
       const int64_t number = first + m;
       batch.begin(head, number * b, head.size(number));
-      RowsAhead<D> ahead(head, (number + 1) * b, b, {&p.k, &p.v}, slices(b, D) + slices(D, D));
+      RowsAhead<D> ahead(head, (number + 1) * b, b, {&p.k, &p.v}, tiles_of_product(b + D, D));
       batch.z_k = views + m * padded * D;
       batch.step = steps + m * padded * D;
       batch.learn(states_w + m * D * D, states_b + m * D, norm, batch.n, ahead);
@@ -94,25 +94,22 @@ class BackwardOfHead {
     const int64_t b = p.mini_batch_size, start = number * b;
     n = head.size(number);
     const float* w = states_w + m * D * D;
-    RowsAhead<D> ahead(head, start - b, b, {&p.q, &p.k, &p.v, &grad.o},
-                       slices(n, D) + slices(2 * n, D) + slices(D, D));
-    RowsAhead<D> results(head, start, n, {&grad.dq, &grad.dk, &grad.dv}, 2 * slices(n, D));
+    RowsAhead<D> ahead(head, start - b, b, {&p.q, &p.k, &p.v, &grad.o, &grad.dq, &grad.dk, &grad.dv},
+                       tiles_of_product(5 * n + D, D));
 
     batch.begin(head, start, n);
     batch.load_queries(head, start);
     batch.z_k = views + m * padded * D;
     batch.step = steps + m * padded * D;
-    in_slices(n, ahead, [&](int64_t t, int64_t rows) {
-      multiply_add_row(rows, D, D, batch.q + t * D, D, w, states_b + m * D, z_q + t * D);
-    });
+    multiply_add_row(n, D, D, batch.q, D, w, states_b + m * D, z_q, asking(ahead));
     batch.attend();
     multiply(n, n, D, batch.attention, batch.cols, batch.step, update);
 
     through_outputs(start);
     through_attention();
-    through_state(results);
+    through_state(ahead);
     multiply_add_transposed(n, n, D, batch.attention, batch.cols, dupdate, dstep);
-    inner_gradients_backward<D>(n, dstep, batch.eta, batch.z_k, batch.k, batch.v, norm, dz + n * D, dk, dv,
+    inner_gradients_backward<D>(n, dstep, batch.eta, batch.z_k, batch.k, batch.v, norm, dz, dk, dv,
                                 deta, dweight, dbias);
     for (int64_t t = 0; t < n; ++t) grad.deta[head.token_index(start + t)] = deta[t];
     through_weight(w, ahead);
@@ -128,15 +125,15 @@ class BackwardOfHead {
         store(z_q + i, load(z_q + i) - load(update + i) * p_t);
     }
     if (norm.weight) {
-      inner_outputs_backward<D>(n, dq, z_q, norm, dz, dweight, dbias);
+      inner_outputs_backward<D>(n, dq, z_q, norm, dz_q(), dweight, dbias);
     } else {
-      copy(dz, dq, n * D);
+      copy(dz_q(), dq, n * D);
       clear(dq, n * D);
     }
     for (int64_t t = 0; t < n; ++t) {
-      const Row<D> dz_q = Row<D>::of(dz + t * D);
-      (dz_q * -head.scale(t)).to(dupdate + t * D);
-      dscale[t] -= dz_q.dot(Row<D>::of(update + t * D));
+      const Row<D> row = Row<D>::of(dz_q() + t * D);
+      (row * -head.scale(t)).to(dupdate + t * D);
+      dscale[t] -= row.dot(Row<D>::of(update + t * D));
     }
   }
 
@@ -152,15 +149,11 @@ class BackwardOfHead {
   }
 
   // W ← W - p_n Kᵀ G, b ← b - p_n Σ G: dstep starts as -p_n (K ∂W + ∂b)
-  void through_state(RowsAhead<D>& results) {
+  void through_state(RowsAhead<D>& ahead) {
     const float p_last = head.scale(n - 1);
-    in_slices(n, results, [&](int64_t t, int64_t rows) {
-      multiply_add_row(rows, D, D, batch.k + t * D, D, dw, db, dstep + t * D);
-    });
+    multiply_add_row(n, D, D, batch.k, D, dw, db, dstep, asking(ahead));
     transpose(dw, D, D, transposed);
-    in_slices(n, results, [&](int64_t t, int64_t rows) {
-      multiply(rows, D, D, batch.step + t * D, D, transposed, through_w + t * D);
-    });
+    multiply(n, D, D, batch.step, D, transposed, through_w, asking(ahead));
     Vector dscale_last{};
     for (int64_t i = 0; i < n * D; i += kLanes) {
       const Vector k_dw = load(dstep + i);
@@ -173,24 +166,18 @@ class BackwardOfHead {
 
   // Q W + b, K W + b: the gradients of q and k, and those of the state before the mini-batch.
   void through_weight(const float* w, RowsAhead<D>& ahead) {
-    const float *dz_q = dz, *dz_k = dz + n * D;
     transpose(w, D, D, transposed);
-    in_slices(2 * n, ahead, [&](int64_t t, int64_t rows) {
-      multiply(rows, D, D, dz + t * D, D, transposed, through_w + t * D);
-    });
+    multiply(2 * n, D, D, dz, D, transposed, through_w, asking(ahead));
     for (int64_t i = 0; i < n * D; i += kLanes) {
-      store(dq + i, load(dq + i) + load(through_w + i));
-      store(dk + i, load(dk + i) + load(through_w + n * D + i));
+      store(dk + i, load(dk + i) + load(through_w + i));
+      store(dq + i, load(dq + i) + load(through_w + n * D + i));
     }
     for (int64_t i = 0; i < D; i += kLanes) {
       Vector total = load(db + i);
-      for (int64_t t = 0; t < n; ++t) total += load(dz_q + t * D + i) + load(dz_k + t * D + i);
+      for (int64_t t = 0; t < 2 * n; ++t) total += load(dz + t * D + i);
       store(db + i, total);
     }
-    in_slices(D, ahead, [&](int64_t i, int64_t rows) {
-      multiply_add_transposed(rows, n, D, batch.q + i, D, dz_q, dw + i * D);
-      multiply_add_transposed(rows, n, D, batch.k + i, D, dz_k, dw + i * D);
-    });
+    multiply_add_transposed(D, 2 * n, D, batch.k, D, dz, dw, asking(ahead));
   }
 
   // The convolutions of q and k, and the gradients of the tokens.
@@ -225,6 +212,8 @@ class BackwardOfHead {
     if (grad.dscale) copy(grad.dscale + head.index * p.mini_batch_size, dscale, p.mini_batch_size);
   }
 
+  float* dz_q() const { return dz + n * D; }
+
   const Head& head;
   const Problem& p;
   const Gradients& grad;
@@ -241,7 +230,7 @@ class BackwardOfHead {
   float *dweight, *dbias;             // of the norm
   float *dscale, *deta;               // [b]
   float* z_q;                         // Q W + b, then Z_q [n, D]
-  float* dz;                          // [∂Z_q; ∂Z_k]
+  float* dz;                          // [∂Z_k; ∂Z_q], as k and q
   float* through_w;                   // products of rows and `transposed`
   float *update, *dupdate;            // U = A G and ∂U [n, D]
   float* step_t;                      // Gᵀ [D, cols]

@@ -37,10 +37,14 @@ void forward_mini_batch(const Head& head, int64_t number, const Learner<D>& lear
   batch.begin(head, start, n);
   batch.load_queries(head, start);
   batch.learn(w, b, head.norm(), 2 * n, ahead);
+  ahead.ask();
   batch.attend();
+  ahead.ask();
   head.scale_rows(batch.attention, n, batch.cols);
   multiply_add_lower(n, D, batch.attention, batch.cols, batch.step, batch.z_q);
+  ahead.ask();
   inner_outputs<D>(n, batch.q, batch.z_q, head.norm());
+  ahead.ask();
   store_rows<D>(out.o, p.is_bfloat16, head.scan, start, n, batch.z_q);
   batch.update(head.scale(n - 1), batch.step, w, b, ahead);
 }
@@ -86,7 +90,7 @@ void forward_heads(const Heads& heads, const Outputs& out, Scratch& scratch) {
   batch.allocate(scratch, p);
   Learner<D> learners[kHeadsTogether<D>];
   for (int64_t i = 0; i < heads.count; ++i) learners[i] = initial_learner<D>(heads[i], scratch);
-  const int64_t prefetches = slices(2 * p.mini_batch_size, D) + slices(D, D);
+  const int64_t prefetches = tiles_of_product(2 * p.mini_batch_size + D, D) + 4;
   for_each_mini_batch<D>(heads, out, prefetches, [&](int64_t i, int64_t number, auto& ahead) {
     forward_mini_batch(heads[i], number, learners[i], out, batch, ahead);
   });

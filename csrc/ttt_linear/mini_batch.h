@@ -32,9 +32,7 @@ struct MiniBatch : Views<D> {
 
   // Compute z of the first `rows` of [k; q], and the steps.
   void learn(const float* w, const float* b, const Norm& norm, int64_t rows, RowsAhead<D>& ahead) {
-    in_slices(rows, ahead, [&](int64_t t, int64_t count) {
-      multiply_add_row(count, D, D, k + t * D, D, w, b, z_k + t * D);
-    });
+    multiply_add_row(rows, D, D, k, D, w, b, z_k, asking(ahead));
     inner_gradients<D>(n, z_k, k, v, eta, norm, step);
   }
 
@@ -47,9 +45,7 @@ struct MiniBatch : Views<D> {
       bias = bias + scaled;
     }
     bias.to(b);
-    in_slices(D, ahead, [&](int64_t i, int64_t count) {
-      multiply_add_transposed(count, n, D, k + i, D, scaled_step, w + i * D);
-    });
+    multiply_add_transposed(D, n, D, k, D, scaled_step, w, asking(ahead));
   }
 };
 
