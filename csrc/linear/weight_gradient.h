@@ -166,29 +166,37 @@ void add_outer_products_of_any(const float* a, int64_t a_row, int64_t count, con
 #endif
 }
 
-// Parts of the tokens, each with its own sums, which are added in a fixed order. The parts depend on the
-// number of tokens only, so that the bits of a sum do not depend on the threads.
-struct Parts {
-  int64_t rows, of_part;
-
-  explicit Parts(int64_t tokens) : rows(tokens) {
-    constexpr int64_t kMost = 8 * kRowsOfChunk;
-#ifdef VISION_TTT_TILES
-    constexpr int64_t kUnit = kRowsOfChunk;  // a chunk of fewer rows takes nearly as long
-#else
-    constexpr int64_t kUnit = kTileOfRows;
-#endif
-    const int64_t shared = (tokens + kUnit * kThreadsToServe - 1) / (kUnit * kThreadsToServe) * kUnit;
-    of_part = shared < kRowsOfChunk ? kRowsOfChunk : shared < kMost ? shared : kMost;
+// Parts of the tokens of nearly equal size, each with its own sums, which are added in a fixed order. The parts
+// depend on the number of tokens only, so that the bits of a sum do not depend on the threads.
+class Parts {
+ public:
+  explicit Parts(int64_t tokens) : rows_(tokens), units_((tokens + kUnit - 1) / kUnit) {
+    constexpr int64_t least = kRowsOfChunk / kUnit, most = 8 * least;
+    const int64_t shared = (units_ + kThreadsToServe - 1) / kThreadsToServe;
+    const int64_t of_part = shared < least ? least : shared < most ? shared : most;
+    count_ = (units_ + of_part - 1) / of_part;
   }
-  int64_t count() const { return (rows + of_part - 1) / of_part; }
+  int64_t count() const { return count_; }
 
   // Call body(start, count) for the chunks of a part.
   template <class Body>
   void for_each_chunk(int64_t part, const Body& body) const {
-    const int64_t end = (part + 1) * of_part < rows ? (part + 1) * of_part : rows;
-    for (int64_t start = part * of_part; start < end; start += kRowsOfChunk)
+    const int64_t end = begin(part + 1);
+    for (int64_t start = begin(part); start < end; start += kRowsOfChunk)
       body(start, end - start < kRowsOfChunk ? end - start : kRowsOfChunk);
+  }
+
+ private:
+#ifdef VISION_TTT_TILES
+  static constexpr int64_t kUnit = kRowsOfChunk;  // a chunk of fewer rows takes nearly as long
+#else
+  static constexpr int64_t kUnit = kTileOfRows;
+#endif
+  int64_t rows_, units_, count_;
+
+  int64_t begin(int64_t part) const {
+    const int64_t start = units_ * part / count_ * kUnit;
+    return start < rows_ ? start : rows_;
   }
 };
 
