@@ -140,6 +140,31 @@ def test_what_lies_outside_is_called():
     assert len(fired) == len(set(fired))
 
 
+def make_mixer(**options):
+    torch.manual_seed(0)
+    return VitttMixer(64, 2, **options)
+
+
+@pytest.mark.parametrize("extra", [(), (0,)])
+def test_mixer_adds_its_convolution_in_one_pass(extra):
+    """Where tokens lie outside the grid, the convolution is called."""
+    plain, fused = make_mixer(), make_mixer(fused=True)
+    assert not plain.fused
+    fired, x = [], torch.randn(2, 35 + len(extra), 64)
+    fused.conv2d.register_forward_hook(lambda *_: fired.append(1))
+    results = []
+    for mixer in (plain, fused):
+        y = mixer(x, (5, 7), extra)
+        results.append([y, *torch.autograd.grad(y.square().sum(), list(mixer.parameters()))])
+    for wanted, got in zip(*results, strict=True):
+        assert_close(got, wanted, 1e-4)
+    assert len(fired) == len(extra)
+    with pytest.raises(ValueError, match="conv2d is not called while fused is True"):
+        fused.conv2d = nn.Identity()
+    with pytest.raises(ValueError, match="36 tokens do not fill a grid of 5 × 7"):
+        fused(torch.randn(1, 36, 64), (5, 7))
+
+
 def test_parameters_are_read_through_their_modules():
     """Parametrisations and functional calls change parameters, and no module."""
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from tolerances import assert_close
 from vision_ttt.layers import DepthwiseConv2d, DirectionalConv1d, LinearLearner
+from vision_ttt.ops import depthwise_conv2d, residual_depthwise_conv2d
 
 
 @pytest.mark.parametrize("length", [1, 3, 20])
@@ -65,6 +66,33 @@ def test_depthwise_conv2d_refuses_a_grid_that_does_not_fit():
 def test_depthwise_conv2d_refuses_an_even_kernel():
     with pytest.raises(ValueError, match="kernel_size must be odd, got 4"):
         DepthwiseConv2d(4, 4)
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+@pytest.mark.parametrize("grid", [(4, 7), (1, 5), (6, 1), (2, 2)])
+def test_residual_is_a_tap_at_the_centre(kernel, grid):
+    torch.manual_seed(0)
+    x = torch.randn(2, grid[0] * grid[1], 32, requires_grad=True)
+    weight = torch.randn(32, 1, kernel, kernel, requires_grad=True)
+    results = []
+    for y in (x + depthwise_conv2d(x, weight, grid), residual_depthwise_conv2d(x, weight, grid)):
+        results.append([y, *torch.autograd.grad(y.square().sum(), [x, weight])])
+    for wanted, got in zip(*results, strict=True):
+        assert_close(got, wanted, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_residual_keeps_the_digits_of_a_short_weight(dtype):
+    x, weight = torch.randn(1, 12, 32, dtype=dtype), 1e-3 * torch.randn(32, 1, 3, 3, dtype=dtype)
+    wanted = x + depthwise_conv2d(x, weight, (3, 4))
+    assert torch.equal(residual_depthwise_conv2d(x, weight, (3, 4)), wanted)
+
+
+def test_residual_is_not_rounded_under_autocast():
+    x, weight = torch.randn(1, 12, 32), torch.randn(32, 1, 3, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = residual_depthwise_conv2d(x, weight, (3, 4))
+        assert torch.equal(y, x + depthwise_conv2d(x, weight, (3, 4)))
 
 
 @pytest.mark.parametrize(("states", "learnt"), [(2, 2), (1, 1), (0, 0), (None, 2)])

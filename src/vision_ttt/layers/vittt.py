@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
+from vision_ttt.layers.fusable import Fusable
+from vision_ttt.layers.grid import check_grid
 from vision_ttt.layers.swiglu import SwiGLU
 from vision_ttt.layers.ttt_linear import TTTLinear
+from vision_ttt.ops import residual_depthwise_conv2d
+
+torch.fx.wrap("check_grid")
 
 
-class VitttMixer(nn.Module):
+class VitttMixer(Fusable):
     """Mix image tokens [B, T, D] on a grid (h, w) in linear time: → [B, T, D].
 
     Vision-TTT, Algorithm 1, with its residual::
@@ -27,10 +33,16 @@ class VitttMixer(nn.Module):
         ttt: another sequence layer [B, T, D] → [B, T, D], given instead of num_heads.
         conv2d: convolve the tokens on their grid first; all rows of Table 3 but the last do not.
         drop_path: applied to the TTT branch, e.g. ``timm.layers.DropPath``.
+        fused: convolve and add in one pass, by
+            :func:`vision_ttt.ops.residual_depthwise_conv2d`. ``conv2d`` then only holds its weight,
+            see :class:`vision_ttt.layers.fusable.Fusable`: hooks on it do not run, and replacing it
+            is an error until ``fused`` is set to False.
 
     Raises:
         ValueError: not exactly one of num_heads and ttt is given.
     """
+
+    fused_parts = ("conv2d",)
 
     def __init__(
         self,
@@ -40,6 +52,7 @@ class VitttMixer(nn.Module):
         ttt: nn.Module | None = None,
         conv2d: bool = True,
         drop_path: nn.Module | None = None,
+        fused: bool = False,
     ) -> None:
         super().__init__()
         if (num_heads is None) == (ttt is None):
@@ -48,6 +61,8 @@ class VitttMixer(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.ttt = self.published_ttt(dim, num_heads) if ttt is None else ttt
         self.drop_path = nn.Identity() if drop_path is None else drop_path
+        if fused:
+            self.fuse()
 
     @staticmethod
     def published_ttt(dim: int, num_heads: int) -> TTTLinear:
@@ -59,10 +74,15 @@ class VitttMixer(nn.Module):
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         """Mix tokens y [B, T, D]; ``extra`` are the positions in T of tokens outside the grid.
 
+        With such tokens the convolution is called also where ``fused`` is set.
+
         Raises:
             ValueError: T is not h · w + len(extra).
         """
-        if self.conv2d is not None:
+        if self.conv2d is not None and self.fused and not extra:
+            check_grid(y.shape[1], grid)
+            y = residual_depthwise_conv2d(y, self.conv2d.weight, grid)
+        elif self.conv2d is not None:
             y = y + self.conv2d(y, grid, extra)
         return y + self.drop_path(self.ttt(self.norm(y)))
 

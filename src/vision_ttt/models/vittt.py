@@ -49,8 +49,9 @@ class Vittt(PlainBackbone):
         learnable_states: how many initial inner states each block learns, 0 to 2 (Fig. 7b); by
             default one per direction.
         fused: run everything between the projections of each block's TTT-Linear layer as one op,
-            which saves time and memory in training. The layer's parts are then not called, see
-            :class:`vision_ttt.layers.TTTLinear`. Requires a design with a Conv1d.
+            and its Conv2d with the residual, which saves time and memory in training. These parts
+            are then not called, see :class:`vision_ttt.layers.TTTLinear`. Requires a design with a
+            Conv1d.
         fused_mlp: run each block's MLP as one op, which keeps only its input for the backward pass:
             a third less memory in training for some more time. See
             :class:`vision_ttt.layers.SwiGLU`.

@@ -62,7 +62,7 @@ def make_mixer(
         learnable_states=learnable_states,
         **({"fused": True} if fused else {}),  # TTT-MLP has no such argument
     )
-    return VitttMixer(dim, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path)
+    return VitttMixer(dim, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path, fused=fused)
 
 
 def _steps(design: str) -> tuple[str, ...]:

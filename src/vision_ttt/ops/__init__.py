@@ -2,7 +2,7 @@
 
 from vision_ttt.ops._backend import use_backend
 from vision_ttt.ops.deformable_attention import deformable_attention
-from vision_ttt.ops.depthwise_conv2d import depthwise_conv2d
+from vision_ttt.ops.depthwise_conv2d import depthwise_conv2d, residual_depthwise_conv2d
 from vision_ttt.ops.directional_conv1d import directional_conv1d
 from vision_ttt.ops.fused_mamba import fused_mamba
 from vision_ttt.ops.fused_ttt_linear import fused_ttt_linear
@@ -24,6 +24,7 @@ __all__ = [
     "fused_ttt_linear",
     "gated_norm",
     "linear",
+    "residual_depthwise_conv2d",
     "selective_scan",
     "swiglu",
     "swiglu_mlp",
