@@ -143,10 +143,18 @@ void check_swiglu_mlp(int64_t rows, int64_t dim, int64_t hidden, int64_t columns
   Buffer x(rows * dim), up(2 * hidden * dim), down(columns * hidden), grad(rows * columns);
   Buffer out(rows * columns, false), dx(rows * dim, false), dup(up.size, false);
   Buffer ddown(down.size, false);
-  const SwiGluMlpProblem mlp{x, up, down, grad, out, dx, dup, ddown, rows, dim, hidden, columns, 2};
+  SwiGluMlpProblem mlp{x,   up,  down,  grad,    nullptr, nullptr, out,    dx,      dup, ddown,
+                       nullptr, nullptr, rows, dim, hidden,  columns, 0, 2, 1e-6f};
   expect(vision_ttt_swiglu_mlp(&mlp) == 0 && out.finite(), "an MLP is finite");
   expect(vision_ttt_swiglu_mlp_backward(&mlp) == 0 && dx.finite() && dup.finite() && ddown.finite(),
          "an MLP's backward is finite");
+  if (columns != dim) return;
+  Buffer norm(dim), dweight(dim, false), dbias(dim, false);
+  mlp.norm_weight = norm, mlp.norm_bias = norm, mlp.adds = 1;
+  mlp.dnorm_weight = dweight, mlp.dnorm_bias = dbias;
+  expect(vision_ttt_swiglu_mlp(&mlp) == 0 && out.finite(), "a normed MLP is finite");
+  expect(vision_ttt_swiglu_mlp_backward(&mlp) == 0 && dx.finite() && dweight.finite() && dbias.finite(),
+         "a normed MLP's backward is finite");
 }
 
 void check_conv2d(int64_t B, int64_t h, int64_t w, int64_t C, int64_t K) {

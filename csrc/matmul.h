@@ -77,9 +77,9 @@ constexpr int64_t tiles_of_product(int64_t rows, int64_t cols) {
   return rows / tile_rows(cols) * (cols / (width * kLanes));
 }
 
-template <bool kStarts, class Between>
+template <bool kStarts, class Between = Nothing>
 __attribute__((noinline)) void product(int64_t rows, int64_t cols, const Operands& o,
-                                       const Between& between) {
+                                       const Between& between = {}) {
   int64_t j = 0;
   if constexpr (kRowsOf4 > 0)
     for (; j + 4 * kLanes <= cols; j += 4 * kLanes)

@@ -6,6 +6,7 @@
 #include "../functions.h"
 #include "../linear/pack.h"
 #include "../linear/weight_gradient.h"
+#include "../packed/rows.h"
 #include "swiglu_mlp.h"
 
 namespace {
@@ -21,6 +22,30 @@ VISION_TTT_INLINE void swiglu_gradients(float* a, float* b, int64_t row, float* 
       store(b + i, incoming * x * s);
       store(h + i, x * s * value);
     }
+}
+
+// Replace n rows of ∂LN(x) by ∂x, plus `add` unless it is null, and add to the gradients of the norm's parameters.
+VISION_TTT_INLINE void layer_norm_backward(const float* x, int64_t rows, int64_t dim, const float* weight, float eps,
+                                           const float* add, float* grad, float* dweight, float* dbias) {
+  for (int64_t t = 0; t < rows; ++t, x += dim, grad += dim) {
+    const MeanAndScale m = moments(x, dim, eps);
+    Vector total{}, along{};
+    for (int64_t i = 0; i < dim; i += kLanes) {
+      const Vector gradient = load(grad + i), x_hat = (load(x + i) - m.mean) * m.inverse_std;
+      store(dweight + i, load(dweight + i) + gradient * x_hat);
+      store(dbias + i, load(dbias + i) + gradient);
+      const Vector u = gradient * load(weight + i);
+      total += u;
+      along += u * x_hat;
+    }
+    const float mean = sum(total) / float(dim), projection = sum(along) / float(dim);
+    for (int64_t i = 0; i < dim; i += kLanes) {
+      const Vector x_hat = (load(x + i) - m.mean) * m.inverse_std;
+      const Vector u = load(grad + i) * load(weight + i);
+      const Vector dx = (u - mean - x_hat * projection) * m.inverse_std;
+      store(grad + i, add ? dx + load(add + t * dim + i) : dx);
+    }
+  }
 }
 
 class SwiGluMlpBackward {
@@ -51,12 +76,18 @@ class SwiGluMlpBackward {
       for (int64_t part = 0; part < parts_.count(); ++part) {
         float* memory = of_parts + part * floats_of_part();
         for (size_t i = 0; i < sums(); i += kLanes) store(memory + i, Vector{});
+        if (!first)
+          for (int64_t i = 0; i < 2 * p_.dim; i += kLanes) store(of_norm(memory) + i, Vector{});
         parts_.for_each_chunk(part, [&](int64_t start, int64_t rows) {
           add_chunk(start, rows, packed, first, count, memory);
         });
       }
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < count; ++i) add_up(of_parts, first, count, i);
+    }
+    if (p_.norm_weight) {
+      add_parts(of_norm(of_parts), floats_of_part(), parts_.count(), p_.dim, p_.dnorm_weight);
+      add_parts(of_norm(of_parts) + p_.dim, floats_of_part(), parts_.count(), p_.dim, p_.dnorm_bias);
     }
     return 0;
   }
@@ -75,16 +106,27 @@ class SwiGluMlpBackward {
   static constexpr int64_t kOfDown = 2 * kColumnsAtOnce;
 
   // The memory of a part: the sums for some rows of up's two halves, [2 · kColumnsAtOnce, D], and columns
-  // of down, [kColumnsAtOnce, E], then the hidden layer of a chunk.
+  // of down, [kColumnsAtOnce, E], then the sums for the norm, [2, D], the hidden layer of a chunk, and its normed
+  // rows.
   size_t sums() const { return kColumnsAtOnce * (2 * p_.dim + p_.columns); }
-  size_t floats_of_part() const { return sums() + kRowsOfChunk * (kRowOfTwo + kRowAtOnce); }
+  float* of_norm(float* memory) const { return memory + sums(); }
+  float* of_chunk(float* memory) const { return of_norm(memory) + 2 * p_.dim; }
+  size_t floats_of_part() const {
+    return sums() + 2 * p_.dim + kRowsOfChunk * (kRowOfTwo + kRowAtOnce + (p_.norm_weight ? p_.dim : 0));
+  }
 
   void add_chunk(int64_t start, int64_t rows, const Weights& w, int64_t first, int64_t count,
                  float* memory) const {
     const int64_t dim = p_.dim, columns = p_.columns;
     const float *x = p_.x + start * dim, *grad = p_.grad + start * columns;
-    float *a = memory + sums(), *b = a + count, *h = a + kRowsOfChunk * kRowOfTwo;
+    float *a = of_chunk(memory), *b = a + count, *h = a + kRowsOfChunk * kRowOfTwo;
     float* dx = p_.dx + start * dim;
+    const float* tokens = x;
+    if (p_.norm_weight) {
+      float* normed = h + kRowsOfChunk * kRowAtOnce;
+      normalise_rows(x, rows, dim, NormParameters{p_.norm_weight, p_.norm_bias, 0, p_.eps}, 0, normed);
+      x = normed;
+    }
 
     auto units = [&](const Packed& weight) {
       Part part(weight);
@@ -93,7 +135,7 @@ class SwiGluMlpBackward {
     };
     const int64_t left = p_.rows - start - rows, after = left < rows ? left : rows;
     NextRows next;
-    next.add(x + rows * dim, after, dim, dim);
+    next.add(tokens + rows * dim, after, dim, dim);
     next.add(grad + rows * columns, after, columns, columns);
     next.add(dx + rows * dim, after, dim, dim);
     next.spread(6 * steps_of_product(rows, dim, count) + 3 * steps_of_product(rows, columns, count));
@@ -115,6 +157,15 @@ class SwiGluMlpBackward {
     add_outer_products(a, kRowOfTwo, 2 * count, x, dim, dim, rows, memory, next);
     add_outer_products(h, kRowAtOnce, count, grad, columns, columns, rows, memory + kOfDown * dim,
                        next);
+    if (first + count < p_.hidden) return;
+    // All slices are in ∂x.
+    const float* residual = p_.adds ? grad : nullptr;
+    if (p_.norm_weight) {
+      float* sums_of_norm = of_norm(memory);
+      layer_norm_backward(tokens, rows, dim, p_.norm_weight, p_.eps, residual, dx, sums_of_norm, sums_of_norm + dim);
+    } else if (residual) {
+      for (int64_t i = 0; i < rows * dim; i += kLanes) store(dx + i, load(dx + i) + load(residual + i));
+    }
   }
 
   // The gradients of one hidden unit's weights.

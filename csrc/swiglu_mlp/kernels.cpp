@@ -18,11 +18,20 @@ int VISION_TTT_KERNEL(swiglu_mlp)(const SwiGluMlpProblem& p) {
   const Packed gate = weights[0].weight(), value = weights[1].weight(), out = weights[2].weight();
   const SwiGluMlp<float> mlp{gate, value, out};
   const Chunks chunks(1, p.rows, p.threads);
-  const size_t bytes = SwiGluMlp<float>::bytes(kRowsOfChunk);
+  const NormParameters norm{p.norm_weight, p.norm_bias, 0, p.eps};
+  const size_t of_norm = norm.weight ? Buffers::padded(kRowsOfChunk * p.dim * sizeof(float)) : 0;
+  const size_t bytes = SwiGluMlp<float>::bytes(kRowsOfChunk) + of_norm;
   return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& own) {
+    const float* x = p.x + c.start * p.dim;
     float* y = p.out + c.start * p.columns;
-    std::memset(y, 0, c.count * p.columns * sizeof(float));
-    mlp(p.x + c.start * p.dim, c.count, y, own);
+    const size_t numbers = c.count * p.columns;
+    p.adds ? std::memcpy(y, x, numbers * sizeof(float)) : std::memset(y, 0, numbers * sizeof(float));
+    if (norm.weight) {
+      float* normed = own.take<float>(c.count * p.dim);
+      normalise_rows(x, c.count, p.dim, norm, 0, normed);
+      x = normed;
+    }
+    mlp(x, c.count, y, own);
   });
 }
 

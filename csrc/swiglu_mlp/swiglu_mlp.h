@@ -10,17 +10,21 @@
 
 extern "C" {
 
-// out [N, E] = (SiLU(a) ⊙ b) downᵀ with [a, b] = x upᵀ.
+// out [N, E] = (SiLU(a) ⊙ b) downᵀ with [a, b] = x upᵀ. With a norm, LN(x) takes the place of x there, and with
+// `adds` x is added to the result, for E = D.
 struct SwiGluMlpProblem {
   const float* x;     // [N, D]
   const float* up;    // [2 H, D]: of a, then of b
   const float* down;  // [E, H]
   const float* grad;  // [N, E]; backward pass only
+  const float *norm_weight, *norm_bias;  // [D], or null for no norm
   float* out;         // [N, E]; forward pass only
   float* dx;          // backward pass only, as the gradients below
   float* dup;
   float* ddown;
-  int64_t rows, dim, hidden, columns, threads;
+  float *dnorm_weight, *dnorm_bias;
+  int64_t rows, dim, hidden, columns, adds, threads;
+  float eps;
 };
 
 // Both return 0, or 1 if the memory for the packed weights could not be allocated.

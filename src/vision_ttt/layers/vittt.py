@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from vision_ttt.layers.fusable import Fusable
 from vision_ttt.layers.grid import check_grid
 from vision_ttt.layers.swiglu import SwiGLU
 from vision_ttt.layers.ttt_linear import TTTLinear
-from vision_ttt.ops import residual_depthwise_conv2d
+from vision_ttt.ops import normed_swiglu_mlp, residual_depthwise_conv2d
 
 torch.fx.wrap("check_grid")
 
@@ -87,7 +88,7 @@ class VitttMixer(Fusable):
         return y + self.drop_path(self.ttt(self.norm(y)))
 
 
-class VitttBlock(nn.Module):
+class VitttBlock(Fusable):
     """One block of Vision-TTT (Eq. 9): y ← mixer(y), then y ← y + SwiGLU(LN(y)), without biases.
 
     Args:
@@ -95,8 +96,14 @@ class VitttBlock(nn.Module):
         dim: D.
         mlp_hidden: hidden width of the SwiGLU.
         drop_path: applied to the MLP branch.
-        fused_mlp: see :class:`vision_ttt.layers.SwiGLU`'s ``fused``.
+        fused_mlp: run the MLP branch as one op, :func:`vision_ttt.ops.normed_swiglu_mlp`, which
+            keeps only its input for the backward pass and computes the rest again. Without a
+            ``drop_path`` the op adds the residual too. ``norm`` and ``mlp`` then only hold their
+            parameters, see :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do not run,
+            and replacing one, or ``drop_path``, is an error until ``fused`` is set to False.
     """
+
+    fused_parts = ("norm", "mlp", "drop_path")
 
     def __init__(
         self,
@@ -112,7 +119,18 @@ class VitttBlock(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = SwiGLU(dim, mlp_hidden, fused=fused_mlp)
         self.drop_path = nn.Identity() if drop_path is None else drop_path
+        self._drops = drop_path is not None
+        if fused_mlp:
+            self.fuse()
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         y = self.mixer(y, grid, extra)  # [B, T, D]
-        return y + self.drop_path(self.mlp(self.norm(y)))
+        if not self.fused:
+            return y + self.drop_path(self.mlp(self.norm(y)))
+        norm, mlp = self.norm, self.mlp
+        branch = partial(
+            normed_swiglu_mlp,
+            *(y, (norm.weight, norm.bias), mlp.fc1.weight, mlp.fc2.weight),
+            eps=norm.eps,
+        )
+        return y + self.drop_path(branch(residual=False)) if self._drops else branch()

@@ -52,9 +52,9 @@ class Vittt(PlainBackbone):
             and its Conv2d with the residual, which saves time and memory in training. These parts
             are then not called, see :class:`vision_ttt.layers.TTTLinear`. Requires a design with a
             Conv1d.
-        fused_mlp: run each block's MLP as one op, which keeps only its input for the backward pass:
-            a third less memory in training for some more time. See
-            :class:`vision_ttt.layers.SwiGLU`.
+        fused_mlp: run each block's MLP with its norm and residual as one op, which keeps only its
+            input for the backward pass: a third less memory in training. See
+            :class:`vision_ttt.layers.VitttBlock`.
         dynamic_img_size: accept any image size; the position embedding is interpolated to it.
         dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
         drop_rate: dropout before the head.
@@ -121,9 +121,8 @@ class Vittt(PlainBackbone):
                 drop_path=DropPath(rate),
             )
             hidden = mlp_width(embed_dim, mlp_ratio)
-            return VitttBlock(
-                mixer, embed_dim, hidden, drop_path=DropPath(rate), fused_mlp=fused_mlp
-            )
+            drop_path = DropPath(rate) if rate else None
+            return VitttBlock(mixer, embed_dim, hidden, drop_path=drop_path, fused_mlp=fused_mlp)
 
         patch_embed = patch_embedding(
             img_size, patch_size, in_chans, embed_dim, pad=dynamic_img_pad

@@ -8,6 +8,7 @@ from vision_ttt.ops.fused_mamba import fused_mamba
 from vision_ttt.ops.fused_ttt_linear import fused_ttt_linear
 from vision_ttt.ops.gated_norm import gated_norm
 from vision_ttt.ops.linear import linear
+from vision_ttt.ops.normed_swiglu_mlp import normed_swiglu_mlp
 from vision_ttt.ops.selective_scan import selective_scan
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.swiglu_mlp import swiglu_mlp
@@ -24,6 +25,7 @@ __all__ = [
     "fused_ttt_linear",
     "gated_norm",
     "linear",
+    "normed_swiglu_mlp",
     "residual_depthwise_conv2d",
     "selective_scan",
     "swiglu",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vision_ttt.ops._op import autocast_kind
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.depthwise_conv2d.op import depthwise_conv2d
 
@@ -26,7 +27,7 @@ def residual_depthwise_conv2d(x: Tensor, weight: Tensor, grid: tuple[int, int]) 
     Raises:
         TypeError, ValueError: as :func:`depthwise_conv2d`.
     """
-    casts = torch.is_autocast_enabled(x.device.type)
+    casts = torch.is_autocast_enabled(autocast_kind(x))
     if casts or not x.dtype == weight.dtype == torch.float32 or weight.ndim != 4:
         return x + depthwise_conv2d(x, weight, grid)
     identity = torch.zeros_like(weight[:1])

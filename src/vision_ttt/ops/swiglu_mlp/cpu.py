@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import c_float, c_int64, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +19,21 @@ from vision_ttt.ops.swiglu_mlp.contract import Inputs
 @mirrors("SwiGluMlpProblem")
 class _Problem(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "up", "down", "grad", "out", "dx", "dup", "ddown")),
-        *((name, c_int64) for name in ("rows", "dim", "hidden", "columns", "threads")),
+        *((name, c_void_p) for name in ("x", "up", "down", "grad", "norm_weight", "norm_bias")),
+        *((name, c_void_p) for name in ("out", "dx", "dup", "ddown")),
+        *((name, c_void_p) for name in ("dnorm_weight", "dnorm_bias")),
+        *((name, c_int64) for name in ("rows", "dim", "hidden", "columns", "adds", "threads")),
+        ("eps", c_float),
     )
+
+
+class Norm(NamedTuple):
+    """The norm of the input, and whether the input is added to the result."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+    residual: bool
 
 
 def refusal(inputs: Inputs) -> str | None:
@@ -29,31 +43,38 @@ def refusal(inputs: Inputs) -> str | None:
     return next(filter(None, unsuited), None) or _native.refusal(inputs.x)
 
 
-def _solve(kernel: str, inputs: Inputs, grad: Tensor | None, *results: Tensor | None) -> None:
-    """Run a kernel on contiguous tensors."""
-    x, up, down = inputs
-    tensors = (x, up, down, grad, *results)
-    columns, hidden = down.shape
-    problem = _Problem(
-        *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
-        *(x.numel() // x.shape[-1], x.shape[-1], hidden, columns, torch.get_num_threads()),
+def describe(
+    inputs: Inputs,
+    norm: Norm | None = None,
+    *,
+    grad: Tensor | None = None,
+    out: Tensor | None = None,
+    gradients: Sequence[Tensor] = (),
+) -> _Problem:
+    """Describe a call on contiguous tensors; ``gradients`` are of x, up, down and the norm."""
+    (columns, hidden), rows = inputs.down.shape, inputs.x.numel() // inputs.x.shape[-1]
+    tensors = (*inputs, grad, *((None, None) if norm is None else norm[:2]), out, *gradients)
+    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return _Problem(
+        *(*pointers, *[None] * (12 - len(pointers))),
+        *(rows, inputs.x.shape[-1], hidden, columns, norm is not None and norm.residual),
+        *(torch.get_num_threads(), 0.0 if norm is None else norm.eps),
     )
-    run_kernel(kernel, problem)
 
 
 def _forward(inputs: Inputs) -> Tensor:
     inputs = Inputs(*(tensor.contiguous() for tensor in inputs))
     out = inputs.x.new_empty(*inputs.x.shape[:-1], inputs.down.shape[0])
-    _solve("vision_ttt_swiglu_mlp", inputs, None, out, None, None, None)
+    run_kernel("vision_ttt_swiglu_mlp", describe(inputs, out=out))
     return out
 
 
 def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     inputs = Inputs(*(tensor.contiguous() for tensor in inputs))
-    dx, dup, ddown = (torch.empty_like(tensor) for tensor in inputs)
-    grad = grad.to(dx.dtype).contiguous()
-    _solve("vision_ttt_swiglu_mlp_backward", inputs, grad, None, dx, dup, ddown)
-    return dx, dup, ddown
+    gradients = tuple(torch.empty_like(tensor) for tensor in inputs)
+    grad = grad.to(inputs.x.dtype).contiguous()
+    run_kernel("vision_ttt_swiglu_mlp_backward", describe(inputs, grad=grad, gradients=gradients))
+    return gradients
 
 
 BACKEND = Backend(_forward, _backward, refusal)

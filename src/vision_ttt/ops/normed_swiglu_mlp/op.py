@@ -1,0 +1,86 @@
+"""The public function of normed_swiglu_mlp and its registration."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from vision_ttt.ops._op import Op
+from vision_ttt.ops._torch_function import overridable
+from vision_ttt.ops.normed_swiglu_mlp import cpu
+from vision_ttt.ops.normed_swiglu_mlp.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
+from vision_ttt.ops.normed_swiglu_mlp.definition import (
+    normed_swiglu_mlp_composition,
+    normed_swiglu_mlp_definition,
+)
+
+_TENSORS = "Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor up, Tensor down"
+_OPTIONS = "bool residual, float eps"
+
+
+def _fake(inputs: Inputs) -> Tensor:
+    return inputs.x.new_empty(inputs.x.shape)
+
+
+def _flops(shapes: Inputs) -> int:
+    """FLOPs of both matrix products."""
+    return 2 * math.prod(shapes.x[:-1]) * (math.prod(shapes.up) + math.prod(shapes.down))
+
+
+def _backward_flops(shapes: Inputs) -> int:
+    """FLOPs of two products per product of the forward pass, and of the first one's replay."""
+    return 2 * math.prod(shapes.x[:-1]) * (3 * math.prod(shapes.up) + 2 * math.prod(shapes.down))
+
+
+OP = Op(
+    "normed_swiglu_mlp",
+    Inputs,
+    CONTRACT,
+    normed_swiglu_mlp_definition,
+    {"cpu": cpu.BACKEND},
+    _fake,
+    schema=f"({_TENSORS}, {_OPTIONS}) -> Tensor",
+    backward_schema=f"(Tensor grad, {_TENSORS}, {_OPTIONS}) "
+    f"-> ({_TENSORS.replace('Tensor ', 'Tensor d')})",
+    backward_contract=BACKWARD_CONTRACT,
+    composition=normed_swiglu_mlp_composition,
+    flops=_flops,
+    backward_flops=_backward_flops,
+)
+
+
+@overridable
+def normed_swiglu_mlp(
+    x: Tensor,
+    norm: tuple[Tensor, Tensor],
+    up: Tensor,
+    down: Tensor,
+    *,
+    residual: bool = True,
+    eps: float = 1e-6,
+) -> Tensor:
+    """x + (SiLU(a) ⊙ b) W_downᵀ with [a, b] = LN(x) W_upᵀ: the second line of Vision-TTT's Eq. 9.
+
+    It is the composition of ``layer_norm``, :func:`vision_ttt.ops.swiglu_mlp` and the sum. The
+    kernel normalises the tokens of a chunk in the cache, forward and backward, so that neither the
+    normed tokens nor their gradients are in memory. It supports float32 on a CPU; all other calls
+    run the composition.
+
+    Args:
+        x: [..., D].
+        norm: weight and bias [D].
+        up: [2 H, D], gate and value.
+        down: [D, H].
+        residual: add x.
+        eps: added to the norm's variance.
+
+    Returns:
+        [..., D], differentiable in every tensor.
+
+    Raises:
+        TypeError: a dtype or type is not accepted.
+        ValueError: the shapes do not fit each other, or the requested backend does not support the
+            call.
+    """
+    return OP(Inputs(x, *norm, up, down, residual, eps))
