@@ -110,6 +110,11 @@ def swiglu_mlp_arguments(s: Sizes) -> list[Any]:
     return [x, normal(2 * hidden, dim) / dim, normal(dim, hidden) / hidden]
 
 
+def normed_swiglu_mlp_arguments(s: Sizes) -> list[Any]:
+    x, up, down = swiglu_mlp_arguments(s)
+    return [x, normal(s.channels), normal(s.channels), up, down, s.gated, 1e-2]
+
+
 def learner_arguments(s: Sizes, *state: tuple[int, ...]) -> list[Any]:
     views = (normal(s.batch, s.length, s.heads, s.dim) for _ in range(3))
     eta = torch.rand(s.batch, s.length, s.heads, dtype=torch.float32) / s.dim
@@ -193,6 +198,7 @@ ARGUMENTS: dict[str, Callable[[Sizes], list[Any]]] = {
     "fused_ttt_linear": fused_arguments,
     "gated_norm": norm_arguments,
     "linear": linear_layer_arguments,
+    "normed_swiglu_mlp": normed_swiglu_mlp_arguments,
     "selective_scan": scan_arguments,
     "swiglu": swiglu_arguments,
     "swiglu_mlp": swiglu_mlp_arguments,
@@ -369,6 +375,11 @@ def mamba_in_pairs(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *a: op(a[0], a[1:3], a[3], a[4:6], *a[6:])
 
 
+def normed(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The normed MLP's public function on its custom op's arguments."""
+    return lambda *a: op(a[0], a[1:3], *a[3:5], residual=a[5], eps=a[6])
+
+
 PUBLIC: dict[str, Callable[..., Tensor]] = {
     "deformable_attention": with_pairs(ops.deformable_attention),
     "depthwise_conv2d": with_grid(ops.depthwise_conv2d),
@@ -378,6 +389,7 @@ PUBLIC: dict[str, Callable[..., Tensor]] = {
     "fused_ttt_linear": in_parts(ops.fused_ttt_linear),
     "gated_norm": ops.gated_norm,
     "linear": ops.linear,
+    "normed_swiglu_mlp": normed(ops.normed_swiglu_mlp),
     "selective_scan": with_options(ops.selective_scan),
     "swiglu": ops.swiglu,
     "swiglu_mlp": ops.swiglu_mlp,

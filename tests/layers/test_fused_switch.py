@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from timm.layers import DropPath
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -17,6 +18,7 @@ from vision_ttt.layers import (
     VitttBlock,
     VitttMixer,
 )
+from vision_ttt.layers.fusable import unfuse
 from vision_ttt.ops._table import TABLE
 
 VITTT = {"bidirectional": True, "share_qk": True, "conv_kernel_size": 4, "gate": True}
@@ -163,6 +165,34 @@ def test_mixer_adds_its_convolution_in_one_pass(extra):
         fused.conv2d = nn.Identity()
     with pytest.raises(ValueError, match="36 tokens do not fill a grid of 5 × 7"):
         fused(torch.randn(1, 36, 64), (5, 7))
+
+
+def make_block(**options):
+    torch.manual_seed(0)
+    return VitttBlock(make_mixer(), 64, 48, **options)
+
+
+@pytest.mark.parametrize("rate", [None, 0.0, 0.5])
+def test_block_runs_its_mlp_as_one_op(rate):
+    """With a stochastic depth the block adds the residual itself."""
+    drop_path = {} if rate is None else {"drop_path": DropPath(rate)}
+    plain, fused = make_block(**drop_path), make_block(**drop_path, fused_mlp=True)
+    fired, x, results = [], torch.randn(8, 35, 64), []
+    for part in (fused.norm, fused.mlp, fused.mlp.fc1):
+        part.register_forward_hook(lambda *_: fired.append(1))
+    for block in (plain, fused):
+        torch.manual_seed(1)  # one choice of dropped samples
+        y = block(x, (5, 7))
+        results.append([y, *torch.autograd.grad(y.square().sum(), list(block.parameters()))])
+    for wanted, got in zip(*results, strict=True):
+        assert_close(got, wanted, 1e-4)
+    assert not fired
+    for part in ("norm", "mlp", "drop_path"):
+        with pytest.raises(ValueError, match=f"{part} is not called while fused is True"):
+            setattr(fused, part, nn.Identity())
+    unfuse(fused)
+    fused(x, (5, 7))
+    assert len(fired) == 3
 
 
 def test_parameters_are_read_through_their_modules():

@@ -35,12 +35,10 @@ def _forward(inputs: Inputs) -> Tensor:
 def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, ...]:
     x, weight, bias, up, down, residual, eps = _contiguous(inputs)
     dx, dweight, dbias, dup, ddown = (torch.empty_like(t) for t in (x, weight, bias, up, down))
-    problem = describe(
-        mlp.Inputs(x, up, down),
-        Norm(weight, bias, eps, residual),
-        grad=grad.to(x.dtype).contiguous(),
-        gradients=(dx, dup, ddown, dweight, dbias),
-    )
+    grad = grad.to(x.dtype).contiguous()  # lives until the kernel has run
+    norm = Norm(weight, bias, eps, residual)
+    gradients = dx, dup, ddown, dweight, dbias
+    problem = describe(mlp.Inputs(x, up, down), norm, grad=grad, gradients=gradients)
     run_kernel("vision_ttt_swiglu_mlp_backward", problem)
     return dx, dweight, dbias, dup, ddown
 
