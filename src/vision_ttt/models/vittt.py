@@ -121,7 +121,8 @@ class Vittt(PlainBackbone):
                 drop_path=DropPath(rate),
             )
             hidden = mlp_width(embed_dim, mlp_ratio)
-            drop_path = DropPath(rate) if rate else None
+            # A fused MLP adds its residual itself where no branch is ever dropped.
+            drop_path = DropPath(rate) if rate or not fused_mlp else None
             return VitttBlock(mixer, embed_dim, hidden, drop_path=drop_path, fused_mlp=fused_mlp)
 
         patch_embed = patch_embedding(
