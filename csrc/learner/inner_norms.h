@@ -59,6 +59,26 @@ VISION_TTT_INLINE void inner_outputs(int64_t n, const float* x, float* z, const 
   }
 }
 
+// Sums over row t of what g needs, where c = z - mean(z) and r = γ (k + β - v): c², r, r c, γ² c and γ² c².
+// Writes r unless it is null.
+template <int D>
+VISION_TTT_INLINE Sums<5> loss_sums(int64_t t, float mean, const float* z, const float* k, const float* v,
+                                    const Norm& norm, float* rows) {
+  Sums<5> sums{};
+  for (int64_t i = 0; i < D; i += kLanes) {
+    const Vector weight = load(norm.weight + i), c = load(z + t * D + i) - mean;
+    const Vector r = (load(k + t * D + i) - load(v + t * D + i) + load(norm.bias + i)) * weight;
+    const Vector wwc = weight * weight * c;
+    if (rows) store(rows + t * D + i, r);
+    sums.of[0] += c * c;
+    sums.of[1] += r;
+    sums.of[2] += r * c;
+    sums.of[3] += wwc;
+    sums.of[4] += wwc * c;
+  }
+  return sums;
+}
+
 // G = η_t g_t, g = ∂/∂z ½‖f(k) - v‖² given z = k W + b, for n rows; eta is null for η = 1.
 //
 // With c = z - mean(z), s = 1 / std(z) and r = γ (k + β - v): g = s (u - mean(u) - c s² mean(u c)),
@@ -76,20 +96,7 @@ VISION_TTT_INLINE void inner_gradients(int64_t n, const float* z, const float* k
   for (TokenBlock block{0, n}; block.first < n; block.first += kLanes) {
     store(mean, row_means<D>(z, block));
     auto terms = [&](int64_t lane) __attribute__((always_inline)) {
-      const int64_t t = block.row(lane) * D;
-      Sums<5> sums{};
-      for (int64_t i = 0; i < D; i += kLanes) {
-        const Vector weight = load(norm.weight + i), c = load(z + t + i) - mean[lane];
-        const Vector r = (load(k + t + i) - load(v + t + i) + load(norm.bias + i)) * weight;
-        const Vector wwc = weight * weight * c;
-        store(step + t + i, r);
-        sums.of[0] += c * c;
-        sums.of[1] += r;
-        sums.of[2] += r * c;
-        sums.of[3] += wwc;
-        sums.of[4] += wwc * c;
-      }
-      return sums;
+      return loss_sums<D>(block.row(lane), mean[lane], z, k, v, norm, step);
     };
     const auto sums = token_sums<kLanes>(terms, 0);
     const Vector s = inverse_std(sums.of[0], D, norm.eps);

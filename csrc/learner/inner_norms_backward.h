@@ -73,22 +73,10 @@ VISION_TTT_INLINE void inner_gradients_backward(int64_t n, const float* dstep, c
   alignas(64) float a_mean[kLanes], a_along[kLanes], u_along[kLanes], x_mean[kLanes], x_along[kLanes];
   for (TokenBlock block{0, n}; block.first < n; block.first += kLanes) {
     store(mean, row_means<D>(z, block));
-    // r = γ (k + β - v), so that u = γ e = r + γ² x̂.
     auto of_loss = [&](int64_t lane) __attribute__((always_inline)) {
-      const int64_t t = block.row(lane) * D;
-      Sums<5> sums{};
-      for (int64_t i = 0; i < D; i += kLanes) {
-        const Vector weight = load(norm.weight + i), c = load(z + t + i) - mean[lane];
-        const Vector r = (load(k + t + i) - load(v + t + i) + load(norm.bias + i)) * weight;
-        const Vector wwc = weight * weight * c;
-        sums.of[0] += c * c;
-        sums.of[1] += r;
-        sums.of[2] += r * c;
-        sums.of[3] += wwc;
-        sums.of[4] += wwc * c;
-      }
-      return sums;
+      return loss_sums<D>(block.row(lane), mean[lane], z, k, v, norm, nullptr);
     };
+    // r = γ (k + β - v), so that u = γ e = r + γ² x̂.
     auto of_gradient = [&](int64_t lane) __attribute__((always_inline)) {
       const int64_t t = block.row(lane) * D;
       Sums<5> sums{};

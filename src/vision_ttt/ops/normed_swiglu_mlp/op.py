@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
 from vision_ttt.ops._op import Op
@@ -14,6 +12,7 @@ from vision_ttt.ops.normed_swiglu_mlp.definition import (
     normed_swiglu_mlp_composition,
     normed_swiglu_mlp_definition,
 )
+from vision_ttt.ops.swiglu_mlp.op import swiglu_mlp_backward_flops, swiglu_mlp_flops
 
 _TENSORS = "Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor up, Tensor down"
 _OPTIONS = "bool residual, float eps"
@@ -21,16 +20,6 @@ _OPTIONS = "bool residual, float eps"
 
 def _fake(inputs: Inputs) -> Tensor:
     return inputs.x.new_empty(inputs.x.shape)
-
-
-def _flops(shapes: Inputs) -> int:
-    """FLOPs of both matrix products."""
-    return 2 * math.prod(shapes.x[:-1]) * (math.prod(shapes.up) + math.prod(shapes.down))
-
-
-def _backward_flops(shapes: Inputs) -> int:
-    """FLOPs of two products per product of the forward pass, and of the first one's replay."""
-    return 2 * math.prod(shapes.x[:-1]) * (3 * math.prod(shapes.up) + 2 * math.prod(shapes.down))
 
 
 OP = Op(
@@ -45,8 +34,8 @@ OP = Op(
     f"-> ({_TENSORS.replace('Tensor ', 'Tensor d')})",
     backward_contract=BACKWARD_CONTRACT,
     composition=normed_swiglu_mlp_composition,
-    flops=_flops,
-    backward_flops=_backward_flops,
+    flops=swiglu_mlp_flops,
+    backward_flops=swiglu_mlp_backward_flops,
 )
 
 

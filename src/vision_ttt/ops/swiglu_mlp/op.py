@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor
 
@@ -23,12 +24,12 @@ def _fake(inputs: Inputs) -> Tensor:
     return x.new_empty(*x.shape[:-1], down.shape[0])
 
 
-def _flops(shapes: Inputs) -> int:
-    """FLOPs of both matrix products."""
+def swiglu_mlp_flops(shapes: Any) -> int:
+    """FLOPs of both matrix products, of arguments with the shapes x, up and down."""
     return 2 * math.prod(shapes.x[:-1]) * (math.prod(shapes.up) + math.prod(shapes.down))
 
 
-def _backward_flops(shapes: Inputs) -> int:
+def swiglu_mlp_backward_flops(shapes: Any) -> int:
     """FLOPs of two products per product of the forward pass, and of the first one's replay."""
     return 2 * math.prod(shapes.x[:-1]) * (3 * math.prod(shapes.up) + 2 * math.prod(shapes.down))
 
@@ -45,8 +46,8 @@ OP = Op(
     backward_contract=BACKWARD_CONTRACT,
     bare_contract=CONTRACT,
     autocast=("x", "up", "down"),
-    flops=_flops,
-    backward_flops=_backward_flops,
+    flops=swiglu_mlp_flops,
+    backward_flops=swiglu_mlp_backward_flops,
 )
 
 
