@@ -190,9 +190,13 @@ def test_block_runs_its_mlp_as_one_op(rate):
     for part in ("norm", "mlp", "drop_path"):
         with pytest.raises(ValueError, match=f"{part} is not called while fused is True"):
             setattr(fused, part, nn.Identity())
+    fused.mlp.fused = False  # its parts may be replaced from here on
+    fused.mlp.fc1 = nn.Linear(64, 96, bias=False)
+    assert not torch.allclose(fused.eval()(x, (5, 7)), plain.eval()(x, (5, 7)), rtol=1e-3)
+    assert len(fired) == 2
     unfuse(fused)
     fused(x, (5, 7))
-    assert len(fired) == 3
+    assert len(fired) == 4
 
 
 def test_parameters_are_read_through_their_modules():

@@ -125,9 +125,10 @@ class VitttBlock(Fusable):
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         y = self.mixer(y, grid, extra)  # [B, T, D]
-        if not self.fused:
-            return y + self.drop_path(self.mlp(self.norm(y)))
         norm, mlp = self.norm, self.mlp
+        # The block's op stands for the MLP's: whoever switches that off calls the MLP's parts.
+        if not (self.fused and mlp.fused):
+            return y + self.drop_path(mlp(norm(y)))
         branch = partial(
             normed_swiglu_mlp,
             *(y, (norm.weight, norm.bias), mlp.fc1.weight, mlp.fc2.weight),
