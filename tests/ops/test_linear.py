@@ -57,6 +57,16 @@ def test_large_weights(sizes):
         assert_close(x, y, (GRADIENT if i else FORWARD)[torch.float32])
 
 
+def test_slices_of_columns_and_of_the_inner_axis():
+    """More columns than a slice of the gradient has, and more inputs than a factor of it."""
+    torch.manual_seed(0)
+    arguments = [torch.randn(s).mul(0.3).requires_grad_() for s in ((MANY, 304), (1040, 304))]
+    exact = [x.detach().double().requires_grad_() for x in arguments]
+    got, wanted = values_and_gradients(linear, arguments), values_and_gradients(F.linear, exact)
+    for a, b in zip(got, wanted, strict=True):
+        assert_close(a, b, 2e-6)
+
+
 @pytest.mark.parametrize("sizes", [(7, 16), (16, 7)])
 def test_other_sizes_are_pytorchs(sizes):
     dim, columns = sizes

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.layers import SwiGLU
-from vision_ttt.ops import swiglu_mlp, use_backend
+from vision_ttt.ops import normed_swiglu_mlp, swiglu_mlp, use_backend
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.swiglu_mlp import matrix_products
 
@@ -37,6 +37,24 @@ def assert_same(arguments, forward=FORWARD[torch.float32], gradient=GRADIENT[tor
     for x, y, tolerance in zip(got, wanted, (forward, *[gradient] * 3), strict=True):
         assert x.dtype == arguments[0].dtype
         assert_close(x, y, tolerance)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_norm_and_residual_over_several_parts_and_slices(residual):
+    x, up, down = make_arguments(1700, dim=48, hidden=272, out=48)
+    norm = [torch.randn(48).mul(0.3).requires_grad_() for _ in range(2)]
+    arguments = [x, *norm, up, down]
+    got = values_and_gradients(
+        lambda x, weight, bias, up, down: normed_swiglu_mlp(
+            x, (weight, bias), up, down, residual=residual
+        ),
+        arguments,
+    )
+    op = TABLE["normed_swiglu_mlp"]
+    exact = [t.detach().double().requires_grad_() for t in arguments]
+    wanted = values_and_gradients(lambda *t: op.definition(op.inputs(*t, residual, 1e-6)), exact)
+    for a, b in zip(got, wanted, strict=True):
+        assert_close(a, b, GRADIENT[torch.float32])
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (5,), (2, 7), (2, 3, 4)])
