@@ -111,6 +111,16 @@ void VISION_TTT_KERNEL(conv1d_weights)(const Conv1d& p, const Conv1dWeights& gra
 
 namespace {
 
+// Prefetch what the call reads of the token after the next one. Rows of a part of a wide projection begin far
+// apart, so that the processor does not fetch them ahead.
+VISION_TTT_INLINE void fetch_ahead(const GatedNorm& p, const Sequence& s, int64_t batch, int64_t t,
+                                   int64_t floats) {
+  const int64_t ahead = t + 2, line = 64 / sizeof(float);
+  if (!s.data || ahead >= p.length) return;
+  const float* first = row(s, batch, ahead);
+  for (int64_t i = 0; i < floats; i += line) __builtin_prefetch(first + i);
+}
+
 struct Moments {
   float mean, inverse_std;
 };
@@ -138,6 +148,8 @@ void VISION_TTT_KERNEL(gated_norm)(const GatedNorm& p) {
     const float* z = row(p.z, batch, t);
     const float* gate = p.gate.data ? row(p.gate, batch, t) : nullptr;
     float* out = mutable_row(p.out, batch, t);
+    fetch_ahead(p, p.z, batch, t, p.parts * p.dim);
+    fetch_ahead(p, p.gate, batch, t, p.dim);
     Moments m[kParts];
     for (int64_t r = 0; r < p.parts; ++r) m[r] = moments(z + r * p.dim, p.dim, p.eps);
     for (int64_t i = 0; i < p.dim; i += kLanes) {
@@ -168,6 +180,9 @@ void VISION_TTT_KERNEL(gated_norm_backward)(const GatedNorm& p, const GatedNormG
       const float* dout = row(p.out, span.batch, t);
       float* dz = mutable_row(grad.z, span.batch, t);
       float* dgate = gate ? mutable_row(grad.gate, span.batch, t) : nullptr;
+      fetch_ahead(p, p.z, span.batch, t, p.parts * p.dim);
+      fetch_ahead(p, p.gate, span.batch, t, p.dim);
+      fetch_ahead(p, p.out, span.batch, t, p.dim);
       Moments m[kParts];
       Vector mean[kParts] = {}, projection[kParts] = {};
       for (int64_t r = 0; r < p.parts; ++r) m[r] = moments(z + r * p.dim, p.dim, p.eps);
