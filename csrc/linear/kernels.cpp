@@ -57,9 +57,8 @@ class LinearBackward {
 #pragma omp for schedule(static)
       for (int64_t part = 0; part < parts_.count(); ++part) {
         float* sums = of_parts + part * floats_of_part();
-        for (int64_t i = 0; i < p_.inner * count; i += kLanes) store(sums + i, Vector{});
-        parts_.for_each_chunk(part, [&](int64_t start, int64_t rows) {
-          add_chunk(start, rows, packed, first, count, sums);
+        parts_.for_each_chunk(part, [&](int64_t start, int64_t rows, bool is_first) {
+          add_chunk(start, rows, packed, first, count, sums, !is_first);
         });
       }
 #pragma omp for schedule(static)
@@ -76,9 +75,9 @@ class LinearBackward {
     return (p_.columns < kColumnsOfSlice ? p_.columns : kColumnsOfSlice) * p_.inner;
   }
 
-  // Add to dx, and to the sums [D, count] of the transposed gradient.
+  // Add to dx; begin the sums [D, count] of the transposed gradient, or add to them.
   void add_chunk(int64_t start, int64_t rows, const Packed& weight, int64_t first, int64_t count,
-                 float* sums) const {
+                 float* sums, bool adds) const {
     const int64_t inner = p_.inner, columns = p_.columns;
     const float *grad = p_.grad + start * columns + first, *x = p_.x + start * inner;
     float* dx = p_.dx + start * inner;
@@ -95,18 +94,14 @@ class LinearBackward {
             Sink<float>{dx, inner, inner, nullptr, nullptr, first ? dx : nullptr, inner}, {}, &next);
     for (int64_t i = 0; i < inner; i += kMostColumns)
       add_outer_products_of_any(x + i, inner, inner - i < kMostColumns ? inner - i : kMostColumns, grad,
-                                columns, count, rows, sums + i * count, next);
+                                columns, count, rows, sums + i * count, adds, next);
   }
 
   // The gradients of kLanes columns' weights.
   void add_up(const float* of_parts, int64_t first, int64_t count, int64_t column) const {
-    alignas(64) float block[kLanes * kLanes];
-    for (int64_t i = 0; i < p_.inner; i += kLanes) {
-      for (int64_t r = 0; r < kLanes; ++r)
-        add_parts(of_parts + (i + r) * count + column, floats_of_part(), parts_.count(), kLanes,
-                  block + r * kLanes);
-      transpose_square(block, kLanes, p_.dweight + (first + column) * p_.inner + i, p_.inner);
-    }
+    for (int64_t i = 0; i < p_.inner; i += kLanes)
+      add_parts_transposed(of_parts + i * count + column, count, floats_of_part(), parts_.count(),
+                           p_.dweight + (first + column) * p_.inner + i, p_.inner);
   }
 };
 

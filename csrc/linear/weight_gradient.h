@@ -57,11 +57,11 @@ struct TermsOfTokens {
   }
 };
 
-// sums [count, columns] += aᵀ b for up to kRowsOfChunk rows of a [rows, count] and b [rows, columns]. `count` is
-// at most kMostColumns; both are multiples of 16.
+// sums [count, columns] = aᵀ b, or += where `adds`, for up to kRowsOfChunk rows of a [rows, count] and
+// b [rows, columns]. `count` is at most kMostColumns; both are multiples of 16.
 __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
                                                   const float* b, int64_t b_row, int64_t columns,
-                                                  int64_t rows, float* sums, NextRows& next) {
+                                                  int64_t rows, float* sums, bool adds, NextRows& next) {
   alignas(64) TermsOfTokens of_a[kMostColumns / kRowsOfTile], of_b[2];
   for (int64_t i = 0; i < count; i += kRowsOfTile) of_a[i / kRowsOfTile].columns_of(a + i, a_row, rows);
   const TilesOfRows tiles_of_sums(count);
@@ -79,7 +79,7 @@ __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row,
       const Bfloat16* of_rows[R];
       for (int r = 0; r < R; ++r) of_rows[r] = of_a[tile + r].terms;
       const SumsOfTiles<R, P> some{tiles_of_sums, tile, j};
-      some.start({sums, columns, true});
+      some.start({sums, columns, adds});
       multiply_terms<R, P>(of_rows, from, steps, [&]() __attribute__((always_inline)) { next.fetch(); });
       some.end({sums, columns}, [](int64_t, const auto&) {});
     });
@@ -90,10 +90,10 @@ __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row,
 }
 #else
 
-// sums [R, V vectors] += Σ_t a_tᵀ b_t over `rows` rows, with b in a panel.
+// sums [R, V vectors] = Σ_t a_tᵀ b_t, or += where `adds`, over `rows` rows, with b in a panel.
 template <int R, int V>
 VISION_TTT_INLINE void outer_tile(const float* a, int64_t a_row, const float* panel, int64_t rows,
-                                  float* sums, int64_t sums_row) {
+                                  float* sums, int64_t sums_row, bool adds) {
   Vector total[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) total[r][v] = Vector{};
@@ -112,26 +112,26 @@ VISION_TTT_INLINE void outer_tile(const float* a, int64_t a_row, const float* pa
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       float* to = sums + r * sums_row + v * kLanes;
-      store(to, load(to) + total[r][v]);
+      store(to, adds ? load(to) + total[r][v] : total[r][v]);
     }
 }
 
 template <int V>
 VISION_TTT_INLINE void outer_columns(const float* a, int64_t a_row, int64_t count,
                                      const float* panel, int64_t rows, float* sums,
-                                     int64_t sums_row) {
+                                     int64_t sums_row, bool adds) {
   int64_t i = 0;
   for (; i + kTileRows <= count; i += kTileRows)
-    outer_tile<kTileRows, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row);
+    outer_tile<kTileRows, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row, adds);
   for (; i + 2 <= count; i += 2)
-    outer_tile<2, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row);
+    outer_tile<2, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row, adds);
 }
 
-// sums [count, columns] += aᵀ b for up to kRowsOfChunk rows of a [rows, count] and b [rows, columns]; both are multiples
-// of 16. Rows of `a` begin in different sets of the first cache level.
+// sums [count, columns] = aᵀ b, or += where `adds`, for up to kRowsOfChunk rows of a [rows, count] and
+// b [rows, columns]; both are multiples of 16. Rows of `a` begin in different sets of the first cache level.
 __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
                                                   const float* b, int64_t b_row, int64_t columns,
-                                                  int64_t rows, float* sums, NextRows&) {
+                                                  int64_t rows, float* sums, bool adds, NextRows&) {
   alignas(64) float panel[kRowsOfChunk * kPanel];
   for (int64_t j = 0; j < columns; j += kPanel) {
     const int64_t width = columns - j < kPanel ? columns - j : kPanel;
@@ -143,7 +143,7 @@ __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row,
     auto vectors = [&](auto number) {
       constexpr int V = decltype(number)::value;
       for (; c + V * kLanes <= width; c += V * kLanes)
-        outer_columns<V>(a, a_row, count, panel + c, rows, sums + j + c, columns);
+        outer_columns<V>(a, a_row, count, panel + c, rows, sums + j + c, columns, adds);
     };
     vectors(std::integral_constant<int, kTileVectors>{});
     if constexpr (kTileVectors > 2) vectors(std::integral_constant<int, 2>{});
@@ -155,14 +155,14 @@ __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row,
 
 // The same for an `a` whose rows may begin in the same sets of the first cache level.
 void add_outer_products_of_any(const float* a, int64_t a_row, int64_t count, const float* b, int64_t b_row,
-                               int64_t columns, int64_t rows, float* sums, NextRows& next) {
+                               int64_t columns, int64_t rows, float* sums, bool adds, NextRows& next) {
 #ifdef VISION_TTT_TILES
-  add_outer_products(a, a_row, count, b, b_row, columns, rows, sums, next);
+  add_outer_products(a, a_row, count, b, b_row, columns, rows, sums, adds, next);
 #else
   alignas(64) float copy[kRowsOfChunk * kRowAtOnce];
   for (int64_t t = 0; t < rows; ++t)
     for (int64_t j = 0; j < count; j += kLanes) store(copy + t * kRowAtOnce + j, load(a + t * a_row + j));
-  add_outer_products(copy, kRowAtOnce, count, b, b_row, columns, rows, sums, next);
+  add_outer_products(copy, kRowAtOnce, count, b, b_row, columns, rows, sums, adds, next);
 #endif
 }
 
@@ -178,12 +178,12 @@ class Parts {
   }
   int64_t count() const { return count_; }
 
-  // Call body(start, count) for the chunks of a part.
+  // Call body(start, count, is_first) for the chunks of a part.
   template <class Body>
   void for_each_chunk(int64_t part, const Body& body) const {
-    const int64_t end = begin(part + 1);
-    for (int64_t start = begin(part); start < end; start += kRowsOfChunk)
-      body(start, end - start < kRowsOfChunk ? end - start : kRowsOfChunk);
+    const int64_t first = begin(part), end = begin(part + 1);
+    for (int64_t start = first; start < end; start += kRowsOfChunk)
+      body(start, end - start < kRowsOfChunk ? end - start : kRowsOfChunk, start == first);
   }
 
  private:
@@ -208,6 +208,15 @@ VISION_TTT_INLINE void add_parts(const float* parts, int64_t apart, int64_t coun
     for (int64_t p = 1; p < count; ++p) total += load(parts + p * apart + c);
     store(out + c, total);
   }
+}
+
+// A square of Σ_p parts[p], kLanes rows of `row` floats, as columns of `out`, which are `out_row` apart.
+VISION_TTT_INLINE void add_parts_transposed(const float* parts, int64_t row, int64_t apart, int64_t count,
+                                            float* out, int64_t out_row) {
+  alignas(64) float square[kLanes * kLanes];
+  for (int64_t r = 0; r < kLanes; ++r)
+    add_parts(parts + r * row, apart, count, kLanes, square + r * kLanes);
+  transpose_square(square, kLanes, out, out_row);
 }
 
 // The gradient [columns, inner] of a large weight, in tiles whose sums over all tokens stay in a core's
@@ -243,7 +252,6 @@ struct GradientTiles {
     const int64_t height = columns - first < kSide ? columns - first : kSide;
     const int64_t width = inner - start < kSide ? inner - start : kSide;
     float* sums = buffers.take<float>(kSide * kSide);
-    for (int64_t i = 0; i < height * width; i += kLanes) store(sums + i, Vector{});
     for (int64_t from = 0; from < rows; from += kRowsOfChunk) {
       const int64_t count = rows - from < kRowsOfChunk ? rows - from : kRowsOfChunk;
       NextRows next;
@@ -253,7 +261,7 @@ struct GradientTiles {
       next.add(x + after * inner + start, some, inner, width);
       next.spread(steps_of_product(height, count, width));
       add_outer_products_of_any(grad + from * columns + first, columns, height, x + from * inner + start,
-                                inner, width, count, sums, next);
+                                inner, width, count, sums, from > 0, next);
     }
     for (int64_t i = 0; i < height; ++i)
       std::memcpy(dweight + (first + i) * inner + start, sums + i * width, width * sizeof(float));

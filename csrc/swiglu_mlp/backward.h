@@ -69,22 +69,29 @@ class SwiGluMlpBackward {
                          weights[3].weight(), weights[4].weight()};
     float* of_parts = buffers.take<float>(parts_.count() * floats_of_part());
     pack_all(weights, p_.threads);
+    std::atomic<int> failed{0};
 #pragma omp parallel num_threads(int(p_.threads)) if (p_.threads > 1)
-    for (int64_t first = 0; first < hidden; first += kColumnsAtOnce) {
-      const int64_t count = hidden - first < kColumnsAtOnce ? hidden - first : kColumnsAtOnce;
+    {
+      Buffers of_chunk(floats_of_chunk() * sizeof(float));
+      if (!of_chunk.ok()) failed = 1;
+      for (int64_t first = 0; first < hidden; first += kColumnsAtOnce) {
+        const int64_t count = hidden - first < kColumnsAtOnce ? hidden - first : kColumnsAtOnce;
 #pragma omp for schedule(static)
-      for (int64_t part = 0; part < parts_.count(); ++part) {
-        float* memory = of_parts + part * floats_of_part();
-        for (size_t i = 0; i < sums(); i += kLanes) store(memory + i, Vector{});
-        if (!first)
-          for (int64_t i = 0; i < 2 * p_.dim; i += kLanes) store(of_norm(memory) + i, Vector{});
-        parts_.for_each_chunk(part, [&](int64_t start, int64_t rows) {
-          add_chunk(start, rows, packed, first, count, memory);
-        });
+        for (int64_t part = 0; part < parts_.count(); ++part) {
+          if (!of_chunk.ok()) continue;
+          float* sums = of_parts + part * floats_of_part();
+          if (!first)
+            for (int64_t i = 0; i < 2 * dim; i += kLanes) store(of_norm(sums) + i, Vector{});
+          parts_.for_each_chunk(part, [&](int64_t start, int64_t rows, bool is_first) {
+            of_chunk.start_over();
+            add_chunk(start, rows, packed, first, count, sums, !is_first, of_chunk);
+          });
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < count; i += kLanes) add_up(of_parts, first, count, i);
       }
-#pragma omp for schedule(static)
-      for (int64_t i = 0; i < count; ++i) add_up(of_parts, first, count, i);
     }
+    if (failed) return 1;
     if (p_.norm_weight) {
       add_parts(of_norm(of_parts), floats_of_part(), parts_.count(), p_.dim, p_.dnorm_weight);
       add_parts(of_norm(of_parts) + p_.dim, floats_of_part(), parts_.count(), p_.dim, p_.dnorm_bias);
@@ -105,25 +112,26 @@ class SwiGluMlpBackward {
   static constexpr int64_t kRowOfTwo = 2 * kColumnsAtOnce + 16;
   static constexpr int64_t kOfDown = 2 * kColumnsAtOnce;
 
-  // The memory of a part: the sums for some rows of up's two halves, [2 · kColumnsAtOnce, D], and columns
-  // of down, [kColumnsAtOnce, E], then the sums for the norm, [2, D], the hidden layer of a chunk, and its normed
-  // rows.
-  size_t sums() const { return kColumnsAtOnce * (2 * p_.dim + p_.columns); }
-  float* of_norm(float* memory) const { return memory + sums(); }
-  float* of_chunk(float* memory) const { return of_norm(memory) + 2 * p_.dim; }
-  size_t floats_of_part() const {
-    return sums() + 2 * p_.dim + kRowsOfChunk * (kRowOfTwo + kRowAtOnce + (p_.norm_weight ? p_.dim : 0));
+  // A part has the sums for some rows of up's two halves, [2 · kColumnsAtOnce, D], and columns of down,
+  // [kColumnsAtOnce, E], then those for the norm, [2, D].
+  float* of_norm(float* sums) const { return sums + kColumnsAtOnce * (2 * p_.dim + p_.columns); }
+  size_t floats_of_part() const { return kColumnsAtOnce * (2 * p_.dim + p_.columns) + 2 * p_.dim; }
+
+  // A thread has the hidden layer of a chunk, and its normed rows.
+  size_t floats_of_chunk() const {
+    return kRowsOfChunk * (kRowOfTwo + kRowAtOnce + (p_.norm_weight ? p_.dim : 0));
   }
 
   void add_chunk(int64_t start, int64_t rows, const Weights& w, int64_t first, int64_t count,
-                 float* memory) const {
+                 float* sums, bool adds, Buffers& of_chunk) const {
     const int64_t dim = p_.dim, columns = p_.columns;
     const float *x = p_.x + start * dim, *grad = p_.grad + start * columns;
-    float *a = of_chunk(memory), *b = a + count, *h = a + kRowsOfChunk * kRowOfTwo;
+    float *a = of_chunk.take<float>(kRowsOfChunk * kRowOfTwo), *b = a + count;
+    float* h = of_chunk.take<float>(kRowsOfChunk * kRowAtOnce);
     float* dx = p_.dx + start * dim;
     const float* tokens = x;
     if (p_.norm_weight) {
-      float* normed = h + kRowsOfChunk * kRowAtOnce;
+      float* normed = of_chunk.take<float>(kRowsOfChunk * dim);
       normalise_rows(x, rows, dim, NormParameters{p_.norm_weight, p_.norm_bias, 0, p_.eps}, 0, normed);
       x = normed;
     }
@@ -154,29 +162,31 @@ class SwiGluMlpBackward {
     back(a, w.gate_back, first ? dx : nullptr);
     back(b, w.value_back, dx);
 
-    add_outer_products(a, kRowOfTwo, 2 * count, x, dim, dim, rows, memory, next);
-    add_outer_products(h, kRowAtOnce, count, grad, columns, columns, rows, memory + kOfDown * dim,
+    add_outer_products(a, kRowOfTwo, 2 * count, x, dim, dim, rows, sums, adds, next);
+    add_outer_products(h, kRowAtOnce, count, grad, columns, columns, rows, sums + kOfDown * dim, adds,
                        next);
     if (first + count < p_.hidden) return;
     // All slices are in ∂x.
     const float* residual = p_.adds ? grad : nullptr;
     if (p_.norm_weight) {
-      float* sums_of_norm = of_norm(memory);
+      float* sums_of_norm = of_norm(sums);
       layer_norm_backward(tokens, rows, dim, p_.norm_weight, p_.eps, residual, dx, sums_of_norm, sums_of_norm + dim);
     } else if (residual) {
       for (int64_t i = 0; i < rows * dim; i += kLanes) store(dx + i, load(dx + i) + load(residual + i));
     }
   }
 
-  // The gradients of one hidden unit's weights.
-  void add_up(float* of_parts, int64_t first, int64_t count, int64_t i) const {
-    const int64_t dim = p_.dim, columns = p_.columns, apart = floats_of_part();
+  // The gradients of kLanes hidden units' weights.
+  void add_up(const float* of_parts, int64_t first, int64_t count, int64_t unit) const {
+    const int64_t dim = p_.dim, columns = p_.columns, apart = floats_of_part(), parts = parts_.count();
     for (int64_t half = 0; half < 2; ++half)
-      add_parts(of_parts + (half * count + i) * dim, apart, parts_.count(), dim,
-                p_.dup + (half * p_.hidden + first + i) * dim);
-    float* down = of_parts + kOfDown * dim + i * columns;
-    add_parts(down, apart, parts_.count(), columns, down);
-    for (int64_t e = 0; e < columns; ++e) p_.ddown[e * p_.hidden + first + i] = down[e];
+      for (int64_t i = unit; i < unit + kLanes; ++i)
+        add_parts(of_parts + (half * count + i) * dim, apart, parts, dim,
+                  p_.dup + (half * p_.hidden + first + i) * dim);
+    const float* of_down = of_parts + kOfDown * dim + unit * columns;
+    for (int64_t e = 0; e < columns; e += kLanes)
+      add_parts_transposed(of_down + e, columns, apart, parts, p_.ddown + e * p_.hidden + first + unit,
+                           p_.hidden);
   }
 };
 
