@@ -24,9 +24,16 @@ int multiply(const float* x, const Matrix& matrix, const float* bias, float* out
     part.inner = matrix.inner - start < kInnerAtOnce ? matrix.inner - start : kInnerAtOnce;
     failed = for_each_chunk(Chunks(1, rows, threads), threads, 0, [&](const Chunk& c, Buffers&) {
       float* sums = out + c.start * matrix.columns;
+      // Threads take chunks in turns, so that a thread's next one begins about here.
+      const int64_t ahead = c.start + threads * c.count, left = rows - ahead;
+      const int64_t after = left < c.count ? left : c.count;
+      NextRows next;
+      next.add(x + ahead * matrix.inner + start, after, matrix.inner, part.inner);
+      next.add(out + ahead * matrix.columns, after, matrix.columns, matrix.columns);
+      next.spread(steps_of_product(c.count, part.inner, matrix.columns));
       product(x + c.start * matrix.inner + start, matrix.inner, c.count, packed, part,
               Sink<float>{sums, matrix.columns, matrix.columns, start ? nullptr : bias, nullptr,
-                          start ? sums : nullptr, matrix.columns});
+                          start ? sums : nullptr, matrix.columns}, {}, &next);
     });
   }
   return failed;
