@@ -24,6 +24,7 @@ def _is_the_command() -> bool:
 # seconds: its modules import what they need themselves. Everyone else gets the whole library.
 if not _is_the_command():
     from vision_ttt import dense, models
+    from vision_ttt.freed_memory import keep_freed_memory
     from vision_ttt.inference import for_inference
     from vision_ttt.layers import TTTMLP, TTTLayer, TTTLinear, VitttBlock, VitttMixer
     from vision_ttt.models import Vittt
@@ -34,6 +35,7 @@ __all__ = [
     "dense",
     "models",
     "for_inference",
+    "keep_freed_memory",
     "ttt_linear",
     "ttt_mlp",
     "use_backend",

@@ -15,6 +15,7 @@ from vision_ttt.bench.contenders import NUM_CLASSES, Contender
 from vision_ttt.bench.kernels import ATTENTION, kernels_run
 from vision_ttt.bench.protocol import Prepare, Settings, unless_out_of_memory
 from vision_ttt.bench.runtimes import Deployed, deploy, find_difference, pack, refusal
+from vision_ttt.freed_memory import keep_freed_memory
 from vision_ttt.models.evaluation_mode import evaluation_mode
 
 
@@ -100,7 +101,9 @@ def _modules(contender: Contender, resolution: int, settings: Settings, train: b
 
 
 def build(contender: Contender, resolution: int, settings: Settings, train: bool) -> Prepare:
-    """Build a contender again and return what prepares its calls."""
+    """Build a contender again, in a process of its own, and return what prepares its calls."""
+    if train and settings.device.type == "cpu":
+        keep_freed_memory()
     if contender.runtime is not None:
         deployed, *_ = _deployed(contender, resolution, settings)
         return _prepare_deployed(deployed, resolution, settings)

@@ -14,6 +14,7 @@ from vision_ttt.bench.memory import Memory, measure_memory, memory_in_processes
 from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, Timing, interleave
 from vision_ttt.bench.rows import Row, Run
 from vision_ttt.engine.config import ConfigError
+from vision_ttt.freed_memory import keep_freed_memory
 
 
 def steps_of_models(contenders: int, resolutions: int, repeats: int) -> int:
@@ -52,7 +53,8 @@ def measure_models(
     Inference is a forward pass in evaluation mode, with weights and images in the given dtype, as
     in a deployment; autocast would cast the weights at every call. A training step is the forward
     and backward pass of the cross-entropy in training mode, with float32 weights under autocast to
-    the dtype, without an optimiser. Its memory includes the gradients.
+    the dtype, without an optimiser. Its memory includes the gradients. On a CPU the process keeps
+    what a step frees, as :func:`vision_ttt.engine.train` does by default.
 
     A deployed model receives images in float32, for any dtype that it computes in. Its logits are
     compared with those of the modules before it is timed. Modules first run one image, to record
@@ -67,6 +69,8 @@ def measure_models(
     Raises:
         ConfigError: see :func:`multiply_adds`.
     """
+    if train and settings.device.type == "cpu":
+        keep_freed_memory()
     dropouts = Dropouts()
     for resolution in resolutions:
         # Code compiled for earlier resolutions would count against PyTorch's recompilation limit.

@@ -277,6 +277,9 @@ class MachineSection(Section):
     """Arithmetic of forward and backward; bfloat16 is by autocast, weights stay float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    keep_freed_memory: bool = True
+    """On a CPU under Linux, keep the memory that a step frees for the next one, instead of returning
+    it to the system: faster steps; the process stays as large as its largest step."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     sharding: Literal["replicated", "sharded"] = "replicated"

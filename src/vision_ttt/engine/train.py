@@ -48,6 +48,7 @@ from vision_ttt.engine.state import SavedRun, TrainState, optimizer_moments
 from vision_ttt.engine.stopping import StopRequest, stop_on_signals
 from vision_ttt.engine.task import Batch, Evaluation, Moment, Task
 from vision_ttt.explain import inner_losses
+from vision_ttt.freed_memory import keep_freed_memory
 from vision_ttt.layers import unfuse
 
 _LOGGER = logging.getLogger(__name__)
@@ -106,6 +107,8 @@ def train(
     run_dir = Path(config.run.output)
     with stop_on_signals() as stop:
         accelerator = make_accelerator(config.optimisation.accumulation_steps)
+        if config.machine.keep_freed_memory and accelerator.device.type == "cpu":
+            keep_freed_memory()
         with only_run(run_dir, accelerator):
             found = open_run(config, resume=resume, overwrite=overwrite)
             parts = assemble(config, accelerator, found, lambda: stop.vote)
