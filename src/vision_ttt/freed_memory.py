@@ -1,4 +1,4 @@
-"""The memory that a process has freed: whether the C library keeps it or returns it to the system."""
+"""Memory that a process has freed: the C library keeps it, or returns it to the system."""
 
 from __future__ import annotations
 

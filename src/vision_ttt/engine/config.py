@@ -278,8 +278,8 @@ class MachineSection(Section):
     compile: bool = False
     """Compile the model with torch.compile."""
     keep_freed_memory: bool = True
-    """On a CPU under Linux, keep the memory that a step frees for the next one, instead of returning
-    it to the system: faster steps; the process stays as large as its largest step."""
+    """On a CPU under Linux, keep the memory that a step frees for the next one, do not return it to
+    the system: faster steps; the process stays as large as its largest step."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     sharding: Literal["replicated", "sharded"] = "replicated"
