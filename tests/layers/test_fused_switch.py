@@ -9,6 +9,7 @@ from timm.layers import DropPath
 from torch import nn
 from torch.nn.utils import parametrize
 
+from kernel_calls import record_kernel_calls
 from tolerances import assert_close
 from vision_ttt.layers import (
     DirectionalConv1d,
@@ -44,11 +45,8 @@ def make_layer(kind=TTTLinear, **options):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the kernel's op runs."""
-    op, count = TABLE["fused_ttt_linear"], []
-    original = op.forward_op
-    monkeypatch.setattr(op, "forward_op", lambda *args: count.append(1) or original(*args))
-    return count
+    """The arguments of each call of the kernel."""
+    return record_kernel_calls(monkeypatch, TABLE["fused_ttt_linear"])
 
 
 def test_it_is_off_unless_asked_for_and_can_be_switched_off(calls):

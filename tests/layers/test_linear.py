@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from kernel_calls import record_kernel_calls
 from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt import for_inference
 from vision_ttt.inference.linear import PackedLinear
@@ -16,11 +17,8 @@ from vision_ttt.ops._table import TABLE
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the op runs."""
-    op, count = TABLE["linear"], []
-    original = op.forward_op
-    monkeypatch.setattr(op, "forward_op", lambda *args: count.append(1) or original(*args))
-    return count
+    """The arguments of each call of the kernel."""
+    return record_kernel_calls(monkeypatch, TABLE["linear"])
 
 
 def make_layers(bias=True, dtype=torch.float32):

@@ -24,10 +24,9 @@ def dispatched(monkeypatch):
     return calls
 
 
-def test_without_a_gradient_the_dispatcher_is_left_out(dispatched):
+def test_plain_calls_leave_the_dispatcher_out(dispatched):
     x = torch.randn(3, 64, requires_grad=True)
     with_gradient = swiglu(x)
-    assert len(dispatched) == 1
     with torch.no_grad():
         assert torch.equal(swiglu(x), with_gradient)
     with torch.inference_mode():
@@ -35,7 +34,7 @@ def test_without_a_gradient_the_dispatcher_is_left_out(dispatched):
         assert torch.equal(swiglu(x.clone()), with_gradient)
     assert torch.equal(swiglu(x.detach()), with_gradient)
     assert torch.equal(swiglu(torch.nn.Parameter(x.detach(), requires_grad=False)), with_gradient)
-    assert len(dispatched) == 1
+    assert not dispatched
 
 
 def test_a_pytorch_that_cannot_be_asked_dispatches_every_call(dispatched, monkeypatch):
@@ -56,13 +55,12 @@ def negated_later() -> torch.Tensor:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: torch.randn(3, 64, requires_grad=True),
         lambda: torch.randn(3, 64, device="meta"),
         lambda: torch.randn(3, 64).as_subclass(Subclass),
         negated_later,
         lambda: torch._efficientzerotensor(3, 64),
     ],
-    ids=["gradient", "meta", "subclass", "negated later", "zeros without memory"],
+    ids=["meta", "subclass", "negated later", "zeros without memory"],
 )
 def test_tensors_that_the_dispatcher_must_see(make, dispatched):
     x = make()
@@ -126,3 +124,39 @@ def test_a_state_that_nobody_asks_for_is_not_made(name):
     assert torch.equal(kept_o, o)
     for x, y in zip(kept_last[: len(state)], last[: len(state)], strict=True):
         assert torch.equal(x, y)
+
+
+@pytest.fixture
+def dispatched_backward(monkeypatch):
+    """How often the custom op of the backward pass is called."""
+    calls, original = [], OP.backward_op
+    monkeypatch.setattr(OP, "backward_op", lambda *args: calls.append(1) or original(*args))
+    return calls
+
+
+def test_a_plain_backward_pass_leaves_the_dispatcher_out(dispatched, dispatched_backward):
+    x = torch.randn(3, 64, requires_grad=True)
+    out = swiglu(x)
+    assert out.grad_fn.name() == "vision_ttt_swigluBackward"
+    (direct,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
+    assert not dispatched
+    assert not dispatched_backward
+    (wanted,) = torch.autograd.grad(OP.forward_op(x).sum(), x)
+    assert torch.equal(direct, wanted)
+    # What differentiates the gradient, or transforms the backward pass, takes the custom op.
+    (again,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    assert again.requires_grad
+    assert torch.equal(again.detach(), wanted)
+    many = torch.autograd.grad(out, x, torch.ones(2, 3, 32), is_grads_batched=True)[0]
+    assert torch.allclose(many[1], wanted)
+    assert len(dispatched_backward) == 2
+
+
+def test_a_recorded_call_survives_checkpointing_and_saved_tensor_hooks():
+    x = torch.randn(3, 64, requires_grad=True)
+    (wanted,) = torch.autograd.grad(swiglu(x).sum(), x)
+    checkpointed = torch.utils.checkpoint.checkpoint(swiglu, x, use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(checkpointed.sum(), x)[0], wanted)
+    with torch.autograd.graph.save_on_cpu():
+        out = swiglu(x)
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], wanted)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from kernel_calls import record_kernel_calls
 from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.layers import TTTLinear
 from vision_ttt.ops import use_backend
@@ -61,15 +62,8 @@ def assert_same(layer, x):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The arguments of each call of the kernel's op."""
-    calls = []
-
-    def record(*arguments):
-        calls.append(arguments)
-        return fused_ttt_linear_op(*arguments)
-
-    monkeypatch.setattr(TABLE["fused_ttt_linear"], "forward_op", record)
-    return calls
+    """The arguments of each call of the kernel."""
+    return record_kernel_calls(monkeypatch, TABLE["fused_ttt_linear"])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())

@@ -22,12 +22,13 @@ HAS_QUERIES = (
     )
     and hasattr(torch.autograd, "_profiler_enabled")
     and hasattr(Tensor, "_is_zerotensor")
+    and hasattr(torch._C._functorch, "is_legacy_batchedtensor")
 )
 """Whether this PyTorch has the private queries below. Without them every call is dispatched."""
 
 
-def may_bypass_dispatcher(inputs: tuple[Any, ...]) -> bool:
-    """Whether a call needs only a kernel: no autograd, autocast, tracer, mode or profiler.
+def is_plain_call(inputs: tuple[Any, ...]) -> bool:
+    """Whether a call needs only a kernel, or autograd: no autocast, tracer, mode or profiler.
 
     The inputs must have passed the op's contract.
     """
@@ -41,14 +42,25 @@ def may_bypass_dispatcher(inputs: tuple[Any, ...]) -> bool:
         or torch.autograd._profiler_enabled()
     ):
         return False
-    records = torch.is_grad_enabled()
     for x in inputs:
         if isinstance(x, Tensor) and (
             type(x) not in _PLAIN_TYPES
-            or (records and x.requires_grad)
             or x.is_meta
             or x.is_neg()  # a view that PyTorch has yet to negate
             or x._is_zerotensor()  # zeros without memory
+            or torch._C._functorch.is_legacy_batchedtensor(x)  # gradients for is_grads_batched
         ):
             return False
     return True
+
+
+def needs_gradient(inputs: tuple[Any, ...]) -> bool:
+    """Whether autograd is to record a call."""
+    return torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in inputs
+    )
+
+
+def may_bypass_dispatcher(inputs: tuple[Any, ...]) -> bool:
+    """Whether a call needs only a kernel: a plain call without a gradient."""
+    return is_plain_call(inputs) and not needs_gradient(inputs)

@@ -16,8 +16,9 @@ from torch import Tensor
 from vision_ttt.ops import _backend
 from vision_ttt.ops._backend import AUTO, is_transformed, requested_backend
 from vision_ttt.ops._contract import Contract
-from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
+from vision_ttt.ops._dispatcher_bypass import is_plain_call, needs_gradient
 from vision_ttt.ops._native import warn_if_missing
+from vision_ttt.ops._recorded_call import recorded_call
 from vision_ttt.ops._registration import (
     register_backward,
     register_composed_backward,
@@ -54,9 +55,9 @@ class Op:
     """An op: a call selects a backend by its inputs and runs it.
 
     The custom op ``vision_ttt::NAME`` covers all backends. Calls that need nothing of PyTorch's
-    dispatcher bypass it. The custom op is opaque to torch.compile and torch.export. Its backward
-    pass is a custom op too (``vision_ttt::NAME_backward``), so that compiled backward graphs
-    contain it. Higher derivatives are those of the definition.
+    dispatcher, or only autograd, bypass it. The custom op is opaque to torch.compile and
+    torch.export. Its backward pass is a custom op too (``vision_ttt::NAME_backward``), so that
+    compiled backward graphs contain it. Higher derivatives are those of the definition.
 
     Args:
         name: the op's public name.
@@ -119,6 +120,7 @@ class Op:
         self.width, self.tensors = len(contract.names), len(contract.tensors)
         self.backend_at_runtime = "str backend" in schema
         """Whether a call without a requested backend selects one when the custom op runs."""
+        self._recorded = recorded_call(name)
         self._last_resort = Backend(self._without_backend, None, lambda _: None)
         forward = register_forward(self, schema)
         if backward_schema is not None:
@@ -140,10 +142,12 @@ class Op:
             ValueError: the requested backend is unknown or does not support the inputs.
         """
         self.contract.check(inputs)
-        if backend is None and _backend.override() is None and may_bypass_dispatcher(inputs):
+        if backend is None and _backend.override() is None and is_plain_call(inputs):
             fastest = self._fastest(inputs)
-            if fastest is not None:
+            if fastest is not None and not needs_gradient(inputs):
                 return self._run_inference(fastest, inputs, wanted or self.results)
+            if fastest is not None and fastest.backward is not None:
+                return self._recorded.apply(self, fastest, *inputs)
         if self.autocast and torch.is_autocast_enabled(autocast_kind(inputs[0])):
             inputs = self.cast(inputs)
         if _backend.exporting_onnx():
@@ -153,8 +157,7 @@ class Op:
             return self._by_definition(inputs)
         if self.kept is None:
             return self.forward_op(*inputs)
-        needs_grad = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-        keep = torch.is_grad_enabled() and needs_grad
+        keep = needs_gradient(inputs)
         results = self.forward_op(*inputs, keep, *((name,) if self.backend_at_runtime else ()))
         return self._without_kept(results)
 
