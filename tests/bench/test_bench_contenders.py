@@ -107,7 +107,11 @@ def run_():
 
 
 @pytest.mark.parametrize("train", [False, True])
-def test_rows_of_models(train: bool, run_):
+def test_rows_of_models(train: bool, run_, monkeypatch):
+    kept = []
+    monkeypatch.setattr(
+        "vision_ttt.bench.models.keep_freed_memory", lambda: kept.append("freed memory")
+    )
     contenders = find_contenders([NANO])
     settings = Settings(CPU, dtype=torch.bfloat16, batch_size=2, repeats=1, shortest_repeat=0)
     advanced = []
@@ -122,6 +126,7 @@ def test_rows_of_models(train: bool, run_):
     assert small.seconds > 0
     assert 3.5 < large.macs / small.macs < 4.1  # linear in the tokens but for the head
     assert len(advanced) == steps_of_models(1, 2, repeats=1)
+    assert bool(kept) is train  # inference keeps its own buffers
 
 
 @pytest.mark.parametrize("kind", [None, "fused"])

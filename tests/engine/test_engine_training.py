@@ -116,6 +116,17 @@ def _run(tiny_fields: Fields, **overrides: object) -> TrainResult:
     return train(resolve(tiny_fields(**overrides)))
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_freed_memory_is_kept_unless_switched_off(
+    tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    called: list[bool] = []
+    module = sys.modules["vision_ttt.engine.train"]
+    monkeypatch.setattr(module, "keep_freed_memory", lambda: called.append(True))
+    _run(tiny_fields, epochs=1, keep_freed_memory=keeps)
+    assert bool(called) is (keeps and not torch.accelerator.is_available())
+
+
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
 def test_same_seed_same_run(tiny_fields: Fields, tmp_path: Path, options: dict) -> None:
     first = _run(tiny_fields, **options, output=str(tmp_path / "1"))

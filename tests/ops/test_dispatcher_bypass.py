@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision_ttt.ops import _dispatcher_bypass, depthwise_conv2d, ttt_linear, ttt_mlp
+from vision_ttt.ops import _dispatcher_bypass, depthwise_conv2d, ttt_linear, ttt_mlp, use_backend
 from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.swiglu import swiglu
@@ -143,13 +143,16 @@ def test_a_plain_backward_pass_leaves_the_dispatcher_out(dispatched, dispatched_
     assert not dispatched_backward
     (wanted,) = torch.autograd.grad(OP.forward_op(x).sum(), x)
     assert torch.equal(direct, wanted)
-    # What differentiates the gradient, or transforms the backward pass, takes the custom op.
+    # What differentiates the gradient, requests a backend or maps the backward pass, takes the op.
     (again,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     assert again.requires_grad
     assert torch.equal(again.detach(), wanted)
+    with use_backend("reference"):
+        assert torch.equal(torch.autograd.grad(out.sum(), x, retain_graph=True)[0], wanted)
+    assert len(dispatched_backward) == 2
     many = torch.autograd.grad(out, x, torch.ones(2, 3, 32), is_grads_batched=True)[0]
     assert torch.allclose(many[1], wanted)
-    assert len(dispatched_backward) == 2
+    assert len(dispatched_backward) == 3
 
 
 def test_a_recorded_call_survives_checkpointing_and_saved_tensor_hooks():
