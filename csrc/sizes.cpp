@@ -27,6 +27,7 @@ VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(SwiGluMlpProblem)
   VISION_TTT_SIZE(Linear)
   VISION_TTT_SIZE(Conv2d)
+  VISION_TTT_SIZE(Conv2dNorm)
   VISION_TTT_SIZE(DeformableAttention)
   VISION_TTT_SIZE(DeformableAttentionGradients)
   VISION_TTT_SIZE(ScanTensor)

@@ -13,7 +13,7 @@ from vision_ttt.layers.fusable import Fusable
 from vision_ttt.layers.grid import check_grid
 from vision_ttt.layers.swiglu import SwiGLU
 from vision_ttt.layers.ttt_linear import TTTLinear
-from vision_ttt.ops import normed_swiglu_mlp, residual_depthwise_conv2d
+from vision_ttt.ops import normed_swiglu_mlp, residual_conv2d_norm
 
 torch.fx.wrap("check_grid")
 
@@ -34,16 +34,17 @@ class VitttMixer(Fusable):
         ttt: another sequence layer [B, T, D] → [B, T, D], given instead of num_heads.
         conv2d: convolve the tokens on their grid first; all rows of Table 3 but the last do not.
         drop_path: applied to the TTT branch, e.g. ``timm.layers.DropPath``.
-        fused: convolve and add in one pass, by
-            :func:`vision_ttt.ops.residual_depthwise_conv2d`. ``conv2d`` then only holds its weight,
-            see :class:`vision_ttt.layers.fusable.Fusable`: hooks on it do not run, and replacing it
+        fused: convolve, add and normalise in one op,
+            :func:`vision_ttt.ops.residual_conv2d_norm`, which keeps only its input for the backward
+            pass. ``conv2d`` and ``norm`` then only hold their parameters, see
+            :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do not run, and replacing one
             is an error until ``fused`` is set to False.
 
     Raises:
         ValueError: not exactly one of num_heads and ttt is given.
     """
 
-    fused_parts = ("conv2d",)
+    fused_parts = ("conv2d", "norm")
 
     def __init__(
         self,
@@ -75,15 +76,19 @@ class VitttMixer(Fusable):
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         """Mix tokens y [B, T, D]; ``extra`` are the positions in T of tokens outside the grid.
 
-        With such tokens the convolution is called also where ``fused`` is set.
+        With such tokens the parts are called also where ``fused`` is set.
 
         Raises:
             ValueError: T is not h · w + len(extra).
         """
         if self.conv2d is not None and self.fused and not extra:
             check_grid(y.shape[1], grid)
-            y = residual_depthwise_conv2d(y, self.conv2d.weight, grid)
-        elif self.conv2d is not None:
+            norm = self.norm
+            y, normed = residual_conv2d_norm(
+                y, self.conv2d.weight, (norm.weight, norm.bias), grid, eps=norm.eps
+            )
+            return y + self.drop_path(self.ttt(normed))
+        if self.conv2d is not None:
             y = y + self.conv2d(y, grid, extra)
         return y + self.drop_path(self.ttt(self.norm(y)))
 

@@ -9,6 +9,7 @@ from vision_ttt.ops.fused_ttt_linear import fused_ttt_linear
 from vision_ttt.ops.gated_norm import gated_norm
 from vision_ttt.ops.linear import linear
 from vision_ttt.ops.normed_swiglu_mlp import normed_swiglu_mlp
+from vision_ttt.ops.residual_conv2d_norm import residual_conv2d_norm
 from vision_ttt.ops.selective_scan import selective_scan
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.swiglu_mlp import swiglu_mlp
@@ -26,6 +27,7 @@ __all__ = [
     "gated_norm",
     "linear",
     "normed_swiglu_mlp",
+    "residual_conv2d_norm",
     "residual_depthwise_conv2d",
     "selective_scan",
     "swiglu",

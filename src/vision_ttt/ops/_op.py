@@ -142,12 +142,12 @@ class Op:
             ValueError: the requested backend is unknown or does not support the inputs.
         """
         self.contract.check(inputs)
-        if backend is None and _backend.override() is None and is_plain_call(inputs):
-            fastest = self._fastest(inputs)
-            if fastest is not None and not needs_gradient(inputs):
-                return self._run_inference(fastest, inputs, wanted or self.results)
-            if fastest is not None and fastest.backward is not None:
-                return self._recorded.apply(self, fastest, *inputs)
+        if _backend.override() is None and is_plain_call(inputs):
+            chosen = self._for_plain_call(inputs, backend)
+            if chosen is not None and not needs_gradient(inputs):
+                return self._run_inference(chosen, inputs, wanted or self.results)
+            if chosen is not None and chosen.backward is not None:
+                return self._recorded.apply(self, chosen, backend or AUTO, *inputs)
         if self.autocast and torch.is_autocast_enabled(autocast_kind(inputs[0])):
             inputs = self.cast(inputs)
         if _backend.exporting_onnx():
@@ -172,8 +172,11 @@ class Op:
     def _without_kept(self, results: tuple[Tensor, ...]) -> Any:
         return results[: self.results] if self.results > 1 else results[0]
 
-    def _fastest(self, inputs: Any) -> Backend | None:
-        """The first backend that supports the inputs, of those that need no request."""
+    def _for_plain_call(self, inputs: Any, requested: str | None) -> Backend | None:
+        """The requested backend, or the first of those that need no request, if it can serve."""
+        if requested is not None:
+            known = requested in self.backends and self.refusal(requested, inputs) is None
+            return self.backends[requested] if known else None
         for name in self._default_names(inputs[0]):
             if self.backends[name].refusal(inputs) is None:
                 if name == "dual" and inputs[0].is_cpu:

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 
 class RecordedCall(torch.autograd.Function):
-    """``RecordedCall.apply(op, backend, *inputs)``: the op's results, recorded by autograd."""
+    """The op's results, recorded by autograd: ``apply(op, backend, requested, *inputs)``.
+
+    ``requested`` is the name by which a custom op finds the backend again.
+    """
 
     @staticmethod
-    def forward(ctx: Any, op: Op, backend: Backend, *inputs: Any) -> Any:
+    def forward(ctx: Any, op: Op, backend: Backend, requested: str, *inputs: Any) -> Any:
         named = op.inputs(*inputs)
         if op.kept is None:
             results = backend.forward(named)
@@ -32,7 +35,8 @@ class RecordedCall(torch.autograd.Function):
             kept = results[op.results :]
             results = results[: op.results] if op.results > 1 else results[0]
         ctx.save_for_backward(*inputs[: op.tensors], *kept)
-        ctx.op, ctx.backend, ctx.options = op, backend, inputs[op.tensors :]
+        ctx.op, ctx.backend, ctx.requested = op, backend, requested
+        ctx.options = inputs[op.tensors :]
         return results
 
     @staticmethod
@@ -40,7 +44,7 @@ class RecordedCall(torch.autograd.Function):
         op, saved, options = ctx.op, ctx.saved_tensors, ctx.options
         # The gradient is differentiated again, or a mode wants to see it.
         if torch.is_grad_enabled() or _backend.override() or not is_plain_call((*grads, *saved)):
-            backend = (_backend.AUTO,) if op.backend_at_runtime else ()
+            backend = (ctx.requested,) if op.backend_at_runtime else ()
             gradients = op.backward_op(*grads, *saved, *options, *backend)
         else:
             inputs = op.inputs(*saved[: op.tensors], *options)
@@ -48,6 +52,7 @@ class RecordedCall(torch.autograd.Function):
         gradients = gradients if op.tensors > 1 else (gradients,)
         pairs = zip(saved, gradients, strict=False)  # without the kept tensors
         return (
+            None,
             None,
             None,
             *(None if x is None else grad for x, grad in pairs),

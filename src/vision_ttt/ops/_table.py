@@ -12,6 +12,7 @@ from vision_ttt.ops.fused_ttt_linear.op import OP as FUSED_TTT_LINEAR
 from vision_ttt.ops.gated_norm.op import OP as GATED_NORM
 from vision_ttt.ops.linear.op import OP as LINEAR
 from vision_ttt.ops.normed_swiglu_mlp.op import OP as NORMED_SWIGLU_MLP
+from vision_ttt.ops.residual_conv2d_norm.op import OP as RESIDUAL_CONV2D_NORM
 from vision_ttt.ops.selective_scan.op import OP as SELECTIVE_SCAN
 from vision_ttt.ops.swiglu.op import OP as SWIGLU
 from vision_ttt.ops.swiglu_mlp.op import OP as SWIGLU_MLP
@@ -30,6 +31,7 @@ TABLE: dict[str, Op] = {  # public name → op
         GATED_NORM,
         LINEAR,
         NORMED_SWIGLU_MLP,
+        RESIDUAL_CONV2D_NORM,
         SELECTIVE_SCAN,
         SWIGLU,
         SWIGLU_MLP,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 
@@ -23,13 +24,15 @@ from vision_ttt.ops.depthwise_conv2d.contract import Inputs
 
 
 @mirrors("Conv2d")
-class _Conv2d(ctypes.Structure):
+class Conv2d(ctypes.Structure):
+    """``Conv2d`` of csrc/conv2d/conv2d.h."""
+
     _fields_ = (
         ("x", SequencePointer),
         ("y", SequencePointer),
         ("weight", c_void_p),
         *((name, c_int64) for name in ("batch", "height", "width")),
-        *((name, c_int64) for name in ("channels", "kernel", "threads")),
+        *((name, c_int64) for name in ("channels", "kernel", "residual", "threads")),
     )
 
 
@@ -38,15 +41,21 @@ def refusal(inputs: Inputs) -> str | None:
     return _native.no_vectors(inputs.x.shape[-1]) or _native.refusal(inputs.x, inputs.weight)
 
 
-def _problem(
-    x: Tensor, y: Tensor, weight: Tensor | None, kernel: int, grid: Sequence[int]
-) -> _Conv2d:
+def describe(
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    kernel: int,
+    grid: Sequence[int],
+    *,
+    residual: bool = False,
+) -> Conv2d:
     """Describe a call on x and y [B, T, C]; the gradient of the weight needs no weight."""
-    return _Conv2d(
+    return Conv2d(
         sequence(x),
         sequence(y),
         None if weight is None else weight.data_ptr(),
-        *(x.shape[0], *grid, x.shape[-1], kernel, torch.get_num_threads()),
+        *(x.shape[0], *grid, x.shape[-1], kernel, residual, torch.get_num_threads()),
     )
 
 
@@ -54,15 +63,21 @@ def correlate(x: Tensor, y: Tensor, kernel: int, grid: Sequence[int]) -> Tensor:
     """The gradient of the weight [C, 1, K, K], given the gradient y [B, T, C] of the output."""
     x, y = contiguous_last(x), contiguous_last(y)
     taps = x.new_empty(kernel * kernel, x.shape[-1])
-    problem = _problem(x, y, None, kernel, grid)
+    problem = describe(x, y, None, kernel, grid)
     LIBRARY.vision_ttt_conv2d_weight(ctypes.byref(problem), c_void_p(taps.data_ptr()))
+    return of_taps(taps)
+
+
+def of_taps(taps: Tensor) -> Tensor:
+    """A weight [C, 1, K, K] of its taps [K · K, C]."""
+    kernel = math.isqrt(taps.shape[0])
     return taps.t().contiguous().view(-1, 1, kernel, kernel)
 
 
 def _forward(inputs: Inputs) -> Tensor:
     x, weight = contiguous_last(inputs.x), inputs.weight.contiguous()
     y = x.new_empty(x.shape)
-    run_kernel("vision_ttt_conv2d", _problem(x, y, weight, weight.shape[-1], inputs.grid))
+    run_kernel("vision_ttt_conv2d", describe(x, y, weight, weight.shape[-1], inputs.grid))
     return y
 
 
@@ -73,7 +88,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     # ∂x is the convolution of the gradient with the kernel mirrored in both axes.
     mirrored = weight.flip(-2, -1).contiguous()
     dx = x.new_empty(x.shape)
-    run_kernel("vision_ttt_conv2d", _problem(grad, dx, mirrored, kernel, inputs.grid))
+    run_kernel("vision_ttt_conv2d", describe(grad, dx, mirrored, kernel, inputs.grid))
     return dx, correlate(x, grad, kernel, inputs.grid)
 
 
