@@ -25,6 +25,7 @@ VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(Silu)
   VISION_TTT_SIZE(SwiGlu)
   VISION_TTT_SIZE(SwiGluMlpProblem)
+  VISION_TTT_SIZE(NarrowLinear)
   VISION_TTT_SIZE(Linear)
   VISION_TTT_SIZE(Conv2d)
   VISION_TTT_SIZE(Conv2dNorm)

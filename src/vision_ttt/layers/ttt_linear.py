@@ -10,7 +10,7 @@ from vision_ttt.layers.fusable import Fusable
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.ttt_layer import TTTLayer, TTTLayerState
-from vision_ttt.ops import fused_ttt_linear, linear
+from vision_ttt.ops import fused_ttt_linear, linear, linear_pair
 
 
 class TTTLinear(TTTLayer, Fusable):
@@ -27,12 +27,12 @@ class TTTLinear(TTTLayer, Fusable):
         learnable_states: see :class:`LinearLearner`; one per direction by default.
         base_learning_rate: η_base.
         merge, rotary: as of :class:`TTTLayer`.
-        fused: run everything between the wide projections as one op,
+        fused: run everything between the projections as one op,
             :func:`vision_ttt.ops.fused_ttt_linear`, which computes the same from the same
-            parameters and keeps less for the backward pass; the wide projections run as
-            :func:`vision_ttt.ops.linear`. All parts but ``rate_proj`` then only hold parameters,
-            see :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do not run, and replacing
-            one is an error until ``fused`` is set to False.
+            parameters and keeps less for the backward pass; the projections run as
+            :func:`vision_ttt.ops.linear_pair` and :func:`vision_ttt.ops.linear`. All parts then
+            only hold parameters, see :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do
+            not run, and replacing one is an error until ``fused`` is set to False.
 
     Raises:
         ValueError: D is not a multiple of H, an argument is out of its range, or ``fused`` is set
@@ -41,7 +41,16 @@ class TTTLinear(TTTLayer, Fusable):
     """
 
     learner: LinearLearner
-    fused_parts = ("in_proj", "conv_q", "conv_k", "rotary", "learner", "merge", "out_proj")
+    fused_parts = (
+        "in_proj",
+        "rate_proj",
+        "conv_q",
+        "conv_k",
+        "rotary",
+        "learner",
+        "merge",
+        "out_proj",
+    )
     fused_methods = ("views", "rates")
 
     def __init__(
@@ -93,9 +102,13 @@ class TTTLinear(TTTLayer, Fusable):
         if not self.fused or state is not None or return_state:
             return super().forward(x, state, return_state, lengths)
         conv_q, conv_k, learner, merge = self.conv_q, self.conv_k, self.learner, self.merge
+        rate_proj = self.rate_proj
+        projected, rates = linear_pair(
+            x, self.in_proj.weight, (rate_proj.weight, rate_proj.bias)
+        )  # [B, T, C], [B, T, H]
         mixed = fused_ttt_linear(
-            linear(x, self.in_proj.weight),
-            self.rate_proj(x),
+            projected,
+            rates,
             (conv_q.weight, conv_q.bias),
             (conv_k.weight, conv_k.bias),
             learner.state(),

@@ -8,6 +8,7 @@ from vision_ttt.ops.fused_mamba import fused_mamba
 from vision_ttt.ops.fused_ttt_linear import fused_ttt_linear
 from vision_ttt.ops.gated_norm import gated_norm
 from vision_ttt.ops.linear import linear
+from vision_ttt.ops.linear_pair import linear_pair
 from vision_ttt.ops.normed_swiglu_mlp import normed_swiglu_mlp
 from vision_ttt.ops.residual_conv2d_norm import residual_conv2d_norm
 from vision_ttt.ops.selective_scan import selective_scan
@@ -26,6 +27,7 @@ __all__ = [
     "fused_ttt_linear",
     "gated_norm",
     "linear",
+    "linear_pair",
     "normed_swiglu_mlp",
     "residual_conv2d_norm",
     "residual_depthwise_conv2d",
