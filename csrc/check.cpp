@@ -133,10 +133,19 @@ void check_fused(int64_t B, int64_t T, int64_t D) {
 void check_linear(int64_t rows, int64_t inner, int64_t columns) {
   Buffer x(rows * inner), weight(columns * inner), bias(columns), grad(rows * columns);
   Buffer out(rows * columns, false), dx(rows * inner, false), dweight(columns * inner, false);
-  const Linear linear{x, weight, bias, grad, out, dx, dweight, rows, inner, columns, 2};
+  const Linear linear{x, weight, bias, grad, out, dx, dweight, rows, inner, columns, 2, {}};
   expect(vision_ttt_linear(&linear) == 0 && out.finite(), "a linear layer is finite");
   expect(vision_ttt_linear_backward(&linear) == 0 && dx.finite() && dweight.finite(),
          "a linear layer's backward is finite");
+
+  const int64_t narrow = 5;
+  Buffer narrow_weight(narrow * inner), narrow_bias(narrow), narrow_grad(rows * narrow);
+  Buffer narrow_out(rows * narrow, false), dnarrow(narrow * inner, false), dbias(narrow, false);
+  Linear pair = linear;
+  pair.narrow = {narrow_weight, narrow_bias, narrow_grad, narrow_out, dnarrow, dbias, narrow};
+  expect(vision_ttt_linear(&pair) == 0 && out.finite() && narrow_out.finite(), "two layers are finite");
+  expect(vision_ttt_linear_backward(&pair) == 0 && dx.finite() && dnarrow.finite() && dbias.finite(),
+         "two layers' backward is finite");
 }
 
 void check_swiglu_mlp(int64_t rows, int64_t dim, int64_t hidden, int64_t columns) {
@@ -160,10 +169,20 @@ void check_swiglu_mlp(int64_t rows, int64_t dim, int64_t hidden, int64_t columns
 void check_conv2d(int64_t B, int64_t h, int64_t w, int64_t C, int64_t K) {
   const int64_t T = h * w;
   Buffer x(B * T * C), y(B * T * C, false), weight(K * K * C), dweight(K * K * C, false);
-  Conv2d conv{{x, T * C, C}, {y, T * C, C}, weight, B, h, w, C, K, 2};
+  Conv2d conv{{x, T * C, C}, {y, T * C, C}, weight, B, h, w, C, K, 0, 2};
   expect(vision_ttt_conv2d(&conv) == 0, "conv2d status");
   vision_ttt_conv2d_weight(&conv, dweight);
   expect(y.finite() && dweight.finite(), "conv2d is finite");
+
+  Buffer norm_weight(C), norm_bias(C), normed(y.size, false), dy(y.size), dnormed(y.size);
+  Buffer dx(y.size, false), dnorm_weight(C, false), dnorm_bias(C, false);
+  conv.residual = 1;
+  Conv2dNorm norm{conv, norm_weight, norm_bias, normed, dy, dnormed, dweight, dnorm_weight, dnorm_bias, 1e-6f};
+  expect(vision_ttt_conv2d_norm(&norm) == 0 && normed.finite(), "a normed conv2d is finite");
+  norm.conv.y = {dx, T * C, C};
+  expect(vision_ttt_conv2d_norm_backward(&norm) == 0 && dx.finite() && dweight.finite() &&
+             dnorm_weight.finite() && dnorm_bias.finite(),
+         "a normed conv2d's backward is finite");
 }
 
 // Some locations are outside, infinite or NaN, whose results are not finite, but in their place.
@@ -269,6 +288,7 @@ int main() {
   check_conv2d(1, 1, 1, 16, 3);
   check_conv2d(2, 4, 5, 48, 3);
   check_conv2d(1, 3, 2, 32, 5);
+  check_conv2d(1, 9, 200, 256, 3);
   for (bool hostile : {false, true}) {
     check_deformable_attention(1, 1, 1, 16, 1, 1, hostile);
     check_deformable_attention(2, 5, 3, 32, 3, 4, hostile);

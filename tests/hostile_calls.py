@@ -104,6 +104,16 @@ def linear_layer_arguments(s: Sizes) -> list[Any]:
     return [normal(s.batch, s.length, dim), normal(columns, dim), bias]
 
 
+def linear_pair_arguments(s: Sizes) -> list[Any]:
+    x, wide, _ = linear_layer_arguments(s)
+    return [x, wide, normal(s.taps, s.channels), normal(s.taps)]
+
+
+def conv2d_norm_arguments(s: Sizes) -> list[Any]:
+    x, weight, *grid = conv2d_arguments(s)
+    return [x, weight, normal(s.channels), normal(s.channels), *grid, 1e-2]
+
+
 def swiglu_mlp_arguments(s: Sizes) -> list[Any]:
     dim, hidden = s.channels, 2 * s.dim
     x = normal(s.batch, s.length, dim)
@@ -198,7 +208,9 @@ ARGUMENTS: dict[str, Callable[[Sizes], list[Any]]] = {
     "fused_ttt_linear": fused_arguments,
     "gated_norm": norm_arguments,
     "linear": linear_layer_arguments,
+    "linear_pair": linear_pair_arguments,
     "normed_swiglu_mlp": normed_swiglu_mlp_arguments,
+    "residual_conv2d_norm": conv2d_norm_arguments,
     "selective_scan": scan_arguments,
     "swiglu": swiglu_arguments,
     "swiglu_mlp": swiglu_mlp_arguments,
@@ -321,14 +333,15 @@ def backward_arguments(op: Op, arguments: list[Any]) -> list[Any]:
     return [*grads, *tensors, *results[op.results :], *options, *backend]
 
 
-def gradients_of(op: Op, grad: Tensor, *arguments: Any) -> list[Tensor]:
-    """The tensors' gradients by the definition, given that of its one result."""
+def gradients_of(op: Op, *arguments: Any) -> list[Tensor]:
+    """The tensors' gradients by the definition, given those of its results."""
+    grads, arguments = arguments[: op.results], arguments[op.results :]
     inputs, options = arguments[: op.tensors], arguments[op.tensors :]
     inputs = [None if x is None else x.detach().requires_grad_() for x in inputs]
     given = [x for x in inputs if x is not None]
     with torch.enable_grad():
         out = op.definition(op.inputs(*inputs, *options))
-    found = iter(torch.autograd.grad(out, given, grad))
+    found = iter(torch.autograd.grad(out, given, grads))
     return [torch.empty(0) if x is None else next(found) for x in inputs]
 
 
@@ -380,7 +393,12 @@ def normed(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *a: op(a[0], a[1:3], *a[3:5], residual=a[5], eps=a[6])
 
 
-PUBLIC: dict[str, Callable[..., Tensor]] = {
+def conv2d_normed(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The normed convolution's public function on its custom op's arguments."""
+    return lambda *a: op(a[0], a[1], a[2:4], a[4:6], eps=a[6])
+
+
+PUBLIC: dict[str, Callable[..., Any]] = {
     "deformable_attention": with_pairs(ops.deformable_attention),
     "depthwise_conv2d": with_grid(ops.depthwise_conv2d),
     "depthwise_correlation": with_grid(depthwise_correlation),
@@ -389,7 +407,9 @@ PUBLIC: dict[str, Callable[..., Tensor]] = {
     "fused_ttt_linear": in_parts(ops.fused_ttt_linear),
     "gated_norm": ops.gated_norm,
     "linear": ops.linear,
+    "linear_pair": lambda *a: ops.linear_pair(*a[:2], a[2:4]),
     "normed_swiglu_mlp": normed(ops.normed_swiglu_mlp),
+    "residual_conv2d_norm": conv2d_normed(ops.residual_conv2d_norm),
     "selective_scan": with_options(ops.selective_scan),
     "swiglu": ops.swiglu,
     "swiglu_mlp": ops.swiglu_mlp,
@@ -398,9 +418,14 @@ PUBLIC: dict[str, Callable[..., Tensor]] = {
 }
 """The public functions on the arguments above."""
 
+OF_TWO_RESULTS = ("linear_pair", "residual_conv2d_norm")
+"""The ops whose public functions return more than the first result unasked."""
 
-def first_result(op: Op) -> Callable[..., Tensor]:
-    """The definition's first result on arguments side by side."""
+
+def public_definition(op: Op) -> Callable[..., Any]:
+    """What the definition says of the public function, on arguments side by side."""
+    if op.name in OF_TWO_RESULTS:
+        return definition_of(op)
 
     def run(*arguments: Any) -> Tensor:
         out = op.definition(op.inputs(*arguments))
@@ -415,7 +440,7 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
 
     def add(op: Op) -> None:
         make = ARGUMENTS[op.name]
-        calls[op.name] = lambda: Call(PUBLIC[op.name], make(s), first_result(op))
+        calls[op.name] = lambda: Call(PUBLIC[op.name], make(s), public_definition(op))
         calls[f"{op.name} op"] = lambda: Call(
             lambda *a: bare_results(op, a), make(s), definition_of(op)
         )

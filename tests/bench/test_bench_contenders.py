@@ -190,7 +190,10 @@ def test_rows_tell_which_backend_scans(name: str, run_):
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        (NANO, "depthwise_conv2d, fused_ttt_linear, linear, normed_swiglu_mlp"),
+        (
+            NANO,
+            "fused_ttt_linear, linear, linear_pair, normed_swiglu_mlp, residual_conv2d_norm",
+        ),
         ("vim_nano_patch4_32", "fused_mamba, linear"),
     ],
 )

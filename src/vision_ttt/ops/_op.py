@@ -302,7 +302,10 @@ class Op:
         )
 
     def _without_backend(self, inputs: Any, keep: bool = False) -> Any:
-        out = (self.composition or self.definition)(inputs).contiguous()
+        out = (self.composition or self.definition)(inputs)
+        if self.results > 1:
+            return tuple(result.contiguous() for result in out)
+        out = out.contiguous()
         return out if self.kept is None else (out, *self.fake(inputs, keep)[1:])
 
     def _by_definition(self, inputs: Any) -> Any:
