@@ -13,6 +13,7 @@ from vision_ttt.bench.op_contenders import op_contender
 from vision_ttt.bench.problems import Problem
 from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, Timing, interleave
 from vision_ttt.bench.rows import Row, Run
+from vision_ttt.freed_memory import keep_freed_memory
 
 PASSES = {"forward": False, "forward + backward": True}
 """Name of a measured call → whether it includes the backward pass."""
@@ -46,6 +47,8 @@ def measure_ops(
     Yields:
         The rows of one problem, one per contender and pass.
     """
+    if settings.device.type == "cpu":
+        keep_freed_memory()
     dropouts = Dropouts()
     side = 8192 if settings.device.type == "cuda" else 1024
     for problem in problems:
