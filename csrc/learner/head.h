@@ -108,7 +108,9 @@ template <int D>
 struct Views {
   int64_t n = 0;      // tokens
   int64_t cols = 0;   // n rounded up to whole vectors
-  float *k, *q, *v;   // [n, D]
+  float *k, *q;       // [n, D]
+  RowsOf<const float> v;  // n rows, where they lie or in v_copy
+  float* v_copy;      // [n, D]
   float* k_t;         // Kᵀ [D, cols], columns past n zero
   float* attention;   // A [n, cols], zero above the diagonal
   float* eta;         // [n]
@@ -124,7 +126,7 @@ struct Views {
     int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
     k = scratch.take(2 * padded * D);
     q = k;  // set per mini-batch, directly behind its k
-    v = scratch.take(padded * D);
+    v_copy = scratch.take(padded * D);
     k_t = scratch.take(D * padded);
     attention = scratch.take(padded * padded);
     eta = scratch.take(padded);
@@ -142,7 +144,13 @@ struct Views {
       for (int64_t t = 0; t < cols; t += kLanes) store(eta + t, head.p.rate * sigmoid(load(eta + t)));
     }
     load_view(head, head.p.k, taps.k, start, k);
-    load_rows<D>(head.p.v, head.p.is_bfloat16, head.scan, start, n, v);
+    if (head.p.is_bfloat16) {
+      load_rows<D>(head.p.v, true, head.scan, start, n, v_copy);
+      v = {v_copy, D};
+    } else {
+      const RowsOf<float> rows = rows_in_place(head.p.v, head.scan, start);
+      v = {rows.first, rows.apart};
+    }
   }
 
   void load_queries(const Head& head, int64_t start) {
@@ -164,5 +172,17 @@ struct Views {
     keep_lower(attention, n, cols, 1.0f);
   }
 };
+
+// Write the outputs f(q) of n tokens, given z = q W + b, which is overwritten.
+template <int D>
+VISION_TTT_INLINE void write_outputs(const Head& head, const Tokens& o, int64_t start, int64_t n, const float* q,
+                                     float* z) {
+  if (!head.p.is_bfloat16) {
+    inner_outputs<D>(n, q, z, head.norm(), rows_in_place(o, head.scan, start));
+    return;
+  }
+  inner_outputs<D>(n, q, z, head.norm(), {z, D});
+  store_rows<D>(o, true, head.scan, start, n, z);
+}
 
 }  // namespace

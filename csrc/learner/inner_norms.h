@@ -33,10 +33,14 @@ VISION_TTT_INLINE Vector inverse_std(Vector squares, int D, float eps) {
   return 1.0f / square_root(squares * (1.0f / D) + eps);
 }
 
-// Replace n rows z = x W + b by f(x).
+// Write f(x) to n rows of `out`, which may be those of z = x W + b themselves.
 template <int D>
-VISION_TTT_INLINE void inner_outputs(int64_t n, const float* x, float* z, const Norm& norm) {
-  if (!norm.weight) return;
+VISION_TTT_INLINE void inner_outputs(int64_t n, const float* x, const float* z, const Norm& norm,
+                                     const RowsOf<float>& out) {
+  if (!norm.weight) {
+    for (int64_t t = 0; t < n; ++t) Row<D>::of(z + t * D).to(out[t]);
+    return;
+  }
   alignas(64) float mean[kLanes], scale[kLanes];
   for (TokenBlock block{0, n}; block.first < n; block.first += kLanes) {
     store(mean, row_means<D>(z, block));
@@ -53,8 +57,8 @@ VISION_TTT_INLINE void inner_outputs(int64_t n, const float* x, float* z, const 
     for (int64_t t = block.first; t < block.end(); ++t) {
       const float m = mean[t - block.first], s = scale[t - block.first];
       for (int64_t i = 0; i < D; i += kLanes)
-        store(z + t * D + i, load(x + t * D + i) + load(norm.bias + i) +
-                                 (load(z + t * D + i) - m) * s * load(norm.weight + i));
+        store(out[t] + i, load(x + t * D + i) + load(norm.bias + i) +
+                              (load(z + t * D + i) - m) * s * load(norm.weight + i));
     }
   }
 }
@@ -62,12 +66,12 @@ VISION_TTT_INLINE void inner_outputs(int64_t n, const float* x, float* z, const 
 // Sums over row t of what g needs, where c = z - mean(z) and r = γ (k + β - v): c², r, r c, γ² c and γ² c².
 // Writes r unless it is null.
 template <int D>
-VISION_TTT_INLINE Sums<5> loss_sums(int64_t t, float mean, const float* z, const float* k, const float* v,
-                                    const Norm& norm, float* rows) {
+VISION_TTT_INLINE Sums<5> loss_sums(int64_t t, float mean, const float* z, const float* k,
+                                    const RowsOf<const float>& v, const Norm& norm, float* rows) {
   Sums<5> sums{};
   for (int64_t i = 0; i < D; i += kLanes) {
     const Vector weight = load(norm.weight + i), c = load(z + t * D + i) - mean;
-    const Vector r = (load(k + t * D + i) - load(v + t * D + i) + load(norm.bias + i)) * weight;
+    const Vector r = (load(k + t * D + i) - load(v[t] + i) + load(norm.bias + i)) * weight;
     const Vector wwc = weight * weight * c;
     if (rows) store(rows + t * D + i, r);
     sums.of[0] += c * c;
@@ -84,12 +88,12 @@ VISION_TTT_INLINE Sums<5> loss_sums(int64_t t, float mean, const float* z, const
 // With c = z - mean(z), s = 1 / std(z) and r = γ (k + β - v): g = s (u - mean(u) - c s² mean(u c)),
 // u = r + γ² c s.
 template <int D>
-VISION_TTT_INLINE void inner_gradients(int64_t n, const float* z, const float* k, const float* v,
-                                       const float* eta, const Norm& norm, float* step) {
+VISION_TTT_INLINE void inner_gradients(int64_t n, const float* z, const float* k,
+                                       const RowsOf<const float>& v, const float* eta, const Norm& norm,
+                                       float* step) {
   if (!norm.weight) {
     for (int64_t t = 0; t < n; ++t)
-      for (int64_t i = t * D; i < (t + 1) * D; i += kLanes)
-        store(step + i, (load(z + i) - load(v + i)) * (eta ? eta[t] : 1.0f));
+      ((Row<D>::of(z + t * D) - Row<D>::of(v[t])) * (eta ? eta[t] : 1.0f)).to(step + t * D);
     return;
   }
   alignas(64) float mean[kLanes], offset[kLanes], scale[kLanes], shrink[kLanes], spread[kLanes];

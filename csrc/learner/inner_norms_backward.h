@@ -18,7 +18,7 @@ VISION_TTT_INLINE void inner_outputs_backward(int64_t n, const float* grad, cons
   for (TokenBlock block{0, n}; block.first < n; block.first += kLanes) {
     store(mean, row_means<D>(z, block));
     auto terms = [&](int64_t lane) __attribute__((always_inline)) {
-      const int64_t t = block.row(lane) * D;
+      const int64_t row = block.row(lane), t = row * D;
       Sums<3> sums{};
       for (int64_t i = 0; i < D; i += kLanes) {
         const Vector c = load(z + t + i) - mean[lane], u = load(grad + t + i) * load(norm.weight + i);
@@ -53,13 +53,13 @@ VISION_TTT_INLINE void inner_outputs_backward(int64_t n, const float* grad, cons
 // unless deta is null, of η_t, and add to those of k, γ and β. `eta` is null for η = 1.
 template <int D>
 VISION_TTT_INLINE void inner_gradients_backward(int64_t n, const float* dstep, const float* eta, const float* z,
-                                                const float* k, const float* v, const Norm& norm, float* dz,
-                                                float* dk, float* dv, float* deta, float* dweight,
+                                                const float* k, const RowsOf<const float>& v, const Norm& norm,
+                                                float* dz, float* dk, float* dv, float* deta, float* dweight,
                                                 float* dbias) {
   if (!norm.weight) {
     for (int64_t t = 0; t < n; ++t) {
       const Row<D> ds = Row<D>::of(dstep + t * D), a = ds * (eta ? eta[t] : 1.0f);
-      if (deta) deta[t] = ds.dot(Row<D>::of(z + t * D) - Row<D>::of(v + t * D));
+      if (deta) deta[t] = ds.dot(Row<D>::of(z + t * D) - Row<D>::of(v[t]));
       a.to(dz + t * D);
       (a * -1.0f).to(dv + t * D);
     }
@@ -78,11 +78,11 @@ VISION_TTT_INLINE void inner_gradients_backward(int64_t n, const float* dstep, c
     };
     // r = γ (k + β - v), so that u = γ e = r + γ² x̂.
     auto of_gradient = [&](int64_t lane) __attribute__((always_inline)) {
-      const int64_t t = block.row(lane) * D;
+      const int64_t row = block.row(lane), t = row * D;
       Sums<5> sums{};
       for (int64_t i = 0; i < D; i += kLanes) {
         const Vector weight = load(norm.weight + i), c = load(z + t + i) - mean[lane];
-        const Vector r = (load(k + t + i) - load(v + t + i) + load(norm.bias + i)) * weight;
+        const Vector r = (load(k + t + i) - load(v[row] + i) + load(norm.bias + i)) * weight;
         const Vector ds = load(dstep + t + i), ww_ds = weight * weight * ds;
         sums.of[0] += ds;
         sums.of[1] += ds * c;
@@ -126,7 +126,7 @@ VISION_TTT_INLINE void inner_gradients_backward(int64_t n, const float* dstep, c
       for (int64_t t = block.first; t < block.end(); ++t) {
         const int64_t at = t * D + i, lane = t - block.first;
         const Vector x_hat = (load(z + at) - mean[lane]) * scale[lane];
-        const Vector e = load(k + at) + bias - load(v + at) + weight * x_hat;
+        const Vector e = load(k + at) + bias - load(v[t] + i) + weight * x_hat;
         const Vector a = load(dstep + at) * rate[lane];
         const Vector du = a * scale[lane] - a_mean[lane] - x_hat * a_along[lane], de = weight * du;
         const Vector dx = weight * de - a * u_along[lane] - weight * e * a_along[lane];

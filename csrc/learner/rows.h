@@ -31,6 +31,21 @@ struct Scan {
   int64_t token(int64_t step) const { return reverse ? length - 1 - step : step; }
 };
 
+// Rows of floats that are `apart` numbers apart.
+template <class Float>
+struct RowsOf {
+  Float* first;
+  int64_t apart;
+
+  VISION_TTT_INLINE Float* operator[](int64_t t) const { return first + t * apart; }
+};
+
+// The rows of float32 tokens from a step of the scan on, where they lie.
+VISION_TTT_INLINE RowsOf<float> rows_in_place(const Tokens& x, const Scan& scan, int64_t start) {
+  const int64_t offset = scan.batch * x.batch + scan.token(start) * x.token + scan.head * x.head;
+  return {static_cast<float*>(x.data) + offset, scan.reverse ? -x.token : x.token};
+}
+
 template <int D>
 VISION_TTT_INLINE void load_rows(const Tokens& x, bool is_bfloat16, const Scan& scan, int64_t start,
                                  int64_t n, float* rows) {

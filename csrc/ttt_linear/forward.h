@@ -43,9 +43,8 @@ void forward_mini_batch(const Head& head, int64_t number, const Learner<D>& lear
   head.scale_rows(batch.attention, n, batch.cols);
   multiply_add_lower(n, D, batch.attention, batch.cols, batch.step, batch.z_q);
   ahead.ask();
-  inner_outputs<D>(n, batch.q, batch.z_q, head.norm());
+  write_outputs<D>(head, out.o, start, n, batch.q, batch.z_q);
   ahead.ask();
-  store_rows<D>(out.o, p.is_bfloat16, head.scan, start, n, batch.z_q);
   batch.update(head.scale(n - 1), batch.step, w, b, ahead);
 }
 

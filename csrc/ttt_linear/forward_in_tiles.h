@@ -23,7 +23,7 @@ constexpr int kSums = 0, kRows = 4, kColumns = 5, kRowsOfTokens = 6, kColumnsOfT
 
 template <int D>
 class MiniBatchInTiles : Views<D> {
-  using Views<D>::n, Views<D>::k, Views<D>::q, Views<D>::v, Views<D>::eta, Views<D>::raw;
+  using Views<D>::n, Views<D>::k, Views<D>::q, Views<D>::v, Views<D>::v_copy, Views<D>::eta, Views<D>::raw;
   using Views<D>::attention;
 
   static constexpr int kPanels = D / kRowsOfTile;
@@ -51,7 +51,7 @@ class MiniBatchInTiles : Views<D> {
     take(z, 16 * D), take(rounded, 8 * D), take(k_pairs, 8 * D), take(k_columns, 8 * D);
     take(step_pairs, 8 * D), take(seen, 16 * 8);
     // What is not needed at the same time shares memory, so that all of it and W fit the first cache level.
-    step = v, change = k;
+    step = v_copy, change = k;
     if (p.taps + 15 <= 40) raw = z;  // [taps + 15, D] in place of all that was taken above, but `seen`
   }
 
@@ -85,7 +85,7 @@ class MiniBatchInTiles : Views<D> {
     round_rows(q);
     attend(head);
     product<true>(learner);
-    inner_outputs<D>(n, q, z, head.norm());
+    inner_outputs<D>(n, q, z, head.norm(), {z, D});
     for (int64_t t = 0; t < n; ++t) {
       const Scan& scan = head.scan;
       Bfloat16* to = static_cast<Bfloat16*>(out.data) + scan.batch * out.batch +
@@ -102,7 +102,7 @@ class MiniBatchInTiles : Views<D> {
     // Tokens that are not there have the rate 0, hence no step.
     q = k + 16 * D;
     std::memset(k + n * D, 0, (16 - n) * kBytes);
-    std::memset(v + n * D, 0, (16 - n) * kBytes);
+    std::memset(v_copy + n * D, 0, (16 - n) * kBytes);
     std::memset(eta + n, 0, (16 - n) * sizeof(float));
     if (head.p.q.data == head.p.k.data && taps.q && taps.k) {  // then `raw` holds the tokens of q
       if (head.p.taps == 4)

@@ -48,8 +48,7 @@ void forward_head(const Head& head, const Outputs& out, Scratch& scratch) {
     batch.attend2();
     head.scale_rows(batch.attention2, n, cols);
     multiply_add_lower(n, D, batch.attention2, cols, batch.step2, batch.z2_q());
-    inner_outputs<D>(n, batch.q, batch.z2_q(), norm);
-    store_rows<D>(out.o, p.is_bfloat16, head.scan, start, n, batch.z2_q());
+    write_outputs<D>(head, out.o, start, n, batch.q, batch.z2_q());
     batch.update(head.scale(n - 1), w, ahead);
   }
   if (out.last.w1) w.store(out.last, head.index);

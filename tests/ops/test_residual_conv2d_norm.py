@@ -91,7 +91,7 @@ def test_other_precisions(dtype):
     wanted = values_and_gradients(
         lambda *tensors: OP.definition(OP.inputs(*tensors, 7, 5, 1e-6)), exact
     )
-    for x, y in zip(sum(got, []), sum(wanted, []), strict=True):
+    for x, y in zip(got[0] + got[1], wanted[0] + wanted[1], strict=True):
         assert x.dtype == dtype
         assert_close(x, y, tolerance)
 

@@ -49,9 +49,7 @@ def _backward(inputs: Inputs, grad_wide: Tensor, grad_narrow: Tensor) -> tuple[T
     )
     dx, dwide, dnarrow, dbias = (torch.empty_like(tensor) for tensor in inputs)
     of_narrow = _narrow(inputs, grad_narrow, None, dnarrow, dbias)
-    solve(
-        "vision_ttt_linear_backward", _wide(inputs), grad_wide, None, dx, dwide, narrow=of_narrow
-    )
+    solve("vision_ttt_linear_backward", _wide(inputs), grad_wide, None, dx, dwide, narrow=of_narrow)
     return dx, dwide, dnarrow, dbias
 
 

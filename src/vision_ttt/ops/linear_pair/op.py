@@ -51,9 +51,7 @@ OP = Op(
 
 
 @overridable
-def linear_pair(
-    x: Tensor, wide: Tensor, narrow: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
+def linear_pair(x: Tensor, wide: Tensor, narrow: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """x Wᵀ and x Nᵀ + n: a wide linear layer and a narrow one of the same input.
 
     It is :func:`vision_ttt.ops.linear` twice, with few columns in the second layer. In float32 on

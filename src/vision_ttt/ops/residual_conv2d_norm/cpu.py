@@ -36,9 +36,7 @@ def _contiguous(inputs: Inputs) -> Inputs:
 
 def _run(kernel: str, inputs: Inputs, y: Tensor, *tensors: Tensor | None) -> None:
     """Run a kernel on contiguous tensors: the norm's result, then the gradients."""
-    conv = describe(
-        inputs.x, y, inputs.weight, inputs.weight.shape[-1], inputs.grid, residual=True
-    )
+    conv = describe(inputs.x, y, inputs.weight, inputs.weight.shape[-1], inputs.grid, residual=True)
     given = (inputs.norm_weight, inputs.norm_bias, *tensors)
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in given]
     run_kernel(kernel, _Conv2dNorm(conv, *pointers, inputs.eps))
