@@ -1,12 +1,9 @@
 // A linear layer in training, for one instruction set. The build compiles this file once for each.
 #include "linear.h"
 
-#include <cstring>
-
+#include "narrow.h"
 #include "pack.h"
 #include "weight_gradient.h"
-
-#include "narrow.h"
 
 namespace {
 

@@ -2,9 +2,11 @@
 // narrow for packed weights.
 #pragma once
 
+#include <cstring>
+
 #include "../matmul.h"
-#include "../packed/chunks.h"
 #include "linear.h"
+#include "weight_gradient.h"
 
 namespace {
 
