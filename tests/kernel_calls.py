@@ -1,13 +1,13 @@
-"""What an op's CPU kernels are called with."""
+"""What an op's kernels are called with."""
 
 
-def record_kernel_calls(monkeypatch, op):
-    """The list that each call of the forward kernel adds its arguments to: inputs, and `keep`."""
-    calls, backend = [], op.backends["cpu"]
+def record_kernel_calls(monkeypatch, op, name="cpu"):
+    """The list that each call of a backend's forward adds its arguments to: inputs, and `keep`."""
+    calls, backend = [], op.backends[name]
 
     def forward(inputs, *keep):
         calls.append((*inputs, *keep))
         return backend.forward(inputs, *keep)
 
-    monkeypatch.setitem(op.backends, "cpu", backend._replace(forward=forward))
+    monkeypatch.setitem(op.backends, name, backend._replace(forward=forward))
     return calls

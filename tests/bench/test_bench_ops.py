@@ -26,6 +26,14 @@ BACKENDS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def kept(monkeypatch):
+    """How often freed memory is kept, which would hold for all tests of this process."""
+    calls = []
+    monkeypatch.setattr("vision_ttt.bench.ops.keep_freed_memory", lambda: calls.append(1))
+    return calls
+
+
 def test_multiply_adds_are_the_formula():
     # Vision-TTT, Eq. 13: 3 d² + 2 b d per token and head.
     full = PROBLEM._replace(tokens=48)
@@ -101,7 +109,7 @@ def test_an_error_of_our_own_is_not_hidden(monkeypatch):
         find_error("broken", PROBLEM, torch.float32, CPU)
 
 
-def test_rows_of_ops():
+def test_rows_of_ops(kept):
     advanced = []
     settings = Settings(CPU, repeats=1, shortest_repeat=0)
     problems = [PROBLEM]
@@ -109,6 +117,7 @@ def test_rows_of_ops():
     measured = list(
         measure_ops(["dual", "reference"], problems, settings, run, advance=advanced.append)
     )
+    assert kept
     assert len(advanced) == steps_of_ops(2, 1, repeats=1)
     for problem, rows in zip(problems, measured, strict=True):
         assert [(row.contender, row.measured) for row in rows] == [

@@ -168,6 +168,13 @@ def test_mixer_convolves_adds_and_normalises_in_one_pass(extra):
         fused(torch.randn(1, 36, 64), (5, 7))
 
 
+def test_a_mixer_without_a_convolution_has_nothing_to_fuse():
+    mixer = make_mixer(conv2d=False, fused=True)
+    assert not mixer.fused
+    mixer.norm = nn.Identity()  # is called, so that it may be replaced
+    assert mixer(torch.randn(2, 35, 64), (5, 7)).shape == (2, 35, 64)
+
+
 def make_block(**options):
     torch.manual_seed(0)
     return VitttBlock(make_mixer(), 64, 48, **options)

@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
+from kernel_calls import record_kernel_calls
 from vision_ttt.ops import _dispatcher_bypass, depthwise_conv2d, ttt_linear, ttt_mlp, use_backend
 from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._table import TABLE
@@ -163,3 +164,25 @@ def test_a_recorded_call_survives_checkpointing_and_saved_tensor_hooks():
     with torch.autograd.graph.save_on_cpu():
         out = swiglu(x)
     assert torch.equal(torch.autograd.grad(out.sum(), x)[0], wanted)
+
+
+def test_a_named_backend_leaves_the_dispatcher_out_and_serves_every_derivative(monkeypatch):
+    """Also the second one, for which the custom op of the backward pass is told its name."""
+    op = TABLE["ttt_linear"]
+    forward, backward, told = op.forward_op, op.backward_op, []
+    monkeypatch.setattr(op, "forward_op", lambda *args: pytest.fail("dispatched"))
+    monkeypatch.setattr(op, "backward_op", lambda *args: told.append(args[-1]) or backward(*args))
+    views = [x.requires_grad_() for x in torch.randn(3, 1, 9, 2, 16).unbind()]
+    others = torch.rand(1, 9, 2) / 16, torch.randn(2, 16, 16) / 16, torch.zeros(2, 16)
+    for name in ("cpu", "dual"):
+        used = record_kernel_calls(monkeypatch, op, name)
+        out = ttt_linear(*views, *others, backend=name)
+        assert len(used) == 1
+        (first,) = torch.autograd.grad(out.square().sum(), views[:1], create_graph=True)
+        assert first.requires_grad
+    assert told == ["cpu", "dual"]
+    monkeypatch.setattr(op, "forward_op", forward)
+    with pytest.raises(ValueError, match="unknown backend 'magic'"):
+        ttt_linear(*views, *others, backend="magic")
+    with pytest.raises(ValueError, match=r"backend 'cpu' .*does not support this call"):
+        ttt_linear(*(x.double() for x in views), *others, backend="cpu")

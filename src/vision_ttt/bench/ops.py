@@ -37,9 +37,10 @@ def measure_ops(
     """Measure contenders against each other, one problem after the other.
 
     "forward" is a call in inference mode; "forward + backward" computes the gradients of all tensor
-    arguments. A matrix product is timed in turn with them: of 1024 × 1024 float32 matrices on a
-    CPU, of 8192 × 8192 matrices of the views' dtype on a GPU. `settings.batch_size` is ignored,
-    because a problem has its own.
+    arguments. On a CPU the process keeps what calls free, so that none waits for memory that
+    another contender's call returned to the system. A matrix product is timed in turn with them: of
+    1024 × 1024 float32 matrices on a CPU, of 8192 × 8192 matrices of the views' dtype on a GPU.
+    `settings.batch_size` is ignored, because a problem has its own.
 
     A contender that runs out of memory or of time is not measured again at that length or above;
     its row has the reason.

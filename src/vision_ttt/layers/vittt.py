@@ -38,7 +38,7 @@ class VitttMixer(Fusable):
             :func:`vision_ttt.ops.residual_conv2d_norm`, which keeps only its input for the backward
             pass. ``conv2d`` and ``norm`` then only hold their parameters, see
             :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do not run, and replacing one
-            is an error until ``fused`` is set to False.
+            is an error until ``fused`` is set to False. Without ``conv2d`` there is no such op.
 
     Raises:
         ValueError: not exactly one of num_heads and ttt is given.
@@ -63,7 +63,7 @@ class VitttMixer(Fusable):
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.ttt = self.published_ttt(dim, num_heads) if ttt is None else ttt
         self.drop_path = nn.Identity() if drop_path is None else drop_path
-        if fused:
+        if fused and conv2d:
             self.fuse()
 
     @staticmethod
