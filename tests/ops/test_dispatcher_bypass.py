@@ -9,7 +9,15 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_calls import record_kernel_calls
-from vision_ttt.ops import _dispatcher_bypass, depthwise_conv2d, ttt_linear, ttt_mlp, use_backend
+from vision_ttt.ops import (
+    _dispatcher_bypass,
+    _native,
+    _op,
+    depthwise_conv2d,
+    ttt_linear,
+    ttt_mlp,
+    use_backend,
+)
 from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.swiglu import swiglu
@@ -73,6 +81,42 @@ def test_tensors_that_the_dispatcher_must_see(make, dispatched):
     assert len(dispatched) == 1
     plain = torch.empty(3, 64).copy_(x.detach())
     assert_close(y.detach().as_subclass(torch.Tensor), swiglu(plain))
+
+
+def test_a_call_that_was_served_says_nothing_of_others(dispatched, monkeypatch):
+    """Calls of one signature are checked once. Whatever else is looked at must be part of it."""
+    views = list(torch.randn(3, 1, 9, 2, 16).unbind())
+    others = torch.rand(1, 9, 2) / 16, torch.randn(2, 16, 16) / 16, torch.zeros(2, 16)
+    wanted = ttt_linear(*views, *others, mini_batch_size=1)
+    assert torch.equal(ttt_linear(*views, *others, mini_batch_size=1), wanted)
+    for wrong in (True, 1.0):
+        with pytest.raises(TypeError, match="mini_batch_size must be an int"):
+            ttt_linear(*views, *others, mini_batch_size=wrong)
+    with pytest.raises(TypeError, match="must share a dtype"):
+        ttt_linear(views[0].bfloat16(), *views[1:], *others, mini_batch_size=1)
+    with pytest.raises(ValueError, match="q's last axis must be contiguous"):
+        ttt_linear(views[0].mT.contiguous().mT, *views[1:], *others, mini_batch_size=1)
+    with pytest.raises(TypeError, match="must be a strided tensor"):
+        ttt_linear(*views, others[0].to_sparse(), *others[1:], mini_batch_size=1)
+    with pytest.raises(TypeError, match="w0 must be a tensor, got ndarray"):
+        ttt_linear(*views, others[0], others[1].numpy(), others[2], mini_batch_size=1)
+
+    swiglu(torch.randn(3, 64))
+    assert not dispatched
+    for make in (negated_later, lambda: torch._efficientzerotensor(3, 64)):
+        swiglu(make())
+    assert len(dispatched) == 2
+    monkeypatch.setattr(_native, "LIBRARY", None)
+    swiglu(torch.randn(3, 64))
+    assert len(dispatched) == 2  # the definition ran
+
+
+def test_the_signatures_that_an_op_keeps_are_limited(monkeypatch):
+    monkeypatch.setattr(_op, "MOST_SIGNATURES", 3)
+    monkeypatch.setattr(OP, "_served", {})
+    for rows in range(1, 9):
+        swiglu(torch.randn(rows, 64))
+        assert 1 <= len(OP._served) <= 3
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 import ctypes
 import importlib
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,32 @@ def test_structures_are_as_large_as_the_kernels_have_them(structure):
     assert _native.LIBRARY.vision_ttt_sizeof(structure.mirrored.encode()) == ctypes.sizeof(
         structure
     )
+
+
+def numbers(kind: type, count: Iterator[int]) -> list[int]:
+    """A number of its own for every field of a structure or of those in it."""
+    if issubclass(kind, ctypes.Structure):
+        return [number for _, field in kind._fields_ for number in numbers(field, count)]
+    if issubclass(kind, ctypes.Array):
+        return [number for _ in range(kind._length_) for number in numbers(kind._type_, count)]
+    return [next(count)]
+
+
+def fields_of(x: object) -> list:
+    """The values of a structure's fields and of those in it."""
+    if isinstance(x, ctypes.Structure):
+        return [value for name, _ in x._fields_ for value in fields_of(getattr(x, name))]
+    if isinstance(x, ctypes.Array):
+        return [value for item in x for value in fields_of(item)]
+    return [x]
+
+
+@pytest.mark.parametrize("structure", structures(), ids=lambda s: s.__name__)
+def test_a_packed_structure_has_its_numbers_where_the_kernels_read_them(structure):
+    values = numbers(structure, itertools.count(1))
+    packed = structure.pack(*values)
+    assert len(packed) == ctypes.sizeof(structure)
+    assert fields_of(structure.from_buffer_copy(packed)) == values
 
 
 def test_every_structure_that_a_header_defines_has_a_size():

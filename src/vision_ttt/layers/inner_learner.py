@@ -155,7 +155,7 @@ class InnerLearner(nn.Module, ABC):
 
     def _of_each_head(self, x: Tensor) -> Tensor:
         """x [directions, b] repeated for the heads of each direction: [heads, b]."""
-        return x.unsqueeze(1).expand(-1, self.num_heads, -1).flatten(0, 1)
+        return x.repeat_interleave(self.num_heads, dim=0)
 
     @abstractmethod
     def forward(

@@ -81,16 +81,16 @@ class VitttMixer(Fusable):
         Raises:
             ValueError: T is not h · w + len(extra).
         """
-        if self.conv2d is not None and self.fused and not extra:
+        conv2d, norm = self.conv2d, self.norm
+        if self.fused and conv2d is not None and not extra:
             check_grid(y.shape[1], grid)
-            norm = self.norm
             y, normed = residual_conv2d_norm(
-                y, self.conv2d.weight, (norm.weight, norm.bias), grid, eps=norm.eps
+                y, conv2d.weight, (norm.weight, norm.bias), grid, eps=norm.eps
             )
             return y + self.drop_path(self.ttt(normed))
-        if self.conv2d is not None:
-            y = y + self.conv2d(y, grid, extra)
-        return y + self.drop_path(self.ttt(self.norm(y)))
+        if conv2d is not None:
+            y = y + conv2d(y, grid, extra)
+        return y + self.drop_path(self.ttt(norm(y)))
 
 
 class VitttBlock(Fusable):

@@ -150,6 +150,14 @@ class Contract:
             self._check_table(self._by_name(arguments))
         else:
             self._check_table_once(arguments)
+        self.check_strides(arguments)
+
+    def check_strides(self, arguments: Sequence[Any]) -> None:
+        """Raise an error unless the arguments, of accepted shapes, have accepted strides.
+
+        Raises:
+            ValueError: a stride is not accepted.
+        """
         for place in self._dense_last_places:
             x = arguments[place]
             if x.stride(-1) != 1 and x.shape[-1] > 1:

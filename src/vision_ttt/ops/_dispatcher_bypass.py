@@ -27,31 +27,57 @@ HAS_QUERIES = (
 """Whether this PyTorch has the private queries below. Without them every call is dispatched."""
 
 
-def is_plain_call(inputs: tuple[Any, ...]) -> bool:
-    """Whether a call needs only a kernel, or autograd: no autocast, tracer, mode or profiler.
-
-    The inputs must have passed the op's contract.
-    """
-    if (
-        not HAS_QUERIES
-        or torch.compiler.is_compiling()
+def is_plain_mode() -> bool:
+    """Whether no autocast, tracer, transform, mode or profiler is active."""
+    return HAS_QUERIES and not (
+        torch.compiler.is_compiling()
         or is_transformed()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_tracing()
         or torch._C._is_any_autocast_enabled()
         or torch.autograd._profiler_enabled()
-    ):
-        return False
-    for x in inputs:
-        if isinstance(x, Tensor) and (
+    )
+
+
+def are_plain(inputs: tuple[Any, ...]) -> bool:
+    """Whether all tensors among the inputs are ones that the dispatcher passes on unchanged."""
+    return not any(
+        isinstance(x, Tensor)
+        and (
             type(x) not in _PLAIN_TYPES
             or x.is_meta
             or x.is_neg()  # a view that PyTorch has yet to negate
             or x._is_zerotensor()  # zeros without memory
             or torch._C._functorch.is_legacy_batchedtensor(x)  # gradients for is_grads_batched
-        ):
-            return False
-    return True
+        )
+        for x in inputs
+    )
+
+
+def is_plain_call(inputs: tuple[Any, ...]) -> bool:
+    """Whether a call needs only a kernel, or autograd: a plain mode and plain tensors.
+
+    The inputs must have passed the op's contract.
+    """
+    return is_plain_mode() and are_plain(inputs)
+
+
+def signature(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a contract, :func:`are_plain` and the backends look at, but for strides.
+
+    In a plain mode calls of the same signature are accepted, and served, or refused alike.
+    """
+    return tuple(
+        [
+            (
+                *(type(x), x.shape, x.dtype, x.layout, x.device, x.is_neg(), x._is_zerotensor()),
+                torch._C._functorch.is_legacy_batchedtensor(x),
+            )
+            if isinstance(x, Tensor)
+            else (type(x), x)
+            for x in inputs
+        ]
+    )
 
 
 def needs_gradient(inputs: tuple[Any, ...]) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._native import contiguous_last, mirrors, run_kernel
+from vision_ttt.ops._native import contiguous_last, mirrors, pointer, run_kernel
 
 DIMENSIONS = (16, 32, 64, 128)
 """Head dimensions d that the kernels support."""
@@ -34,9 +34,9 @@ class _Tokens(ctypes.Structure):
     )
 
 
-def _tokens(x: Tensor) -> tuple[int, ...]:
-    """The :class:`_Tokens` of x [B, T, H, d]."""
-    return x.data_ptr(), *x.stride()[:3]
+def _tokens(x: Tensor | None) -> tuple[int, ...]:
+    """The fields of :class:`_Tokens` for x [B, T, H, d]."""
+    return (0, 0, 0, 0) if x is None else (x.data_ptr(), *x.stride()[:3])
 
 
 @mirrors("Convolution")
@@ -48,10 +48,13 @@ class _Convolution(ctypes.Structure):
 class _State(ctypes.Structure):
     _fields_ = tuple((name, c_void_p) for name in ("w1", "b1", "w2", "b2"))
 
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> _State:
-        """Pointers to the weight and bias of one or two layers; null for an empty tensor."""
-        return cls(*[x.data_ptr() for x in tensors])
+
+def _state(tensors: Sequence[Tensor]) -> list[int]:
+    """The fields of :class:`_State` for weight and bias of one or two layers, or of none.
+
+    The pointer to an empty tensor is null.
+    """
+    return [*(x.data_ptr() for x in tensors), *[0] * (4 - len(tensors))]
 
 
 @mirrors("TapGradients")
@@ -119,7 +122,7 @@ def refusal(inputs: Any) -> str | None:
     return None
 
 
-_NO_CONVOLUTIONS = ((None, None), (None, None))
+_NO_CONVOLUTIONS = (0, 0, 0, 0)
 
 
 class LearnerCall:
@@ -155,13 +158,13 @@ class LearnerCall:
         self.others = [None if x is None else _plain(x) for x in (eta, ln_weight, ln_bias, scale)]
         self.taps = [(w.contiguous(), b.contiguous()) for w, b in convolutions or ()]
         self.interval = self.checkpoint_interval(dim, mini_batch_size)
-        # ctypes converts the tuples to the nested structures.
-        self.problem = _Problem(
-            *map(_tokens, self.views),
-            *([(w.data_ptr(), b.data_ptr()) for w, b in self.taps] or _NO_CONVOLUTIONS),
+        self.mini_batch_size = mini_batch_size
+        self.problem = _Problem.pack(
+            *(field for view in self.views for field in _tokens(view)),
+            *([x.data_ptr() for pair in self.taps for x in pair] or _NO_CONVOLUTIONS),
             self.others[0].data_ptr(),
-            _State.of(self.state),
-            *map(_pointer, self.others[1:]),
+            *_state(self.state),
+            *map(pointer, self.others[1:]),
             *(batch, length, heads, dim, mini_batch_size, reverse_heads, self.interval),
             self.taps[0][0].shape[-1] if self.taps else 0,
             1 if scale is None else heads * mini_batch_size // scale.numel(),
@@ -188,12 +191,12 @@ class LearnerCall:
         """
         q = self.views[0]
         batch, length = q.shape[:2]
-        tokens_per_state = self.problem.mini_batch_size * self.interval
+        tokens_per_state = self.mini_batch_size * self.interval
         count = (length - 1) // tokens_per_state if save_states else 0
         o = q.new_empty(q.shape) if o is None else o
         last = [self._empty(s) for s in self._state_shapes(batch if last_state else 0)]
         kept = [self._empty(s) for s in self._state_shapes(count, batch)]
-        self._run("forward", _Outputs(_tokens(o), _State.of(last), _State.of(kept)))
+        self._run("forward", _Outputs.pack(*_tokens(o), *_state(last), *_state(kept)))
         return o, *last, *kept
 
     def results(self, last_state: bool) -> tuple[Tensor, ...]:
@@ -202,7 +205,7 @@ class LearnerCall:
         o = q.new_empty(q.shape)
         shapes = self._state_shapes(q.shape[0]) if last_state else ()
         last = [self._empty(shape) for shape in shapes]
-        self._run("forward", _Outputs(_tokens(o), _State.of(last)))
+        self._run("forward", _Outputs.pack(*_tokens(o), *_state(last), *_state(())))
         return o, *last
 
     def part(
@@ -221,17 +224,16 @@ class LearnerCall:
         """
         q = self.views[0]
         each = isinstance(position, Tensor)
-        full = not each and position + q.shape[1] == self.problem.mini_batch_size
+        full = not each and position + q.shape[1] == self.mini_batch_size
         sums = [_plain(x) for x in sums] if each or position else []
         wanted = return_state, return_state and not full, return_state and each
         shapes = self._state_shapes(q.shape[0])
         o = q.new_empty(q.shape)
         states = [[self._empty(s) for s in shapes] if given else [] for given in wanted]
-        open_mini_batch = _OpenMiniBatch(
-            _tokens(o),
-            _State.of(sums),
-            *map(_State.of, states),
-            *((position.data_ptr(), 0) if each else (None, position)),
+        open_mini_batch = _OpenMiniBatch.pack(
+            *_tokens(o),
+            *(field for state in (sums, *states) for field in _state(state)),
+            *((position.data_ptr(), 0) if each else (0, position)),
         )
         self._run("part", open_mini_batch)
         return [o, *(x for state in states for x in state)]
@@ -261,26 +263,26 @@ class LearnerCall:
         shapes = (
             self.others[0].shape,
             *2 * [(batch, heads, dim)],
-            (batch, heads, self.problem.mini_batch_size),
+            (batch, heads, self.mini_batch_size),
         )
         deta, *rest = (
             None if like is None else self._empty(shape)
             for like, shape in zip(self.others, shapes, strict=True)
         )
         taps = [self._empty((batch, heads, w.shape[-1] + 1, dim)) for w, _ in self.taps]
-        gradients = _Gradients(
-            _tokens(o),
-            *(_State.of(last), _State.of(kept)),
-            *(_Tokens() if x is None else _tokens(x) for x in views),
-            _TapGradients(*map(_pointer, taps)),
-            _pointer(deta),
-            _State.of(dstate),
-            *map(_pointer, rest),
+        gradients = _Gradients.pack(
+            *_tokens(o),
+            *(*_state(last), *_state(kept)),
+            *(field for view in views for field in _tokens(view)),
+            *([tap.data_ptr() for tap in taps] or (0, 0)),
+            pointer(deta),
+            *_state(dstate),
+            *map(pointer, rest),
         )
         self._run("backward", gradients)
         return [deta, *dstate, *rest, *taps]
 
-    def _run(self, direction: str, results: ctypes.Structure) -> None:
+    def _run(self, direction: str, results: bytes) -> None:
         run_kernel(f"vision_ttt_{self.op}_{direction}", self.problem, results)
 
     @classmethod
@@ -323,7 +325,3 @@ def add_shares(share: Tensor | None, like: Tensor | None, q: Tensor) -> Tensor:
 
 def _plain(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float32 and x.is_contiguous() else x.float().contiguous()
-
-
-def _pointer(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vision_ttt.ops import _backend
+from vision_ttt.ops import _backend, _native
 from vision_ttt.ops._backend import AUTO, is_transformed, requested_backend
-from vision_ttt.ops._contract import Contract
-from vision_ttt.ops._dispatcher_bypass import is_plain_call, needs_gradient
+from vision_ttt.ops._contract import MOST_SIGNATURES, Contract
+from vision_ttt.ops._dispatcher_bypass import are_plain, is_plain_mode, needs_gradient, signature
 from vision_ttt.ops._native import warn_if_missing
 from vision_ttt.ops._recorded_call import recorded_call
 from vision_ttt.ops._registration import (
@@ -121,6 +121,7 @@ class Op:
         self.backend_at_runtime = "str backend" in schema
         """Whether a call without a requested backend selects one when the custom op runs."""
         self._recorded = recorded_call(name)
+        self._served: dict[tuple[Any, ...], str] = {}
         self._last_resort = Backend(self._without_backend, None, lambda _: None)
         forward = register_forward(self, schema)
         if backward_schema is not None:
@@ -141,13 +142,14 @@ class Op:
             TypeError, ValueError: the inputs violate the contract.
             ValueError: the requested backend is unknown or does not support the inputs.
         """
-        self.contract.check(inputs)
-        if _backend.override() is None and is_plain_call(inputs):
+        if _backend.override() is None and is_plain_mode():
             chosen = self._for_plain_call(inputs, backend)
             if chosen is not None and not needs_gradient(inputs):
                 return self._run_inference(chosen, inputs, wanted or self.results)
             if chosen is not None and chosen.backward is not None:
                 return self._recorded.apply(self, chosen, backend or AUTO, *inputs)
+        else:
+            self.contract.check(inputs)
         if self.autocast and torch.is_autocast_enabled(autocast_kind(inputs[0])):
             inputs = self.cast(inputs)
         if _backend.exporting_onnx():
@@ -173,15 +175,39 @@ class Op:
         return results[: self.results] if self.results > 1 else results[0]
 
     def _for_plain_call(self, inputs: Any, requested: str | None) -> Backend | None:
+        """Check the inputs, and return the backend of a plain call, None if it is not one.
+
+        The calls of a model repeat, and for small images the checks would take longer than the
+        kernels: a call of a signature that was served before is checked for its strides alone.
+        """
+        try:
+            key = (requested, _native.LIBRARY, *signature(inputs))
+            name = self._served.get(key)
+        except TypeError:  # an argument has no hash, such as a symbolic size
+            key, name = None, None
+        if name is not None:
+            self.contract.check_strides(inputs)
+            return self.backends[name]
+        self.contract.check(inputs)
+        name = self._first_to_serve(inputs, requested) if are_plain(inputs) else None
+        if name is None:
+            return None
+        if key is not None:
+            if len(self._served) == MOST_SIGNATURES:
+                self._served.clear()
+            self._served[key] = name
+        return self.backends[name]
+
+    def _first_to_serve(self, inputs: Any, requested: str | None) -> str | None:
         """The requested backend, or the first of those that need no request, if it can serve."""
         if requested is not None:
             known = requested in self.backends and self.refusal(requested, inputs) is None
-            return self.backends[requested] if known else None
+            return requested if known else None
         for name in self._default_names(inputs[0]):
             if self.backends[name].refusal(inputs) is None:
                 if name == "dual" and inputs[0].is_cpu:
                     warn_if_missing()
-                return self.backends[name]
+                return name
         return None
 
     def run(self, function: Callable[..., Any], inputs: Any, *others: Any) -> Any:

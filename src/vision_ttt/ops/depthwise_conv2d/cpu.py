@@ -16,6 +16,7 @@ from vision_ttt.ops._native import (
     SequencePointer,
     contiguous_last,
     mirrors,
+    pointer,
     run_kernel,
     sequence,
 )
@@ -49,22 +50,22 @@ def describe(
     grid: Sequence[int],
     *,
     residual: bool = False,
-) -> Conv2d:
-    """Describe a call on x and y [B, T, C]; the gradient of the weight needs no weight."""
-    return Conv2d(
-        sequence(x),
-        sequence(y),
-        None if weight is None else weight.data_ptr(),
-        *(x.shape[0], *grid, x.shape[-1], kernel, residual, torch.get_num_threads()),
-    )
+) -> tuple[int, ...]:
+    """The fields of :class:`Conv2d`, for x and y [B, T, C].
+
+    The gradient of the weight needs no weight.
+    """
+    batch, _, channels = x.shape
+    sizes = batch, *grid, channels, kernel, residual, torch.get_num_threads()
+    return *sequence(x), *sequence(y), pointer(weight), *sizes
 
 
 def correlate(x: Tensor, y: Tensor, kernel: int, grid: Sequence[int]) -> Tensor:
     """The gradient of the weight [C, 1, K, K], given the gradient y [B, T, C] of the output."""
     x, y = contiguous_last(x), contiguous_last(y)
     taps = x.new_empty(kernel * kernel, x.shape[-1])
-    problem = describe(x, y, None, kernel, grid)
-    LIBRARY.vision_ttt_conv2d_weight(ctypes.byref(problem), c_void_p(taps.data_ptr()))
+    problem = Conv2d.pack(*describe(x, y, None, kernel, grid))
+    LIBRARY.vision_ttt_conv2d_weight(problem, c_void_p(taps.data_ptr()))
     return of_taps(taps)
 
 
@@ -77,7 +78,8 @@ def of_taps(taps: Tensor) -> Tensor:
 def _forward(inputs: Inputs) -> Tensor:
     x, weight = contiguous_last(inputs.x), inputs.weight.contiguous()
     y = x.new_empty(x.shape)
-    run_kernel("vision_ttt_conv2d", describe(x, y, weight, weight.shape[-1], inputs.grid))
+    fields = describe(x, y, weight, weight.shape[-1], inputs.grid)
+    run_kernel("vision_ttt_conv2d", Conv2d.pack(*fields))
     return y
 
 
@@ -88,7 +90,8 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     # ∂x is the convolution of the gradient with the kernel mirrored in both axes.
     mirrored = weight.flip(-2, -1).contiguous()
     dx = x.new_empty(x.shape)
-    run_kernel("vision_ttt_conv2d", describe(grad, dx, mirrored, kernel, inputs.grid))
+    fields = describe(grad, dx, mirrored, kernel, inputs.grid)
+    run_kernel("vision_ttt_conv2d", Conv2d.pack(*fields))
     return dx, correlate(x, grad, kernel, inputs.grid)
 
 

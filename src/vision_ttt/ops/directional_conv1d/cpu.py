@@ -14,6 +14,7 @@ from vision_ttt.ops._native import (
     call_kernel,
     contiguous_last,
     mirrors,
+    pointer,
     run_kernel,
     sequence,
 )
@@ -50,15 +51,10 @@ def refusal(inputs: Inputs) -> str | None:
 
 def _problem(
     x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, reverse_channels: int
-) -> _Conv1d:
-    channels, _, size = weight.shape
-    return _Conv1d(
-        sequence(x),
-        sequence(y),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        *(*x.shape[:2], channels, size, reverse_channels, torch.get_num_threads()),
-    )
+) -> bytes:
+    batch, length, channels = x.shape
+    sizes = batch, length, channels, weight.shape[-1], reverse_channels, torch.get_num_threads()
+    return _Conv1d.pack(*sequence(x), *sequence(y), weight.data_ptr(), pointer(bias), *sizes)
 
 
 def _forward(inputs: Inputs) -> Tensor:
@@ -85,7 +81,7 @@ def directional_conv1d_backward(inputs: Inputs, grad: Tensor, dx: Tensor) -> tup
             )
             run_kernel("vision_ttt_conv1d", problem)
     dtaps, dbias = weight.new_empty(size, channels), weight.new_empty(channels)
-    shares = _Conv1dWeights(dtaps.data_ptr(), dbias.data_ptr())
+    shares = _Conv1dWeights.pack(dtaps.data_ptr(), dbias.data_ptr())
     problem = _problem(x, grad, weight, None, inputs.reverse_channels)
     call_kernel("vision_ttt_conv1d_weights", problem, shares)
     return dtaps.t().contiguous().unsqueeze(1), dbias

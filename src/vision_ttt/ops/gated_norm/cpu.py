@@ -60,11 +60,11 @@ def _prepared(inputs: Inputs) -> Inputs:
     return Inputs(contiguous_last(z), gate, weight.contiguous(), bias.contiguous(), eps)
 
 
-def _problem(inputs: Inputs, out: Tensor) -> _GatedNorm:
+def _problem(inputs: Inputs, out: Tensor) -> bytes:
     z, gate, weight, bias, eps = inputs
     parts, dim = weight.shape
-    return _GatedNorm(
-        *(sequence(x) for x in (z, gate, out)),
+    return _GatedNorm.pack(
+        *(*sequence(z), *sequence(gate), *sequence(out)),
         *(weight.data_ptr(), bias.data_ptr()),
         *(*z.shape[:2], dim, parts, torch.get_num_threads()),
         eps,
@@ -92,9 +92,8 @@ def gated_norm_backward(
     # Every chunk of tokens writes its own share, so the sum does not depend on the threads.
     chunks = z.shape[0] * -(-z.shape[1] // LIBRARY.vision_ttt_chunk_tokens())
     shares = z.new_empty(2, chunks, *weight.shape)
-    gradients = _GatedNormGradients(
-        sequence(dz),
-        sequence(dgate),
+    gradients = _GatedNormGradients.pack(
+        *(*sequence(dz), *sequence(dgate)),
         *(shares[0].data_ptr(), shares[1].data_ptr()),
     )
     call_kernel("vision_ttt_gated_norm_backward", _problem(inputs, grad), gradients)

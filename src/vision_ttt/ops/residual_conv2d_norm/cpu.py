@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._native import mirrors, run_kernel
+from vision_ttt.ops._native import mirrors, pointer, run_kernel
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.depthwise_conv2d.cpu import Conv2d, describe, of_taps
 from vision_ttt.ops.residual_conv2d_norm.contract import Inputs
@@ -37,9 +37,8 @@ def _contiguous(inputs: Inputs) -> Inputs:
 def _run(kernel: str, inputs: Inputs, y: Tensor, *tensors: Tensor | None) -> None:
     """Run a kernel on contiguous tensors: the norm's result, then the gradients."""
     conv = describe(inputs.x, y, inputs.weight, inputs.weight.shape[-1], inputs.grid, residual=True)
-    given = (inputs.norm_weight, inputs.norm_bias, *tensors)
-    pointers = [None if tensor is None else tensor.data_ptr() for tensor in given]
-    run_kernel(kernel, _Conv2dNorm(conv, *pointers, inputs.eps))
+    pointers = map(pointer, (inputs.norm_weight, inputs.norm_bias, *tensors))
+    run_kernel(kernel, _Conv2dNorm.pack(*conv, *pointers, inputs.eps))
 
 
 def _forward(inputs: Inputs) -> tuple[Tensor, Tensor]:

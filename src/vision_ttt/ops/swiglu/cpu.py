@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._native import call_kernel, mirrors
+from vision_ttt.ops._native import call_kernel, mirrors, pointer
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.swiglu.contract import Inputs
 
@@ -27,11 +27,12 @@ def refusal(inputs: Inputs) -> str | None:
     return _native.no_vectors(inputs.x.shape[-1] // 2) or _native.refusal(inputs.x)
 
 
-def _problem(x: Tensor, out: Tensor, dx: Tensor | None) -> _SwiGlu:
-    pointers = (x.data_ptr(), out.data_ptr(), None if dx is None else dx.data_ptr())
+def _problem(x: Tensor, out: Tensor, dx: Tensor | None) -> bytes:
     width = x.shape[-1]
-    rows = x.numel() // width
-    return _SwiGlu(*pointers, rows, width // 2, width, out.shape[-1], torch.get_num_threads())
+    return _SwiGlu.pack(
+        *(x.data_ptr(), out.data_ptr(), pointer(dx)),
+        *(x.numel() // width, width // 2, width, out.shape[-1], torch.get_num_threads()),
+    )
 
 
 def _forward(inputs: Inputs) -> Tensor:
