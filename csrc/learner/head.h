@@ -42,6 +42,15 @@ struct Head {
         store(attention + i, load(attention + i) * minus_p);
     }
   }
+  // Write the gradients of eta [B, T, H] for the tokens from `start` on, given those of their rates. The slope of
+  // η = rate · σ(x) is η (1 - η / rate).
+  void write_rate_gradients(int64_t start, int64_t n, const float* rates, const float* drates, float* deta) const {
+    for (int64_t t = 0; t < n; ++t) {
+      float slope = 1.0f;
+      if (p.rate >= 0.0f) slope = p.rate > 0.0f ? rates[t] * (1.0f - rates[t] / p.rate) : 0.0f;
+      deta[token_index(start + t)] = drates[t] * slope;
+    }
+  }
   // The index in [B, T, H] of the token at a step of the scan.
   int64_t token_index(int64_t step) const {
     return (scan.batch * p.length + scan.token(step)) * p.heads + scan.head;

@@ -75,7 +75,7 @@ struct Gradients {
   // the sum of both. ttt_mlp's backward pass supports no convolutions.
   Tokens dq, dk, dv;
   TapGradients dtaps;
-  float* deta;       // [B, T, H]: of the rates, also if eta holds logits
+  float* deta;       // [B, T, H]: of eta, rates or logits
   State dinitial;    // [B, H, ...]; for a state without a batch axis the caller sums over B
   float* dln_weight; // [B, H, d], or null
   float* dln_bias;   // [B, H, d], or null

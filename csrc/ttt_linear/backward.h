@@ -111,7 +111,7 @@ class BackwardOfHead {
     multiply_add_transposed(n, n, D, batch.attention, batch.cols, dupdate, dstep);
     inner_gradients_backward<D>(n, dstep, batch.eta, batch.z_k, batch.k, batch.v, norm, dz, dk, dv,
                                 deta, dweight, dbias);
-    for (int64_t t = 0; t < n; ++t) grad.deta[head.token_index(start + t)] = deta[t];
+    head.write_rate_gradients(start, n, batch.eta, deta, grad.deta);
     through_weight(w, ahead);
     through_views(start);
   }

@@ -131,7 +131,7 @@ class BackwardPass {
     store_rows<D>(grad.dk, p.is_bfloat16, head.scan, start, n, dk());
     store_rows<D>(grad.dq, p.is_bfloat16, head.scan, start, n, dq());
     store_rows<D>(grad.dv, p.is_bfloat16, head.scan, start, n, dv);
-    for (int64_t t = 0; t < n; ++t) grad.deta[head.token_index(start + t)] = deta[t];
+    head.write_rate_gradients(start, n, batch.eta, deta, grad.deta);
   }
 
   // The results for the test views, again: U1, Z1_q, X2_q, A2, U2, Z2_q.

@@ -320,7 +320,9 @@ def add_shares(share: Tensor | None, like: Tensor | None, q: Tensor) -> Tensor:
     # Every head writes its own share. PyTorch sums the shares in a fixed order.
     if share is None or like is None:
         return q.new_empty(0)
-    return share.sum_to_size(like.shape).to(like.dtype).contiguous()
+    single = share.numel() == like.numel()
+    total = share.view(like.shape) if single else share.sum_to_size(like.shape).contiguous()
+    return total.to(like.dtype)
 
 
 def _plain(x: Tensor) -> Tensor:

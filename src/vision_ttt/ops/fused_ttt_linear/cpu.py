@@ -88,10 +88,7 @@ def _backward(
     # Neighbouring heads share a row of the position scale, so its gradient is their sum.
     shares[5] = shares[5].unflatten(1, (len(x.position_scale), -1)).sum(2)
     likes = x[1:2] + x[6:11]
-    deta, *dparameters = (add_shares(*pair, grad) for pair in zip(shares, likes, strict=True))
-    rate = torch.sigmoid(x.rate_logits)
-    dlogits = deta * rate * (1 - rate) * (x.base_learning_rate / dim)
-
+    dlogits, *dparameters = (add_shares(*pair, grad) for pair in zip(shares, likes, strict=True))
     dconvolutions = (part for taps in (dtaps_q, dtaps_k) for part in _weight_and_bias(taps))
     return dprojected, dlogits, *dconvolutions, *dparameters, dpost_weight, dpost_bias
 
