@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._native import contiguous_last, mirrors, run_kernel
+from vision_ttt.ops._native import contiguous_last, mirrors, pointer, run_kernel
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.selective_scan.chunks import num_chunks
 from vision_ttt.ops.selective_scan.contract import Inputs, num_groups, parts
@@ -97,17 +97,13 @@ def _scan_tensor(x: Tensor | None) -> tuple[int | None, int, int, int]:
     return x.data_ptr(), *x.stride()[:2], x.stride(2) if x.ndim == 4 else 0
 
 
-def _pointer(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
-
-
 def _problem(
     inputs: Inputs, prepared: _Prepared, y: Tensor, state: Tensor, kept: Tensor | None
 ) -> _SelectiveScan:
     u, b = prepared.u, prepared.b
     return _SelectiveScan(
         *map(_scan_tensor, (*prepared[:5], y)),
-        *map(_pointer, (*prepared[5:], state, kept)),
+        *map(pointer, (*prepared[5:], state, kept)),
         *(*u.shape, b.shape[-1], num_groups(b)),
         *(inputs.reverse_channels, inputs.delta_softplus, u.dtype == torch.bfloat16),
         torch.get_num_threads(),
