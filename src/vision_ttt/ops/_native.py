@@ -107,7 +107,7 @@ def mirrors(name: str) -> Callable[[Structure], Structure]:
     """Decorate a structure that the kernels declare as ``name``: both must have the same size.
 
     The structure gains ``pack``: the numbers of all its fields, those of nested structures in their
-    place → bytes, which cost a third of the structure's own constructor. A null pointer is 0.
+    place → bytes, which take half the time of the structure's own constructor. A null pointer is 0.
 
     Raises:
         ImportError: the sizes differ, because the kernels were built from other sources.
