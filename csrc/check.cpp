@@ -152,8 +152,8 @@ void check_swiglu_mlp(int64_t rows, int64_t dim, int64_t hidden, int64_t columns
   Buffer x(rows * dim), up(2 * hidden * dim), down(columns * hidden), grad(rows * columns);
   Buffer out(rows * columns, false), dx(rows * dim, false), dup(up.size, false);
   Buffer ddown(down.size, false);
-  SwiGluMlpProblem mlp{x,   up,  down,  grad,    nullptr, nullptr, out,    dx,      dup, ddown,
-                       nullptr, nullptr, rows, dim, hidden,  columns, 0, 2, 1e-6f};
+  SwiGluMlpProblem mlp{x,  up,  down,  grad,    nullptr, nullptr, out,  nullptr, dx,      dup,
+                       ddown, nullptr, nullptr, rows,    dim,     hidden, columns, 0,       0,   2, 1e-6f};
   expect(vision_ttt_swiglu_mlp(&mlp) == 0 && out.finite(), "an MLP is finite");
   expect(vision_ttt_swiglu_mlp_backward(&mlp) == 0 && dx.finite() && dup.finite() && ddown.finite(),
          "an MLP's backward is finite");
@@ -161,7 +161,10 @@ void check_swiglu_mlp(int64_t rows, int64_t dim, int64_t hidden, int64_t columns
   Buffer norm(dim), dweight(dim, false), dbias(dim, false);
   mlp.norm_weight = norm, mlp.norm_bias = norm, mlp.adds = 1;
   mlp.dnorm_weight = dweight, mlp.dnorm_bias = dbias;
-  expect(vision_ttt_swiglu_mlp(&mlp) == 0 && out.finite(), "a normed MLP is finite");
+  mlp.kept_units = hidden / 32 * 16;
+  Buffer kept(rows * 2 * mlp.kept_units, false);
+  mlp.kept = kept;
+  expect(vision_ttt_swiglu_mlp(&mlp) == 0 && out.finite() && kept.finite(), "a normed MLP is finite");
   expect(vision_ttt_swiglu_mlp_backward(&mlp) == 0 && dx.finite() && dweight.finite() && dbias.finite(),
          "a normed MLP's backward is finite");
 }

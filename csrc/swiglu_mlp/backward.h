@@ -1,4 +1,4 @@
-// The backward pass of a SwiGLU MLP, which computes the hidden layer again, in slices of hidden units
+// The backward pass of a SwiGLU MLP, which computes the hidden units again that were not kept, in slices of them
 // and chunks of tokens, so that intermediate results, the weights in use and the sums of their gradients
 // stay in a core's second cache level.
 #pragma once
@@ -11,17 +11,26 @@
 
 namespace {
 
-// Given a, b and the gradient of h = SiLU(a) ⊙ b, replace a and b by their gradients, and the gradient
-// of h by h.
-VISION_TTT_INLINE void swiglu_gradients(float* a, float* b, int64_t row, float* h, int64_t h_row, int64_t rows,
-                                        int64_t count) {
-  for (int64_t t = 0; t < rows; ++t, a += row, b += row, h += h_row)
+// Gates and values, or their gradients, in rows `row` numbers apart.
+template <class Float>
+struct HiddenRows {
+  Float *gates, *values;
+  int64_t row;
+};
+
+// Given a, b and the gradient of h = SiLU(a) ⊙ b, write the gradients of a and b, which may replace them, and
+// replace the gradient of h by h.
+VISION_TTT_INLINE void swiglu_gradients(HiddenRows<const float> from, HiddenRows<float> to, float* h, int64_t h_row,
+                                        int64_t rows, int64_t count) {
+  for (int64_t t = 0; t < rows; ++t, h += h_row) {
+    const float *a = from.gates + t * from.row, *b = from.values + t * from.row;
     for (int64_t i = 0; i < count; i += kLanes) {
       const Vector x = load(a + i), value = load(b + i), incoming = load(h + i), s = sigmoid(x);
-      store(a + i, incoming * value * (s + x * s * (1.0f - s)));
-      store(b + i, incoming * x * s);
+      store(to.gates + t * to.row + i, incoming * value * (s + x * s * (1.0f - s)));
+      store(to.values + t * to.row + i, incoming * x * s);
       store(h + i, x * s * value);
     }
+  }
 }
 
 class SwiGluMlpBackward {
@@ -50,8 +59,9 @@ class SwiGluMlpBackward {
     {
       Buffers of_chunk(floats_of_chunk() * sizeof(float));
       if (!of_chunk.ok()) failed = 1;
-      for (int64_t first = 0; first < hidden; first += kColumnsAtOnce) {
-        const int64_t count = hidden - first < kColumnsAtOnce ? hidden - first : kColumnsAtOnce;
+      for (int64_t first = 0, count; first < hidden; first += count) {
+        const int64_t left = (first < p_.kept_units ? p_.kept_units : hidden) - first;
+        count = left < kColumnsAtOnce ? left : kColumnsAtOnce;
 #pragma omp for schedule(static)
         for (int64_t part = 0; part < parts_.count(); ++part) {
           if (!of_chunk.ok()) continue;
@@ -106,6 +116,12 @@ class SwiGluMlpBackward {
     float* h = of_chunk.take<float>(kRowsOfChunk * kRowAtOnce);
     float* dx = p_.dx + start * dim;
     const float* tokens = x;
+    const bool is_kept = first < p_.kept_units;
+    HiddenRows<const float> of_forward{a, b, kRowOfTwo};
+    if (is_kept) {
+      const float* gates = p_.kept + 2 * p_.kept_units * start + first;
+      of_forward = {gates, gates + p_.kept_units, 2 * p_.kept_units};
+    }
     if (p_.norm_weight) {
       float* normed = of_chunk.take<float>(kRowsOfChunk * dim);
       normalise_rows(x, rows, dim, NormParameters{p_.norm_weight, p_.norm_bias, 0, p_.eps}, 0, normed);
@@ -122,12 +138,12 @@ class SwiGluMlpBackward {
     next.add(tokens + rows * dim, after, dim, dim);
     next.add(grad + rows * columns, after, columns, columns);
     next.add(dx + rows * dim, after, dim, dim);
-    next.spread(6 * steps_of_product(rows, dim, count) + 3 * steps_of_product(rows, columns, count));
+    next.spread((is_kept ? 4 : 6) * steps_of_product(rows, dim, count) + 3 * steps_of_product(rows, columns, count));
 
-    two_products(x, dim, rows, w.gate, w.value, units(w.gate), a, kRowOfTwo, next);
+    if (!is_kept) two_products(x, dim, rows, w.gate, w.value, units(w.gate), a, kRowOfTwo, next);
     product(grad, columns, rows, w.down_back, units(w.down_back), Sink<float>{h, kRowAtOnce, count}, {},
             &next);
-    swiglu_gradients(a, b, kRowOfTwo, h, kRowAtOnce, rows, count);
+    swiglu_gradients(of_forward, {a, b, kRowOfTwo}, h, kRowAtOnce, rows, count);
 
     auto back = [&](const float* from, const Packed& weight, const float* add) {
       Part part(weight);

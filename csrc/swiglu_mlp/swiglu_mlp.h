@@ -19,11 +19,12 @@ struct SwiGluMlpProblem {
   const float* grad;  // [N, E]; backward pass only
   const float *norm_weight, *norm_bias;  // [D], or null for no norm
   float* out;         // [N, E]; forward pass only
+  float* kept;        // [N, 2 K]: a and b of the first K hidden units, from the forward pass for the backward pass
   float* dx;          // backward pass only, as the gradients below
   float* dup;
   float* ddown;
   float *dnorm_weight, *dnorm_bias;
-  int64_t rows, dim, hidden, columns, adds, threads;
+  int64_t rows, dim, hidden, columns, kept_units, adds, threads;
   float eps;
 };
 

@@ -7,7 +7,12 @@ from torch import Tensor
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.normed_swiglu_mlp import cpu
-from vision_ttt.ops.normed_swiglu_mlp.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
+from vision_ttt.ops.normed_swiglu_mlp.contract import (
+    BACKWARD_CONTRACT,
+    CONTRACT,
+    Inputs,
+    kept_units,
+)
 from vision_ttt.ops.normed_swiglu_mlp.definition import (
     normed_swiglu_mlp_composition,
     normed_swiglu_mlp_definition,
@@ -18,8 +23,13 @@ _TENSORS = "Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor up, Tensor do
 _OPTIONS = "bool residual, float eps"
 
 
-def _fake(inputs: Inputs) -> Tensor:
-    return inputs.x.new_empty(inputs.x.shape)
+def _rows(inputs: Inputs) -> int:
+    return inputs.x.numel() // inputs.x.shape[-1]
+
+
+def _fake(inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
+    new, rows = inputs.x.new_empty, _rows(inputs) if keep else 0
+    return new(inputs.x.shape), new(rows, 2 * kept_units(inputs.down.shape[1]))
 
 
 OP = Op(
@@ -29,10 +39,11 @@ OP = Op(
     normed_swiglu_mlp_definition,
     {"cpu": cpu.BACKEND},
     _fake,
-    schema=f"({_TENSORS}, {_OPTIONS}) -> Tensor",
-    backward_schema=f"(Tensor grad, {_TENSORS}, {_OPTIONS}) "
+    schema=f"({_TENSORS}, {_OPTIONS}, bool keep) -> (Tensor out, Tensor kept)",
+    backward_schema=f"(Tensor grad, {_TENSORS}, Tensor kept, {_OPTIONS}) "
     f"-> ({_TENSORS.replace('Tensor ', 'Tensor d')})",
     backward_contract=BACKWARD_CONTRACT,
+    kept=_rows,
     composition=normed_swiglu_mlp_composition,
     flops=swiglu_mlp_flops,
     backward_flops=swiglu_mlp_backward_flops,
@@ -53,7 +64,8 @@ def normed_swiglu_mlp(
 
     It is the composition of ``layer_norm``, :func:`vision_ttt.ops.swiglu_mlp` and the sum. The
     kernel normalises the tokens of a chunk in the cache, forward and backward, so that neither the
-    normed tokens nor their gradients are in memory. It supports float32 on a CPU; all other calls
+    normed tokens nor their gradients are in memory. Of the hidden layer it keeps half for the
+    backward pass, or nothing on a processor with tile registers. It supports float32 on a CPU; all other calls
     run the composition.
 
     Args:

@@ -20,9 +20,10 @@ from vision_ttt.ops.swiglu_mlp.contract import Inputs
 class _Problem(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "up", "down", "grad", "norm_weight", "norm_bias")),
-        *((name, c_void_p) for name in ("out", "dx", "dup", "ddown")),
+        *((name, c_void_p) for name in ("out", "kept", "dx", "dup", "ddown")),
         *((name, c_void_p) for name in ("dnorm_weight", "dnorm_bias")),
-        *((name, c_int64) for name in ("rows", "dim", "hidden", "columns", "adds", "threads")),
+        *((name, c_int64) for name in ("rows", "dim", "hidden", "columns", "kept_units")),
+        *((name, c_int64) for name in ("adds", "threads")),
         ("eps", c_float),
     )
 
@@ -49,15 +50,17 @@ def describe(
     *,
     grad: Tensor | None = None,
     out: Tensor | None = None,
+    kept: Tensor | None = None,
     gradients: Sequence[Tensor] = (),
 ) -> _Problem:
     """Describe a call on contiguous tensors; ``gradients`` are of x, up, down and the norm."""
     (columns, hidden), rows = inputs.down.shape, inputs.x.numel() // inputs.x.shape[-1]
-    tensors = (*inputs, grad, *((None, None) if norm is None else norm[:2]), out, *gradients)
+    tensors = (*inputs, grad, *((None, None) if norm is None else norm[:2]), out, kept, *gradients)
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     return _Problem(
-        *(*pointers, *[None] * (12 - len(pointers))),
-        *(rows, inputs.x.shape[-1], hidden, columns, norm is not None and norm.residual),
+        *(*pointers, *[None] * (13 - len(pointers))),
+        *(rows, inputs.x.shape[-1], hidden, columns, 0 if kept is None else kept.shape[1] // 2),
+        norm is not None and norm.residual,
         *(torch.get_num_threads(), 0.0 if norm is None else norm.eps),
     )
 
