@@ -59,9 +59,8 @@ class SwiGluMlpBackward {
     {
       Buffers of_chunk(floats_of_chunk() * sizeof(float));
       if (!of_chunk.ok()) failed = 1;
-      for (int64_t first = 0, count; first < hidden; first += count) {
-        const int64_t left = (first < p_.kept_units ? p_.kept_units : hidden) - first;
-        count = left < kColumnsAtOnce ? left : kColumnsAtOnce;
+      for (int64_t first = 0; first < hidden; first += kColumnsAtOnce) {
+        const int64_t count = hidden - first < kColumnsAtOnce ? hidden - first : kColumnsAtOnce;
 #pragma omp for schedule(static)
         for (int64_t part = 0; part < parts_.count(); ++part) {
           if (!of_chunk.ok()) continue;
@@ -116,34 +115,40 @@ class SwiGluMlpBackward {
     float* h = of_chunk.take<float>(kRowsOfChunk * kRowAtOnce);
     float* dx = p_.dx + start * dim;
     const float* tokens = x;
-    const bool is_kept = first < p_.kept_units;
-    HiddenRows<const float> of_forward{a, b, kRowOfTwo};
-    if (is_kept) {
-      const float* gates = p_.kept + 2 * p_.kept_units * start + first;
-      of_forward = {gates, gates + p_.kept_units, 2 * p_.kept_units};
-    }
     if (p_.norm_weight) {
       float* normed = of_chunk.take<float>(kRowsOfChunk * dim);
       normalise_rows(x, rows, dim, NormParameters{p_.norm_weight, p_.norm_bias, 0, p_.eps}, 0, normed);
       x = normed;
     }
 
-    auto units = [&](const Packed& weight) {
+    auto units = [&](const Packed& weight, int64_t from) {
       Part part(weight);
-      part.first = first, part.columns = count;
+      part.first = first + from, part.columns = count - from;
       return part;
     };
+    const int64_t left_to_keep = p_.kept_units - first < 0 ? 0 : p_.kept_units - first;
+    const int64_t kept = left_to_keep < count ? left_to_keep : count;
     const int64_t left = p_.rows - start - rows, after = left < rows ? left : rows;
     NextRows next;
     next.add(tokens + rows * dim, after, dim, dim);
     next.add(grad + rows * columns, after, columns, columns);
     next.add(dx + rows * dim, after, dim, dim);
-    next.spread((is_kept ? 4 : 6) * steps_of_product(rows, dim, count) + 3 * steps_of_product(rows, columns, count));
+    next.spread(2 * steps_of_product(rows, dim, count - kept) + 4 * steps_of_product(rows, dim, count) +
+                3 * steps_of_product(rows, columns, count));
 
-    if (!is_kept) two_products(x, dim, rows, w.gate, w.value, units(w.gate), a, kRowOfTwo, next);
-    product(grad, columns, rows, w.down_back, units(w.down_back), Sink<float>{h, kRowAtOnce, count}, {},
+    if (!kept) {
+      two_products(x, dim, rows, w.gate, w.value, units(w.gate, 0), a, kRowOfTwo, next);
+    } else if (kept < count) {
+      const int64_t others = count - kept;
+      product(x, dim, rows, w.gate, units(w.gate, kept), Sink<float>{a + kept, kRowOfTwo, others}, {}, &next);
+      product(x, dim, rows, w.value, units(w.value, kept), Sink<float>{b + kept, kRowOfTwo, others}, {}, &next);
+    }
+    product(grad, columns, rows, w.down_back, units(w.down_back, 0), Sink<float>{h, kRowAtOnce, count}, {},
             &next);
-    swiglu_gradients(of_forward, {a, b, kRowOfTwo}, h, kRowAtOnce, rows, count);
+    const float* gates = p_.kept + 2 * p_.kept_units * start + first;
+    swiglu_gradients({gates, gates + p_.kept_units, 2 * p_.kept_units}, {a, b, kRowOfTwo}, h, kRowAtOnce, rows, kept);
+    swiglu_gradients({a + kept, b + kept, kRowOfTwo}, {a + kept, b + kept, kRowOfTwo}, h + kept, kRowAtOnce, rows,
+                     count - kept);
 
     auto back = [&](const float* from, const Packed& weight, const float* add) {
       Part part(weight);

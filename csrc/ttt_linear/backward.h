@@ -13,7 +13,7 @@ class BackwardOfHead {
   static size_t floats(const Problem& p) {
     const int64_t b = p.mini_batch_size, padded = round_up(b, kLanes);
     const size_t replayed = p.interval * (D * D + round_up(D, 16) + 2 * padded * D);
-    const size_t rows = (10 * padded + 2 * p.taps) * D + D * padded + padded * padded;
+    const size_t rows = (9 * padded + 2 * p.taps) * D + D * padded + padded * padded;
     const size_t convolutions = Taps<D>::floats(p) + 2 * TapsBackward<D>::floats(p);
     return MiniBatch<D>::floats(p) + convolutions + replayed + 2 * D * D + 3 * D + 2 * round_up(b, 16) +
            rows + 32 * 16;
@@ -39,7 +39,7 @@ class BackwardOfHead {
     conv_q = TapsBackward<D>::begin(p, batch.taps.q, scratch);
     conv_k = TapsBackward<D>::begin(p, batch.taps.k, scratch);
     dz = scratch.take(2 * padded * D);
-    through_w = scratch.take(2 * padded * D);
+    scaled_step = scratch.take(padded * D);
     update = scratch.take(padded * D);
     dupdate = scratch.take(padded * D);
     step_t = scratch.take(D * padded);
@@ -82,10 +82,9 @@ class BackwardOfHead {
       batch.step = steps + m * padded * D;
       batch.learn(states_w + m * D * D, states_b + m * D, norm, batch.n, ahead);
       if (m + 1 == members) break;
-      float *w = states_w + (m + 1) * D * D, *bias = states_b + (m + 1) * D;
-      copy(w, w - D * D, D * D);
-      copy(bias, bias - D, D);
-      batch.update(head.scale(batch.n - 1), update, w, bias, ahead);
+      const float *w = states_w + m * D * D, *bias = states_b + m * D;
+      batch.update(head.scale(batch.n - 1), update, w, bias, states_w + (m + 1) * D * D, states_b + (m + 1) * D,
+                   ahead);
     }
   }
 
@@ -144,8 +143,7 @@ class BackwardOfHead {
     multiply(n, D, cols, dupdate, D, step_t, dattention);
     keep_lower(dattention, n, cols);
     multiply_add(n, n, D, dattention, cols, batch.k, dq);
-    clear(dk, n * D);
-    multiply_add_transposed(n, n, D, dattention, cols, batch.q, dk);
+    product<false>(n, D, {n, dattention, 1, cols, batch.q, D, dk, D});
   }
 
   // W ← W - p_n Kᵀ G, b ← b - p_n Σ G: dstep starts as -p_n (K ∂W + ∂b)
@@ -153,25 +151,22 @@ class BackwardOfHead {
     const float p_last = head.scale(n - 1);
     multiply_add_row(n, D, D, batch.k, D, dw, db, dstep, asking(ahead));
     transpose(dw, D, D, transposed);
-    multiply(n, D, D, batch.step, D, transposed, through_w, asking(ahead));
     Vector dscale_last{};
     for (int64_t i = 0; i < n * D; i += kLanes) {
-      const Vector k_dw = load(dstep + i);
-      dscale_last += k_dw * load(batch.step + i);
+      const Vector k_dw = load(dstep + i), step = load(batch.step + i);
+      dscale_last += k_dw * step;
       store(dstep + i, k_dw * -p_last);
-      store(dk + i, load(dk + i) - load(through_w + i) * p_last);
+      store(scaled_step + i, step * -p_last);
     }
+    multiply_add(n, D, D, scaled_step, D, transposed, dk, asking(ahead));
     dscale[n - 1] -= sum(dscale_last);
   }
 
   // Q W + b, K W + b: the gradients of q and k, and those of the state before the mini-batch.
   void through_weight(const float* w, RowsAhead<D>& ahead) {
     transpose(w, D, D, transposed);
-    multiply(2 * n, D, D, dz, D, transposed, through_w, asking(ahead));
-    for (int64_t i = 0; i < n * D; i += kLanes) {
-      store(dk + i, load(dk + i) + load(through_w + i));
-      store(dq + i, load(dq + i) + load(through_w + n * D + i));
-    }
+    multiply_add(n, D, D, dz, D, transposed, dk, asking(ahead));
+    multiply_add(n, D, D, dz_q(), D, transposed, dq, asking(ahead));
     for (int64_t i = 0; i < D; i += kLanes) {
       Vector total = load(db + i);
       for (int64_t t = 0; t < 2 * n; ++t) total += load(dz + t * D + i);
@@ -231,7 +226,7 @@ class BackwardOfHead {
   float *dscale, *deta;               // [b]
   float* z_q;                         // Q W + b, then Z_q [n, D]
   float* dz;                          // [∂Z_k; ∂Z_q], as k and q
-  float* through_w;                   // products of rows and `transposed`
+  float* scaled_step;                 // -p_n G [n, D]
   float *update, *dupdate;            // U = A G and ∂U [n, D]
   float* step_t;                      // Gᵀ [D, cols]
   float* dattention;                  // ∂A [n, cols]

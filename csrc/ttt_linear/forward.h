@@ -45,7 +45,7 @@ void forward_mini_batch(const Head& head, int64_t number, const Learner<D>& lear
   ahead.ask();
   write_outputs<D>(head, out.o, start, n, batch.q, batch.z_q);
   ahead.ask();
-  batch.update(head.scale(n - 1), batch.step, w, b, ahead);
+  batch.update(head.scale(n - 1), batch.step, w, b, w, b, ahead);
 }
 
 // The state of a head before its first token.

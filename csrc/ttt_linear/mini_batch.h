@@ -36,16 +36,17 @@ struct MiniBatch : Views<D> {
     inner_gradients<D>(n, z_k, k, v, eta, norm, step);
   }
 
-  // W ← W - p_n Kᵀ G, b ← b - p_n Σ G. Writes -p_n G, which may replace the steps.
-  void update(float p_last, float* scaled_step, float* w, float* b, RowsAhead<D>& ahead) {
-    Row<D> bias = Row<D>::of(b);
+  // W = W₀ - p_n Kᵀ G, b = b₀ - p_n Σ G, which may replace W₀ and b₀. Writes -p_n G, which may replace the steps.
+  void update(float p_last, float* scaled_step, const float* w0, const float* b0, float* w, float* b,
+              RowsAhead<D>& ahead) {
+    Row<D> bias = Row<D>::of(b0);
     for (int64_t t = 0; t < n; ++t) {
       const Row<D> scaled = Row<D>::of(step + t * D) * -p_last;
       scaled.to(scaled_step + t * D);
       bias = bias + scaled;
     }
     bias.to(b);
-    multiply_add_transposed(D, n, D, k, D, scaled_step, w, asking(ahead));
+    product<true>(D, D, {n, k, 1, D, scaled_step, D, w, D, w0, D}, asking(ahead));
   }
 };
 

@@ -7,8 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.layers import SwiGLU
-from vision_ttt.ops import normed_swiglu_mlp, swiglu_mlp, use_backend
+from vision_ttt.ops import _native, normed_swiglu_mlp, swiglu_mlp, use_backend
 from vision_ttt.ops._table import TABLE
+from vision_ttt.ops.normed_swiglu_mlp.contract import kept_units
 from vision_ttt.ops.swiglu_mlp import matrix_products
 
 OP = TABLE["swiglu_mlp"]
@@ -39,9 +40,9 @@ def assert_same(arguments, forward=FORWARD[torch.float32], gradient=GRADIENT[tor
         assert_close(x, y, tolerance)
 
 
-@pytest.mark.parametrize("residual", [True, False])
-def test_norm_and_residual_over_several_parts_and_slices(residual):
-    x, up, down = make_arguments(1700, dim=48, hidden=272, out=48)
+@pytest.mark.parametrize(("residual", "hidden"), [(True, 272), (False, 272), (True, 640)])
+def test_norm_and_residual_over_several_parts_and_slices(residual, hidden):
+    x, up, down = make_arguments(1700, dim=48, hidden=hidden, out=48)
     norm = [torch.randn(48).mul(0.3).requires_grad_() for _ in range(2)]
     arguments = [x, *norm, up, down]
     got = values_and_gradients(
@@ -55,6 +56,24 @@ def test_norm_and_residual_over_several_parts_and_slices(residual):
     wanted = values_and_gradients(lambda *t: op.definition(op.inputs(*t, residual, 1e-6)), exact)
     for a, b in zip(got, wanted, strict=True):
         assert_close(a, b, GRADIENT[torch.float32])
+
+
+@pytest.mark.skipif(_native.LIBRARY is None, reason="the kernels are not built")
+def test_the_normed_mlp_keeps_a_part_of_the_hidden_layer():
+    x, up, down = make_arguments(40, dim=48, hidden=272, out=48)
+    norm, kept = (torch.ones(48), torch.zeros(48)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        normed_swiglu_mlp(x, norm, up, down)
+    *arguments, hidden = kept
+    assert {t.data_ptr() for t in arguments} == {t.data_ptr() for t in (x, *norm, up, down)}
+    assert hidden.shape == (40, 2 * kept_units(272))
+    a, b = (F.layer_norm(x, (48,), eps=1e-6) @ up.T).chunk(2, dim=1)
+    units = slice(kept_units(272))
+    assert_close(hidden, torch.cat([a[:, units], b[:, units]], 1), FORWARD[torch.float32])
+    with pytest.raises(ValueError, match="kept must have"):
+        TABLE["normed_swiglu_mlp"].backward_op(
+            x, x, *norm, up, down, torch.zeros(40, 6), True, 1e-6
+        )
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (5,), (2, 7), (2, 3, 4)])

@@ -102,10 +102,11 @@ class VitttBlock(Fusable):
         mlp_hidden: hidden width of the SwiGLU.
         drop_path: applied to the MLP branch.
         fused_mlp: run the MLP branch as one op, :func:`vision_ttt.ops.normed_swiglu_mlp`, which
-            keeps only its input for the backward pass and computes the rest again. Without a
-            ``drop_path`` the op adds the residual too. ``norm`` and ``mlp`` then only hold their
-            parameters, see :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do not run,
-            and replacing one, or ``drop_path``, is an error until ``fused`` is set to False.
+            keeps its input and at most three quarters of its hidden layer for the backward pass
+            and computes the rest again. Without a ``drop_path`` the op adds the residual too.
+            ``norm`` and ``mlp`` then only hold their parameters, see
+            :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do not run, and replacing one,
+            or ``drop_path``, is an error until ``fused`` is set to False.
     """
 
     fused_parts = ("norm", "mlp", "drop_path")

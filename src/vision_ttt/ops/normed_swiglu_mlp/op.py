@@ -64,9 +64,9 @@ def normed_swiglu_mlp(
 
     It is the composition of ``layer_norm``, :func:`vision_ttt.ops.swiglu_mlp` and the sum. The
     kernel normalises the tokens of a chunk in the cache, forward and backward, so that neither the
-    normed tokens nor their gradients are in memory. Of the hidden layer it keeps half for the
-    backward pass, or nothing on a processor with tile registers. It supports float32 on a CPU; all other calls
-    run the composition.
+    normed tokens nor their gradients are in memory. For the backward pass it keeps its arguments
+    and three quarters of the hidden layer, or nothing of it on a processor with tile registers. It
+    supports float32 on a CPU; all other calls run the composition.
 
     Args:
         x: [..., D].
