@@ -286,6 +286,7 @@ int main() {
   check_swiglu_mlp(109, 48, 272, 80);
   check_swiglu_mlp(300, 48, 272, 80);
   check_swiglu_mlp(1700, 32, 48, 32);
+  check_swiglu_mlp(300, 48, 640, 48);
   check_fused(1, 1, 32);
   check_fused(2, 131, 64);
   check_conv2d(1, 1, 1, 16, 3);
