@@ -136,7 +136,7 @@ class SwiGluMlpBackward {
     next.spread(2 * steps_of_product(rows, dim, count - kept) + 4 * steps_of_product(rows, dim, count) +
                 3 * steps_of_product(rows, columns, count));
 
-    if (!kept) {
+    if (!kept) {  // as always in tile registers, where the rows' terms serve both products
       two_products(x, dim, rows, w.gate, w.value, units(w.gate, 0), a, kRowOfTwo, next);
     } else if (kept < count) {
       const int64_t others = count - kept;

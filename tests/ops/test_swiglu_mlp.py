@@ -40,8 +40,12 @@ def assert_same(arguments, forward=FORWARD[torch.float32], gradient=GRADIENT[tor
         assert_close(x, y, tolerance)
 
 
+@pytest.mark.parametrize("instruction_set", ["avx2", "amx"])  # by which kept_units() decides
 @pytest.mark.parametrize(("residual", "hidden"), [(True, 272), (False, 272), (True, 640)])
-def test_norm_and_residual_over_several_parts_and_slices(residual, hidden):
+def test_norm_and_residual_over_several_parts_and_slices(
+    residual, hidden, instruction_set, monkeypatch
+):
+    monkeypatch.setattr(_native, "instruction_set", lambda: instruction_set)
     x, up, down = make_arguments(1700, dim=48, hidden=hidden, out=48)
     norm = [torch.randn(48).mul(0.3).requires_grad_() for _ in range(2)]
     arguments = [x, *norm, up, down]
