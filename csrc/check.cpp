@@ -133,27 +133,18 @@ void check_fused(int64_t B, int64_t T, int64_t D) {
 void check_linear(int64_t rows, int64_t inner, int64_t columns) {
   Buffer x(rows * inner), weight(columns * inner), bias(columns), grad(rows * columns);
   Buffer out(rows * columns, false), dx(rows * inner, false), dweight(columns * inner, false);
-  const Linear linear{x, weight, bias, grad, out, dx, dweight, rows, inner, columns, 2, {}};
+  const Linear linear{x, weight, bias, grad, out, dx, dweight, rows, inner, columns, 2};
   expect(vision_ttt_linear(&linear) == 0 && out.finite(), "a linear layer is finite");
   expect(vision_ttt_linear_backward(&linear) == 0 && dx.finite() && dweight.finite(),
          "a linear layer's backward is finite");
-
-  const int64_t narrow = 5;
-  Buffer narrow_weight(narrow * inner), narrow_bias(narrow), narrow_grad(rows * narrow);
-  Buffer narrow_out(rows * narrow, false), dnarrow(narrow * inner, false), dbias(narrow, false);
-  Linear pair = linear;
-  pair.narrow = {narrow_weight, narrow_bias, narrow_grad, narrow_out, dnarrow, dbias, narrow};
-  expect(vision_ttt_linear(&pair) == 0 && out.finite() && narrow_out.finite(), "two layers are finite");
-  expect(vision_ttt_linear_backward(&pair) == 0 && dx.finite() && dnarrow.finite() && dbias.finite(),
-         "two layers' backward is finite");
 }
 
 void check_swiglu_mlp(int64_t rows, int64_t dim, int64_t hidden, int64_t columns) {
   Buffer x(rows * dim), up(2 * hidden * dim), down(columns * hidden), grad(rows * columns);
   Buffer out(rows * columns, false), dx(rows * dim, false), dup(up.size, false);
   Buffer ddown(down.size, false);
-  SwiGluMlpProblem mlp{x,  up,  down,  grad,    nullptr, nullptr, out,  nullptr, dx,      dup,
-                       ddown, nullptr, nullptr, rows,    dim,     hidden, columns, 0,       0,   2, 1e-6f};
+  SwiGluMlpProblem mlp{x,   up,  down,  nullptr, nullptr, grad, out,    dx,      dup, ddown,
+                       nullptr, nullptr, rows, dim, hidden,  columns, 0, 2, 1e-6f};
   expect(vision_ttt_swiglu_mlp(&mlp) == 0 && out.finite(), "an MLP is finite");
   expect(vision_ttt_swiglu_mlp_backward(&mlp) == 0 && dx.finite() && dup.finite() && ddown.finite(),
          "an MLP's backward is finite");
@@ -161,10 +152,7 @@ void check_swiglu_mlp(int64_t rows, int64_t dim, int64_t hidden, int64_t columns
   Buffer norm(dim), dweight(dim, false), dbias(dim, false);
   mlp.norm_weight = norm, mlp.norm_bias = norm, mlp.adds = 1;
   mlp.dnorm_weight = dweight, mlp.dnorm_bias = dbias;
-  mlp.kept_units = hidden / 32 * 16;
-  Buffer kept(rows * 2 * mlp.kept_units, false);
-  mlp.kept = kept;
-  expect(vision_ttt_swiglu_mlp(&mlp) == 0 && out.finite() && kept.finite(), "a normed MLP is finite");
+  expect(vision_ttt_swiglu_mlp(&mlp) == 0 && out.finite(), "a normed MLP is finite");
   expect(vision_ttt_swiglu_mlp_backward(&mlp) == 0 && dx.finite() && dweight.finite() && dbias.finite(),
          "a normed MLP's backward is finite");
 }
@@ -172,20 +160,10 @@ void check_swiglu_mlp(int64_t rows, int64_t dim, int64_t hidden, int64_t columns
 void check_conv2d(int64_t B, int64_t h, int64_t w, int64_t C, int64_t K) {
   const int64_t T = h * w;
   Buffer x(B * T * C), y(B * T * C, false), weight(K * K * C), dweight(K * K * C, false);
-  Conv2d conv{{x, T * C, C}, {y, T * C, C}, weight, B, h, w, C, K, 0, 2};
+  Conv2d conv{{x, T * C, C}, {y, T * C, C}, weight, B, h, w, C, K, 2};
   expect(vision_ttt_conv2d(&conv) == 0, "conv2d status");
   vision_ttt_conv2d_weight(&conv, dweight);
   expect(y.finite() && dweight.finite(), "conv2d is finite");
-
-  Buffer norm_weight(C), norm_bias(C), normed(y.size, false), dy(y.size), dnormed(y.size);
-  Buffer dx(y.size, false), dnorm_weight(C, false), dnorm_bias(C, false);
-  conv.residual = 1;
-  Conv2dNorm norm{conv, norm_weight, norm_bias, normed, dy, dnormed, dweight, dnorm_weight, dnorm_bias, 1e-6f};
-  expect(vision_ttt_conv2d_norm(&norm) == 0 && normed.finite(), "a normed conv2d is finite");
-  norm.conv.y = {dx, T * C, C};
-  expect(vision_ttt_conv2d_norm_backward(&norm) == 0 && dx.finite() && dweight.finite() &&
-             dnorm_weight.finite() && dnorm_bias.finite(),
-         "a normed conv2d's backward is finite");
 }
 
 // Some locations are outside, infinite or NaN, whose results are not finite, but in their place.
@@ -286,7 +264,6 @@ int main() {
   check_swiglu_mlp(109, 48, 272, 80);
   check_swiglu_mlp(300, 48, 272, 80);
   check_swiglu_mlp(1700, 32, 48, 32);
-  check_swiglu_mlp(300, 48, 640, 48);
   check_fused(1, 1, 32);
   check_fused(2, 131, 64);
   check_conv2d(1, 1, 1, 16, 3);

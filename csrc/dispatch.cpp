@@ -30,8 +30,6 @@
   void gated_norm_##isa(const GatedNorm&);                                   \
   void gated_norm_backward_##isa(const GatedNorm&, const GatedNormGradients&); \
   int conv2d_##isa(const Conv2d&);                                           \
-  int conv2d_norm_##isa(const Conv2dNorm&);                                  \
-  int conv2d_norm_backward_##isa(const Conv2dNorm&);                         \
   void conv2d_weight_##isa(const Conv2d&, float*);                           \
   void deformable_attention_##isa(const DeformableAttention&);               \
   void deformable_attention_backward_##isa(const DeformableAttention&,       \
@@ -60,8 +58,7 @@
    ttt_linear_part_##isa,    ttt_mlp_forward_##isa,     ttt_mlp_backward_##isa, \
    ttt_mlp_part_##isa,                                                       \
    conv1d_##isa,             conv1d_weights_##isa,      gated_norm_##isa,    \
-   gated_norm_backward_##isa, conv2d_##isa,             conv2d_norm_##isa,   \
-   conv2d_norm_backward_##isa, conv2d_weight_##isa,                          \
+   gated_norm_backward_##isa, conv2d_##isa,             conv2d_weight_##isa, \
    deformable_attention_##isa, deformable_attention_backward_##isa,          \
    selective_scan_##isa,     selective_scan_backward_##isa,                  \
    silu_##isa,               swiglu_##isa,             swiglu_backward_##isa, \
@@ -97,8 +94,6 @@ struct Kernels {
   void (*gated_norm)(const GatedNorm&);
   void (*gated_norm_backward)(const GatedNorm&, const GatedNormGradients&);
   int (*conv2d)(const Conv2d&);
-  int (*conv2d_norm)(const Conv2dNorm&);
-  int (*conv2d_norm_backward)(const Conv2dNorm&);
   void (*conv2d_weight)(const Conv2d&, float*);
   void (*deformable_attention)(const DeformableAttention&);
   void (*deformable_attention_backward)(const DeformableAttention&,
@@ -220,10 +215,6 @@ void vision_ttt_gated_norm_backward(const GatedNorm* p, const GatedNormGradients
   kernels().gated_norm_backward(*p, *g);
 }
 int vision_ttt_conv2d(const Conv2d* p) { return kernels().conv2d(*p); }
-int vision_ttt_conv2d_norm(const Conv2dNorm* p) { return kernels().conv2d_norm(*p); }
-int vision_ttt_conv2d_norm_backward(const Conv2dNorm* p) {
-  return kernels().conv2d_norm_backward(*p);
-}
 void vision_ttt_conv2d_weight(const Conv2d* p, float* g) { kernels().conv2d_weight(*p, g); }
 void vision_ttt_deformable_attention(const DeformableAttention* p) {
   kernels().deformable_attention(*p);

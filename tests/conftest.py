@@ -106,11 +106,8 @@ def image_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny_fields(image_folder: Path, tmp_path: Path) -> Callable[..., dict]:
-    """Fields of a run of two epochs of four updates on `image_folder`, overridden at will.
-
-    Layers are fused, as the packaged recipes have them.
-    """
-    arguments = {"depth": 1, "embed_dim": 32, "num_heads": 1, "fused": True, "fused_mlp": True}
+    """Fields of a run of two epochs of four updates on `image_folder`, overridden at will."""
+    arguments = {"depth": 1, "embed_dim": 32, "num_heads": 1}
 
     def fields(**overrides: object) -> dict:
         return {

@@ -104,25 +104,10 @@ def linear_layer_arguments(s: Sizes) -> list[Any]:
     return [normal(s.batch, s.length, dim), normal(columns, dim), bias]
 
 
-def linear_pair_arguments(s: Sizes) -> list[Any]:
-    x, wide, _ = linear_layer_arguments(s)
-    return [x, wide, normal(s.taps, s.channels), normal(s.taps)]
-
-
-def conv2d_norm_arguments(s: Sizes) -> list[Any]:
-    x, weight, *grid = conv2d_arguments(s)
-    return [x, weight, normal(s.channels), normal(s.channels), *grid, 1e-2]
-
-
 def swiglu_mlp_arguments(s: Sizes) -> list[Any]:
     dim, hidden = s.channels, 2 * s.dim
-    x = normal(s.batch, s.length, dim)
-    return [x, normal(2 * hidden, dim) / dim, normal(dim, hidden) / hidden]
-
-
-def normed_swiglu_mlp_arguments(s: Sizes) -> list[Any]:
-    x, up, down = swiglu_mlp_arguments(s)
-    return [x, normal(s.channels), normal(s.channels), up, down, s.gated, 1e-2]
+    x, norm = normal(s.batch, s.length, dim), [normal(dim) if s.gated else None for _ in range(2)]
+    return [x, normal(2 * hidden, dim) / dim, normal(dim, hidden) / hidden, *norm, s.gated, 1e-2]
 
 
 def learner_arguments(s: Sizes, *state: tuple[int, ...]) -> list[Any]:
@@ -208,9 +193,6 @@ ARGUMENTS: dict[str, Callable[[Sizes], list[Any]]] = {
     "fused_ttt_linear": fused_arguments,
     "gated_norm": norm_arguments,
     "linear": linear_layer_arguments,
-    "linear_pair": linear_pair_arguments,
-    "normed_swiglu_mlp": normed_swiglu_mlp_arguments,
-    "residual_conv2d_norm": conv2d_norm_arguments,
     "selective_scan": scan_arguments,
     "swiglu": swiglu_arguments,
     "swiglu_mlp": swiglu_mlp_arguments,
@@ -388,14 +370,15 @@ def mamba_in_pairs(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *a: op(a[0], a[1:3], a[3], a[4:6], *a[6:])
 
 
-def normed(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The normed MLP's public function on its custom op's arguments."""
-    return lambda *a: op(a[0], a[1:3], *a[3:5], residual=a[5], eps=a[6])
+def with_norm(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The MLP's public function on its custom op's arguments."""
 
+    def run(x: Tensor, up: Tensor, down: Tensor, *rest: Any) -> Tensor:
+        weight, bias, residual, eps = rest
+        norm = None if weight is None else (weight, bias)
+        return op(x, up, down, norm=norm, residual=residual, eps=eps)
 
-def conv2d_normed(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The normed convolution's public function on its custom op's arguments."""
-    return lambda *a: op(a[0], a[1], a[2:4], a[4:6], eps=a[6])
+    return run
 
 
 PUBLIC: dict[str, Callable[..., Any]] = {
@@ -407,25 +390,17 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "fused_ttt_linear": in_parts(ops.fused_ttt_linear),
     "gated_norm": ops.gated_norm,
     "linear": ops.linear,
-    "linear_pair": lambda *a: ops.linear_pair(*a[:2], a[2:4]),
-    "normed_swiglu_mlp": normed(ops.normed_swiglu_mlp),
-    "residual_conv2d_norm": conv2d_normed(ops.residual_conv2d_norm),
     "selective_scan": with_options(ops.selective_scan),
     "swiglu": ops.swiglu,
-    "swiglu_mlp": ops.swiglu_mlp,
+    "swiglu_mlp": with_norm(ops.swiglu_mlp),
     "ttt_linear": by_name(ops.ttt_linear),
     "ttt_mlp": by_name(ops.ttt_mlp),
 }
 """The public functions on the arguments above."""
 
-OF_TWO_RESULTS = ("linear_pair", "residual_conv2d_norm")
-"""The ops whose public functions return more than the first result unasked."""
-
 
 def public_definition(op: Op) -> Callable[..., Any]:
     """What the definition says of the public function, on arguments side by side."""
-    if op.name in OF_TWO_RESULTS:
-        return definition_of(op)
 
     def run(*arguments: Any) -> Tensor:
         out = op.definition(op.inputs(*arguments))

@@ -1,20 +1,16 @@
 // A linear layer in training, for one instruction set. The build compiles this file once for each.
 #include "linear.h"
 
-#include "narrow.h"
 #include "pack.h"
 #include "weight_gradient.h"
 
 namespace {
 
 constexpr int64_t kInnerAtOnce = 2048;
-constexpr auto kNothingElse = [](const float*, int64_t, int64_t) {};
 
-// out [N, columns of the weight] = x weight + bias by a weight that is packed first. Calls also(x, start, count)
-// once for each chunk of rows, while they are in the cache.
-template <class Also>
+// out [N, columns of the weight] = x weight + bias by a weight that is packed first.
 int multiply(const float* x, const Matrix& matrix, const float* bias, float* out, int64_t rows,
-             int64_t threads, const Also& also) {
+             int64_t threads) {
   Buffers buffers(ToPack::bytes(matrix));
   if (!buffers.ok()) return 1;
   const ToPack weight[1] = {{matrix, buffers}};
@@ -38,7 +34,6 @@ int multiply(const float* x, const Matrix& matrix, const float* bias, float* out
       product(x + c.start * matrix.inner + start, matrix.inner, c.count, packed, part,
               Sink<float>{sums, matrix.columns, matrix.columns, start ? nullptr : bias, nullptr,
                           start ? sums : nullptr, matrix.columns}, {}, &next);
-      if (!start) also(x + c.start * matrix.inner, c.start, c.count);
     });
   }
   return failed;
@@ -56,12 +51,10 @@ class LinearBackward {
 
   int run() const {
     const Matrix matrix = transposed(p_);
-    const size_t floats = parts_.count() * (floats_of_part() + floats_of_narrow());
-    Buffers buffers(ToPack::bytes(matrix) + floats * sizeof(float));
+    Buffers buffers(ToPack::bytes(matrix) + parts_.count() * floats_of_part() * sizeof(float));
     if (!buffers.ok()) return 1;
     const ToPack weight[1] = {{matrix, buffers}};
-    float* of_parts = buffers.take<float>(floats);
-    float* of_narrow = of_parts + parts_.count() * floats_of_part();
+    float* of_parts = buffers.take<float>(parts_.count() * floats_of_part());
     pack_all(weight, p_.threads);
     const Packed packed = weight[0].weight();
 #pragma omp parallel num_threads(int(p_.threads)) if (p_.threads > 1)
@@ -71,36 +64,13 @@ class LinearBackward {
 #pragma omp for schedule(static)
       for (int64_t part = 0; part < parts_.count(); ++part) {
         float* sums = of_parts + part * floats_of_part();
-        float* narrow_sums = of_narrow + part * floats_of_narrow();
-        const bool with_narrow = p_.narrow.columns && !first;
-        if (with_narrow) clear_narrow_sums(p_.narrow, p_.inner, narrow_sums);
         parts_.for_each_chunk(part, [&](int64_t start, int64_t rows, bool is_first) {
-          add_chunk(start, rows, packed, first, count, sums, !is_first, with_narrow ? narrow_sums : nullptr);
+          add_chunk(start, rows, packed, first, count, sums, !is_first);
         });
       }
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < count; i += kLanes) add_up(of_parts, first, count, i);
     }
-    add_up_narrow(p_.narrow, p_.inner, of_narrow, floats_of_narrow(), parts_.count());
-    return 0;
-  }
-
-  // The narrow layer's gradients alone, added to dx.
-  int run_narrow() const {
-    if (!p_.narrow.columns) return 0;
-    Buffers buffers(parts_.count() * floats_of_narrow() * sizeof(float));
-    if (!buffers.ok()) return 1;
-    float* of_narrow = buffers.take<float>(parts_.count() * floats_of_narrow());
-#pragma omp parallel for schedule(static) num_threads(int(p_.threads)) if (p_.threads > 1)
-    for (int64_t part = 0; part < parts_.count(); ++part) {
-      float* sums = of_narrow + part * floats_of_narrow();
-      clear_narrow_sums(p_.narrow, p_.inner, sums);
-      parts_.for_each_chunk(part, [&](int64_t start, int64_t rows, bool) {
-        const int64_t at = start * p_.inner;
-        add_narrow_gradients(p_.narrow, p_.inner, start, rows, p_.x + at, p_.dx + at, sums);
-      });
-    }
-    add_up_narrow(p_.narrow, p_.inner, of_narrow, floats_of_narrow(), parts_.count());
     return 0;
   }
 
@@ -112,12 +82,9 @@ class LinearBackward {
     return (p_.columns < kColumnsOfSlice ? p_.columns : kColumnsOfSlice) * p_.inner;
   }
 
-  size_t floats_of_narrow() const { return floats_of_narrow_sums(p_.narrow, p_.inner); }
-
-  // Add to dx; begin the sums [D, count] of the transposed gradient, or add to them. Adds to the narrow layer's too,
-  // unless they are null.
+  // Add to dx; begin the sums [D, count] of the transposed gradient, or add to them.
   void add_chunk(int64_t start, int64_t rows, const Packed& weight, int64_t first, int64_t count,
-                 float* sums, bool adds, float* narrow_sums) const {
+                 float* sums, bool adds) const {
     const int64_t inner = p_.inner, columns = p_.columns;
     const float *grad = p_.grad + start * columns + first, *x = p_.x + start * inner;
     float* dx = p_.dx + start * inner;
@@ -135,7 +102,6 @@ class LinearBackward {
     for (int64_t i = 0; i < inner; i += kMostColumns)
       add_outer_products_of_any(x + i, inner, inner - i < kMostColumns ? inner - i : kMostColumns, grad,
                                 columns, count, rows, sums + i * count, adds, next);
-    if (narrow_sums) add_narrow_gradients(p_.narrow, inner, start, rows, x, dx, narrow_sums);
   }
 
   // The gradients of kLanes columns' weights.
@@ -150,17 +116,12 @@ class LinearBackward {
 
 int VISION_TTT_KERNEL(linear)(const Linear& p) {
   const Matrix matrix = Matrix::of(p.weight, p.columns, p.inner);
-  if (!p.narrow.columns) return multiply(p.x, matrix, p.bias, p.out, p.rows, p.threads, kNothingElse);
-  Buffers buffers(NarrowForward::bytes(p.narrow, p.inner));
-  if (!buffers.ok()) return 1;
-  const NarrowForward narrow(p.narrow, p.inner, buffers);
-  return multiply(p.x, matrix, p.bias, p.out, p.rows, p.threads, narrow);
+  return multiply(p.x, matrix, p.bias, p.out, p.rows, p.threads);
 }
 
 int VISION_TTT_KERNEL(linear_backward)(const Linear& p) {
   const GradientTiles tiles{p.columns, p.inner};
   if (tiles.count() < kThreadsToServe) return LinearBackward(p).run();
-  if (multiply(p.grad, transposed(p), nullptr, p.dx, p.rows, p.threads, kNothingElse)) return 1;
-  if (LinearBackward(p).run_narrow()) return 1;
-  return tiles.sum(p.grad, p.x, p.rows, p.dweight, p.threads);
+  const int failed = multiply(p.grad, transposed(p), nullptr, p.dx, p.rows, p.threads);
+  return failed ? failed : tiles.sum(p.grad, p.x, p.rows, p.dweight, p.threads);
 }

@@ -10,17 +10,6 @@
 
 extern "C" {
 
-// A second, narrow layer on the same x: out [N, M] = x weightᵀ + bias, for any M; 0 for none.
-struct NarrowLinear {
-  const float* weight;  // [M, D]
-  const float* bias;    // [M]
-  const float* grad;    // [N, M]; backward pass only
-  float* out;           // [N, M]; forward pass only
-  float* dweight;       // [M, D]; backward pass only
-  float* dbias;         // [M]; backward pass only
-  int64_t columns;
-};
-
 // out [N, C] = x [N, D] weightᵀ + bias.
 struct Linear {
   const float* x;
@@ -28,10 +17,9 @@ struct Linear {
   const float* bias;    // [C], or null
   const float* grad;    // [N, C]; backward pass only
   float* out;           // [N, C]; forward pass only
-  float* dx;            // [N, D], of both layers; backward pass only
+  float* dx;            // [N, D]; backward pass only
   float* dweight;       // [C, D]; backward pass only
   int64_t rows, inner, columns, threads;
-  NarrowLinear narrow;
 };
 
 // Both return 0, or 1 if the memory for the packed weight could not be allocated.

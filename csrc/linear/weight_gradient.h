@@ -90,23 +90,14 @@ __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row,
 }
 #else
 
-// Rows between two lines of sums that are fetched: those of a tile are in the first cache level at its end.
-constexpr int64_t kRowsPerLine = 4;
-
 // sums [R, V vectors] = Σ_t a_tᵀ b_t, or += where `adds`, over `rows` rows, with b in a panel.
 template <int R, int V>
 VISION_TTT_INLINE void outer_tile(const float* a, int64_t a_row, const float* panel, int64_t rows,
-                                  float* sums, int64_t sums_row, bool adds, NextRows& next) {
+                                  float* sums, int64_t sums_row, bool adds) {
   Vector total[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) total[r][v] = Vector{};
-  int fetched = 0;
   for (int64_t t = 0; t < rows; ++t) {
-    if (t % kInnerOfStep == 0) next.fetch();
-    if (t % kRowsPerLine == 0 && fetched < R * V) {
-      __builtin_prefetch(sums + fetched / V * sums_row + fetched % V * kLanes);
-      ++fetched;
-    }
     Vector b[V];
     for (int v = 0; v < V; ++v) b[v] = load(panel + t * kPanel + v * kLanes);
 #pragma GCC unroll 8
@@ -128,19 +119,19 @@ VISION_TTT_INLINE void outer_tile(const float* a, int64_t a_row, const float* pa
 template <int V>
 VISION_TTT_INLINE void outer_columns(const float* a, int64_t a_row, int64_t count,
                                      const float* panel, int64_t rows, float* sums,
-                                     int64_t sums_row, bool adds, NextRows& next) {
+                                     int64_t sums_row, bool adds) {
   int64_t i = 0;
   for (; i + kTileRows <= count; i += kTileRows)
-    outer_tile<kTileRows, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row, adds, next);
+    outer_tile<kTileRows, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row, adds);
   for (; i + 2 <= count; i += 2)
-    outer_tile<2, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row, adds, next);
+    outer_tile<2, V>(a + i, a_row, panel, rows, sums + i * sums_row, sums_row, adds);
 }
 
 // sums [count, columns] = aᵀ b, or += where `adds`, for up to kRowsOfChunk rows of a [rows, count] and
 // b [rows, columns]; both are multiples of 16. Rows of `a` begin in different sets of the first cache level.
 __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row, int64_t count,
                                                   const float* b, int64_t b_row, int64_t columns,
-                                                  int64_t rows, float* sums, bool adds, NextRows& next) {
+                                                  int64_t rows, float* sums, bool adds, NextRows&) {
   alignas(64) float panel[kRowsOfChunk * kPanel];
   for (int64_t j = 0; j < columns; j += kPanel) {
     const int64_t width = columns - j < kPanel ? columns - j : kPanel;
@@ -152,7 +143,7 @@ __attribute__((noinline)) void add_outer_products(const float* a, int64_t a_row,
     auto vectors = [&](auto number) {
       constexpr int V = decltype(number)::value;
       for (; c + V * kLanes <= width; c += V * kLanes)
-        outer_columns<V>(a, a_row, count, panel + c, rows, sums + j + c, columns, adds, next);
+        outer_columns<V>(a, a_row, count, panel + c, rows, sums + j + c, columns, adds);
     };
     vectors(std::integral_constant<int, kTileVectors>{});
     if constexpr (kTileVectors > 2) vectors(std::integral_constant<int, 2>{});

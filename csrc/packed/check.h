@@ -5,7 +5,6 @@
 
 #include "../check.h"
 #include "packed.h"
-#include "speeds.h"
 
 namespace {
 
@@ -32,39 +31,6 @@ struct PackedBuffer {
 PackedBuffer of_block(int64_t columns, int64_t inner, bool is_bfloat16, bool there = true) {
   const bool in_terms = !is_bfloat16 && !std::strcmp(vision_ttt_instruction_set(), "amx");
   return PackedBuffer(columns, inner, is_bfloat16, there, in_terms);
-}
-
-// A thread that takes twice as long gets half as many rows; the parts are always all rows.
-void check_speeds() {
-  Speeds& speeds = *Speeds::of_team(3);
-  expect(Speeds::of_team(1) == nullptr, "one thread divides nothing");
-  auto parts = [&](int64_t length) {
-    int64_t sum = 0;
-    for (int64_t n = 0; n < 3; ++n) {
-      const int64_t rows = speeds.begin(n + 1, length) - speeds.begin(n, length);
-      expect(rows >= 0, "a part has rows");
-      sum += rows;
-    }
-    expect(speeds.begin(0, length) == 0 && sum == length, "parts are all rows");
-  };
-  auto pass = [&](int64_t thread, double seconds_per_row) {  // the others take 1 ms a row
-    for (int64_t n = 0; n < 3; ++n) {
-      const int64_t rows = speeds.begin(n + 1, 300) - speeds.begin(n, 300);
-      speeds.record(n, rows, double(rows) * (n == thread ? seconds_per_row : 1e-3));
-    }
-    speeds.learn();
-    for (int64_t length : {0, 1, 2, 3, 7, 196, 1000003}) parts(length);
-  };
-  expect(speeds.begin(1, 300) == 100 && speeds.begin(2, 300) == 200, "parts are equal at first");
-  for (int i = 0; i < 20; ++i) pass(1, 1.5e-3);
-  const int64_t slow = speeds.begin(2, 300) - speeds.begin(1, 300);
-  expect(slow >= 74 && slow <= 76, "parts are in proportion to the speeds");
-  pass(0, 1e-9), pass(0, 1e-9);
-  expect(speeds.begin(1, 300) < 160, "a thread's share is bounded");
-  const int64_t begin = speeds.begin(1, 300);
-  for (int64_t n = 0; n < 3; ++n) speeds.record(n, n + 1, 1e-6);
-  speeds.learn();
-  expect(speeds.begin(1, 300) == begin, "short passes tell nothing");
 }
 
 void check_packed_linear(int64_t rows, int64_t inner, int64_t columns, bool is_bfloat16) {
@@ -150,7 +116,6 @@ void check_packed_mamba_block(int64_t B, int64_t T, int64_t rank, bool is_bfloat
 }
 
 void check_packed() {
-  check_speeds();
   for (bool is_bfloat16 : {false, true}) {
     check_packed_linear(1, 1, 1, is_bfloat16);
     check_packed_linear(7, 33, 21, is_bfloat16);

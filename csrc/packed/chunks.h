@@ -2,12 +2,10 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 
 #include "../aligned_memory.h"
 #include "../tiles.h"
 #include "../vector.h"
-#include "speeds.h"
 
 namespace {
 
@@ -27,7 +25,6 @@ constexpr int64_t kRowsOfChunk = 17 * kTileOfRows;
 // images into as many chunks as the threads can share evenly, but of `least` tokens or so.
 struct Chunks {
   int64_t batch, length, of_image;
-  Speeds* speeds = nullptr;  // for sizes in proportion to them
 
   Chunks(int64_t images, int64_t tokens, int64_t threads, int64_t least = kTileOfRows)
       : batch(images), length(tokens) {
@@ -35,15 +32,6 @@ struct Chunks {
     if (images % threads) of_image = (of_image + threads - 1) / threads * threads;
     const int64_t tiles = (tokens + least - 1) / least;
     if (of_image > tiles) of_image = tiles;
-  }
-
-  // If every thread has one chunk, their sizes follow the threads' speeds. This is for work whose results
-  // have the same bits in any division.
-  static Chunks by_speed(int64_t images, int64_t tokens, int64_t threads,
-                         int64_t least = kTileOfRows) {
-    Chunks chunks(images, tokens, threads, least);
-    if (images == 1 && chunks.of_image == threads) chunks.speeds = Speeds::of_team(threads);
-    return chunks;
   }
 
   int64_t count() const { return batch * of_image; }
@@ -62,9 +50,7 @@ struct Chunks {
   }
 
  private:
-  int64_t begin(int64_t n) const {
-    return speeds ? speeds->begin(n, length) : n * length / of_image;
-  }
+  int64_t begin(int64_t n) const { return n * length / of_image; }
 };
 
 // The memory of one thread, allocated in pieces that begin at cache lines.
@@ -109,11 +95,8 @@ int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Bo
     auto run = [&](int64_t i) {
       if (!buffers.ok()) return;
       buffers.start_over();
-      const auto start = std::chrono::steady_clock::now();
       const Chunk chunk = chunks[i];
       if (chunk.count) body(chunk, buffers);
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      if (chunks.speeds) chunks.speeds->record(i, chunk.count, took.count());
     };
     if (chunks.count() <= threads) {
 #pragma omp for schedule(static, 1)
@@ -123,7 +106,6 @@ int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Bo
       for (int64_t i = 0; i < chunks.count(); ++i) run(i);
     }
   }
-  if (chunks.speeds) chunks.speeds->learn();
   return failed;
 }
 

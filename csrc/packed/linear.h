@@ -36,7 +36,7 @@ int linear(const PackedLinear& p) {
   constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
   const int64_t padded = (inner + step - 1) / step * step;
   const bool as_it_is = std::is_same<Element, In>::value && padded == inner;
-  const Chunks chunks = Chunks::by_speed(1, p.rows, p.threads);
+  const Chunks chunks = Chunks(1, p.rows, p.threads);
   const size_t bytes = as_it_is ? 0 : Buffers::padded(chunks.most() * padded * sizeof(Element));
   auto multiply = [&](const Chunk& c, const Part& part, Buffers& buffers) {
     const In* x = static_cast<const In*>(p.x) + c.start * p.x_row;
@@ -49,7 +49,7 @@ int linear(const PackedLinear& p) {
             part, sink);
   };
   if (chunks.count() == 1) {  // of so few rows that the threads had better share the columns
-    const Chunks shares = Chunks::by_speed(1, (columns + kGroup - 1) / kGroup, p.threads, 1);
+    const Chunks shares = Chunks(1, (columns + kGroup - 1) / kGroup, p.threads, 1);
     return for_each_chunk(shares, p.threads, bytes, [&](const Chunk& groups, Buffers& buffers) {
       Part part(p.weight);
       part.first = groups.start * kGroup;

@@ -8,12 +8,6 @@ namespace {
 
 constexpr int64_t kHiddenAtOnce = 256;
 
-// Where the gates and values of a chunk's first hidden units go that are kept, [rows, 2 · units].
-struct KeptUnits {
-  float* first = nullptr;
-  int64_t units = 0;
-};
-
 // y ← y + W₂ (SiLU(W_g x) ⊙ W_v x) for rows of x [rows, D], in slices of hidden units.
 template <class Element>
 struct SwiGluMlp {
@@ -25,31 +19,27 @@ struct SwiGluMlp {
   }
 
   // `next` is what is multiplied with after it, as in product().
-  void operator()(const Element* x, int64_t rows, float* y, Buffers& buffers, const Pieces& next = {},
-                  const KeptUnits& kept = {}) const {
-    float* gates = buffers.take<float>(rows * kHiddenAtOnce);
-    float* values = buffers.take<float>(rows * kHiddenAtOnce);
+  void operator()(const Element* x, int64_t rows, float* y, Buffers& buffers,
+                  const Pieces& next = {}) const {
+    float* a = buffers.take<float>(rows * kHiddenAtOnce);
+    float* b = buffers.take<float>(rows * kHiddenAtOnce);
     Element* h = buffers.take<Element>(rows * kHiddenAtOnce);
     const int64_t dim = out.columns, hidden = out.inner;
-    for (int64_t start = 0, count; start < hidden; start += count) {
-      const bool keeps = start < kept.units;
-      const int64_t left = (keeps ? kept.units : hidden) - start;
-      count = left < kHiddenAtOnce ? left : kHiddenAtOnce;
-      float* a = keeps ? kept.first + start : gates;
-      float* b = keeps ? a + kept.units : values;
-      const int64_t row = keeps ? 2 * kept.units : count;
+    for (int64_t start = 0; start < hidden; start += kHiddenAtOnce) {
+      const int64_t left = hidden - start;
+      const int64_t count = left < kHiddenAtOnce ? left : kHiddenAtOnce;
       Part some(gate);
       some.first = start, some.columns = count;
       Part sums(out);
       sums.inner_start = start, sums.inner = count;
       Part following(gate);
       following.first = start + count;
-      if (keeps || !hidden_in_tiles(x, rows, some, h)) {
-        product(x, gate.inner, rows, gate, some, Sink<float>{a, row, count},
+      if (!hidden_in_tiles(x, rows, some, h)) {
+        product(x, gate.inner, rows, gate, some, Sink<float>{a, count, count},
                 begin_of<Element>(value, some));
-        product(x, gate.inner, rows, value, some, Sink<float>{b, row, count},
+        product(x, gate.inner, rows, value, some, Sink<float>{b, count, count},
                 begin_of<Element>(out, sums));
-        for (int64_t t = 0; t < rows; ++t) swiglu_numbers(a + t * row, b + t * row, count, h + t * count);
+        swiglu_numbers(a, b, rows * count, h);
       }
       product(h, count, rows, out, sums, Sink<float>{y, dim, dim, nullptr, nullptr, y, dim},
               following.first < hidden ? begin_of<Element>(gate, following) : next);

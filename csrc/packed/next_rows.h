@@ -5,9 +5,9 @@
 
 namespace {
 
-// A line from memory takes as long as a whole step of a product, and rows that begin far apart are not fetched
-// ahead by the processor. Each step of the current rows' products asks for some lines of the next rows, which are
-// in the second cache level when their turn comes.
+// A line from memory takes as long as a whole step of a product in tile registers, and rows that begin far
+// apart are not fetched ahead by the processor. Each step of the current rows' products asks for some lines of
+// the next rows, which are in the second cache level when their turn comes.
 class NextRows {
  public:
   // `rows` rows of so many floats, `row` floats apart.
@@ -48,18 +48,10 @@ class NextRows {
   int count_ = 0, at_ = 0;
 };
 
-// A step is so many numbers of the inner axis for the rows and columns whose sums are in registers.
-constexpr int64_t kInnerOfStep = 32;
-#ifdef VISION_TTT_TILES
-constexpr int64_t kRowsOfStep = 32, kColumnsOfStep = 32;
-#else
-constexpr int64_t kRowsOfStep = kTileRows, kColumnsOfStep = kTileVectors * kLanes;
-#endif
-
-// The steps of a product, at each of which rows can be fetched.
+// The steps of a product in tile registers, at each of which rows can be fetched.
 constexpr int64_t steps_of_product(int64_t rows, int64_t inner, int64_t columns) {
-  auto parts = [](int64_t numbers, int64_t of_step) { return (numbers + of_step - 1) / of_step; };
-  return parts(rows, kRowsOfStep) * parts(inner, kInnerOfStep) * parts(columns, kColumnsOfStep);
+  constexpr int64_t side = 32;
+  return (rows + side - 1) / side * ((inner + side - 1) / side) * ((columns + side - 1) / side);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ int patches(const PackedPatches& p) {
   const int64_t inner = p.weight.inner, columns = p.weight.columns;
   constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
   const int64_t padded = (inner + step - 1) / step * step, height = inner / (p.channels * p.patch_width);
-  const Chunks chunks = Chunks::by_speed(p.batch, p.grid_height * p.grid_width, p.threads);
+  const Chunks chunks(p.batch, p.grid_height * p.grid_width, p.threads);
   const size_t bytes = Buffers::padded(chunks.most() * padded * sizeof(Element));
   return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
     Element* x = buffers.take<Element>(c.count * padded);

@@ -52,13 +52,12 @@ constexpr int64_t kStepsPerLine = 16 * kPanel / kGroup;
 template <int R, int V, class Element, class Out>
 VISION_TTT_INLINE void product_tile(const Element* x, int64_t x_row, const Element* weights,
                                     int64_t stride, int64_t inner, const Sink<Out>& sink,
-                                    int64_t row, int64_t column, Ahead& ahead, NextRows& next_rows) {
+                                    int64_t row, int64_t column, Ahead& ahead) {
   constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
   x += row * x_row;
   Vector sums[R][V] = {};
   for (int64_t k = 0; k < inner; k += step) {
     if (k % (kStepsPerLine * step) == 0) ahead.fetch();
-    if (k % (kInnerOfStep * step) == 0) next_rows.fetch();
     Vector factors[V];
     for (int v = 0; v < V; ++v)
       factors[v] = load_weights(weights + v * kLanes / kPanel * stride + k * kPanel +
@@ -77,11 +76,10 @@ VISION_TTT_INLINE void product_tile(const Element* x, int64_t x_row, const Eleme
 template <int V, class Element, class Out>
 VISION_TTT_INLINE void product_columns(const Element* x, int64_t x_row, int64_t rows,
                                        const Element* weights, int64_t stride, int64_t inner,
-                                       const Sink<Out>& sink, int64_t column, Ahead& ahead,
-                                       NextRows& next_rows) {
+                                       const Sink<Out>& sink, int64_t column, Ahead& ahead) {
   auto tile = [&](auto count, int64_t i) __attribute__((always_inline)) {
     product_tile<decltype(count)::value, V>(x, x_row, weights, stride, inner, sink, i, column,
-                                            ahead, next_rows);
+                                            ahead);
   };
   int64_t i = 0;
   if constexpr (V == 1)
@@ -105,19 +103,19 @@ VISION_TTT_INLINE void product_columns(const Element* x, int64_t x_row, int64_t 
 }
 
 // Multiply rows of x [rows, part.inner] with a part of the weight. `next` is what the caller multiplies
-// with after it, as far as it is known. Products of float32 rows fetch the next rows.
+// with after it, as far as it is known. Products of terms fetch the next rows.
 template <class Element, class Out>
 __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t rows,
                                        const Packed& w, const Part& part, const Sink<Out>& sink,
                                        const Pieces& next = {},
-                                       NextRows* next_rows = nullptr) {
+                                       [[maybe_unused]] NextRows* next_rows = nullptr) {
   const Panels<Element> panels(w, part);
-  NextRows none;
-  if (!next_rows) next_rows = &none;
 #ifdef VISION_TTT_TILES
   // Whatever the number of rows, because the sums have another order in tiles.
   if constexpr (std::is_same<Element, float>::value) {
-    if (panels.in_terms) return product_of_terms(x, x_row, rows, part.inner, panels, sink, *next_rows);
+    NextRows none;
+    if (panels.in_terms)
+      return product_of_terms(x, x_row, rows, part.inner, panels, sink, next_rows ? *next_rows : none);
   } else if (panels.inner % kInnerOfTile == 0) {
     return product_in_tiles(x, x_row, rows, panels, sink);
   }
@@ -129,8 +127,7 @@ __attribute__((noinline)) void product(const Element* x, int64_t x_row, int64_t 
     auto columns = [&](auto vectors) {
       constexpr int V = decltype(vectors)::value;
       for (; c + V * kLanes <= end; c += V * kLanes)
-        product_columns<V>(x, x_row, rows, panels.at(c), panels.stride, panels.inner, sink, c, ahead,
-                           *next_rows);
+        product_columns<V>(x, x_row, rows, panels.at(c), panels.stride, panels.inner, sink, c, ahead);
     };
     columns(std::integral_constant<int, kTileVectors>{});
     if constexpr (kTileVectors > 2) columns(std::integral_constant<int, 2>{});

@@ -179,7 +179,7 @@ struct Vit3Passes {
   // y ← y + g₁ ⊙ Linear([o₁, o₂]), y ← y + g₂ ⊙ MLP(LN(y)).
   int answer() const {
     const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
-    const Chunks shares = Chunks::by_speed(p.batch, p.length, p.threads);
+    const Chunks shares(p.batch, p.length, p.threads);
     const size_t rows = shares.most(), width = p.proj.inner;
     const size_t bytes = Buffers::padded(rows * width * sizeof(Element)) +
                          Buffers::padded(rows * p.dim * sizeof(Element)) +
@@ -232,7 +232,7 @@ struct Vit3Passes {
   int convolve_hidden() const {
     const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
     const int64_t columns = p.fc1.columns;
-    const Chunks shares = Chunks::by_speed(p.batch, p.length, p.threads);
+    const Chunks shares(p.batch, p.length, p.threads);
     return for_each_chunk(shares, p.threads, mlp.bytes(shares.most()), [&](const Chunk& c,
                                                                            Buffers& buffers) {
       const int64_t first = c.image * p.length + c.start;

@@ -17,7 +17,7 @@ struct VitttPasses {
   Pieces next;       // of the weight that is multiplied with after this block
 
   explicit VitttPasses(const PackedVitttBlock& block, const Pieces& after = {})
-      : p(block), chunks(Chunks::by_speed(block.batch, block.length, block.threads)),
+      : p(block), chunks(block.batch, block.length, block.threads),
         inner(block.directions * block.dim), views(static_cast<Element*>(block.scratch)),
         logits(reinterpret_cast<float*>(static_cast<char*>(block.scratch) + views_bytes(block))),
         next(after) {}

@@ -1,4 +1,4 @@
-// The backward pass of a SwiGLU MLP, which computes the hidden units again that were not kept, in slices of them
+// The backward pass of a SwiGLU MLP, which computes the hidden layer again, in slices of hidden units
 // and chunks of tokens, so that intermediate results, the weights in use and the sums of their gradients
 // stay in a core's second cache level.
 #pragma once
@@ -11,26 +11,17 @@
 
 namespace {
 
-// Gates and values, or their gradients, in rows `row` numbers apart.
-template <class Float>
-struct HiddenRows {
-  Float *gates, *values;
-  int64_t row;
-};
-
-// Given a, b and the gradient of h = SiLU(a) ⊙ b, write the gradients of a and b, which may replace them, and
-// replace the gradient of h by h.
-VISION_TTT_INLINE void swiglu_gradients(HiddenRows<const float> from, HiddenRows<float> to, float* h, int64_t h_row,
-                                        int64_t rows, int64_t count) {
-  for (int64_t t = 0; t < rows; ++t, h += h_row) {
-    const float *a = from.gates + t * from.row, *b = from.values + t * from.row;
+// Given a, b and the gradient of h = SiLU(a) ⊙ b, replace a and b by their gradients, and the gradient
+// of h by h.
+VISION_TTT_INLINE void swiglu_gradients(float* a, float* b, int64_t row, float* h, int64_t h_row, int64_t rows,
+                                        int64_t count) {
+  for (int64_t t = 0; t < rows; ++t, a += row, b += row, h += h_row)
     for (int64_t i = 0; i < count; i += kLanes) {
       const Vector x = load(a + i), value = load(b + i), incoming = load(h + i), s = sigmoid(x);
-      store(to.gates + t * to.row + i, incoming * value * (s + x * s * (1.0f - s)));
-      store(to.values + t * to.row + i, incoming * x * s);
+      store(a + i, incoming * value * (s + x * s * (1.0f - s)));
+      store(b + i, incoming * x * s);
       store(h + i, x * s * value);
     }
-  }
 }
 
 class SwiGluMlpBackward {
@@ -121,34 +112,22 @@ class SwiGluMlpBackward {
       x = normed;
     }
 
-    auto units = [&](const Packed& weight, int64_t from) {
+    auto units = [&](const Packed& weight) {
       Part part(weight);
-      part.first = first + from, part.columns = count - from;
+      part.first = first, part.columns = count;
       return part;
     };
-    const int64_t left_to_keep = p_.kept_units - first < 0 ? 0 : p_.kept_units - first;
-    const int64_t kept = left_to_keep < count ? left_to_keep : count;
     const int64_t left = p_.rows - start - rows, after = left < rows ? left : rows;
     NextRows next;
     next.add(tokens + rows * dim, after, dim, dim);
     next.add(grad + rows * columns, after, columns, columns);
     next.add(dx + rows * dim, after, dim, dim);
-    next.spread(2 * steps_of_product(rows, dim, count - kept) + 4 * steps_of_product(rows, dim, count) +
-                3 * steps_of_product(rows, columns, count));
+    next.spread(6 * steps_of_product(rows, dim, count) + 3 * steps_of_product(rows, columns, count));
 
-    if (!kept) {  // as always in tile registers, where the rows' terms serve both products
-      two_products(x, dim, rows, w.gate, w.value, units(w.gate, 0), a, kRowOfTwo, next);
-    } else if (kept < count) {
-      const int64_t others = count - kept;
-      product(x, dim, rows, w.gate, units(w.gate, kept), Sink<float>{a + kept, kRowOfTwo, others}, {}, &next);
-      product(x, dim, rows, w.value, units(w.value, kept), Sink<float>{b + kept, kRowOfTwo, others}, {}, &next);
-    }
-    product(grad, columns, rows, w.down_back, units(w.down_back, 0), Sink<float>{h, kRowAtOnce, count}, {},
+    two_products(x, dim, rows, w.gate, w.value, units(w.gate), a, kRowOfTwo, next);
+    product(grad, columns, rows, w.down_back, units(w.down_back), Sink<float>{h, kRowAtOnce, count}, {},
             &next);
-    const float* gates = p_.kept + 2 * p_.kept_units * start + first;
-    swiglu_gradients({gates, gates + p_.kept_units, 2 * p_.kept_units}, {a, b, kRowOfTwo}, h, kRowAtOnce, rows, kept);
-    swiglu_gradients({a + kept, b + kept, kRowOfTwo}, {a + kept, b + kept, kRowOfTwo}, h + kept, kRowAtOnce, rows,
-                     count - kept);
+    swiglu_gradients(a, b, kRowOfTwo, h, kRowAtOnce, rows, count);
 
     auto back = [&](const float* from, const Packed& weight, const float* add) {
       Part part(weight);

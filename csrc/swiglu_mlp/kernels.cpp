@@ -31,7 +31,7 @@ int VISION_TTT_KERNEL(swiglu_mlp)(const SwiGluMlpProblem& p) {
       normalise_rows(x, c.count, p.dim, norm, 0, normed);
       x = normed;
     }
-    mlp(x, c.count, y, own, {}, {p.kept + c.start * 2 * p.kept_units, p.kept_units});
+    mlp(x, c.count, y, own);
   });
 }
 

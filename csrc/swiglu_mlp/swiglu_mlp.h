@@ -16,15 +16,14 @@ struct SwiGluMlpProblem {
   const float* x;     // [N, D]
   const float* up;    // [2 H, D]: of a, then of b
   const float* down;  // [E, H]
-  const float* grad;  // [N, E]; backward pass only
   const float *norm_weight, *norm_bias;  // [D], or null for no norm
+  const float* grad;  // [N, E]; backward pass only
   float* out;         // [N, E]; forward pass only
-  float* kept;        // [N, 2 K]: a and b of the first K hidden units, from the forward pass for the backward pass
   float* dx;          // backward pass only, as the gradients below
   float* dup;
   float* ddown;
   float *dnorm_weight, *dnorm_bias;
-  int64_t rows, dim, hidden, columns, kept_units, adds, threads;
+  int64_t rows, dim, hidden, columns, adds, threads;
   float eps;
 };
 

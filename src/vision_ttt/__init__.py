@@ -24,8 +24,8 @@ def _is_the_command() -> bool:
 # seconds: its modules import what they need themselves. Everyone else gets the whole library.
 if not _is_the_command():
     from vision_ttt import dense, models
+    from vision_ttt.acceleration import for_inference, for_training, to_plain
     from vision_ttt.freed_memory import keep_freed_memory
-    from vision_ttt.inference import for_inference
     from vision_ttt.layers import TTTMLP, TTTLayer, TTTLinear, VitttBlock, VitttMixer
     from vision_ttt.models import Vittt
     from vision_ttt.ops import ttt_linear, ttt_mlp, use_backend
@@ -35,6 +35,8 @@ __all__ = [
     "dense",
     "models",
     "for_inference",
+    "for_training",
+    "to_plain",
     "keep_freed_memory",
     "ttt_linear",
     "ttt_mlp",

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from vision_ttt.acceleration import COMPOSITES
 from vision_ttt.bench.contenders import Contender, find_contenders, is_ours, registered
 from vision_ttt.bench.models import measure_models, multiply_adds, steps_of_models
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.errors import UserError
-from vision_ttt.layers.fusable import Fusable
 from vision_ttt.ops import _native, use_backend
 
 DEIT, NANO = "deit_tiny_patch16_224", "vittt_nano_patch4_32"
@@ -35,23 +35,17 @@ def test_a_runtime_is_a_contender_of_its_own():
     ]
 
 
-def test_fused_layers_are_a_contender_that_is_asked_for():
-    (found,) = find_contenders([f"{NANO} (fused)"])
-    assert (found.label, found.fuses_attention) == (f"{NANO} (fused)", False)
+@pytest.mark.parametrize(("name", "of_a_block"), [(NANO, 2), ("vim_nano_patch4_32", 1)])
+def test_training_by_composite_ops_is_a_contender_that_is_asked_for(name, of_a_block):
+    (found,) = find_contenders([f"{name} (for_training)"])
+    assert (found.label, found.fuses_attention) == (f"{name} (for_training)", False)
     assert is_ours(found.label)
-    plain, fused = (contender.build(32) for contender in (Contender(NANO), found))
-    for model, switch in ((plain, False), (fused, True)):
-        layers = [module for module in model.modules() if isinstance(module, Fusable)]
-        assert [layer.fused for layer in layers] == len(layers) * [switch]
-        assert len(layers) == 16  # block, mixer, layer and MLP of each
-    assert multiply_adds(found, 32) == multiply_adds(Contender(NANO), 32)
-
-
-def test_fused_layers_are_those_that_a_model_has():
-    (found,) = find_contenders(["vim_nano_patch4_32 (fused)"])
+    plain = Contender(name).build(32)
     for model in (found.build(32), found.build_for_any_size()):
-        fused = [module.fused for module in model.modules() if isinstance(module, Fusable)]
-        assert fused == 7 * [True]
+        layers = [module for module in model.modules() if isinstance(module, COMPOSITES)]
+        assert len(layers) == of_a_block * len(model.blocks)
+    assert not any(isinstance(module, COMPOSITES) for module in plain.modules())
+    assert multiply_adds(found, 32) == multiply_adds(Contender(name), 32)
 
 
 @pytest.mark.parametrize(("kind", "fused"), [("fused attention", 12), ("plain attention", 0)])
@@ -76,13 +70,13 @@ def test_the_label_tells_which_attention_runs(kind: str, fused: int, monkeypatch
     ("name", "told"),
     [
         ("vittt_tinny_patch16_224", "nearest: vittt_tiny_patch16_224"),
-        (f"{NANO} (plain attention)", f"accepted: {NANO}, {NANO} (fused), {NANO}:for_inf"),
+        (f"{NANO} (plain attention)", f"accepted: {NANO}, {NANO} (for_training), {NANO}:for_inf"),
         (
-            f"{DEIT} (fused)",
+            f"{DEIT} (for_training)",
             f"accepted: {DEIT} (fused attention), {DEIT} (plain attention)",
         ),
-        (f"{NANO}:openvino (fused)", f"accepted: {NANO}, {NANO} (fused)"),
-        ("vittt_tiny_gating_patch16_224 (fused)", "accepted: vittt_tiny_gating_patch16_224, v"),
+        (f"{NANO}:openvino (for_training)", f"accepted: {NANO}, {NANO} (for_training)"),
+        ("vit3_nano_patch4_32 (for_training)", "accepted: vit3_nano_patch4_32, vit3_nano"),
         (f"{DEIT} (flash)", "plain attention"),
         (f"{DEIT}:openvno", "accepted: for_inference, inductor, onnxruntime, openvino"),
         (f"{DEIT}:openvino (plain attention)", f"accepted: {DEIT} .*{DEIT}:openvino"),
@@ -129,7 +123,7 @@ def test_rows_of_models(train: bool, run_, monkeypatch):
     assert bool(kept) is train  # inference keeps its own buffers
 
 
-@pytest.mark.parametrize("kind", [None, "fused"])
+@pytest.mark.parametrize("kind", [None, "for_training"])
 def test_training_computes_every_gradient_anew(kind, monkeypatch, run_):
     built = []
     build = Contender.build
@@ -190,16 +184,13 @@ def test_rows_tell_which_backend_scans(name: str, run_):
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        (
-            NANO,
-            "fused_ttt_linear, linear, linear_pair, normed_swiglu_mlp, residual_conv2d_norm",
-        ),
+        (NANO, "depthwise_conv2d, fused_ttt_linear, linear, swiglu_mlp"),
         ("vim_nano_patch4_32", "fused_mamba, linear"),
     ],
 )
-def test_rows_tell_which_layers_are_fused(name: str, kernels: str, run_):
-    settings = Settings(CPU, repeats=1, shortest_repeat=0)
-    contenders = find_contenders([f"{name} (fused)"])
+def test_rows_tell_which_composite_ops_ran(name: str, kernels: str, run_):
+    settings = Settings(CPU, repeats=1, shortest_repeat=0, batch_size=2)
+    contenders = find_contenders([f"{name} (for_training)"])
     (rows,) = measure_models(contenders, [32], settings, run_, train=True)
     assert rows[0].kernels == kernels
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from vision_ttt.acceleration.composite_linear import CompositeLinear
 from vision_ttt.bench.machine import describe_run
 from vision_ttt.bench.names import LANGUAGE_MODELS, LANGUAGE_VARIANTS, LEARNING, READING
 from vision_ttt.bench.protocol import Settings
@@ -52,8 +53,8 @@ def measure(readers, learners, size, run, settings=SETTINGS, **lengths):
 
 
 def test_every_contender_is_measured(run, size, tmp_path: Path):
-    readers = [label for label in ALL if not label.endswith(":fused")]  # which is for training
-    learners = ["ttt-linear:fused", "ttt-mlp-mamba:dual", "llama"]
+    readers = [label for label in ALL if not label.endswith(":for_training")]
+    learners = ["ttt-linear:for_training", "ttt-mlp-mamba:dual", "llama"]
     lengths = {"contexts": [20], "decode_contexts": [32, 48], "train_contexts": [20]}
     rows = measure(readers, learners, size, run, **lengths)
     kinds = [(row.measured, row.tokens) for row in rows]
@@ -122,11 +123,9 @@ def test_decoding_leaves_the_context_as_it_was(size):
         torch.testing.assert_close(again, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_the_variant_fused_is_the_switch(size):
-    found = [
-        contender.build(size).config.fused for contender in find(["ttt-linear:fused", "ttt-mlp"])
-    ]
-    assert found == [True, False]
+def test_the_variant_for_training_runs_composite_ops(size):
+    models = [contender.build(size) for contender in find(["ttt-linear:for_training", "ttt-mlp"])]
+    assert [isinstance(model.lm_head, CompositeLinear) for model in models] == [True, False]
 
 
 def test_labels():

@@ -25,7 +25,7 @@ def tiny(tiny_fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     recipe.write_text(yaml.safe_dump(resolve(tiny_fields(epochs=2, warmup=0)).as_dict()))
     rows = (
         Variant("plain", {}, published=77.7, note="All of it"),
-        Variant("bare", {"arguments": {"design": "ttt_layer", "fused": False}}),
+        Variant("bare", {"arguments": {"design": "ttt_layer"}}),
         Variant("wrong", {"arguments": {"num_heads": 5}}),
     )
     shown = Panel("A tiny panel", {"Plain": "plain", "Bare": "bare", "Wrong": "wrong"})

@@ -7,11 +7,11 @@ import torch
 
 from tolerances import FORWARD, assert_close
 from vision_ttt import for_inference
+from vision_ttt.acceleration.packed_convolution import FoldedConvNorm
+from vision_ttt.acceleration.packed_linear import PackedLinear
+from vision_ttt.acceleration.packed_vit3 import PackedVit3Block
+from vision_ttt.acceleration.packed_vittt import PackedVitttBlock
 from vision_ttt.dense import ViTAdapter
-from vision_ttt.inference.convolution import FoldedConvNorm
-from vision_ttt.inference.linear import PackedLinear
-from vision_ttt.inference.vit3 import PackedVit3Block
-from vision_ttt.inference.vittt import PackedVitttBlock
 from vision_ttt.models import create_model
 
 SMALL = {"img_size": 64, "embed_dim": 48, "depth": 4, "num_heads": 3, "patch_size": 8}

@@ -16,7 +16,6 @@ from vision_ttt.engine import ConfigError
 from vision_ttt.engine.config import section_types
 from vision_ttt.engine.section import Section, field_types
 from vision_ttt.models import create_model, is_model
-from vision_ttt.models.arguments import FUSED
 from vision_ttt.models.vittt_ablations import ABLATIONS
 from vision_ttt.recipes import change, resolve
 from vision_ttt.recipes.names import short_names
@@ -24,7 +23,6 @@ from vision_ttt.tasks.language.models import build_language_model, model_argumen
 
 PACKAGED = ("classification", "diffusion")
 """Tasks; other tests may add theirs to the table."""
-FUSED_ON = dict.fromkeys(FUSED, True)
 
 
 @pytest.mark.parametrize(
@@ -157,13 +155,6 @@ def test_packaged_recipe_loads(name: str) -> None:
         assert is_model(config.model.name)
         with torch.device("meta"):
             create_model(config.model.name, **config.model.arguments)
-        if config.model.name.startswith(("vim_", "mambar_")):
-            assert config.model.arguments == {"fused": True}
-        if config.model.name.startswith("vittt_"):
-            # Checkpointed, an MLP keeps nothing that fusing it could spare.
-            switches = ("fused",) if config.machine.gradient_checkpointing else FUSED
-            own = {key: value for key, value in config.model.arguments.items() if key in FUSED}
-            assert own == dict.fromkeys(switches, True)
         assert Path(config.run.output) == Path("runs", name, stage)
     text = (Path(recipes.__file__).parent / f"{name}.yaml").read_text(encoding="utf-8")
     header = text[: text.index("\ntask:")]
@@ -227,11 +218,10 @@ def test_recipe_from_a_file_with_overrides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "overrides", "expected"),
     [
-        ("digits+dual", {"depth": 1}, {**FUSED_ON, "design": "dual", "depth": 1}),
-        ("digits+dual", {"design": "conv1d"}, {**FUSED_ON, "design": "conv1d"}),
-        ("digits+dual", {"design": None, "depth": 2}, {**FUSED_ON, "depth": 2}),
-        ("digits+gating", {}, {**FUSED_ON, "design": "gating", "fused": False}),
-        ("digits", dict.fromkeys(FUSED), {}),
+        ("digits+dual", {"depth": 1}, {"design": "dual", "depth": 1}),
+        ("digits+dual", {"design": "conv1d"}, {"design": "conv1d"}),
+        ("digits+dual", {"design": None, "depth": 2}, {"depth": 2}),
+        ("digits+gating", {}, {"design": "gating"}),
         ("digits-diffusion", {"depth": 1}, {"learn_sigma": False, "depth": 1}),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from vision_ttt import for_training
 from vision_ttt.export import ExportError, InputShapes, accepting_any_size, export_program
 from vision_ttt.export.program import METADATA_FILE, plain_program
 from vision_ttt.export.verification import verify
@@ -88,20 +89,18 @@ def test_selective_scans_at_any_image_size(
         torch.testing.assert_close(loaded.module()(images), model(images), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("portable", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_fused_layers(make_model: Callable, tmp_path: Path, portable: bool) -> None:
-    model, metadata = make_model(fused=True, fused_mlp=True)
+def test_a_model_for_training(make_model: Callable, tmp_path: Path) -> None:
+    model, metadata = make_model()
+    for_training(model, strict=True)
     shapes = InputShapes.of(model, metadata.carried["input"]["input_size"])
     path = tmp_path / "model.pt2"
-    assert export_program(model, metadata, path, shapes, portable=portable).difference < 1e-5
+    assert export_program(model, metadata, path, shapes).difference < 1e-5
     targets = {str(node.target) for node in torch.export.load(path).graph.nodes}
-    assert ("vision_ttt.swiglu_mlp.default" in targets) is not portable
-    assert model.blocks[0].mlp.fused
+    assert "vision_ttt.swiglu_mlp.default" in targets
 
 
 def test_a_portable_program_needs_no_vision_ttt(make_model: Callable, tmp_path: Path) -> None:
-    """Fused layers included."""
-    model, metadata = make_model(fused=True, fused_mlp=True)
+    model, metadata = make_model()
     shapes = InputShapes.of(model, metadata.carried["input"]["input_size"])
     path, case = tmp_path / "model.pt2", tmp_path / "case.pt"
     assert export_program(model, metadata, path, shapes, portable=True).difference < 1e-5

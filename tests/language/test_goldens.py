@@ -5,16 +5,19 @@ import torch
 
 from language_models import GOLDENS, released_model, weights
 from tolerances import assert_close
-from vision_ttt import convert
-from vision_ttt.layers import linear
+from vision_ttt import convert, for_training
+from vision_ttt.acceleration import composite_linear
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("composite", [False, True])
 @pytest.mark.parametrize("name", GOLDENS)
-def test_outputs_and_gradients(name, fused, monkeypatch):
+@pytest.mark.filterwarnings("ignore:for_training leaves:RuntimeWarning")  # the TTT layers
+def test_outputs_and_gradients(name, composite, monkeypatch):
     """Logits, loss, every hidden state and every gradient that is stored."""
-    monkeypatch.setattr(linear, "FEWEST_ROWS", 1)  # a golden's tokens are few
-    model, tensors, tolerance = released_model(name, fused=fused)
+    monkeypatch.setattr(composite_linear, "FEWEST_ROWS", 1)  # a golden's tokens are few
+    model, tensors, tolerance = released_model(name)
+    if composite:
+        for_training(model)
     ids = tensors["input.input_ids"]
     last = []
     model.model.norm.register_forward_pre_hook(lambda norm, x: last.append(x[0]))

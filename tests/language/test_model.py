@@ -238,8 +238,8 @@ def test_saved_and_loaded(model, tmp_path):
     assert torch.equal(body(ids).last_hidden_state, model.model(ids).last_hidden_state)
     with pytest.raises(ValueError, match="must be 'linear' or 'mlp', got 'x'"):
         TTTForCausalLM.from_pretrained(tmp_path, ttt_layer_type="x")
-    with pytest.raises(TypeError, match="fused must be True or False, got 'yes'"):
-        AutoModelForCausalLM.from_pretrained(tmp_path, fused="yes")
+    with pytest.raises(TypeError, match="use_gate must be True or False, got 'yes'"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, use_gate="yes")
     half = TTTForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert half.dtype == torch.bfloat16
     exact = model.model.layers[0].ttt

@@ -12,12 +12,12 @@ from torch import nn
 
 import vision_ttt
 from tolerances import assert_close
+from vision_ttt import for_training
 from vision_ttt.layers import (
     TTTMLP,
     DirectionalConv1d,
     LinearLearner,
     MiniBatchRotary,
-    TanhGatedNorm,
     TTTLayer,
     TTTLayerState,
     TTTLinear,
@@ -38,8 +38,8 @@ LAYERS = {
     "linear, all options": partial(
         TTTLinear, DIM, 2, mini_batch_size=4, share_qk=True, conv_kernel_size=4, gate=True
     ),
-    "fused": partial(
-        TTTLinear, DIM, 2, mini_batch_size=4, share_qk=True, conv_kernel_size=4, fused=True
+    "for training": lambda: for_training(
+        TTTLinear(DIM, 2, mini_batch_size=4, share_qk=True, conv_kernel_size=4)
     ),
     "rotary": rotated,
     "mlp": partial(TTTMLP, DIM, 2, mini_batch_size=4, conv_kernel_size=2),
@@ -172,14 +172,6 @@ def test_rotations_by_place():
 
 
 def test_rotations_that_an_op_would_leave_out_are_refused():
-    rotary = MiniBatchRotary(16, 4)
-    with pytest.raises(ValueError, match="fused has no rotary=MiniBatchRotary"):
-        TTTLinear(DIM, 2, conv_kernel_size=4, rotary=rotary, fused=True)
-    with pytest.raises(ValueError, match="fused has no TanhGatedNorm"):
-        TTTLinear(DIM, 2, conv_kernel_size=4, merge=TanhGatedNorm, fused=True)
-    layer = TTTLinear(DIM, 2, conv_kernel_size=4, fused=True)
-    with pytest.raises(ValueError, match="rotary is not called while fused is True"):
-        layer.rotary = rotary
     model = timm.create_model("vittt_nano_patch4_32", num_classes=10)
     model.blocks[0].mixer.ttt.rotary = MiniBatchRotary(model.blocks[0].mixer.ttt.head_dim, 16)
     with pytest.raises(ValueError, match="rotates q and k"):

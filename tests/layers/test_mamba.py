@@ -1,5 +1,6 @@
 """Mamba in both directions, against the released mixer and against its equations."""
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from tolerances import assert_close
+from vision_ttt import for_training
 from vision_ttt.layers import BidirectionalMamba, MambaBlock
 from vision_ttt.ops import _native
 
@@ -165,13 +167,13 @@ def test_what_does_not_fit_is_refused(options, message):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_fused_is_the_same_layer(dtype):
+def test_for_training_makes_the_same_layer(dtype):
     """By kernels in float32, and by other ops where there are none."""
     torch.manual_seed(0)
-    plain, fused = BidirectionalMamba(32), BidirectionalMamba(32, fused=True)
-    fused.load_state_dict(plain.state_dict())
+    plain = BidirectionalMamba(32)
+    composite = for_training(copy.deepcopy(plain), strict=True)
     results = []
-    for layer in (plain, fused):
+    for layer in (plain, composite):
         layer.to(dtype)
         x = torch.linspace(-2, 2, 2 * 70 * 32, dtype=dtype).view(2, 70, 32).requires_grad_()
         y = layer(x)
@@ -182,7 +184,7 @@ def test_fused_is_the_same_layer(dtype):
 
 
 @pytest.mark.skipif(_native.LIBRARY is None, reason="not compiled")
-def test_fused_keeps_less_for_the_backward_pass():
+def test_for_training_keeps_less_for_the_backward_pass():
     def kept(layer):
         sizes = {}
         weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
@@ -198,11 +200,5 @@ def test_fused_keeps_less_for_the_backward_pass():
 
     # The input, x and z, a state per 64 tokens, and the input of the output projection.
     numbers = 640 * (64 + 2 * 128 + 2 * 128 * 16 // 64 + 128)
-    assert kept(BidirectionalMamba(64, fused=True)) <= 4.1 * numbers
+    assert kept(for_training(BidirectionalMamba(64))) <= 4.1 * numbers
     assert kept(BidirectionalMamba(64)) > 12 * numbers
-
-
-def test_fused_refuses_what_it_would_ignore():
-    layer = BidirectionalMamba(32, fused=True)
-    with pytest.raises(ValueError, match="conv is not called while fused is True"):
-        layer.conv = torch.nn.Identity()

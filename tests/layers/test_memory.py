@@ -4,17 +4,16 @@ import pytest
 import torch
 
 from tolerances import assert_close
+from vision_ttt import for_training
 from vision_ttt.layers import TTTLinear, VitttBlock, VitttMixer
 from vision_ttt.ops import use_backend
-from vision_ttt.ops.normed_swiglu_mlp.contract import kept_units
 
 VITTT = {"bidirectional": True, "share_qk": True, "conv_kernel_size": 4, "gate": True}
 
 
-def make_block(dim=64, hidden=176, fused=False):
+def make_block(dim=64, hidden=176):
     torch.manual_seed(0)
-    ttt = TTTLinear(dim, dim // 32, fused=fused, **VITTT)
-    return VitttBlock(VitttMixer(dim, ttt=ttt), dim, hidden, fused_mlp=fused)
+    return VitttBlock(VitttMixer(dim, ttt=TTTLinear(dim, dim // 32, **VITTT)), dim, hidden)
 
 
 def kept_per_token(block, x, grid):
@@ -34,21 +33,22 @@ def kept_per_token(block, x, grid):
     return sum(storages.values()) / x.numel() / 4
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_training_keeps_each_stage_once(fused):
-    block, grid = make_block(fused=fused), (20, 30)
+@pytest.mark.parametrize("composite", [False, True])
+def test_training_keeps_each_stage_once(composite):
+    block, grid = make_block(), (20, 30)
+    if composite:
+        for_training(block, strict=True)
     x = torch.randn(1, 600, 64, requires_grad=True)
     # Inputs of Conv2d and both norms, the first one's output, that of the merge: 5; projections: 5;
     # both directions' outputs: 2; states and rates: below 1. Unless they are an op's own, the
     # second norm's output, both directions' convolved q and k, 4, and pre-activations and
-    # activation, 3 · 176 / 64. The MLP's op keeps a part of the pre-activations.
-    hidden = 2 * kept_units(176) / 64 if fused else 3 * 176 / 64
-    wanted = 5 + 5 + 2 + hidden + (0 if fused else 1 + 4)
+    # activation, 3 · 176 / 64.
+    wanted = 5 + 5 + 2 + (0 if composite else 1 + 4 + 3 * 176 / 64)
     assert wanted <= kept_per_token(block, x, grid) < wanted + 1
 
 
 def test_training_gradients_survive_the_recomputation():
-    block, x = make_block(fused=True), torch.randn(2, 24, 64)
+    block, x = for_training(make_block(), strict=True), torch.randn(2, 24, 64)
     x.requires_grad_()
     loss = block(x, (4, 6)).square().sum()
     gradients = torch.autograd.grad(loss, [x, *block.parameters()])

@@ -49,8 +49,6 @@ WRONG = [
     )),
     (NANO, "embed_dim", -1),
     (NANO, "mini_batch_size", 0),
-    (NANO, "fused", 1),
-    (NANO, "fused_mlp", "x"),
     (NANO, "img_size", 7),
     (VIT3, "embed_dim", 0),
     (VIT3, "img_size", 7),

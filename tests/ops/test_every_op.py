@@ -421,7 +421,6 @@ REFUSED = {  # op, backend: what is changed in its arguments' sizes, and the rea
     ("directional_conv1d", "cpu"): ({"channels": 24}, "24 channels are no multiple of 16"),
     ("gated_norm", "cpu"): ({"channels": 24}, "24 channels are no multiple of 16"),
     ("linear", "cpu"): ({"channels": 24}, "24 channels are no multiple of 16"),
-    ("linear_pair", "cpu"): ({"channels": 24}, "24 channels are no multiple of 16"),
     ("selective_scan", "cpu"): ({"channels": 24}, "24 channels are no multiple of 16"),
     ("swiglu", "cpu"): ({"channels": 24}, "24 channels are no multiple of 16"),
     ("swiglu_mlp", "cpu"): ({"dim": 4}, "8 channels are no multiple of 16"),

@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_calls import record_kernel_calls
 from tolerances import FORWARD, GRADIENT, assert_close
+from vision_ttt import for_training, to_plain
 from vision_ttt.layers import TTTLinear
 from vision_ttt.ops import use_backend
 from vision_ttt.ops._table import TABLE
@@ -31,7 +32,7 @@ LAYOUTS = {
 
 def make_layer(dim=64, heads=2, **layout):
     torch.manual_seed(0)
-    layer = TTTLinear(dim, heads, **({"conv_kernel_size": 4, "fused": True} | layout))
+    layer = for_training(TTTLinear(dim, heads, **({"conv_kernel_size": 4} | layout)), strict=True)
     for parameter in layer.parameters():  # none at a value that hides a term
         if parameter.ndim < 3:
             torch.nn.init.normal_(parameter, 0.1 if parameter.ndim == 1 else 0, 0.2)
@@ -49,8 +50,7 @@ def values_and_gradients(layer, x):
 
 def assert_same(layer, x):
     out, gradients = values_and_gradients(layer, x)
-    exact = copy.deepcopy(layer).double()
-    exact.fused = False
+    exact = to_plain(copy.deepcopy(layer).double())
     wanted, wanted_gradients = values_and_gradients(exact, x.double())
     assert_close(out, wanted, FORWARD[torch.float32])
     for name, gradient in gradients.items():
@@ -86,8 +86,7 @@ def test_what_the_kernel_does_not_take_runs_op_by_op(calls):
     x = torch.randn(2, 9, 64)
 
     def assert_composed(layer, x, tolerance):
-        plain = copy.deepcopy(layer)
-        plain.fused = False
+        plain = to_plain(copy.deepcopy(layer))
         out, gradients = values_and_gradients(layer, x)
         wanted, wanted_gradients = values_and_gradients(plain, x)
         assert out.dtype == wanted.dtype
@@ -188,7 +187,7 @@ def test_as_many_flops_as_op_by_op():
         layer(x).sum().backward()
 
     in_one, in_one_step = count(lambda: layer(x)), count(step)
-    layer.fused = False
+    to_plain(layer)
     assert count(lambda: layer(x)) == in_one
     assert count(step) == in_one_step
 

@@ -6,10 +6,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from tolerances import FORWARD, GRADIENT, assert_close
-from vision_ttt.layers import SwiGLU
-from vision_ttt.ops import _native, normed_swiglu_mlp, swiglu_mlp, use_backend
+from vision_ttt.ops import swiglu_mlp, use_backend
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.normed_swiglu_mlp.contract import kept_units
 from vision_ttt.ops.swiglu_mlp import matrix_products
 
 OP = TABLE["swiglu_mlp"]
@@ -40,44 +38,53 @@ def assert_same(arguments, forward=FORWARD[torch.float32], gradient=GRADIENT[tor
         assert_close(x, y, tolerance)
 
 
-@pytest.mark.parametrize("instruction_set", ["avx2", "amx"])  # by which kept_units() decides
-@pytest.mark.parametrize(("residual", "hidden"), [(True, 272), (False, 272), (True, 640)])
-def test_norm_and_residual_over_several_parts_and_slices(
-    residual, hidden, instruction_set, monkeypatch
-):
-    monkeypatch.setattr(_native, "instruction_set", lambda: instruction_set)
-    x, up, down = make_arguments(1700, dim=48, hidden=hidden, out=48)
-    norm = [torch.randn(48).mul(0.3).requires_grad_() for _ in range(2)]
-    arguments = [x, *norm, up, down]
-    got = values_and_gradients(
-        lambda x, weight, bias, up, down: normed_swiglu_mlp(
-            x, (weight, bias), up, down, residual=residual
-        ),
-        arguments,
-    )
-    op = TABLE["normed_swiglu_mlp"]
+def make_normed(*lead, dim=48, hidden=272, dtype=torch.float32):
+    x, up, down = make_arguments(*lead, dim=dim, hidden=hidden, out=dim, dtype=dtype)
+    return [x, up, down, *(torch.randn(dim).mul(0.3).requires_grad_() for _ in range(2))]
+
+
+def normed(residual=True):
+    return lambda x, up, down, *norm: swiglu_mlp(x, up, down, norm=norm, residual=residual)
+
+
+def assert_normed_same(arguments, residual, tolerance=GRADIENT[torch.float32]):
     exact = [t.detach().double().requires_grad_() for t in arguments]
-    wanted = values_and_gradients(lambda *t: op.definition(op.inputs(*t, residual, 1e-6)), exact)
-    for a, b in zip(got, wanted, strict=True):
-        assert_close(a, b, GRADIENT[torch.float32])
+    got = values_and_gradients(normed(residual), arguments)
+    wanted = values_and_gradients(lambda *t: swiglu_mlp_definition(*t, residual), exact)
+    for a, b, t in zip(got, wanted, [arguments[0], *arguments], strict=True):
+        assert a.dtype == t.dtype
+        assert_close(a, b, tolerance)
 
 
-@pytest.mark.skipif(_native.LIBRARY is None, reason="the kernels are not built")
-def test_the_normed_mlp_keeps_a_part_of_the_hidden_layer():
-    x, up, down = make_arguments(40, dim=48, hidden=272, out=48)
-    norm, kept = (torch.ones(48), torch.zeros(48)), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        normed_swiglu_mlp(x, norm, up, down)
-    *arguments, hidden = kept
-    assert {t.data_ptr() for t in arguments} == {t.data_ptr() for t in (x, *norm, up, down)}
-    assert hidden.shape == (40, 2 * kept_units(272))
-    a, b = (F.layer_norm(x, (48,), eps=1e-6) @ up.T).chunk(2, dim=1)
-    units = slice(kept_units(272))
-    assert_close(hidden, torch.cat([a[:, units], b[:, units]], 1), FORWARD[torch.float32])
-    with pytest.raises(ValueError, match="kept must have"):
-        TABLE["normed_swiglu_mlp"].backward_op(
-            x, x, *norm, up, down, torch.zeros(40, 6), True, 1e-6
-        )
+@pytest.mark.parametrize(("residual", "hidden"), [(True, 272), (False, 272), (True, 640)])
+@pytest.mark.parametrize("backend", [None, "dual"])
+def test_norm_and_residual_over_several_parts_and_slices(residual, hidden, backend):
+    with use_backend(backend):
+        assert_normed_same(make_normed(1700, hidden=hidden), residual)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_norm_and_residual_in_other_precisions(dtype):
+    arguments = make_normed(2, 40, dtype=dtype)
+    if dtype == torch.float64:
+        arguments = [t.detach().to(dtype).requires_grad_() for t in arguments]
+    assert_normed_same(arguments, True, 1e-12 if dtype == torch.float64 else 3e-2)
+
+
+def test_a_residual_without_a_norm():
+    x, up, down = make_arguments(2, 9)
+    wanted = x + swiglu_mlp(x, up, down)
+    assert_close(swiglu_mlp(x, up, down, residual=True), wanted, FORWARD[torch.float32])
+
+
+def test_under_autocast_norm_and_sum_are_as_precise_as_x():
+    x, up, down, *norm = arguments = make_normed(2, 40)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = values_and_gradients(normed(), arguments)
+        branch = swiglu_mlp(F.layer_norm(x, (48,), *norm, 1e-6), up, down)
+    assert got[0].dtype == torch.float32
+    assert torch.equal(got[0], x + branch)
+    assert [g.dtype for g in got[1:]] == [t.dtype for t in arguments]
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (5,), (2, 7), (2, 3, 4)])
@@ -152,12 +159,12 @@ def test_flops():
     assert counter.get_total_flops() - forward == 3 * products[0] + 2 * products[1]
 
 
-def test_only_arguments_are_kept():
-    x, up, down = make_arguments(2, 9)
-    kept = []
+@pytest.mark.parametrize("make", [make_arguments, make_normed])
+def test_only_arguments_are_kept(make):
+    arguments, kept = make(40), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        swiglu_mlp(x, up, down)
-    assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in (x, up, down)}
+        swiglu_mlp(*arguments) if len(arguments) == 3 else normed()(*arguments)
+    assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in arguments}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +179,7 @@ def test_what_does_not_fit_is_refused(shapes, message):
     with pytest.raises(ValueError, match=message):
         swiglu_mlp(*map(torch.randn, shapes))
     with pytest.raises(ValueError, match=message):
-        OP.forward_op(*map(torch.randn, shapes))
+        OP.forward_op(*map(torch.randn, shapes), None, None, False, 1e-6)
 
 
 def test_dtypes_that_differ_are_refused():
@@ -181,16 +188,24 @@ def test_dtypes_that_differ_are_refused():
         swiglu_mlp(x, up, down.bfloat16())
 
 
-def test_the_layer_and_its_switch():
-    torch.manual_seed(0)
-    plain, fused, x = SwiGLU(32, 48), SwiGLU(32, 48, fused=True), torch.randn(2, 9, 32)
-    fused.load_state_dict(plain.state_dict())
-    assert_close(fused(x), plain(x), 1e-6)
-    with pytest.raises(ValueError, match="SwiGLU: fc1 is not called while fused is True"):
-        fused.fc1 = torch.nn.Linear(32, 96)
-    fused.fused = False
-    fused.fc1 = torch.nn.Linear(32, 96)
-    gate, value = fused.fc1(x).chunk(2, -1)
-    assert_close(fused(x), F.linear(F.silu(gate) * value, fused.fc2.weight), 1e-6)
-    with pytest.raises(ValueError, match="fused can be switched off later, not on"):
-        fused.fused = True
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"norm": (torch.ones(31), torch.ones(31))}, ValueError, r"norm_weight must have shape"),
+        ({"residual": 1}, TypeError, "residual must be a bool, got 1"),
+        ({"eps": -1.0}, ValueError, "eps must be at least 0, got -1.0"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        swiglu_mlp(*make_arguments(2, 9), **options)
+
+
+def test_a_residual_needs_as_many_columns():
+    x, up, down = make_arguments(2, 9, out=48)
+    for autocast in (False, True):
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast),
+            pytest.raises(ValueError, match="residual needs as many columns as x has, 32, got 48"),
+        ):
+            swiglu_mlp(x, up, down, residual=True)

@@ -154,13 +154,12 @@ def test_a_run_is_the_recipe_with_the_rows_changes_and_the_users(tmp_path):
     config = ABLATION.config(ABLATION.by_name["b8"], 5, tmp_path, {"epochs": 7})
     assert (config.run.seed, config.optimisation.epochs) == (5, 7)
     assert config.data.dataset == "digits"
-    assert config.model.arguments == {"fused": True, "fused_mlp": True, "mini_batch_size": 8}
+    assert config.model.arguments == {"mini_batch_size": 8}
     assert config.run.output == str(tmp_path / "b8" / "seed-5")
     assert config.task.label_smoothing == 0.1  # of the recipe
     row = DESIGN_SPACE.by_name["linear-mse-b8"]
     config = DESIGN_SPACE.config(row, 0, tmp_path)
     assert config.optimisation.batch_size == 32  # of the sweep
-    assert not {"fused", "fused_mlp"} & set(config.model.arguments)  # of the recipe's own model
 
 
 def test_rows_are_found_once_and_in_the_order_asked_for():

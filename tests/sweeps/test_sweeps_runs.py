@@ -32,7 +32,7 @@ def tasks_of(sweep, folder, seeds=(0, 1)):
 
 
 def test_two_rows_with_two_seeds_are_trained_once(make_sweep, tmp_path, monkeypatch):
-    sweep = make_sweep(plain={}, bare={"arguments": {"design": "ttt_layer", "fused": False}})
+    sweep = make_sweep(plain={}, bare={"arguments": {"design": "ttt_layer"}})
     tasks = tasks_of(sweep, tmp_path / "runs")
     ended = []
     assert run_all(tasks, tmp_path / "runs", 2, lambda *each: ended.append(each)) == []

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from vision_ttt.acceleration.composite_linear import CompositeLinear
 from vision_ttt.cli.main import main
 from vision_ttt.engine import train
 from vision_ttt.engine.optimisation import make_optimizer
 from vision_ttt.explain import trace_layers
-from vision_ttt.layers import InnerLearner, Linear
+from vision_ttt.layers import InnerLearner
 from vision_ttt.ops import ttt_linear
 from vision_ttt.recipes import load, resolve
 from vision_ttt.tasks import load_model
@@ -88,26 +89,25 @@ def test_the_recipes_model_is_nano() -> None:
     assert task.context == 2048
 
 
-def test_the_recipe_trains_fused_layers_and_leaves_a_model_without(
+def test_a_run_trains_by_composite_ops_and_leaves_a_plain_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "0.txt").write_text("so many tokens, so little time; " * 30)
     (tmp_path / "1.txt").write_text("and all of them are learnt; " * 30)
-    seen, forward = set(), Linear.forward
+    seen, forward = set(), CompositeLinear.forward
 
-    def spy(layer: Linear, x: torch.Tensor) -> torch.Tensor:
-        seen.add((layer.training, layer.fused))
+    def spy(layer: CompositeLinear, x: torch.Tensor) -> torch.Tensor:
+        seen.add(layer.training)
         return forward(layer, x)
 
-    monkeypatch.setattr(Linear, "forward", spy)
+    monkeypatch.setattr(CompositeLinear, "forward", spy)
     fields = {"dataset": str(tmp_path), "pattern": "*.txt", "context": 64, "test_share": 0.5}
     length = {"units": 256, "warmup": 0, "batch_size": 2, "output": str(tmp_path / "run")}
     trained = train(load("text", {**fields, **length, "arguments": SIZES}))
-    assert (True, True) in seen
-    assert not any(isinstance(m, Linear) and m.fused for m in trained.model.modules())
-    model, metadata = load_model(str(tmp_path / "run" / "last.safetensors"), task="language")
-    assert "fused" not in metadata.model_args
-    assert not any(isinstance(module, Linear) for module in model.modules())
+    assert True in seen
+    model, _ = load_model(str(tmp_path / "run" / "last.safetensors"), task="language")
+    for each in (trained.model, model):
+        assert not any(isinstance(module, CompositeLinear) for module in each.modules())
 
 
 def test_the_page_shows_inner_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

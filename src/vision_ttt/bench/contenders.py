@@ -1,4 +1,4 @@
-"""The measured models: timm names with a kind of attention, fused layers or a runtime."""
+"""The measured models: timm names with a kind of modules or a runtime."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import timm
 import torch
 from torch import nn
 
+from vision_ttt.acceleration import COMPOSITES, for_training
 from vision_ttt.bench.names import RUNTIMES
-from vision_ttt.engine.building import build_model, can_build
+from vision_ttt.engine.building import build_model
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import is_model
-from vision_ttt.models.arguments import FUSED
 from vision_ttt.tasks.images.models import model_arguments
 
 NUM_CLASSES = 1000
@@ -27,8 +27,8 @@ SIZES = frozenset(("nano", "tiny", "small", "base", "large", "huge"))
 ATTENTION = {"fused attention": True, "plain attention": False}
 """Kind of attention → whether torch's fused kernel computes it."""
 
-FUSED_LAYERS = "fused"
-"""The kind of a model whose layers are fused ops, as the recipes train it."""
+COMPOSITE = "for_training"
+"""The kind of a model that runs by composite ops, as the recipes train it."""
 
 _LABEL = re.compile(r"(.*?)(?::([^ ]*))?(?: \(([^)]*)\))?", re.DOTALL)
 
@@ -40,9 +40,8 @@ class Contender:
     name: str
     """timm's name of the model."""
     kind: str | None = None
-    """The kind of the modules. A key of ATTENTION for modules with attention; FUSED_LAYERS for
-    modules built with those switches of :data:`vision_ttt.models.arguments.FUSED` that the model
-    has; None for modules of a single kind."""
+    """The kind of the modules. A key of ATTENTION for modules with attention; COMPOSITE for those
+    of :func:`vision_ttt.for_training`; None for modules of a single kind."""
     runtime: str | None = None
     """A key of RUNTIMES; None for the modules."""
 
@@ -51,7 +50,7 @@ class Contender:
         """The name in rows, tables and figures.
 
         E.g. "deit_tiny_patch16_224 (plain attention)", "deit_tiny_patch16_224:openvino",
-        "vittt_tiny_patch16_224 (fused)".
+        "vittt_tiny_patch16_224 (for_training)".
         """
         if self.runtime is not None:
             return f"{self.name}:{self.runtime}"
@@ -72,9 +71,8 @@ class Contender:
             self.name,
             num_classes=NUM_CLASSES,
             image_size=resolution,
-            extra=self._switches(),
         )
-        return self._with_its_attention(build_model(self.name, arguments))
+        return self._of_its_kind(build_model(self.name, arguments))
 
     def build_for_any_size(self) -> nn.Module:
         """Build a model without a head for images of any size, with random weights.
@@ -82,13 +80,12 @@ class Contender:
         Raises:
             ConfigError: the model is unknown or accepts one image size only.
         """
-        arguments = {"num_classes": 0, "dynamic_img_size": True, **self._switches()}
-        return self._with_its_attention(build_model(self.name, arguments))
+        arguments = {"num_classes": 0, "dynamic_img_size": True}
+        return self._of_its_kind(build_model(self.name, arguments))
 
-    def _switches(self) -> dict[str, bool]:
-        return _fusing(self.name) if self.kind == FUSED_LAYERS else {}
-
-    def _with_its_attention(self, model: nn.Module) -> nn.Module:
+    def _of_its_kind(self, model: nn.Module) -> nn.Module:
+        if self.kind == COMPOSITE:
+            return for_training(model, strict=True)
         if self.kind in ATTENTION:
             for module in _attentions(model):
                 module.fused_attn = ATTENTION[self.kind]
@@ -121,7 +118,7 @@ def find_contenders(names: Iterable[str]) -> list[Contender]:
         if kind is None:
             chosen = kinds if runtime is None else [None]
         else:
-            kinds += [FUSED_LAYERS] if _fusing(name) else []
+            kinds += [COMPOSITE] if _has_composite_blocks(name) else []
             if runtime is not None or kind not in kinds:
                 labels = [Contender(name, each).label for each in kinds]
                 labels += [Contender(name, runtime=each).label for each in RUNTIMES]
@@ -155,14 +152,11 @@ def size_of(label: str) -> set[str]:
 
 
 @functools.cache
-def _fusing(name: str) -> dict[str, bool]:
-    """The switches of FUSED that a model has, on; none where it cannot fuse its sequence layers."""
-    layers, *others = FUSED
-    if not can_build(name, {layers: True}):
-        return {}
-    return dict.fromkeys(
-        (layers, *(each for each in others if can_build(name, {each: True}))), True
-    )
+def _has_composite_blocks(name: str) -> bool:
+    """Whether blocks of a model, and not only its linear layers, run by composite ops."""
+    with torch.device("meta"):
+        model = for_training(timm.create_model(name))
+    return any(isinstance(module, COMPOSITES) for module in model.modules())
 
 
 def _attentions(model: nn.Module) -> list[nn.Module]:

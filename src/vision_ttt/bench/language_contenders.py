@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
+from vision_ttt.acceleration.training import use_composite_ops
 from vision_ttt.bench.names import LANGUAGE_MODELS, LANGUAGE_VARIANTS
 from vision_ttt.bench.runtimes import pack
 from vision_ttt.errors import UserError, nearest
@@ -41,8 +42,10 @@ class LanguageContender:
         like = TTTConfig.of_size("125m", layer=layer, backbone=backbone or "transformer")
         kind = ("ttt_layer_type", "ttt_base_lr", "use_gate", "share_qk", "pre_conv")
         options = {name: getattr(like, name) for name in kind}
-        fused = self.variant == "fused"
-        return TTTForCausalLM(TTTConfig(**{**sizes_of(size), **options, "fused": fused}))
+        model = TTTForCausalLM(TTTConfig(**{**sizes_of(size), **options}))
+        if self.variant == "for_training":
+            use_composite_ops(model)
+        return model
 
     def deploy(self, model: nn.Module, dtype: torch.dtype) -> nn.Module:
         """The model for inference in a dtype, its products packed where that is asked for."""

@@ -42,8 +42,8 @@ DENSE = (
 """The default contenders of `bench dense`."""
 
 TRAINED = (
-    *("vittt_tiny_patch16_224 (fused)", "vim_tiny_patch16_224 (fused)"),
-    "mambar_tiny_patch16_224 (fused)",
+    *("vittt_tiny_patch16_224 (for_training)", "vim_tiny_patch16_224 (for_training)"),
+    "mambar_tiny_patch16_224 (for_training)",
 )
 """The default contenders for training steps, in addition to :data:`TINY`."""
 
@@ -57,17 +57,17 @@ LANGUAGE_MODELS = {
 """Language models → their description."""
 
 LANGUAGE_VARIANTS = {
-    "ttt-linear": ("for_inference", "fused", "dual"),
-    "ttt-mlp": ("for_inference", "fused", "dual"),
-    "ttt-linear-mamba": ("for_inference", "fused", "dual"),
-    "ttt-mlp-mamba": ("for_inference", "fused", "dual"),
+    "ttt-linear": ("for_inference", "for_training", "dual"),
+    "ttt-mlp": ("for_inference", "for_training", "dual"),
+    "ttt-linear-mamba": ("for_inference", "for_training", "dual"),
+    "ttt-mlp-mamba": ("for_inference", "for_training", "dual"),
     "llama": ("for_inference", "static"),
 }
 """Language models → what a label may have after a colon.
 
-for_inference: packed products; fused: linear layers by our products, as the recipe trains it; dual:
-all ops in PyTorch's matrix products, as the release trains; static: packed products and a cache
-that is allocated once for all tokens."""
+for_inference: packed products; for_training: linear layers by our products, as the recipe trains
+it; dual: all ops in PyTorch's matrix products, as the release trains; static: packed products and a
+cache that is allocated once for all tokens."""
 
 LANGUAGE_SIZES = ("125m", "350m", "760m", "1.3b")
 """The published sizes of language models."""
@@ -75,7 +75,7 @@ LANGUAGE_SIZES = ("125m", "350m", "760m", "1.3b")
 READING = ("ttt-linear:for_inference", "llama:for_inference", "llama:static")
 """The default contenders of `bench lm` for prefill and decode."""
 
-LEARNING = ("ttt-linear:fused", "ttt-linear", "ttt-linear:dual", "llama")
+LEARNING = ("ttt-linear:for_training", "ttt-linear", "ttt-linear:dual", "llama")
 """The default contenders of `bench lm` for training steps."""
 
 MOST_LINES = 6

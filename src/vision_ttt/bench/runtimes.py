@@ -77,7 +77,7 @@ def find_difference(
 
 def pack(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The copy of a model that the runtime for_inference calls."""
-    from vision_ttt.inference import for_inference
+    from vision_ttt.acceleration import for_inference
 
     return for_inference(model, dtype=None if dtype == torch.float32 else dtype)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from vision_ttt.inference import for_inference
+from vision_ttt.acceleration import for_inference
 
 
 def fast_model(model: nn.Module, device: torch.device, dtype: str) -> tuple[nn.Module, str]:

@@ -12,9 +12,10 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
+from vision_ttt.acceleration.training import use_composite_ops
 from vision_ttt.data import Share
 from vision_ttt.engine.batch_norms import check_single_items
-from vision_ttt.engine.building import describe_model, unfusable
+from vision_ttt.engine.building import describe_model
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.freezing import freeze_layers
 from vision_ttt.engine.loaders import Loaders, make_loaders
@@ -159,10 +160,7 @@ def _build(
     own = config.model
     regularisation = {} if own.drop_path is None else {"drop_path_rate": own.drop_path}
     arguments = {**model_args, **regularisation}
-    try:
-        model = task.build_model(own.name, arguments)
-    except ConfigError as error:
-        raise ConfigError(f"{error}{unfusable(own.name, arguments)}") from error
+    model = task.build_model(own.name, arguments)
     start = ""
     if own.initial_weights and initialise:
         weights = Path(weights_path(own.initial_weights))
@@ -175,6 +173,8 @@ def _build(
     if config.optimisation.layer_decay is not None and not hasattr(model, "group_matcher"):
         raise ConfigError(f"layer_decay: {own.name} does not name its layers (group_matcher)")
     freeze_layers(model, own.frozen_layers)
+    if config.machine.composite_ops and (left := use_composite_ops(model)):
+        _LOGGER.info("without composite ops: %s", left)
     return model, start
 
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import nearest
-from vision_ttt.models.arguments import FUSED, architecture
 from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, list_models
 from vision_ttt.pretrained import list_pretrained
 
@@ -42,31 +41,6 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
         raise ConfigError(
             f"model {name} cannot be built with {dict(model_args)}: {reason}"
         ) from error
-
-
-def unfusable(name: str, model_args: Mapping[str, Any]) -> str:
-    """Return which of :data:`FUSED` keep a model from being built, and how to switch them off.
-
-    Returns:
-        The end of a sentence on why the model cannot be built; "" where something else keeps it.
-    """
-    own = architecture(model_args)
-    if not can_build(name, own):
-        return ""
-    asked = [switch for switch in FUSED if model_args.get(switch)]
-    refused = [switch for switch in asked if not can_build(name, {**own, switch: True})]
-    flags = " ".join(f"--arguments.{switch} null" for switch in refused)
-    return f"; it trains without {' and '.join(refused)}: {flags}" if refused else ""
-
-
-def can_build(name: str, model_args: Mapping[str, Any]) -> bool:
-    """Whether :func:`build_model` would build that, asked of the constructor without weights."""
-    with torch.device("meta"):
-        try:
-            build_model(name, model_args)
-        except ConfigError:
-            return False
-    return True
 
 
 def describe_model(name: str, arguments: Mapping[str, Any]) -> str:

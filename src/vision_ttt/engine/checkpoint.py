@@ -18,7 +18,6 @@ from vision_ttt.engine.tensor_files import (
     read_tensors,
     write_tensors,
 )
-from vision_ttt.models.arguments import architecture
 
 WEIGHTS_FILE = "last.safetensors"
 """In a run directory, the weights at the last checkpoint."""
@@ -41,8 +40,7 @@ class ModelMetadata:
     model: str
     """Name of the model."""
     model_args: dict[str, Any]
-    """The arguments that its task builds it with; those of
-    :data:`vision_ttt.models.arguments.FUSED` are left out, as they say how it was trained."""
+    """The arguments that its task builds it with."""
     carried: dict[str, Any]
     """What the task needs to use the model, as `Task.carried` returns it."""
     data: dict[str, Any] = field(default_factory=dict)
@@ -66,7 +64,6 @@ class ModelMetadata:
                 raise TypeError(f"{name} must be a mapping")
         if not isinstance(self.model, str):
             raise TypeError("model must be a name")
-        object.__setattr__(self, "model_args", architecture(self.model_args))
 
 
 def save_weights(

@@ -277,6 +277,9 @@ class MachineSection(Section):
     """Arithmetic of forward and backward; bfloat16 is by autocast, weights stay float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    composite_ops: bool = True
+    """Run blocks by composite ops where they have them (vision_ttt.for_training): less time and
+    memory. Results are equal to rounding, and checkpoints do not record it."""
     keep_freed_memory: bool = True
     """On a CPU under Linux, keep the memory that a step frees for the next one, do not return it to
     the system: faster steps; the process stays as large as its largest step."""

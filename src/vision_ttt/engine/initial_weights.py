@@ -12,7 +12,6 @@ from torch import nn
 from vision_ttt.engine.building import describe_model, load_weights
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.tensor_files import read_tensors
-from vision_ttt.models.arguments import architecture
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn, classifier_weights
 from vision_ttt.models.plain_backbone import PlainBackbone
 
@@ -63,7 +62,7 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
 
 
 def _weights_of(name: str, model_args: Mapping[str, Any]) -> str:
-    return f"weights of {describe_model(name, architecture(model_args))}"
+    return f"weights of {describe_model(name, model_args)}"
 
 
 def whose(text: str | None) -> str:

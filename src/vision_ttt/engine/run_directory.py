@@ -26,7 +26,6 @@ from vision_ttt.engine.section import defaults
 from vision_ttt.engine.sharded_files import is_sharded_folder
 from vision_ttt.engine.state import SavedRun, StoredRun, check_fits, open_state, save_state
 from vision_ttt.engine.tensor_files import CheckpointError
-from vision_ttt.models.arguments import architecture
 
 _LOGGER = logging.getLogger(__name__)
 FORMER = "former"
@@ -35,10 +34,11 @@ FORMER = "former"
 _REPLACED = ".replaced"
 _NAMES = re.compile(rf"(update-\d+)({re.escape(_REPLACED)})?|(update-.*)\.safetensors")
 Resume = bool | Literal["auto"]
-# What a resumed run may change without becoming another run; beside it whether layers are fused.
+# What a resumed run may change without becoming another run.
 _FREE_FIELDS = {
     *("run.output", "run.skip_bad", "run.checkpoint_every", "run.keep_checkpoints"),
     *("run.wandb_project", "machine.num_workers", "machine.loader_timeout", "machine.sharding"),
+    "machine.composite_ops",
 }
 
 
@@ -265,7 +265,7 @@ def differences(
     Args:
         former: what `TrainConfig.as_dict` returned, read from JSON; a field that the former version
             did not know had its default.
-        besides: fields that do not count; whether layers are fused never does.
+        besides: fields that do not count.
     """
     own = {name: defaults(kind) for name, kind in section_types(type(config.task)).items()}
     was, now = (_by_name(each, own) for each in (former, json.loads(json.dumps(config.as_dict()))))
@@ -283,9 +283,6 @@ def _by_name(values: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> di
         given = values.get(section)
         for field, value in {**fields, **(given if isinstance(given, dict) else {})}.items():
             named[f"{section}.{field}"] = value
-    arguments = named["model.arguments"]
-    if isinstance(arguments, dict):  # what was read may be anything
-        named["model.arguments"] = architecture(arguments)
     return named
 
 

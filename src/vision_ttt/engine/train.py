@@ -12,6 +12,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
+from vision_ttt.acceleration import to_plain
 from vision_ttt.data import DatasetError
 from vision_ttt.engine.assembly import Parts, assemble
 from vision_ttt.engine.checkpoint import BEST_FILE, WEIGHTS_FILE, ModelMetadata, save_weights
@@ -49,7 +50,6 @@ from vision_ttt.engine.stopping import StopRequest, stop_on_signals
 from vision_ttt.engine.task import Batch, Evaluation, Moment, Task
 from vision_ttt.explain import inner_losses
 from vision_ttt.freed_memory import keep_freed_memory
-from vision_ttt.layers import unfuse
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def train(
             run = _Run(config, accelerator, parts.state, parts, run_dir, stop)
             evaluation = run.train(progress)
             model = unshared(parts.evaluated, parts.task, config.model.name, parts.model_args)
-            unfuse(model)
+            to_plain(model)
     return TrainResult(
         run_dir=run_dir,
         config=config,

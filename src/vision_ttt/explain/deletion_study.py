@@ -98,7 +98,7 @@ def measure_maps(
         draws: random orders, over which the curves of :data:`RANDOM` are averaged.
         batch_size: images at once.
         fast: a model of the same outputs for the curves, e.g. of
-            :func:`vision_ttt.inference.for_inference`; by default the model itself.
+            :func:`vision_ttt.acceleration.for_inference`; by default the model itself.
         on_curve: called after each method and fill.
 
     Returns:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.inference.evaluation_only import EvaluationOnly
+from vision_ttt.acceleration.evaluation_only import EvaluationOnly
 from vision_ttt.layers import InnerLearner, LinearLearner, MLPLearner, TTTLayer
 from vision_ttt.models.evaluation_mode import evaluation_mode
 from vision_ttt.ops import ttt_linear, ttt_mlp

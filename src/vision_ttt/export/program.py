@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 from dataclasses import asdict
@@ -17,7 +16,6 @@ from vision_ttt.engine.files import write_bytes
 from vision_ttt.export.inputs import ExportError, InputShapes
 from vision_ttt.export.plain_ops import decompositions
 from vision_ttt.export.verification import Agreement, verify
-from vision_ttt.layers import unfuse
 from vision_ttt.ops import use_backend
 
 METADATA_FILE = "vision_ttt.json"
@@ -63,9 +61,7 @@ def plain_program(model: nn.Module, shapes: InputShapes) -> ExportedProgram:
     Raises:
         ExportError: the model cannot be traced, or holds an op without a decomposition.
     """
-    own = copy.deepcopy(model)
-    unfuse(own)  # fused ops have no decomposition, but their parts do
-    program = traced(own, shapes, backend="dual")
+    program = traced(model, shapes, backend="dual")
     with torch.no_grad():
         program = _at_all_sizes(program.run_decompositions(decompositions()))
     left = sorted(

@@ -14,7 +14,6 @@ from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.model import TTTModel, TTTPreTrainedModel
 from vision_ttt.language.outputs import TTTCausalLMOutput
 from vision_ttt.language.padding import Padding
-from vision_ttt.layers.linear import fuse_linear
 from vision_ttt.ops.states import take
 
 _IGNORED = -100
@@ -40,8 +39,6 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = TTTModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.fused:
-            fuse_linear(self)
         self.post_init()
 
     def forward(

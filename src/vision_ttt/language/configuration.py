@@ -23,7 +23,7 @@ _COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "mini_batch_size", "conv_kernel", "max_position_embeddings"),
 )
-_SWITCHES = ("use_gate", "share_qk", "pre_conv", "tie_word_embeddings", "use_cache", "fused")
+_SWITCHES = ("use_gate", "share_qk", "pre_conv", "tie_word_embeddings", "use_cache")
 _POSITIVE = ("rms_norm_eps", "rope_theta", "ttt_base_lr", "initializer_range")
 
 
@@ -58,8 +58,6 @@ class TTTConfig(PreTrainedConfig):
         scan_checkpoint_group_size: of no effect: how much is kept for the backward pass is decided
             by the ops.
         pad_token_id, bos_token_id, eos_token_id: of the tokenizer.
-        fused: compute the linear layers by :class:`vision_ttt.layers.Linear`, which is faster to
-            train. It changes no parameter, is not saved, and can be given to ``from_pretrained``.
 
     Further keys are kept as attributes, as transformers does.
 
@@ -95,7 +93,6 @@ class TTTConfig(PreTrainedConfig):
     pad_token_id: int | None = None
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
-    fused: bool = False
 
     def __post_init__(self, **further: Any) -> None:
         # Only ours: those of transformers' have names alike, such as tie_encoder_decoder.
@@ -140,10 +137,6 @@ class TTTConfig(PreTrainedConfig):
         for name, values in accepted.items():
             if (value := getattr(self, name)) not in values:
                 raise ValueError(f"{name} must be {' or '.join(map(repr, values))}, got {value!r}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """What is saved: all but ``fused``, which says how to compute, not what."""
-        return {key: value for key, value in super().to_dict().items() if key != "fused"}
 
     @classmethod
     def of_size(

@@ -22,7 +22,6 @@ from vision_ttt.layers import (
     InnerLearner,
     MiniBatchRotary,
 )
-from vision_ttt.layers.linear import fuse_linear
 
 _WITHOUT_MEANING = frozenset(
     ("token_type_ids", "tokenizer", "assistant_tokenizer", "streamer", "synced_gpus")
@@ -93,8 +92,6 @@ class TTTModel(TTTPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(TTTBlock(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        if config.fused:
-            fuse_linear(self)
         self.post_init()
 
     def forward(

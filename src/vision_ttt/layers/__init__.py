@@ -6,10 +6,8 @@ from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.dit3 import AdaptiveNorm, DiT3Block, DiT3Head
 from vision_ttt.layers.extra_tokens import ExtraTokens
 from vision_ttt.layers.functional_learner import FunctionalLearner
-from vision_ttt.layers.fusable import unfuse
 from vision_ttt.layers.gated_norm import GatedNorm, TanhGatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner
-from vision_ttt.layers.linear import Linear
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.mamba import BidirectionalMamba, MambaBlock
 from vision_ttt.layers.mamba_mixer import Mamba, MambaState
@@ -38,14 +36,12 @@ __all__ = [
     "MiniBatchRotary",
     "FunctionalLearner",
     "warm_up_inner_rates",
-    "unfuse",
     "DepthwiseConv2d",
     "DirectionalConv1d",
     "ExtraTokens",
     "GatedNorm",
     "TanhGatedNorm",
     "SwiGLU",
-    "Linear",
     "ViT3Block",
     "ViT3TTT",
     "BidirectionalMamba",

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
-from vision_ttt.layers.fusable import Fusable
 from vision_ttt.layers.mamba_parameters import check_mamba_sizes, reset_scan_parameters
-from vision_ttt.ops import fused_mamba, linear, selective_scan
+from vision_ttt.ops import selective_scan
 
 
-class BidirectionalMamba(Fusable):
+class BidirectionalMamba(nn.Module):
     """Sequence layer of two selective scans, one in each direction: [B, T, D] → [B, T, D].
 
     Vim, Algorithm 1, with x the input::
@@ -48,12 +47,6 @@ class BidirectionalMamba(Fusable):
         conv_kernel_size: taps of the Conv1d.
         dt_rank: R; by default ⌈D / 16⌉.
         dt_range: smallest and largest δ of a fresh layer where r is zero.
-        fused: run everything between the wide projections as one op,
-            :func:`vision_ttt.ops.fused_mamba`, which computes the same from the same parameters and
-            keeps less for the backward pass; the wide projections run as
-            :func:`vision_ttt.ops.linear`. The modules inside then only hold parameters, see
-            :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do not run, and replacing one
-            is an error until ``fused`` is set to False.
 
     Initialisation, the releases' for one direction in both: A = -(1, …, N), D_skip = 1, the bias of
     δ such that δ is log-uniform in ``dt_range``, its weights uniform in ±R^-½, other projections
@@ -64,8 +57,6 @@ class BidirectionalMamba(Fusable):
         ValueError: an argument is out of its range.
     """
 
-    fused_parts = ("in_proj", "conv", "out_proj")
-
     def __init__(
         self,
         dim: int,
@@ -75,7 +66,6 @@ class BidirectionalMamba(Fusable):
         *,
         dt_rank: int | None = None,
         dt_range: tuple[float, float] = (1e-3, 0.1),
-        fused: bool = False,
     ) -> None:
         super().__init__()
         rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
@@ -93,8 +83,6 @@ class BidirectionalMamba(Fusable):
         self.D = nn.Parameter(torch.empty(2 * inner))
         self.out_proj = nn.Linear(inner, dim, bias=False)
         self.reset_parameters()
-        if fused:
-            self.fuse()
 
     def reset_parameters(self) -> None:
         """Initialise what the modules inside do not."""
@@ -115,16 +103,6 @@ class BidirectionalMamba(Fusable):
                 "a bidirectional layer has no state that goes on: its second direction begins at"
                 " the last token. Give it the whole sequence, or build a Mamba, of one direction"
             )
-        if self.fused:
-            mixed = fused_mamba(
-                linear(x, self.in_proj.weight),
-                (self.conv.weight, self.conv.bias),
-                self.x_proj,
-                (self.dt_proj, self.dt_bias),
-                -torch.exp(self.A_log),
-                self.D,
-            )  # [B, T, E]
-            return linear(mixed, self.out_proj.weight)
         x, z = self.in_proj(x).chunk(2, dim=-1)  # [B, T, E]
         u = F.silu(self.conv(torch.cat([x, x], dim=-1)))  # [B, T, 2 E]
         # B images, t tokens, g directions, E channels; o of r, B and C.
@@ -147,8 +125,7 @@ class BidirectionalMamba(Fusable):
         return self.out_proj(0.5 * (forward + backward) * F.silu(z))
 
     def extra_repr(self) -> str:
-        sizes = f"inner={self.inner}, state={self.state}, rank={self.rank}"
-        return ", ".join(filter(None, (sizes, super().extra_repr())))
+        return f"inner={self.inner}, state={self.state}, rank={self.rank}"
 
 
 class MambaBlock(nn.Module):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
-from vision_ttt.layers.fusable import Fusable
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.linear_learner import LinearLearner
-from vision_ttt.layers.ttt_layer import TTTLayer, TTTLayerState
-from vision_ttt.ops import fused_ttt_linear, linear, linear_pair
+from vision_ttt.layers.ttt_layer import TTTLayer
 
 
-class TTTLinear(TTTLayer, Fusable):
+class TTTLinear(TTTLayer):
     """:class:`TTTLayer` with linear inner models, :class:`LinearLearner`: [B, T, D] → [B, T, D].
 
     Args:
@@ -27,31 +25,12 @@ class TTTLinear(TTTLayer, Fusable):
         learnable_states: see :class:`LinearLearner`; one per direction by default.
         base_learning_rate: η_base.
         merge, rotary: as of :class:`TTTLayer`.
-        fused: run everything between the projections as one op,
-            :func:`vision_ttt.ops.fused_ttt_linear`, which computes the same from the same
-            parameters and keeps less for the backward pass; the projections run as
-            :func:`vision_ttt.ops.linear_pair` and :func:`vision_ttt.ops.linear`. All parts then
-            only hold parameters, see :class:`vision_ttt.layers.fusable.Fusable`: hooks on them do
-            not run, and replacing one is an error until ``fused`` is set to False.
 
     Raises:
-        ValueError: D is not a multiple of H, an argument is out of its range, or ``fused`` is set
-            without a Conv1d, with ``rotary`` or with another ``merge``.
-        TypeError: ``fused`` is set for a subclass that overrides ``views`` or ``rates``.
+        ValueError: D is not a multiple of H, or an argument is out of its range.
     """
 
     learner: LinearLearner
-    fused_parts = (
-        "in_proj",
-        "rate_proj",
-        "conv_q",
-        "conv_k",
-        "rotary",
-        "learner",
-        "merge",
-        "out_proj",
-    )
-    fused_methods = ("views", "rates")
 
     def __init__(
         self,
@@ -67,13 +46,7 @@ class TTTLinear(TTTLayer, Fusable):
         base_learning_rate: float = 1.0,
         merge: type[GatedNorm] = GatedNorm,
         rotary: nn.Module | None = None,
-        fused: bool = False,
     ) -> None:
-        if fused and not conv_kernel_size:
-            raise ValueError("fused needs a Conv1d on q and k, got conv_kernel_size=0")
-        if fused and (rotary is not None or merge is not GatedNorm):
-            part = merge.__name__ if rotary is None else f"rotary={type(rotary).__name__}"
-            raise ValueError(f"fused has no {part}: its op neither rotates nor has other gates")
         super().__init__(
             dim,
             num_heads,
@@ -88,38 +61,3 @@ class TTTLinear(TTTLayer, Fusable):
             merge=merge,
             rotary=rotary,
         )
-        if fused:
-            self.fuse()
-
-    def forward(
-        self,
-        x: Tensor,
-        state: TTTLayerState | None = None,
-        return_state: bool = False,
-        lengths: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, TTTLayerState]:
-        """As :class:`TTTLayer`; with a state the parts run also where ``fused`` is set."""
-        if not self.fused or state is not None or return_state:
-            return super().forward(x, state, return_state, lengths)
-        conv_q, conv_k, learner, merge = self.conv_q, self.conv_k, self.learner, self.merge
-        rate_proj = self.rate_proj
-        projected, rates = linear_pair(
-            x, self.in_proj.weight, (rate_proj.weight, rate_proj.bias)
-        )  # [B, T, C], [B, T, H]
-        mixed = fused_ttt_linear(
-            projected,
-            rates,
-            (conv_q.weight, conv_q.bias),
-            (conv_k.weight, conv_k.bias),
-            learner.state(),
-            (learner.norm_weight, learner.norm_bias),
-            learner.position_scale(),
-            (merge.weight, merge.bias),
-            widths=list(self.widths.values()),
-            mini_batch_size=learner.mini_batch_size,
-            reverse_heads=learner.reverse_heads,
-            base_learning_rate=self.base_learning_rate,
-            inner_eps=learner.eps,
-            post_eps=merge.eps,
-        )  # [B, T, D]
-        return linear(mixed, self.out_proj.weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
@@ -28,19 +28,8 @@ _WHOLE_NUMBERS: dict[str, tuple[int, int]] = {
 _RATES = ("drop_rate", "drop_path_rate", "class_dropout_prob")
 """Probabilities below 1."""
 
-FUSED = ("fused", "fused_mlp")
-"""Arguments that choose how a model computes; neither parameters nor outputs depend on them."""
-
-_SWITCHES = ("dynamic_img_size", "dynamic_img_pad", "learn_sigma", "qkv_bias", *FUSED)
+_SWITCHES = ("dynamic_img_size", "dynamic_img_pad", "learn_sigma", "qkv_bias")
 """Truth values."""
-
-
-def architecture(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's constructor arguments without :data:`FUSED`: those that its weights belong to.
-
-    A model built with them calls each of its modules, so that hooks on any module run.
-    """
-    return {name: value for name, value in arguments.items() if name not in FUSED}
 
 
 def check_arguments(**arguments: Any) -> None:

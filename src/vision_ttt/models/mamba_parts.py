@@ -40,7 +40,7 @@ def mamba_patches(
 
 
 def mamba_blocks(
-    embed_dim: int, depth: int, *, state: int, fused: bool, drop_path_rate: float
+    embed_dim: int, depth: int, *, state: int, drop_path_rate: float
 ) -> list[MambaBlock]:
     """``depth`` blocks whose stochastic depth rises linearly from 0 to ``drop_path_rate``.
 
@@ -50,7 +50,7 @@ def mamba_blocks(
     blocks = [
         MambaBlock(
             embed_dim,
-            mixer=BidirectionalMamba(embed_dim, state, fused=fused),
+            mixer=BidirectionalMamba(embed_dim, state),
             drop_path=DropPath(rate),
         )
         for rate in calculate_drop_path_rates(drop_path_rate, depth)

@@ -94,7 +94,6 @@ class MambaReg(PlainBackbone):
             image tokens, the default without registers), "max_norm" (the image token of largest
             norm after the final RMSNorm; while its weights are all 1, as in a fresh model, these
             norms are equal and rounding chooses), or "" for the tokens.
-        fused: see :class:`vision_ttt.layers.BidirectionalMamba`; takes less memory to train.
         dynamic_img_size: accept any image size; the positions of image tokens are interpolated, and
             registers are distributed over the sequence that there is.
         dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
@@ -125,7 +124,6 @@ class MambaReg(PlainBackbone):
         distribution: str = "even",
         state: int = 16,
         global_pool: str | None = None,
-        fused: bool = False,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
@@ -138,7 +136,6 @@ class MambaReg(PlainBackbone):
             num_classes=num_classes,
             num_registers=num_registers,
             state=state,
-            fused=fused,
             dynamic_img_size=dynamic_img_size,
             dynamic_img_pad=dynamic_img_pad,
             drop_rate=drop_rate,
@@ -160,9 +157,7 @@ class MambaReg(PlainBackbone):
             patch_embed=patch_embed,
             pos_embed=position_embedding(patch_embed),
             class_tokens=registers,
-            blocks=mamba_blocks(
-                embed_dim, depth, state=state, fused=fused, drop_path_rate=drop_path_rate
-            ),
+            blocks=mamba_blocks(embed_dim, depth, state=state, drop_path_rate=drop_path_rate),
             norm=nn.RMSNorm(embed_dim, eps=1e-5),
             head=linear_head(feature, num_classes),
             own_pools=() if registers is None else ("registers",),

@@ -44,7 +44,6 @@ class Vim(PlainBackbone):
         state: numbers of each channel's state, N.
         global_pool: a class token, "middle" (published), "head", "end" or "double" (the mean of
             one at either end); or none, "avg", "max_norm"; "" returns the tokens.
-        fused: see :class:`vision_ttt.layers.BidirectionalMamba`; takes less memory to train.
         dynamic_img_size: accept any image size; the positions of image tokens are interpolated.
         dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
         drop_rate: dropout before the head.
@@ -70,7 +69,6 @@ class Vim(PlainBackbone):
         num_classes: int = 1000,
         state: int = 16,
         global_pool: str = "middle",
-        fused: bool = False,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
@@ -82,7 +80,6 @@ class Vim(PlainBackbone):
             in_chans=in_chans,
             num_classes=num_classes,
             state=state,
-            fused=fused,
             dynamic_img_size=dynamic_img_size,
             dynamic_img_pad=dynamic_img_pad,
             drop_rate=drop_rate,
@@ -104,9 +101,7 @@ class Vim(PlainBackbone):
             patch_embed=patch_embed,
             pos_embed=position_embedding(patch_embed),
             class_tokens=class_tokens,
-            blocks=mamba_blocks(
-                embed_dim, depth, state=state, fused=fused, drop_path_rate=drop_path_rate
-            ),
+            blocks=mamba_blocks(embed_dim, depth, state=state, drop_path_rate=drop_path_rate),
             norm=nn.RMSNorm(embed_dim, eps=1e-5),
             head=linear_head(embed_dim, num_classes),
             global_pool=global_pool,

@@ -48,14 +48,6 @@ class Vittt(PlainBackbone):
         mini_batch_size: tokens per inner gradient step, b.
         learnable_states: how many initial inner states each block learns, 0 to 2 (Fig. 7b); by
             default one per direction.
-        fused: run everything between the projections of each block's TTT-Linear layer as one op,
-            and its Conv2d with the residual, which saves time and memory in training. These parts
-            are then not called, see :class:`vision_ttt.layers.TTTLinear`. Requires a design with a
-            Conv1d.
-        fused_mlp: run each block's MLP with its norm and residual as one op, which keeps its input
-            and at most three quarters of its hidden layer for the backward pass: a fifth less
-            memory in training, a third less on a processor with tile registers. See
-            :class:`vision_ttt.layers.VitttBlock`.
         dynamic_img_size: accept any image size; the position embedding is interpolated to it.
         dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
         drop_rate: dropout before the head.
@@ -85,8 +77,6 @@ class Vittt(PlainBackbone):
         inner_model: str = "linear",
         mini_batch_size: int = 16,
         learnable_states: int | None = None,
-        fused: bool = False,
-        fused_mlp: bool = False,
         dynamic_img_size: bool = False,
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
@@ -99,15 +89,13 @@ class Vittt(PlainBackbone):
             depth=depth,
             num_heads=num_heads,
             mini_batch_size=mini_batch_size,
-            fused=fused,
-            fused_mlp=fused_mlp,
             dynamic_img_size=dynamic_img_size,
             dynamic_img_pad=dynamic_img_pad,
             drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
         )
         check_sides(img_size, patch_size, whole_patches=not dynamic_img_size, pad=dynamic_img_pad)
-        check_design(design, inner_model, fused=fused, global_pool=global_pool)
+        check_design(design, inner_model, global_pool=global_pool)
         choose("global_pool", global_pool, POOLS)
 
         def block(rate: float) -> VitttBlock:
@@ -118,13 +106,10 @@ class Vittt(PlainBackbone):
                 inner_model=inner_model,
                 mini_batch_size=mini_batch_size,
                 learnable_states=learnable_states,
-                fused=fused,
                 drop_path=DropPath(rate),
             )
             hidden = mlp_width(embed_dim, mlp_ratio)
-            # A fused MLP adds its residual itself where no branch is ever dropped.
-            drop_path = DropPath(rate) if rate or not fused_mlp else None
-            return VitttBlock(mixer, embed_dim, hidden, drop_path=drop_path, fused_mlp=fused_mlp)
+            return VitttBlock(mixer, embed_dim, hidden, drop_path=DropPath(rate))
 
         patch_embed = patch_embedding(
             img_size, patch_size, in_chans, embed_dim, pad=dynamic_img_pad

@@ -27,15 +27,10 @@ class Ablation(NamedTuple):
     accuracy: float | None = None
 
 
-def _without_conv1d(design: str) -> dict[str, Any]:
-    """Keywords of a design that does not support ``fused``, which recipes may set."""
-    return {"design": design, "fused": False}
-
-
 ABLATIONS: dict[str, Ablation] = {
-    "ttt_layer": Ablation("Table 3", _without_conv1d("ttt_layer"), "5.87M", "1.14G", 74.2),
-    "shared_qk": Ablation("Table 3", _without_conv1d("shared_qk"), "5.43M", "1.07G", 74.0),
-    "gating": Ablation("Table 3", _without_conv1d("gating"), "5.89M", "1.15G", 75.2),
+    "ttt_layer": Ablation("Table 3", {"design": "ttt_layer"}, "5.87M", "1.14G", 74.2),
+    "shared_qk": Ablation("Table 3", {"design": "shared_qk"}, "5.43M", "1.07G", 74.0),
+    "gating": Ablation("Table 3", {"design": "gating"}, "5.89M", "1.15G", 75.2),
     "conv1d": Ablation("Table 3", {"design": "conv1d"}, "5.90M", "1.16G", 75.6),
     "dual": Ablation("Table 3", {"design": "dual"}, "6.96M", "1.42G", 77.5),
     "head_token": Ablation("Table 4", {"global_pool": "head"}, "6.98M", "1.44G", 76.6),

@@ -18,7 +18,7 @@ INNER_MODELS = {"linear": TTTLinear, "mlp": TTTMLP}
 """Sequence layers by the name of their inner model: the published one, and that of TTT-MLP."""
 
 
-def check_design(design: str, inner_model: str, *, fused: bool, global_pool: str) -> None:
+def check_design(design: str, inner_model: str, *, global_pool: str) -> None:
     """Check that a design exists and supports the other arguments.
 
     Raises:
@@ -26,11 +26,6 @@ def check_design(design: str, inner_model: str, *, fused: bool, global_pool: str
     """
     has = _steps(choose("design", design, (*DESIGNS, ONE_WAY)))
     choose("inner_model", inner_model, INNER_MODELS)
-    if fused and (inner_model != "linear" or "conv1d" not in has):
-        raise ValueError(
-            f"fused requires inner_model='linear' and a design with a Conv1d ('conv1d', 'dual' or "
-            f"'conv2d'), got {inner_model!r} and {design!r}"
-        )
     if global_pool == "head" and "dual" not in has:
         raise ValueError(
             f"global_pool='head' needs a design that scans both ways ('dual' or 'conv2d'): the "
@@ -46,7 +41,6 @@ def make_mixer(
     inner_model: str,
     mini_batch_size: int,
     learnable_states: int | None,
-    fused: bool,
     drop_path: nn.Module,
 ) -> VitttMixer:
     """The token mixer of a design, by the arguments of :class:`vision_ttt.models.Vittt`."""
@@ -60,9 +54,8 @@ def make_mixer(
         conv_kernel_size=4 if "conv1d" in has else 0,
         gate="gating" in has,
         learnable_states=learnable_states,
-        **({"fused": True} if fused else {}),  # TTT-MLP has no such argument
     )
-    return VitttMixer(dim, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path, fused=fused)
+    return VitttMixer(dim, ttt=ttt, conv2d="conv2d" in has, drop_path=drop_path)
 
 
 def _steps(design: str) -> tuple[str, ...]:

@@ -8,9 +8,6 @@ from vision_ttt.ops.fused_mamba import fused_mamba
 from vision_ttt.ops.fused_ttt_linear import fused_ttt_linear
 from vision_ttt.ops.gated_norm import gated_norm
 from vision_ttt.ops.linear import linear
-from vision_ttt.ops.linear_pair import linear_pair
-from vision_ttt.ops.normed_swiglu_mlp import normed_swiglu_mlp
-from vision_ttt.ops.residual_conv2d_norm import residual_conv2d_norm
 from vision_ttt.ops.selective_scan import selective_scan
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.swiglu_mlp import swiglu_mlp
@@ -27,9 +24,6 @@ __all__ = [
     "fused_ttt_linear",
     "gated_norm",
     "linear",
-    "linear_pair",
-    "normed_swiglu_mlp",
-    "residual_conv2d_norm",
     "residual_depthwise_conv2d",
     "selective_scan",
     "swiglu",

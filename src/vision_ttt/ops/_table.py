@@ -11,9 +11,6 @@ from vision_ttt.ops.fused_mamba.op import OP as FUSED_MAMBA
 from vision_ttt.ops.fused_ttt_linear.op import OP as FUSED_TTT_LINEAR
 from vision_ttt.ops.gated_norm.op import OP as GATED_NORM
 from vision_ttt.ops.linear.op import OP as LINEAR
-from vision_ttt.ops.linear_pair.op import OP as LINEAR_PAIR
-from vision_ttt.ops.normed_swiglu_mlp.op import OP as NORMED_SWIGLU_MLP
-from vision_ttt.ops.residual_conv2d_norm.op import OP as RESIDUAL_CONV2D_NORM
 from vision_ttt.ops.selective_scan.op import OP as SELECTIVE_SCAN
 from vision_ttt.ops.swiglu.op import OP as SWIGLU
 from vision_ttt.ops.swiglu_mlp.op import OP as SWIGLU_MLP
@@ -31,9 +28,6 @@ TABLE: dict[str, Op] = {  # public name → op
         FUSED_TTT_LINEAR,
         GATED_NORM,
         LINEAR,
-        LINEAR_PAIR,
-        NORMED_SWIGLU_MLP,
-        RESIDUAL_CONV2D_NORM,
         SELECTIVE_SCAN,
         SWIGLU,
         SWIGLU_MLP,

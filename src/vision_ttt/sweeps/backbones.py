@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from vision_ttt.models.arguments import FUSED
 from vision_ttt.sweeps import TITLES
 from vision_ttt.sweeps.curves import curves_figure
 from vision_ttt.sweeps.definition import Column, Panel, SameSeconds, Sweep, Variant
@@ -15,11 +14,11 @@ REFERENCE = "vittt"
 
 _NANO: dict[str, dict[str, Any]] = {
     # 571,650 parameters with a head of ten classes; the others have 0.0 to 2.1 % more or less.
-    REFERENCE: {"model": "vittt_nano_patch4_32", "arguments": {"fused": True, "fused_mlp": True}},
+    REFERENCE: {"model": "vittt_nano_patch4_32"},
     "vit3": {"model": "vit3_nano_patch4_32"},
-    # Not fused, for that saves memory and takes longer.
-    "vim": {"model": "vim_nano_patch4_32"},
-    "mambar": {"model": "mambar_nano_patch4_32"},
+    # Composite ops save their memory and take longer.
+    "vim": {"model": "vim_nano_patch4_32", "composite_ops": False},
+    "mambar": {"model": "mambar_nano_patch4_32", "composite_ops": False},
     "deit": {
         "model": "deit_tiny_patch16_224",
         "arguments": {"patch_size": 4, "embed_dim": 96, "depth": 5, "num_heads": 3},
@@ -34,22 +33,15 @@ _LABELS = {
 }
 
 
-def _changes(name: str) -> dict[str, Any]:
-    values = _NANO[name]
-    return {**values, "arguments": dict.fromkeys(FUSED) | values.get("arguments", {})}
-
-
 def _same_seconds(name: str) -> str:
     """The row that trains a model for the seconds of the reference, which is its own."""
     return name if name == REFERENCE else f"{name}-seconds"
 
 
 _ROWS = (
-    *(Variant(name, _changes(name)) for name in _NANO),
+    *(Variant(name, _NANO[name]) for name in _NANO),
     *(
-        Variant(
-            _same_seconds(name), _changes(name), length=SameSeconds(seconds=REFERENCE, speed=name)
-        )
+        Variant(_same_seconds(name), _NANO[name], length=SameSeconds(seconds=REFERENCE, speed=name))
         for name in _NANO
         if name != REFERENCE
     ),

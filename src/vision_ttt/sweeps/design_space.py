@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from vision_ttt.models.arguments import FUSED
 from vision_ttt.models.design_space import INNER_MODELS, NANO, PUBLISHED
 from vision_ttt.sweeps import TITLES
 from vision_ttt.sweeps.definition import Panel, Sweep, Variant
@@ -97,7 +96,6 @@ DESIGN_SPACE_DIGITS = Sweep(
     # Small batches and a high rate: as many updates as half a minute has room for.
     base={
         "model": NANO,
-        "arguments": dict.fromkeys(FUSED),  # which the recipe asks of its own model
         "epochs": 5,
         "batch_size": 32,
         "learning_rate": 4e-3,

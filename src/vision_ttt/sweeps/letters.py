@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vision_ttt.models.arguments import FUSED
 from vision_ttt.sweeps import TITLES
 from vision_ttt.sweeps.definition import Column, GivenSeconds, Panel, Sweep, Variant
 from vision_ttt.sweeps.extrapolation import FACTORS, measure_larger
@@ -48,11 +47,11 @@ SEED_OF_RATES = 100
 
 _NANO: dict[str, dict[str, Any]] = {
     # 579,427 parameters without positions; the others have -0.1 to 1.6 % more.
-    "vittt": {"model": "vittt_nano_patch4_32", "arguments": {"fused": True, "fused_mlp": True}},
+    "vittt": {"model": "vittt_nano_patch4_32"},
     "vit3": {"model": "vit3_nano_patch4_32"},
-    # Not fused, for that saves memory and takes longer.
-    "vim": {"model": "vim_nano_patch4_32"},
-    "mambar": {"model": "mambar_nano_patch4_32"},
+    # Composite ops save their memory and take longer.
+    "vim": {"model": "vim_nano_patch4_32", "composite_ops": False},
+    "mambar": {"model": "mambar_nano_patch4_32", "composite_ops": False},
     "deit": {
         "model": "deit_tiny_patch16_224",
         "arguments": {"embed_dim": 96, "depth": 5, "num_heads": 3},
@@ -60,11 +59,11 @@ _NANO: dict[str, dict[str, Any]] = {
     "conv-deit": {"model": "conv_deit_nano_patch4_32"},
     "vittt-one-way": {
         "model": "vittt_nano_patch4_32",
-        "arguments": {"fused": True, "fused_mlp": True, "design": "one_way"},
+        "arguments": {"design": "one_way"},
     },
     "vittt-no-conv2d": {
         "model": "vittt_nano_patch4_32",
-        "arguments": {"fused": True, "fused_mlp": True, "design": "dual"},
+        "arguments": {"design": "dual"},
     },
 }
 LABELS = {
@@ -106,7 +105,6 @@ def _row(
     changes: dict[str, Any] = {
         **{key: value for key, value in _NANO[model].items() if key != "arguments"},
         "arguments": {
-            **dict.fromkeys(FUSED),
             "patch_size": PATCH,
             "img_size": side,
             **_NANO[model].get("arguments", {}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from vision_ttt.explain.token_norms import OUTLIER
-from vision_ttt.models.arguments import FUSED
 from vision_ttt.sweeps import TITLES
 from vision_ttt.sweeps.definition import Column, Panel, Sweep, Variant
 from vision_ttt.sweeps.norm_figure import norm_figure
@@ -34,7 +33,6 @@ REGISTERS_DIGITS = Sweep(
     recipe="digits",
     base={
         "model": "mambar_nano_patch4_32",
-        "arguments": dict.fromkeys(FUSED),  # which the recipe asks of its own model
         "epochs": 3,
         "warmup": 0.5,
         "batch_size": 16,

@@ -40,8 +40,6 @@ MODELS: dict[str, dict[str, Any]] = {
             "embed_dim": 96,
             "depth": 4,
             "num_heads": 3,
-            "fused": None,
-            "fused_mlp": None,
         },
     },
 }

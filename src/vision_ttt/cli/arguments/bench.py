@@ -221,8 +221,8 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
     """Declare the models and images of `bench models` and `bench train`."""
     names = (
         "timm names; models with attention are measured with fused and with plain attention,"
-        " 'NAME (fused attention)' picks one. 'NAME (fused)' is a Vittt, Vim or Mamba-Reg whose"
-        " layers are ops, as the recipes train it."
+        " 'NAME (fused attention)' picks one. 'NAME (for_training)' is a Vittt, Vim or Mamba-Reg"
+        " by composite ops, as the recipes train it."
     )
     default = f" Default: those registered of {', '.join(TINY)}"
     if what == "models":

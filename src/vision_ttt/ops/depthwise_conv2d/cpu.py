@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 
@@ -25,15 +24,13 @@ from vision_ttt.ops.depthwise_conv2d.contract import Inputs
 
 
 @mirrors("Conv2d")
-class Conv2d(ctypes.Structure):
-    """``Conv2d`` of csrc/conv2d/conv2d.h."""
-
+class _Conv2d(ctypes.Structure):
     _fields_ = (
         ("x", SequencePointer),
         ("y", SequencePointer),
         ("weight", c_void_p),
         *((name, c_int64) for name in ("batch", "height", "width")),
-        *((name, c_int64) for name in ("channels", "kernel", "residual", "threads")),
+        *((name, c_int64) for name in ("channels", "kernel", "threads")),
     )
 
 
@@ -42,21 +39,19 @@ def refusal(inputs: Inputs) -> str | None:
     return _native.no_vectors(inputs.x.shape[-1]) or _native.refusal(inputs.x, inputs.weight)
 
 
-def describe(
+def _describe(
     x: Tensor,
     y: Tensor,
     weight: Tensor | None,
     kernel: int,
     grid: Sequence[int],
-    *,
-    residual: bool = False,
 ) -> tuple[int, ...]:
-    """The fields of :class:`Conv2d`, for x and y [B, T, C].
+    """The fields of ``Conv2d``, for x and y [B, T, C].
 
     The gradient of the weight needs no weight.
     """
     batch, _, channels = x.shape
-    sizes = batch, *grid, channels, kernel, residual, torch.get_num_threads()
+    sizes = batch, *grid, channels, kernel, torch.get_num_threads()
     return *sequence(x), *sequence(y), pointer(weight), *sizes
 
 
@@ -64,22 +59,16 @@ def correlate(x: Tensor, y: Tensor, kernel: int, grid: Sequence[int]) -> Tensor:
     """The gradient of the weight [C, 1, K, K], given the gradient y [B, T, C] of the output."""
     x, y = contiguous_last(x), contiguous_last(y)
     taps = x.new_empty(kernel * kernel, x.shape[-1])
-    problem = Conv2d.pack(*describe(x, y, None, kernel, grid))
+    problem = _Conv2d.pack(*_describe(x, y, None, kernel, grid))
     LIBRARY.vision_ttt_conv2d_weight(problem, c_void_p(taps.data_ptr()))
-    return of_taps(taps)
-
-
-def of_taps(taps: Tensor) -> Tensor:
-    """A weight [C, 1, K, K] of its taps [K · K, C]."""
-    kernel = math.isqrt(taps.shape[0])
     return taps.t().contiguous().view(-1, 1, kernel, kernel)
 
 
 def _forward(inputs: Inputs) -> Tensor:
     x, weight = contiguous_last(inputs.x), inputs.weight.contiguous()
     y = x.new_empty(x.shape)
-    fields = describe(x, y, weight, weight.shape[-1], inputs.grid)
-    run_kernel("vision_ttt_conv2d", Conv2d.pack(*fields))
+    fields = _describe(x, y, weight, weight.shape[-1], inputs.grid)
+    run_kernel("vision_ttt_conv2d", _Conv2d.pack(*fields))
     return y
 
 
@@ -90,8 +79,8 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     # ∂x is the convolution of the gradient with the kernel mirrored in both axes.
     mirrored = weight.flip(-2, -1).contiguous()
     dx = x.new_empty(x.shape)
-    fields = describe(grad, dx, mirrored, kernel, inputs.grid)
-    run_kernel("vision_ttt_conv2d", Conv2d.pack(*fields))
+    fields = _describe(grad, dx, mirrored, kernel, inputs.grid)
+    run_kernel("vision_ttt_conv2d", _Conv2d.pack(*fields))
     return dx, correlate(x, grad, kernel, inputs.grid)
 
 

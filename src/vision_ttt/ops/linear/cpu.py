@@ -14,26 +14,12 @@ from vision_ttt.ops._op import Backend
 from vision_ttt.ops.linear.contract import Inputs
 
 
-@mirrors("NarrowLinear")
-class NarrowLinear(ctypes.Structure):
-    """``NarrowLinear`` of csrc/linear/linear.h: a second layer on the same x, or zeros for none."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("weight", "bias", "grad", "out", "dweight", "dbias")),
-        ("columns", c_int64),
-    )
-
-
 @mirrors("Linear")
 class _Linear(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "weight", "bias", "grad", "out", "dx", "dweight")),
         *((name, c_int64) for name in ("rows", "inner", "columns", "threads")),
-        ("narrow", NarrowLinear),
     )
-
-
-NO_LAYER = NarrowLinear()
 
 
 def refusal(inputs: Inputs) -> str | None:
@@ -42,21 +28,14 @@ def refusal(inputs: Inputs) -> str | None:
     return _native.no_vectors(inner) or _native.no_vectors(columns) or _native.refusal(inputs.x)
 
 
-def solve(
-    kernel: str,
-    inputs: Inputs,
-    grad: Tensor | None,
-    *results: Tensor | None,
-    narrow: NarrowLinear = NO_LAYER,
-) -> None:
-    """Run a kernel on contiguous tensors; the results are out, dx and dweight."""
+def _solve(kernel: str, inputs: Inputs, grad: Tensor | None, *results: Tensor | None) -> None:
+    """Run a kernel on contiguous tensors."""
     x, weight, _ = inputs
     columns, inner = weight.shape
     tensors = (*inputs, grad, *results)
     problem = _Linear(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
         *(x.numel() // inner, inner, columns, torch.get_num_threads()),
-        narrow,
     )
     run_kernel(kernel, problem)
 
@@ -68,7 +47,7 @@ def _contiguous(inputs: Inputs) -> Inputs:
 def _forward(inputs: Inputs) -> Tensor:
     inputs = _contiguous(inputs)
     out = inputs.x.new_empty(*inputs.x.shape[:-1], inputs.weight.shape[0])
-    solve("vision_ttt_linear", inputs, None, out, None, None)
+    _solve("vision_ttt_linear", inputs, None, out, None, None)
     return out
 
 
@@ -76,7 +55,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     inputs = _contiguous(inputs)
     grad = grad.to(inputs.x.dtype).contiguous()
     dx, dweight = torch.empty_like(inputs.x), torch.empty_like(inputs.weight)
-    solve("vision_ttt_linear_backward", inputs, grad, None, dx, dweight)
+    _solve("vision_ttt_linear_backward", inputs, grad, None, dx, dweight)
     if inputs.bias is None:
         return dx, dweight, grad.new_empty(0)
     return dx, dweight, grad.reshape(-1, grad.shape[-1]).sum(0)

@@ -12,5 +12,12 @@ from vision_ttt.ops.swiglu_mlp.contract import Inputs
 
 def swiglu_mlp_definition(inputs: Inputs) -> Tensor:
     """See :func:`vision_ttt.ops.swiglu_mlp`."""
-    x, up, down = inputs
-    return F.linear(swiglu_definition(activation.Inputs(F.linear(x, up))), down)
+    x, up, down, weight, bias, residual, eps = inputs
+    normed = x if weight is None else layer_norm(x, weight, bias, eps)
+    branch = F.linear(swiglu_definition(activation.Inputs(F.linear(normed, up))), down)
+    return x + branch if residual else branch
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LN(x) in x's dtype, with parameters of any."""
+    return F.layer_norm(x, x.shape[-1:], weight.to(x.dtype), bias.to(x.dtype), eps)

@@ -10,7 +10,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from vision_ttt.inference.supported_parts import (
+from vision_ttt.acceleration.supported_parts import (
     UnsupportedPart,
     require,
     require_affine,

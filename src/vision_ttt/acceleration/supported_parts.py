@@ -1,10 +1,14 @@
-"""The check that a module computes what its packed form computes, made once per conversion."""
+"""The checks that a module computes what its packed or composite form computes."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 
 from vision_ttt.layers import DirectionalConv1d
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TENSORS = (Tensor, nn.Parameter)
 
 
 class UnsupportedPart(Exception):
@@ -32,20 +36,36 @@ def require(module: nn.Module | None, path: str, *kinds: type[nn.Module]) -> Non
     replaced = names & set(module.__dict__)
     if replaced:
         raise UnsupportedPart(f"{path} has its own {', '.join(sorted(replaced))}")
-    if any(
-        getattr(module, hooks)
-        for hooks in (
-            "_forward_hooks",
-            "_forward_pre_hooks",
-            "_backward_hooks",
-            "_backward_pre_hooks",
-        )
-    ):
+    if any(getattr(module, hooks) for hooks in _HOOKS):
         raise UnsupportedPart(f"{path} has a hook")
     tensors = *module.named_parameters(recurse=False), *module.named_buffers(recurse=False)
     for name, x in tensors:
-        if type(x) not in (Tensor, nn.Parameter):
+        if type(x) not in _TENSORS:
             raise UnsupportedPart(f"{path}.{name} is a {type(x).__name__}")
+
+
+def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a call of ``module`` runs the forward pass of one of ``kinds`` and nothing else.
+
+    It is :func:`require` for forward passes: a hook, a replaced ``forward``, an adapter or a
+    parameter of a tensor subclass makes it False.
+    """
+    return (
+        type(module) in kinds
+        and "forward" not in vars(module)
+        and not any(getattr(module, hooks) for hooks in _HOOKS)
+        and are_plain(*module.parameters(recurse=False))
+    )
+
+
+def are_plain(*tensors: Tensor | None) -> bool:
+    """Whether all tensors are of PyTorch's own classes, as those of tensor parallelism are not."""
+    return all(x is None or type(x) in _TENSORS for x in tensors)
+
+
+def has_global_hooks() -> bool:
+    """Whether hooks are registered for all modules, e.g. by ``register_module_forward_hook``."""
+    return any(getattr(modules, f"_global{hooks}") for hooks in _HOOKS)
 
 
 def require_linear(module: nn.Module, path: str, *, bias: bool) -> None:

@@ -9,9 +9,9 @@ import torch
 
 from inference_blocks import DIM, inputs, make, vittt
 from tolerances import FORWARD, assert_close
-from vision_ttt.inference import for_inference
-from vision_ttt.inference.supported_parts import UnsupportedPart
-from vision_ttt.inference.vittt import PackedVitttBlock, PackedVitttBlocks
+from vision_ttt.acceleration import for_inference
+from vision_ttt.acceleration.packed_vittt import PackedVitttBlock, PackedVitttBlocks
+from vision_ttt.acceleration.supported_parts import UnsupportedPart
 from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.ops.packed import vittt_blocks
 from vision_ttt.ops.packed.vittt_blocks_definition import packed_vittt_blocks_definition

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from vision_ttt.inference.convolution import FoldedConvNorm
-from vision_ttt.inference.evaluation_only import EvaluationOnly
-from vision_ttt.inference.linear import PackedLinear, PackedPatches
-from vision_ttt.inference.mamba import PackedMambaBlock
-from vision_ttt.inference.supported_parts import UnsupportedPart, require
-from vision_ttt.inference.vit3 import PackedDit3Block, PackedVit3Block
-from vision_ttt.inference.vittt import PackedVitttBlock, PackedVitttBlocks
-from vision_ttt.layers import unfuse
+from vision_ttt.acceleration.evaluation_only import EvaluationOnly
+from vision_ttt.acceleration.packed_convolution import FoldedConvNorm
+from vision_ttt.acceleration.packed_linear import PackedLinear, PackedPatches
+from vision_ttt.acceleration.packed_mamba import PackedMambaBlock
+from vision_ttt.acceleration.packed_vit3 import PackedDit3Block, PackedVit3Block
+from vision_ttt.acceleration.packed_vittt import PackedVitttBlock, PackedVitttBlocks
+from vision_ttt.acceleration.supported_parts import UnsupportedPart, require
+from vision_ttt.acceleration.training import to_plain
 from vision_ttt.layers.conv_stem import ConvNorm
 from vision_ttt.ops._native import LIBRARY, install_command
 from vision_ttt.ops.packed.weights import DTYPES
@@ -32,9 +32,9 @@ PACKED_BLOCKS: list[Any] = [
 """Classes of blocks on packed weights; a new family of models adds its own.
 
 Each names the class of blocks that it replaces as ``kind``. Its constructor takes a block of that
-kind and a dtype, and raises :class:`vision_ttt.inference.supported_parts.UnsupportedPart` where it
-does not support a part, or its op's ValueError for parameters of other shapes. Its instances are
-called as the block is, with float32 tokens.
+kind and a dtype, and raises :class:`UnsupportedPart` where it does not support a part, or its op's
+ValueError for parameters of other shapes. Its instances are called as the block is, with float32
+tokens.
 """
 
 _PACKED_LAYERS: tuple[tuple[type[nn.Module], Any], ...] = (
@@ -89,7 +89,7 @@ def for_inference(
     if any(isinstance(module, EvaluationOnly) for module in model.modules()):
         raise ValueError("for_inference has packed this model already; give it the original one")
     packed = copy.deepcopy(model).eval().float().requires_grad_(False)
-    unfuse(packed)  # their ops are for training, and keep the parts from being replaced
+    to_plain(packed)
     packed, stay = _pack_blocks(packed, dtype)
     if LIBRARY is None:
         stay[""] = f"the compiled kernels are missing; to get them, run: {install_command()}"

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tolerances import FORWARD, assert_close
-from vision_ttt.inference.linear import PackedLinear
+from vision_ttt.acceleration.packed_linear import PackedLinear
 from vision_ttt.ops.packed import pack, packed_linear, unpack
 
 DTYPES = (torch.float32, torch.bfloat16)

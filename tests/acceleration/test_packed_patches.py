@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tolerances import FORWARD, assert_close
-from vision_ttt.inference.linear import PackedPatches
-from vision_ttt.inference.supported_parts import UnsupportedPart
+from vision_ttt.acceleration.packed_linear import PackedPatches
+from vision_ttt.acceleration.supported_parts import UnsupportedPart
 from vision_ttt.ops.packed import pack, packed_patches
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""nn.Linear by our products: the same numbers, hooks, and what it is made of."""
+"""nn.Linear by our products: the same numbers, and which layers become so."""
 
 import copy
 
@@ -8,10 +8,9 @@ from torch import nn
 
 from kernel_calls import record_kernel_calls
 from tolerances import FORWARD, GRADIENT, assert_close
-from vision_ttt import for_inference
-from vision_ttt.inference.linear import PackedLinear
-from vision_ttt.layers import Linear, unfuse
-from vision_ttt.layers.linear import FEWEST_ROWS, fuse_linear
+from vision_ttt import for_inference, for_training, to_plain
+from vision_ttt.acceleration.composite_linear import FEWEST_ROWS, CompositeLinear
+from vision_ttt.acceleration.packed_linear import PackedLinear
 from vision_ttt.ops._table import TABLE
 
 
@@ -24,17 +23,17 @@ def calls(monkeypatch):
 def make_layers(bias=True, dtype=torch.float32):
     torch.manual_seed(0)
     plain = nn.Linear(32, 48, bias=bias, dtype=dtype)
-    return plain, Linear.of(copy.deepcopy(plain))
+    return plain, for_training(copy.deepcopy(plain))
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_values_and_gradients(bias, dtype, calls):
-    plain, fused = make_layers(bias, dtype)
+    plain, composite = make_layers(bias, dtype)
     x = torch.randn(2, FEWEST_ROWS, 32, dtype=dtype)
     weights = torch.randn(2, FEWEST_ROWS, 48, dtype=dtype)
     found = []
-    for layer in (plain, fused):
+    for layer in (plain, composite):
         own = x.clone().requires_grad_()
         out = layer(own)
         out.backward(weights)
@@ -44,27 +43,16 @@ def test_values_and_gradients(bias, dtype, calls):
         assert_close(got, wanted, (GRADIENT if i else FORWARD)[dtype])
 
 
-def test_few_rows_and_a_layer_that_is_switched_off_are_pytorchs(calls):
-    plain, fused = make_layers()
+def test_few_rows_and_a_layer_that_went_back_are_pytorchs(calls):
+    plain, composite = make_layers()
     x = torch.randn(FEWEST_ROWS, 32, requires_grad=True)
-    assert torch.equal(fused(x[1:]), plain(x[1:]))
+    assert torch.equal(composite(x[1:]), plain(x[1:]))
     assert not calls
-    fused(x)
+    composite(x)
     assert len(calls) == 1
-    unfuse(fused)
-    assert torch.equal(fused(x), plain(x))
+    to_plain(composite)
+    assert torch.equal(composite(x), plain(x))
     assert len(calls) == 1
-    with pytest.raises(ValueError, match="Linear: fused can be switched off later, not on"):
-        fused.fused = True
-
-
-def test_it_shares_the_parameters_and_is_named_as_before():
-    plain, _ = make_layers()
-    fused = Linear.of(plain)
-    assert fused.weight is plain.weight
-    assert fused.bias is plain.bias
-    assert list(fused.state_dict()) == list(plain.state_dict())
-    assert repr(fused) == "Linear(in_features=32, out_features=48, bias=True, fused=True)"
 
 
 def test_every_plain_layer_of_a_model_is_replaced_and_no_subclass():
@@ -73,14 +61,15 @@ def test_every_plain_layer_of_a_model_is_replaced_and_no_subclass():
 
     model = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4, bias=False)), Other(4, 5))
     names = list(model.state_dict())
-    fuse_linear(model)
-    assert [type(model[0]), type(model[1][0]), type(model[2])] == [Linear, Linear, Other]
+    for_training(model, strict=True)
+    kinds = [type(model[0]), type(model[1][0]), type(model[2])]
+    assert kinds == [CompositeLinear, CompositeLinear, Other]
     assert list(model.state_dict()) == names
 
 
 def test_for_inference_packs_it():
-    plain, fused = make_layers()
-    packed = for_inference(nn.Sequential(fused))
+    plain, composite = make_layers()
+    packed = for_inference(nn.Sequential(composite))
     assert any(isinstance(module, PackedLinear) for module in packed.modules())
     x = torch.randn(2, 9, 32)
     assert_close(packed(x), plain(x), FORWARD[torch.float32])

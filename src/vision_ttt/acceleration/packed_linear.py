@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.inference.supported_parts import UnsupportedPart, require
-from vision_ttt.layers.linear import Linear
+from vision_ttt.acceleration.supported_parts import UnsupportedPart, require
 from vision_ttt.ops.packed import pack, packed_linear, packed_patches, unpack
 
 
@@ -20,8 +19,8 @@ class PackedLinear(nn.Module):
         dtype: float32 or bfloat16, of the packed weight.
 
     Raises:
-        UnsupportedPart: it is no plain ``nn.Linear`` or :class:`vision_ttt.layers.Linear`, or its
-            weight is empty or not of floating point.
+        UnsupportedPart: it is no plain ``nn.Linear``, or its weight is empty or not of floating
+            point.
     """
 
     packed: Tensor
@@ -29,7 +28,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
-        require(linear, "it", nn.Linear, Linear)
+        require(linear, "it", nn.Linear)
         _require_packable(linear.weight)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_buffer("packed", pack(linear.weight, dtype))

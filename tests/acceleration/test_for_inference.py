@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from tolerances import FORWARD, assert_close
-from vision_ttt import for_inference
-from vision_ttt.inference.linear import PackedLinear, PackedPatches
-from vision_ttt.inference.mamba import PackedMambaBlock
-from vision_ttt.inference.vit3 import PackedVit3Block
-from vision_ttt.inference.vittt import PackedVitttBlock, PackedVitttBlocks
+from vision_ttt import for_inference, for_training
+from vision_ttt.acceleration.packed_linear import PackedLinear, PackedPatches
+from vision_ttt.acceleration.packed_mamba import PackedMambaBlock
+from vision_ttt.acceleration.packed_vit3 import PackedVit3Block
+from vision_ttt.acceleration.packed_vittt import PackedVitttBlock, PackedVitttBlocks
 from vision_ttt.layers import BidirectionalMamba, DirectionalConv1d, SwiGLU, TTTLinear
 from vision_ttt.layers.conv_stem import ConvNorm
 from vision_ttt.models import create_model
@@ -341,9 +341,9 @@ def test_a_block_alone_stays_whole():
 @pytest.mark.parametrize(
     ("layer", "tokens"),
     [
-        (lambda: SwiGLU(32, 64, fused=True), (2, 7, 32)),
-        (lambda: TTTLinear(32, 2, conv_kernel_size=4, fused=True), (2, 7, 32)),
-        (lambda: BidirectionalMamba(32, fused=True), (2, 7, 32)),
+        (lambda: SwiGLU(32, 64), (2, 7, 32)),
+        (lambda: for_training(TTTLinear(32, 2, conv_kernel_size=4)), (2, 7, 32)),
+        (lambda: for_training(BidirectionalMamba(32)), (2, 7, 32)),
         (lambda: ConvNorm(3, 8, 1), (2, 3, 6, 5)),
         (lambda: nn.Conv2d(3, 8, 1), (3, 6, 5)),
         (lambda: nn.Conv2d(3, 8, 2, 2), (3, 6, 4)),
@@ -409,10 +409,10 @@ def test_hooked_layers_of_other_models_stay():
 
 
 def test_without_the_kernels(monkeypatch):
-    from vision_ttt.inference import conversion
+    from vision_ttt.acceleration import inference
     from vision_ttt.ops.packed import linear, vittt_block_weights
 
-    for module in (conversion, linear, vittt_block_weights):
+    for module in (inference, linear, vittt_block_weights):
         monkeypatch.setattr(module, "LIBRARY", None)
     model, images = small("vittt_nano_patch4_32"), images_of("nano")
     with pytest.warns(RuntimeWarning, match="compiled kernels are missing.*pip install"):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
-from vision_ttt.inference.supported_parts import UnsupportedPart, require
+from vision_ttt.acceleration.supported_parts import UnsupportedPart, require
 from vision_ttt.layers.conv_stem import ConvNorm
 
 

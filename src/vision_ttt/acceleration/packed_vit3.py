@@ -9,7 +9,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vision_ttt.inference.supported_parts import UnsupportedPart, require, require_linear
+from vision_ttt.acceleration.supported_parts import UnsupportedPart, require, require_linear
 from vision_ttt.layers import (
     AdaptiveNorm,
     ConvMlp,

@@ -1,0 +1,37 @@
+"""Linear layers that train by this package's matrix products."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vision_ttt.acceleration.supported_parts import are_plain
+from vision_ttt.ops import linear
+
+FEWEST_ROWS = 128
+"""Rows from which on packing the weight at each call costs less than it saves."""
+
+
+class CompositeLinear(nn.Linear):
+    """``nn.Linear`` by :func:`vision_ttt.ops.linear`: [..., in_features] → [..., out_features].
+
+    Calls of few rows, such as decoding's, run PyTorch's function. Hooks run, and the layer can be
+    wrapped or replaced, as any ``nn.Linear``.
+    """
+
+    plain = nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _linear(x, self.weight, self.bias)
+
+
+@torch.fx.wrap
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if are_plain(x, weight, bias) and x.numel() >= FEWEST_ROWS * weight.shape[1]:
+        return linear(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+LINEAR = (nn.Linear, CompositeLinear)
+"""The classes of a linear layer before and after :func:`vision_ttt.for_training`."""

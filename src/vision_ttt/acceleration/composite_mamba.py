@@ -1,0 +1,40 @@
+"""Mamba in both directions whose training runs by a composite op."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vision_ttt.acceleration.supported_parts import has_global_hooks, is_plain, require
+from vision_ttt.layers import BidirectionalMamba, DirectionalConv1d
+from vision_ttt.ops import fused_mamba
+
+
+class CompositeMamba(BidirectionalMamba):
+    """:class:`BidirectionalMamba` with all between its projections as one op.
+
+    The op is :func:`vision_ttt.ops.fused_mamba`. A layer with a changed part runs the parts.
+    """
+
+    plain = BidirectionalMamba
+
+    @staticmethod
+    def require_support(layer: BidirectionalMamba) -> None:
+        """Raise :class:`UnsupportedPart` where the layer has no composite form."""
+        require(layer, "it", BidirectionalMamba)
+        require(layer.conv, "conv", DirectionalConv1d)
+
+    def forward(self, x: Tensor, state: object = None, return_state: bool = False) -> Tensor:
+        """As :meth:`BidirectionalMamba.forward`."""
+        given = state is not None or return_state
+        if given or not is_plain(self.conv, DirectionalConv1d) or has_global_hooks():
+            return super().forward(x, state, return_state)
+        mixed = fused_mamba(
+            self.in_proj(x),  # [B, T, 2 E]
+            (self.conv.weight, self.conv.bias),
+            self.x_proj,
+            (self.dt_proj, self.dt_bias),
+            -torch.exp(self.A_log),
+            self.D,
+        )  # [B, T, E]
+        return self.out_proj(mixed)

@@ -1,0 +1,98 @@
+"""for_training: the same model, its blocks run by composite ops."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch import nn
+
+from vision_ttt.acceleration.composite_linear import CompositeLinear
+from vision_ttt.acceleration.composite_mamba import CompositeMamba
+from vision_ttt.acceleration.composite_vittt import (
+    CompositeTTTLinear,
+    CompositeVitttBlock,
+)
+from vision_ttt.acceleration.evaluation_only import EvaluationOnly
+from vision_ttt.acceleration.supported_parts import UnsupportedPart
+
+COMPOSITES: tuple[Any, ...] = (
+    CompositeTTTLinear,
+    CompositeVitttBlock,
+    CompositeMamba,
+)
+"""Classes of composite modules; a new family of models adds its own.
+
+Each is a subclass of the module's class, named as ``plain``, that adds no attributes and overrides
+``forward``. Its ``require_support`` raises :class:`UnsupportedPart` for a module that it does not
+support. Its ``forward`` runs that of ``plain`` where a part has changed since.
+"""
+
+
+def for_training(model: nn.Module, *, strict: bool = False) -> nn.Module:
+    """Let a model train by composite ops, which are faster on a CPU and keep less for backward.
+
+    The TTT-Linear layers and the MLPs of Vittt, the Mamba layers of Vim and Mamba-Reg, and the
+    linear layers of any model run as one op each. The model stays the same object, with the same
+    parameters under the same names: only the classes of these modules change, to subclasses of
+    their own. Optimisers, checkpoints, DDP, FSDP, averages and gradient checkpointing see no
+    difference. Results are equal to rounding.
+
+    A module with a hook, an adapter or another replaced part keeps its class, and a warning names
+    it. One that is changed later runs its parts again, so that every hook is called.
+
+    Args:
+        model: trains on any device. Call it before the model is compiled or sharded.
+        strict: raise instead of warn.
+
+    Returns:
+        ``model``. :func:`to_plain` reverts it.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: the model is the result of :func:`vision_ttt.for_inference`; with ``strict``
+            also: a module of these kinds has no composite form.
+    """
+    left = use_composite_ops(model)
+    if left:
+        message = f"for_training leaves as they are: {left}"
+        if strict:
+            to_plain(model)
+            raise ValueError(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    return model
+
+
+def to_plain(model: nn.Module) -> nn.Module:
+    """Revert :func:`for_training`: every module has its own class again. Returns ``model``."""
+    for module in model.modules():
+        if type(module) in (CompositeLinear, *COMPOSITES):
+            module.__class__ = type(module).plain
+    return model
+
+
+def use_composite_ops(model: nn.Module) -> str:
+    """As :func:`for_training`; returns what stays as it is and why, "" where nothing does."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    if any(isinstance(module, EvaluationOnly) for module in model.modules()):
+        raise ValueError("for_inference has packed this model for evaluation; give the original")
+    for module in model.modules():
+        if type(module) is nn.Linear:  # its subclasses are other layers
+            module.__class__ = CompositeLinear
+    stay: dict[str, list[str]] = {}
+    for composite in COMPOSITES:
+        for name, module in model.named_modules():
+            if type(module) is composite or not isinstance(module, composite.plain):
+                continue
+            try:
+                composite.require_support(module)
+            except UnsupportedPart as unsupported:
+                stay.setdefault(str(unsupported), []).append(name or "the model")
+            else:
+                module.__class__ = composite
+    return "; ".join(f"{_some(names)} ({reason})" for reason, names in stay.items())
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
