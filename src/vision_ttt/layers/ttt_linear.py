@@ -98,8 +98,8 @@ class TTTLinear(TTTLayer, Fusable):
         return_state: bool = False,
         lengths: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, TTTLayerState]:
-        """As :class:`TTTLayer`; with a state the parts run also where ``fused`` is set."""
-        if not self.fused or state is not None or return_state:
+        """As :class:`TTTLayer`; a state or lengths make the parts run also with ``fused``."""
+        if not self.fused or state is not None or return_state or lengths is not None:
             return super().forward(x, state, return_state, lengths)
         conv_q, conv_k, learner, merge = self.conv_q, self.conv_k, self.learner, self.merge
         rate_proj = self.rate_proj
