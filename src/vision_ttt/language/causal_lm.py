@@ -15,7 +15,6 @@ from vision_ttt.language.model import TTTModel, TTTPreTrainedModel
 from vision_ttt.language.outputs import TTTCausalLMOutput
 from vision_ttt.language.padding import Padding
 from vision_ttt.layers.linear import fuse_linear
-from vision_ttt.ops.padding import fill_padding
 from vision_ttt.ops.states import take
 
 _IGNORED = -100
@@ -102,8 +101,9 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
                 )
             loss = _loss(logits, labels, padding, num_items_in_batch)
         if padding is not None:
-            # After the loss, whose gradient is 0 at padding and would only be copied.
-            logits = fill_padding(logits, padding.absent)
+            # For gradients of the logits; after the loss, whose own are 0 there. In place, since
+            # logits are a call's largest tensor.
+            logits = logits.masked_fill_(padding.absent.to(logits.device).unsqueeze(-1), 0)
         result = TTTCausalLMOutput(
             loss=loss,
             logits=logits,
