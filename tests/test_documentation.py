@@ -12,7 +12,7 @@ from vision_ttt.models.vittt_designs import DESIGNS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
-PAGES += sorted(ROOT.glob("src/**/README.md"))
+PAGES += sorted((*ROOT.glob("src/**/README.md"), *ROOT.glob("studies/**/*.md")))
 FINE_TUNING = ROOT / "docs/fine-tuning.md"
 
 
