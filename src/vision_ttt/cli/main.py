@@ -83,7 +83,7 @@ class _ConsoleHandler(logging.Handler):
 def main(
     argv: Sequence[str] | None = None,
     *,
-    commands: Mapping[str, Command] = COMMANDS,
+    commands: Mapping[str, Command] | None = None,
     program: str = "vision-ttt",
     begin_work: Callable[[], None] = lambda: None,
 ) -> int:
@@ -94,7 +94,7 @@ def main(
 
     Args:
         commands: name → command; of another package its own, and those of vision-ttt that know what
-            it registers.
+            it registers. By default :data:`COMMANDS`.
         program: how the process was called, for help and messages.
         begin_work: called when the arguments are accepted, the command's modules are imported, and
             it begins.
@@ -105,7 +105,7 @@ def main(
             stream.reconfigure(errors="backslashreplace")  # names of files may be no text
     errors = Console(stderr=True)
     try:
-        code = _run(argv, errors, commands, program, begin_work)
+        code = _run(argv, errors, commands or COMMANDS, program, begin_work)
         return code if _flushed() else BROKEN_PIPE
     except Interrupted as interruption:
         return _fail(errors, INTERRUPTED, str(interruption), "interrupted")
