@@ -178,9 +178,9 @@ def length_of(metadata: ModelMetadata) -> str:
 
 
 def data_of(data: dict[str, Any]) -> str:
-    """Return the name of a run's dataset, with the options of letters where it is of these."""
+    """Return the name of a run's dataset, with its options where it is a registered one."""
     name = data["dataset"] if "dataset" in data else data["root"]
-    options = ", ".join(f"{key} {value}" for key, value in data.get("letters", {}).items())
+    options = ", ".join(f"{key} {value}" for key, value in data.get("root_options", {}).items())
     return f"`{name}` ({options})" if options else f"`{name}`"
 
 

@@ -1,4 +1,4 @@
-"""Rows: a CSV file that keeps everything, the newest rows, ratios, tables, README, figures."""
+"""Rows: a CSV file that keeps everything, the newest rows, ratios, tables, figures."""
 
 import csv
 import dataclasses
@@ -7,66 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from bench_rows import DEIT, MODEL, OP, RUN, VITTT, timed
 from vision_ttt.bench.figures import chosen_lines, cost_figure
-from vision_ttt.bench.headline import headline
-from vision_ttt.bench.readme import markdown, replace_in
-from vision_ttt.bench.rows import COLUMNS, Row, Run, append_rows, comparable, newest, read_rows
+from vision_ttt.bench.rows import COLUMNS, Row, append_rows, comparable, newest, read_rows
 from vision_ttt.bench.tables import describe, exponents, tabulate
 from vision_ttt.errors import UserError
 
-RUN = Run(
-    started="2026-01-02T03:04:05+00:00",
-    command="vision-ttt bench models --models 'a, \"b\"'",
-    commit="",
-    processor="A Processor, 3 GHz",
-    cores=2,
-    instruction_set="avx2",
-    threads=2,
-    device_name="A Processor, 3 GHz",
-    python="3.11.0",
-    torch="2.15.0",
-    timm="1.0.0",
-    vision_ttt="0.1.0",
-)
 PIXELS = "pixels along a side"
-DEIT, VITTT = "deit_tiny_patch16_224", "vittt_tiny_patch16_224"
-MODEL = Row(
-    what="models",
-    contender="deit (fused attention)",
-    measured="inference",
-    resolution=224,
-    tokens=None,
-    heads=None,
-    dim=None,
-    mini_batch_size=None,
-    batch_size=4,
-    device="cpu",
-    dtype="float32",
-    compiled=True,
-    seconds=0.1,
-    seconds_spread=0.002,
-    repeats=5,
-    macs=1_250_000_000,
-    peak_bytes=3 * 2**20,
-    matmul_macs_per_second=None,
-    run=RUN,
-)
-OP = dataclasses.replace(
-    MODEL,
-    what="ops",
-    contender="cpu",
-    measured="forward",
-    resolution=None,
-    tokens=6400,
-    heads=6,
-    dim=64,
-    mini_batch_size=16,
-    batch_size=2,
-    compiled=False,
-    peak_bytes=None,
-    macs=10**9,
-    matmul_macs_per_second=2e10,
-)
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path):
@@ -169,13 +116,6 @@ def test_exponents():
     assert fit.sentence("a") == "a: time ~ tokens^1.500 between 20 and 40 pixels along a side"
     ops = [dataclasses.replace(OP, tokens=n, seconds=n**2) for n in (10, 20, 30)]
     assert exponents(ops, (10, 20)) == {"cpu, forward": (pytest.approx(2), 10, 20, "tokens")}
-    assert "- deit (fused attention): time ~ tokens^1.500" in markdown(rows, between=(20, 40))
-    assert "tokens^" not in markdown(rows)
-
-
-def _row(contender: str, seconds: float | None, failure: str = "", **changes) -> Row:
-    changes = {"contender": contender, "seconds": seconds, "failure": failure, **changes}
-    return dataclasses.replace(MODEL, **changes)
 
 
 def _column(rows: list[Row], heading: str) -> list[str]:
@@ -185,15 +125,15 @@ def _column(rows: list[Row], heading: str) -> list[str]:
 
 def test_a_model_is_compared_with_the_strongest_of_its_size_then_eager_then_plain():
     rows = [
-        _row(f"{DEIT} (fused attention)", 3.0),
-        _row(f"{DEIT} (plain attention)", 6.0),
-        _row(f"{DEIT}:openvino", 1.5),
-        _row(f"{DEIT}:onnxruntime", None, "onnx not installed"),
-        _row("deit_base_patch16_224 (fused attention)", 8.0),
-        _row(VITTT, 1.0),
-        _row(f"{VITTT}:for_inference", 0.5),  # no rival, fast as it is
-        _row("vittt_base_patch16_224", 2.0),
-        _row("vittt_nano_patch4_32", 0.5),  # there is no rival of its size
+        timed(f"{DEIT} (fused attention)", 3.0),
+        timed(f"{DEIT} (plain attention)", 6.0),
+        timed(f"{DEIT}:openvino", 1.5),
+        timed(f"{DEIT}:onnxruntime", None, "onnx not installed"),
+        timed("deit_base_patch16_224 (fused attention)", 8.0),
+        timed(VITTT, 1.0),
+        timed(f"{VITTT}:for_inference", 0.5),  # no rival, fast as it is
+        timed("vittt_base_patch16_224", 2.0),
+        timed("vittt_nano_patch4_32", 0.5),  # there is no rival of its size
     ]
     strongest = ["0.500", "0.250", "1.00", "", "1.00", "1.50", "3.00", "4.00", "3.00"]
     assert _column(rows, "× strongest") == strongest
@@ -219,34 +159,6 @@ def test_memory_that_is_held_has_a_column_where_it_was_measured():
     assert "MiB held" not in tabulate([MODEL]).headings
     held = dataclasses.replace(MODEL, held_bytes=5 * 2**20, memory_runs=3)
     assert _column([held, MODEL], "MiB held") == ["5.0", ""]
-
-
-def test_headline():
-    small = [_row(f"{DEIT} (fused attention)", 0.02), _row(VITTT, 0.01)]
-    large = [
-        dataclasses.replace(row, resolution=1280)
-        for row in (
-            _row(f"{DEIT}:openvino", 1.5),
-            _row(f"{DEIT} (fused attention)", 3.0),
-            _row(f"{DEIT} (plain attention)", 9.0),
-            _row(VITTT, 0.3),
-        )
-    ]
-    sentence, _, *table = headline([*large, *small], VITTT).splitlines()
-    assert sentence == (
-        f"One image of 1280² pixels, float32: `{VITTT}` takes 300 ms, 5.00 times as fast as the"
-        f" strongest alternative measured, `{DEIT}:openvino`, 10.0 times as fast as eager PyTorch"
-        " with fused attention, 30.0 times as fast as eager PyTorch with plain attention"
-        " (A Processor, 3 GHz, 2 threads)."
-    )
-    assert table[2:] == [
-        f"| 224² | 4 | float32 | 10.0 | `{DEIT} (fused attention)` | 20.0 | 2.00 | 2.00 |  |",
-        f"| 1280² | 4 | float32 | 300 | `{DEIT}:openvino` | 1,500 | 5.00 | 10.0 | 30.0 |",
-    ]
-    # Said once where the strongest is one of the others.
-    assert headline(small, VITTT).count("times as fast") == 1
-    with pytest.raises(UserError, match="no command timed 'vittt"):
-        headline([_row(VITTT, 0.1), _row(f"{DEIT}:openvino", None, "missing")], VITTT)
 
 
 def test_kernels_and_gpu_are_told():
@@ -286,32 +198,6 @@ def test_a_file_of_a_former_version_is_read_and_grows(tmp_path: Path):
     assert path.read_text().splitlines()[:2] == [header, cells]
 
 
-def test_markdown_goes_between_its_markers(tmp_path: Path):
-    page = tmp_path / "README.md"
-    around = "# A page\n<!-- bench:models -->\n{}<!-- /bench -->\ntext\n"
-    around += "<!-- bench:other -->\n<!-- /bench -->\n"
-    page.write_text(around.format("old \\1\n"))
-    later = dataclasses.replace(RUN, started="later", command="vision-ttt bench models again")
-    text = markdown([MODEL, dataclasses.replace(MODEL, resolution=448, run=later)])
-    assert text.count("| --- |") == 2  # a table per command
-    assert "A Processor, 3 GHz, 2 cores, kernels for avx2, 2 threads; torch 2.15.0" in text
-    for _ in range(2):
-        replace_in(page, "models", text)
-        assert page.read_text() == around.format(text + "\n")
-    with pytest.raises(UserError, match="<!-- bench:ops -->"):
-        replace_in(page, "ops", text)
-
-
-def test_markdown_compares_with_rows_of_the_same_command():
-    deit = dataclasses.replace(MODEL, contender=f"{DEIT} (fused attention)")
-    fast = dataclasses.replace(MODEL, contender=VITTT, seconds=0.05)
-    again = dataclasses.replace(deit, seconds=1.0, run=dataclasses.replace(RUN, started="later"))
-    lines = [line for line in markdown([deit, fast, again]).splitlines() if line.startswith("| ")]
-    (speed,) = [line.split(" | ")[6] for line in lines if line.startswith("| vittt")]
-    assert speed == "2.00"
-    assert sum(line.startswith("| deit") for line in lines) == 1
-
-
 @pytest.mark.parametrize(("row", "panels"), [(MODEL, 2), (OP, 1)])
 def test_figure_has_a_labelled_line_per_contender_on_log_axes(row: Row, panels: int):
     double = {"resolution": 448} if row.tokens is None else {"tokens": 12800}
@@ -347,11 +233,11 @@ def test_labels_of_a_picture_do_not_cover_each_other():
 def test_lines_of_a_picture():
     names = [f"{DEIT}:{runtime}" for runtime in "abcdefg"]
     rows = [
-        _row(name, seconds, resolution=side)
+        timed(name, seconds, resolution=side)
         for seconds, name in enumerate([*names[::-1], "deit_base_patch16_224", VITTT], start=1)
         for side in (224, 448)
     ]
-    single = _row("vittt_tiny_patch16_224:for_inference", 0.1)
+    single = timed("vittt_tiny_patch16_224:for_inference", 0.1)
     lines = chosen_lines([*rows, single])
     assert list(lines) == names[:0:-1]  # the fastest six of those that are lines, of one size
     assert list(chosen_lines(rows, [VITTT, names[0]])) == [names[0], VITTT]

@@ -27,9 +27,9 @@ def _few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vision_ttt.bench.rates._TURNS", 2)
 
 
-def test_models_to_csv_table_figure_and_readme(tmp_path: Path, capsys, monkeypatch):
+def test_models_to_csv_table_and_figure(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-    table, figure, page = (tmp_path / name for name in ("models.csv", "models.png", "README.md"))
+    table, figure = tmp_path / "models.csv", tmp_path / "models.png"
     threads = torch.get_num_threads()
     argv = ["bench", "models", *NANO, "--resolutions", "32", "64", "--threads", "1"]
     argv += ["--exponent", "32", "64", "--output", str(table), "--figure", str(figure)]
@@ -42,19 +42,8 @@ def test_models_to_csv_table_figure_and_readme(tmp_path: Path, capsys, monkeypat
     rows = read_rows(table)
     assert [row.resolution for row in rows] == [32, 64]
     assert rows[0].run.threads == 1
+    assert all(row.product_macs_per_second > 0 for row in rows)
     assert "vision-ttt bench models --models vittt_nano_patch4_32" in rows[0].run.command
-
-    page.write_text("<!-- bench:models -->\n<!-- /bench -->\n")
-    assert main(["bench", "table", str(table)]) == 0
-    assert "| vittt_nano_patch4_32 | 64² |" in capsys.readouterr().out
-    redrawn = tmp_path / "again.svg"
-    argv = ["bench", "table", str(table), "--readme", str(page), "--figure", str(redrawn)]
-    assert main(argv) == 0
-    assert "| vittt_nano_patch4_32 | 64² |" in page.read_text()
-    assert "tokens^" not in page.read_text()
-    assert main([*argv, "--exponent", "32", "64"]) == 0
-    assert "- vittt_nano_patch4_32: time ~ tokens^" in page.read_text()
-    assert redrawn.exists()
 
 
 def test_train_prints_json(tmp_path: Path, capsys):
@@ -64,29 +53,6 @@ def test_train_prints_json(tmp_path: Path, capsys):
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["measured"] == "training step"
     assert row["seconds"] == read_rows(output)[0].seconds
-
-
-def test_lm_prints_how_models_compare(tmp_path: Path, capsys):
-    pytest.importorskip("vision_ttt.language", exc_type=ImportError)
-    output = tmp_path / "lm.csv"
-    argv = ["bench", "lm", "--num_layers", "1", "--vocab_size", "64", "--contexts", "17"]
-    argv += ["--decode_contexts", "17", "--decode_tokens", "2", "--train_contexts", "17"]
-    assert main([*argv, "--repeats", "1", "--output", str(output)]) == 0
-    said = capsys.readouterr().out
-    assert "ttt-linear:for_inference, decode, 17 tokens: " in said
-    assert "ttt-linear, training step, 17 tokens: " in said
-    assert [row.measured for row in read_rows(output)] == [
-        *["prefill"] * 2, *["decode"] * 3, *["training step"] * 4
-    ]  # fmt: skip
-
-
-def test_dense_prints_the_adapters_share(tmp_path: Path, capsys):
-    rows = tmp_path / "dense.csv"
-    argv = ["bench", "dense", *NANO[:4], "--sizes", "40x32", "--output", str(rows)]
-    assert main(argv) == 0
-    said = capsys.readouterr().out
-    assert "at 40×32: the adapter takes" in said
-    assert [row.measured for row in read_rows(rows)] == ["with adapter", "backbone alone"]
 
 
 def test_default_output_is_named_after_command_and_device(tmp_path: Path, monkeypatch):
@@ -136,8 +102,6 @@ def test_who_takes_too_long_is_left_out_and_shown(tmp_path: Path, capsys, monkey
     assert "a call takes over 1e-09 s at 32²" in said.out
     assert "at 32² is not timed" in said.err
     assert [(row.resolution, row.seconds) for row in read_rows(output)] == [(32, None), (64, None)]
-    assert main(["bench", "table", str(output)]) == 0
-    assert "| a call takes over 1e-09 s |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -158,24 +122,6 @@ def test_what_one_would_deploy_or_train_takes_part_by_default(argv, more, monkey
     monkeypatch.setattr(bench, "find_contenders", find_contenders)
     assert main(["bench", *argv]) == 2
     assert set(asked) == set(registered([*TINY, *more])[0])
-
-
-def test_a_headline_goes_into_a_page(tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-    output, page = tmp_path / "models.csv", tmp_path / "README.md"
-    models = ["vittt_nano_patch4_32", "deit_tiny_patch16_224"]
-    argv = ["bench", "models", "--models", *models, "--resolutions", "32", "--repeats", "1"]
-    assert main([*argv, "--output", str(output), "--memory-runs", "0"]) == 0
-    assert all(row.product_macs_per_second > 0 for row in read_rows(output))
-    page.write_text("<!-- bench:headline -->\n<!-- /bench -->\n")
-    argv = ["bench", "table", str(output), "--readme", str(page), "--name", "headline"]
-    assert main([*argv, "--headline", models[0]]) == 0
-    said = page.read_text()
-    assert "One image of 32² pixels, float32: `vittt_nano_patch4_32` takes" in said
-    assert "times as fast as the strongest alternative measured" in said
-    assert main([*argv, "--headline", "absent"]) == 2
-    assert "'absent' is not measured; accepted: vittt_nano_patch4_32" in capsys.readouterr().err
-    assert page.read_text() == said
 
 
 @pytest.mark.parametrize("installed", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -209,6 +155,7 @@ def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, mo
     ("argv", "told"),
     [
         (["speed"], "speed"),
+        (["dense"], "it must be one of ops, models, train"),
         (["models", "--models", "vittt_tinny_patch16_224"], "nearest: vittt_tiny_patch16_224"),
         (["models", "--dtype", "float16"], "accepted on cpu: float32, bfloat16"),
         (["models", "--resolutions", "0"], "at least 1"),
@@ -238,17 +185,6 @@ def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, mo
         (["ops", "--shape", "1", "0", "2", "16"], "tokens is 0"),
         (["ops", "--shape", "1", "9", "2", "0"], "dim is 0"),
         (["ops", "--lengths", "9", "-1"], "tokens is -1"),
-        (["lm", "--contexts", "0"], "--contexts is 0; it must be at least 1"),
-        (["lm", "--contexts", "--decode_contexts", "--train_contexts"], "nothing is measured"),
-        (["lm", "--learners", "llama:for_inference"], "does not train"),
-        (["lm", "--dtype", "float16"], "float32 and bfloat16, got --dtype float16"),
-        (["dense", "--sizes", "1333"], "write sizes as WIDTHxHEIGHT"),
-        (["dense", "--sizes", "0x64"], "sides must be 1 to"),
-        (["dense", "--models", DEPLOYED[0]], "bench dense accepts for_inference"),
-        (["dense", "--models", f"{NANO[1]}:for_inference", "--compile"], "without --compile"),
-        (["dense", "--models", "resnet18"], "model resnet18 cannot be built"),
-        (["dense", "--exponent", "10", "99"], "name them by --sizes"),
-        (["table", "absent.csv"], "absent.csv"),
     ],
 )
 def test_unsupported_choices_are_one_line(argv, told, tmp_path, capsys, monkeypatch):
@@ -267,7 +203,7 @@ def test_no_gpu(capsys):
 
 
 def test_help_of_each(capsys):
-    for what, flag in {"ops": "--shape", "train": "--resolutions", "table": "--readme"}.items():
+    for what, flag in {"ops": "--shape", "train": "--resolutions"}.items():
         with pytest.raises(SystemExit) as ended:
             main(["bench", what, "--help"])
         assert ended.value.code == 0

@@ -9,11 +9,11 @@ import pytest
 
 from vision_ttt.cli import demo_dense
 from vision_ttt.cli.main import main
+from vision_ttt.demo_dense.results import Finished, find_finished
+from vision_ttt.demo_dense.runs import GOALS, MODELS, RECIPES, STARTS, scene_run, with_starts
+from vision_ttt.demo_dense.tables import by_class, compare
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.recipes import load
-from vision_ttt.sweeps.scene_results import Finished, find_finished
-from vision_ttt.sweeps.scene_tables import by_class, compare
-from vision_ttt.sweeps.scenes import GOALS, MODELS, RECIPES, STARTS, scene_run, with_starts
 
 SIZE = ["--train_images", "16", "--test_images", "4", "--train_objects", "64"]
 SIZE += ["--test_objects", "40", "--updates", "1"]

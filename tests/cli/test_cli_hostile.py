@@ -27,7 +27,6 @@ PREDICT = ["predict", "--checkpoint", "c.safetensors"]
 CONVERT = ["convert", "c.safetensors", "o.safetensors", "--model"]
 VIT3 = [*CONVERT, "vit3_tiny_patch16_224"]
 NANO = ["bench", "models", "--models", "vittt_nano_patch4_32", "--resolutions", "32"]
-SWEEP = ["sweep", "ablation-digits"]
 
 
 @pytest.fixture(autouse=True)
@@ -106,15 +105,6 @@ CASES = [
     ([*VIT3[:1], "pipe", *VIT3[2:]], "the input pipe is a named pipe"),
     (["export", "pipe", "o.pt2"], "the checkpoint pipe is a named pipe"),
     (["sample", "--checkpoint", "pipe"], "the checkpoint pipe is a named pipe"),
-    (["bench", "table", "pipe"], "the table pipe is a named pipe"),
-    (["bench", "table", "/dev/zero"], "the table /dev/zero is a device"),
-    (["bench", "table", "binary.csv"], "binary.csv is no CSV file"),
-    (["bench", "table", "other.csv"], "other.csv is no file of measurements"),
-    (["bench", "table", "other.csv", "--readme", "pipe"], "--readme pipe is a named pipe"),
-    ([*SWEEP, "--table-only", "--results", "pipe"], "the results pipe is a named pipe"),
-    ([*SWEEP, "--table-only", "--results", "binary.csv"], "binary.csv is no CSV file"),
-    ([*SWEEP, "--results", "other.csv"], "other.csv is no file of a sweep's results"),
-    ([*SWEEP, "--page", "pipe"], "the page pipe is a named pipe"),
     # What cannot be written, or is there already.
     ([*PREDICT, "a.png", "--output", ""], "the output is empty"),
     ([*PREDICT, "a.png", "--output", "other.csv"], "is there already; name another file, or give"),
@@ -133,11 +123,7 @@ CASES = [
     ([*NANO, "--output", "a.png/o.csv"], "a.png is no folder"),
     ([*NANO, "--figure", "pipe.png"], "--figure pipe.png is a named pipe"),
     ([*NANO, "--figure", "/proc/o.png"], "/proc cannot be written to"),
-    ([*SWEEP, "--figure", "pipe.png"], "--figure pipe.png is a named pipe"),
-    ([*SWEEP, "--output", "a.png"], "--output a.png cannot be made"),
     (["demo", "--output", "a.png"], "File exists: a.png"),
-    (["letters", "a.png"], "the folder a.png cannot be made: "),
-    (["letters", "images"], "images holds no set of letters, but dark, light"),
     # Numbers out of range, and ones that nobody means.
     ([*PREDICT, "a.png", "--batch-size", HUGE], f"--batch-size is {HUGE}; it must be at least 1"),
     ([*PREDICT, "a.png", "--topk", NO_NUMBER], "--topk is too long; it must be a whole number"),
@@ -156,8 +142,6 @@ CASES = [
         [*CONVERT, "hvit3_tiny", "--arguments.depths", "[9999999,1,1,1]"],
         "it must be at most 1,000",
     ),
-    ([*SWEEP, "--jobs", HUGE], "at most 1,024"),
-    ([*SWEEP, "--seeds", "0", "-1"], "--seeds is -1"),
     (["bench", "ops", "--threads", "0"], "--threads is 0; it must be at least 1"),
     (["bench", "ops", "--repeats", HUGE], "at most 10,000"),
     (["bench", "ops", "--shape", "1", HUGE, "1", "1"], "at most 2,147,483,648 are measured"),

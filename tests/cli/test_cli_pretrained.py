@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from vision_ttt.cli.arguments import app, explain, explain_deletion, export
+from vision_ttt.cli.arguments import app, explain, export
 from vision_ttt.cli.main import main
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.data import Digits
-from vision_ttt.data.letter_images import ALPHABET, LetterSettings, render_letters
 from vision_ttt.engine.checkpoint import read_metadata
 from vision_ttt.pretrained import weights_path
 from vision_ttt.recipes import resolve
 
 Said = pytest.CaptureFixture[str]
-LETTERS = ["vittt_nano_patch8_256.letters", "vit3_nano_patch8_256.letters"]
 VITTT, VIT3 = "vittt_nano_patch4_32.digits", "vit3_nano_patch4_32.digits"
 
 
@@ -27,8 +25,7 @@ def test_models_lists_them(capsys: Said) -> None:
     assert listed["vim_nano_patch4_32"] == []
     assert main(["models", "vit3_nano*"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if " vit3_nano" in line]
-    for row, tag in zip(rows, ("digits", "letters"), strict=True):
-        assert f" {tag} " in row
+    assert [" digits " in row for row in rows] == [True, False]
 
 
 def test_eval_gives_the_figures_of_the_card(capsys: Said) -> None:
@@ -45,28 +42,6 @@ def test_predict_reads_a_digit(tmp_path: Path, capsys: Said) -> None:
     argv = ["predict", str(tmp_path / "a.png"), "--checkpoint", VITTT, "--topk", "1", "--json"]
     assert main(argv) == 0
     assert f'"class": "{digit}"' in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LETTERS)
-def test_eval_gives_the_figures_of_all_pictures(name: str, capsys: Said) -> None:
-    assert main(["eval", name, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["images"] == 64
-    for key, value in read_metadata(Path(weights_path(name))).metrics.items():
-        assert told[key.removeprefix("test_")] == pytest.approx(value, rel=1e-3)
-
-
-def test_predict_names_letters(tmp_path: Path, capsys: Said) -> None:
-    picture = render_letters(LetterSettings(), "test", 0)
-    picture.image.save(tmp_path / "a.png")
-    argv = ["predict", str(tmp_path / "a.png"), "--checkpoint", LETTERS[0], "--json"]
-    assert main(argv) == 0
-    (told,) = json.loads(capsys.readouterr().out)["predictions"]
-    named = {each["class"] for each in told["segments"] if each["share"] > 0.005}
-    true = {ALPHABET[letter.label] for letter in picture.letters if letter.counts}
-    assert len(named & true) > len(true) / 2
-    assert told["segments"][0]["class"] == "background"
 
 
 def test_training_starts_from_them(
@@ -93,7 +68,6 @@ def test_other_commands_find_their_file(tmp_path: Path) -> None:
     assert explain.told_apart(arguments.given) == ([weights_path(VITTT)], ["sample:digit-0"])
     for command, argv, name, found in (
         (export, [VITTT, str(tmp_path / "a.pt2")], "checkpoint", weights_path(VITTT)),
-        (explain_deletion, [VITTT], "checkpoints", [weights_path(VITTT)]),
         (app, [VITTT, "resnet18"], "models", [weights_path(VITTT), "resnet18"]),
     ):
         parser = CommandParser("vision-ttt", "a command")

@@ -10,8 +10,8 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 
 from dense_maps import NANO_DETECTOR, NANO_H_VIT3, NANO_SEGMENTER, ConvMaps, nano_h_vit3, target
+from detector_macs import count_detector_macs
 from vision_ttt.bench import count_macs, count_parameters
-from vision_ttt.bench.detection import count_detector_macs
 from vision_ttt.dense.building import DenseModelError, build_detector, build_segmenter
 from vision_ttt.dense.detector import Detector
 from vision_ttt.dense.model import DenseModel

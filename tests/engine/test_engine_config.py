@@ -158,7 +158,7 @@ def test_packaged_recipe_loads(name: str) -> None:
         assert Path(config.run.output) == Path("runs", name, stage)
     text = (Path(recipes.__file__).parent / f"{name}.yaml").read_text(encoding="utf-8")
     header = text[: text.index("\ntask:")]
-    offline = name.startswith(("digits", "scenes", "text", "letters"))
+    offline = name.startswith(("digits", "scenes", "text"))
     assert f"train {name}" in header or "demo-dense" in header
     assert "hardware:" in header
     assert "result:" in header

@@ -13,22 +13,17 @@ from safetensors.torch import load_file
 from described_models import describe_classifier
 from tolerances import assert_close
 from vision_ttt.data.digits import Digits
-from vision_ttt.data.letter_images import LetterSettings
-from vision_ttt.data.letters import LetterImages
 from vision_ttt.dense import build_segmenter
 from vision_ttt.engine.building import build_model
-from vision_ttt.engine.checkpoint import ModelMetadata, read_metadata, read_weights, save_weights
+from vision_ttt.engine.checkpoint import ModelMetadata, read_weights, save_weights
 from vision_ttt.engine.config import ConfigError
-from vision_ttt.models.image_size import positions_for
 from vision_ttt.models.packaged_weights import weights_cfg
 from vision_ttt.models.registry import create_model
 from vision_ttt.pretrained import FOLDER, list_pretrained, pretrained_of, weights_path
-from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, measured
 
 DIGITS = ["vit3_nano_patch4_32.digits", "vittt_nano_patch4_32.digits"]
 of_each = pytest.mark.parametrize("name", list_pretrained())
 VITTT = "vittt_nano_patch4_32"
-LETTERS = ["vit3_nano_patch8_256.letters", "vittt_nano_patch8_256.letters"]
 
 
 def loaded(name, **options):
@@ -36,9 +31,7 @@ def loaded(name, **options):
 
 
 def stored(name):
-    """The packaged tensors by the classifier's names; a segmenter's file has a prefix."""
-    weights = load_file(weights_path(name))
-    return {key.removeprefix("maps.backbone."): value for key, value in weights.items()}
+    return load_file(weights_path(name))
 
 
 @pytest.mark.parametrize("name", DIGITS)
@@ -55,30 +48,11 @@ def test_gives_the_committed_accuracy(name):
     assert metadata.metrics["test_accuracy"] > 0.95
 
 
-@pytest.mark.parametrize("name", LETTERS)
-def test_tokens_name_letters_about_as_well_as_the_card_says(name):
-    """On the first test pictures, as timm loads the model and shows images to it."""
-    model, pictures = loaded(name, global_pool=""), LetterImages(LetterSettings(), "test", 4)
-    config = timm.data.resolve_model_data_config(model)
-    transform = timm.data.create_transform(**config, is_training=False)
-    with torch.inference_mode():
-        logits = model(torch.stack([transform(pictures[i].image) for i in range(4)]))
-    assert logits.shape == (4, 1024, 11)
-    grids = logits.mT.unflatten(-1, (32, 32))
-    both = [measured(grids[i], torch.from_numpy(pictures[i].labels)) for i in range(4)]
-    counts, loss = (sum(each) for each in zip(*both, strict=True))
-    evaluation = SegmentationEvaluation(*counts, loss.item() / int(counts[2].sum()), images=4)
-    committed = read_metadata(Path(weights_path(name))).metrics
-    assert evaluation.miou == pytest.approx(committed["test_miou"], abs=0.1)
-    assert evaluation.pixel_accuracy == pytest.approx(committed["test_pixel_accuracy"], abs=0.01)
-    assert model.pretrained_cfg["label_names"] == pictures.classes
-
-
 def test_there_are_those_that_the_documents_name():
-    assert {*DIGITS, *LETTERS} <= set(list_pretrained())
+    assert set(list_pretrained()) == set(DIGITS)
     assert pretrained_of(VITTT) == [f"{VITTT}.digits"]
     assert set(list_pretrained()) <= set(timm.list_pretrained())
-    assert sum(file.stat().st_size for file in FOLDER.glob("*.safetensors")) < 5.5e6
+    assert sum(file.stat().st_size for file in FOLDER.glob("*.safetensors")) < 3e6
     assert weights_path("runs/a.safetensors") == "runs/a.safetensors"
 
 
@@ -121,13 +95,6 @@ def test_timm_adapts_them(name):
     side = 64 // weights["patch_embed.proj.weight"].shape[-1]
     assert [tuple(x.shape) for x in maps] == [(1, 96, side, side)]
     assert loaded(name, num_classes=0, img_size=64)(images).shape == (1, 96)
-
-
-def test_positions_of_letters_become_those_of_larger_pictures():
-    name = "vittt_nano_patch8_256.letters"
-    positions = stored(name)["pos_embed"].float()
-    larger = loaded(name, img_size=512).pos_embed
-    assert_close(larger, positions_for((64, 64), positions, (32, 32)), 1e-6)
 
 
 def test_without_a_tag_a_model_stays_as_it_was():
@@ -216,7 +183,7 @@ def test_segmenters_are_packaged_where_timm_makes_their_tokens(
             "palette": [[0, 0, 0]] * 3,
             "input": {**told, "evaluation": "whole", "mean": [0.5] * 3, "std": [0.25] * 3},
         },
-        data={"root": "letters", "letters": {"side": 256, "classes": 2}},
+        data={"root": "shapes", "root_options": {"side": 256, "classes": 2}},
         update=1500,
     )
     model = build_segmenter(name, **arguments)
@@ -233,7 +200,7 @@ def test_segmenters_are_packaged_where_timm_makes_their_tokens(
     packaging.main(words, tmp_path)
     card = (tmp_path / f"{name}.own.md").read_text(encoding="utf-8")
     assert "trained for 1,500 updates by" in card
-    assert "- Data: `letters` (side 256, classes 2), its part for training.\n" in card
+    assert "- Data: `shapes` (side 256, classes 2), its part for training.\n" in card
     assert "- miou: 0.5\n" in card
     cfg = weights_cfg(str(tmp_path / f"{name}.own.safetensors"))
     assert (cfg["input_size"], cfg["crop_pct"], cfg["mean"]) == ((3, 256, 256), 1.0, (0.5,) * 3)

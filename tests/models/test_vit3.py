@@ -33,7 +33,7 @@ def test_parameters_and_macs_are_the_papers(name):
 
 
 def test_nano_is_the_tiny_model_by_other_sizes():
-    """Of these runs benchmarks/results/backbones-digits.csv holds results."""
+    """Of these runs studies/results/backbones-digits.csv holds results."""
     sizes = {"patch_size": 4, "embed_dim": 96, "depth": 4, "num_heads": 3, "mlp_ratio": 4.5}
     made = []
     for name, arguments in (("vit3_nano_patch4_32", {}), ("vit3_tiny_patch16_224", sizes)):

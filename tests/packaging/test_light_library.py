@@ -147,7 +147,7 @@ def test_the_library_runs(without: Without, tmp_path: Path) -> None:
 
 
 def test_every_command_says_what_to_install(without: Without) -> None:
-    cases = [[], ["--help"], ["--version"], *(name.split() for name in COMMANDS)]
+    cases = [[], ["--help"], ["--version"], *([name] for name in COMMANDS)]
     cases += [["train", "digits"], ["train", "--help"], ["models", "--help"]]
     done = without(MODULES, "-c", COMMAND, json.dumps(cases))
     assert done.returncode == 0, done.stderr

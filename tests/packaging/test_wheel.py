@@ -28,7 +28,7 @@ def sources(tmp_path: Path) -> Path:
     """A copy of what a wheel is made from, with a library that a former version left."""
     folder = tmp_path / "sources"
     leavings = shutil.ignore_patterns("__pycache__", "*.egg-info", "_kernels.*")
-    for name in ("src", "csrc", "tests/packaging"):
+    for name in ("src", "csrc", "studies", "tests/packaging"):
         shutil.copytree(ROOT / name, folder / name, ignore=leavings)
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)

@@ -35,12 +35,6 @@ DEPLOYED = (
 )
 """The default contenders for inference on a CPU, in addition to :data:`TINY`."""
 
-DENSE = (
-    *("deit_tiny_patch16_224 (fused attention)", "deit_tiny_patch16_224:for_inference"),
-    "vittt_tiny_patch16_224:for_inference",
-)
-"""The default contenders of `bench dense`."""
-
 TRAINED = (
     *("vittt_tiny_patch16_224 (for_training)", "vim_tiny_patch16_224 (for_training)"),
     "mambar_tiny_patch16_224 (for_training)",

@@ -1,9 +1,10 @@
-"""One session of `vision-ttt bench`: measure behind a progress bar, keep the rows, show them."""
+"""One session of measuring: behind a progress bar, its rows kept and shown."""
 
 import dataclasses
 import io
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,35 @@ from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
 
 _log = logging.getLogger(__name__)
+
+
+def check_session(arguments: jsonargparse.Namespace) -> None:
+    """Raise UserError where the picture's format or the device is not there."""
+    check_picture(arguments.figure)
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device is cuda, but torch finds no GPU here; accepted: cpu")
+
+
+def settings_of(
+    arguments: jsonargparse.Namespace, batch_size: int, memory_runs: int = 0
+) -> Settings:
+    """How the arguments ask to measure."""
+    return Settings(
+        device=torch.device(arguments.device),
+        dtype=getattr(torch, arguments.dtype),
+        batch_size=batch_size,
+        compiled=arguments.compile,
+        repeats=arguments.repeats,
+        longest_call=math.inf if arguments.max_seconds is None else arguments.max_seconds,
+        memory_runs=memory_runs,
+    )
+
+
+def check_measured(argument: str, name: str | None, labels: Iterable[str]) -> None:
+    """Raise UserError where an argument names a contender that is not among the labels."""
+    accepted = list(dict.fromkeys(labels))
+    if name is not None and name not in accepted:
+        raise UserError(f"{argument} {name!r} is not measured; accepted: {', '.join(accepted)}")
 
 
 def measure_and_show(
@@ -73,7 +103,7 @@ def measure_and_show(
 
 def _show(rows: Sequence[Row], baseline: str | None) -> None:
     headings, lines = tabulate(rows, baseline)
-    table = Table(title=f"vision-ttt bench {rows[0].what}", caption=describe(rows, baseline))
+    table = Table(title=f"bench {rows[0].what}", caption=describe(rows, baseline))
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="right" if place else "left")
     for line in lines:

@@ -20,21 +20,21 @@ from vision_ttt.data.scene_annotations import ADE_CLASSES
 from vision_ttt.data.scene_images import SPLITS
 from vision_ttt.data.scene_sheet import contact_sheet
 from vision_ttt.data.scenes import SceneSettings, render_scenes
-from vision_ttt.engine import Preempted, TrainConfig, train
-from vision_ttt.engine.files import atomic_file, write_text
-from vision_ttt.engine.locks import alone_in
-from vision_ttt.errors import UserError
-from vision_ttt.explain.report import PageTable, Picture, Section, render_report
-from vision_ttt.extras import require
-from vision_ttt.sweeps.scene_results import (
+from vision_ttt.demo_dense.results import (
     Finished,
     describe_result,
     find_finished,
     save_finished,
     write_scene_results,
 )
-from vision_ttt.sweeps.scene_tables import by_class, compare, describe_scene_runs, learning_curves
-from vision_ttt.sweeps.scenes import GOALS
+from vision_ttt.demo_dense.runs import GOALS
+from vision_ttt.demo_dense.tables import by_class, compare, describe_scene_runs, learning_curves
+from vision_ttt.engine import Preempted, TrainConfig, train
+from vision_ttt.engine.files import atomic_file, write_text
+from vision_ttt.engine.locks import alone_in
+from vision_ttt.errors import UserError
+from vision_ttt.explain.report import PageTable, Picture, Section, render_report
+from vision_ttt.extras import require
 from vision_ttt.tasks.images.pictures import with_legend
 from vision_ttt.tasks.segmentation.pictures import class_colours
 

@@ -1,15 +1,18 @@
 """The command `vision-ttt`: find the command, parse its arguments, run it, report its errors.
 
-A command, of one word or two, is two modules. `vision_ttt.cli.arguments.NAME` (- and spaces are
-written _ there) declares its arguments and refuses what can be refused without PyTorch:
+A command is two modules. One works, `vision_ttt.cli.MODULE`, and returns the exit code:
+
+    run(arguments: jsonargparse.Namespace) -> int
+
+The other one, `vision_ttt.cli.arguments.NAME` (- is written _ there), declares its arguments and
+refuses what can be refused without PyTorch:
 
     add_arguments(parser: CommandParser) -> None
     parse(parser, argv) -> jsonargparse.Namespace    (optional)
     check(arguments: jsonargparse.Namespace) -> None   (optional) raises UserError
 
-The other works, and returns the exit code:
-
-    run(arguments: jsonargparse.Namespace) -> int
+Another package's program calls :func:`main` with commands of its own, whose modules lie beside each
+other likewise: PACKAGE.MODULE and PACKAGE.arguments.NAME.
 """
 
 import errno
@@ -18,7 +21,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rich.console import Console
@@ -41,9 +44,6 @@ COMMANDS = {
     "eval": Command("vision_ttt.cli.evaluate", "measure a checkpoint on a dataset"),
     "predict": Command("vision_ttt.cli.predict", "name what is on images, with probabilities"),
     "explain": Command("vision_ttt.cli.explain", "show what a model looks at, learns and keeps"),
-    "explain deletion": Command(
-        "vision_ttt.cli.explain_deletion", "measure whether maps of importance mean anything"
-    ),
     "sample": Command("vision_ttt.cli.sample", "generate images with a diffusion model"),
     "generate": Command("vision_ttt.cli.generate", "continue a text with a language model"),
     "models": Command("vision_ttt.cli.models", "list the models with parameters and MACs"),
@@ -52,13 +52,11 @@ COMMANDS = {
     ),
     "export": Command("vision_ttt.cli.export", "write a checkpoint for timm, torch.export or ONNX"),
     "app": Command("vision_ttt.cli.app", "show in the browser what models see in a picture"),
-    "sweep": Command("vision_ttt.cli.sweep", "train every row of a comparison, over several seeds"),
     "bench": Command("vision_ttt.cli.bench", "measure speed and memory against other models"),
     "demo": Command("vision_ttt.cli.demo", "train on handwritten digits and write a report"),
     "demo-dense": Command(
         "vision_ttt.cli.demo_dense", "train a detector and a segmenter on rendered scenes"
     ),
-    "letters": Command("vision_ttt.cli.letters", "render pictures of letters into a folder"),
 }
 
 USER_ERROR = 2  # exit code, as argparse has it
@@ -83,7 +81,11 @@ class _ConsoleHandler(logging.Handler):
 
 
 def main(
-    argv: Sequence[str] | None = None, *, begin_work: Callable[[], None] = lambda: None
+    argv: Sequence[str] | None = None,
+    *,
+    commands: Mapping[str, Command] | None = None,
+    program: str = "vision-ttt",
+    begin_work: Callable[[], None] = lambda: None,
 ) -> int:
     """Run `vision-ttt` with `argv` (default: the process's arguments) and return the exit code.
 
@@ -91,6 +93,9 @@ def main(
     the output any more. Errors of the library itself keep their traceback.
 
     Args:
+        commands: name → command; of another package its own, and those of vision-ttt that know what
+            it registers. By default :data:`COMMANDS`.
+        program: how the process was called, for help and messages.
         begin_work: called when the arguments are accepted, the command's modules are imported, and
             it begins.
     """
@@ -100,7 +105,7 @@ def main(
             stream.reconfigure(errors="backslashreplace")  # names of files may be no text
     errors = Console(stderr=True)
     try:
-        code = _run(argv, errors, begin_work)
+        code = _run(argv, errors, commands or COMMANDS, program, begin_work)
         return code if _flushed() else BROKEN_PIPE
     except Interrupted as interruption:
         return _fail(errors, INTERRUPTED, str(interruption), "interrupted")
@@ -116,34 +121,42 @@ def main(
         return _fail(errors, USER_ERROR, f"{reason}{named}")
 
 
-def _run(argv: Sequence[str], errors: Console, begin_work: Callable[[], None]) -> int:
+def _run(
+    argv: Sequence[str],
+    errors: Console,
+    commands: Mapping[str, Command],
+    program: str,
+    begin_work: Callable[[], None],
+) -> int:
     if any("\0" in token for token in argv):
         raise UserError("an argument holds a null character, which no name of a file has")
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
-        _show_commands(Console())
+        _show_commands(Console(), commands, program)
         return 0 if argv else USER_ERROR
     if argv[0] == "--version":
         Console().print(f"vision-ttt {__version__}", highlight=False)
         return 0
-    _log_to(errors)
-    return _run_command(*_split_command(argv), begin_work)
+    name = argv[0]
+    if name not in commands:
+        raise UserError(f"unknown command {name!r}; nearest: {nearest(name, commands)}")
+    command = commands[name]
+    for package in {"vision_ttt", command.module.partition(".")[0]}:
+        _log_to(errors, logging.getLogger(package))
+    parser = CommandParser(f"{program} {name}", command.summary)
+    return _run_command(name, command, parser, argv[1:], begin_work)
 
 
-def _split_command(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The command that `argv` begins with, of two words where there is such a one, and the rest."""
-    longer = " ".join(argv[:2])
-    return (longer, argv[2:]) if longer in COMMANDS else (argv[0], argv[1:])
-
-
-def _run_command(name: str, argv: Sequence[str], begin_work: Callable[[], None]) -> int:
-    if name not in COMMANDS:
-        raise UserError(f"unknown command {name!r}; nearest: {nearest(name, COMMANDS)}")
-    command = COMMANDS[name]
-    own = name.replace("-", "_").replace(" ", "_")
-    declared = importlib.import_module(f"vision_ttt.cli.arguments.{own}")
-    parser = CommandParser(f"vision-ttt {name}", command.summary)
+def _run_command(
+    name: str,
+    command: Command,
+    parser: CommandParser,
+    argv: Sequence[str],
+    begin_work: Callable[[], None],
+) -> int:
+    package = command.module.rpartition(".")[0]
+    declared = importlib.import_module(f"{package}.arguments.{name.replace('-', '_')}")
     declared.add_arguments(parser)
     # `train` reads its recipe before the flags that override it, so it parses for itself.
     parse = getattr(declared, "parse", CommandParser.parse_command)
@@ -174,13 +187,13 @@ def _flushed() -> bool:
     return True
 
 
-def _show_commands(console: Console) -> None:
-    console.print("usage: vision-ttt COMMAND [ARGUMENTS]\n", highlight=False, markup=False)
+def _show_commands(console: Console, commands: Mapping[str, Command], program: str) -> None:
+    console.print(f"usage: {program} COMMAND [ARGUMENTS]\n", highlight=False, markup=False)
     table = Table.grid(padding=(0, 2))
-    for name, command in COMMANDS.items():
+    for name, command in commands.items():
         table.add_row(f"  {name}", command.summary)
     console.print(table)
-    console.print("\nvision-ttt COMMAND --help explains a command.", highlight=False)
+    console.print(f"\n{program} COMMAND --help explains a command.", highlight=False)
 
 
 def _fail(console: Console, code: int, message: str, kind: str = "error") -> int:
@@ -191,8 +204,7 @@ def _fail(console: Console, code: int, message: str, kind: str = "error") -> int
     return code
 
 
-def _log_to(console: Console) -> None:
-    logger = logging.getLogger("vision_ttt")
+def _log_to(console: Console, logger: logging.Logger) -> None:
     if not logger.handlers:
         logger.addHandler(_ConsoleHandler(console))
     logger.setLevel(logging.INFO)

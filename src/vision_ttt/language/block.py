@@ -19,6 +19,7 @@ from vision_ttt.layers import (
     TTTLinear,
 )
 from vision_ttt.ops import states
+from vision_ttt.ops.padding import fill_padding, padding_of
 
 _LAYERS = {"linear": TTTLinear, "mlp": TTTMLP}
 
@@ -79,11 +80,15 @@ class TTTBlock(GradientCheckpointingLayer):
     ) -> Tensor | tuple[Tensor, TTTBlockState]:
         """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
 
-        With ``lengths`` [B] what is behind so many tokens is padding, which the state leaves out.
+        With ``lengths`` [B] what is behind so many tokens is padding, which is not read, and whose
+        outputs are 0.
 
         Raises:
-            ValueError: the state is another backbone's, or does not fit.
+            TypeError: the lengths are not whole numbers.
+            ValueError: the state is another backbone's, or it or the lengths do not fit.
         """
+        padding = padding_of("TTTBlock", lengths, x)
+        x = fill_padding(x, padding)
         if state is not None and self.has_conv == (state.conv is None):
             raise ValueError(
                 "the state is of a block with another backbone: conv must be "
@@ -102,5 +107,5 @@ class TTTBlock(GradientCheckpointingLayer):
         if return_state:
             y, after = y
         x = x + y
-        x = x + self.mlp(self.ffn_norm(x))
+        x = fill_padding(x + self.mlp(self.ffn_norm(x)), padding)
         return (x, TTTBlockState(after, taps)) if return_state else x

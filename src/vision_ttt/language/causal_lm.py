@@ -82,7 +82,11 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
             return_dict=True,
             **kwargs,
         )
-        logits = self.lm_head(_kept(output.last_hidden_state, logits_to_keep))
+        hidden = output.last_hidden_state
+        logits = self.lm_head(_kept(hidden, logits_to_keep))
+        padding = None
+        if attention_mask is not None:
+            padding = Padding.of(_kept(attention_mask[:, -hidden.shape[1] :], logits_to_keep))
         loss = None
         if labels is not None:
             if isinstance(logits_to_keep, Tensor):
@@ -92,7 +96,11 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
                     f"labels must have the logits' shape {list(logits.shape[:2])}, got "
                     f"{list(labels.shape)}; logits_to_keep is {logits_to_keep}"
                 )
-            loss = _loss(logits, labels, attention_mask, num_items_in_batch)
+            loss = _loss(logits, labels, padding, num_items_in_batch)
+        if padding is not None:
+            # For gradients of the logits; after the loss, whose own are 0 there. In place, since
+            # logits are a call's largest tensor.
+            logits = logits.masked_fill_(padding.absent.to(logits.device).unsqueeze(-1), 0)
         result = TTTCausalLMOutput(
             loss=loss,
             logits=logits,
@@ -171,10 +179,10 @@ def _kept(x: Tensor, logits_to_keep: int | Tensor) -> Tensor:
 
 
 def _loss(
-    logits: Tensor, labels: Tensor, mask: Tensor | None, items: Tensor | int | None
+    logits: Tensor, labels: Tensor, padding: Padding | None, items: Tensor | int | None
 ) -> Tensor:
     """Cross-entropy of the next tokens, the mean of those with a label."""
-    targets = _next_labels(labels, mask)
+    targets = _next_labels(labels, padding)
     reduction = "mean" if items is None else "sum"
     loss = F.cross_entropy(
         logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction=reduction
@@ -182,13 +190,12 @@ def _loss(
     return loss if items is None else loss / items
 
 
-def _next_labels(labels: Tensor, mask: Tensor | None) -> Tensor:
+def _next_labels(labels: Tensor, padding: Padding | None) -> Tensor:
     """The label of each token's next one in its row [B, T], padding left out."""
-    padding = None if mask is None else Padding.of(mask[:, -labels.shape[1] :])
     if padding is not None:
         place = torch.arange(labels.shape[1], device=labels.device)
         behind = place >= padding.lengths.unsqueeze(1)
         labels = take(labels, padding.order).masked_fill(behind, _IGNORED)
     # The labels are moved rather than the last logits cut off, whose gradient would be a copy.
     targets = F.pad(labels[:, 1:], (0, 1), value=_IGNORED)
-    return targets if padding is None else padding.back(targets)
+    return targets if padding is None else take(targets, padding.places)

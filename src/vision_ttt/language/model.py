@@ -111,7 +111,7 @@ class TTTModel(TTTPreTrainedModel):
             input_ids: token numbers [B, T].
             attention_mask: 1 for tokens and 0 for padding [B, T], or also of the tokens that the
                 cache has seen [B, … + T]. A row gives what it gives without its padding, wherever
-                that is. Outputs at padding are of no meaning.
+                that is. Padding is not read, and outputs there are 0.
             cache: the cache that an earlier call has returned. It is not changed.
             inputs_embeds: embeddings [B, T, D], in place of ``input_ids``.
             use_cache: return the cache after the last tokens. None: ``config.use_cache``, and in

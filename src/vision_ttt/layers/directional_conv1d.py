@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.ops import directional_conv1d
+from vision_ttt.ops.padding import fill_padding, padding_of
 from vision_ttt.ops.states import take
 
 
@@ -45,20 +46,25 @@ class DirectionalConv1d(nn.Conv1d):
             state: the ``kernel_size`` - 1 tokens before them [B, k - 1, C], as an earlier call has
                 returned them; None at the beginning, before which all tokens are 0.
             return_state: return (output, state) with the last k - 1 tokens.
-            lengths: tokens of each sequence [B]; what is behind them is padding, which the state
-                leaves out.
+            lengths: tokens of each sequence [B]; what is behind them is padding, which is not read
+                and whose outputs are 0.
 
         Raises:
-            ValueError: the state has another shape, or a state or lengths are given or asked for
-                and channels scan from T to 1, whose first token is the last one of the sequence.
+            TypeError: the lengths are not whole numbers.
+            ValueError: the state or the lengths have another shape, the lengths are not in 0 … T,
+                or a state or lengths are given or asked for and channels scan from T to 1, whose
+                first token is the last one of the sequence.
         """
         if self.reverse_channels and lengths is not None:
             raise ValueError(
                 f"a convolution with reverse_channels={self.reverse_channels} takes no lengths:"
                 " these channels would begin in the padding; give it each sequence alone"
             )
+        padding = padding_of("DirectionalConv1d", lengths, x)
+        x = fill_padding(x, padding)
         if state is None and not return_state:
-            return directional_conv1d(x, self.weight, self.bias, self.reverse_channels)
+            o = directional_conv1d(x, self.weight, self.bias, self.reverse_channels)
+            return fill_padding(o, padding)
         if self.reverse_channels:
             raise ValueError(
                 f"a convolution with reverse_channels={self.reverse_channels} has no state: these"
@@ -72,7 +78,7 @@ class DirectionalConv1d(nn.Conv1d):
                 f"the state must have shape {[len(x), taps, x.shape[-1]]}, got {list(state.shape)}"
             )
         seen = torch.cat([state.to(x.dtype), x], dim=1)
-        o = directional_conv1d(seen, self.weight, self.bias, 0)[:, taps:]
+        o = fill_padding(directional_conv1d(seen, self.weight, self.bias, 0)[:, taps:], padding)
         if not return_state:
             return o
         if lengths is None:

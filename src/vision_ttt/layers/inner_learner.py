@@ -171,8 +171,8 @@ class InnerLearner(nn.Module, ABC):
         """Learn from k, v [B, T, heads, d] at rates eta [B, T, heads]; apply it to q.
 
         The tokens are the next ones of a sequence where its ``state`` is given. With
-        ``return_state`` the result is (o, state), the state after ``lengths`` [B] tokens of each
-        sequence where they are given.
+        ``return_state`` the result is (o, state). Where ``lengths`` [B] are given, the state is
+        the one after so many tokens of each sequence, and what is behind them is not read.
         """
 
     def extra_repr(self) -> str:

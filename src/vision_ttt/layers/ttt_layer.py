@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.ops import LinearState, MLPState, states
+from vision_ttt.ops.padding import fill_padding, padding_of
 
 Views = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
@@ -171,21 +172,26 @@ class TTTLayer(nn.Module):
         """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
 
         With ``lengths`` [B] each sequence has its own number of them: what is behind is padding,
-        whose outputs are of no meaning, and which the state leaves out.
+        which is not read, and whose outputs are 0.
 
         Raises:
+            TypeError: the lengths are not whole numbers, or the learner takes none.
             ValueError: a state or lengths are given, or a state is asked for, with two directions,
-                or the state does not fit.
+                or the state or the lengths do not fit.
         """
         if self.directions > 1 and lengths is not None:
             raise ValueError(
                 "a bidirectional layer takes no lengths: its second direction would begin in the"
                 " padding. Give it each sequence alone, or build it with bidirectional=False"
             )
+        # Also ahead of the projections: a gradient of 0 times NaN would reach their weights.
+        padding = padding_of("TTTLayer", lengths, x)
+        x = fill_padding(x, padding)
         if state is None and not return_state:
             q, k, v, eta, gate = self.views(x)
-            z = self.learner(q, k, v, eta).flatten(2)  # [B, T, directions · D]
-            return self.out_proj(self.merge(z, gate))
+            own = {} if lengths is None else {"lengths": lengths}  # which not every learner takes
+            z = self.learner(q, k, v, eta, **own).flatten(2)  # [B, T, directions · D]
+            return fill_padding(self.out_proj(self.merge(z, gate)), padding)
         self._refuse_state_of_two_directions()
         if state is not None and self.has_conv == (state.conv_q is None or state.conv_k is None):
             raise ValueError(
@@ -196,7 +202,7 @@ class TTTLayer(nn.Module):
         (q, k, v, eta, gate), taps = self.views(x, state, True, lengths)
         learner = None if state is None else state.learner
         z, learner = self.learner(q, k, v, eta, learner, True, lengths)
-        o = self.out_proj(self.merge(z.flatten(2), gate))
+        o = fill_padding(self.out_proj(self.merge(z.flatten(2), gate)), padding)
         return (o, TTTLayerState(learner, *taps)) if return_state else o
 
     def _refuse_state_of_two_directions(self) -> None:

@@ -18,36 +18,27 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._learner_mini_batches import Opened, Parts, Tensors, Views, no_tokens
+from vision_ttt.ops.padding import check_range, fill_padding, padding_of
 from vision_ttt.ops.states import take
 
 
-def check_lengths(op: str, lengths: Tensor, inputs: Any) -> None:
-    """Refuse lengths that are not whole numbers from 0 to T, one for each sequence.
+def fill_views(op: str, lengths: Tensor, inputs: Any) -> tuple[Any, Tensor | None]:
+    """Return the inputs with q = k = v = 1 and η = 0 at the padding, and the padding [B, T].
+
+    Zeros would leave z = b, and where b is constant the inner norm has no derivative if eps is 0.
 
     Raises:
-        TypeError, ValueError: as above, or heads scan from T to 1.
+        TypeError, ValueError: as of :func:`vision_ttt.ops.padding.padding_of`, or heads scan from
+            T to 1.
     """
-    batch, length = inputs.q.shape[:2]
-    # Narrower numbers would overflow, unsigned ones below 0, where places are computed.
-    if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int32, torch.int64):
-        kind = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
-        raise TypeError(f"{op}: lengths must be a tensor of int32 or int64, got {kind}")
-    if list(lengths.shape) != [batch]:
-        raise ValueError(f"{op}: lengths must have shape [{batch}], got {list(lengths.shape)}")
+    padding = padding_of(op, lengths, inputs.q)
     if inputs.reverse_heads:
         raise ValueError(
             f"{op}: reverse_heads={inputs.reverse_heads}, which begin at the last token, have no"
             " lengths: give each sequence alone"
         )
-    _check_range(f"{op}: lengths", lengths, length)
-
-
-def _check_range(what: str, values: Tensor, last: int) -> None:
-    """Refuse values beyond 0 … last; on a CPU only, and not while torch.compile traces."""
-    if torch.compiler.is_compiling() or values.device.type != "cpu":
-        return
-    if not all(0 <= value <= last for value in values.tolist()):
-        raise ValueError(f"{what} must be in 0 … {last}, got {values.tolist()}")
+    filled = {name: fill_padding(getattr(inputs, name), padding, 1) for name in ("q", "k", "v")}
+    return inputs._replace(**filled, eta=fill_padding(inputs.eta, padding)), padding
 
 
 def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[Tensor, Opened]:
@@ -56,7 +47,8 @@ def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[T
     Args:
         parts: the call.
         opened: where the sequences are, at one place or at several; None at their beginning.
-        lengths: tokens of each [B]; what is behind them is padding, whose o is of no meaning.
+        lengths: tokens of each [B]; what is behind them is padding, which :func:`fill_views`
+            has filled; o there is any.
     """
     size, length = parts.size, parts.inputs.q.shape[1]
     places = first = torch.zeros_like(lengths)  # first: the token that the second piece begins at
@@ -65,7 +57,7 @@ def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[T
         opened = parts.beginning()._replace(position=places)
     else:
         if isinstance(opened.position, Tensor):
-            _check_range(f"{parts.op.name}: positions", opened.position, size - 1)
+            check_range(f"{parts.op.name}: positions", opened.position, size - 1)
         places = first + opened.position
         o, sums = _piece(parts, opened, -places, size, lengths)
         filled = (places + lengths).clamp(max=size)

@@ -27,7 +27,8 @@ def learn_by_scan(
 ) -> tuple[Tensor, ...]:
     """Compute o [B, T, H, d] and the last state [B, H, …], without gradients.
 
-    A short last mini-batch is padded with tokens whose learning rate is 0.
+    A short last mini-batch is padded with tokens of ones whose learning rate is 0. Tokens of zeros
+    would leave z = b, and where b is constant the inner norm has no value if eps is 0.
 
     Args:
         step: one mini-batch, as of :func:`vision_ttt.ops._graph_loop.graph_loop`.
@@ -58,15 +59,18 @@ def learn_by_scan(
         x.to(dtype).expand(batch, *x.shape[-rank:]).clone()
         for x, rank in zip(state, (3, 2) * (len(state) // 2), strict=True)
     )
-    tokens = (_mini_batches(x.to(dtype), count, mini_batch_size, reverse_heads) for x in views)
+    tokens = (
+        _mini_batches(x.to(dtype), count, mini_batch_size, reverse_heads, fill)
+        for x, fill in zip(views, (1, 1, 1, 0), strict=True)
+    )
     end, o = graph_loop(one_mini_batch, beginning, (*tokens, p_last))
     o = o.permute(1, 0, 3, 2, 4).reshape(batch, count * mini_batch_size, heads, dim)
     return in_scan_order(o[:, :length], reverse_heads).to(q.dtype), *end
 
 
-def _mini_batches(x: Tensor, count: int, size: int, reverse_heads: int) -> Tensor:
-    """x [B, T, H, ...] in scan order, padded with zeros, as [N, B, H, b, ...]."""
+def _mini_batches(x: Tensor, count: int, size: int, reverse_heads: int, fill: int) -> Tensor:
+    """x [B, T, H, ...] in scan order, padded with a value, as [N, B, H, b, ...]."""
     batch, _, *rest = x.shape
-    x = torch.cat([in_scan_order(x, reverse_heads), x.new_zeros(batch, size, *rest)], dim=1)
+    x = torch.cat([in_scan_order(x, reverse_heads), x.new_full((batch, size, *rest), fill)], dim=1)
     x = x[:, : count * size].reshape(batch, count, size, *rest)
     return x.transpose(0, 1).transpose(2, 3)

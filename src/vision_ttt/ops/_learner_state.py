@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._backend import AUTO
-from vision_ttt.ops._learner_lengths import check_lengths, run_lengths
+from vision_ttt.ops._learner_lengths import fill_views, run_lengths
 from vision_ttt.ops._learner_mini_batches import Opened, Parts
 from vision_ttt.ops._op import Op, autocast_kind
+from vision_ttt.ops.padding import fill_padding
 
 if TYPE_CHECKING:
     from vision_ttt.ops._learner_part import LearnerPart
@@ -41,7 +42,8 @@ def run_learner(
         part: the op on a part of a mini-batch.
         backend: for the complete mini-batches. Where it is PyTorch's, the parts are so, too.
         return_state: whether the state after the last token is wanted.
-        lengths: tokens of each sequence [B]; the state is the one after them.
+        lengths: tokens of each sequence [B]; the state is the one after them. What is behind them
+            is not read, and o is 0 there.
 
     Returns:
         o [B, T, H, d], or (o, state) with ``return_state``.
@@ -50,10 +52,12 @@ def run_learner(
         TypeError, ValueError: the inputs or the state do not fit, or a state is to go on with heads
             that scan from T to 1.
     """
+    padding = None
     if lengths is not None:
-        check_lengths(op.name, lengths, inputs)
+        op.contract.check(inputs)
+        inputs, padding = fill_views(op.name, lengths, inputs)
     if state is None and not return_state:
-        return op(inputs, backend, wanted=1)[0]
+        return fill_padding(op(inputs, backend, wanted=1)[0], padding)
     if inputs.reverse_heads:
         if state is not None:
             raise ValueError(
@@ -80,6 +84,7 @@ def run_learner(
         if lengths is None:
             lengths = torch.full_like(opened.position, length)
         o, opened = run_lengths(parts, opened, lengths)
+        o = fill_padding(o, padding)
     else:
         o, opened = parts.run(opened, return_state)
     if not return_state:

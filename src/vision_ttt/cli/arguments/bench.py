@@ -1,4 +1,4 @@
-"""The arguments of `vision-ttt bench ops|models|train|dense|lm|table`."""
+"""The arguments of `vision-ttt bench ops|models|train`."""
 
 import math
 from collections.abc import Sequence
@@ -16,17 +16,8 @@ from vision_ttt.bench.names import (
     TINY,
     TRAINED,
 )
-from vision_ttt.cli.arguments.bench_dense import (
-    LARGEST_SIDE,
-    MOST_PIXELS,
-    add_dense_arguments,
-    check_dense,
-    parse_size,
-)
-from vision_ttt.cli.arguments.bench_language import add_language_arguments, check_language
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
-    check_input_file,
     check_range,
     check_renewed_file,
     flag,
@@ -39,14 +30,13 @@ KINDS = {
     "ops": "time the backends of an op and their peers, beside the machine's matmul rate",
     "models": "time inference of models against the resolution",
     "train": "time training steps (forward and backward) of models against the resolution",
-    "dense": "time inference of backbones with a ViT-Adapter, and of the backbones alone",
-    "lm": "time prefill, decode and training steps of language models beside a Llama",
-    "table": "print the newest rows of a CSV file as Markdown, or put them into a README",
 }
 DTYPES = ("float32", "bfloat16", "float16")
 
 # More than these is a typing error, and would need hours or all memory.
 LARGEST_SHAPE = 2**31  # numbers in one of an op's tensors
+LARGEST_SIDE = 8_192  # pixels
+MOST_PIXELS = 2**30  # of a batch
 MOST_REPEATS = 10_000
 MOST_THREADS = 1_024
 MOST_MEMORY_RUNS = 100
@@ -56,10 +46,7 @@ _EPILOG = """Examples:
   vision-ttt bench models --resolutions 224 512 1280
   vision-ttt bench models --dtype bfloat16 --models deit_tiny_patch16_224:openvino \
       vittt_tiny_patch16_224:for_inference
-  vision-ttt bench dense --sizes 1333x800 2048x2048
   vision-ttt bench ops --op ttt_mlp --lengths 196 6400
-  vision-ttt bench lm --contexts 8192 32768 --decode_contexts 8192
-  vision-ttt bench table benchmarks/results/models-cpu.csv --figure models.png
 
 `vision-ttt bench WHAT --help` explains the flags of each."""
 
@@ -75,18 +62,11 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     """Parse `argv`: what to do, then its own flags."""
     what = parser.parse_command(argv[:1]).what
     own = CommandParser(f"{parser.prog} {what}", KINDS[what])
-    if what == "table":
-        add_table_arguments(own)
+    if what == "ops":
+        add_op_arguments(own)
     else:
-        if what == "ops":
-            add_op_arguments(own)
-        elif what == "dense":
-            add_dense_arguments(own)
-        elif what == "lm":
-            add_language_arguments(own)
-        else:
-            add_model_arguments(own, what)
-        add_measuring_arguments(own, what)
+        add_model_arguments(own, what)
+    add_measuring_arguments(own, f"benchmarks/results/{what}-DEVICE.csv")
     arguments = own.parse_command(argv[1:])
     arguments.what = what
     arguments.command = ["vision-ttt", "bench", *argv]
@@ -95,27 +75,10 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
 
 def check(arguments: jsonargparse.Namespace) -> None:
     """Refuse what can be known to fail before hours of measuring."""
-    check_renewed_file("--figure", arguments.figure)
-    _check_order(arguments.exponent)
-    if len(arguments.lines or ()) > MOST_LINES:
-        raise UserError(
-            f"--lines names {len(arguments.lines)} contenders; a picture shows at most {MOST_LINES}"
-        )
-    if arguments.what == "table":
-        check_input_file("the table", arguments.file)
-        if arguments.readme is not None:
-            check_input_file("--readme", arguments.readme)
-        return
-    check_range(arguments, repeats=(1, MOST_REPEATS), threads=(1, MOST_THREADS))
-    if arguments.max_seconds is not None and not arguments.max_seconds > 0:
-        raise UserError(f"--max-seconds is {arguments.max_seconds:g}; it must be above 0")
-    check_renewed_file("--output", arguments.output)
+    check_measuring(arguments)
     if arguments.what == "ops":
         _check_shapes(arguments)
-    elif arguments.what == "dense":
-        check_dense(arguments)
-    elif arguments.what == "lm":
-        check_language(arguments)
+        check_exponent(arguments.exponent, "lengths", arguments.lengths or [])
     else:
         check_range(arguments, batch_size=(1, LARGEST_BATCH), resolutions=(1, LARGEST_SIDE))
         check_range(arguments, memory_runs=(0, MOST_MEMORY_RUNS))
@@ -125,7 +88,28 @@ def check(arguments: jsonargparse.Namespace) -> None:
             raise UserError(f"a batch has {pixels:,} pixels; it must have at most {MOST_PIXELS:,}")
         if arguments.dtype == "float16" and arguments.device == "cpu":
             raise UserError("dtype float16 is for cuda; accepted on cpu: float32, bfloat16")
-    _check_exponent(arguments)
+        check_exponent(arguments.exponent, "resolutions", arguments.resolutions)
+
+
+def check_measuring(arguments: jsonargparse.Namespace) -> None:
+    """Check what `add_measuring_arguments` declares, but for the exponent's sizes."""
+    check_showing(arguments)
+    check_range(arguments, repeats=(1, MOST_REPEATS), threads=(1, MOST_THREADS))
+    if arguments.max_seconds is not None and not arguments.max_seconds > 0:
+        raise UserError(f"--max-seconds is {arguments.max_seconds:g}; it must be above 0")
+    check_renewed_file("--output", arguments.output)
+
+
+def check_showing(arguments: jsonargparse.Namespace) -> None:
+    """Check what `add_showing_arguments` declares, but for the exponent's sizes."""
+    check_renewed_file("--figure", arguments.figure)
+    exponent = arguments.exponent
+    if exponent is not None and exponent[0] >= exponent[1]:
+        raise UserError(f"--exponent is {exponent[0]} {exponent[1]}; the first must be the smaller")
+    if len(arguments.lines or ()) > MOST_LINES:
+        raise UserError(
+            f"--lines names {len(arguments.lines)} contenders; a picture shows at most {MOST_LINES}"
+        )
 
 
 def _check_runtimes(arguments: jsonargparse.Namespace) -> None:
@@ -164,26 +148,16 @@ def _check_shapes(arguments: jsonargparse.Namespace) -> None:
             )
 
 
-def _check_exponent(arguments: jsonargparse.Namespace) -> None:
-    if arguments.exponent is None:
+def check_exponent(exponent: Sequence[int] | None, name: str, sizes: Sequence[int]) -> None:
+    """Check that two sizes or more, those of an argument, are in the range of a fit."""
+    if exponent is None:
         return
-    smallest, largest = arguments.exponent
-    sizes = {"ops": "lengths", "dense": "sizes", "lm": "contexts"}.get(
-        arguments.what, "resolutions"
-    )
-    given = arguments[sizes] or []
-    if arguments.what == "dense":
-        given = [height for height, _ in map(parse_size, given)]
-    if len({size for size in given if smallest <= size <= largest}) < 2:
+    smallest, largest = exponent
+    if len({size for size in sizes if smallest <= size <= largest}) < 2:
         raise UserError(
             f"--exponent {smallest} {largest} needs two sizes or more between them; name them"
-            f" by {flag(sizes)}"
+            f" by {flag(name)}"
         )
-
-
-def _check_order(exponent: Sequence[int] | None) -> None:
-    if exponent is not None and exponent[0] >= exponent[1]:
-        raise UserError(f"--exponent is {exponent[0]} {exponent[1]}; the first must be the smaller")
 
 
 def add_op_arguments(parser: CommandParser) -> None:
@@ -249,8 +223,12 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
     )
 
 
-def add_measuring_arguments(parser: CommandParser, what: str) -> None:
-    """Declare how to measure and what to do with the rows."""
+def add_measuring_arguments(parser: CommandParser, output: str) -> None:
+    """Declare how to measure and what to do with the rows.
+
+    Args:
+        output: what help says of the file that rows are appended to by default.
+    """
     parser.add_argument(
         "--device", type=Literal["cpu", "cuda"], default="cpu", help="where to compute"
     )
@@ -273,26 +251,15 @@ def add_measuring_arguments(parser: CommandParser, what: str) -> None:
     parser.add_argument(
         "--threads", type=int, default=None, help="of the CPU; default: torch's own choice"
     )
-    add_baseline_argument(parser)
     parser.add_argument(
-        "--output",
-        type=str,
-        default=None,
-        help=f"CSV file to append to; default: benchmarks/results/{what}-DEVICE.csv",
+        "--output", type=str, default=None, help=f"CSV file to append to; default: {output}"
     )
-    parser.add_argument(
-        "--figure",
-        type=str,
-        default=None,
-        help="picture of cost against size to write, or to write anew",
-    )
-    add_lines_argument(parser)
-    add_exponent_argument(parser)
+    add_showing_arguments(parser)
     parser.add_argument("--json", type=bool, default=False, help="print JSON, not a table")
 
 
-def add_baseline_argument(parser: CommandParser) -> None:
-    """Declare what speeds are compared with."""
+def add_showing_arguments(parser: CommandParser) -> None:
+    """Declare how rows are shown: compared with what, in which picture, fitted between what."""
     parser.add_argument(
         "--baseline",
         type=str,
@@ -300,10 +267,13 @@ def add_baseline_argument(parser: CommandParser) -> None:
         help="the contender that ratios refer to; default for ops: dual, for models: the fastest"
         " other model of the same size, then its modules with fused and with plain attention",
     )
-
-
-def add_lines_argument(parser: CommandParser) -> None:
-    """Declare which contenders the picture shows."""
+    parser.add_argument(
+        "--figure",
+        type=str,
+        default=None,
+        help="picture of cost against size to write, or to write anew: of the batch size, dtype and"
+        " machine that have the most sizes (of equals, the last row's)",
+    )
     parser.add_argument(
         "--lines",
         type=str,
@@ -312,10 +282,6 @@ def add_lines_argument(parser: CommandParser) -> None:
         help="contenders in the picture, at most six; default: the fastest that were measured at"
         " several sizes, of one size of models",
     )
-
-
-def add_exponent_argument(parser: CommandParser) -> None:
-    """Declare between which sizes the exponent of time is fitted."""
     parser.add_argument(
         "--exponent",
         type=int,
@@ -323,36 +289,4 @@ def add_exponent_argument(parser: CommandParser) -> None:
         default=None,
         metavar=("FROM", "TO"),
         help="fit time ~ tokens^s between these sizes (pixels along a side; ops: tokens); prints s",
-    )
-
-
-def add_table_arguments(parser: CommandParser) -> None:
-    """Declare the rows of `bench table` and where they go."""
-    parser.add_argument("file", type=str, help="CSV file that `vision-ttt bench` wrote")
-    add_baseline_argument(parser)
-    add_exponent_argument(parser)
-    parser.add_argument(
-        "--readme",
-        type=str,
-        default=None,
-        help="page to put the table into, between <!-- bench:NAME --> and <!-- /bench -->",
-    )
-    parser.add_argument(
-        "--name", type=str, default=None, help="NAME of the place; default: the file's, no suffix"
-    )
-    parser.add_argument(
-        "--headline",
-        type=str,
-        default=None,
-        metavar="CONTENDER",
-        help="in place of the tables, what its newest rows say: a sentence, and a short table of"
-        " its speed beside the strongest alternative, eager PyTorch and plain attention",
-    )
-    add_lines_argument(parser)
-    parser.add_argument(
-        "--figure",
-        type=str,
-        default=None,
-        help="picture of cost against size to write, of the batch size, dtype and machine"
-        " that have the most sizes (of equals, the last row's); one that is there is written anew",
     )

@@ -8,7 +8,7 @@ import jsonargparse
 
 from vision_ttt.cli.checks import check_new_folder, check_range, check_renewed_file
 from vision_ttt.cli.parser import CommandParser
-from vision_ttt.sweeps.scenes import MODELS, RECIPES, scene_run, with_starts
+from vision_ttt.demo_dense.runs import MODELS, RECIPES, scene_run, with_starts
 
 _EPILOG = """Examples:
 

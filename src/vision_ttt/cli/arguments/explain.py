@@ -30,8 +30,6 @@ KINDS = {
     "norms": "sizes of the tokens after every block, and the outliers among them",
     "fast-weights": "how far the inner weights move along an image, and how fast",
 }
-# Words that may follow, too, and then are commands of their own (see vision_ttt.cli.main).
-_OTHER_COMMANDS = {"deletion": "whether maps of importance mean anything, on a test set"}
 SAMPLE = "sample:"
 WEIGHTS = ".safetensors"
 LARGEST_SIDE = 8_192  # pixels
@@ -76,9 +74,8 @@ MODEL/IMAGE/… or MODEL/LAYER/…"""
 def add_arguments(parser: CommandParser) -> None:
     """Declare what to explain; each has flags of its own."""
     parser.epilog = _EPILOG
-    kinds = KINDS | _OTHER_COMMANDS
-    summaries = "; ".join(f"{kind}: {summary}" for kind, summary in kinds.items())
-    parser.add_argument("what", type=Literal[tuple(kinds)], help=summaries)
+    summaries = "; ".join(f"{kind}: {summary}" for kind, summary in KINDS.items())
+    parser.add_argument("what", type=Literal[tuple(KINDS)], help=summaries)
 
 
 def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:

@@ -159,9 +159,9 @@ def ttt_linear(
         state: where an earlier call has left the sequence, after any token; this call's tokens are
             the next ones, and the initial state is not used. Both calls together return what one
             call on all tokens does, and differentiate as it does.
-        lengths: tokens of each sequence in this call [B], whole numbers; what is behind them is
-            padding, whose outputs are of no meaning, and the state is the one after the last of
-            them. None: T. With ``reverse_heads`` there are none.
+        lengths: tokens of each sequence in this call [B], whole numbers; the state is the one
+            after the last of them. What is behind them is padding: its values, NaN or not, are not
+            read, its outputs and gradients are 0. None: T. With ``reverse_heads`` there are none.
         return_state: return ``(o, state)``, a :class:`LinearState` after the last token.
         backend: "cpu" (compiled kernels), "triton" (kernels for CUDA), "dual" (PyTorch's matrix
             products, any device) or "reference" (primal form, differentiated by autograd). None

@@ -1,5 +1,6 @@
 """Semantic segmentation: each pixel's class by cross-entropy, mean intersection over union."""
 
 from vision_ttt.tasks.segmentation.config import SegmentationSection
+from vision_ttt.tasks.segmentation.roots import LabelledSet, register_root
 
-__all__ = ["SegmentationSection"]
+__all__ = ["LabelledSet", "SegmentationSection", "register_root"]

@@ -17,6 +17,7 @@ from vision_ttt.engine.section import (
     number,
 )
 from vision_ttt.tasks.dense.config import DenseSection
+from vision_ttt.tasks.segmentation.roots import ROOTS
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -26,8 +27,6 @@ if TYPE_CHECKING:  # they need PyTorch
     from vision_ttt.tasks.segmentation.predict import SegmentPredictor
     from vision_ttt.tasks.segmentation.task import Segmentation
 
-LETTERS = "letters"
-"""The root that stands for pictures of letters."""
 LARGEST_SIDE = 16_384
 """Pixels; more is a typing error."""
 _SIDE = Range(32, LARGEST_SIDE, f"from 32 to {LARGEST_SIDE:,}")
@@ -40,10 +39,10 @@ class SegmentationData(Section):
     """Folders of images and of masks, and what is done to them; by default ADE20K's."""
 
     root: str = "ADEChallengeData2016"
-    """Folder of the dataset, which the others lie in; or "letters", rendered when it is read."""
-    letters: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of root letters: side, classes, glyph, density, clutter, seed, mark, train_images,
-    test_images, test_split, e.g. --data.letters '{"side": 512}'; see docs/letters.md."""
+    """Folder of the dataset, which the others lie in; or the name of a set that another package
+    registers."""
+    root_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the registered set accepts, e.g. --root-options.side 512; a folder has no options."""
     train_images: str = "images/training"
     """Folder of the training images, in root."""
     train_masks: str = "annotations/training"
@@ -91,8 +90,11 @@ class SegmentationData(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.letters and self.root != LETTERS:
-            raise ConfigError(f"letters is given, but root is {self.root!r}; it must be {LETTERS}")
+        if self.root_options and self.root not in ROOTS:
+            raise ConfigError(
+                f"root_options is given, but root {self.root!r} is no registered set; registered"
+                f" are: {', '.join(ROOTS) or 'none'}"
+            )
         for low, high in (
             ("scale_min", "scale_max"),
             ("stride", "window"),

@@ -9,9 +9,13 @@ from vision_ttt.data import DatasetError
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import MachineSection, TaskSection, TrainConfig
 from vision_ttt.tasks.dense.config import check_below_root
-from vision_ttt.tasks.segmentation.config import LETTERS, SegmentationData
+from vision_ttt.tasks.segmentation.config import SegmentationData
 from vision_ttt.tasks.segmentation.metadata import INPUT
+from vision_ttt.tasks.segmentation.roots import ROOTS
 from vision_ttt.tasks.segmentation.task import PARTS, Segmentation
+
+_FORMER = {"letters": "root_options"}
+"""Name of a field in checkpoints of earlier versions → its present name."""
 
 
 def reopen(
@@ -38,17 +42,18 @@ def reopen(
     """
     fields = {name: value for name, value in changes.items() if name != "dataset"}
     if "dataset" in changes:
-        fields["root"] = changes["dataset"]
-    if "root" not in {**metadata.data, **fields}:
+        fields = {"root_options": {}, **fields, "root": changes["dataset"]}
+    known = {_FORMER.get(name, name): value for name, value in metadata.data.items()}
+    if "root" not in {**known, **fields}:
         raise DatasetError("the checkpoint does not name its dataset; give --dataset")
     shown = {name: metadata.carried["input"][name] for name in INPUT}
     try:
-        data = SegmentationData(**{**metadata.data, **shown, **fields})
+        data = SegmentationData(**{**known, **shown, **fields})
     except TypeError as error:  # of another version, or a field that segmentation does not have
         raise DatasetError(f"the data of a segmenter: {error}") from error
     machine = MachineSection(precision=precision, num_workers=num_workers)
     parts = PARTS if part == "all" else (part,)
-    if "dataset" in changes and data.root != LETTERS:
+    if "dataset" in changes and data.root not in ROOTS:
         paths = [f"{each}_{kind}" for each in parts for kind in ("images", "masks")]
         check_below_root(data, [name for name in paths if name not in changes])
     opened = Segmentation(TrainConfig(task, data, machine=machine), parts)

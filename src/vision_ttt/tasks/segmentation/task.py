@@ -26,10 +26,11 @@ from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.extras import require
 from vision_ttt.tasks.dense.task import DenseTask, input_statistics
-from vision_ttt.tasks.segmentation.config import LETTERS, SegmentationData
+from vision_ttt.tasks.segmentation.config import SegmentationData
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, evaluate
 from vision_ttt.tasks.segmentation.metadata import INPUT
 from vision_ttt.tasks.segmentation.pictures import class_colours
+from vision_ttt.tasks.segmentation.roots import ROOTS
 from vision_ttt.tasks.segmentation.transforms import LabelledTensors, TestTransform, TrainTransform
 from vision_ttt.tasks.segmentation.views import TestView
 
@@ -241,12 +242,9 @@ def open_parts(
     Raises:
         DatasetError, FileNotFoundError: the dataset cannot be used.
     """
-    if data.root == LETTERS:
-        from vision_ttt.data.letters import open_letters  # its renderer needs SciPy
-
-        train, test = open_letters(data.letters)
-        opened = {"train": train, "test": test}
-        return train.classes, {part: opened[part] for part in parts}
+    if data.root in ROOTS:
+        opened = ROOTS[data.root](data.root_options)
+        return opened.classes, {part: getattr(opened, part) for part in parts}
     root = Path(data.root).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(2, "No such folder (root of the dataset)", str(root))

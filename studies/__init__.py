@@ -1,0 +1,19 @@
+"""What measures and compares the models of vision-ttt, from outside; see README.md beside it.
+
+Importing this package lets the root `letters` stand for pictures of letters in runs that train a
+segmenter.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vision_ttt.tasks.segmentation import LabelledSet, register_root
+
+
+def _open_letters(options: Mapping[str, Any]) -> LabelledSet:
+    from studies.letters.dataset import open_letters  # with PyTorch and SciPy
+
+    return open_letters(options)
+
+
+register_root("letters", _open_letters)

@@ -1,0 +1,1 @@
+"""What dense and language models cost, and the tables of measurements that pages show."""

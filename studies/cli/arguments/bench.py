@@ -1,0 +1,90 @@
+"""The arguments of `python -m studies bench dense|lm|table`."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jsonargparse
+
+from studies.cli.arguments.bench_dense import add_dense_arguments, check_dense
+from studies.cli.arguments.bench_language import add_language_arguments, check_language
+from vision_ttt.cli.arguments.bench import (
+    add_measuring_arguments,
+    add_showing_arguments,
+    check_measuring,
+    check_showing,
+)
+from vision_ttt.cli.checks import check_input_file
+from vision_ttt.cli.parser import CommandParser
+
+KINDS = {
+    "dense": "time inference of backbones with a ViT-Adapter, and of the backbones alone",
+    "lm": "time prefill, decode and training steps of language models beside a Llama",
+    "table": "print the newest rows of a CSV file as Markdown, or put them into a page",
+}
+
+_EPILOG = """Examples:
+
+  python -m studies bench dense --sizes 1333x800 2048x2048
+  python -m studies bench lm --contexts 8192 32768 --decode_contexts 8192
+  python -m studies bench table benchmarks/results/models-cpu.csv --figure models.png
+
+`python -m studies bench WHAT --help` explains the flags of each. Ops, models and training steps are
+measured by vision-ttt bench."""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare what to do; each has flags of its own."""
+    parser.epilog = _EPILOG
+    summaries = "; ".join(f"{kind}: {summary}" for kind, summary in KINDS.items())
+    parser.add_argument("what", type=Literal[tuple(KINDS)], help=summaries)
+
+
+def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
+    """Parse `argv`: what to do, then its own flags."""
+    what = parser.parse_command(argv[:1]).what
+    own = CommandParser(f"{parser.prog} {what}", KINDS[what])
+    if what == "table":
+        _add_table_arguments(own)
+    else:
+        (add_dense_arguments if what == "dense" else add_language_arguments)(own)
+        add_measuring_arguments(own, f"studies/results/{what}-DEVICE.csv")
+    arguments = own.parse_command(argv[1:])
+    arguments.what = what
+    arguments.command = [*parser.prog.split(), *argv]
+    return arguments
+
+
+def check(arguments: jsonargparse.Namespace) -> None:
+    """Refuse what can be known to fail before hours of measuring; fill in where rows go."""
+    if arguments.what == "table":
+        check_showing(arguments)
+        check_input_file("the table", arguments.file)
+        if arguments.page is not None:
+            check_input_file("--page", arguments.page)
+        return
+    check_measuring(arguments)
+    (check_dense if arguments.what == "dense" else check_language)(arguments)
+    if arguments.output is None:
+        arguments.output = f"studies/results/{arguments.what}-{arguments.device}.csv"
+
+
+def _add_table_arguments(parser: CommandParser) -> None:
+    parser.add_argument("file", type=str, help="CSV file that a bench command wrote")
+    parser.add_argument(
+        "--page",
+        type=str,
+        default=None,
+        help="page to put the table into, between <!-- bench:NAME --> and <!-- /bench -->",
+    )
+    parser.add_argument(
+        "--name", type=str, default=None, help="NAME of the place; default: the file's, no suffix"
+    )
+    parser.add_argument(
+        "--headline",
+        type=str,
+        default=None,
+        metavar="CONTENDER",
+        help="in place of the tables, what its newest rows say: a sentence, and a short table of"
+        " its speed beside the strongest alternative, eager PyTorch and plain attention",
+    )
+    add_showing_arguments(parser)

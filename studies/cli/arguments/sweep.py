@@ -1,0 +1,135 @@
+"""The arguments of `python -m studies sweep`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import jsonargparse
+
+from studies.sweeps import SWEEPS, TITLES
+from vision_ttt.cli.checks import (
+    check_input_file,
+    check_new_folder,
+    check_range,
+    check_renewed_file,
+)
+from vision_ttt.cli.parser import CommandParser
+from vision_ttt.errors import UserError
+
+MOST_JOBS = 1_024  # processes side by side
+
+_EPILOG = """Examples:
+
+  python -m studies sweep ablation-digits --list
+  python -m studies sweep ablation-digits --rows dual vittt --seeds 0 1 2 3 4 --output runs/longer
+  python -m studies sweep ablation-digits --missing-only --results RESULTS.csv
+  python -m studies sweep ablation-digits --table-only --results RESULTS.csv
+
+A sweep that was killed goes on where it was by the same command: finished runs are kept, an
+interrupted one resumes from its last checkpoint. Table and picture are made anew from the finished
+runs. A large sweep may be run in several sittings, on several machines: --missing-only keeps the
+lines of RESULTS.csv and needs no folder of their runs. Exit codes: 0 every run is finished; 1 a run
+failed, and is named with the end of its log; 2 something to mend in the command; 130 Ctrl-C."""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare which sweep, which part of it, and where the results go."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "name",
+        type=Literal[tuple(SWEEPS)],
+        help="; ".join(f"{name}: {title}" for name, title in TITLES.items()),
+    )
+    parser.add_argument(
+        "--list", type=bool, default=False, help="print the rows and what each changes, run nothing"
+    )
+    parser.add_argument(
+        "--rows", type=str, nargs="+", default=None, help="rows to train; default: all"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=None,
+        help="each row is trained with each; default: the sweep's own, three or five",
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=None, help="of every run; default: the sweep's own"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=None,
+        help="runs side by side, one thread each; default: the cores",
+    )
+    parser.add_argument(
+        "--missing_only",
+        type=bool,
+        default=False,
+        help="train only runs that the CSV file of --results has no line of, and add theirs to it",
+    )
+    parser.add_argument(
+        "--output",
+        type=str,
+        default=None,
+        help="folder of the runs, OUTPUT/ROW/seed-K; default: runs/sweep-NAME",
+    )
+    parser.add_argument(
+        "--results",
+        type=str,
+        default=None,
+        help="CSV file to write, one line per run; default: OUTPUT/results.csv",
+    )
+    parser.add_argument(
+        "--page",
+        type=str,
+        default=None,
+        help="page to put the table into, between <!-- bench:NAME --> and <!-- /bench -->",
+    )
+    parser.add_argument(
+        "--figure",
+        type=str,
+        default=None,
+        help="picture to write, or to write anew; default: OUTPUT/NAME.png",
+    )
+    parser.add_argument(
+        "--panels",
+        type=str,
+        nargs="+",
+        default=None,
+        help="titles of the tables' panels that the picture shows; default: all",
+    )
+    parser.add_argument(
+        "--table_only",
+        type=bool,
+        default=False,
+        help="train nothing: make table and picture from the CSV file of --results",
+    )
+
+
+def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
+    """Parse `argv` and keep it: every result says what command it is of."""
+    arguments = parser.parse_command(argv)
+    arguments.command = (*parser.prog.split(), *argv)
+    return arguments
+
+
+def check(arguments: jsonargparse.Namespace) -> None:
+    """Fill in where results go; refuse files that are none, and too many processes."""
+    check_range(arguments, jobs=(1, MOST_JOBS), seeds=(0, 2**32 - 1))
+    for name in ("figure", "results", "output"):
+        if arguments[name] == "":
+            raise UserError(f"--{name} is empty; name one, or leave it out")
+    output = Path(arguments.output or f"runs/sweep-{arguments.name}")
+    arguments.output = str(output)
+    check_new_folder("--output", arguments.output)
+    arguments.figure = arguments.figure or str(output / f"{arguments.name}.png")
+    arguments.results = arguments.results or str(output / "results.csv")
+    if arguments.page is not None:
+        check_input_file("the page", arguments.page)
+    if arguments.table_only and arguments.missing_only:
+        raise UserError("--table-only trains nothing: leave out --missing-only")
+    if arguments.table_only:
+        check_input_file("the results", arguments.results)
+    for name in ("figure", "results"):
+        check_renewed_file(f"--{name}", arguments[name])

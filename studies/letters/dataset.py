@@ -1,0 +1,86 @@
+"""Pictures of letters as a dataset, rendered when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from studies.letters.fonts import SPLITS, Split
+from studies.letters.images import LetterPicture, LetterSettings, render_letters
+from vision_ttt.data.mask_folders import LabelledImage
+from vision_ttt.data.shards import DatasetError
+from vision_ttt.errors import nearest
+from vision_ttt.tasks.segmentation import LabelledSet
+
+BACKGROUND_NAME = "background"
+"""Class of the pixels of no letter that counts."""
+
+_COUNTS = {"train": 100_000, "validation": 32, "test": 64}
+
+
+@dataclass(frozen=True)
+class LetterImages(Dataset[LabelledImage]):
+    """The pictures of a split with their pixels' labels: 0 is the background, k + 1 class k.
+
+    Each is rendered when it is read, which takes 15 ms at 256² pixels, in as many worker processes
+    as the loader has.
+    """
+
+    settings: LetterSettings
+    split: Split
+    images: int
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the labels."""
+        return (BACKGROUND_NAME, *self.settings.names)
+
+    def __len__(self) -> int:
+        return self.images
+
+    def picture(self, index: int) -> LetterPicture:
+        """Picture `index` with all that is on it."""
+        return render_letters(self.settings, self.split, index)
+
+    def __getitem__(self, index: int) -> LabelledImage:
+        if not 0 <= index < self.images:
+            raise IndexError(f"picture {index} of {self.images}")
+        picture = self.picture(index)
+        return LabelledImage(picture.image, picture.labels())
+
+
+def open_letters(options: Mapping[str, Any]) -> LabelledSet:
+    """The pictures to train with and to test with.
+
+    Args:
+        options: fields of :class:`LetterSettings`; `train_images` (100,000) and `test_images` (64);
+            `test_split`, "test" or "validation": letters of other fonts.
+
+    Raises:
+        DatasetError: an option is unknown or its value is not accepted.
+    """
+    known = [field.name for field in fields(LetterSettings)]
+    own = ("train_images", "test_images", "test_split")
+    for name in options:
+        if name not in (*known, *own):
+            raise DatasetError(f"letters has no {name!r}; nearest: {nearest(name, [*known, *own])}")
+    test_split = options.get("test_split", "test")
+    if test_split not in SPLITS[1:]:
+        raise DatasetError(f"test_split is {test_split!r}; accepted: {', '.join(SPLITS[1:])}")
+    counts = {
+        "train": options.get("train_images", _COUNTS["train"]),
+        test_split: options.get("test_images", _COUNTS[test_split]),
+    }
+    for split, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            kind = "train" if split == "train" else "test"
+            raise DatasetError(f"{kind}_images is {count!r}; it must be a whole number above 0")
+    try:
+        settings = LetterSettings(**{name: options[name] for name in known if name in options})
+    except ValueError as error:
+        raise DatasetError(f"letters: {error}") from error
+    train, test = (LetterImages(settings, split, count) for split, count in counts.items())
+    return LabelledSet(train.classes, train, test)

@@ -1,0 +1,59 @@
+"""Many small training runs, compared: what a design choice brings, with its spread over seeds."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # it needs PyTorch
+    from studies.sweeps.definition import Sweep
+
+TITLES = {
+    "ablation-digits": "What each design step of Vittt brings, on handwritten digits",
+    "design-space-digits": "Ways of inner training, on handwritten digits",
+    "registers-digits": "Registers of Mamba-Reg: accuracy and token norms, on handwritten digits",
+    "backbones-digits": "Backbones of equal size, for equal epochs and time, on handwritten digits",
+    "text-contexts": "Language models of equal size and tokens, by context, on Python sources",
+    "letters-rates": "Learning rates of backbones on letters, on a validation split",
+    "resolution-letters": "Backbones by resolution, at equal time and images, on letters",
+}
+"""What the sweeps are, without importing their models."""
+
+_HOMES = {
+    "ablation-digits": ("studies.sweeps.ablation", "ABLATION_DIGITS"),
+    "design-space-digits": ("studies.sweeps.design_space", "DESIGN_SPACE_DIGITS"),
+    "registers-digits": ("studies.sweeps.registers", "REGISTERS_DIGITS"),
+    "backbones-digits": ("studies.sweeps.backbones", "BACKBONES_DIGITS"),
+    "text-contexts": ("studies.sweeps.text_contexts", "TEXT_CONTEXTS"),
+    "letters-rates": ("studies.sweeps.letters", "LETTERS_RATES"),
+    "resolution-letters": ("studies.sweeps.letters", "RESOLUTION_LETTERS"),
+}
+
+
+class _Sweeps(MutableMapping[str, "Sweep"]):
+    """Sweeps by name; those of `TITLES` are imported when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._sweeps: dict[str, Sweep | None] = dict.fromkeys(_HOMES)
+
+    def __getitem__(self, name: str) -> Sweep:
+        if self._sweeps[name] is None:
+            module, constant = _HOMES[name]
+            self._sweeps[name] = getattr(importlib.import_module(module), constant)
+        return self._sweeps[name]
+
+    def __setitem__(self, name: str, sweep: Sweep) -> None:
+        self._sweeps[name] = sweep
+
+    def __delitem__(self, name: str) -> None:
+        del self._sweeps[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sweeps)
+
+    def __len__(self) -> int:
+        return len(self._sweeps)
+
+
+SWEEPS = _Sweeps()

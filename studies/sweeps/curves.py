@@ -1,0 +1,74 @@
+"""A sweep's learning curves as a matplotlib Figure: what is reached after which epoch or second."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from studies.sweeps.definition import Sweep
+from studies.sweeps.figure import log_scale, percent_wrong
+from studies.sweeps.results import Result
+from studies.sweeps.tables import by_row
+
+_AXES = {"epoch": "epoch", "seconds": "seconds of training, one thread"}
+
+
+def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[str]) -> Figure:
+    """Test loss above test error at every evaluation, one column of axes per panel of the sweep.
+
+    A line goes through the means over the seeds, in a band from the least to the largest.
+
+    Args:
+        sweep: what was trained.
+        results: with a history each.
+        against: for each panel "epoch", or "seconds" of training.
+
+    Raises:
+        UserError: there are no results, one is not of this sweep, or one has no history.
+    """
+    found = by_row(sweep, results)
+    figure = Figure(figsize=(1 + 4.6 * len(against), 6.6), layout="constrained")
+    axes = figure.subplots(2, len(against), squeeze=False, sharex="col", sharey="row")
+    for column, (panel, x) in enumerate(zip(sweep.panels, against, strict=True)):
+        for colour, (label, name) in enumerate(panel.rows.items()):
+            for axis, measure in zip(axes[:, column], ("loss", "error"), strict=True):
+                if name in found:
+                    _draw(axis, found[name], x, measure, label, f"C{colour}")
+        axes[0, column].set_title(panel.title, fontsize=9)
+        axes[1, column].set_xlabel(_AXES[x])
+        axes[1, column].xaxis.set_major_locator(MaxNLocator(integer=True))
+        for axis in axes[:, column]:
+            axis.grid(alpha=0.3, which="both")
+    for axis, text in zip(axes[:, 0], ("test loss, nats", "test error, %"), strict=True):
+        log_scale(axis)
+        axis.set_ylabel(f"{text} (log)")
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.suptitle(f"{sweep.title}\n{sweep.caveat}", fontsize=8, wrap=True)
+    return figure
+
+
+def _draw(
+    axis: Axes, results: Sequence[Result], x: str, measure: str, label: str, colour: str
+) -> None:
+    curves = [result.curve for result in results]
+    places = [statistics.fmean(each) for each in zip(*(own[x] for own in curves), strict=True)]
+    if measure == "loss":
+        heights = [own["test_loss"] for own in curves]
+    else:
+        heights = [
+            [
+                percent_wrong(accuracy, result.test_images)
+                for accuracy in result.curve["test_accuracy"]
+            ]
+            for result in results
+        ]
+    seeds = list(zip(*heights, strict=True))  # of each evaluation
+    means = [statistics.fmean(each) for each in seeds]
+    axis.plot(places, means, ".-", color=colour, label=label)
+    axis.fill_between(
+        places, [*map(min, seeds)], [*map(max, seeds)], color=colour, alpha=0.15, linewidth=0
+    )

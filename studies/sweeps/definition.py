@@ -1,0 +1,194 @@
+"""What a sweep is: rows that change a recipe, each trained with several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vision_ttt import recipes
+from vision_ttt.engine import TrainConfig
+from vision_ttt.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from studies.sweeps.results import Result
+    from vision_ttt.engine.train import TrainResult
+
+
+@dataclass(frozen=True)
+class SameSeconds:
+    """The length of runs that are to train for as many seconds as those of another row.
+
+    It is known when the runs of both rows are finished: the median of their seconds, over the
+    median of the seconds that an update of the same model took.
+    """
+
+    seconds: str
+    """Name of the row whose seconds are to be spent."""
+    speed: str
+    """Name of the row that trains the same model, for a length of its own."""
+
+
+@dataclass(frozen=True)
+class GivenSeconds:
+    """The length of runs that are to train for so many seconds.
+
+    The pace of each row is measured before the runs begin, all rows in turns with nothing beside
+    them, so that its updates do not depend on what runs beside the runs.
+    """
+
+    seconds: float
+    """Of updates on one thread; reading data and evaluations are not counted."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row: a recipe with some of its fields changed."""
+
+    name: str
+    """Folder of its runs, and what `--rows` calls it."""
+    changes: Mapping[str, Any]
+    """Fields of :class:`TrainConfig`; named as for
+    :func:`vision_ttt.recipes.resolve`; `arguments` add to the recipe's, null removes one."""
+    published: float | None = None
+    """The paper's own figure for this row, in the sweep's `published_unit`."""
+    note: str = ""
+    """What a reader must know about the row, for the table."""
+    length: SameSeconds | GivenSeconds | None = None
+    """Where it is given, it replaces the recipe's length."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows that belong side by side: one part of the table and of the picture.
+
+    A row may stand in several panels, under a name that fits each.
+    """
+
+    title: str
+    rows: Mapping[str, str]
+    """Label in this panel → name of the row."""
+    in_steps: bool = False
+    """Whether each row goes a step further than the one before; the picture joins their means."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a sweep's tables beside those that every sweep has."""
+
+    heading: str
+    value: Callable[[Result], float]
+    decimals: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A named list of rows to train and to compare.
+
+    Raises:
+        ValueError: a panel names a row that is not there, or a row stands in no panel; a row takes
+            its length from rows that are not there or have no length of their own.
+    """
+
+    name: str
+    title: str
+    recipe: str
+    """Name or path, as of :func:`vision_ttt.recipes.read`."""
+    base: Mapping[str, Any]
+    """Fields that differ from the recipe's in every row."""
+    rows: tuple[Variant, ...]
+    panels: tuple[Panel, ...]
+    caveat: str
+    """How far the result may be trusted, in a sentence for the table and the picture."""
+    published_unit: str = ""
+    """What the papers' figures are, e.g. "top-1 of Vittt-T on ImageNet-1K, %"; empty for none."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """That each row is trained with, unless others are asked for."""
+    columns: tuple[Column, ...] = ()
+    """Of the tables, beside loss and accuracy."""
+    accuracy: str = "test_accuracy"
+    """The figure of metrics.json, from 0 to 1, that stands for accuracy."""
+    unit: str = "images"
+    """What the task of the recipe counts, in the plural."""
+    losses: str = "train loss has label smoothing and augmentation"
+    """What a reader must know about the losses, beside that they are cross-entropies in nats."""
+    examine: Callable[[TrainResult], Mapping[str, Any]] | None = None
+    """What else is measured on each trained model, as JSON has it; becomes `Result.measures`. A
+    function of a module, for each run has a process of its own."""
+    draw: Callable[[Sweep, Sequence[Result]], Figure] | None = None
+    """The picture; None for :func:`studies.sweeps.figure.sweep_figure`."""
+    by_name: Mapping[str, Variant] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        by_name = {row.name: row for row in self.rows}
+        shown = {name for panel in self.panels for name in panel.rows.values()}
+        if len(by_name) < len(self.rows) or shown != set(by_name):
+            raise ValueError(
+                f"sweep {self.name}: rows {sorted(row.name for row in self.rows)} and the panels' "
+                f"{sorted(shown)} must be the same, each once"
+            )
+        for row in self.rows:
+            same = isinstance(row.length, SameSeconds)
+            needed = (row.length.seconds, row.length.speed) if same else ()
+            for name in needed:
+                if name not in by_name or by_name[name].length is not None:
+                    raise ValueError(
+                        f"sweep {self.name}: row {row.name!r} takes its length from {name!r}, which"
+                        " must be a row with a length of its own"
+                    )
+        object.__setattr__(self, "by_name", by_name)
+
+    def find(self, names: Sequence[str] | None) -> tuple[Variant, ...]:
+        """The rows of these names, each once; None for all.
+
+        Raises:
+            UserError: a name is unknown; names the nearest.
+        """
+        if names is None:
+            return self.rows
+        for name in names:
+            if name not in self.by_name:
+                raise UserError(
+                    f"sweep {self.name} has no row {name!r}; nearest: {nearest(name, self.by_name)}"
+                )
+        return tuple(self.by_name[name] for name in dict.fromkeys(names))
+
+    def only(self, titles: Sequence[str]) -> Sweep:
+        """The sweep with some of its panels, and the rows that stand in them.
+
+        Raises:
+            UserError: no panel has such a title; names the nearest.
+        """
+        by_title = {panel.title: panel for panel in self.panels}
+        for title in titles:
+            if title not in by_title:
+                raise UserError(
+                    f"sweep {self.name} has no panel {title!r}; nearest: {nearest(title, by_title)}"
+                )
+        panels = tuple(by_title[title] for title in titles)
+        shown = {name for panel in panels for name in panel.rows.values()}
+        for name in tuple(shown):
+            length = self.by_name[name].length
+            if isinstance(length, SameSeconds):
+                raise UserError(
+                    f"row {name!r} takes its length from other rows; show all panels together"
+                )
+        rows = tuple(row for row in self.rows if row.name in shown)
+        return replace(self, rows=rows, panels=panels)
+
+    def config(
+        self, row: Variant, seed: int, folder: Path, overrides: Mapping[str, Any] | None = None
+    ) -> TrainConfig:
+        """The training run of a row with a seed, in its place under `folder`.
+
+        Raises:
+            ConfigError: a value is out of its range.
+        """
+        values = recipes.read(self.recipe)
+        own = {"seed": seed, "output": str(folder / row.name / f"seed-{seed}")}
+        for changes in (self.base, row.changes, overrides or {}, own):
+            values = recipes.merge(values, changes)
+        return recipes.resolve(values)

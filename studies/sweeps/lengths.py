@@ -1,0 +1,132 @@
+"""How many updates fit into a row's seconds: measured once, then written down."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from studies.sweeps.definition import Variant
+from studies.sweeps.paces import measure_paces
+from studies.sweeps.results import Result
+from vision_ttt.engine import TrainConfig
+from vision_ttt.engine.files import write_text
+from vision_ttt.errors import UserError
+
+LENGTHS_FILE = "lengths.json"
+"""In the folder of a sweep's runs."""
+
+
+def measure_lengths(
+    rows: Sequence[Variant], results: Sequence[Result], folder: Path
+) -> dict[str, dict[str, float]]:
+    """Row's name → "updates", with the "seconds" and "seconds_per_update" that they follow from.
+
+    Seconds are medians over the finished runs of the rows that ``length`` names. They were measured
+    as the runs to come will be, with as many others side by side. What is known is kept in the
+    folder and not measured again: other seeds that join later train for the same length.
+
+    Args:
+        rows: each with a ``length``.
+        results: of the rows that these name, with any seeds.
+        folder: of the sweep's runs; made where missing.
+
+    Raises:
+        UserError: there is no result of a row that another's length follows from; the folder's file
+            is damaged.
+        OSError: the file cannot be written.
+    """
+    path = folder / LENGTHS_FILE
+    lengths = _read(path)
+    for row in rows:
+        if row.name in lengths:
+            continue
+        spent = [result.seconds for result in results if result.row == row.length.seconds]
+        paces = [
+            result.seconds / result.curve["update"][-1]
+            for result in results
+            if result.row == row.length.speed
+        ]
+        if not spent or not paces:
+            missing = row.length.speed if spent else row.length.seconds
+            raise UserError(
+                f"the length of row {row.name!r} follows from the seconds of row {missing!r}, which"
+                f" has no finished run in {folder}; train it, too"
+            )
+        seconds, pace = statistics.median(spent), statistics.median(paces)
+        lengths[row.name] = _length(max(1, int(seconds / pace)), seconds, pace)
+    _write(path, lengths)
+    return lengths
+
+
+def lengths_by_pace(
+    rows: Mapping[str, TrainConfig],
+    seconds: Mapping[str, float],
+    folder: Path,
+    results: Sequence[Result] = (),
+) -> dict[str, dict[str, float]]:
+    """As :func:`measure_lengths`, of rows whose seconds are given.
+
+    Paces are measured by :func:`studies.sweeps.paces.measure_paces`, of all rows that are not in
+    the folder's file yet in turns; rows of pictures of other sizes may join later. A row that has
+    results is as long as they are, on whatever machine they were trained and whatever the file
+    says.
+
+    Args:
+        rows: name → its run, of any seed.
+        seconds: name → those that are to be spent.
+        folder: of the sweep's runs; made where missing.
+        results: of earlier runs, with any seeds, of these rows and others.
+
+    Raises:
+        UserError: as measure_paces does; the folder's file is damaged.
+        OSError: the file cannot be written.
+    """
+    path = folder / LENGTHS_FILE
+    lengths = _read(path) | {
+        result.row: _length(result.curve["update"][-1], seconds[result.row])
+        for result in results
+        if result.row in rows
+    }
+    missing = {name: config for name, config in rows.items() if name not in lengths}
+    if missing:
+        for name, pace in measure_paces(missing).items():
+            lengths[name] = _length(max(1, int(seconds[name] / pace)), seconds[name], pace)
+    _write(path, lengths)
+    return lengths
+
+
+def _length(updates: int, seconds: float, pace: float | None = None) -> dict[str, float]:
+    """An entry of the folder's file; without a pace, the one that the two others give."""
+    pace = seconds / updates if pace is None else pace
+    return {"updates": updates, "seconds": seconds, "seconds_per_update": pace}
+
+
+def of_updates(updates: int, config: TrainConfig) -> dict[str, Any]:
+    """The fields that make a run this long, its warm-up the same share of it as in ``config``.
+
+    Where that has evaluations after so many updates, there are as many of them in the new length.
+    """
+    _unit, length = config.optimisation.length
+    fields = {"updates": updates, "warmup": config.optimisation.warmup / length * updates}
+    every = config.run.evaluate_every
+    if every is not None:
+        fields["evaluate_every"] = max(math.ceil(every / length * updates), 1)
+    return fields
+
+
+def _write(path: Path, lengths: Mapping[str, Mapping[str, float]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(lengths, indent=2) + "\n")
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); remove it to measure anew") from error

@@ -1,0 +1,149 @@
+"""A sweep's results as a table: mean and spread over seeds, beside the paper's own figure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+from studies.sweeps.definition import SameSeconds, Sweep
+from studies.sweeps.results import Result
+from vision_ttt.bench.spread import Spread
+from vision_ttt.bench.tables import Table
+from vision_ttt.errors import UserError, nearest
+
+ACCURACIES = {"test_accuracy": "test accuracy", "test_miou": "test mean IoU"}
+"""A sweep's `accuracy` → what tables and messages call it."""
+
+
+def by_row(sweep: Sweep, results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each row, by seed; rows without any are left out.
+
+    Raises:
+        UserError: there are none, a result is not of this sweep, or a row has a seed twice.
+    """
+    if not results:
+        raise UserError(f"there are no results of sweep {sweep.name}")
+    rows: dict[str, list[Result]] = {}
+    for result in results:
+        if result.sweep != sweep.name or result.row not in sweep.by_name:
+            raise UserError(
+                f"row {result.row!r} of sweep {result.sweep!r} is not of {sweep.name}; nearest: "
+                f"{nearest(result.row, sweep.by_name)}"
+            )
+        own = rows.setdefault(result.row, [])
+        if any(other.seed == result.seed for other in own):
+            raise UserError(f"row {result.row!r} has two results with seed {result.seed}")
+        own.append(result)
+    return {name: sorted(own, key=lambda result: result.seed) for name, own in rows.items()}
+
+
+def in_order(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
+    """The results by row, in the sweep's order, then by seed."""
+    places = {name: place for place, name in enumerate(sweep.by_name)}
+    return sorted(results, key=lambda result: (places[result.row], result.seed))
+
+
+def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
+    """One panel as a table; rows without results, and columns that none of them has, are left out.
+
+    Raises:
+        UserError: as for :func:`by_row`.
+    """
+    found = by_row(sweep, results)
+    title, rows = sweep.panels[panel].title, sweep.panels[panel].rows
+    shows_published = any(sweep.by_name[name].published is not None for name in rows.values())
+    headings = [title, "row", "parameters", "MACs", "test loss", f"{ACCURACIES[sweep.accuracy]}, %"]
+    shown = [result for name in rows.values() for result in found.get(name, ())]
+    columns = [
+        column
+        for column in sweep.columns
+        if not all(math.isnan(column.value(result)) for result in shown)
+    ]
+    headings += ["train loss", *(column.heading for column in columns)]
+    headings += ["seeds", *(["published"] if shows_published else [])]
+    lines = []
+    for label, name in rows.items():
+        if name not in found:
+            continue
+        own = found[name]
+        line = [
+            label,
+            name,
+            f"{own[0].parameters:,}",
+            f"{own[0].macs / 1e6:.1f}M",
+            Spread.of([result.test_loss for result in own]).text(3),
+            Spread.of([100 * result.test_accuracy for result in own]).text(1),
+            Spread.of([result.train_loss for result in own]).text(3),
+            *(
+                Spread.of([column.value(result) for result in own]).text(column.decimals)
+                for column in columns
+            ),
+            ", ".join(str(result.seed) for result in own),
+        ]
+        if shows_published:
+            published = sweep.by_name[name].published
+            line.append("" if published is None else f"{published:.1f}")
+        lines.append(line)
+    return Table(headings, lines)
+
+
+def describe(sweep: Sweep, results: Sequence[Result]) -> str:
+    """What the numbers are and where they come from, in one paragraph."""
+    run = results[0].run
+    commits = dict.fromkeys(result.run.commit for result in results if result.run.commit)
+    epochs = sorted({result.epochs for result in results})
+    tested = sorted({result.test_images for result in results})
+    started = sorted(result.run.started for result in results)
+    parts = [
+        f"`{run.command}`: mean ± sample standard deviation over seeds; {_range(epochs)} epochs of"
+        f" {results[0].train_images:,} training {sweep.unit}; test loss is cross-entropy in nats on"
+        f" {_range(tested, ',')} test {sweep.unit}, {sweep.losses}",
+        *([f"published: the paper's own {sweep.published_unit}"] if sweep.published_unit else []),
+        f"{run.device_name}, one thread a run",
+        f"torch {run.torch}, timm {run.timm}, vision-ttt {run.vision_ttt}",
+        f"{started[0]} to {started[-1]}",
+        *([f"commit {_and(commits)}"] if commits else []),
+    ]
+    notes = [f"`{row.name}`: {row.note}." for row in sweep.rows if row.note]
+    return " ".join([f"{'; '.join(parts)}. {sweep.caveat}", *notes])
+
+
+def markdown(sweep: Sweep, results: Sequence[Result]) -> str:
+    """The whole sweep in GitHub's Markdown: its description, then a table for each panel.
+
+    Raises:
+        UserError: as for :func:`by_row`.
+    """
+    parts = []
+    for panel in range(len(sweep.panels)):
+        headings, lines = tabulate(sweep, results, panel)
+        if lines:
+            rule = ["---", "---", *("---:" for _ in headings[2:])]
+            parts.append("\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *lines)))
+    return "\n\n".join([describe(sweep, results), *parts])
+
+
+def changes(sweep: Sweep, name: str) -> str:
+    """What a row changes, for the list of rows: e.g. "design=dual"."""
+    values = dict(sweep.by_name[name].changes)
+    values |= values.pop("arguments", {})
+    length = sweep.by_name[name].length
+    if isinstance(length, SameSeconds):
+        values["seconds"] = f"those of {length.seconds}"
+    elif length is not None:
+        values["seconds"] = length.seconds
+    return ", ".join(f"{key}={_plain(value)}" for key, value in values.items()) or "nothing"
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _range(numbers: Sequence[float], form: str = "g") -> str:
+    """E.g. "2", or "2 to 5.13" of ascending numbers."""
+    return " to ".join(f"{number:{form}}" for number in dict.fromkeys((numbers[0], numbers[-1])))
+
+
+def _and(words: Sequence[str] | dict[str, None]) -> str:
+    return " and ".join(words)

@@ -1,0 +1,114 @@
+"""Padding behind the tokens of the ops that take lengths: whatever it holds changes nothing."""
+
+import pytest
+import torch
+
+import ttt_linear_problems
+import ttt_mlp_problems
+from padded_calls import ANY, absent, check_padding
+from vision_ttt.ops import ttt_linear, ttt_mlp
+from vision_ttt.ops._table import TABLE
+
+OPS = {"ttt_linear": ttt_linear, "ttt_mlp": ttt_mlp}
+PROBLEMS = {"ttt_linear": ttt_linear_problems, "ttt_mlp": ttt_mlp_problems}
+CASES = [(op, backend) for op, problems in PROBLEMS.items() for backend in problems.BACKENDS]
+TOKENS = ("q", "k", "v", "eta")
+SIZE, LENGTH = 4, 11
+LENGTHS = [0, 3, 11, 6]
+
+
+def check(op, value, *, dtype=torch.float32, state=None, return_state=True, **options):
+    problem = PROBLEMS[op].make_problem(4, LENGTH, 2, 16, SIZE, dtype=dtype)
+    tokens = {name: x for name, x in problem.items() if name in TOKENS}
+    others = {name: x for name, x in problem.items() if name not in TOKENS}
+    options |= {"mini_batch_size": SIZE, "lengths": torch.tensor(LENGTHS), "state": state}
+
+    def call(**tokens):
+        o = OPS[op](**tokens, **others, **options, return_state=return_state)
+        return [o[0], *(x for x in o[1] if torch.is_tensor(x))] if return_state else [o]
+
+    leaves = list(others.values())
+    if state is not None:
+        leaves += [x for x in state[:-1] if x.requires_grad]
+    check_padding(call, tokens, leaves, absent(LENGTHS, LENGTH), value)
+
+
+@ANY
+@pytest.mark.parametrize(("op", "backend"), CASES)
+@pytest.mark.parametrize("return_state", [False, True])
+def test_padding_changes_nothing(op, backend, return_state, value):
+    check(op, value, backend=backend, return_state=return_state)
+
+
+@ANY
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("position", [0, 3, torch.tensor([1, 0, 2, 3])])
+def test_padding_behind_a_state(op, position, value):
+    """At one place of the mini-batch, or at each sequence's own."""
+    problem = PROBLEMS[op].make_problem(4, 3, 2, 16, SIZE, dtype=torch.float32)
+    _, state = OPS[op](**problem, mini_batch_size=SIZE, return_state=True)
+    state = type(state)(*(x.detach().requires_grad_() for x in state[:-1]), position)
+    check(op, value, state=state)
+    check(op, value, state=state, return_state=False)
+
+
+@ANY
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_padding_in_other_precisions(op, dtype, value):
+    check(op, value, dtype=dtype)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_padding_without_gradients(op):
+    """Parts of mini-batches run in the kernels."""
+    problem = PROBLEMS[op].make_problem(4, LENGTH, 2, 16, SIZE, dtype=torch.float32)
+    problem = {name: x.detach() for name, x in problem.items()}
+    options = {"mini_batch_size": SIZE, "lengths": torch.tensor(LENGTHS), "return_state": True}
+    found = []
+    for value in (0.0, float("nan")):
+        for name in TOKENS:
+            problem[name][absent(LENGTHS, LENGTH)] = value
+        found.append(OPS[op](**problem, **options))
+    (o, state), (wanted, exact) = found
+    for x, y in zip((o, *state), (wanted, *exact), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_padding_needs_no_eps(op):
+    """Neither lengths nor short mini-batches may meet a norm's 0 / 0 at the initial bias of 0."""
+    problem = PROBLEMS[op].make_problem(2, 3, 2, 16, SIZE, dtype=torch.float32)
+    for name in ("b0", "b1", "b2"):
+        if name in problem:
+            problem[name] = torch.zeros_like(problem[name]).requires_grad_()
+    leaves = list(problem.values())
+    options = {"mini_batch_size": SIZE, "eps": 0.0}
+    o = OPS[op](**problem, **options, lengths=torch.tensor([2, 0]))
+    assert all(torch.isfinite(x).all() for x in torch.autograd.grad(o.sum(), leaves))
+    inputs = TABLE[op].inputs(**{**problem, "mini_batch_size": 4, "reverse_heads": 0, "eps": 0.0})
+    got, *_ = TABLE[op].exported(inputs)
+    torch.testing.assert_close(got, OPS[op](**problem, **options))
+
+
+def test_padding_in_a_graph():
+    torch._dynamo.reset()
+    problem = ttt_linear_problems.make_problem(4, LENGTH, 2, 16, SIZE, dtype=torch.float32)
+    tokens = {name: x for name, x in problem.items() if name in TOKENS}
+    others = {name: x for name, x in problem.items() if name not in TOKENS}
+    compiled = torch.compile(ttt_linear, fullgraph=True, backend="aot_eager")
+
+    def call(**tokens):
+        options = {"mini_batch_size": SIZE, "lengths": torch.tensor(LENGTHS)}
+        o, state = compiled(**tokens, **others, **options, return_state=True)
+        return [o, *state]
+
+    check_padding(call, tokens, list(others.values()), absent(LENGTHS, LENGTH), float("nan"))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_inputs_are_checked_ahead_of_the_padding(op):
+    problem = PROBLEMS[op].make_problem(2, 6, 2, 4, SIZE)
+    problem["k"] = problem["k"][:, :5]
+    with pytest.raises(ValueError, match=r"k must have shape"):
+        OPS[op](**problem, mini_batch_size=SIZE, lengths=torch.tensor([6, 1]))

@@ -1,0 +1,176 @@
+"""What rows the sweeps have, and that each can be trained."""
+
+import math
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+
+from studies.sweeps import SWEEPS
+from studies.sweeps.definition import Panel, SameSeconds, Sweep, Variant
+from vision_ttt.engine import TrainConfig
+from vision_ttt.errors import UserError
+from vision_ttt.models.vittt_ablations import ABLATIONS
+from vision_ttt.tasks.images.models import model_arguments
+
+ABLATION, DESIGN_SPACE = SWEEPS["ablation-digits"], SWEEPS["design-space-digits"]
+BACKBONES, REGISTERS = SWEEPS["backbones-digits"], SWEEPS["registers-digits"]
+DIGITS = [sweep for sweep in SWEEPS.values() if sweep.recipe == "digits"]
+EVERY_ROW = [(sweep, row.name) for sweep in DIGITS for row in sweep.rows]
+
+
+def test_a_sweep_of_some_panels_has_their_rows():
+    own = ABLATION.only([ABLATION.panels[0].title])
+    assert own.panels == ABLATION.panels[:1]
+    assert {row.name for row in own.rows} == set(ABLATION.panels[0].rows.values())
+    with pytest.raises(UserError, match="has no panel 'Table 9'; nearest: Fig"):
+        ABLATION.only(["Table 9"])
+    with pytest.raises(UserError, match="takes its length from other rows"):
+        BACKBONES.only(["equal seconds"])
+
+
+def build(config: TrainConfig) -> torch.nn.Module:
+    arguments = model_arguments(
+        config.model.name,
+        num_classes=10,
+        image_size=config.data.image_size,
+        extra=config.model.arguments,
+    )
+    return timm.create_model(config.model.name, **arguments)
+
+
+def test_ablation_has_every_row_of_the_paper():
+    names = {row.name for row in ABLATION.rows}
+    assert names == {"vittt", *ABLATIONS} - {"b128", "b196"}
+    assert ABLATION.by_name["dual"].published == 77.5
+    assert ABLATION.by_name["vittt"].published == 77.7
+    tables = [panel.title.split(":")[0] for panel in ABLATION.panels]
+    assert tables == ["Table 3", "Table 4", "Fig. 7a", "Fig. 7b"]
+    for panel in ABLATION.panels:
+        for name in set(panel.rows.values()) - {"vittt"}:
+            assert ABLATIONS[name].source == panel.title.split(":")[0]
+
+
+def test_mini_batches_of_64_tokens_and_more_are_the_same_on_digits():
+    def logits(size):
+        torch.manual_seed(0)
+        name = "vittt_nano_patch4_32"
+        model = timm.create_model(name, depth=1, num_classes=10, mini_batch_size=size).eval()
+        image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            return model(image)
+
+    assert (logits(64) - logits(128)).abs().max() < 1e-6
+    assert (logits(64) - logits(196)).abs().max() < 1e-6
+    assert (logits(64) - logits(32)).abs().max() > 1e-4
+
+
+def test_design_space_crosses_losses_with_models_and_varies_one_factor_at_a_time():
+    def keywords(name):
+        return dict(DESIGN_SPACE.by_name[name].changes["arguments"])
+
+    panels = [panel for panel in DESIGN_SPACE.panels if panel.title.startswith("loss, ")]
+    grid = [keywords(name) for panel in panels for name in panel.rows.values()]
+    assert all(set(each) == {"inner_model", "inner_loss"} for each in grid)
+    assert len({tuple(each.values()) for each in grid}) == 5 * 5
+    for row in DESIGN_SPACE.rows:
+        model, _, rest = row.name.partition("-")
+        loss, _, factor = rest.partition("-")
+        if factor:
+            others = keywords(row.name).items() - keywords(f"{model}-{loss}").items()
+            assert len(others) == (2 if "causal" in factor else 1)
+
+
+def test_backbones_have_equal_parameters_for_equal_epochs_and_for_the_references_seconds():
+    with torch.device("meta"):
+        models = {row.name: build(BACKBONES.config(row, 0, Path("runs"))) for row in BACKBONES.rows}
+    counts = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
+    assert counts["vittt"] == 571_650
+    for name, count in counts.items():
+        assert abs(count / counts["vittt"] - 1) < 0.03, name
+    by_epochs, by_seconds = (panel.rows for panel in BACKBONES.panels)
+    assert list(by_epochs) == list(by_seconds) == ["Vittt", "ViT³", "Vim", "Mamba-Reg", "DeiT"]
+    for label, name in by_epochs.items():
+        assert BACKBONES.by_name[name].length is None
+        timed = BACKBONES.by_name[by_seconds[label]]
+        assert timed.changes == BACKBONES.by_name[name].changes
+        if name != "vittt":
+            assert timed.length == SameSeconds(seconds="vittt", speed=name)
+
+
+def test_registers_make_a_feature_as_wide_as_a_token_in_every_row():
+    models = {row.name: build(REGISTERS.config(row, 0, Path("runs"))) for row in REGISTERS.rows}
+    assert {model.head.in_features for model in models.values()} == {96}
+    positions = {
+        name: [] if model.class_tokens is None else list(model.class_tokens.positions(64))
+        for name, model in models.items()
+    }
+    assert positions == {
+        "none": [],
+        "class_token": [32],
+        "even4": [12, 25, 38, 51],
+        "middle4": [32, 33, 34, 35],
+        "even8": [7, 15, 23, 31, 39, 47, 55, 63],
+        "middle8": list(range(32, 40)),
+    }
+
+
+@pytest.mark.parametrize(
+    "length", [SameSeconds("missing", "a"), SameSeconds("a", "missing"), SameSeconds("a", "b")]
+)
+def test_a_length_follows_from_rows_that_have_their_own(length):
+    rows = (Variant("a", {}), Variant("b", {}, length=length))
+    with pytest.raises(ValueError, match="row 'b' takes its length from"):
+        Sweep("s", "t", "digits", {}, rows, (Panel("p", {"a": "a", "b": "b"}),), "c")
+
+
+@pytest.mark.parametrize(("sweep", "name"), EVERY_ROW, ids=[name for _, name in EVERY_ROW])
+def test_every_row_makes_a_finite_step(sweep, name):
+    config = sweep.config(sweep.by_name[name], 0, Path("runs"))
+    assert config.run.output == f"runs/{name}/seed-0"
+    torch.manual_seed(0)
+    model = build(config)
+    images = torch.randn(2, 3, 32, 32)
+    features = model.forward_features(images)
+    with (
+        torch.no_grad()
+    ):  # where fused kernels serve; not the logits, for the largest norm may flip
+        torch.testing.assert_close(
+            model.eval().forward_features(images), features, rtol=1e-3, atol=1e-4
+        )
+    loss = F.cross_entropy(model.forward_head(features), torch.tensor([3, 7]))
+    assert abs(loss.item() - math.log(10)) < 0.5
+    loss.backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert torch.isfinite(parameter.grad).all(), key
+    learnt = sum(parameter.grad.abs().sum() for parameter in model.blocks.parameters())
+    assert learnt > 0
+
+
+def test_a_run_is_the_recipe_with_the_rows_changes_and_the_users(tmp_path):
+    config = ABLATION.config(ABLATION.by_name["b8"], 5, tmp_path, {"epochs": 7})
+    assert (config.run.seed, config.optimisation.epochs) == (5, 7)
+    assert config.data.dataset == "digits"
+    assert config.model.arguments == {"mini_batch_size": 8}
+    assert config.run.output == str(tmp_path / "b8" / "seed-5")
+    assert config.task.label_smoothing == 0.1  # of the recipe
+    row = DESIGN_SPACE.by_name["linear-mse-b8"]
+    config = DESIGN_SPACE.config(row, 0, tmp_path)
+    assert config.optimisation.batch_size == 32  # of the sweep
+
+
+def test_rows_are_found_once_and_in_the_order_asked_for():
+    names = [row.name for row in ABLATION.find(["w1", "dual", "w1"])]
+    assert names == ["w1", "dual"]
+    assert ABLATION.find(None) == ABLATION.rows
+    with pytest.raises(UserError, match="no row 'duals'; nearest: dual"):
+        ABLATION.find(["dual", "duals"])
+
+
+@pytest.mark.parametrize("shown", [{}, {"a": "a", "b": "b"}])
+def test_panels_must_show_exactly_the_rows(shown):
+    with pytest.raises(ValueError, match="must be the same"):
+        Sweep("s", "t", "digits", {}, (Variant("a", {}),), (Panel("p", shown),), "c")
