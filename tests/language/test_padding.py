@@ -6,6 +6,7 @@ from torch import Tensor
 
 from language_models import MAMBA, small_model
 from padded_calls import ANY, absent, check_padding
+from vision_ttt import for_training
 
 KINDS = {
     "linear": {},
