@@ -2,7 +2,7 @@
 
 import torch
 
-from vision_ttt.acceleration import PACKED_BLOCKS, for_training
+from vision_ttt.acceleration import PACKED_BLOCKS
 from vision_ttt.layers import (
     TTTMLP,
     BidirectionalMamba,
@@ -36,7 +36,6 @@ BLOCKS = {
     "h-vit3": lambda: ViT3Block(DIM, 2, mlp=ConvMlp(DIM, 272)),
     "dit3": lambda: DiT3Block(DIM, 2),
     "mamba": lambda: MambaBlock(DIM),
-    "composite mamba": lambda: for_training(MambaBlock(DIM, mixer=BidirectionalMamba(DIM))),
     "mamba of other sizes": lambda: MambaBlock(
         DIM, mixer=BidirectionalMamba(DIM, expand=3, conv_kernel_size=3, dt_rank=5)
     ),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vision_ttt import inference
+from vision_ttt import acceleration
 from vision_ttt.bench import names, runtimes
 from vision_ttt.bench.contenders import Contender, find_contenders
 from vision_ttt.bench.machine import describe_run, installed
@@ -27,7 +27,7 @@ def _for_inference(model, *, dtype=None):
 
 @pytest.fixture
 def _modules_for_inference(monkeypatch):
-    monkeypatch.setattr(inference, "for_inference", _for_inference)
+    monkeypatch.setattr(acceleration, "for_inference", _for_inference)
 
 
 def _rows(labels, settings=BRIEF):
