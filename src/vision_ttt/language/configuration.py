@@ -103,7 +103,8 @@ class TTTConfig(PreTrainedConfig):
         for key in further:
             if close := difflib.get_close_matches(key, own, n=1, cutoff=0.85):
                 raise ValueError(f"TTTConfig has no {key}: is {close[0]} meant?")
-        super().__post_init__(**further)
+        # TRL reads it of every configuration, and transformers looks up names in it.
+        super().__post_init__(**{"auto_map": {}, **further})
         self.check()
 
     def check(self) -> None:
@@ -142,8 +143,9 @@ class TTTConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be {' or '.join(map(repr, values))}, got {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """What is saved: all but ``fused``, which says how to compute, not what."""
-        return {key: value for key, value in super().to_dict().items() if key != "fused"}
+        """What is saved: all but ``fused``, which says how to compute, and an empty auto_map."""
+        left_out = {"fused"} if self.auto_map else {"fused", "auto_map"}
+        return {key: value for key, value in super().to_dict().items() if key not in left_out}
 
     @classmethod
     def of_size(
