@@ -136,8 +136,9 @@ def test_arguments_of_generate_and_misspelt_ones(model):
     wanted = generate(model, ids)
     assert torch.equal(generate(model, ids, token_type_ids=torch.zeros_like(ids)), wanted)
     assert torch.equal(generate(model, ids, tokenizer=Letters()), wanted)
-    with pytest.raises(ValueError, match="position_ids must be None"):
-        generate(model, ids, position_ids=torch.arange(6)[None])
+    assert torch.equal(generate(model, ids, position_ids=torch.arange(6)[None]), wanted)
+    with pytest.raises(ValueError, match="is_causal must be None"):
+        generate(model, ids, is_causal=False)
     with pytest.raises(ValueError, match="cache_parms"):
         generate(model, ids, cache_parms=1)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
 
 from language_models import MAMBA, small_config, small_model
 from tolerances import FORWARD, assert_close
@@ -196,13 +196,15 @@ def test_arguments_that_transformers_hands_to_every_model(model):
     body = model.model(ids, **passed).last_hidden_state
     assert torch.equal(body, model.model(ids).last_hidden_state)
     for name, value, told in (
-        ("position_ids", ids, r"got \[2, 5\]: tokens are one sequence, in their order"),
+        ("cache_position", ids[0], r"got \[5\]: tokens go on where their cache ends"),
         ("past_key_values", (), r"got \(\): there are no keys and values"),
         ("output_attentions", True, "got True: there is no attention"),
         ("is_causal", False, "got False: the models are causal only"),
     ):
         with pytest.raises(ValueError, match=f"{name} must be None, {told}"):
             model(ids, **{name: value})
+    with pytest.raises(TypeError, match=r"cache must be a TTTCache, .* got DynamicCache"):
+        model(ids, cache=DynamicCache())
     with pytest.raises(TypeError, match="no argument output_atentions"):
         model(ids, output_atentions=False)
 

@@ -13,6 +13,7 @@ from vision_ttt.language.cache import TTTCache
 from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.model import TTTModel, TTTPreTrainedModel
 from vision_ttt.language.outputs import TTTCausalLMOutput
+from vision_ttt.language.packing import first_tokens
 from vision_ttt.language.padding import Padding
 from vision_ttt.layers.linear import fuse_linear
 from vision_ttt.ops.states import take
@@ -63,8 +64,9 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
 
         Args beyond :meth:`TTTModel.forward`'s:
             labels: token numbers [B, T], as a rule ``input_ids``: the logits of a token are
-                compared with the label of its row's next token, wherever padding stands. Labels of
-                -100 and those of padding are left out. The loss is computed in float32.
+                compared with the label of its document's next token, wherever padding stands.
+                Labels of -100 and those of padding are left out, as are those of documents' first
+                tokens. The loss is computed in float32.
             logits_to_keep: return the logits of this many last tokens only, 0 for all; or those of
                 some places [n], which is not for a loss.
             num_items_in_batch: divide the summed loss by it. None: by the number of labels.
@@ -99,6 +101,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
                     f"labels must have the logits' shape {list(logits.shape[:2])}, got "
                     f"{list(labels.shape)}; logits_to_keep is {logits_to_keep}"
                 )
+            labels = _further_labels(labels, output.last_hidden_state, attention_mask, kwargs)
             loss = _loss(logits, labels, padding, num_items_in_batch)
         if padding is not None:
             # For gradients of the logits; after the loss, whose own are 0 there. In place, since
@@ -191,6 +194,19 @@ def _loss(
         logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction=reduction
     )
     return loss if items is None else loss / items
+
+
+def _further_labels(
+    labels: Tensor, hidden: Tensor, mask: Tensor | None, boundaries: dict[str, Any]
+) -> Tensor:
+    """The labels [B, n] of the last tokens, without those of documents' first ones."""
+    padding = None if mask is None else Padding.of(mask[:, -hidden.shape[1] :])
+    begins = first_tokens(hidden, padding, boundaries)
+    if begins is None:
+        return labels
+    if padding is not None:
+        begins = take(begins, padding.places)
+    return labels.masked_fill(begins[:, -labels.shape[1] :], _IGNORED)
 
 
 def _next_labels(labels: Tensor, padding: Padding | None) -> Tensor:
