@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 
 from vision_ttt.language.cache import TTTCache
 from vision_ttt.language.configuration import TTTConfig
@@ -121,6 +121,48 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         """No: a cache of keys and values is none of this model's."""
         return False
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse transformers' continuous batching, also for ``generate_batch``.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "continuous batching pages keys and values, a TTT language model has states: give "
+            "generate a batch that is padded on the left"
+        )
+
+    def _prefill(
+        self,
+        input_ids: Tensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        is_first_iteration: bool = True,
+    ) -> TTTCausalLMOutput:
+        """Read what ``generate`` is given, ``prefill_chunk_size`` tokens at a time.
+
+        transformers' own needs a cache of keys and values to be there before.
+        """
+        size = generation_config.prefill_chunk_size
+        if size is None:
+            return super()._prefill(input_ids, generation_config, model_kwargs, is_first_iteration)
+        if size < 1:
+            raise ValueError(f"prefill_chunk_size must be at least 1, got {size}")
+        inputs = self.prepare_inputs_for_generation(
+            input_ids, is_first_iteration=is_first_iteration, **model_kwargs
+        )
+        if not inputs["use_cache"]:
+            raise ValueError("prefill_chunk_size needs use_cache=True, got False")
+        by_token = ("input_ids", "inputs_embeds", "attention_mask", "position_ids")
+        given = {name: inputs[name] for name in by_token if inputs.get(name) is not None}
+        length = given["inputs_embeds" if "inputs_embeds" in given else "input_ids"].shape[1]
+        for start in range(0, length, size):
+            for name, x in given.items():
+                inputs[name] = x[:, -length:][:, start : start + size]
+            output = self(**inputs, return_dict=True)
+            inputs["cache"] = output.cache
+        return output
 
     def prepare_inputs_for_generation(
         self,
