@@ -171,6 +171,14 @@ def test_it_is_off_unless_asked_for_and_can_be_switched_off(models, products):
         small_config(fused="yes")
 
 
+def test_names_that_adapters_are_given():
+    """Those of the guide, and of adapters that have been saved."""
+    for options in KINDS.values():
+        layers = small_model(**options).model.layers.named_modules()
+        names = {name.rpartition(".")[2] for name, x in layers if isinstance(x, nn.Linear)}
+        assert names == {"in_proj", "rate_proj", "out_proj", "fc1", "fc2"}
+
+
 def test_every_module_is_called():
     """No part only holds parameters: hooks run, and adapters may take the place of any layer."""
     model, fired = small_model(fused=True, **MAMBA, **WIDTHS), set()
