@@ -8,7 +8,9 @@ from typing import Any
 import yaml
 
 from vision_ttt.engine.section import ConfigError
+from vision_ttt.file_kinds import UnreadableFile, read_regular
 
+_LARGEST = 2**20  # bytes
 _MOST_VALUES = 10_000
 
 
@@ -16,13 +18,15 @@ def read_text(path: Path) -> str:
     """Return the text of a recipe's file.
 
     Raises:
-        ConfigError: it is not UTF-8.
+        ConfigError: it is no file, too large, or not UTF-8.
         FileNotFoundError: there is no such file.
     """
-    if not path.is_file():
-        raise FileNotFoundError(2, "No such recipe file", str(path))
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, _LARGEST).decode("utf-8")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(2, "No such recipe file", str(path)) from error
+    except UnreadableFile as error:
+        raise ConfigError(f"recipe {error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"recipe {path} is not a text in UTF-8: byte {error.start} is"
