@@ -54,6 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metadata = describe_classifier("vittt_nano_patch4_32", arguments, ("dark", "light"), described)
     save_weights(folder / "c.safetensors", model.state_dict(), metadata)
     Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / "a.png")
+    Image.new("RGB", (1, 5000)).save(folder / "long.png")
     for name in ("dark", "light"):
         (folder / "images" / name).mkdir(parents=True)
         for number in range(5):
@@ -100,6 +101,10 @@ CASES = [
     ([*PREDICT, "/dev/zero"], "it is a device"),
     ([*PREDICT, "eps.png"], "cannot decode image eps.png: not an image of PNG, JPEG"),
     ([*PREDICT, NOT_UTF8], "No such file"),
+    (
+        ["explain", "norms", "c.safetensors", "long.png", "--shorter-side=224", "--output", "o"],
+        "error: long: a picture of 1 × 5000 pixels (width × height) would be resized to 224 ×",
+    ),
     (["predict", "a.png", "--checkpoint", "other.csv"], "other.csv is truncated, corrupt"),
     ([*VIT3[:1], "other.csv", *VIT3[2:]], "other.csv is truncated or no file of torch.save"),
     ([*VIT3[:1], "pipe", *VIT3[2:]], "the input pipe is a named pipe"),

@@ -30,7 +30,7 @@ from vision_ttt.data.sample_images import NamedImage, sample_images
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.errors import UserError
 from vision_ttt.explain.saving import FORMATS, save_arrays, save_figure
-from vision_ttt.tasks.images.backbones import checkpoint_backbone, named_backbone
+from vision_ttt.tasks.images.backbones import ViewError, checkpoint_backbone, named_backbone
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -117,7 +117,10 @@ def _batches(
     """Images as the backbone is given them, up to `size` of one shape at once, in their order."""
     names, prepared = [], []
     for image in images:
-        tensor = subject.backbone.prepare(image.open())
+        try:
+            tensor = subject.backbone.prepare(image.open())
+        except ViewError as error:
+            raise UserError(f"{image.name}: {error}") from error
         if prepared and (len(prepared) == size or prepared[0].shape != tensor.shape):
             yield Batch(names, torch.stack(prepared).to(device))
             names, prepared = [], []
