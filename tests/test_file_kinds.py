@@ -20,7 +20,14 @@ from vision_ttt.data.sources import DatasetSpec, open_dataset
 from vision_ttt.engine.stored_tensors import open_stored
 from vision_ttt.engine.tensor_files import inspect_tensors, read_tensors
 from vision_ttt.errors import UserError
-from vision_ttt.file_kinds import UnreadableFile, check_files_in, check_regular, read_regular
+from vision_ttt.file_kinds import (
+    UnreadableFile,
+    as_text,
+    check_files_in,
+    check_regular,
+    is_text,
+    read_regular,
+)
 
 LARGEST = 2**41  # bytes of a file with nothing in it, which takes no room on the disk
 
@@ -142,3 +149,12 @@ def test_worker_processes_can_send_the_error() -> None:
     error = pickle.loads(pickle.dumps(UnreadableFile("a.txt", "it is a folder, not a file")))
     assert str(error) == "a.txt cannot be read: it is a folder, not a file"
     assert error.reason == "it is a folder, not a file"
+
+
+def test_names_as_text() -> None:
+    name = os.fsdecode(b"caf\xe9")
+    assert as_text(name) == "caf\ufffd"
+    assert as_text("café") == "café"
+    assert is_text("café")
+    assert not is_text(name)
+    assert not is_text("\ud800")

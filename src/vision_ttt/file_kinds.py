@@ -1,5 +1,6 @@
 """What a path leads to: files that can be read to their end, and what only looks like them."""
 
+import os
 import stat
 from pathlib import Path, PurePath
 
@@ -71,6 +72,24 @@ def check_files_in(folder: Path) -> None:
 def kind_of_file(mode: int) -> str:
     """What a `st_mode` says that something is, for a sentence: "a file", "a named pipe", …"""
     return _KINDS.get(stat.S_IFMT(mode), "a file")
+
+
+def as_text(name: str) -> str:
+    """Return a file's name as text that can be written: bytes that are no UTF-8 become U+FFFD."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be written in UTF-8.
+
+    Those of files may hold other bytes, and those in JSON and YAML halves of characters
+    (surrogates, such as U+D800).
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_hidden(path: PurePath) -> bool:

@@ -66,6 +66,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty").mkdir()
     os.mkfifo(folder / "pipe")
     os.mkfifo(folder / "pipe.png")
+    os.mkfifo(folder / "pipe.yaml")
+    (folder / "half.yaml").write_text('run: {output: "\\ud800"}\n')
+    for name in ("dark", NOT_UTF8):
+        (folder / "not-utf8" / name).mkdir(parents=True)
     (folder / "circle").symlink_to("circle")
     return folder
 
@@ -85,6 +89,11 @@ CASES = [
     (["eval", "x" * 5000], "File name too long"),
     (["eval", "no-rows.csv"], "truncated, corrupt or no safetensors file"),
     (["eval", "a\0b"], "a null character"),
+    (["eval", "\ud800"], r"the argument '\ud800' holds half a character"),
+    (["letters", "a\udc80\ud800"], "holds half a character (a surrogate), which no name has"),
+    (["train", "half.yaml"], r"recipe half.yaml has '\ud800', which holds half a character"),
+    (["train", "pipe.yaml"], "recipe pipe.yaml cannot be read: it is a named pipe, not a file"),
+    (["eval", "c.safetensors", "--dataset", "not-utf8"], "name that is no text in UTF-8; rename"),
     (["eval", "c.safetensors", "--dataset", ""], "--dataset is empty"),
     (
         ["eval", "c.safetensors", "--dataset", "/proc/self"],

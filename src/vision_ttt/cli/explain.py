@@ -30,6 +30,7 @@ from vision_ttt.data.sample_images import NamedImage, sample_images
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.errors import UserError
 from vision_ttt.explain.saving import FORMATS, save_arrays, save_figure
+from vision_ttt.file_kinds import as_text
 from vision_ttt.tasks.images.backbones import ViewError, checkpoint_backbone, named_backbone
 
 
@@ -198,7 +199,7 @@ def _name(word: str) -> str:
 def _distinct(names: Iterable[str]) -> list[str]:
     """Names with numbers behind those that were there before."""
     distinct: list[str] = []
-    for name in names:
+    for name in map(as_text, names):  # figures and archives hold nothing else
         number, own = 2, name
         while own in distinct:
             own, number = f"{name}-{number}", number + 1

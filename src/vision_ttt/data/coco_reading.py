@@ -15,7 +15,7 @@ from vision_ttt.data.coco import CocoAnnotations, Counts, corners
 from vision_ttt.data.coco_checks import Checked, Fault, check_annotation, shown
 from vision_ttt.data.packed import PackedBytes
 from vision_ttt.data.shards import DatasetError
-from vision_ttt.file_kinds import UnreadableFile, read_regular
+from vision_ttt.file_kinds import UnreadableFile, is_text, read_regular
 
 _LISTS = ("images", "annotations", "categories")
 _LARGEST_SIDE = 65_535  # pixels; beyond it a size is a typing error
@@ -125,7 +125,7 @@ def _names_of_categories(path: Path, categories: Sequence[Mapping[str, Any]]) ->
     names = {}
     for category in sorted(categories, key=lambda each: each["id"]):
         name = category.get("name")
-        if not isinstance(name, str) or not name or not _is_text(name):
+        if not isinstance(name, str) or not name or not is_text(name):
             raise DatasetError(
                 f"{path}: the name of category {category['id']} is {shown(name)}; it must be a"
                 " non-empty string of Unicode characters"
@@ -141,7 +141,7 @@ def _checked_images(path: Path, images: Sequence[Mapping[str, Any]]) -> Sequence
             not isinstance(name, str)
             or not PurePath(name).name
             or "\0" in name
-            or not _is_text(name)
+            or not is_text(name)
             or PurePath(name).is_absolute()
             or ".." in PurePath(name).parts
         ):
@@ -188,15 +188,6 @@ def _by_image(
 def _check_id(path: Path, what: str, value: Any) -> None:
     if type(value) is not int or not 0 <= value <= _LARGEST_ID:
         raise DatasetError(f"{path}: {what} is {shown(value)}; it must be a whole number from 0 on")
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name can be written: JSON may hold halves of characters (surrogates)."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _needed() -> str:

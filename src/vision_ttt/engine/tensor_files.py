@@ -123,17 +123,17 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], str | None]:
     _check_is_file(path)
     try:
         with path.open("rb") as file:
-            _refuse_pickles(file.read(9), path)
-        with safe_open(path, framework="pt"):  # its header says how long the file is
-            pass
-        content = path.read_bytes()
-    except SafetensorError as error:
-        raise _not_safetensors(path, error) from error
+            first = file.read(9)
+            _refuse_pickles(first, path)
+            length = 8 + int.from_bytes(first[:8], "little")
+            if not first[:8].strip(b"\0") or length > path.stat().st_size:
+                raise CheckpointError(f"{path} is truncated, corrupt or no safetensors file")
+            file.seek(0)
+            content = file.read()
     except (OSError, MemoryError) as error:
         raise _unreadable(path, error) from error
     try:
         tensors = dict(sorted(safetensors.torch.load(content).items()))
-        length = 8 + int.from_bytes(content[:8], "little")
         metadata = _metadata(content[:length])
     except (SafetensorError, ValueError, KeyError) as error:
         raise _not_safetensors(path, error) from error

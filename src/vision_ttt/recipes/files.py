@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from vision_ttt.engine.section import ConfigError
-from vision_ttt.file_kinds import UnreadableFile, read_regular
+from vision_ttt.file_kinds import UnreadableFile, is_text, read_regular
 
 _LARGEST = 2**20  # bytes
 _MOST_VALUES = 10_000
@@ -76,10 +76,12 @@ def _check_size(recipe: str, value: Any, visits: Iterator[int]) -> None:
     """Count what a recipe holds: YAML's aliases can make a few lines larger than any memory.
 
     Raises:
-        ConfigError: it is more than any recipe could need.
+        ConfigError: it is more than any recipe could need, or a text that cannot be written.
     """
     if next(visits) > _MOST_VALUES:
         raise ConfigError(f"recipe {recipe} holds more than {_MOST_VALUES:,} values")
+    if isinstance(value, str) and not is_text(value):
+        raise ConfigError(f"recipe {recipe} has {value!r}, which holds half a character")
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
