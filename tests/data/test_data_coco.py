@@ -229,7 +229,8 @@ def test_what_is_no_coco_file_is_refused(tmp_path: Path, content: bytes, told: s
         ),
         ([IMAGE], [{**GOOD, "category_id": None}], "category_id of annotation 1 is None"),
         ([IMAGE], [{**GOOD, "id": True}], "the id of entry 0 of annotations is True"),
-        ([IMAGE], [{**GOOD, "id": 2**64}], "whole number from 0 on"),
+        ([IMAGE], [{**GOOD, "id": 2**64}], "whole number from 0 to 9007199254740991"),
+        ([{**IMAGE, "id": 2**53}], [], "the id of entry 0 of images is 9007199254740992"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(

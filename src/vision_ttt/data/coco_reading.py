@@ -19,7 +19,7 @@ from vision_ttt.file_kinds import UnreadableFile, is_text, read_regular
 
 _LISTS = ("images", "annotations", "categories")
 _LARGEST_SIDE = 65_535  # pixels; beyond it a size is a typing error
-_LARGEST_ID = 2**63 - 1
+_LARGEST_ID = 2**53 - 1  # COCO's evaluation takes ids for floats, which tell no larger ones apart
 _LARGEST_FILE = 2**33  # bytes; some ten times those of the largest sets
 _UNKNOWN = Checked((math.nan,) * 4, math.nan, False, False)
 
@@ -187,7 +187,9 @@ def _by_image(
 
 def _check_id(path: Path, what: str, value: Any) -> None:
     if type(value) is not int or not 0 <= value <= _LARGEST_ID:
-        raise DatasetError(f"{path}: {what} is {shown(value)}; it must be a whole number from 0 on")
+        raise DatasetError(
+            f"{path}: {what} is {shown(value)}; it must be a whole number from 0 to {_LARGEST_ID}"
+        )
 
 
 def _needed() -> str:
