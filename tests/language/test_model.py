@@ -182,6 +182,13 @@ def test_wrong_calls(model):
     refused("a block with another backbone: conv must be", ids, None, other)
     tensors = {k: x for k, x in cache.tensors().items() if ".start_" not in k}
     refused("start_w1? is missing", ids, None, TTTCache.from_tensors(tensors, 5))
+    refused(r"is on meta, . on cpu", ids, None, cache.to("meta"))
+    with pytest.raises(TypeError, match="cache must be a TTTCache, got tuple"):
+        model(ids, cache=cache.blocks)
+    with pytest.raises(TypeError, match="a TTTBlockState for each block, got TTTLayerState"):
+        TTTCache([block.ttt for block in cache.blocks], 5)
+    with pytest.raises(TypeError, match="state must be a TTTBlockState, got TTTLayerState"):
+        model.model.layers[0](model.model.embed_tokens(ids), cache.blocks[0].ttt)
     with pytest.raises(ValueError, match="has seen no tokens, got length 7"):
         TTTCache.from_tensors({}, 7)
 

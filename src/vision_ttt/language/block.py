@@ -86,7 +86,8 @@ class TTTBlock(GradientCheckpointingLayer):
         outputs are 0. With ``packing`` the rows are several documents, and each is mixed apart.
 
         Raises:
-            TypeError: the lengths are not whole numbers.
+            TypeError: the state is not a :class:`TTTBlockState` of tensors of accepted dtypes, or
+                the lengths are not whole numbers.
             ValueError: the state is another backbone's, or it or the lengths do not fit.
         """
         if packing is not None:
@@ -104,6 +105,8 @@ class TTTBlock(GradientCheckpointingLayer):
         """As :meth:`forward`, of rows that are one document each."""
         padding = padding_of("TTTBlock", lengths, x)
         x = fill_padding(x, padding)
+        if state is not None and not isinstance(state, TTTBlockState):
+            raise TypeError(f"state must be a TTTBlockState, got {type(state).__name__}")
         if state is not None and self.has_conv == (state.conv is None):
             raise ValueError(
                 "the state is of a block with another backbone: conv must be "

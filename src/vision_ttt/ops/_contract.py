@@ -292,6 +292,33 @@ def check_number(op: str, name: str, value: Any, limits: Whole | Real) -> None:
         raise ValueError(f"{op}: {name} must be at least {limits.least}, got {value}")
 
 
+def check_whole_numbers(op: str, name: str, x: Any, tokens: Tensor) -> None:
+    """Raise an error unless x holds a whole number for each sequence of tokens [B, …], with them.
+
+    Raises:
+        TypeError: x is not a strided tensor of int32 or int64.
+        ValueError: its shape is not [B], or it is on another device.
+    """
+    # Narrower numbers would overflow, unsigned ones below 0, where places are computed.
+    if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64):
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{op}: {name} must be a tensor of int32 or int64, got {kind}")
+    if x.layout != torch.strided:
+        raise TypeError(f"{op}: {name} must be a strided tensor, got {x.layout}")
+    if list(x.shape) != [len(tokens)]:
+        raise ValueError(f"{op}: {name} must have shape [{len(tokens)}], got {list(x.shape)}")
+    if x.device != tokens.device:
+        raise ValueError(f"{op}: {name} is on {x.device}, the tokens on {tokens.device}")
+
+
+def check_range(what: str, x: Tensor, most: int) -> None:
+    """Raise an error unless x is in 0 … most; on a CPU only, and not while torch.compile traces."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return
+    if not all(0 <= value <= most for value in x.tolist()):
+        raise ValueError(f"{what} must be in 0 … {most}, got {x.tolist()}")
+
+
 def _bind(sizes: Sequence[int], shape: Shape, known: dict[str, Any]) -> bool:
     """Whether sizes match the shape. A match adds its new symbols to ``known``."""
     if shape and shape[0] == "...":

@@ -185,6 +185,7 @@ def ttt_linear(
         inputs,
         INITIAL,
         LinearState,
+        CONTRACTS.state,
         state,
         PART,
         backend,

@@ -190,6 +190,7 @@ def ttt_mlp(
         inputs,
         INITIAL,
         MLPState,
+        CONTRACTS.state,
         state,
         PART,
         backend,
