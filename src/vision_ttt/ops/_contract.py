@@ -116,6 +116,7 @@ class Contract:
             self.numbers,
             odd=self.odd,
             together=self.together,
+            may_be_0=self.may_be_0,
         )
 
     def _solvable(self, rows: list[_Row]) -> list[_Row]:
