@@ -7,6 +7,8 @@ from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.ops import linear_pair
 from vision_ttt.ops._table import TABLE
 
+pytestmark = pytest.mark.kernels
+
 OP = TABLE["linear_pair"]
 
 

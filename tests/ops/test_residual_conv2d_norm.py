@@ -7,6 +7,8 @@ from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.ops import residual_conv2d_norm
 from vision_ttt.ops._table import TABLE
 
+pytestmark = pytest.mark.kernels
+
 OP = TABLE["residual_conv2d_norm"]
 
 
