@@ -414,6 +414,16 @@ def test_lesser_instruction_sets_compute_the_same(isa, op, load_kernels):
         compare(op, got, exact_results(op.name, sizes))
 
 
+@every_op
+def test_a_storage_freed_between_both_passes(op):
+    """As FSDP frees parameters'; the backward pass must not read what is left."""
+    arguments = leaves(arguments_of(op))
+    out = first_of(PUBLIC[op.name])(*arguments)
+    arguments[0].untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="has no memory: its storage has been freed"):
+        out.sum().backward()
+
+
 REFUSED = {  # op, backend: what is changed in its arguments' sizes, and the reason
     ("deformable_attention", "cpu"): ({"dim": 24}, "24 channels are no multiple of 16"),
     ("depthwise_conv2d", "cpu"): ({"channels": 24}, "24 channels are no multiple of 16"),

@@ -111,7 +111,7 @@ def _opened(op: str, state: Any, kind: type[Any], inputs: Any, contract: Contrac
             raise ValueError(f"{op}: state.{field} is missing: the state cannot go on")
     contract.check((*inputs[:-3], *tensors, position, *inputs[-3:]))
     if isinstance(position, Tensor):
-        check_range(f"{op}: state.position", position, inputs.mini_batch_size - 1)
+        check_range(op, "state.position", position, inputs.mini_batch_size - 1)
     dtype = torch.promote_types(inputs.q.dtype, torch.float32)
     tensors = tuple(x.to(dtype) for x in tensors)
     return Opened(tensors[:count], tensors[count:], position)

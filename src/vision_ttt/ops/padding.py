@@ -27,7 +27,7 @@ def padding_of(op: str, lengths: Tensor | None, x: Tensor) -> Tensor | None:
     if lengths is None:
         return None
     check_whole_numbers(op, "lengths", lengths, x)
-    check_range(f"{op}: lengths", lengths, x.shape[1])
+    check_range(op, "lengths", lengths, x.shape[1])
     token = torch.arange(x.shape[1], device=lengths.device)
     return token >= lengths.unsqueeze(1)
 
