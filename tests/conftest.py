@@ -6,7 +6,6 @@ Triton decides at its import whether kernels are interpreted. Tests of interpret
 
 import ctypes
 import gc
-import os
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -44,7 +43,8 @@ def pytest_unconfigure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the tests marked `interpreted` if Triton's interpreter is on, and else all others."""
-    interpreter = os.environ.get("TRITON_INTERPRET") == "1"
+    from vision_ttt.ops._triton import INTERPRETED as interpreter
+
     own, others = [], []
     for item in items:
         marked = item.get_closest_marker("interpreted") is not None

@@ -15,6 +15,7 @@ from studies.sweeps.results import Result
 from vision_ttt.engine import TrainConfig
 from vision_ttt.engine.files import write_text
 from vision_ttt.errors import UserError
+from vision_ttt.file_kinds import read_regular
 
 LENGTHS_FILE = "lengths.json"
 """In the folder of a sweep's runs."""
@@ -127,6 +128,6 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
     if not path.exists():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path, 2**20))
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); remove it to measure anew") from error

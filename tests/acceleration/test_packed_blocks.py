@@ -22,6 +22,8 @@ from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters
 from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
 from vision_ttt.ops.packed.vittt_blocks_definition import packed_vittt_blocks_definition
 
+pytestmark = pytest.mark.kernels
+
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((1, (1, 1)), (3, (5, 7)), (1, (23, 17)), (2, (14, 14)))
 

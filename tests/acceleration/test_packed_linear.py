@@ -9,6 +9,8 @@ from tolerances import FORWARD, assert_close
 from vision_ttt.acceleration.packed_linear import PackedLinear
 from vision_ttt.ops.packed import pack, packed_linear, unpack
 
+pytestmark = pytest.mark.kernels
+
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = (
     (1, 1, 1),

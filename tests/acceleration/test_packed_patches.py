@@ -10,6 +10,8 @@ from vision_ttt.acceleration.packed_linear import PackedPatches
 from vision_ttt.acceleration.supported_parts import UnsupportedPart
 from vision_ttt.ops.packed import pack, packed_patches
 
+pytestmark = pytest.mark.kernels
+
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = (
     # images, columns, patch

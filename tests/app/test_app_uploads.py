@@ -72,3 +72,10 @@ def test_curves_are_drawn_of_any_length() -> None:
     for count in (1, 1000):
         curve = torch.linspace(1, 0, count)
         assert min(loss_curves(LossCourse(curve, curve / 2, curve / 4), "block 1").size) > 300
+
+
+@pytest.mark.parametrize("size", [(4096, 1), (3, 20_000)])
+def test_a_narrow_picture_keeps_a_pixel(tmp_path: Path, size: tuple[int, int]) -> None:
+    path = tmp_path / "narrow.png"
+    Image.new("RGB", size).save(path)
+    assert sorted(open_upload(path).size) == [1, LONGEST_SIDE]

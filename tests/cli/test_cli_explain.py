@@ -1,6 +1,7 @@
 """`vision-ttt explain`: what it writes is what the API finds, and what cannot be is one line."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -222,6 +223,15 @@ def test_a_named_model_has_constructor_arguments(tmp_path: Path, drawn: dict[str
     command = ["explain", "norms", named, "sample:digit-1", "--names", "small"]
     assert main([*command, "--output", str(tmp_path)]) == 0
     assert arrays(tmp_path, "norms")["small/digit-1/norms"].shape == (2, 4, 4)
+
+
+def test_a_picture_s_name_may_be_no_text(tmp_path: Path, drawn: dict[str, Figure]) -> None:
+    picture = tmp_path / os.fsdecode(b"caf\xe9.png")
+    Image.new("RGB", (16, 16)).save(picture)
+    named = "vittt_nano_patch4_32:depth=1,img_size=16"
+    command = ["explain", "norms", named, str(picture), "--names", "small"]
+    assert main([*command, "--output", str(tmp_path)]) == 0
+    assert set(arrays(tmp_path, "norms")) == {"small/caf\ufffd/norms"}
 
 
 def test_pictures_that_the_model_pads_are_drawn_padded(

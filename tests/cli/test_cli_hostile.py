@@ -54,6 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metadata = describe_classifier("vittt_nano_patch4_32", arguments, ("dark", "light"), described)
     save_weights(folder / "c.safetensors", model.state_dict(), metadata)
     Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / "a.png")
+    Image.new("RGB", (1, 5000)).save(folder / "long.png")
     for name in ("dark", "light"):
         (folder / "images" / name).mkdir(parents=True)
         for number in range(5):
@@ -65,6 +66,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty").mkdir()
     os.mkfifo(folder / "pipe")
     os.mkfifo(folder / "pipe.png")
+    os.mkfifo(folder / "pipe.yaml")
+    (folder / "half.yaml").write_text('run: {output: "\\ud800"}\n')
+    for name in ("dark", NOT_UTF8):
+        (folder / "not-utf8" / name).mkdir(parents=True)
     (folder / "circle").symlink_to("circle")
     return folder
 
@@ -84,6 +89,11 @@ CASES = [
     (["eval", "x" * 5000], "File name too long"),
     (["eval", "no-rows.csv"], "truncated, corrupt or no safetensors file"),
     (["eval", "a\0b"], "a null character"),
+    (["eval", "\ud800"], r"the argument '\ud800' holds half a character"),
+    (["letters", "a\udc80\ud800"], "holds half a character (a surrogate), which no name has"),
+    (["train", "half.yaml"], r"recipe half.yaml has '\ud800', which holds half a character"),
+    (["train", "pipe.yaml"], "recipe pipe.yaml cannot be read: it is a named pipe, not a file"),
+    (["eval", "c.safetensors", "--dataset", "not-utf8"], "name that is no text in UTF-8; rename"),
     (["eval", "c.safetensors", "--dataset", ""], "--dataset is empty"),
     (
         ["eval", "c.safetensors", "--dataset", "/proc/self"],
@@ -100,6 +110,10 @@ CASES = [
     ([*PREDICT, "/dev/zero"], "it is a device"),
     ([*PREDICT, "eps.png"], "cannot decode image eps.png: not an image of PNG, JPEG"),
     ([*PREDICT, NOT_UTF8], "No such file"),
+    (
+        ["explain", "norms", "c.safetensors", "long.png", "--shorter-side=224", "--output", "o"],
+        "error: long: a picture of 1 × 5000 pixels (width × height) would be resized to 224 ×",
+    ),
     (["predict", "a.png", "--checkpoint", "other.csv"], "other.csv is truncated, corrupt"),
     ([*VIT3[:1], "other.csv", *VIT3[2:]], "other.csv is truncated or no file of torch.save"),
     ([*VIT3[:1], "pipe", *VIT3[2:]], "the input pipe is a named pipe"),

@@ -78,7 +78,7 @@ def test_errors_of_an_existing_run_name_the_flags(
     ("flags", "told"),
     [
         (["--initial_weights", ""], "initial_weights is ''; it must be a non-empty string or null"),
-        (["--initial_weights", "."], ". is no regular file"),
+        (["--initial_weights", "."], ". cannot be read: it is a folder, not a file"),
         (["--initial_weights", "none"], "No such checkpoint file"),
         (["--num_classes", "3"], "num_classes is 3, but"),
         (["--frozen_layers", "99"], "frozen_layers is 99, but"),

@@ -137,6 +137,7 @@ _DAMAGED = [
     ({"iscrowd": 2}, "iscrowd is 2; it must be 0 or 1"),
     ({"area": -1}, "area is -1; it must be a finite number of at least 0"),
     ({"area": math.nan}, "area is nan"),
+    ({"area": 2e10}, r"area is 20000000000.0; it must be at most 1e\+10"),
     ({"segmentation": []}, r"segmentation is \[\]; it must be polygons"),
     ({"segmentation": None}, "segmentation is None; it must be polygons"),
     ({"segmentation": "a"}, "segmentation is 'a'"),
@@ -146,6 +147,13 @@ _DAMAGED = [
     ({"segmentation": [[1, 2, 3, 4, 5, True]]}, "a polygon is .*True"),
     ({"segmentation": [rectangle(70, 1, 5, 5)]}, r"the polygon \[70, 1, 75.* lies outside"),
     ({"segmentation": [[0, 0, 1e7, 0, 0, 9]]}, "coordinate 10000000.0; .* ±100,000 pixels"),
+    # A few bytes that would take gigabytes while a mask is made of them.
+    (
+        {"segmentation": [[-9e4, -9e4, 9e4, 9e4] * 100]},
+        "outline is 36,000,000 .* at most 1,000,000",
+    ),
+    ({"segmentation": [[0, 0, 59, 39] * 20_000]}, "outline is 2,360,000 pixels long"),
+    ({"segmentation": [[-9e4, 0, 9e4, 0, 0, 9]] * 9}, "outline is 3,240,000 pixels long"),
     ({"segmentation": {"size": [60, 40], "counts": [2400]}}, r"size is \[60, 40\]; .*\[40, 60\]"),
     ({"segmentation": {"size": [40, 60], "counts": [2399]}}, r"counts are \[2399\].* 2400 pixels"),
     ({"segmentation": {"size": [40, 60], "counts": [2402, -2]}}, "counts are .*at least 0"),
@@ -206,6 +214,12 @@ def test_what_is_no_coco_file_is_refused(tmp_path: Path, content: bytes, told: s
         ([{**IMAGE, "file_name": ""}], [], "file_name of image 5 is ''"),
         ([{**IMAGE, "height": 0}], [], "the height of image a.png is 0; .* from 1 to 65,535"),
         ([{**IMAGE, "width": 1.5}], [], "the width of image a.png is 1.5"),
+        ([{**IMAGE, "height": 10**9}], [], "the height of image a.png is 1000000000"),
+        (
+            [{**IMAGE, "file_name": "\ud800.png"}],
+            [],
+            r"image 5 is '\\ud800\.png'; it must be a path",
+        ),
         ([IMAGE], [GOOD, GOOD], "the id 1 is there twice among its annotations"),
         ([IMAGE], [{**GOOD, "image_id": 9}], "the image_id of annotation 1 is 9, .* 1 images"),
         (
@@ -215,7 +229,8 @@ def test_what_is_no_coco_file_is_refused(tmp_path: Path, content: bytes, told: s
         ),
         ([IMAGE], [{**GOOD, "category_id": None}], "category_id of annotation 1 is None"),
         ([IMAGE], [{**GOOD, "id": True}], "the id of entry 0 of annotations is True"),
-        ([IMAGE], [{**GOOD, "id": 2**64}], "whole number from 0 on"),
+        ([IMAGE], [{**GOOD, "id": 2**64}], "whole number from 0 to 9007199254740991"),
+        ([{**IMAGE, "id": 2**53}], [], "the id of entry 0 of images is 9007199254740992"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(
@@ -226,12 +241,46 @@ def test_what_does_not_fit_together_is_refused(
         read_coco(path)
 
 
-def test_categories_must_have_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("category", "told"),
+    [
+        ({"id": 1, "name": ""}, "the name of category 1 is ''"),
+        ({"id": 1, "name": 5}, "the name of category 1 is 5; it must be a non-empty string"),
+        ({"id": 1, "name": "\ud800"}, r"the name of category 1 is '\\ud800'.* Unicode characters"),
+        ({"id": "1", "name": "a"}, "the id of entry 2 of categories is '1'"),
+    ],
+)
+def test_categories_must_have_names(tmp_path: Path, category: dict[str, Any], told: str) -> None:
     path = tmp_path / "instances.json"
-    content = {"images": [], "annotations": [], "categories": [*CATEGORIES, {"id": 1, "name": ""}]}
+    content = {"images": [], "annotations": [], "categories": [*CATEGORIES, category]}
     path.write_text(json.dumps(content))
-    with pytest.raises(DatasetError, match="the name of category 1 is ''"):
+    with pytest.raises(DatasetError, match=told):
         read_coco(path)
+
+
+def test_objects_of_faulty_and_missing_images_do_not_count(write: Callable[..., Path]) -> None:
+    lost = {**IMAGE, "id": 6, "file_name": "lost.png"}
+    path = write(
+        {**GOOD, "area": -1.0},
+        annotation(2, 5, 3, rectangle(1, 1, 5, 5)),
+        annotation(3, 6, 3, rectangle(1, 1, 5, 5)),
+        annotation(4, 2, 3, rectangle(1, 1, 5, 5), iscrowd=1),
+        images=(IMAGE, OTHER, lost),
+    )
+    told = _images(path).annotations
+    assert (told.counts.objects, told.counts.zero_area_boxes) == (1, 0)
+    assert told.objects_beside([]) == 1
+    assert told.objects_beside(["lost.png"]) == 0
+
+
+def test_a_polygon_is_cut_off_as_pycocotools_does(write: Callable[..., Path]) -> None:
+    polygon = [-900.5, 5.25, 30.0, 20.5, 95_000.0, 3000.0, 12.0, 39.0]
+    path = write({**GOOD, "segmentation": [polygon]})
+    (mask,) = _images(path)[0].masks
+    theirs = COCO(str(path))
+    held = rle_masks.decode(mask)
+    assert 0 < held.sum() < held.size
+    np.testing.assert_array_equal(held, theirs.annToMask(theirs.loadAnns([1])[0]))
 
 
 def test_images_that_are_missing_or_of_another_size_are_named(write: Callable[..., Path]) -> None:

@@ -19,6 +19,7 @@ from vision_ttt.data import (
 )
 from vision_ttt.data.loading import (
     check_auto_augment,
+    evaluation_transform,
     isolated_generators,
     seed_generators,
     train_transform,
@@ -188,3 +189,29 @@ def test_policies_of_timms(policy: str) -> None:
 def test_policies_that_timm_would_read_in_part(policy: str) -> None:
     with pytest.raises(ValueError, match="accepted: "):
         check_auto_augment(policy)
+
+
+@pytest.mark.parametrize("size", [(3, 20_000), (20_000, 3), (4096, 1), (48, 32)])
+@pytest.mark.parametrize("mode", ["center", "border", "squash"])
+def test_narrow_images_are_not_resized_whole(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], mode: str
+) -> None:
+    """At 224 pixels, timm would make 437 million pixels of 3 × 20,000."""
+    told = {"input_size": (3, 32, 32), "interpolation": "bicubic", "crop_pct": 0.875}
+    told |= {"mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_mode": mode}
+    image = Image.new("RGB", size, "red")
+    middle = tuple(side // 2 for side in size)
+    image.paste("white", (*(max(at - 24, 0) for at in middle), *(at + 24 for at in middle)))
+    made: list[int] = []
+    resize = Image.Image.resize
+
+    def resized(image: Image.Image, size: tuple[int, int], *rest: object, **more: object) -> object:
+        made.append(size[0] * size[1])
+        return resize(image, size, *rest, **more)
+
+    monkeypatch.setattr(Image.Image, "resize", resized)
+    seen = evaluation_transform(told)(image)
+    assert seen.shape == (3, 32, 32)
+    assert max(made) <= 16 * 36**2
+    if mode == "center":
+        assert (seen == 1).all()

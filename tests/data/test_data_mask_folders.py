@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,10 +192,22 @@ def test_class_files_that_do_not_fit_are_refused(tmp_path: Path, content: bytes,
         read_classes(tmp_path)
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "P", "I;16"])
+def test_a_mask_takes_few_bytes_a_pixel(tmp_path: Path, mode: str) -> None:
+    """A mask of one label has thousands of pixels to a byte of its file."""
+    Image.new(mode, (1200, 1000), 1).save(tmp_path / "mask.png")
+    tracemalloc.start()
+    labels = read_labels(tmp_path / "mask.png", ("a", "b"), zero_is_unlabelled=True)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (labels == 0).all()
+    assert peak < 6.5 * labels.size
+
+
 def test_missing_class_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"has no objectInfo150\.txt or classes\.txt; name the"):
         read_classes(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"names\.txt"):
         read_classes(tmp_path, tmp_path / "names.txt")
-    with pytest.raises(DatasetError, match="is no regular file"):
+    with pytest.raises(DatasetError, match="it is a folder, not a file"):
         read_classes(tmp_path, tmp_path)

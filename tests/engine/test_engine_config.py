@@ -13,7 +13,7 @@ from timm.layers import DropPath
 from vision_ttt import recipes, tasks
 from vision_ttt.dense import build_detector, build_segmenter
 from vision_ttt.engine import ConfigError
-from vision_ttt.engine.config import section_types
+from vision_ttt.engine.config import LENGTHS, OptimisationSection, section_types
 from vision_ttt.engine.section import Section, field_types
 from vision_ttt.models import create_model, is_model
 from vision_ttt.models.vittt_ablations import ABLATIONS
@@ -139,6 +139,58 @@ def test_sections_of_another_task_are_refused() -> None:
     config = resolve({"task": "classification"})
     with pytest.raises(TypeError, match="data is a RunSection; ImageData is needed"):
         dataclasses.replace(config, data=config.run)
+
+
+PUBLISHED = [
+    name
+    for name in recipes.available()
+    if name.startswith(("imagenet-", "coco-", "ade20k-", "three-stage"))
+]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_no_default_leaks_into_a_published_recipe(name: str) -> None:
+    """What its authors trained with is in the recipe, whatever the fields' defaults become."""
+    stages = recipes.read(name)
+    for own in (stages.pop("stages", None) or {"": {}}).values():
+        told = recipes.merge(stages, own)["optimisation"]
+        free = {*LENGTHS, "accumulation_steps", "inner_warmup", "non_finite"}
+        for used, fields in (
+            ("polynomial", {"power"}),
+            ("steps", {"decay_at", "decay_rate"}),
+        ):
+            free |= fields if told["schedule"] != used else set()
+        if told["schedule"] == "steps":
+            free |= {"minimum_learning_rate"}
+        every = {field.name for field in dataclasses.fields(OptimisationSection)}
+        assert every - free <= told.keys()
+        assert len(told.keys() & set(LENGTHS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "rates", "weight_decays", "ema_decay"),
+    [
+        ("imagenet-vim-tiny", [1e-3], [0.1], 0.99996),
+        ("imagenet-vim-small", [1e-3], [0.05], 0.99996),
+        ("imagenet-vim-base", [1e-3], [0.05], 0.99996),
+        ("imagenet-mambar-tiny", [1e-3], [0.05], 0.0),
+        ("imagenet-mambar-small", [1e-3, 4e-4, 1e-5], [0.05, 0.05, 0.1], 0.0),
+        ("imagenet-mambar-base", [8e-4, 4e-4, 1e-5], [0.05, 0.05, 0.1], 0.0),
+        ("imagenet-mambar-large", [8e-4, 4e-4, 1e-5], [0.05, 0.05, 0.1], 0.0),
+    ],
+)
+def test_vim_and_mamba_reg_are_optimised_as_released(
+    name: str, rates: list[float], weight_decays: list[float], ema_decay: float
+) -> None:
+    """As DeiT's training code has it: no clipping, and a cosine from 1e-6 that ends at 1e-5."""
+    runs = [each.optimisation for each in recipes.load_stages(name).values()]
+    assert [each.learning_rate for each in runs] == rates
+    assert [each.weight_decay for each in runs] == weight_decays
+    for each in runs:
+        assert (each.schedule, each.warmup, each.clip_norm) == ("cosine", 5, 0.0)
+        assert (each.warmup_learning_rate, each.minimum_learning_rate) == (1e-6, 1e-5)
+        assert (each.beta1, each.beta2, each.layer_decay) == (0.9, 0.999, None)
+        assert each.ema_decay == ema_decay
 
 
 @pytest.mark.parametrize("name", recipes.available())

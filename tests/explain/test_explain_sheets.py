@@ -16,7 +16,9 @@ from vision_ttt.explain.inner_loss_figures import (
     layer_name,
     running_mean,
 )
+from vision_ttt.explain.map_figures import plot_gradient_maps
 from vision_ttt.explain.map_sheets import PictureMap, head_sheet, layer_sheet, model_sheet
+from vision_ttt.explain.norm_figures import norm_map_sheet
 
 
 class Course(NamedTuple):
@@ -226,3 +228,19 @@ def test_fast_weights_by_head():
         fast_weight_heads(found, "speed", heads=["a", "b"])
     with pytest.raises(ValueError, match="needs 1 heads"):
         fast_weight_heads(found, "drift", heads=["a"])
+
+
+@pytest.mark.parametrize("grid", [(1, 900), (900, 1)])
+def test_figures_of_narrow_pictures_are_not_as_long(grid: tuple[int, int]) -> None:
+    """A figure of 1 : 900 would take gigabytes when it is saved."""
+    picture, own = torch.rand(3, *grid), torch.rand(*grid)
+    seen = PictureMap(picture, own)
+    for figure in (
+        model_sheet({"a": [seen]}, ["x"]),
+        layer_sheet({"a": PictureMap(picture, own[None])}, title="x"),
+        head_sheet(picture, own[None, None], title="x", heads=["1"]),
+        plot_gradient_maps(picture[None], own[None]),
+        norm_map_sheet(picture[None], own[None, None] + 1),
+    ):
+        width, height = figure.get_size_inches()
+        assert max(width, height) < 12 * min(width, height)

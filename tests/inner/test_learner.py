@@ -367,6 +367,13 @@ def test_bad_regimes(arguments, message):
             {"position_scale": torch.ones(3)},
             r"position_scale must have shape \[4\] or \[2, 4\], got \[3\]",
         ),
+        (
+            {"causal": True, "mini_batch_size": 4},
+            {"position_scale": torch.ones(4, device="meta")},
+            "position_scale is on meta, q on cpu",
+        ),
+        ({}, {"state": {"w": torch.zeros(2, 3, 3, device="meta")}}, "w is on meta, q on cpu"),
+        ({}, {"outer": {"u": torch.zeros(2, 3, device="meta")}}, "u is on meta, q on cpu"),
         ({}, {"reverse_heads": 3}, r"reverse_heads must be in 0 … 2, got 3"),
         ({"clip_axes": {"u": (-2,)}}, {}, r"clip_axes names 'u', state has \['w'\]"),
         ({"model": lambda params, x: x[:, :2]}, {}, r"must map \[6, 3\] to \[6, 3\], it gave"),
@@ -380,3 +387,19 @@ def test_bad_calls(options, arguments, message):
     call = {"q": q, "k": k, "v": v, "state": state, **arguments}
     with pytest.raises(ValueError, match=message):
         Learner(**{"model": Linear(bias=False), **options})(**call)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x.to(torch.complex64), "got torch.strided torch.complex64"),
+        (lambda x: x.to_sparse(), "got torch.sparse_coo"),
+        (lambda x: x.tolist(), "got list"),
+    ],
+)
+@pytest.mark.parametrize("group", ["state", "outer"])
+def test_parameters_of_another_kind(group, change, message):
+    q, k, v, state, _ = random_problem(Linear(bias=False))
+    call = {"state": state, group: {"x": change(torch.zeros(2, 3, 3))}}
+    with pytest.raises(TypeError, match=f"Learner: x must be a strided tensor of .*{message}"):
+        Learner(Linear(bias=False))(q, k, v, **call)

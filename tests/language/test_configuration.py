@@ -75,6 +75,19 @@ def test_wrong_values(wrong, kind, told):
         TTTConfig(**wrong)
 
 
+def test_no_code_of_a_hub(tmp_path):
+    """TRL reads ``auto_map`` of every configuration; it is saved only where there is one."""
+    config = TTTConfig()
+    assert config.auto_map == {}
+    assert config.auto_map is not TTTConfig().auto_map
+    assert "auto_map" not in config.to_dict()
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).auto_map == {}
+    config.auto_map["AutoModel"] = "module.Class"
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).auto_map == {"AutoModel": "module.Class"}
+
+
 def test_keys_of_transformers_are_no_misspelt_ones():
     assert TTTConfig(tie_encoder_decoder=False).tie_encoder_decoder is False
 

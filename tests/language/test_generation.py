@@ -136,8 +136,9 @@ def test_arguments_of_generate_and_misspelt_ones(model):
     wanted = generate(model, ids)
     assert torch.equal(generate(model, ids, token_type_ids=torch.zeros_like(ids)), wanted)
     assert torch.equal(generate(model, ids, tokenizer=Letters()), wanted)
-    with pytest.raises(ValueError, match="position_ids must be None"):
-        generate(model, ids, position_ids=torch.arange(6)[None])
+    assert torch.equal(generate(model, ids, position_ids=torch.arange(6)[None]), wanted)
+    with pytest.raises(ValueError, match="is_causal must be None"):
+        generate(model, ids, is_causal=False)
     with pytest.raises(ValueError, match="cache_parms"):
         generate(model, ids, cache_parms=1)
 
@@ -173,3 +174,38 @@ def test_packed_for_inference(model):
     with torch.no_grad():
         assert_close(fast(ids).logits, model(ids).logits, 1e-5)
     assert torch.equal(generate(fast, ids), greedy(model, ids))
+
+
+@pytest.mark.parametrize("size", [1, 4, 20])
+def test_a_prompt_that_is_read_in_parts(model, size):
+    ids, mask = tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    mask[0, :5] = 0
+    wanted, seen = generate(model, ids, mask), []
+    hook = model.model.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+    got = generate(model, ids, mask, prefill_chunk_size=size)
+    assert torch.equal(got, wanted)
+    assert max(seen) == min(size, 9)
+    hook.remove()
+    embedded = {"inputs_embeds": model.get_input_embeddings()(ids), "prefill_chunk_size": size}
+    assert torch.equal(generate(model, None, mask, **embedded), wanted[:, 9:])
+    cache = model(ids[:, :3], mask[:, :3], use_cache=True).cache
+    got = generate(model, ids, mask, cache=cache, prefill_chunk_size=size)
+    assert torch.equal(got, wanted)
+    beams = generate(model, ids, mask, num_beams=3, prefill_chunk_size=size)
+    assert torch.equal(beams, generate(model, ids, mask, num_beams=3))
+
+
+def test_parts_need_a_size_and_a_cache(model):
+    ids = tokens(1, 6)
+    with pytest.raises(ValueError, match="prefill_chunk_size must be at least 1, got 0"):
+        generate(model, ids, prefill_chunk_size=0)
+    with pytest.raises(ValueError, match="prefill_chunk_size needs use_cache=True, got False"):
+        generate(model, ids, prefill_chunk_size=2, use_cache=False)
+
+
+def test_no_continuous_batching(model):
+    told = "continuous batching pages keys and values, a TTT language model has states"
+    with pytest.raises(ValueError, match=told):
+        model.generate_batch([[1, 2, 3], [4, 5]])
+    with pytest.raises(ValueError, match=told):
+        generate(model, tokens(1, 6), cache_implementation="paged")

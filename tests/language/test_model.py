@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
 
 from language_models import MAMBA, small_config, small_model
 from tolerances import FORWARD, assert_close
@@ -182,6 +182,13 @@ def test_wrong_calls(model):
     refused("a block with another backbone: conv must be", ids, None, other)
     tensors = {k: x for k, x in cache.tensors().items() if ".start_" not in k}
     refused("start_w1? is missing", ids, None, TTTCache.from_tensors(tensors, 5))
+    refused(r"is on meta, . on cpu", ids, None, cache.to("meta"))
+    with pytest.raises(TypeError, match="cache must be a TTTCache, got tuple"):
+        model(ids, cache=cache.blocks)
+    with pytest.raises(TypeError, match="a TTTBlockState for each block, got TTTLayerState"):
+        TTTCache([block.ttt for block in cache.blocks], 5)
+    with pytest.raises(TypeError, match="state must be a TTTBlockState, got TTTLayerState"):
+        model.model.layers[0](model.model.embed_tokens(ids), cache.blocks[0].ttt)
     with pytest.raises(ValueError, match="has seen no tokens, got length 7"):
         TTTCache.from_tensors({}, 7)
 
@@ -196,13 +203,15 @@ def test_arguments_that_transformers_hands_to_every_model(model):
     body = model.model(ids, **passed).last_hidden_state
     assert torch.equal(body, model.model(ids).last_hidden_state)
     for name, value, told in (
-        ("position_ids", ids, r"got \[2, 5\]: tokens are one sequence, in their order"),
+        ("cache_position", ids[0], r"got \[5\]: tokens go on where their cache ends"),
         ("past_key_values", (), r"got \(\): there are no keys and values"),
         ("output_attentions", True, "got True: there is no attention"),
         ("is_causal", False, "got False: the models are causal only"),
     ):
         with pytest.raises(ValueError, match=f"{name} must be None, {told}"):
             model(ids, **{name: value})
+    with pytest.raises(TypeError, match=r"cache must be a TTTCache, .* got DynamicCache"):
+        model(ids, cache=DynamicCache())
     with pytest.raises(TypeError, match="no argument output_atentions"):
         model(ids, output_atentions=False)
 

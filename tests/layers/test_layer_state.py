@@ -141,8 +141,37 @@ def test_a_state_of_a_layer_with_other_convolutions():
 
 
 def test_a_convolutions_state_that_does_not_fit():
-    with pytest.raises(ValueError, match=r"must have shape \[1, 3, 32\], got \[1, 2, 32\]"):
-        DirectionalConv1d(DIM, 4)(torch.randn(1, 5, DIM), torch.randn(1, 2, DIM))
+    conv, x, state = DirectionalConv1d(DIM, 4), torch.randn(1, 5, DIM), torch.randn(1, 3, DIM)
+
+    def refused(error, told, state, lengths=None):
+        with pytest.raises(error, match=f"DirectionalConv1d: {told}"):
+            conv(x, state, True, lengths)
+
+    refused(ValueError, r"state must have shape \[1, 3, 32\], got \[1, 2, 32\]", state[:, 1:])
+    refused(ValueError, "state is on meta, x on cpu", state.to("meta"))
+    refused(TypeError, "state must be one of .* got torch.complex64", state.to(torch.complex64))
+    refused(TypeError, "state must be a strided tensor", state.to_sparse())
+    refused(TypeError, "state must be a tensor, got list", state.tolist())
+    refused(TypeError, "lengths must be .* int64, got list", None, [2])
+    refused(ValueError, r"lengths must have shape \[1\], got \[2\]", None, torch.tensor([1, 2]))
+    refused(ValueError, r"lengths must be in 0 … 5, got \[6\]", state, torch.tensor([6]))
+    refused(ValueError, "lengths is on meta", state, torch.tensor([6], device="meta"))
+
+
+def test_a_layers_state_that_does_not_fit():
+    layer, x = rotated(), torch.randn(1, 5, DIM)
+    _, state = layer(x, return_state=True)
+    with pytest.raises(TypeError, match="state must be a TTTLayerState, got LinearState"):
+        layer(x, state.learner)
+    with pytest.raises(ValueError, match=r"state.learner is missing"):
+        layer(x, state._replace(learner=None))
+    moved = state.learner._replace(position=torch.tensor([1], device="meta"))
+    with pytest.raises(ValueError, match="MiniBatchRotary: position is on meta"):
+        layer(x, state._replace(learner=moved))
+    with pytest.raises(TypeError, match=r"MiniBatchRotary: position must be an int, got 1\.0"):
+        layer(x, state._replace(learner=state.learner._replace(position=1.0)))
+    with pytest.raises(ValueError, match=r"ttt_linear: state\.start_w is on meta, q on cpu"):
+        layer(x, state._replace(learner=state.to("meta").learner))
 
 
 def test_rotations_are_not_rounded():

@@ -163,6 +163,13 @@ def test_what_does_not_fit():
         layer(x, state.select([0]))
     with pytest.raises(ValueError, match="initial_state must have shape"):
         layer(x, state._replace(scan=state.scan[:, 1:]))
+    for name in state._fields:
+        with pytest.raises(ValueError, match=f"state.{name} is missing"):
+            layer(x, state._replace(**{name: None}))
+        with pytest.raises(ValueError, match=r"state is on meta, . on cpu"):
+            layer(x, state._replace(**{name: getattr(state, name).to("meta")}))
+        with pytest.raises(TypeError, match=r"state must be one of .* got torch.complex64"):
+            layer(x, state._replace(**{name: getattr(state, name).to(torch.complex64)}))
     with pytest.raises(ValueError, match="dt_rank must be at least 1, got 0"):
         Mamba(DIM, dt_rank=0)
 

@@ -311,3 +311,13 @@ def test_guidance_that_does_not_fit():
 def test_arguments_out_of_range(options, told):
     with pytest.raises(ValueError, match=told):
         DiT3(**{**SMALL, **options})
+
+
+def test_a_batch_without_images():
+    model = small()
+    x, t, y = inputs(batch=0)
+    out = model(x.requires_grad_(), t, y)
+    assert out.shape == (0, *model(*inputs())[0].shape)
+    out.sum().backward()
+    assert x.grad.shape == x.shape
+    assert not any(parameter.grad.any() for parameter in model.parameters())

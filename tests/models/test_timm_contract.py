@@ -181,3 +181,19 @@ def test_made_on_a_device_and_in_a_precision(name):
     assert {x.dtype for x in small(name).parameters()} == {torch.float32}
     with pytest.raises(TypeError, match="devise"):
         small(name, devise="meta")
+
+
+@pytest.mark.parametrize("train", [False, True])
+@of_every_classifier
+def test_a_batch_without_images(name, train):
+    """As at the end of a loader's shard; every parameter has a gradient, which DDP waits for."""
+    model, x = small(name).train(train), images()[:0].requires_grad_()
+    logits = model(x)
+    assert logits.shape == (0, 4)
+    logits.sum().backward()
+    assert x.grad.shape == x.shape
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert not parameter.grad.any(), key
+    for tokens in model.forward_intermediates(x, intermediates_only=True):
+        assert len(tokens) == 0

@@ -65,7 +65,7 @@ def fresh_process():
     """A process with an override that imports the package, then requests a backend."""
     code = "import sys, vision_ttt\nprint([m for m in sys.modules if m.startswith('vision_ttt')])\n"
     code += "vision_ttt.ops._backend.requested_backend('op', None, ['a'], None)"
-    environment = os.environ | {"VISION_TTT_BACKEND": "nonsense"}
+    environment = os.environ | {"VISION_TTT_BACKEND": "dual"}
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
@@ -73,7 +73,7 @@ def fresh_process():
 
 def test_the_environment_variable_overrides(fresh_process):
     assert fresh_process.returncode == 1
-    message = "unknown backend 'nonsense' (from the environment variable VISION_TTT"
+    message = "unknown backend 'dual' (from the environment variable VISION_TTT"
     assert message in fresh_process.stderr
 
 

@@ -13,6 +13,8 @@ from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.deformable_attention import cpu
 from vision_ttt.ops.deformable_attention.contract import Inputs
 
+pytestmark = pytest.mark.kernels
+
 OP = TABLE["deformable_attention"]
 LEVELS = [(9, 13), (5, 7), (3, 2)]
 BACKENDS = ("cpu", "dual", "reference")

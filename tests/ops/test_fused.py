@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from tolerances import assert_close
 from vision_ttt.ops import depthwise_conv2d, directional_conv1d, gated_norm, swiglu
 
+pytestmark = pytest.mark.kernels
+
 LENGTHS = [1, 3, 127, 128, 129, 300]
 
 

@@ -13,6 +13,8 @@ from vision_ttt.layers import TTTLinear
 from vision_ttt.ops import use_backend
 from vision_ttt.ops._table import TABLE
 
+pytestmark = pytest.mark.kernels
+
 fused_ttt_linear_op = TABLE["fused_ttt_linear"].forward_op
 VITTT = {"bidirectional": True, "share_qk": True, "gate": True}
 LAYOUTS = {

@@ -87,6 +87,28 @@ def test_unspoilt(name):
         assert_error_or_definition(name, sizes, [])
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_freed_storages(name):
+    """Also of a call that has been served before, and of a view into a storage."""
+    torch.manual_seed(0)
+    call = make_calls(Sizes())[name]()
+    call.op(*call.arguments)
+    flat = [y for x in call.arguments for y in (x if isinstance(x, list) else [x])]
+    for place, x in enumerate(flat):
+        if isinstance(x, Tensor) and x.numel():
+            whole = torch.zeros(7 + x.numel(), dtype=x.dtype)
+            given = flat.copy()
+            given[place] = whole[7:].view(x.shape)
+            whole.untyped_storage().resize_(0)
+            rest = iter(given)
+            arguments = [
+                [next(rest) for _ in a] if isinstance(a, list) else next(rest)
+                for a in call.arguments
+            ]
+            with pytest.raises(ValueError, match="has no memory: its storage has been freed"):
+                call.op(*arguments)
+
+
 # Without shrinking: an example is two changes of one call already.
 PLAIN = settings(
     deadline=None,

@@ -20,7 +20,10 @@ TOKENS = ("q", "k", "v", "eta")
 SIZE, LENGTH = 5, 13
 each_op = pytest.mark.parametrize("op", OPS)
 
-pytestmark = pytest.mark.skipif(_native.LIBRARY is None, reason="the kernels are not built")
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(_native.LIBRARY is None, reason="the kernels are not built"),
+]
 
 
 def make(op: str, batch: int = 2, heads: int = 3, dim: int = 16, **options) -> dict[str, Tensor]:
@@ -153,7 +156,7 @@ def test_sequences_at_different_places(op, runs):
     assert not last[-2][2].any()  # no sums in a mini-batch without tokens
     for wrong in ([0, 5, 0], [0, -1, 0]):
         own = state._replace(position=torch.tensor(wrong))
-        with pytest.raises(ValueError, match=r"positions must be in 0 … 4 with mini_batch_size=5"):
+        with pytest.raises(ValueError, match=r"state.position must be in 0 … 4, got"):
             call(**tokens_of(following, 0, 1), mini_batch_size=SIZE, state=own)
 
 

@@ -178,10 +178,12 @@ def test_lengths_that_do_not_fit(op):
         refused(TypeError, f"int32 or int64, got {dtype}", torch.ones(2, dtype=dtype))
     refused(ValueError, r"must have shape \[2\], got \[3\]", torch.tensor([1, 2, 3]))
     refused(ValueError, r"lengths must be in 0 … 6, got \[7, 1\]", torch.tensor([7, 1]))
+    refused(ValueError, "lengths is on meta", torch.tensor([6, 1], device="meta"))
+    refused(TypeError, "got torch.sparse_coo", torch.tensor([6, 1]).to_sparse())
     refused(ValueError, "reverse_heads=1, which begin", torch.tensor([6, 1]), reverse_heads=1)
     _, state = OPS[op](**problem, mini_batch_size=SIZE, return_state=True)
     state = state._replace(position=torch.tensor([1, 4]))
-    refused(ValueError, r"positions must be in 0 … 3, got", torch.tensor([6, 1]), state=state)
+    refused(ValueError, r"state.position must be in 0 … 3, got", torch.tensor([6, 1]), state=state)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -224,10 +226,8 @@ def test_states_that_do_not_fit(op):
         call(**problem | _cut_scale(problem, 2), mini_batch_size=2, state=state)
     with pytest.raises(ValueError, match=r"start_w1? must have shape \[2, 2, 4, .*\[1, 2, 4"):
         call(**problem, mini_batch_size=SIZE, state=state.select([0]))
-    with pytest.raises(ValueError, match=r"one for each sequence \[2\]"):
-        call(**problem, mini_batch_size=SIZE, state=state._replace(position=torch.zeros(2)))
     for position in (2.0, True):
-        with pytest.raises(TypeError, match=f"must be a whole number, got {position}"):
+        with pytest.raises(TypeError, match=f"each sequence, got {position}"):
             call(**problem, mini_batch_size=SIZE, state=state._replace(position=position))
     field = state._fields[-2]
     with pytest.raises(ValueError, match=f"state.{field} is missing"):
@@ -238,6 +238,55 @@ def test_states_that_do_not_fit(op):
         call(**problem, mini_batch_size=SIZE, state=both)
     with pytest.raises(ValueError, match="cpu"):
         call(**problem, mini_batch_size=SIZE, state=state, backend="cpu")  # float64
+
+
+BAD = {
+    "meta": (lambda x: x.to("meta"), ValueError, "is on meta, "),
+    "complex": (lambda x: x.to(torch.complex64), TypeError, "got torch.complex64"),
+    "int32": (lambda x: x.to(torch.int32), TypeError, "got torch.int32"),
+    "sparse": (lambda x: x.to_sparse(), TypeError, "strided tensor, got torch.sparse_coo"),
+    "list": (lambda x: x.tolist(), TypeError, "a tensor, got list"),
+    "shape": (lambda x: x[:, :1], ValueError, "must have shape"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("length", [1, 6])  # tokens of one mini-batch, and of several
+@pytest.mark.parametrize("op", OPS)
+def test_every_tensor_of_a_state_is_checked(op, length, bad):
+    """In float32, which the kernels support: they read whatever lies at an address."""
+    options = {"dtype": torch.float32}
+    made = PROBLEMS[op].make_problem(2, 6, 2, 16, SIZE, **options)
+    problem = {n: x.detach() for n, x in made.items()}
+    _, state = OPS[op](**problem, mini_batch_size=SIZE, return_state=True)
+    following = {n: x[:, :length] if n in TOKENS else x for n, x in problem.items()}
+    change, error, told = BAD[bad]
+    for field in [name for name in state._fields if name.startswith(("start_", "sum_"))]:
+        wrong = state._replace(**{field: change(getattr(state, field))})
+        with pytest.raises(error, match=f"{op}: state.{field} .*{told}"):
+            OPS[op](**following, mini_batch_size=SIZE, state=wrong)
+
+
+@pytest.mark.parametrize("length", [1, 6])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("op", OPS)
+def test_every_position_of_a_state_is_checked(op, grad, length):
+    made = PROBLEMS[op].make_problem(2, 6, 2, 4, SIZE)
+    problem = {n: x.detach().requires_grad_(grad) for n, x in made.items()}
+    _, state = OPS[op](**problem, mini_batch_size=SIZE, return_state=True)
+    following = {n: x[:, :length] if n in TOKENS else x for n, x in problem.items()}
+
+    def refused(error, told, position):
+        with pytest.raises(error, match=rf"{op}: state.position .*{told}"):
+            OPS[op](**following, mini_batch_size=SIZE, state=state._replace(position=position))
+
+    refused(TypeError, "int32 or int64, got torch.float32", torch.zeros(2))
+    refused(TypeError, "got torch.sparse_coo", torch.ones(2, dtype=torch.int64).to_sparse())
+    refused(TypeError, r"each sequence, got \[1, 2\]", [1, 2])
+    refused(ValueError, r"shape \[2\], got \[3\]", torch.tensor([1, 2, 3]))
+    refused(ValueError, "is on meta, the tokens on cpu", torch.tensor([1, 2], device="meta"))
+    refused(ValueError, r"in 0 … 3, got \[1, 4\]", torch.tensor([1, 4]))
+    refused(ValueError, r"in 0 … 3, got \[-1, 2\]", torch.tensor([-1, 2]))
 
 
 @pytest.mark.parametrize("op", OPS)

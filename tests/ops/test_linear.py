@@ -10,6 +10,8 @@ from vision_ttt.ops import linear
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.swiglu_mlp import swiglu_mlp
 
+pytestmark = pytest.mark.kernels
+
 MANY = 1700  # tokens: several parts with sums of their own, the last of them shorter
 LARGE = (
     784,

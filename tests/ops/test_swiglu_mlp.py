@@ -10,6 +10,8 @@ from vision_ttt.ops import swiglu_mlp, use_backend
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.swiglu_mlp import matrix_products
 
+pytestmark = pytest.mark.kernels
+
 OP = TABLE["swiglu_mlp"]
 
 

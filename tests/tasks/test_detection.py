@@ -459,6 +459,28 @@ def test_what_is_wrong_with_a_file_stops_before_training(
     assert not list((tmp_path / "run").glob("**/*.safetensors"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"iscrowd": 1}, "has no object to test on: the images have none but crowd regions"),
+        ({"bbox": [1, 1, 0, 0]}, "has no object to test on: the images have none but crowd"),
+        ({"area": -1}, "no object to test on: the images that are there and not faulty have none"),
+        ({"area": 2e10}, "no object to test on: the images that are there and not faulty have"),
+    ],
+)
+def test_test_annotations_without_a_metric_stop_before_training(
+    tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    root = write_set(tmp_path / "coco", train=4, test=2)
+    path = root / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    content["annotations"] = [{**each, **changes} for each in content["annotations"]]
+    path.write_text(json.dumps(content))
+    with pytest.raises(DatasetError, match=told):
+        train(_config(root, tmp_path / "run", skip_bad=True))
+    assert not list((tmp_path / "run").glob("**/*.safetensors"))
+
+
 def test_images_without_objects_can_be_kept(root: Path, tmp_path: Path) -> None:
     config = _config(root, tmp_path / "run", empty_images="keep")
     task = config.task.open(config)

@@ -176,3 +176,18 @@ def test_sides_of_the_config() -> None:
         replace(published, shorter_side_least=801)
     with pytest.raises(ConfigError, match=r"shorter_side is 1400; .* at most longer_side \(1333\)"):
         DetectionData(shorter_side=1400)
+
+
+def test_memory_of_masks_is_that_of_one_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    decode = rle_masks.decode
+    monkeypatch.setattr(
+        rle_masks, "decode", lambda mask: decoded.append(decode(mask).size) or decode(mask)
+    )
+    mask = np.zeros((80, 100), dtype=np.uint8, order="F")
+    mask[30:60, 20:70] = 1
+    masks = [rle_masks.encode(mask)] * 3
+    found = cut_masks(masks, Window(10, 20, 80, 40), (20, 40))
+    assert decoded == [8000] * 3
+    assert found.shape == (3, 20, 40)
+    assert found.sum(dim=(1, 2)).tolist() == [15 * 25] * 3

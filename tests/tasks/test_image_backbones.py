@@ -15,6 +15,7 @@ from vision_ttt.errors import UserError
 from vision_ttt.models.registry import list_models
 from vision_ttt.tasks import find
 from vision_ttt.tasks.images.backbones import (
+    ViewError,
     WholeImage,
     checkpoint_backbone,
     dense_backbone,
@@ -42,6 +43,12 @@ def picture(width, height):
 def test_whole_images_are_whole_patches(size, shorter, longer, seen):
     image = WholeImage(STATISTICS, shorter, 16, longer)(picture(*size))
     assert image.shape == (3, *seen)
+
+
+def test_a_narrow_picture_is_refused_before_it_is_resized():
+    told = "3 × 20000 pixels .* resized to 224 × 1493328; at most 33.6 million pixels"
+    with pytest.raises(ViewError, match=told):
+        WholeImage(STATISTICS, 224, 16)(picture(3, 20_000))
 
 
 def test_whole_images_are_normalised_and_shown_again():

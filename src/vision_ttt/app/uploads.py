@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from vision_ttt.data import ImageError, open_image
 from vision_ttt.data.images import decoded
@@ -47,4 +47,6 @@ def reduced(picture: Image.Image) -> Image.Image:
     """Return a picture whose longer side is at most `LONGEST_SIDE`, the same one where it is."""
     if max(picture.size) <= LONGEST_SIDE:
         return picture
-    return ImageOps.contain(picture, (LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
+    scale = LONGEST_SIDE / max(picture.size)
+    width, height = (max(round(scale * side), 1) for side in picture.size)
+    return picture.resize((width, height), Image.Resampling.LANCZOS)

@@ -30,7 +30,8 @@ from vision_ttt.data.sample_images import NamedImage, sample_images
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.errors import UserError
 from vision_ttt.explain.saving import FORMATS, save_arrays, save_figure
-from vision_ttt.tasks.images.backbones import checkpoint_backbone, named_backbone
+from vision_ttt.file_kinds import as_text
+from vision_ttt.tasks.images.backbones import ViewError, checkpoint_backbone, named_backbone
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -117,7 +118,10 @@ def _batches(
     """Images as the backbone is given them, up to `size` of one shape at once, in their order."""
     names, prepared = [], []
     for image in images:
-        tensor = subject.backbone.prepare(image.open())
+        try:
+            tensor = subject.backbone.prepare(image.open())
+        except ViewError as error:
+            raise UserError(f"{image.name}: {error}") from error
         if prepared and (len(prepared) == size or prepared[0].shape != tensor.shape):
             yield Batch(names, torch.stack(prepared).to(device))
             names, prepared = [], []
@@ -195,7 +199,7 @@ def _name(word: str) -> str:
 def _distinct(names: Iterable[str]) -> list[str]:
     """Names with numbers behind those that were there before."""
     distinct: list[str] = []
-    for name in names:
+    for name in map(as_text, names):  # figures and archives hold nothing else
         number, own = 2, name
         while own in distinct:
             own, number = f"{name}-{number}", number + 1

@@ -130,6 +130,13 @@ def _run(
 ) -> int:
     if any("\0" in token for token in argv):
         raise UserError("an argument holds a null character, which no name of a file has")
+    for token in argv:
+        try:
+            os.fsencode(token)
+        except UnicodeEncodeError:
+            raise UserError(
+                f"the argument {token!r} holds half a character (a surrogate), which no name has"
+            ) from None
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):

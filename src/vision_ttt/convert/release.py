@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vision_ttt.convert.family import ConversionError
 from vision_ttt.engine.tensor_files import read_tensors
+from vision_ttt.file_kinds import UnreadableFile, check_regular
 
 # Keys of the weights in a training checkpoint. A moving average takes precedence.
 _NESTED = ("ema", "model", "state_dict")
@@ -30,8 +31,10 @@ def read_release(path: str | Path) -> dict[str, Tensor]:
             weights.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(2, "No such file", str(path))
+    try:
+        check_regular(path)
+    except UnreadableFile as error:
+        raise ConversionError(str(error)) from error
     if path.suffix == ".safetensors":
         content, _ = read_tensors(path)
     else:

@@ -46,7 +46,7 @@ class Counts:
     empty_images: int = 0
     """Images among them without an object to train on."""
     objects: int = 0
-    """Objects to train on."""
+    """Objects to train on; those of faulty images are none."""
     crowd_regions: int = 0
     """Regions of many objects, which are not trained on; found there, an object is not wrong."""
     zero_area_boxes: int = 0
@@ -117,8 +117,7 @@ class CocoAnnotations:
         every = np.arange(len(self))
         if empty_images == "keep":
             return every
-        image_of = np.repeat(every, np.diff(self.starts))
-        filled = np.bincount(image_of[self.trained], minlength=len(self)) > 0
+        filled = self._objects() > 0
         filled[list(self.faults)] = True
         return every[filled]
 
@@ -144,8 +143,14 @@ class CocoAnnotations:
                 below = folder / path.parent
                 held[path.parent] = set(os.listdir(below)) if below.is_dir() else ()
             if path.name not in held[path.parent]:
-                missing.append(str(path))
+                missing.append(self.name(index))
         return missing
+
+    def objects_beside(self, missing: Collection[str]) -> int:
+        """Return the number of objects to train on in the images but those of these names."""
+        lost = set(missing)
+        held = [index for index in range(len(self)) if self.name(index) not in lost]
+        return int(self._objects()[held].sum())
 
     def truth(self, index: int) -> list[dict[str, Any]]:
         """Return an image's annotations for evaluation, crowd regions and boxes without area, too.
@@ -167,6 +172,11 @@ class CocoAnnotations:
                 }
             )
         return found
+
+    def _objects(self) -> np.ndarray:
+        """Numbers of objects to train on, by image."""
+        image_of = np.repeat(np.arange(len(self)), np.diff(self.starts))
+        return np.bincount(image_of[self.trained], minlength=len(self))
 
 
 class CocoImages(Dataset[AnnotatedImage]):

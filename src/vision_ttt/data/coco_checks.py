@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import faster_coco_eval.core.mask as rle_masks
+import numpy as np
 from faster_coco_eval.mask_api_new_cpp import toUncompressedRLE as uncompressed
 
 Rle = dict[str, Any]
 """A run-length encoded mask: `size` [height, width] and compressed `counts`, bytes."""
 
 _FARTHEST = 100_000.0  # pixels from the origin; what lies beyond is no coordinate
+_LONGEST = 1_000_000.0  # pixels of outline; each takes 40 bytes while a mask is made of it
+_LARGEST = 1e10  # square pixels; COCO's evaluation leaves out larger objects
 _ROUNDED = 0.01  # pixels; coordinates are written with two digits
 _BOX = "[x, y, width, height] in pixels, finite numbers, width and height at least 0"
 _POLYGON = "x and y of 3 points or more in turn, finite numbers"
@@ -49,6 +52,11 @@ def check_annotation(annotation: Mapping[str, Any], height: int, width: int) -> 
     area = annotation.get("area", 0.0)
     if not _are_finite([area]) or area < 0:
         raise Fault(f"area is {shown(area)}; it must be a finite number of at least 0")
+    if area > _LARGEST:
+        raise Fault(
+            f"area is {shown(area)}; it must be at most {_LARGEST:.0e}, beyond which COCO's"
+            " evaluation leaves an object out"
+        )
     segmentation = annotation.get("segmentation")
     if isinstance(segmentation, dict):
         _check_rle(segmentation, height, width)
@@ -96,6 +104,7 @@ def _box(box: Any, height: int, width: int) -> tuple[tuple[float, float, float, 
 def _check_polygons(polygons: Sequence[Any], height: int, width: int) -> bool:
     """Check polygons, and return whether a part of them lies outside of the image."""
     outside, within = False, False
+    length = 0.0
     for polygon in polygons:
         if (
             not isinstance(polygon, list)
@@ -112,6 +121,7 @@ def _check_polygons(polygons: Sequence[Any], height: int, width: int) -> bool:
                 f"a polygon has the coordinate {farthest}; coordinates must be within"
                 f" ±{_FARTHEST:,.0f} pixels"
             )
+        length += len(xs) * max(right - left, bottom - top)
         outside |= _is_outside(left, top, right, bottom, height, width)
         within |= left < width and top < height and right > 0 and bottom > 0
     if not within:
@@ -119,7 +129,19 @@ def _check_polygons(polygons: Sequence[Any], height: int, width: int) -> bool:
             f"the polygon {shown(polygons[0])} lies outside of the image; a part of it must lie"
             f" within {width} × {height} pixels (width × height)"
         )
+    # That was an upper bound, which few exceed; the outline itself takes longer.
+    if length > _LONGEST and (length := sum(map(_outline, polygons))) > _LONGEST:
+        raise Fault(
+            f"the polygons' outline is {length:,.0f} pixels long; it must be at most"
+            f" {_LONGEST:,.0f}"
+        )
     return outside
+
+
+def _outline(polygon: Sequence[float]) -> float:
+    """The length of a polygon's edges, of each the longer one of its extents in x and y."""
+    points = np.array(polygon, dtype=np.float64).reshape(-1, 2)
+    return float(np.abs(points - np.roll(points, 1, axis=0)).max(axis=1).sum())
 
 
 def _check_rle(segmentation: Mapping[str, Any], height: int, width: int) -> None:

@@ -15,10 +15,12 @@ from vision_ttt.data.coco import CocoAnnotations, Counts, corners
 from vision_ttt.data.coco_checks import Checked, Fault, check_annotation, shown
 from vision_ttt.data.packed import PackedBytes
 from vision_ttt.data.shards import DatasetError
+from vision_ttt.file_kinds import UnreadableFile, is_text, read_regular
 
 _LISTS = ("images", "annotations", "categories")
 _LARGEST_SIDE = 65_535  # pixels; beyond it a size is a typing error
-_LARGEST_ID = 2**63 - 1
+_LARGEST_ID = 2**53 - 1  # COCO's evaluation takes ids for floats, which tell no larger ones apart
+_LARGEST_FILE = 2**33  # bytes; some ten times those of the largest sets
 _UNKNOWN = Checked((math.nan,) * 4, math.nan, False, False)
 
 
@@ -30,8 +32,8 @@ def read_coco(path: str | Path) -> CocoAnnotations:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DatasetError: it is no JSON or no COCO; an id is there twice; an annotation is of an image
-            or a category that the file does not declare.
+        DatasetError: it is no file, too large, no JSON or no COCO; an id is there twice; an
+            annotation is of an image or a category that the file does not declare.
     """
     path = Path(path)
     images, annotations, categories = _lists(path)
@@ -56,7 +58,8 @@ def read_coco(path: str | Path) -> CocoAnnotations:
     size_array = np.array(sizes, dtype=np.int64).reshape(-1, 2)
     image_of = np.repeat(np.arange(len(images)), np.diff(starts))
     left, top, right, bottom = corners(boxes, size_array[image_of]).T
-    trained = (right > left) & (bottom > top) & ~crowd  # no NaN is
+    has_area = (right > left) & (bottom > top)  # no NaN has
+    trained = has_area & ~crowd & ~np.isin(image_of, list(faults))
     filled = {*image_of[trained].tolist(), *faults}
     return CocoAnnotations(
         path=path,
@@ -75,7 +78,7 @@ def read_coco(path: str | Path) -> CocoAnnotations:
             empty_images=len(images) - len(filled),
             objects=int(trained.sum()),
             crowd_regions=int(crowd.sum()),
-            zero_area_boxes=int((~np.isnan(left) & ~crowd & ~trained).sum()),
+            zero_area_boxes=int((~np.isnan(left) & ~crowd & ~has_area).sum()),
             clipped_objects=sum(each.outside for each in checked),
             faulty_images=len(faults),
         ),
@@ -89,7 +92,9 @@ def read_coco(path: str | Path) -> CocoAnnotations:
 def _lists(path: Path) -> list[list[dict[str, Any]]]:
     """The three lists of the file, whose entries are mappings with an `id`, each once."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, _LARGEST_FILE))
+    except UnreadableFile as error:
+        raise DatasetError(str(error)) from error
     except (ValueError, RecursionError) as error:  # of JSON and of UTF-8, or nested too deep
         raise DatasetError(f"{path} is no JSON, or damaged: {error}") from error
     if not isinstance(content, dict):
@@ -120,10 +125,10 @@ def _names_of_categories(path: Path, categories: Sequence[Mapping[str, Any]]) ->
     names = {}
     for category in sorted(categories, key=lambda each: each["id"]):
         name = category.get("name")
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not is_text(name):
             raise DatasetError(
                 f"{path}: the name of category {category['id']} is {shown(name)}; it must be a"
-                " non-empty string"
+                " non-empty string of Unicode characters"
             )
         names[category["id"]] = name
     return names
@@ -136,6 +141,7 @@ def _checked_images(path: Path, images: Sequence[Mapping[str, Any]]) -> Sequence
             not isinstance(name, str)
             or not PurePath(name).name
             or "\0" in name
+            or not is_text(name)
             or PurePath(name).is_absolute()
             or ".." in PurePath(name).parts
         ):
@@ -181,7 +187,9 @@ def _by_image(
 
 def _check_id(path: Path, what: str, value: Any) -> None:
     if type(value) is not int or not 0 <= value <= _LARGEST_ID:
-        raise DatasetError(f"{path}: {what} is {shown(value)}; it must be a whole number from 0 on")
+        raise DatasetError(
+            f"{path}: {what} is {shown(value)}; it must be a whole number from 0 to {_LARGEST_ID}"
+        )
 
 
 def _needed() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vision_ttt.data.shards import DatasetError
 from vision_ttt.errors import DamagedItem
-from vision_ttt.file_kinds import is_hidden
+from vision_ttt.file_kinds import UnreadableFile, is_hidden, read_regular
 
 STDLIB = "stdlib"
 """In place of a folder: the sources of the Python that runs."""
@@ -20,6 +20,7 @@ LEFT_OUT_FOLDERS = (
     *("idlelib", "lib2to3", "turtledemo", "ensurepip", "encodings", "pydoc_data"),
 )
 """Of the standard library: what others wrote, tests, applications, and files that are tables."""
+_LARGEST = 2**32  # bytes of a document, which is read whole
 LEFT_OUT_FILES = "_sysconfigdata"
 """What the names of its generated files begin with: they say how this machine is set up."""
 
@@ -59,15 +60,17 @@ class Documents:
         """Return the text of a document, its line ends as they are.
 
         Raises:
-            DocumentError: the file cannot be read, or is no UTF-8.
+            DocumentError: the file cannot be read, is too large, or is no UTF-8.
         """
         path = self.root / name
         try:
-            return path.read_bytes().decode("utf-8")
+            return read_regular(path, _LARGEST).decode("utf-8")
         except UnicodeDecodeError as error:
             raise DocumentError(
                 f"document {path} is no UTF-8 text: byte {error.start} {error.reason}", str(path)
             ) from error
+        except UnreadableFile as error:
+            raise DocumentError(f"document {error}", str(path)) from error
         except OSError as error:
             raise DocumentError(
                 f"document {path} cannot be read: {error.strerror}", str(path)

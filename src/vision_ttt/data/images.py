@@ -1,7 +1,5 @@
 """Opening image files: every failure names the file."""
 
-import os
-import stat
 import struct
 import zlib
 from collections.abc import Iterator
@@ -13,8 +11,10 @@ from typing import BinaryIO
 from PIL import ExifTags, Image
 
 from vision_ttt.errors import DamagedItem
-from vision_ttt.file_kinds import kind_of_file
+from vision_ttt.file_kinds import UnreadableFile, check_regular
 
+LARGEST_IMAGE_FILE = 2**31
+"""Bytes: more than the most pixels that Pillow decodes have; some formats are read whole."""
 _WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 
 # What Pillow reads by itself. For others, such as EPS, it starts a program on the file.
@@ -123,13 +123,13 @@ def decoded(source: str | Path | BinaryIO, name: str) -> Iterator[Image.Image]:
     """
     try:
         if isinstance(source, str | Path):
-            mode = os.stat(source).st_mode
-            if not stat.S_ISREG(mode):
-                raise ImageError(name, f"it is {kind_of_file(mode)}, not a file")
+            check_regular(source, LARGEST_IMAGE_FILE)
         with Image.open(source, formats=_readable()) as image:
             yield image
     except (FileNotFoundError, ImageError):
         raise
+    except UnreadableFile as error:
+        raise ImageError(name, error.reason) from error
     except _DECODING_ERRORS as error:
         raise ImageError(name, _reason(error)) from error
 

@@ -26,6 +26,8 @@ Transform = Callable[[Image.Image], Tensor]
 Batch = dict[str, Any]
 """images [B, 3, H, W] float32, targets and indices [B] int64 (the indices are the images' places in
 the dataset), damaged: the errors of the images left out."""
+_MOST_PROPORTION = 16
+"""Longer side of an image over its shorter one; what lies beyond is never in a centre crop."""
 Item = tuple[Tensor, int, int] | ImageError
 """An image [3, H, W], its class and its place in the dataset; or why it does not decode."""
 
@@ -268,9 +270,13 @@ def check_auto_augment(policy: str) -> None:
 
 
 def evaluation_transform(data_config: dict[str, Any]) -> Transform:
-    """Return timm's evaluation transform for a timm data config."""
+    """Return timm's evaluation transform for a timm data config.
 
-    return create_transform(
+    Where it crops the middle, only the middle of a very long image is resized: timm would resize an
+    image of 3 × 20,000 pixels to 1.7 million in length, of which it shows as few as of others.
+    """
+
+    transform = create_transform(
         input_size=data_config["input_size"],
         interpolation=data_config["interpolation"],
         mean=data_config["mean"],
@@ -278,6 +284,19 @@ def evaluation_transform(data_config: dict[str, Any]) -> Transform:
         crop_pct=data_config["crop_pct"],
         crop_mode=data_config["crop_mode"],
     )
+    if data_config["crop_mode"] != "squash":  # which shows the whole image
+        transform.transforms.insert(0, _middle)
+    return transform
+
+
+def _middle(image: Image.Image) -> Image.Image:
+    """The middle of an image whose longer side is more than 16 times the shorter one."""
+    longest = _MOST_PROPORTION * min(image.size)
+    width, height = (min(side, longest) for side in image.size)
+    if (width, height) == image.size:
+        return image
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from vision_ttt.data.folder_walk import images_below
 from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, decoded, open_labelled
-from vision_ttt.data.shards import CLASSES_FILE, DatasetError
+from vision_ttt.data.shards import CLASSES_FILE, DatasetError, read_class_lines
 from vision_ttt.errors import DamagedItem
 
 IGNORED = 255
@@ -129,22 +129,24 @@ def read_labels(
             f"its pixels are {mode}; a mask has one channel, of class labels (a grey image or one"
             " with a palette)",
         )
-    raw = raw.astype(np.int32)
     first = 1 if zero_is_unlabelled else 0
-    labels = np.where(raw == IGNORED, IGNORED, raw - first)
+    told, counts = _levels(raw)
+    known = (told == IGNORED) | ((told >= first) & (told < first + len(classes)))
     if zero_is_unlabelled:
-        labels[raw == 0] = IGNORED
-    beyond = (labels != IGNORED) & ((labels < 0) | (labels >= len(classes)))
-    if beyond.any():
-        values = sorted({int(value) for value in np.unique(raw[beyond])})
+        known |= told == 0
+    if not known.all():
+        values = told[~known].tolist()
         raise MaskError(
             str(file),
-            f"{int(beyond.sum())} pixels have the label"
+            f"{int(counts[~known].sum())} pixels have the label"
             f" {_some([str(value) for value in values])}; the {len(classes)} classes are"
             f" {first} to {first + len(classes) - 1}, and"
             f" {'0 and ' if zero_is_unlabelled else ''}{IGNORED} stand for none",
         )
-    return labels.astype(np.uint8)
+    # Bytes throughout: a small file may hold more pixels than there is memory for integers.
+    labels = raw.astype(np.uint8, copy=False) - np.uint8(first)  # 0 - 1 is 255
+    labels[raw == IGNORED] = IGNORED
+    return labels
 
 
 def read_classes(root: Path, file: Path | None = None) -> tuple[str, ...]:
@@ -157,8 +159,9 @@ def read_classes(root: Path, file: Path | None = None) -> tuple[str, ...]:
 
     Raises:
         FileNotFoundError: `file` is not there.
-        DatasetError: there is none, or several; it is no text, empty, or leaves out a name, number
-            or repeats one; there are fewer than 2 classes, or more than labels of a byte.
+        DatasetError: there is none, or several; it is no file, no text, empty, or leaves out a
+            name or number, or repeats one; there are fewer than 2 classes, or more than labels of a
+            byte.
     """
     if file is None:
         found = [root / name for name in CLASS_FILES if (root / name).is_file()]
@@ -168,12 +171,7 @@ def read_classes(root: Path, file: Path | None = None) -> tuple[str, ...]:
         (file,) = found
     if not file.exists():
         raise FileNotFoundError(2, "No such file of class names", str(file))
-    if not file.is_file():
-        raise DatasetError(f"{file} is no regular file; one of class names is needed")
-    try:
-        lines = file.read_text(encoding="utf-8-sig").rstrip().splitlines()
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{file} is not a text in UTF-8: {error.reason}") from error
+    lines = read_class_lines(file)
     names = _from_table(lines, file) if lines and "\t" in lines[0] else lines
     names = [" ".join(name.split()) for name in names]
     empty = [number for number, name in enumerate(names, start=1) if not name]
@@ -185,6 +183,15 @@ def read_classes(root: Path, file: Path | None = None) -> tuple[str, ...]:
     if not 2 <= len(names) <= IGNORED - 1:
         raise DatasetError(f"{file} has {len(names)} classes; 2 to {IGNORED - 1} are accepted")
     return tuple(names)
+
+
+def _levels(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different values of a mask, ascending, with the numbers of their pixels."""
+    if raw.dtype.itemsize > 1:
+        return np.unique(raw, return_counts=True)
+    counts = sum(np.bincount(row, minlength=IGNORED + 1) for row in raw.view(np.uint8))
+    (told,) = counts.nonzero()
+    return told, counts[told]
 
 
 def _from_table(lines: Sequence[str], file: Path) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, TypedDict
 from PIL import Image
 
 from vision_ttt.data.shards import DatasetError
+from vision_ttt.file_kinds import read_regular
 
 MANIFEST_FILE = "manifest.json"
 SHEET_FILE = "sheet.png"
@@ -24,6 +25,7 @@ SHEET_FILE = "sheet.png"
 
 _PARTS = "parts"
 _PART = 50  # pictures
+_LARGEST_FILE = 2**30  # bytes of a JSON file
 
 
 class Entries(TypedDict):
@@ -90,10 +92,10 @@ def is_complete(folder: Path, kind: str, asked: Mapping[str, Any]) -> bool:
         DatasetError: it holds something else.
     """
     for manifest, part in ((folder / MANIFEST_FILE, ""), (folder / _PARTS / MANIFEST_FILE, "part")):
-        if not manifest.is_file():
+        if not manifest.exists():
             continue
         try:
-            found = json.loads(manifest.read_text(encoding="utf-8"))
+            found = json.loads(read_regular(manifest, _LARGEST_FILE))
         except ValueError as error:
             raise DatasetError(f"{manifest} is damaged: {error}") from error
         if not isinstance(found, dict):
@@ -140,7 +142,7 @@ def write_file(path: Path, content: bytes) -> None:
 def _merged(parts: Sequence[Path]) -> Entries:
     merged: Entries = {"images": [], "annotations": []}
     for path in parts:
-        part = json.loads(path.read_text(encoding="utf-8"))
+        part = json.loads(read_regular(path, _LARGEST_FILE))
         merged["images"] += part["images"]
         merged["annotations"] += part["annotations"]
     return merged

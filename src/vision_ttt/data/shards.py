@@ -13,11 +13,16 @@ from typing import NamedTuple
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vision_ttt.data.images import IMAGE_SUFFIXES, open_image
+from vision_ttt.data.images import IMAGE_SUFFIXES, LARGEST_IMAGE_FILE, ImageError, open_image
 from vision_ttt.errors import UserError
+from vision_ttt.file_kinds import UnreadableFile, check_regular, read_regular
 
 CLASSES_FILE = "classes.txt"
 """Beside the shards: the classes' names, one per line, by index."""
+
+
+_LARGEST_CLASSES = 2**24  # bytes of a file of class names
+_LONGEST_INDEX = 100  # bytes of a class index; what is longer is none
 
 
 class DatasetError(UserError, ValueError):
@@ -38,7 +43,7 @@ class ShardImages(Dataset[tuple[Image.Image, int]]):
         """List the shards' members, which reads their headers only.
 
         Raises:
-            DatasetError: a shard is damaged or without images, an image has no class.
+            DatasetError: a shard is no file, damaged or without images, an image has no class.
         """
         self.samples: list[_Sample] = []
         self.targets: list[int] = []
@@ -52,21 +57,38 @@ class ShardImages(Dataset[tuple[Image.Image, int]]):
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         sample = self.samples[index]
+        name = f"{sample.shard}/{sample.name}"
+        if sample.size > LARGEST_IMAGE_FILE:
+            raise ImageError(
+                name, f"it has {sample.size:,} bytes; at most {LARGEST_IMAGE_FILE:,} are accepted"
+            )
         # Opened anew each time: an open file would be one place shared by all worker processes.
         with sample.shard.open("rb") as file:
             file.seek(sample.offset)
             content = file.read(sample.size)
-        name = f"{sample.shard}/{sample.name}"
         return open_image(io.BytesIO(content), name), self.targets[index]
+
+
+def read_class_lines(path: Path) -> list[str]:
+    """Return the lines of a text file of class names, without empty ones at its end.
+
+    Raises:
+        DatasetError: it is no file, too large, or no text in UTF-8.
+    """
+    try:
+        return read_regular(path, _LARGEST_CLASSES).decode("utf-8-sig").rstrip().splitlines()
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path} is not a text in UTF-8: {error.reason}") from error
+    except UnreadableFile as error:
+        raise DatasetError(str(error)) from error
 
 
 def _read_shard(shard: Path) -> tuple[list[_Sample], list[int]]:
     images: dict[str, _Sample] = {}
     classes: dict[str, int] = {}
-    if not shard.is_file():  # reading a FIFO would never end
-        raise DatasetError(f"shard {shard} is no regular file")
     try:
-        with tarfile.open(shard) as tar:
+        check_regular(shard)
+        with tarfile.open(shard, "r:") as tar:  # compressed, its images had no places
             for member in tar:
                 folder, _, base = member.name.rpartition("/")
                 key, dot, suffix = base.partition(".")
@@ -77,7 +99,11 @@ def _read_shard(shard: Path) -> tuple[list[_Sample], list[int]]:
                     place = (member.offset_data, member.size)
                     images[key] = _Sample(shard, member.name, *place)
                 elif suffix == "cls":
+                    if member.size > _LONGEST_INDEX:
+                        raise ValueError(f"it has {member.size:,} bytes")
                     classes[key] = int(tar.extractfile(member).read())
+    except UnreadableFile as error:
+        raise DatasetError(f"shard {error}") from error
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DatasetError(f"shard {shard} is damaged: {error}") from error
     except ValueError as error:

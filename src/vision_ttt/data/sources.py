@@ -20,8 +20,8 @@ from torchvision.datasets import ImageFolder
 from vision_ttt.data.digits import Digits
 from vision_ttt.data.folder_walk import images_below
 from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, open_image, open_listed
-from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages
-from vision_ttt.file_kinds import is_hidden
+from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages, read_class_lines
+from vision_ttt.file_kinds import is_hidden, is_text
 
 _LOGGER = logging.getLogger(__name__)
 _TEST_FOLDERS = ("val", "validation", "test")
@@ -152,6 +152,12 @@ class FolderImages(ImageFolder):
             raise DatasetError(
                 f"image folder {directory} has one class folder, {names[0]}; at least 2 are needed"
             )
+        for name in names:
+            if not is_text(name):
+                raise DatasetError(
+                    f"image folder {directory}: the class folder {name!r} has a name that is no"
+                    " text in UTF-8; rename it"
+                )
         return names, {name: index for index, name in enumerate(names)}
 
 
@@ -201,11 +207,8 @@ def _is_for_test(path: Path) -> bool:
 
 def _shard_classes(root: Path, labels: set[int], num_classes: int | None) -> tuple[str, ...]:
     path = root / CLASSES_FILE
-    if path.is_file():
-        try:
-            names = path.read_text(encoding="utf-8-sig").rstrip().splitlines()
-        except UnicodeDecodeError as error:
-            raise DatasetError(f"{path} is not a text in UTF-8: {error.reason}") from error
+    if os.path.lexists(path):
+        names = read_class_lines(path)
     else:
         names = [str(index) for index in range(num_classes or max(labels) + 1)]
     if min(labels) < 0 or max(labels) >= len(names):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from vision_ttt import environment
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.sharded_tensors import whole_state
 
@@ -29,7 +29,7 @@ def make_accelerator(accumulation_steps: int = 1) -> Accelerator:
     Without a GPU the processes talk through gloo, which has to be asked for. The precision is the
     run's own, whatever accelerate's config file and environment variables say.
     """
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    several = environment.whole_number("WORLD_SIZE", 1) > 1
     return Accelerator(
         mixed_precision="no",
         gradient_accumulation_steps=accumulation_steps,

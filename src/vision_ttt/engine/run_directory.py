@@ -26,8 +26,10 @@ from vision_ttt.engine.section import defaults
 from vision_ttt.engine.sharded_files import is_sharded_folder
 from vision_ttt.engine.state import SavedRun, StoredRun, check_fits, open_state, save_state
 from vision_ttt.engine.tensor_files import CheckpointError
+from vision_ttt.file_kinds import read_regular
 
 _LOGGER = logging.getLogger(__name__)
+_LARGEST_FILE = 2**28  # bytes of metrics and config
 FORMER = "former"
 """Sub-folder of a run directory for what an overwritten run left."""
 # A folder cannot be replaced atomically, so the former one is renamed while the new one comes.
@@ -151,8 +153,8 @@ def is_finished(config: TrainConfig) -> bool:
     """
     run_dir = Path(config.run.output)
     try:
-        told = json.loads((run_dir / "metrics.json").read_text(encoding="utf-8"))
-        former = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+        told = json.loads(read_regular(run_dir / "metrics.json", _LARGEST_FILE))
+        former = yaml.safe_load(read_regular(run_dir / "config.yaml", _LARGEST_FILE))
         finished = bool(told["finished"]) and isinstance(former, dict)
     except (FileNotFoundError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return False  # not there yet, or damaged; the checkpoints are what counts

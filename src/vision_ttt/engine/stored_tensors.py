@@ -31,6 +31,9 @@ from torch.futures import Future
 from vision_ttt.engine.digests import KEY, without_digest
 from vision_ttt.engine.sharded_files import FORMAT, MANIFEST
 from vision_ttt.engine.tensor_files import DTYPES, CheckpointError, Shapes, inspect_tensors
+from vision_ttt.file_kinds import UnreadableFile, read_regular
+
+_LARGEST_MANIFEST = 2**28  # bytes
 
 
 @dataclass(frozen=True)
@@ -178,16 +181,16 @@ def _open_folder(path: Path, share: tuple[int, int]) -> StoredTensors:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    if path.exists() and not path.is_file():  # reading a FIFO would never end
-        raise CheckpointError(f"{path} is no regular file")
     try:
-        content = path.read_bytes()
+        content = read_regular(path, _LARGEST_MANIFEST)
         manifest = json.loads(content)
         whole = sha256(without_digest(content, manifest[KEY])).hexdigest() == manifest[KEY]
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent} is no checkpoint: it has no {MANIFEST}") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnreadableFile as error:
+        raise CheckpointError(str(error)) from error
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is truncated or damaged: {error}") from error
     if not whole:

@@ -21,6 +21,7 @@ from vision_ttt.engine.digests import ZEROS, with_digest, without_digest
 from vision_ttt.engine.files import atomic_file
 from vision_ttt.engine.sharded_tensors import whole
 from vision_ttt.errors import UserError
+from vision_ttt.file_kinds import UnreadableFile, check_regular
 
 _TEXT = "vision_ttt"
 _BLOCK = 1 << 20  # bytes read at a time
@@ -121,14 +122,18 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], str | None]:
     path = Path(path)
     _check_is_file(path)
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            first = file.read(9)
+            _refuse_pickles(first, path)
+            length = 8 + int.from_bytes(first[:8], "little")
+            if not first[:8].strip(b"\0") or length > path.stat().st_size:
+                raise CheckpointError(f"{path} is truncated, corrupt or no safetensors file")
+            file.seek(0)
+            content = file.read()
     except (OSError, MemoryError) as error:
-        reason = getattr(error, "strerror", None) or "it is larger than the memory"
-        raise CheckpointError(f"{path} cannot be read: {reason}") from error
-    _refuse_pickles(content[:9], path)
+        raise _unreadable(path, error) from error
     try:
         tensors = dict(sorted(safetensors.torch.load(content).items()))
-        length = 8 + int.from_bytes(content[:8], "little")
         metadata = _metadata(content[:length])
     except (SafetensorError, ValueError, KeyError) as error:
         raise _not_safetensors(path, error) from error
@@ -166,8 +171,8 @@ def inspect_tensors(path: Path, *, hashing: bool = True) -> Inspected:
             if hashing:
                 blocks = iter(lambda: file.read(_BLOCK), b"")
                 _check_digest(path, metadata.get(_DIGEST), start, blocks)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (OSError, MemoryError) as error:
+        raise _unreadable(path, error) from error
     except (SafetensorError, ValueError, KeyError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -209,8 +214,18 @@ def _check_digest(path: Path, digest: str | None, start: bytes, rest: Iterable[A
 def _check_is_file(path: Path) -> None:
     if not os.path.lexists(path):
         raise FileNotFoundError(2, "No such checkpoint file", str(path))
-    if not path.is_file():  # reading a FIFO would never end
-        raise CheckpointError(f"{path} is no regular file")
+    try:
+        check_regular(path)
+    except UnreadableFile as error:
+        raise CheckpointError(str(error)) from error
+    except OSError as error:  # of a link to nothing, or to itself
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError | MemoryError) -> CheckpointError:
+    larger = isinstance(error, MemoryError)
+    reason = "it is larger than the memory" if larger else error.strerror or error
+    return CheckpointError(f"{path} cannot be read: {reason}")
 
 
 def _not_safetensors(path: Path, error: Exception) -> CheckpointError:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vision_ttt.explain.gradient_maps import top_fraction
-from vision_ttt.explain.token_pixels import padded, picture_patch, spread
+from vision_ttt.explain.token_pixels import drawn_proportion, padded, picture_patch, spread
 
 _COLOURS = "magma"
 
@@ -46,7 +46,9 @@ def plot_gradient_maps(
     titles = [""] * len(images) if titles is None else titles
     pictures, marked, extent = _prepared(images, maps, titles, fraction, patch)
     rows, (_, width, height, _) = len(images), extent
-    figure = Figure(figsize=(9, 3 * height / width * rows + 0.4), layout="constrained")
+    figure = Figure(
+        figsize=(9, 3 * drawn_proportion((height, width)) * rows + 0.4), layout="constrained"
+    )
     axes = figure.subplots(rows, 3, squeeze=False)
     _bare(axes)
     for row, title in enumerate(titles):

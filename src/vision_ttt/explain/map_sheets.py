@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vision_ttt.explain.gradient_maps import top_fraction
-from vision_ttt.explain.token_pixels import padded, picture_patch, spread
+from vision_ttt.explain.token_pixels import drawn_proportion, padded, picture_patch, spread
 
 HEAT = "magma"
 """The colour map of heat over a picture: lightness rises with the value."""
@@ -63,7 +63,7 @@ def model_sheet(
     first = next(iter(models.values()))
     columns = 1 + 2 * len(models)
     cell = min(_WIDEST / columns, 1.6)
-    heights = [_ratio(each.picture) * cell + 0.28 for each in first]
+    heights = [drawn_proportion(each.picture.shape[-2:]) * cell + 0.28 for each in first]
     figure = Figure(figsize=(cell * columns + 0.3, sum(heights) + 0.75), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.05, wspace=0, hspace=0.01)
     axes = figure.subplots(len(titles), columns, squeeze=False, height_ratios=heights)
@@ -106,7 +106,7 @@ def layer_sheet(models: Mapping[str, PictureMap], *, title: str, first_layer: in
     columns = 1 + min(most, _MOST_COLUMNS)
     rows = [(name, start) for name, each in models.items() for start in _starts(len(each.map))]
     cell = min((_WIDEST + 2.4) / columns, 1.5)
-    shape = max(_ratio(each.picture) for each in models.values())
+    shape = max(drawn_proportion(each.picture.shape[-2:]) for each in models.values())
     figure = Figure(
         figsize=(cell * columns + 0.3, (shape * cell + 0.42) * len(rows) + 0.6),
         layout="constrained",
@@ -158,7 +158,7 @@ def head_sheet(
     if count != len(heads):
         raise ValueError(f"there are {count} heads, and {len(heads)} names of heads")
     cell = max(min(_WIDEST / count, 1.1), 0.6)
-    height = _ratio(picture) * cell + 0.04
+    height = drawn_proportion(picture.shape[-2:]) * cell + 0.04
     figure = Figure(figsize=(cell * count + 0.5, height * layers + 0.9), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.01, h_pad=0.03, wspace=0, hspace=0)
     axes = figure.subplots(layers, count, squeeze=False)
@@ -213,10 +213,6 @@ def _marked(seen: PictureMap, fraction: float) -> np.ndarray:
 
 def _starts(layers: int) -> range:
     return range(0, layers, _MOST_COLUMNS)
-
-
-def _ratio(picture: Tensor) -> float:
-    return picture.shape[-2] / picture.shape[-1]
 
 
 def _ends(own: Tensor) -> str:

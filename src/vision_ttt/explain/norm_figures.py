@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vision_ttt.explain.palette import MARK, SEQUENTIAL, line_style
 from vision_ttt.explain.token_norms import OUTLIER, outlier_share
+from vision_ttt.explain.token_pixels import drawn_proportion
 
 _TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Of norms over their median; matplotlib's own labels of half a decade run into each other."""
@@ -58,7 +59,7 @@ def norm_map_sheet(
     pictures = images.detach().float().clamp(0, 1).expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu()
 
     rows, columns = len(titles), 1 + len(shown)
-    ratio = images.shape[2] / images.shape[3]
+    ratio = drawn_proportion(images.shape[2:])
     size = (1.5 * columns + 0.9, 1.5 * ratio * rows + 0.5)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+_LONGEST = 8  # times the other side of a place in a figure
+
 
 def check_patch(patch: Sequence[int], sides: Sequence[int], grid: Sequence[int]) -> None:
     """Check that a step gives every token at least one pixel.
@@ -87,3 +89,13 @@ def _token_of_pixels(side: int, tokens: int, step: int, device: torch.device) ->
     """The token [side] that each pixel along a side counts to, int64 from 0 to ``tokens`` - 1."""
     pixels = torch.arange(side, dtype=torch.int64, device=device)
     return pixels.div(step, rounding_mode="floor").clamp_max(tokens - 1)
+
+
+def drawn_proportion(sides: Sequence[int]) -> float:
+    """Return height over width of a picture's place in a figure, given the picture's H and W.
+
+    It is the picture's own, but from 1/8 to 8: a figure as long as a narrow picture would take all
+    memory.
+    """
+    height, width = sides
+    return min(max(height / width, 1 / _LONGEST), _LONGEST)

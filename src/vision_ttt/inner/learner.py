@@ -13,7 +13,7 @@ from vision_ttt.inner.checkpointing import checkpointed
 from vision_ttt.inner.losses import Loss, squared_error
 from vision_ttt.inner.models import Axes, Params
 from vision_ttt.ops._backend import is_transformed
-from vision_ttt.ops._contract import Contract, Whole, check_number
+from vision_ttt.ops._contract import FLOATS, Contract, Whole, check_number
 from vision_ttt.ops.ttt_linear.scan_order import mini_batches, take
 
 Model = Callable[[Params, Tensor], Tensor]
@@ -29,7 +29,7 @@ _CONTRACT = Contract(
     dense_last=_VIEWS,
 )
 _SCALE_CONTRACT = Contract(
-    "Learner", {"position_scale": "size | heads size"}, {"heads": Whole(1), "size": Whole(1)}
+    "Learner", {"q": "B T H d", "position_scale": "size | H size"}, {"size": Whole(1)}
 )
 
 
@@ -160,6 +160,13 @@ class Learner:
         lead = (batch, heads) if state_per_image else (heads,)
         for group, wanted in ((state, lead), (outer, (heads,))):
             for name, x in group.items():
+                if not isinstance(x, Tensor) or x.dtype not in FLOATS or x.layout != torch.strided:
+                    got = f"{x.layout} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+                    raise TypeError(
+                        f"Learner: {name} must be a strided tensor of one of {FLOATS}, got {got}"
+                    )
+                if x.device != q.device:
+                    raise ValueError(f"Learner: {name} is on {x.device}, q on {q.device}")
                 if tuple(x.shape[: len(wanted)]) != wanted:
                     raise ValueError(
                         f"Learner: {name} must have shape [{', '.join(map(str, wanted))}, …], "
@@ -172,7 +179,7 @@ class Learner:
             if not self.causal:
                 raise ValueError("Learner: position_scale belongs to a causal scan")
             size = length if self.mini_batch_size is None else self.mini_batch_size
-            _SCALE_CONTRACT.check((position_scale, heads, size))
+            _SCALE_CONTRACT.check((q, position_scale, size))
 
     def _learn(
         self,

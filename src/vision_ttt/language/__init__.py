@@ -12,23 +12,34 @@ from vision_ttt.extras import require
 
 require("lm", "vision_ttt.language")
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from vision_ttt.language.block import TTTBlock, TTTBlockState
 from vision_ttt.language.cache import TTTCache
 from vision_ttt.language.causal_lm import TTTForCausalLM
 from vision_ttt.language.configuration import TTTConfig
+from vision_ttt.language.heads import TTTForSequenceClassification, TTTForTokenClassification
 from vision_ttt.language.model import TTTModel
 from vision_ttt.language.outputs import TTTCausalLMOutput, TTTModelOutput
 
 AutoConfig.register(TTTConfig.model_type, TTTConfig)
 AutoModel.register(TTTConfig, TTTModel)
 AutoModelForCausalLM.register(TTTConfig, TTTForCausalLM)
+AutoModelForSequenceClassification.register(TTTConfig, TTTForSequenceClassification)
+AutoModelForTokenClassification.register(TTTConfig, TTTForTokenClassification)
 
 __all__ = [
     "TTTConfig",
     "TTTModel",
     "TTTForCausalLM",
+    "TTTForSequenceClassification",
+    "TTTForTokenClassification",
     "TTTBlock",
     "TTTBlockState",
     "TTTCache",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from vision_ttt.language.configuration import TTTConfig
+from vision_ttt.language.packing import Packing
 from vision_ttt.layers import (
     TTTMLP,
     DirectionalConv1d,
@@ -77,18 +78,35 @@ class TTTBlock(GradientCheckpointingLayer):
         state: TTTBlockState | None = None,
         return_state: bool = False,
         lengths: Tensor | None = None,
+        packing: Packing | None = None,
     ) -> Tensor | tuple[Tensor, TTTBlockState]:
         """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
 
         With ``lengths`` [B] what is behind so many tokens is padding, which is not read, and whose
-        outputs are 0.
+        outputs are 0. With ``packing`` the rows are several documents, and each is mixed apart.
 
         Raises:
-            TypeError: the lengths are not whole numbers.
+            TypeError: the state is not a :class:`TTTBlockState` of tensors of accepted dtypes, or
+                the lengths are not whole numbers.
             ValueError: the state is another backbone's, or it or the lengths do not fit.
         """
+        if packing is not None:
+            x = fill_padding(x, padding_of("TTTBlock", lengths, x))
+            return packing.run(self._mix, x, return_state)
+        return self._mix(x, state, return_state, lengths)
+
+    def _mix(
+        self,
+        x: Tensor,
+        state: TTTBlockState | None,
+        return_state: bool,
+        lengths: Tensor | None,
+    ) -> Tensor | tuple[Tensor, TTTBlockState]:
+        """As :meth:`forward`, of rows that are one document each."""
         padding = padding_of("TTTBlock", lengths, x)
         x = fill_padding(x, padding)
+        if state is not None and not isinstance(state, TTTBlockState):
+            raise TypeError(f"state must be a TTTBlockState, got {type(state).__name__}")
         if state is not None and self.has_conv == (state.conv is None):
             raise ValueError(
                 "the state is of a block with another backbone: conv must be "

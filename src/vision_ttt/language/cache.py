@@ -22,6 +22,7 @@ class TTTCache:
         length: the tokens of the batch so far, with padding.
 
     Raises:
+        TypeError: a block's state is not a :class:`TTTBlockState`.
         ValueError: there are no states, and yet tokens.
     """
 
@@ -31,6 +32,10 @@ class TTTCache:
     def __init__(self, blocks: Sequence[TTTBlockState] = (), length: int = 0) -> None:
         if not blocks and length:
             raise ValueError(f"a cache without states has seen no tokens, got length {length}")
+        for block in blocks:
+            if not isinstance(block, TTTBlockState):
+                kind = type(block).__name__
+                raise TypeError(f"a cache has a TTTBlockState for each block, got {kind}")
         self.blocks = tuple(blocks)
         self.length = length
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 
 from vision_ttt.language.cache import TTTCache
 from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.model import TTTModel, TTTPreTrainedModel
 from vision_ttt.language.outputs import TTTCausalLMOutput
+from vision_ttt.language.packing import first_tokens
 from vision_ttt.language.padding import Padding
 from vision_ttt.ops.states import take
 
@@ -60,8 +61,9 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
 
         Args beyond :meth:`TTTModel.forward`'s:
             labels: token numbers [B, T], as a rule ``input_ids``: the logits of a token are
-                compared with the label of its row's next token, wherever padding stands. Labels of
-                -100 and those of padding are left out. The loss is computed in float32.
+                compared with the label of its document's next token, wherever padding stands.
+                Labels of -100 and those of padding are left out, as are those of documents' first
+                tokens. The loss is computed in float32.
             logits_to_keep: return the logits of this many last tokens only, 0 for all; or those of
                 some places [n], which is not for a loss.
             num_items_in_batch: divide the summed loss by it. None: by the number of labels.
@@ -96,6 +98,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
                     f"labels must have the logits' shape {list(logits.shape[:2])}, got "
                     f"{list(labels.shape)}; logits_to_keep is {logits_to_keep}"
                 )
+            labels = _further_labels(labels, output.last_hidden_state, attention_mask, kwargs)
             loss = _loss(logits, labels, padding, num_items_in_batch)
         if padding is not None:
             # For gradients of the logits; after the loss, whose own are 0 there. In place, since
@@ -115,6 +118,48 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         """No: a cache of keys and values is none of this model's."""
         return False
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse transformers' continuous batching, also for ``generate_batch``.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "continuous batching pages keys and values, a TTT language model has states: give "
+            "generate a batch that is padded on the left"
+        )
+
+    def _prefill(
+        self,
+        input_ids: Tensor,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        is_first_iteration: bool = True,
+    ) -> TTTCausalLMOutput:
+        """Read what ``generate`` is given, ``prefill_chunk_size`` tokens at a time.
+
+        transformers' own needs a cache of keys and values to be there before.
+        """
+        size = generation_config.prefill_chunk_size
+        if size is None:
+            return super()._prefill(input_ids, generation_config, model_kwargs, is_first_iteration)
+        if size < 1:
+            raise ValueError(f"prefill_chunk_size must be at least 1, got {size}")
+        inputs = self.prepare_inputs_for_generation(
+            input_ids, is_first_iteration=is_first_iteration, **model_kwargs
+        )
+        if not inputs["use_cache"]:
+            raise ValueError("prefill_chunk_size needs use_cache=True, got False")
+        by_token = ("input_ids", "inputs_embeds", "attention_mask", "position_ids")
+        given = {name: inputs[name] for name in by_token if inputs.get(name) is not None}
+        length = given["inputs_embeds" if "inputs_embeds" in given else "input_ids"].shape[1]
+        for start in range(0, length, size):
+            for name, x in given.items():
+                inputs[name] = x[:, -length:][:, start : start + size]
+            output = self(**inputs, return_dict=True)
+            inputs["cache"] = output.cache
+        return output
 
     def prepare_inputs_for_generation(
         self,
@@ -188,6 +233,19 @@ def _loss(
         logits.float().flatten(0, 1), targets.flatten(), ignore_index=_IGNORED, reduction=reduction
     )
     return loss if items is None else loss / items
+
+
+def _further_labels(
+    labels: Tensor, hidden: Tensor, mask: Tensor | None, boundaries: dict[str, Any]
+) -> Tensor:
+    """The labels [B, n] of the last tokens, without those of documents' first ones."""
+    padding = None if mask is None else Padding.of(mask[:, -hidden.shape[1] :])
+    begins = first_tokens(hidden, padding, boundaries)
+    if begins is None:
+        return labels
+    if padding is not None:
+        begins = take(begins, padding.places)
+    return labels.masked_fill(begins[:, -labels.shape[1] :], _IGNORED)
 
 
 def _next_labels(labels: Tensor, padding: Padding | None) -> Tensor:

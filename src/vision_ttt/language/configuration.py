@@ -100,7 +100,8 @@ class TTTConfig(PreTrainedConfig):
         for key in further:
             if close := difflib.get_close_matches(key, own, n=1, cutoff=0.85):
                 raise ValueError(f"TTTConfig has no {key}: is {close[0]} meant?")
-        super().__post_init__(**further)
+        # TRL reads it of every configuration, and transformers looks up names in it.
+        super().__post_init__(**{"auto_map": {}, **further})
         self.check()
 
     def check(self) -> None:
@@ -137,6 +138,13 @@ class TTTConfig(PreTrainedConfig):
         for name, values in accepted.items():
             if (value := getattr(self, name)) not in values:
                 raise ValueError(f"{name} must be {' or '.join(map(repr, values))}, got {value!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is saved: all but an empty auto_map."""
+        told = super().to_dict()
+        if not self.auto_map:
+            told.pop("auto_map", None)
+        return told
 
     @classmethod
     def of_size(

@@ -14,6 +14,7 @@ from vision_ttt.language.block import TTTBlock, TTTBlockState
 from vision_ttt.language.cache import TTTCache
 from vision_ttt.language.configuration import TTTConfig
 from vision_ttt.language.outputs import TTTModelOutput
+from vision_ttt.language.packing import BOUNDARIES, Packing, first_tokens
 from vision_ttt.language.padding import Padding
 from vision_ttt.layers import (
     TTTMLP,
@@ -24,9 +25,12 @@ from vision_ttt.layers import (
 )
 
 _WITHOUT_MEANING = frozenset(
-    ("token_type_ids", "tokenizer", "assistant_tokenizer", "streamer", "synced_gpus")
+    (
+        *("token_type_ids", "tokenizer", "assistant_tokenizer", "streamer", "synced_gpus"),
+        *("max_length_q", "max_length_k"),
+    )
 )
-"""What tokenizers and ``generate`` hand to every model, and which changes nothing here."""
+"""What tokenizers, collators and ``generate`` hand to every model and changes nothing here."""
 
 _REFUSED = {
     "past_key_values": "there are no keys and values, states are cache",
@@ -34,13 +38,7 @@ _REFUSED = {
     "output_attentions": "there is no attention",
     "output_router_logits": "there is no router",
     "is_causal": "the models are causal only",
-    **dict.fromkeys(
-        (
-            *("position_ids", "cache_position", "seq_idx"),
-            *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
-        ),
-        "tokens are one sequence, in their order; give each sequence a row, padded by the mask",
-    ),
+    "cache_position": "tokens go on where their cache ends",
 }
 """Name → why it is not served, of what transformers hands to models, as a rule as None."""
 
@@ -118,15 +116,20 @@ class TTTModel(TTTPreTrainedModel):
                 training no.
             output_hidden_states: return every block's output, too. None: as configured.
             return_dict: False for a tuple of what is not None. None: as configured.
-            kwargs: what transformers gives to every model. ``token_type_ids`` and arguments of
-                ``generate`` are of no meaning here; ``position_ids``, ``past_key_values``,
-                ``output_attentions`` and the like must be None or False.
+            kwargs: what transformers gives to every model. ``position_ids`` [B, T], ``seq_idx``
+                [B, T] and ``cu_seq_lens_q`` [N + 1] pack several documents into a row: one begins
+                where positions do not go on by 1, where the number changes, or at these tokens of
+                the call. A document gives what it gives as a row of its own, and the cache is that
+                after the last one. ``token_type_ids``, ``max_length_q`` and arguments of
+                ``generate`` are of no meaning here; ``past_key_values``, ``output_attentions`` and
+                the like must be None or False.
 
         Raises:
-            TypeError: there is no such argument.
+            TypeError: there is no such argument, or one has another type.
             ValueError: both or none of ``input_ids`` and ``inputs_embeds`` are given; the mask has
                 another shape; the cache is another batch's or model's; a cache is used in training
-                with gradient checkpointing; or one of ``kwargs`` asks for what there is not.
+                with gradient checkpointing, or for several documents; or one of ``kwargs`` asks for
+                what there is not.
         """
         _check_further(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
@@ -137,13 +140,23 @@ class TTTModel(TTTPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         cache = TTTCache() if cache is None else cache
+        if not isinstance(cache, TTTCache):
+            raise TypeError(f"cache must be a TTTCache, got {type(cache).__name__}")
         self._check(x, cache, use_cache)
         padding = self._padding(attention_mask, x, cache)
+        packing = self._packing(x, padding, cache, kwargs)
         if padding is None:
-            hidden, blocks = self._run(x, cache.blocks, use_cache, output_hidden_states)
+            hidden, blocks = self._run(
+                x, cache.blocks, use_cache, output_hidden_states, packing=packing
+            )
         else:
             hidden, blocks = self._run(
-                padding.behind(x), cache.blocks, use_cache, output_hidden_states, padding.lengths
+                padding.behind(x),
+                cache.blocks,
+                use_cache,
+                output_hidden_states,
+                padding.lengths,
+                packing,
             )
             hidden = tuple(padding.back(each) for each in hidden)
         output = TTTModelOutput(
@@ -156,6 +169,11 @@ class TTTModel(TTTPreTrainedModel):
         return output if return_dict else output.to_tuple()
 
     def _check(self, x: Tensor, cache: TTTCache, use_cache: bool) -> None:
+        if not isinstance(cache, TTTCache):
+            raise TypeError(
+                f"cache must be a TTTCache, which holds states, got {type(cache).__name__}: there "
+                "are no keys and values"
+            )
         if cache.blocks and len(cache.blocks) != len(self.layers):
             raise ValueError(
                 f"cache has states of {len(cache.blocks)} blocks, the model has {len(self.layers)}"
@@ -187,6 +205,20 @@ class TTTModel(TTTPreTrainedModel):
             )
         return Padding.of(mask[:, -length:])
 
+    def _packing(
+        self, x: Tensor, padding: Padding | None, cache: TTTCache, boundaries: dict[str, Any]
+    ) -> Packing | None:
+        """Where the documents of rows x [B, T, D] are, None where each row is one."""
+        begins = first_tokens(x, padding, boundaries)
+        if begins is None:
+            return None
+        if cache.blocks:
+            raise ValueError(
+                "a cache goes on with one document in each row, got further ones that begin in "
+                f"{', '.join(name for name in BOUNDARIES if boundaries.get(name) is not None)}"
+            )
+        return Packing.of(begins, padding)
+
     def _run(
         self,
         x: Tensor,
@@ -194,15 +226,17 @@ class TTTModel(TTTPreTrainedModel):
         return_state: bool,
         all_hidden: bool,
         lengths: Tensor | None = None,
+        packing: Packing | None = None,
     ) -> tuple[tuple[Tensor, ...], list[TTTBlockState]]:
         """Hidden states [B, T, D], all or the last, and the blocks' states if they are wanted.
 
-        These are after ``lengths`` [B] tokens of each row, after all without.
+        These are after ``lengths`` [B] tokens of each row, after all without, and where rows are
+        packed after their last documents.
         """
         hidden, after = [], []
         states = before or [None] * len(self.layers)
         for block, state in zip(self.layers, states, strict=True):
-            x = block(x, state, return_state, lengths)
+            x = block(x, state, return_state, lengths, packing)
             if return_state:
                 x, state = x
                 after.append(state)
@@ -214,7 +248,7 @@ class TTTModel(TTTPreTrainedModel):
 def _check_further(arguments: dict[str, Any]) -> None:
     """Refuse arguments of transformers' that would change the result of another model."""
     for name, value in arguments.items():
-        if name in _WITHOUT_MEANING:
+        if name in _WITHOUT_MEANING or name in BOUNDARIES:
             continue
         if name not in _REFUSED:
             raise TypeError(f"a TTT language model has no argument {name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from transformers.utils import ModelOutput
@@ -21,6 +22,7 @@ class TTTModelOutput(ModelOutput):
     last_hidden_state: Tensor | None = None
     cache: TTTCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+    attentions: ClassVar[None] = None  # transformers' generic heads ask for them
 
 
 @dataclass

@@ -6,8 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.ops import directional_conv1d
+from vision_ttt.ops._contract import Contract, Whole
 from vision_ttt.ops.padding import fill_padding, padding_of
 from vision_ttt.ops.states import take
+
+_STATE_CONTRACT = Contract(
+    "DirectionalConv1d",
+    {"x": "B T C", "state": "B past C"},
+    {"past": Whole(0)},
+    may_be_0=("B", "T", "past"),
+)
 
 
 class DirectionalConv1d(nn.Conv1d):
@@ -50,10 +58,10 @@ class DirectionalConv1d(nn.Conv1d):
                 and whose outputs are 0.
 
         Raises:
-            TypeError: the lengths are not whole numbers.
-            ValueError: the state or the lengths have another shape, the lengths are not in 0 … T,
-                or a state or lengths are given or asked for and channels scan from T to 1, whose
-                first token is the last one of the sequence.
+            TypeError: the state or lengths are of another type or dtype.
+            ValueError: the state or lengths have another shape or are on another device, the
+                lengths are not in 0 … T, or a state or lengths are given or asked for and channels
+                scan from T to 1, whose first token is the last one of the sequence.
         """
         if self.reverse_channels and lengths is not None:
             raise ValueError(
@@ -73,10 +81,7 @@ class DirectionalConv1d(nn.Conv1d):
         taps = self.kernel_size[0] - 1
         if state is None:
             state = x.new_zeros(len(x), taps, x.shape[-1])
-        if state.shape != (len(x), taps, x.shape[-1]):
-            raise ValueError(
-                f"the state must have shape {[len(x), taps, x.shape[-1]]}, got {list(state.shape)}"
-            )
+        _STATE_CONTRACT.check((x, state, taps))
         seen = torch.cat([state.to(x.dtype), x], dim=1)
         o = fill_padding(directional_conv1d(seen, self.weight, self.bias, 0)[:, taps:], padding)
         if not return_state:

@@ -110,11 +110,14 @@ class Mamba(nn.Module):
         """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
 
         Raises:
-            TypeError: the state is not a :class:`MambaState`.
+            TypeError: the state is not a :class:`MambaState` of tensors of accepted dtypes.
             ValueError: the state does not fit.
         """
         if state is not None and not isinstance(state, MambaState):
             raise TypeError(f"state must be a MambaState, got {type(state).__name__}")
+        for name, part in () if state is None else state._asdict().items():
+            if part is None:
+                raise ValueError(f"state.{name} is missing: the state cannot go on")
         taps, scanned = (None, None) if state is None else state
         x, z = self.in_proj(x).chunk(2, dim=-1)  # [B, T, E]
         if state is None and not return_state:

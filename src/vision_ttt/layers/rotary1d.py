@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.layers.rotary2d import rotate
+from vision_ttt.ops._contract import Whole, check_number, check_whole_numbers
 
 
 class MiniBatchRotary(nn.Module):
@@ -58,11 +59,16 @@ class MiniBatchRotary(nn.Module):
         Args:
             x: tokens of a sequence.
             position: the first token's place in its mini-batch, or each sequence's [B].
+
+        Raises:
+            TypeError, ValueError: the position is neither.
         """
         tokens = torch.arange(x.shape[1], device=x.device)
         if isinstance(position, Tensor):
+            check_whole_numbers("MiniBatchRotary", "position", position, x)
             tokens = position.unsqueeze(-1) + tokens  # [B, T]
         else:
+            check_number("MiniBatchRotary", "position", position, Whole(0))
             tokens = tokens + position  # [T]
         rotations = self.table[tokens % self.mini_batch_size].unsqueeze(-3)  # [(B,) T, 1, d / 2, 2]
         return rotate(x, rotations)

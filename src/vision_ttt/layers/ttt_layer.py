@@ -175,7 +175,8 @@ class TTTLayer(nn.Module):
         which is not read, and whose outputs are 0.
 
         Raises:
-            TypeError: the lengths are not whole numbers, or the learner takes none.
+            TypeError: the state is not a :class:`TTTLayerState` of tensors of accepted dtypes, the
+                lengths are not whole numbers, or the learner takes none.
             ValueError: a state or lengths are given, or a state is asked for, with two directions,
                 or the state or the lengths do not fit.
         """
@@ -193,6 +194,10 @@ class TTTLayer(nn.Module):
             z = self.learner(q, k, v, eta, **own).flatten(2)  # [B, T, directions · D]
             return fill_padding(self.out_proj(self.merge(z, gate)), padding)
         self._refuse_state_of_two_directions()
+        if state is not None and not isinstance(state, TTTLayerState):
+            raise TypeError(f"state must be a TTTLayerState, got {type(state).__name__}")
+        if state is not None and state.learner is None:
+            raise ValueError("state.learner is missing: the state cannot go on")
         if state is not None and self.has_conv == (state.conv_q is None or state.conv_k is None):
             raise ValueError(
                 f"the state must have conv_q and conv_k {'' if self.has_conv else 'None '}"

@@ -1,4 +1,12 @@
-"""Stateless sequence ops, one folder per op."""
+"""Stateless sequence ops, one folder per op.
+
+An op checks each of its tensors, those of a state included, before a kernel or PyTorch reads them:
+it is a strided tensor of a floating dtype, its shape fits the others', it is on the first one's
+device, and its storage has not been freed (as FSDP frees those of parameters between their
+modules' passes; checked again before the backward pass). Anything else raises a ``TypeError`` or a
+``ValueError`` that names the argument. That a storage that was made smaller still holds the whole
+tensor is not checked.
+"""
 
 from vision_ttt.ops._backend import use_backend
 from vision_ttt.ops.deformable_attention import deformable_attention

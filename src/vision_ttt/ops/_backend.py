@@ -2,27 +2,31 @@
 
 Precedence, highest first: the ``backend=`` argument of the call, the innermost :func:`use_backend`
 block, the environment variable ``VISION_TTT_BACKEND``, and last the op's own order of preference.
-A requested backend that does not support the call raises an error. Only the last rule falls back
+A requested backend that does not support the call raises an error, and so does a variable that
+names no backend, when the package is imported. Only the last rule falls back
 to another backend.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch.autograd import forward_ad
 
+from vision_ttt import environment
+
 ENVIRONMENT_VARIABLE = "VISION_TTT_BACKEND"
 """The environment variable that overrides the backend of every op."""
+BACKENDS = ("cpu", "triton", "dual", "reference")
+"""The names of all ops' backends."""
 AUTO = "auto"
 """The name that requests no backend: the op selects the fastest when it runs."""
 
 # Plain module state and not a ContextVar: torch.compile guards on it, so that code compiled under
 # one override is compiled again, and not reused, under another.
-_override: str | None = os.environ.get(ENVIRONMENT_VARIABLE) or None
+_override: str | None = environment.one_of(ENVIRONMENT_VARIABLE, BACKENDS)
 _override_source = f"the environment variable {ENVIRONMENT_VARIABLE}"
 _outside = _override, _override_source
 _blocks: list[list[str | None]] = []  # [name] of each use_backend block that is open, oldest first

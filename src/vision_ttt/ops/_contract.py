@@ -2,7 +2,8 @@
 
 Kernels compute addresses from shapes and numbers, so every argument of a kernel passes a
 :class:`Contract` first: in the public function, whose errors name the received and the accepted
-values, and in the custom op, since compiled and exported programs call it directly.
+values, and in the custom op, since compiled and exported programs call it directly. That a storage
+has not been freed under a tensor is checked at every call, and before a backward pass.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ class Contract:
             self.numbers,
             odd=self.odd,
             together=self.together,
+            may_be_0=self.may_be_0,
         )
 
     def _solvable(self, rows: list[_Row]) -> list[_Row]:
@@ -142,22 +144,44 @@ class Contract:
 
         Raises:
             TypeError: an argument's type or dtype is not accepted.
-            ValueError: a shape, device, stride or number is not accepted.
+            ValueError: a shape, device, stride or number is not accepted, or a tensor's storage
+                has been freed.
         """
         # The calls of a model repeat, and for small images a full check would take longer than the
         # kernels.
         if torch.compiler.is_compiling():
             self._check_table(self._by_name(arguments))
+            self._check_strides(arguments)
         else:
             self._check_table_once(arguments)
-        self.check_strides(arguments)
+            self.check_memory(arguments)
 
-    def check_strides(self, arguments: Sequence[Any]) -> None:
-        """Raise an error unless the arguments, of accepted shapes, have accepted strides.
+    def check_memory(self, arguments: Sequence[Any]) -> None:
+        """Raise an error unless the arguments, of accepted shapes, can be read where they lie.
 
         Raises:
-            ValueError: a stride is not accepted.
+            ValueError: a stride is not accepted, or a tensor's storage has been freed.
         """
+        self.check_storages(arguments)
+        self._check_strides(arguments)
+
+    def check_storages(self, arguments: Sequence[Any]) -> None:
+        """Raise an error if the storage of a tensor among the first arguments has been freed.
+
+        Raises:
+            ValueError: a storage has been freed.
+        """
+        try:
+            for x in arguments[: len(self.tensors)]:  # not check_storages: every call comes here
+                if x is not None and not x.untyped_storage().nbytes() and x.numel():
+                    break
+            else:
+                return
+        except NotImplementedError:  # one has none, and the others may be freed
+            pass
+        check_storages(self.op, dict(zip(self.tensors, arguments, strict=False)))
+
+    def _check_strides(self, arguments: Sequence[Any]) -> None:
         for place in self._dense_last_places:
             x = arguments[place]
             if x.stride(-1) != 1 and x.shape[-1] > 1:
@@ -290,6 +314,62 @@ def check_number(op: str, name: str, value: Any, limits: Whole | Real) -> None:
     ends_at_a_size = isinstance(limits, Whole) and limits.most is not None
     if not ends_at_a_size and not value >= limits.least:  # NaN is not
         raise ValueError(f"{op}: {name} must be at least {limits.least}, got {value}")
+
+
+def check_storages(op: str, tensors: Mapping[str, Tensor | None]) -> None:
+    """Raise an error if the storage of a tensor has been freed, though the tensor has numbers.
+
+    FSDP frees the storages of parameters between the passes that use them, and leaves the tensors.
+    A kernel that reads one ends the process.
+
+    Raises:
+        ValueError: a storage has been freed.
+    """
+    for name, x in tensors.items():
+        if x is not None and _is_freed(x):
+            raise ValueError(
+                f"{op}: {name} {list(x.shape)} has no memory: its storage has been freed, as FSDP"
+                " does with parameters outside of their module's passes"
+            )
+
+
+def _is_freed(x: Tensor) -> bool:
+    try:
+        return not x.untyped_storage().nbytes() and x.numel() > 0
+    except NotImplementedError:  # no storage at all, as within torch.func's transforms
+        return False
+
+
+def check_whole_numbers(op: str, name: str, x: Any, tokens: Tensor) -> None:
+    """Raise an error unless x holds a whole number for each sequence of tokens [B, …], with them.
+
+    Raises:
+        TypeError: x is not a strided tensor of int32 or int64.
+        ValueError: its shape is not [B], or it is on another device.
+    """
+    # Narrower numbers would overflow, unsigned ones below 0, where places are computed.
+    if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64):
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{op}: {name} must be a tensor of int32 or int64, got {kind}")
+    if x.layout != torch.strided:
+        raise TypeError(f"{op}: {name} must be a strided tensor, got {x.layout}")
+    if list(x.shape) != [len(tokens)]:
+        raise ValueError(f"{op}: {name} must have shape [{len(tokens)}], got {list(x.shape)}")
+    if x.device != tokens.device:
+        raise ValueError(f"{op}: {name} is on {x.device}, the tokens on {tokens.device}")
+
+
+def check_range(op: str, name: str, x: Tensor, most: int) -> None:
+    """Raise an error unless x is in 0 … most; on a CPU only, and not while torch.compile traces.
+
+    Raises:
+        ValueError: a number is not in the range, or x's storage has been freed.
+    """
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return
+    check_storages(op, {name: x})
+    if not all(0 <= value <= most for value in x.tolist()):
+        raise ValueError(f"{op}: {name} must be in 0 … {most}, got {x.tolist()}")
 
 
 def _bind(sizes: Sequence[int], shape: Shape, known: dict[str, Any]) -> bool:

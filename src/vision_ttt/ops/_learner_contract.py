@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from vision_ttt.ops._contract import Contract, Real, Whole
+from vision_ttt.ops._contract import Contract, Real, Whole, check_whole_numbers
 
 
 class LearnerContracts(NamedTuple):
     """The contracts of the public function and of its custom ops, which accept any strides.
 
-    ``one_state`` is that of losses without learning: tokens k, v and a state that all of them meet.
+    ``state`` is that of the public function where a state is given: its arguments, and the state's
+    ``start_`` and ``sum_`` tensors and position. ``one_state`` is that of losses without learning:
+    tokens k, v and a state that all of them meet.
     """
 
     public: Contract
     forward: Contract
     backward: Contract
     part: Contract
+    state: Contract
     one_state: Contract
 
 
-def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
+def learner_contracts(op: str, state: Mapping[str, str], fields: Sequence[str]) -> LearnerContracts:
     """Make the contracts of an op.
 
     The arguments of its backward pass are the gradients of o and of the last state, the op's own
@@ -32,6 +36,7 @@ def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
     Args:
         op: the op's public name.
         state: tensor of the initial state → its shape after [H] or [B, H].
+        fields: the names of these tensors in a state that goes on.
     """
     views = "q", "k", "v"
     model = {
@@ -70,6 +75,23 @@ def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
             further=_check_places,
         ),
         Contract(
+            op,
+            {
+                **tensors,
+                **{
+                    f"state.{kind}_{field}": f"B H {shape}"
+                    for kind in ("start", "sum")
+                    for field, shape in zip(fields, state.values(), strict=True)
+                },
+            },
+            numbers,
+            **rules,
+            autocast=True,
+            dense_last=views,
+            others=("state.position",),
+            further=_check_position,
+        ),
+        Contract(
             f"{op}_losses",
             {"k": "B T H d", "v": "B T H d", **model},
             {"eps": Real(0)},
@@ -78,6 +100,23 @@ def learner_contracts(op: str, state: Mapping[str, str]) -> LearnerContracts:
             together=("ln_weight", "ln_bias"),
         ),
     )
+
+
+def _check_position(op: str, values: Mapping[str, Any]) -> None:
+    """Raise an error unless a state's position is in a mini-batch; of tensors, but for values."""
+    position, size = values["state.position"], values["mini_batch_size"]
+    if isinstance(position, Tensor):
+        check_whole_numbers(op, "state.position", position, values["q"])
+    elif isinstance(position, bool) or not isinstance(position, (int, torch.SymInt)):
+        raise TypeError(
+            f"{op}: state.position must be a whole number, or a tensor of one for each sequence, "
+            f"got {position!r}"
+        )
+    elif not 0 <= position < size:
+        raise ValueError(
+            f"{op}: state.position must be in 0 … {size - 1} with mini_batch_size={size}, got "
+            f"{position}"
+        )
 
 
 def _check_places(op: str, values: Mapping[str, Any]) -> None:

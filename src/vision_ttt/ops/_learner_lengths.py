@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._learner_mini_batches import Opened, Parts, Tensors, Views, no_tokens
-from vision_ttt.ops.padding import check_range, fill_padding, padding_of
+from vision_ttt.ops.padding import fill_padding, padding_of
 from vision_ttt.ops.states import take
 
 
@@ -56,8 +56,6 @@ def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[T
     if opened is None:
         opened = parts.beginning()._replace(position=places)
     else:
-        if isinstance(opened.position, Tensor):
-            check_range(f"{parts.op.name}: positions", opened.position, size - 1)
         places = first + opened.position
         o, sums = _piece(parts, opened, -places, size, lengths)
         filled = (places + lengths).clamp(max=size)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from vision_ttt.ops import _learner_cpu
-from vision_ttt.ops._contract import Contract
+from vision_ttt.ops._contract import Contract, check_range
 from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._learner_cpu import LearnerCall
 from vision_ttt.ops._learner_mini_batches import (
@@ -147,11 +147,8 @@ class LearnerPart:
         return [x.clone(memory_format=torch.contiguous_format) for x in results]
 
     def _check_positions(self, position: int | Tensor, size: int) -> None:
-        if isinstance(position, Tensor) and not all(0 <= m < size for m in position.tolist()):
-            raise ValueError(
-                f"{self.op.name}: positions must be in 0 … {size - 1} with mini_batch_size={size}, "
-                f"got {position.tolist()}"
-            )
+        if isinstance(position, Tensor):
+            check_range(self.op.name, "positions", position, size - 1)
 
     def _fake(self, *arguments: Any) -> list[Tensor]:
         inputs, sums, position = self._split(arguments)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._backend import AUTO
+from vision_ttt.ops._contract import Contract, check_range
 from vision_ttt.ops._learner_lengths import fill_views, run_lengths
 from vision_ttt.ops._learner_mini_batches import Opened, Parts
 from vision_ttt.ops._op import Op, autocast_kind
@@ -23,6 +24,7 @@ def run_learner(
     inputs: Any,
     names: Sequence[str],
     kind: type[Any],
+    contract: Contract,
     state: Any,
     part: LearnerPart,
     backend: str | None,
@@ -38,6 +40,7 @@ def run_learner(
         names: of the state's tensors among the inputs.
         kind: the state's type: the state after the last token, θ' and the sums, one field for each
             name, then the position. Of heads that scan in two directions it has the first alone.
+        contract: the checks on the arguments where there is a state.
         state: where the sequence is; None at its beginning.
         part: the op on a part of a mini-batch.
         backend: for the complete mini-batches. Where it is PyTorch's, the parts are so, too.
@@ -66,10 +69,13 @@ def run_learner(
             )
         o, *last = op(inputs, backend, wanted=None)
         return o, kind(*last)
-    op.contract.check(inputs)
+    if state is None:
+        op.contract.check(inputs)
+        opened = None
+    else:
+        opened = _opened(op.name, state, kind, inputs, contract)
     # A backend that cannot serve is refused, complete mini-batches or not.
     may_use_kernels = op.choose(inputs, backend) in (AUTO, "cpu")
-    opened = None if state is None else _opened(op.name, state, kind, inputs, names)
     if op.autocast and torch.is_autocast_enabled(autocast_kind(inputs.q)):
         inputs = op.cast(inputs)
     parts = Parts(op, inputs, names, part.mini_batch, backend)
@@ -92,38 +98,20 @@ def run_learner(
     return o, kind(*parts.after(opened), *opened.start, *opened.sums, opened.position)
 
 
-def _opened(op: str, state: Any, kind: type[Any], inputs: Any, names: Sequence[str]) -> Opened:
+def _opened(op: str, state: Any, kind: type[Any], inputs: Any, contract: Contract) -> Opened:
     """Return where a sequence is by its state, or raise an error where that does not fit."""
     if not isinstance(state, kind):
         raise TypeError(f"{op}: state must be a {kind.__name__}, got {type(state).__name__}")
     if state.position is None:
         raise ValueError(f"{op}: the state of heads that scan in two directions cannot go on")
-    batch, _, heads, _ = inputs.q.shape
-    count = len(names)
-    for place, (field, x) in enumerate(zip(state._fields[count:-1], state[count:-1], strict=True)):
+    count = (len(state) - 1) // 3
+    tensors, position = state[count:-1], state.position
+    for field, x in zip(state._fields[count:-1], tensors, strict=True):
         if x is None:
             raise ValueError(f"{op}: state.{field} is missing: the state cannot go on")
-        rank = (2, 1)[place % 2]
-        wanted = [batch, heads, *getattr(inputs, names[place % count]).shape[-rank:]]
-        if list(x.shape) != wanted:
-            raise ValueError(
-                f"{op}: state.{field} must have shape {wanted}, as the inputs have, got "
-                f"{list(x.shape)}"
-            )
-    position, size = state.position, inputs.mini_batch_size
+    contract.check((*inputs[:-3], *tensors, position, *inputs[-3:]))
     if isinstance(position, Tensor):
-        if list(position.shape) != [batch] or position.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                f"{op}: state.position must be a whole number, or one for each sequence [{batch}], "
-                f"got {position.dtype} {list(position.shape)}"
-            )
-    elif isinstance(position, bool) or not isinstance(position, (int, torch.SymInt)):
-        raise TypeError(f"{op}: state.position must be a whole number, got {position!r}")
-    elif not 0 <= position < size:
-        raise ValueError(
-            f"{op}: state.position must be in 0 … {size - 1} with mini_batch_size={size}, got "
-            f"{position}"
-        )
+        check_range(op, "state.position", position, inputs.mini_batch_size - 1)
     dtype = torch.promote_types(inputs.q.dtype, torch.float32)
-    tensors = tuple(x.to(dtype) for x in state[count:-1])
+    tensors = tuple(x.to(dtype) for x in tensors)
     return Opened(tensors[:count], tensors[count:], position)

@@ -20,13 +20,26 @@ from urllib.request import url2pathname
 import torch  # its OpenMP runtime is loaded first, so that the kernels share its thread pool
 from torch import Tensor
 
+from vision_ttt import environment
+
 _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
+
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512bf16", "amx")
+"""What the kernels are compiled for, the least first, as csrc/dispatch.cpp has it.
+
+The environment variable ``VISION_TTT_CPU_ISA`` limits them to one of these or less.
+"""
 
 LANES = 16
 """Floats of the widest vector. A multiple of it fits the vectors of every instruction set."""
 
 
 def _load() -> ctypes.CDLL | None:
+    """Load the kernels.
+
+    Raises:
+        EnvironmentVariableError: ``VISION_TTT_CPU_ISA`` is no instruction set.
+    """
     # This name alone, as setup.py has it: what else lies here is of a former build.
     path = Path(__file__).parents[1] / f"_kernels{_SUFFIX}"
     if not path.exists():
@@ -35,6 +48,14 @@ def _load() -> ctypes.CDLL | None:
     library.vision_ttt_instruction_set.restype = ctypes.c_char_p
     library.vision_ttt_chunk_tokens.restype = c_int64
     library.vision_ttt_sizeof.restype = c_int64
+    asked = environment.one_of("VISION_TTT_CPU_ISA", INSTRUCTION_SETS)
+    used = library.vision_ttt_instruction_set().decode()
+    if asked is not None and asked != used:
+        warnings.warn(
+            f"VISION_TTT_CPU_ISA is {asked}, which this machine lacks: the kernels for {used} run",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return library
 
 

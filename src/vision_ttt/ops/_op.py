@@ -178,7 +178,7 @@ class Op:
         """Check the inputs, and return the backend of a plain call, None if it is not one.
 
         The calls of a model repeat, and for small images the checks would take longer than the
-        kernels: a call of a signature that was served before is checked for its strides alone.
+        kernels: a call of a signature that was served before is checked for its memory alone.
         """
         try:
             key = (requested, _native.LIBRARY, *signature(inputs))
@@ -186,7 +186,7 @@ class Op:
         except TypeError:  # an argument has no hash, such as a symbolic size
             key, name = None, None
         if name is not None:
-            self.contract.check_strides(inputs)
+            self.contract.check_memory(inputs)
             return self.backends[name]
         self.contract.check(inputs)
         name = self._first_to_serve(inputs, requested) if are_plain(inputs) else None

@@ -47,6 +47,7 @@ class RecordedCall(torch.autograd.Function):
             backend = (ctx.requested,) if op.backend_at_runtime else ()
             gradients = op.backward_op(*grads, *saved, *options, *backend)
         else:
+            op.backward_contract.check_storages((*grads, *saved))
             inputs = op.inputs(*saved[: op.tensors], *options)
             gradients = ctx.backend.backward(inputs, *grads, *saved[op.tensors :])
         gradients = gradients if op.tensors > 1 else (gradients,)

@@ -8,7 +8,9 @@ from typing import Any
 import yaml
 
 from vision_ttt.engine.section import ConfigError
+from vision_ttt.file_kinds import UnreadableFile, is_text, read_regular
 
+_LARGEST = 2**20  # bytes
 _MOST_VALUES = 10_000
 
 
@@ -16,13 +18,15 @@ def read_text(path: Path) -> str:
     """Return the text of a recipe's file.
 
     Raises:
-        ConfigError: it is not UTF-8.
+        ConfigError: it is no file, too large, or not UTF-8.
         FileNotFoundError: there is no such file.
     """
-    if not path.is_file():
-        raise FileNotFoundError(2, "No such recipe file", str(path))
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, _LARGEST).decode("utf-8")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(2, "No such recipe file", str(path)) from error
+    except UnreadableFile as error:
+        raise ConfigError(f"recipe {error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"recipe {path} is not a text in UTF-8: byte {error.start} is"
@@ -72,10 +76,12 @@ def _check_size(recipe: str, value: Any, visits: Iterator[int]) -> None:
     """Count what a recipe holds: YAML's aliases can make a few lines larger than any memory.
 
     Raises:
-        ConfigError: it is more than any recipe could need.
+        ConfigError: it is more than any recipe could need, or a text that cannot be written.
     """
     if next(visits) > _MOST_VALUES:
         raise ConfigError(f"recipe {recipe} holds more than {_MOST_VALUES:,} values")
+    if isinstance(value, str) and not is_text(value):
+        raise ConfigError(f"recipe {recipe} has {value!r}, which holds half a character")
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):

@@ -13,6 +13,8 @@ from vision_ttt.ops import _native, selective_scan
 from vision_ttt.ops.selective_scan import cpu
 from vision_ttt.ops.selective_scan.contract import Inputs
 
+pytestmark = pytest.mark.kernels
+
 GOLDEN = Path(__file__).parents[2] / "golden"
 TOKENS = "u", "delta", "B", "C", "z"
 

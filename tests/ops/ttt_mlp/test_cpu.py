@@ -7,6 +7,8 @@ from tolerances import FORWARD, GRADIENT, assert_close
 from ttt_mlp_problems import STATE, as_float64, make_problem, solve
 from vision_ttt.ops.ttt_mlp.dual import num_checkpoints
 
+pytestmark = pytest.mark.kernels
+
 SHAPES = [  # B, T, H, d, b: every dimension, ragged ends, mini-batches from 1 to 64
     (1, 1, 1, 16, 16),
     (2, 15, 2, 16, 16),

@@ -2,14 +2,13 @@
 
 import itertools
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import docstring_parser
 import jsonargparse
 
-from vision_ttt import recipes, tasks
+from vision_ttt import environment, recipes, tasks
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.engine.config import TaskSection, section_types
 from vision_ttt.engine.section import Section, defaults, field_types
@@ -104,7 +103,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     Raises:
         ConfigError, FileNotFoundError: as :func:`vision_ttt.recipes.load_stages` does.
     """
-    if int(os.environ.get("RANK", "0")):  # of several processes the first one logs
+    if environment.whole_number("RANK", 0):  # of several processes the first one logs
         logging.getLogger("vision_ttt").setLevel(logging.WARNING)
     fields = short_names(arguments.task_section)
     given = arguments.as_dict()

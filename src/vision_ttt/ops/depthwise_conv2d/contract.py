@@ -26,5 +26,6 @@ CONTRACT = Contract(
     {"x": "B height*width C", "weight": "C 1 K K"},
     {"height": Whole(1), "width": Whole(1)},
     odd=("K",),
+    may_be_0="BC",  # images may be folded into the channels
 )
 BACKWARD_CONTRACT = CONTRACT.preceded_by(grad="B height*width C")

@@ -27,4 +27,5 @@ CONTRACT = Contract(
     {"x": "B height*width C", "y": "B height*width C"},
     {"height": Whole(1), "width": Whole(1), "kernel_size": Whole(1)},
     odd=("kernel_size",),
+    may_be_0="BC",  # images may be folded into the channels
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from vision_ttt.ops._contract import check_storages
 from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._native import mirrors
 from vision_ttt.ops._table import TABLE
@@ -146,6 +147,7 @@ def _packed_mamba_block(y: Tensor, weights: Tensor, ints: Sequence[int], eps: fl
     if any(not x.is_cpu or x.layout != torch.strided for x in (y, weights)):
         got = sorted({f"{x.layout} on {x.device}" for x in (y, weights)})
         raise ValueError(f"packed_mamba_block: tensors must be dense and on a CPU, got {got}")
+    check_storages("packed_mamba_block", {"y": y, "weights": weights})
     if not y.numel():
         return y.new_empty(y.shape)
     y, weights = (as_it_lies(x).contiguous() for x in (y, weights))

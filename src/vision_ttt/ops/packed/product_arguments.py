@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vision_ttt.ops._contract import check_storages
 from vision_ttt.ops.packed.weights import DTYPES, packed_shape
 
 
@@ -19,7 +20,7 @@ def check_tensors(op: str, weight: Tensor, bias: Tensor | None, **inputs: Tensor
 
     Raises:
         TypeError: an argument is no tensor, or a dtype is not accepted.
-        ValueError: a tensor is not a dense one on a CPU.
+        ValueError: a tensor is not a dense one on a CPU, or its storage has been freed.
     """
     tensors = {**inputs, "weight": weight}
     for name, tensor in tensors.items():
@@ -34,6 +35,7 @@ def check_tensors(op: str, weight: Tensor, bias: Tensor | None, **inputs: Tensor
     if any(not tensor.is_cpu or tensor.layout != torch.strided for tensor in given):
         got = ", ".join(f"{tensor.layout} on {tensor.device}" for tensor in given)
         raise ValueError(f"{op}: tensors must be dense and on a CPU, got {got}")
+    check_storages(op, {**tensors, "bias": bias})
 
 
 def check_weight(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from vision_ttt.ops._contract import check_storages
 from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._native import LANES, LIBRARY, mirrors
 from vision_ttt.ops.packed.launch import launch
@@ -226,6 +227,8 @@ def _packed_vit3_block(
     if any(not x.is_cpu or x.layout != torch.strided for x in (y, *parameters)):
         got = sorted({f"{x.layout} on {x.device}" for x in (y, *parameters)})
         raise ValueError(f"packed_vit3_block: tensors must be dense and on a CPU, got {got}")
+    named = Vit3BlockParameters(*parameters)._asdict()
+    check_storages("packed_vit3_block", {"y": y, **named})
     if not y.numel():
         return y.new_empty(y.shape)
     y = as_it_lies(y).contiguous()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from vision_ttt.ops._contract import check_storages
 from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._learner_cpu import _Convolution, _State
 from vision_ttt.ops._native import mirrors
@@ -188,6 +189,7 @@ def _packed_vittt_blocks(
     if any(not x.is_cpu or x.layout != torch.strided for x in (y, weights)):
         got = sorted({f"{x.layout} on {x.device}" for x in (y, weights)})
         raise ValueError(f"packed_vittt_blocks: tensors must be dense and on a CPU, got {got}")
+    check_storages("packed_vittt_blocks", {"y": y, "weights": weights})
     if not y.numel():
         return y.new_empty(y.shape)
     y, weights = (as_it_lies(x).contiguous() for x in (y, weights))

@@ -26,4 +26,4 @@ class Inputs(NamedTuple):
     eps: float
 
 
-CONTRACTS = learner_contracts("ttt_linear", {"w0": "d d", "b0": "d"})
+CONTRACTS = learner_contracts("ttt_linear", {"w0": "d d", "b0": "d"}, ("w", "b"))

@@ -175,8 +175,8 @@ def ttt_linear(
 
     Raises:
         TypeError: a dtype or type is not among those above.
-        ValueError: a shape does not fit, or the requested backend is unknown or does not support
-            the call.
+        ValueError: a tensor's shape or device does not fit, the state's included, its storage has
+            been freed, or the requested backend is unknown or does not support the call.
     """
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)
@@ -185,6 +185,7 @@ def ttt_linear(
         inputs,
         INITIAL,
         LinearState,
+        CONTRACTS.state,
         state,
         PART,
         backend,

@@ -28,4 +28,5 @@ class Inputs(NamedTuple):
     eps: float
 
 
-CONTRACTS = learner_contracts("ttt_mlp", {"w1": "d 4*d", "b1": "4*d", "w2": "4*d d", "b2": "d"})
+_STATE = {"w1": "d 4*d", "b1": "4*d", "w2": "4*d d", "b2": "d"}
+CONTRACTS = learner_contracts("ttt_mlp", _STATE, tuple(_STATE))

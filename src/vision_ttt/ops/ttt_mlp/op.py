@@ -180,8 +180,8 @@ def ttt_mlp(
 
     Raises:
         TypeError: a dtype or type is not among those above.
-        ValueError: a shape does not fit, or the requested backend is unknown or does not support
-            the call.
+        ValueError: a tensor's shape or device does not fit, the state's included, its storage has
+            been freed, or the requested backend is unknown or does not support the call.
     """
     tensors = (q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale)
     inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)
@@ -190,6 +190,7 @@ def ttt_mlp(
         inputs,
         INITIAL,
         MLPState,
+        CONTRACTS.state,
         state,
         PART,
         backend,

@@ -79,8 +79,6 @@ class Detection(DenseTask):
         data, train = self.config.data, self.train_annotations
         self.input = input_statistics(self.config.model.name)
         for part, told in (("train", train), ("test", self.annotations)):
-            if not told.counts.objects:
-                raise DatasetError(f"{told.path} has no object to {part} on")
             missing = told.missing(data.folder(part))
             if missing and not self.config.run.skip_bad:
                 raise DatasetError(
@@ -93,6 +91,12 @@ class Detection(DenseTask):
                 raise DatasetError(
                     f"{len(told.faults)} of the {len(told)} images of {told.path} have annotations"
                     f" that cannot be meant: {shown}; run.skip_bad leaves the images out"
+                )
+            if not told.objects_beside(missing):
+                among = "that are there and not faulty " if missing or told.faults else ""
+                raise DatasetError(
+                    f"{told.path} has no object to {part} on: the images {among}have none but crowd"
+                    " regions and boxes without area"
                 )
         images = CocoImages(train, data.folder("train"), train.places(data.empty_images))
         self.train_set = SeededItems(images, TrainTransform(data), self.config.run.seed)

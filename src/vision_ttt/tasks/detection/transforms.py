@@ -156,12 +156,12 @@ def cut_boxes(
 
 def cut_masks(masks: Sequence[Rle], window: Window, size: tuple[int, int]) -> Tensor:
     """Return the parts of masks in a window that becomes `size`: [n, height, width] uint8."""
-    if not masks:
-        return torch.zeros(0, *size, dtype=torch.uint8)
     left, top, width, height = window
-    whole = rle_masks.decode(list(masks))  # [H, W, n]
-    cut = torch.from_numpy(whole[top : top + height, left : left + width])
-    return F.interpolate(cut.permute(2, 0, 1)[None], size, mode="nearest-exact")[0]
+    seen = torch.zeros(len(masks), *size, dtype=torch.uint8)
+    for mask, own in zip(masks, seen, strict=True):  # one at a time is as large as the image
+        cut = torch.from_numpy(rle_masks.decode(mask)[top : top + height, left : left + width])
+        own[:] = F.interpolate(cut[None, None], size, mode="nearest-exact")[0, 0]
+    return seen
 
 
 def mask_boxes(masks: Tensor) -> Tensor:

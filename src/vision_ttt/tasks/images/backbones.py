@@ -24,6 +24,8 @@ from vision_ttt.tasks.images.models import data_config
 
 _USUAL_REDUCTION = 32  # pixels per cell of the last feature map, for models that do not tell
 _STATISTICS = ("mean", "std")
+_LARGEST_VIEW = 2**25
+"""Pixels of a whole picture as a model sees it; a narrow one would take all memory."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,10 @@ class ImageBackbone:
         return (image * std + mean).clamp(0, 1)
 
 
+class ViewError(UserError, ValueError):
+    """A picture of which a model's view would be too large; the message names both sizes."""
+
+
 @dataclass(frozen=True)
 class WholeImage:
     """Resizes a whole picture, bilinearly, so that its sides are whole patches.
@@ -64,12 +70,22 @@ class WholeImage:
     longer_side: int | None = None
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Return an RGB picture as a normalised image [3, H, W]."""
+        """Return an RGB picture as a normalised image [3, H, W].
+
+        Raises:
+            ViewError: the image would have more than 33.6 million pixels.
+        """
         scale = self.shorter_side / min(image.size)
         if self.longer_side is not None:
             scale = min(scale, self.longer_side / max(image.size))
         unit = self.multiple
         size = tuple(max(round(side * scale / unit), 1) * unit for side in image.size)
+        if math.prod(size) > _LARGEST_VIEW:
+            raise ViewError(
+                f"a picture of {image.width} × {image.height} pixels (width × height) would be"
+                f" resized to {size[0]} × {size[1]}; at most {_LARGEST_VIEW / 1e6:.1f} million"
+                " pixels are accepted"
+            )
         levels = pil_to_tensor(image.resize(size, Image.Resampling.BILINEAR)).float() / 255
         mean, std = (levels.new_tensor(self.statistics[k])[:, None, None] for k in _STATISTICS)
         return (levels - mean) / std

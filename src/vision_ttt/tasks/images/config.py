@@ -67,8 +67,8 @@ class ImageData(Section):
     """Least area of the random resized crop, as a fraction of the image (>0 to 1)."""
     crop_ratio: float = number(1.3333, Range(1.0, float("inf"), "at least 1"))
     """Largest aspect ratio of the random resized crop, its inverse being the smallest (>= 1)."""
-    crop_fraction: float | None = number(None, FRACTION)
-    """Side of the centre crop at test, as a fraction of the resized image's (>0 to 1); null: the
+    crop_fraction: float | None = number(None, Range(0.1, 1.0, "from 0.1 to 1"))
+    """Side of the centre crop at test, as a fraction of the resized image's (0.1 to 1); null: the
     model's own."""
     horizontal_flip: float = number(0.5, PROBABILITY)
     """Probability of a left-right flip (0 to 1)."""

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from vision_ttt.engine.tensor_files import CheckpointError
+from vision_ttt.file_kinds import check_files_in
 from vision_ttt.tasks.language.models import OWN
 
 
@@ -22,6 +23,7 @@ def load_pretrained(folder: Path) -> PreTrainedModel:
             missing or left over.
     """
     try:
+        check_files_in(folder)
         told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if told["model_type"] == OWN:
             import vision_ttt.language  # noqa: F401  registers it with transformers

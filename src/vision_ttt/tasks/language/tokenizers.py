@@ -12,6 +12,7 @@ import numpy as np
 
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import UserError
+from vision_ttt.file_kinds import check_files_in
 
 BYTES = "bytes"
 """Name of the tokenizer that needs no vocabulary."""
@@ -91,6 +92,7 @@ class FolderTokenizer(Tokenizer):
                 f"tokenizer is {folder!r}; it must be {BYTES!r} or the folder of a tokenizer of"
                 " transformers"
             )
+        check_files_in(Path(folder))
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError) as error:
