@@ -140,8 +140,6 @@ class TTTModel(TTTPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         cache = TTTCache() if cache is None else cache
-        if not isinstance(cache, TTTCache):
-            raise TypeError(f"cache must be a TTTCache, got {type(cache).__name__}")
         self._check(x, cache, use_cache)
         padding = self._padding(attention_mask, x, cache)
         packing = self._packing(x, padding, cache, kwargs)
