@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-dense test test-slow test-gpu sanitize wheel lint format clean
+.PHONY: demo demo-dense test test-slow test-gpu sanitize wheel versions lint format clean
 
 demo: $(VENV)/.installed  ## Train Vittt-nano on handwritten digits; everything lands in runs/demo
 	$(BIN)/vision-ttt demo
@@ -34,6 +34,9 @@ sanitize: $(VENV)/.installed-dev  ## The C++ kernels under sanitizers and valgri
 
 wheel: $(BIN)/python  ## A wheel in dist/, checked in fresh environments (see docs/packaging.md)
 	$(BIN)/python packaging/check_wheel.py $(or $(PYTHONS),$(PYTHON))
+
+versions: $(BIN)/python  ## The default test suite on the oldest and newest PyTorch (see docs/packaging.md)
+	$(BIN)/python packaging/check_versions.py --python $(PYTHON) --torch $(or $(TORCH),2.10.0 2.14.1 2.15.0)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

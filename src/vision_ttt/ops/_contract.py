@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vision_ttt.ops._backend import autocast_kind
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The dtypes that ops accept. Kernels support fewer."""
 
@@ -278,9 +280,7 @@ class Contract:
     def _check_dtypes(self, values: Mapping[str, Any]) -> None:
         leader, *_ = self.tensors
         first = values[leader]
-        kind = first.device.type
-        may_be_cast = self.autocast and torch.amp.is_autocast_available(kind)
-        will_be_cast = may_be_cast and torch.is_autocast_enabled(kind)
+        will_be_cast = self.autocast and torch.is_autocast_enabled(autocast_kind(first))
         for name in self.tensors:
             x = values[name]
             if x is None:

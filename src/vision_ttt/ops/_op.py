@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _backend, _native
-from vision_ttt.ops._backend import AUTO, is_transformed, requested_backend
+from vision_ttt.ops._backend import AUTO, autocast_kind, is_transformed, requested_backend
 from vision_ttt.ops._contract import MOST_SIGNATURES, Contract
 from vision_ttt.ops._dispatcher_bypass import are_plain, is_plain_mode, needs_gradient, signature
 from vision_ttt.ops._native import warn_if_missing
@@ -339,8 +339,3 @@ class Op:
             return (self.composition or self.definition)(inputs)
         with torch.autocast(autocast_kind(inputs[0]), enabled=False):
             return self.definition(inputs)
-
-
-def autocast_kind(x: Tensor) -> str:
-    """The device type whose autocast applies to x: the CPU's for a meta tensor."""
-    return "cpu" if x.is_meta else x.device.type

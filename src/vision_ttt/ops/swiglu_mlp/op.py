@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._op import Op, autocast_kind
+from vision_ttt.ops._backend import autocast_kind
+from vision_ttt.ops._op import Op
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.swiglu_mlp.contract import (
     BACKWARD_CONTRACT,

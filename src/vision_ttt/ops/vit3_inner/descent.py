@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from vision_ttt.ops._backend import autocast_kind
+
 LOSS_SCALE = 1 / 3
 """The released models' factor of the dot product loss: 9^-½ for heads of any width."""
 
@@ -24,7 +26,7 @@ def at_least_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Disable autocast: sums over all tokens exceed the range of half precisions."""
-    kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    kind = autocast_kind(x)
+    if torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
