@@ -30,7 +30,7 @@ class Fusable(nn.Module):
         self.__dict__["fused"] = False  # past __setattr__, which reads it
         super().__init__()
 
-    def fuse(self) -> None:
+    def switch_on(self) -> None:
         """Switch the op on; constructors call it after all parts are assigned."""
         self._refuse_overrides(type(self))
         self.__dict__["fused"] = True  # past __setattr__, which only permits switching it off

@@ -28,7 +28,7 @@ class Linear(nn.Linear, Fusable):
             layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta"
         )
         fused.weight, fused.bias = layer.weight, layer.bias
-        fused.fuse()
+        fused.switch_on()
         return fused
 
     def forward(self, x: Tensor) -> Tensor:

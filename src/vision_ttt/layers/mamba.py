@@ -94,7 +94,7 @@ class BidirectionalMamba(Fusable):
         self.out_proj = nn.Linear(inner, dim, bias=False)
         self.reset_parameters()
         if fused:
-            self.fuse()
+            self.switch_on()
 
     def reset_parameters(self) -> None:
         """Initialise what the modules inside do not."""

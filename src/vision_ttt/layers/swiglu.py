@@ -31,7 +31,7 @@ class SwiGLU(Fusable):
         for projection in (self.fc1, self.fc2):
             nn.init.trunc_normal_(projection.weight, std=0.02)
         if fused:
-            self.fuse()
+            self.switch_on()
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [..., D] → [..., D]."""

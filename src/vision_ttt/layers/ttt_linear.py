@@ -89,7 +89,7 @@ class TTTLinear(TTTLayer, Fusable):
             rotary=rotary,
         )
         if fused:
-            self.fuse()
+            self.switch_on()
 
     def forward(
         self,

@@ -64,7 +64,7 @@ class VitttMixer(Fusable):
         self.ttt = self.published_ttt(dim, num_heads) if ttt is None else ttt
         self.drop_path = nn.Identity() if drop_path is None else drop_path
         if fused and conv2d:
-            self.fuse()
+            self.switch_on()
 
     @staticmethod
     def published_ttt(dim: int, num_heads: int) -> TTTLinear:
@@ -127,7 +127,7 @@ class VitttBlock(Fusable):
         self.drop_path = nn.Identity() if drop_path is None else drop_path
         self._drops = drop_path is not None
         if fused_mlp:
-            self.fuse()
+            self.switch_on()
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         y = self.mixer(y, grid, extra)  # [B, T, D]
