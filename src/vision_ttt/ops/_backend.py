@@ -19,6 +19,8 @@ ENVIRONMENT_VARIABLE = "VISION_TTT_BACKEND"
 """The environment variable that overrides the backend of every op."""
 AUTO = "auto"
 """The name that requests no backend: the op selects the fastest when it runs."""
+PYTORCH = ("dual", "reference")
+"""The names that select PyTorch's own operations. An op without a dual form accepts both."""
 
 # Plain module state and not a ContextVar: torch.compile guards on it, so that code compiled under
 # one override is compiled again, and not reused, under another.
@@ -75,6 +77,11 @@ def is_transformed() -> bool:
 def exporting_onnx() -> bool:
     """Whether torch.onnx.export is tracing. Its graphs contain PyTorch's own operations only."""
     return torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()
+
+
+def written_out() -> bool:
+    """Whether an exporter is tracing a program of PyTorch's own operations."""
+    return exporting_onnx() or (torch.compiler.is_exporting() and _override in PYTORCH)
 
 
 def requested_backend(
