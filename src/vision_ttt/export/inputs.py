@@ -21,6 +21,11 @@ class ExportError(UserError, ValueError):
     """A model that cannot be exported as requested, or whose export computes other logits."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the error's name if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 @dataclass(frozen=True)
 class InputShapes:
     """The fixed and the dynamic sizes of the images [B, C, H, W] that an exported model accepts."""
