@@ -120,7 +120,7 @@ def test_pytorchs_own_exporter_needs_no_help(
     sizes = [(32, 32)]
     if multiple:
         axes |= {2: multiple * Dim("rows", min=2), 3: multiple * Dim("columns", min=2)}
-        sizes = [(3 * multiple, 2 * multiple), (4 * multiple, 5 * multiple)]
+        sizes = [(5 * multiple, 4 * multiple), (3 * multiple, 2 * multiple)]
     program = torch.onnx.export(
         model,
         inputs(name, 2, *sizes[0]),

@@ -88,6 +88,15 @@ def test_selective_scans_at_any_image_size(
         torch.testing.assert_close(loaded.module()(images), model(images), rtol=0, atol=1e-5)
 
 
+def test_images_of_less_than_a_mini_batch_of_tokens_grow(make_model: Callable) -> None:
+    """A model whose own images have 4 tokens, and images of 16, of 20 and of 81."""
+    model, _ = make_model(img_size=8, dynamic_img_size=True)
+    shapes = InputShapes.of(model, (3, 8, 8), dynamic_size=True)
+    program = plain_program(model, shapes).module()
+    sizes = [(2, 3, *size) for size in ((8, 8), (16, 16), (16, 20), (36, 36))]
+    verify(program, model, sizes, "program", tolerance=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
