@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from torch.export import Dim
 
 from vision_ttt.cli.main import main
 from vision_ttt.engine.checkpoint import save_weights
@@ -75,55 +76,96 @@ def test_fixed_sizes(make_model: Callable, tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=0, atol=1e-5)
 
 
-PLAIN = {"depth": 1, "embed_dim": 32, "num_heads": 1}
-VIM = {"depth": 1, "embed_dim": 32, "patch_size": 8, "img_size": 32}
-STAGES = {"img_size": 32, "dims": (16, 32), "depths": (1, 1), "num_heads": (1, 1)}
+PLAIN = {"depth": 1, "embed_dim": 32, "num_heads": 1, "patch_size": 8, "img_size": 32}
+SCANS = {"depth": 1, "embed_dim": 32, "patch_size": 8, "img_size": 32}
+STAGE = {"dims": (16,), "depths": (1,), "num_heads": (1,), "img_size": 32}
+DENOISER = {"hidden_size": 32, "depth": 1, "num_heads": 1, "img_size": 32, "in_chans": 3}
+ANY = {"dynamic_img_size": True}
 slow = pytest.mark.slow
 
 
+def inputs(name: str, batch: int, height: int, width: int) -> tuple[torch.Tensor, ...]:
+    """Images, and for a denoiser their times and classes."""
+    images = torch.randn(batch, 3, height, width)
+    if not name.startswith("dit3"):
+        return (images,)
+    return images, torch.rand(batch), torch.arange(batch) % 3
+
+
 @pytest.mark.parametrize(
-    ("name", "options", "axes", "shapes"),
+    ("name", "options", "multiple"),
     [
-        ("vittt_nano_patch4_32", {}, {0: "batch"}, [(1, 20, 20), (3, 20, 20)]),
+        ("vittt_nano_patch4_32", {**PLAIN, **ANY}, 8),
+        ("vit3_tiny_patch16_224", {**PLAIN, **ANY}, 8),
+        ("hvit3_tiny", STAGE, 32),
+        ("vim_tiny_patch16_224", {**SCANS, **ANY}, 8),
+        ("mambar_tiny_patch16_224", {**SCANS, **ANY}, 8),
+        ("conv_deit_tiny_patch16_224", {**PLAIN, **ANY}, 8),
+        ("dit3_nano_patch4_32", DENOISER, None),
+        pytest.param("vittt_nano_patch4_32", {**PLAIN, "inner_model": "mlp"}, None, marks=slow),
         pytest.param(
-            *("vittt_nano_patch4_32", {"inner_model": "mlp"}, {0: "batch"}, [(3, 20, 20)]),
-            marks=slow,
-        ),
-        pytest.param(
-            *("vit3_tiny_patch16_224", {**PLAIN, "img_size": 32}, {}, [(2, 32, 32)]), marks=slow
-        ),
-        pytest.param(
-            *("vim_tiny_patch16_224", VIM, {0: "batch"}, [(1, 32, 32), (3, 32, 32)]), marks=slow
-        ),
-        pytest.param("hvit3_tiny", STAGES, {}, [(2, 32, 32)], marks=slow),
-        pytest.param(
-            *("design_space_nano_patch4_32", {**PLAIN, "inner_model": "vit3"}, {}, [(2, 32, 32)]),
-            marks=slow,
+            "design_space_nano_patch4_32", {**PLAIN, "inner_model": "vit3"}, None, marks=slow
         ),
     ],
 )
 def test_pytorchs_own_exporter_needs_no_help(
-    make_model: Callable,
-    name: str,
-    options: dict[str, object],
-    axes: dict[int, str],
-    shapes: list[tuple[int, int, int]],
+    make_model: Callable, name: str, options: dict[str, object], multiple: int | None
 ) -> None:
-    """Of the model as it is, with its gradients and kernels: what comes out is ONNX alone."""
+    """Of the model as it is, with its gradients and kernels: what comes out is ONNX alone.
+
+    It accepts any batch, and with ``multiple`` any image size.
+    """
     model, _ = make_model(name, **options)
-    traced = torch.randn(2, 3, *shapes[0][1:])
+    axes = {0: Dim("batch")}
+    sizes = [(32, 32)]
+    if multiple:
+        axes |= {2: multiple * Dim("rows", min=2), 3: multiple * Dim("columns", min=2)}
+        sizes = [(5 * multiple, 4 * multiple), (3 * multiple, 2 * multiple)]
     program = torch.onnx.export(
-        model, (traced,), dynamo=True, verbose=False, dynamic_shapes=(axes,) if axes else None
+        model,
+        inputs(name, 2, *sizes[0]),
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes=(axes, {0: axes[0]}, {0: axes[0]})[: len(inputs(name, 1, 32, 32))],
     )
     content = program.model_proto.SerializeToString()
     assert {node.domain for node in program.model_proto.graph.node} == {""}
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    for batch, *size in shapes:
-        x = torch.randn(batch, 3, *size)
-        (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=0, atol=1e-5)
-    kernels = torch.export.export(model, (traced,)).graph_module.code
+    for batch in (1, 3):
+        for size in sizes:
+            x = inputs(name, batch, *size)
+            names = (entry.name for entry in session.get_inputs())
+            (got,) = session.run(None, dict(zip(names, (y.numpy() for y in x), strict=True)))
+            torch.testing.assert_close(torch.from_numpy(got), model(*x).detach(), rtol=0, atol=1e-5)
+    kernels = torch.export.export(model, inputs(name, 2, *sizes[0])).graph_module.code
     assert "vision_ttt" in kernels  # and afterwards it is as before
+
+
+def test_what_onnx_lacks_is_one_line_and_a_traceback_on_request(
+    make_model: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, metadata = make_model()
+    save_weights(tmp_path / "last.safetensors", model.state_dict(), metadata)
+
+    def translate(*_: object, **__: object) -> None:
+        try:
+            raise TypeError("no attribute for it\nat all")
+        except TypeError as error:
+            raise RuntimeError("This is step 3/3\nof many") from error
+
+    monkeypatch.setattr(torch.onnx, "export", translate)
+    command = ["export", str(tmp_path / "last.safetensors"), str(tmp_path / "model.onnx")]
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert told == "error: Vittt cannot be translated to ONNX: no attribute for it\n"
+    assert main([*command, "--traceback"]) == 2
+    told = capsys.readouterr().err
+    assert "RuntimeError: This is step 3/3" in told
+    assert told.endswith("ONNX: no attribute for it\n")
+    assert not (tmp_path / "model.onnx").exists()
 
 
 def test_the_former_exporter_is_refused(make_model: Callable, tmp_path: Path) -> None:

@@ -89,6 +89,39 @@ def test_selective_scans_at_any_image_size(
         torch.testing.assert_close(loaded.module()(images), model(images), rtol=0, atol=1e-5)
 
 
+def test_images_of_less_than_a_mini_batch_of_tokens_grow(make_model: Callable) -> None:
+    """A model whose own images have 4 tokens, and images of 16, of 20 and of 81."""
+    model, _ = make_model(img_size=8, dynamic_img_size=True)
+    shapes = InputShapes.of(model, (3, 8, 8), dynamic_size=True)
+    program = plain_program(model, shapes).module()
+    sizes = [(2, 3, *size) for size in ((8, 8), (16, 16), (16, 20), (36, 36))]
+    verify(program, model, sizes, "program", tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param("vittt_nano_patch4_32", {}, marks=pytest.mark.slow),
+        ("vim_tiny_patch16_224", {"patch_size": 8, "img_size": 32}),
+        ("vit3_tiny_patch16_224", {"patch_size": 8, "img_size": 32, "num_heads": 1}),
+    ],
+)
+def test_any_batch_after_a_fixed_one(
+    make_model: Callable, name: str, options: dict[str, object]
+) -> None:
+    """No group of a convolution depends on the batch, for which ONNX has no attribute."""
+    model, metadata = make_model(name, depth=1, embed_dim=32, **options)
+    size = metadata.carried["input"]["input_size"]
+    plain_program(model, InputShapes.of(model, size, batch_size=2))
+    shapes = InputShapes.of(model, size)
+    program = plain_program(model, shapes)
+    verify(program.module(), model, shapes.to_verify(), name, tolerance=1e-5)
+    convolutions = [node for node in program.graph.nodes if "conv" in str(node.target)]
+    assert convolutions
+    options = [option for node in convolutions for option in node.args[3:]]
+    assert not any(isinstance(option, torch.fx.Node) for option in options)
+
+
 def test_a_model_for_training(make_model: Callable, tmp_path: Path) -> None:
     model, metadata = make_model()
     for_training(model, strict=True)
@@ -168,6 +201,12 @@ def test_verification_notices_nan_shape_and_failure() -> None:
         verify(lambda x: model(x)[:, :1], model, [(1, 2)], "it")
     with pytest.raises(ExportError, match=r"it fails on images \[1, 2\]: .*mat1 and mat2"):
         verify(lambda x: model(x[:, :1]), model, [(1, 2)], "it")
+
+    def fail(_: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+    with pytest.raises(ExportError, match=r"it fails on images \[1, 2\]: AssertionError; nothing"):
+        verify(fail, model, [(1, 2)], "it")
 
 
 def test_models_of_one_size_are_refused(make_model: Callable) -> None:

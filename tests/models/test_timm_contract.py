@@ -43,6 +43,24 @@ def images():
     return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.parametrize("name", ["dit3_nano_patch4_32", *SOME])
+def test_reparameterized_for_inference_it_computes_the_same(name):
+    """Methods that libraries call on any module, to replace it, have no other meaning here."""
+    if name.startswith("dit3"):
+        torch.manual_seed(0)
+        model = create_model(name, img_size=32, hidden_size=32, depth=1, num_heads=1)
+        x = torch.randn(2, model.in_channels, 32, 32), torch.rand(2), torch.tensor([0, 1])
+    else:
+        model, x = small(name), (images(),)
+    called = {"fuse", "reparameterize", "switch_to_deploy", "convert_to_deploy", "deploy"}
+    called |= {"export", "quantize", "prepare", "fuse_lora", "fuse_qkv_projections"}
+    found = {(type(m).__name__, n) for m in model.modules() for n in called if hasattr(m, n)}
+    assert found == set()
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(timm.utils.reparameterize_model(model)(*x), model(*x))
+
+
 def test_models_that_are_no_classifiers_are_not_timms():
     assert len(NAMES) > 20
     assert DENOISERS == [name for name in OURS if name.startswith("dit3_")] != []

@@ -66,9 +66,9 @@ def test_positions_are_interpolated_to_the_images_grid(images):
         "pos_embed": resample_abs_pos_embed(model.pos_embed.data, [4, 6], [8, 8],
                                             num_prefix_tokens=0),
     })  # fmt: skip
-    assert_close(model(images), wanted(images), 1e-12)
+    assert_close(model(images), wanted(images), 1e-6)  # timm interpolates in float32
     filtered = checkpoint_filter_fn(model.state_dict(), wanted)
-    assert torch.equal(filtered["pos_embed"], wanted.pos_embed)
+    assert_close(filtered["pos_embed"], wanted.pos_embed, 1e-6)
 
 
 @pytest.mark.parametrize("name", ABLATIONS)

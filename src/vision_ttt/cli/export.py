@@ -1,12 +1,16 @@
 """`vision-ttt export CHECKPOINT OUTPUT`."""
 
+import traceback
 from pathlib import Path
 
 import jsonargparse
+from torch import nn
 
 from vision_ttt.cli.plain_console import plain_console
+from vision_ttt.engine import ModelMetadata
 from vision_ttt.export import (
     Agreement,
+    ExportError,
     InputShapes,
     accepting_any_size,
     export_onnx,
@@ -21,25 +25,32 @@ def run(arguments: jsonargparse.Namespace) -> int:
     output = Path(arguments.output)
     model, metadata = load_model(arguments.checkpoint)
     with plain_console(stderr=True).status(f"exporting {metadata.model}"):
-        if output.suffix == "":
-            agreement = export_timm(model, metadata, output)
-        else:
-            if arguments.dynamic_size:
-                model = accepting_any_size(model, metadata)
-            shapes = InputShapes.of(
-                model,
-                metadata.carried["input"]["input_size"],
-                batch_size=arguments.batch_size,
-                dynamic_size=arguments.dynamic_size,
-            )
-            if output.suffix == ".onnx":
-                agreement = export_onnx(model, metadata, output, shapes)
-            else:
-                agreement = export_program(
-                    model, metadata, output, shapes, portable=arguments.portable
-                )
+        try:
+            agreement = _export(model, metadata, output, arguments)
+        except ExportError:
+            if arguments.traceback:
+                traceback.print_exc()
+            raise
     _show(output, metadata.model, agreement)
     return 0
+
+
+def _export(
+    model: nn.Module, metadata: ModelMetadata, output: Path, arguments: jsonargparse.Namespace
+) -> Agreement:
+    if output.suffix == "":
+        return export_timm(model, metadata, output)
+    if arguments.dynamic_size:
+        model = accepting_any_size(model, metadata)
+    shapes = InputShapes.of(
+        model,
+        metadata.carried["input"]["input_size"],
+        batch_size=arguments.batch_size,
+        dynamic_size=arguments.dynamic_size,
+    )
+    if output.suffix == ".onnx":
+        return export_onnx(model, metadata, output, shapes)
+    return export_program(model, metadata, output, shapes, portable=arguments.portable)
 
 
 def _show(output: Path, name: str, agreement: Agreement) -> None:

@@ -21,6 +21,11 @@ class ExportError(UserError, ValueError):
     """A model that cannot be exported as requested, or whose export computes other logits."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the error's name if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 @dataclass(frozen=True)
 class InputShapes:
     """The fixed and the dynamic sizes of the images [B, C, H, W] that an exported model accepts."""
@@ -36,6 +41,8 @@ class InputShapes:
     multiple: int | None = None
     """If given, H and W may be any multiples of it, in pixels, from twice its value up. None for
     the model's own size only."""
+    mini_batch_size: int = 1
+    """The largest number of tokens that the model learns from at once."""
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -55,17 +62,23 @@ class InputShapes:
         if dynamic_size:
             reductions = [info["reduction"] for info in getattr(model, "feature_info", ())]
             multiple = max(reductions, default=_USUAL_REDUCTION)
-        return cls(*input_size, batch_size=batch_size, multiple=multiple)
+        learnt = max((getattr(m, "mini_batch_size", 1) for m in model.modules()), default=1)
+        return cls(*input_size, batch_size, multiple, learnt)
 
     def example(self) -> Tensor:
         """Images to trace with. Dynamic axes have sizes that differ from all others.
 
         That is, 2 images of another size than the model's own, for which its code may have a
-        shortcut.
+        shortcut, and of more tokens than a mini-batch: a loop that is traced with a single step
+        has no other number of steps.
         """
         size = self.height, self.width
         if self.multiple is not None:
-            size = self.height + 2 * self.multiple, self.width + self.multiple
+            step = self.multiple
+            height, width = self.height + 2 * step, self.width + step
+            while (height // step) * (width // step) <= self.mini_batch_size:
+                height += step
+            size = height, width
         return torch.zeros(self.batch_size or 2, self.channels, *size)
 
     def dynamic_axes(self) -> dict[int, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.files import write_bytes
-from vision_ttt.export.inputs import InputShapes
+from vision_ttt.export.inputs import ExportError, InputShapes, first_line
 from vision_ttt.export.program import plain_program
 from vision_ttt.export.verification import Agreement, verify
 from vision_ttt.extras import require
@@ -38,31 +38,45 @@ def export_onnx(
         OSError: the file cannot be written.
     """
     require("export", "ONNX")
-    program = plain_program(model, shapes)
-    with _quietly(), torch.no_grad():
-        translated = torch.onnx.export(
-            program,
-            dynamo=True,
-            verbose=False,
-            input_names=[INPUT],
-            output_names=[OUTPUT],
-            dynamic_shapes=({axis: _AXES[axis] for axis in shapes.dynamic_axes()},),
-        )
+    translated = _translated(plain_program(model, shapes), shapes, type(model).__name__)
     translated.model.metadata_props.update(
         model=metadata.model,
         classes=json.dumps(metadata.carried["classes"]),
         input=json.dumps(metadata.carried["input"]),
     )
     content = translated.model_proto.SerializeToString()
-    agreement = verify(_runtime(content), model, shapes.to_verify(), path.name)
+    agreement = verify(_runtime(content, path.name), model, shapes.to_verify(), path.name)
     write_bytes(path, content)
     return agreement
 
 
-def _runtime(content: bytes) -> Callable[[Tensor], Tensor]:
+def _translated(
+    program: torch.export.ExportedProgram, shapes: InputShapes, name: str
+) -> torch.onnx.ONNXProgram:
+    try:
+        with _quietly(), torch.no_grad():
+            return torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                input_names=[INPUT],
+                output_names=[OUTPUT],
+                dynamic_shapes=({axis: _AXES[axis] for axis in shapes.dynamic_axes()},),
+            )
+    except Exception as error:  # the translation of an operation can raise any error
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the errors above it say only where it was raised
+            cause = cause.__cause__
+        raise ExportError(f"{name} cannot be translated to ONNX: {first_line(cause)}") from error
+
+
+def _runtime(content: bytes, name: str) -> Callable[[Tensor], Tensor]:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common class
+        raise ExportError(f"onnxruntime refuses {name}: {first_line(error)}") from error
 
     def run(images: Tensor) -> Tensor:
         (logits,) = session.run([OUTPUT], {INPUT: images.numpy()})

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.files import write_bytes
-from vision_ttt.export.inputs import ExportError, InputShapes
+from vision_ttt.export.inputs import ExportError, InputShapes, first_line
 from vision_ttt.export.plain_ops import decompositions
 from vision_ttt.export.verification import Agreement, verify
 from vision_ttt.ops import use_backend
@@ -94,8 +94,9 @@ def traced(model: nn.Module, shapes: InputShapes, *, backend: str | None) -> Exp
             )
     # Tracing runs the model's code with symbolic sizes, which can raise any error.
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ExportError(f"{type(model).__name__} cannot be traced: {reason}") from error
+        raise ExportError(
+            f"{type(model).__name__} cannot be traced: {first_line(error)}"
+        ) from error
     return _at_all_sizes(program)
 
 

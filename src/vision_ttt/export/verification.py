@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.export.inputs import ExportError
+from vision_ttt.export.inputs import ExportError, first_line
 
 TOLERANCE = 1e-4
 """The largest accepted difference, relative to the largest output. Float32's rounding errors are
@@ -64,7 +64,6 @@ def _run(exported: Callable[[Tensor], Tensor], images: Tensor, name: str) -> Ten
     try:
         return exported(images)
     except Exception as error:  # the error of any runtime
-        reason = str(error).strip().splitlines()[0]
         raise ExportError(
-            f"{name} fails on images {list(images.shape)}: {reason}; nothing was written"
+            f"{name} fails on images {list(images.shape)}: {first_line(error)}; nothing was written"
         ) from error

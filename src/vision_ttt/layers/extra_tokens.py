@@ -28,24 +28,28 @@ PLACEMENTS: dict[str, Callable[[int, int], tuple[int, ...]]] = {
 def split_extra(x: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Split x [B, T + n, D] into the image tokens [B, T, D] and the n ≥ 1 at ascending positions.
 
-    Slices are used and not an index: they cost next to nothing and leave T free under
-    torch.compile.
+    Parts are used and not an index: they cost next to nothing and leave T free under
+    torch.compile. Their sizes are given, because those of slices are clamped, and a tracer takes
+    minutes to compare the sums of many of them.
     """
-    pieces, taken = [], 0
+    sizes, taken = [], 0
     for position in positions:
-        pieces.append(x[:, taken:position])
+        sizes += [position - taken, 1]
         taken = position + 1
-    rest = torch.cat([*pieces, x[:, taken:]], dim=1)
-    return rest, torch.cat([x[:, position : position + 1] for position in positions], dim=1)
+    parts = x.split([*sizes, x.shape[1] - taken], dim=1)
+    return torch.cat(parts[::2], dim=1), torch.cat(parts[1::2], dim=1)
 
 
 def merge_extra(x: Tensor, extra: Tensor, positions: Sequence[int]) -> Tensor:
     """Undo :func:`split_extra`: x [B, T, D] with extra [B, n, D] at ascending positions."""
-    pieces, taken = [], 0
-    for index, position in enumerate(positions):
-        pieces += [x[:, taken : position - index], extra[:, index : index + 1]]
-        taken = position - index
-    return torch.cat([*pieces, x[:, taken:]], dim=1)
+    starts = [position - index for index, position in enumerate(positions)]
+    ends = [*starts, x.shape[1]]
+    sizes = [end - start for start, end in zip([0, *starts], ends, strict=True)]
+    parts = x.split(sizes, dim=1)
+    pieces = [parts[0]]
+    for index in range(len(positions)):
+        pieces += [extra[:, index : index + 1], parts[index + 1]]
+    return torch.cat(pieces, dim=1)
 
 
 class ExtraTokens(nn.Module):

@@ -228,7 +228,7 @@ def _check_inputs(
     if y.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"y must be classes as int64 or int32, got {y.dtype}")
     # On a device, reading the labels would wait for it; in a compiled graph, break it.
-    visible = y.is_cpu and len(y) and not torch.compiler.is_compiling()
+    visible = not torch.compiler.is_compiling() and y.is_cpu and len(y)
     if visible and (y.min() < 0 or y.max() >= labels):
         none = f", {labels - 1} being none" if labels > num_classes else ""
         raise ValueError(f"y must be classes 0 to {labels - 1}{none}, got {y.tolist()}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
-from timm.layers import PatchEmbed, resample_abs_pos_embed
+from timm.layers import PatchEmbed
 from torch import Tensor
 from torch.fx.node import has_side_effect
+
+from vision_ttt.ops.vit3_inner.descent import without_autocast
 
 
 def check_overlapping(
@@ -77,7 +80,39 @@ def embed_patches(x: Tensor, patch_embed: PatchEmbed, *, pad: bool) -> Tensor:
 
 
 def positions_for(grid: tuple[int, int], positions: Tensor, own_grid: tuple[int, int]) -> Tensor:
-    """Interpolate a position embedding [1, h · w, D] of ``own_grid`` to another grid (h, w)."""
+    """Interpolate a position embedding [1, h · w, D] of ``own_grid`` to another grid (h, w).
+
+    The interpolation is timm's: bicubic, antialiased and at least in float32.
+    """
     if grid == tuple(own_grid):
         return positions
-    return resample_abs_pos_embed(positions, list(grid), list(own_grid), num_prefix_tokens=0)
+    dtype = torch.promote_types(positions.dtype, torch.float32)
+    x = positions.to(dtype).view(*own_grid, -1)  # [h, w, D]
+    with without_autocast(x):
+        rows, columns = (
+            bicubic_matrix(old, new, x) for old, new in zip(own_grid, grid, strict=True)
+        )
+        x = columns @ (rows @ x.flatten(1)).unflatten(1, x.shape[1:])
+    return x.flatten(0, 1).unsqueeze(0).to(positions.dtype)
+
+
+def bicubic_matrix(old: int, new: int, like: Tensor) -> Tensor:
+    """Weights [new, old] that resize an axis as ``F.interpolate`` does, bicubic and antialiased.
+
+    A product with them replaces that function because it has no backward pass at dynamic sizes
+    under torch.compile (PyTorch 2.14), and because runtimes of ONNX compute other weights.
+
+    Args:
+        old: the length of the axis.
+        new: its length after resizing; it may be symbolic.
+        like: a tensor with the dtype and device of the weights.
+    """
+    axes = {"dtype": like.dtype, "device": like.device}
+    scale = old / torch.scalar_tensor(new, **axes)
+    center = scale * (torch.arange(new, **axes) + 0.5)
+    x = (torch.arange(old, **axes) - center.unsqueeze(1) + 0.5) / scale.clamp(min=1)
+    x = x.abs()
+    near = (1.5 * x - 2.5) * x * x + 1  # the cubic convolution kernel with a = -½
+    far = ((2.5 - 0.5 * x) * x - 4) * x + 2
+    weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    return weights / weights.sum(1, keepdim=True)

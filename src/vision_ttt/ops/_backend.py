@@ -24,6 +24,8 @@ BACKENDS = ("cpu", "triton", "dual", "reference")
 """The names of all ops' backends."""
 AUTO = "auto"
 """The name that requests no backend: the op selects the fastest when it runs."""
+PYTORCH = ("dual", "reference")
+"""The names that select PyTorch's own operations. An op without a dual form accepts both."""
 
 # Plain module state and not a ContextVar: torch.compile guards on it, so that code compiled under
 # one override is compiled again, and not reused, under another.
@@ -85,6 +87,11 @@ def autocast_kind(x: Tensor) -> str:
 def exporting_onnx() -> bool:
     """Whether torch.onnx.export is tracing. Its graphs contain PyTorch's own operations only."""
     return torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()
+
+
+def written_out() -> bool:
+    """Whether an exporter is tracing a program of PyTorch's own operations."""
+    return exporting_onnx() or (torch.compiler.is_exporting() and _override in PYTORCH)
 
 
 def requested_backend(

@@ -7,9 +7,11 @@ A Python loop would be unrolled for one length and silently wrong for all others
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import CodeType
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import reset_code
 from torch._higher_order_ops import scan
 
 State = tuple[Tensor, ...]
@@ -28,9 +30,21 @@ def graph_loop(
         beginning: the state before the first step, no view of another tensor.
         inputs: [S, …] each, detached as the beginning is: the scan is for inference only.
     """
+    if not torch.compiler.is_dynamo_compiling():
+        _forget_traced_loops()
     # After a scan of another op, PyTorch would turn constants of the code into dynamic inputs.
     with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
         return scan(step, beginning, tuple(inputs))
+
+
+def _forget_traced_loops() -> None:
+    """Remove what Dynamo keeps of earlier scans.
+
+    Its comparison of an earlier scan's fixed sizes with dynamic ones would fix these, too.
+    """
+    for code in scan.__code__.co_consts:
+        if isinstance(code, CodeType):
+            reset_code(code)
 
 
 def detached(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

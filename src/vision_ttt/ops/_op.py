@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _backend, _native
-from vision_ttt.ops._backend import AUTO, autocast_kind, is_transformed, requested_backend
+from vision_ttt.ops._backend import (
+    AUTO,
+    PYTORCH,
+    autocast_kind,
+    is_transformed,
+    requested_backend,
+)
 from vision_ttt.ops._contract import MOST_SIGNATURES, Contract
 from vision_ttt.ops._dispatcher_bypass import are_plain, is_plain_mode, needs_gradient, signature
 from vision_ttt.ops._native import warn_if_missing
@@ -27,8 +33,6 @@ from vision_ttt.ops._registration import (
 
 REFERENCE = "reference"
 """The backend that every op has: its definition, differentiated by autograd."""
-PYTORCH = ("dual", REFERENCE)
-"""The names that select PyTorch's own operations. An op without a dual form accepts both."""
 TRANSFORMED = "torch.func transforms and forward-mode derivatives need the backend 'reference'"
 """The reason why a backend other than the reference refuses a transformed call."""
 

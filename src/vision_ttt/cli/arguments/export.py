@@ -52,6 +52,12 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--overwrite", type=bool, default=False, help="write though the output is there already"
     )
+    parser.add_argument(
+        "--traceback",
+        type=bool,
+        default=False,
+        help="show the exporter's traceback where the model cannot be exported",
+    )
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

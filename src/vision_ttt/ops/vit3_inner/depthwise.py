@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from vision_ttt.ops._backend import written_out
 from vision_ttt.ops.depthwise_conv2d import depthwise_conv2d
 from vision_ttt.ops.depthwise_correlation import depthwise_correlation
 from vision_ttt.ops.vit3_inner.descent import (
@@ -26,6 +28,8 @@ def depthwise(q: Tensor, w3: Tensor, grid: tuple[int, int]) -> Tensor:
     Returns:
         [B, T, C] in q's dtype.
     """
+    if written_out():
+        return _shifted_products(q, w3.to(q.dtype), grid)
     weight = w3.flatten(0, 1).unsqueeze(1).to(q.dtype)  # [B · C, 1, K, K]
     out = depthwise_conv2d(_images_as_channels(q), weight, grid)  # [1, T, B · C]
     return out.view(q.shape[1], *q.shape[::2]).transpose(0, 1)
@@ -90,6 +94,19 @@ def depthwise_gradient_norms(
         ones = k.new_ones(k.shape[-1], 1, kernel_size, kernel_size)
         around = depthwise_conv2d(k.square(), ones, grid)  # [B, T, C]
         return (v.square() * around).sum(-1).sqrt() * (loss_scale / k.shape[1])
+
+
+def _shifted_products(q: Tensor, w3: Tensor, grid: tuple[int, int]) -> Tensor:
+    """:func:`depthwise` without B · C groups, which a Conv of ONNX cannot have for any B."""
+    height, width = grid
+    size = w3.shape[-1]
+    reach = size // 2
+    image = F.pad(q.unflatten(1, grid), (0, 0, reach, reach, reach, reach))  # [B, h + …, w + …, C]
+    return sum(
+        image[:, i : i + height, j : j + width] * w3[:, None, None, :, i, j]
+        for i in range(size)
+        for j in range(size)
+    ).flatten(1, 2)
 
 
 def _images_as_channels(x: Tensor) -> Tensor:
