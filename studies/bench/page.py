@@ -20,6 +20,9 @@ def markdown(
 ) -> str:
     """Tables in GitHub's Markdown of the newest rows, one per command that measured them.
 
+    A line above each table says what its rows have in common. The command with its options, the
+    commit and the kernels that ran are left to the CSV file, where the start finds them.
+
     With `between` the exponents of time of :func:`exponents` follow each table.
     """
     shown: dict[Run, list[Row]] = {}
@@ -32,8 +35,8 @@ def markdown(
         headings, lines = tabulate(own, baseline, among=beside)
         rule = ["---", *("---:" for _ in headings[1:])]
         table = "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *lines))
-        commit = f"; commit {run.commit}" if run.commit else ""
-        parts.append(f"`{run.command}`: {describe(beside, baseline)}{commit}\n\n{table}")
+        common = describe(beside, baseline, kernels=False)
+        parts.append(f"`bench {own[0].what}`, {common}\n\n{table}")
         fits = exponents(beside, between) if between else {}
         if fits:
             parts.append("\n".join(f"- {fit.sentence(label)}" for label, fit in fits.items()))

@@ -88,22 +88,23 @@ def tabulate_deletion(results: Sequence[DeletionResult]) -> Table:
 
 
 def describe_deletion(results: Sequence[DeletionResult]) -> str:
-    """What the numbers are and where they come from, in one paragraph."""
+    """What the numbers are and where they come from, in one paragraph.
+
+    The rows of the results have each run's command and commit.
+    """
     run = results[0].run
-    commits = dict.fromkeys(each.run.commit for each in results if each.run.commit)
     started = sorted(each.run.started for each in results)
     images = sorted({each.images for each in results})
     draws = max(each.curves.draws for each in results)
     points = sorted({len(each.curves.shares) for each in results})
     parts = [
-        "`python -m studies deletion`: mean ± sample standard deviation over models trained with"
+        "`deletion`, mean ± sample standard deviation over models trained with"
         f" different seeds, on {_either(images)} test images, curves of {_either(points)} points;"
         f" gain: against the random order (mean of {draws}) with the same model and fill, positive"
         " where the map is better",
         f"{run.device_name}, {run.threads} threads",
         f"torch {run.torch}, timm {run.timm}, vision-ttt {run.vision_ttt}",
         f"{started[0]} to {started[-1]}",
-        *([f"commit {' and '.join(commits)}"] if commits else []),
     ]
     return f"{'; '.join(parts)}. {CAVEAT}"
 

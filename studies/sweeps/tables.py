@@ -89,21 +89,22 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
 
 
 def describe(sweep: Sweep, results: Sequence[Result]) -> str:
-    """What the numbers are and where they come from, in one paragraph."""
+    """What the numbers are and where they come from, in one paragraph.
+
+    The rows of the results have each run's command and commit.
+    """
     run = results[0].run
-    commits = dict.fromkeys(result.run.commit for result in results if result.run.commit)
     epochs = sorted({result.epochs for result in results})
     tested = sorted({result.test_images for result in results})
     started = sorted(result.run.started for result in results)
     parts = [
-        f"`{run.command}`: mean ± sample standard deviation over seeds; {_range(epochs)} epochs of"
-        f" {results[0].train_images:,} training {sweep.unit}; test loss is cross-entropy in nats on"
-        f" {_range(tested, ',')} test {sweep.unit}, {sweep.losses}",
+        f"`sweep {sweep.name}`, mean ± sample standard deviation over seeds; {_range(epochs)}"
+        f" epochs of {results[0].train_images:,} training {sweep.unit}; test loss is cross-entropy"
+        f" in nats on {_range(tested, ',')} test {sweep.unit}, {sweep.losses}",
         *([f"published: the paper's own {sweep.published_unit}"] if sweep.published_unit else []),
         f"{run.device_name}, one thread a run",
         f"torch {run.torch}, timm {run.timm}, vision-ttt {run.vision_ttt}",
         f"{started[0]} to {started[-1]}",
-        *([f"commit {_and(commits)}"] if commits else []),
     ]
     notes = [f"`{row.name}`: {row.note}." for row in sweep.rows if row.note]
     return " ".join([f"{'; '.join(parts)}. {sweep.caveat}", *notes])
@@ -143,7 +144,3 @@ def _plain(value: object) -> str:
 def _range(numbers: Sequence[float], form: str = "g") -> str:
     """E.g. "2", or "2 to 5.13" of ascending numbers."""
     return " to ".join(f"{number:{form}}" for number in dict.fromkeys((numbers[0], numbers[-1])))
-
-
-def _and(words: Sequence[str] | dict[str, None]) -> str:
-    return " and ".join(words)

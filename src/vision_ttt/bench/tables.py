@@ -115,13 +115,13 @@ def speed(row: Row, other: Row | None) -> str:
     return _figure(other.seconds / row.seconds) if known else ""
 
 
-def describe(rows: Sequence[Row], baseline: str | None = None) -> str:
-    """One line on what the rows of one command have in common."""
+def describe(rows: Sequence[Row], baseline: str | None = None, *, kernels: bool = True) -> str:
+    """One line on what the rows of one command have in common, and which kernels they ran."""
     row, run = rows[0], rows[0].run
     if baseline is None and row.resolution is None:
         baseline = _default_baseline(rows)
-    kernels = f", kernels for {run.instruction_set}" if run.instruction_set else ""
-    where = f"{run.processor}, {run.cores} cores{kernels}, {run.threads} threads"
+    isa = f", kernels for {run.instruction_set}" if run.instruction_set else ""
+    where = f"{run.processor}, {run.cores} cores{isa}, {run.threads} threads"
     if row.device != "cpu":
         details = [f"driver {run.driver}", f"CUDA {run.cuda}", run.clocks, where]
         where = f"{run.device_name} ({', '.join(detail for detail in details if detail)})"
@@ -138,7 +138,7 @@ def describe(rows: Sequence[Row], baseline: str | None = None) -> str:
         versions,
         run.started,
         *([f"baseline: {baseline}"] if baseline else []),
-        *_kernels(rows),
+        *(_kernels(rows) if kernels else []),
     ]
     return "; ".join(parts)
 

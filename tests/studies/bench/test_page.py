@@ -48,6 +48,9 @@ def test_markdown_goes_between_its_markers(tmp_path: Path):
     text = markdown([MODEL, dataclasses.replace(MODEL, resolution=448, run=later)])
     assert text.count("| --- |") == 2  # a table per command
     assert "A Processor, 3 GHz, 2 cores, kernels for avx2, 2 threads; torch 2.15.0" in text
+    assert text.startswith("`bench models`, float32, compiled, median of 5")
+    assert " ran " not in text  # kernels and commands are in the rows
+    assert MODEL.run.command not in text
     for _ in range(2):
         replace_in(page, "models", text)
         assert page.read_text() == around.format(text + "\n")
