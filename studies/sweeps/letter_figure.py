@@ -1,4 +1,4 @@
-"""The sweep of letters as a matplotlib Figure: mean IoU by time and images, and the mark obeyed."""
+"""The sweep of letters as a figure: mean IoU by time and images, and letters correct by the mark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FEWEST = 20
 
 
 def letter_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
-    """Curves of mean IoU above the share of letters that obey the mark, a column per panel.
+    """Curves of mean IoU above the share of letters correct by the mark, a column per panel.
 
     Curves are against seconds where a panel's rows have those given, else against images seen. A
     line goes through the means over the seeds, thinner ones are the seeds.
@@ -60,7 +60,7 @@ def letter_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
         below.axhline(50, color="0.6", linewidth=0.8)
         below.grid(alpha=0.3)
     axes[0, 0].set_ylabel("mean IoU, %")
-    axes[1, 0].set_ylabel("letters that obey the mark, %\n(50: not seen)")
+    axes[1, 0].set_ylabel("letters correct by the mark, %\n(50: chance)")
     figure.suptitle(f"{sweep.title}\n{sweep.caveat}", fontsize=8, wrap=True)
     return figure
 
@@ -96,7 +96,7 @@ def _rows(panel: Panel, found: dict[str, list[Result]]) -> list[tuple[str, list[
 
 
 def _draw_obeyed(axis: Axes, label: str, results: Sequence[Result]) -> None:
-    """Draw the balanced share of letters that obey the mark, by bands of distance from it."""
+    """Draw the balanced share of letters correct by the mark, by bands of distance from it."""
     places, heights = [], []
     for place, bands in enumerate(zip(*(r.measured["bands"] for r in results), strict=True)):
         if any(min(band["count"], band["not_count"]) < _FEWEST for band in bands):

@@ -218,7 +218,7 @@ _CAVEAT = (
 )
 _COLUMNS = (
     *map(_larger, FACTORS),
-    Column("mark obeyed, %", _obeyed, 1),
+    Column("correct by the mark, %", _obeyed, 1),
     Column("images seen", _images, 0),
     Column("memory, GiB", _gibibytes, 2),
 )

@@ -1,4 +1,4 @@
-"""Whether a segmenter of letters obeys the mark: a global sign, at a measured distance."""
+"""Whether the labels of a segmenter depend on a distant mark, by the distance from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def measure_mark(model: nn.Module, task: Segmentation) -> dict[str, Any]:
     """Return how many letters a model shows and hides as the mark says, by their distance from it.
 
     A letter is shown where most pixels of its hull are given another class than the background's.
-    The mark is obeyed where a letter that counts is shown, and one that does not is hidden.
+    A letter is correct by the mark if it counts and is shown, or does not count and is hidden.
 
     Args:
         model: in evaluation mode.

@@ -126,7 +126,7 @@ def test_does_not_overwrite_silently(released, tmp_path, capsys):
     out.write_bytes(b"precious")
     argv = ["convert", released("vit3_model"), str(out), *flags("vit3_tiny_patch16_224")]
     assert main(argv) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert out.read_bytes() == b"precious"
     assert main([*argv, "--overwrite"]) == 0
     assert load_model(out)[1].model == "vit3_tiny_patch16_224"

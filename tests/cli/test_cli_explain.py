@@ -100,7 +100,7 @@ def test_gradient_maps_of_a_checkpoint_before_and_after_training(
 
     assert main(command) == 2
     told = capsys.readouterr().err
-    assert "is there already; name another folder, or give --overwrite" in told
+    assert "already exists; name another folder, or give --overwrite" in told
     assert len(told.splitlines()) == 1
 
 

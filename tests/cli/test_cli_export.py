@@ -39,7 +39,7 @@ def test_timm_folder_and_program(checkpoint: str, tmp_path: Path, capsys: Said) 
     images = torch.randn(3, 3, 16, 16)
     torch.testing.assert_close(program(images), model(images), rtol=0, atol=1e-5)
     assert main(["export", checkpoint, str(folder)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["export", checkpoint, str(folder), "--overwrite"]) == 0
 
 

@@ -119,13 +119,13 @@ CASES = [
     ([*VIT3[:1], "pipe", *VIT3[2:]], "the input pipe is a named pipe"),
     (["export", "pipe", "o.pt2"], "the checkpoint pipe is a named pipe"),
     (["sample", "--checkpoint", "pipe"], "the checkpoint pipe is a named pipe"),
-    # What cannot be written, or is there already.
+    # What cannot be written, or already exists.
     ([*PREDICT, "a.png", "--output", ""], "the output is empty"),
-    ([*PREDICT, "a.png", "--output", "other.csv"], "is there already; name another file, or give"),
+    ([*PREDICT, "a.png", "--output", "other.csv"], "already exists; name another file, or give"),
     ([*PREDICT, "a.png", "--output", "/dev/full"], "must be a .csv or .json file"),
     ([*PREDICT, "a.png", "--output", "absent/o.csv"], "the folder absent does not exist"),
-    ([*VIT3[:2], "c.safetensors", *VIT3[3:]], "c.safetensors is there already"),
-    (["export", "c.safetensors", "empty"], "empty is there already"),
+    ([*VIT3[:2], "c.safetensors", *VIT3[3:]], "c.safetensors already exists"),
+    (["export", "c.safetensors", "empty"], "empty already exists"),
     (["export", "c.safetensors", "pipe", "--overwrite"], "the output pipe is a named pipe"),
     (["export", "c.safetensors", "/dev/full", "--overwrite"], "/dev/full is a device"),
     (["export", "c.safetensors", "."], "the output '.' must be"),

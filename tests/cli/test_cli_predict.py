@@ -141,7 +141,7 @@ def test_pictures_are_written_beside_each_other_and_not_over_others(
         assert shown.tobytes() == open_image(image_folder / "val" / source).tobytes()
     (folder / "0.png").write_bytes(b"mine")
     assert main(command) == 2
-    assert "0.png is there already" in capsys.readouterr().err
+    assert "0.png already exists" in capsys.readouterr().err
     assert (folder / "0.png").read_bytes() == b"mine"
     assert main([*command, "--overwrite"]) == 0
     assert main([*command[:-1], checkpoint]) == 2

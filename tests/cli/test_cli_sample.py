@@ -154,12 +154,12 @@ def test_nothing_is_overwritten_by_accident(sampled, tmp_path: Path, capsys: Sai
     command = ["sample", "--checkpoint", str(tmp_path / "last.safetensors"), "--per-class", "1"]
     command += ["--steps", "1", "--output"]
     assert main([*command, str(output)]) == 2
-    assert "a.png is there already" in capsys.readouterr().err
+    assert "a.png already exists" in capsys.readouterr().err
     before = output.read_bytes()
     assert main([*command, str(output), "--overwrite"]) == 0
     assert output.read_bytes() != before
     assert main([*command, str(tmp_path / "b.png"), "--images", str(tmp_path)]) == 2
-    assert "is there already, and not empty" in capsys.readouterr().err
+    assert "already exists and is not empty" in capsys.readouterr().err
 
 
 def test_damaged_weights_and_missing_packages(

@@ -347,7 +347,7 @@ def test_predict_gives_cocos_results_rows_and_pictures(
     best = json.loads(capsys.readouterr().out)
     assert best == [own[0] for own in by_file.values()]
     assert main([*command, *output[2:]]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main([*command, *output[2:], "--overwrite"]) == 0
     capsys.readouterr()
     assert main(["predict", str(other), "--checkpoint", checkpoint]) == 0

@@ -137,7 +137,7 @@ def check_replaceable(name: str, given: str, *, overwrite: bool) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
         raise UserError(f"{name} {given} is {kind_of_file(mode)}; name a file")
     if not overwrite:
-        raise UserError(f"{name} {given} is there already; name another file, or give --overwrite")
+        raise UserError(f"{name} {given} already exists; name another file, or give --overwrite")
 
 
 def flag(name: str) -> str:

@@ -41,18 +41,20 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("vision_ttt.cli.train", "train a model by a recipe"),
-    "eval": Command("vision_ttt.cli.evaluate", "measure a checkpoint on a dataset"),
-    "predict": Command("vision_ttt.cli.predict", "name what is on images, with probabilities"),
-    "explain": Command("vision_ttt.cli.explain", "show what a model looks at, learns and keeps"),
+    "eval": Command("vision_ttt.cli.evaluate", "evaluate a checkpoint on a dataset"),
+    "predict": Command("vision_ttt.cli.predict", "predict the content of images"),
+    "explain": Command(
+        "vision_ttt.cli.explain", "draw gradient maps, receptive fields and inner losses"
+    ),
     "sample": Command("vision_ttt.cli.sample", "generate images with a diffusion model"),
     "generate": Command("vision_ttt.cli.generate", "continue a text with a language model"),
     "models": Command("vision_ttt.cli.models", "list the models with parameters and MACs"),
     "convert": Command(
-        "vision_ttt.cli.convert", "make a checkpoint of an author's released weights"
+        "vision_ttt.cli.convert", "convert an author's released weights to a checkpoint"
     ),
     "export": Command("vision_ttt.cli.export", "write a checkpoint for timm, torch.export or ONNX"),
-    "app": Command("vision_ttt.cli.app", "show in the browser what models see in a picture"),
-    "bench": Command("vision_ttt.cli.bench", "measure speed and memory against other models"),
+    "app": Command("vision_ttt.cli.app", "show predictions and maps in the browser"),
+    "bench": Command("vision_ttt.cli.bench", "measure speed and memory"),
     "demo": Command("vision_ttt.cli.demo", "train on handwritten digits and write a report"),
     "demo-dense": Command(
         "vision_ttt.cli.demo_dense", "train a detector and a segmenter on rendered scenes"

@@ -97,7 +97,7 @@ def _drawing_files(files: Sequence[Path], folder: str, *, overwrite: bool) -> di
     """Return for each file where its drawing is written, none over another; make the folder.
 
     Raises:
-        UserError: a drawing is there already, and may not be overwritten.
+        UserError: a drawing already exists, and may not be overwritten.
     """
     taken: dict[Path, str] = {}
     for file in files:

@@ -62,7 +62,7 @@ def _print_summary(result: TrainResult, own: Report, page: Path, title: str) -> 
     table.add_row("epochs", f"{last['epoch']:g}")
     table.add_row("training time", f"{metrics['seconds']:.0f} s")
     table.add_row(f"{task.unit} per second", f"{last[rate_name(task)]:.0f}")
-    table.add_row("of it waiting for data", f"{last['data_share']:.1%}")
+    table.add_row("data wait", f"{last['data_share']:.1%}")
     table.add_row("peak memory", f"{last['memory_bytes'] / 2**30:.1f} GiB")
     for name, left in (("items", "damaged_items"), ("updates", "skipped_updates")):
         if metrics[left]:

@@ -140,18 +140,18 @@ class ModelSection(Section):
     name: str = "vittt_nano_patch4_32"
     """Name of the model in timm's registry (`vision-ttt models` lists ours)."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Further constructor arguments of the model, e.g. --arguments.depth 2. They add to the
-    recipe's, key by key; null removes the recipe's, so that the model's own default holds."""
+    """Constructor arguments of the model, e.g. --arguments.depth 2. They are merged with the
+    recipe's, key by key; null removes a key of the recipe and restores the model's default."""
     drop_path: float | None = number(None, SHARE)
     """Stochastic depth: the probability that the last block is skipped (0 to <1), growing linearly
-    from 0 at the first; null: the model's own."""
+    from 0 at the first; null: the model's default."""
     initial_weights: str | None = None
     """Path of a .safetensors file to start from, or the name of packaged weights, MODEL.TAG; the
-    head is copied only where its shape fits. A folder where the task reads one. null: random
+    head is copied only if its shape fits. Some tasks also accept a folder. null: random
     initialisation."""
     frozen_layers: int | Literal["all"] = number(0, NOT_NEGATIVE)
-    """Layers, counted from the input (first the patch embedding, then the blocks), that stay as
-    they are; the head always learns. all: the head alone learns."""
+    """Number of frozen layers, counted from the input (first the patch embedding, then the blocks);
+    the head is always trained. all: only the head is trained."""
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ class OptimisationSection(Section):
     """Optimisation by AdamW, its schedule, and the length of the run."""
 
     epochs: int | None = number(None, COUNT)
-    """Length of the run in passes over the training data. One of epochs, updates and units is set;
-    where none is: 300 epochs."""
+    """Length of the run in passes over the training data. Only one of epochs, updates and units may
+    be set; the default is 300 epochs."""
     updates: int | None = number(None, COUNT)
-    """Length of the run in optimiser updates, in place of epochs."""
+    """Length of the run in optimiser updates, instead of epochs."""
     units: int | None = number(None, COUNT)
-    """Length of the run in what the task's loss counts, e.g. tokens, in place of epochs; rounded up
-    to whole updates."""
+    """Length of the run in units of the task's loss, e.g. images or tokens, instead of epochs;
+    rounded up to whole updates."""
     batch_size: int = number(1024, COUNT)
     """Items per optimiser update, over all processes and accumulation steps together."""
     accumulation_steps: int = number(1, COUNT)
@@ -173,29 +173,28 @@ class OptimisationSection(Section):
     learning_rate: float = number(1e-3, POSITIVE)
     """Largest learning rate, reached after warm-up. Not scaled by the batch size."""
     schedule: Literal["cosine", "polynomial", "steps"] = "cosine"
-    """Course of the learning rate after the warm-up: half a cosine, a power of the share of the run
-    that is left, or steps."""
+    """Schedule of the learning rate after the warm-up: half a cosine, a power of the remaining
+    share of the run, or steps."""
     minimum_learning_rate: float = number(1e-6, NOT_NEGATIVE)
-    """Learning rate that the cosine and the polynomial end at."""
+    """Final learning rate of the cosine and the polynomial."""
     power: float = number(1.0, POSITIVE)
     """Exponent of the polynomial; 1: a straight line."""
     decay_at: list[float] = field(default_factory=list, metadata={"accepted": POSITIVE})
-    """Where the steps are, in the unit of the run's length, ascending. They change in proportion as
-    the warm-up does."""
+    """Positions of the steps, ascending, in the unit of the run's length. They are scaled like the
+    warm-up."""
     decay_rate: float = number(0.1, FRACTION)
     """Factor on the learning rate at each step (>0 to 1)."""
     warmup_learning_rate: float = number(1e-6, NOT_NEGATIVE)
-    """Learning rate that the linear warm-up begins at."""
+    """Initial learning rate of the linear warm-up."""
     warmup: float = number(0.0, NOT_NEGATIVE)
     """Length of the warm-up, a part of the run's length and in its unit (epochs, updates or units).
-    Where the run is made shorter than the recipe's, or its unit changes, the warm-up changes in
-    proportion unless it is given, too."""
+    If the length or its unit differs from the recipe's, the warm-up is scaled in proportion unless
+    it is given, too."""
     inner_warmup: float = number(0.0, NOT_NEGATIVE)
-    """Length, in the unit of the run's, in which the inner learning rates of TTT-MLP layers rise
-    linearly from 0 to their full size; the TTT paper warms up a tenth of the run. 0: full from the
-    first update on."""
+    """Length of the linear warm-up of the inner learning rates of TTT-MLP layers, in the unit of
+    the run's length; the TTT paper uses a tenth of the run. 0: no warm-up."""
     weight_decay: float = number(0.05, NOT_NEGATIVE)
-    """Decoupled weight decay; not on biases, norms and what the model's no_weight_decay names."""
+    """Decoupled weight decay; not applied to biases, norms and the model's no_weight_decay."""
     beta1: float = number(0.9, SHARE)
     """Decay of Adam's running mean of gradients (0 to <1)."""
     beta2: float = number(0.999, SHARE)
@@ -206,10 +205,10 @@ class OptimisationSection(Section):
     """Largest L2 norm of the gradient, above which it is scaled down; 0: no clipping."""
     ema_decay: float = number(0.0, SHARE)
     """Decay of the weights' exponential moving average, per update, warmed up from 0 (0 to <1); the
-    average is what is evaluated and saved. 0: no average."""
+    average is evaluated and saved. 0: no average."""
     non_finite: Literal["stop", "skip"] = "stop"
-    """Where the loss or a gradient is NaN or infinite: stop, or skip the update, which leaves
-    weights, moments and average as they are; ten in a row, or an epoch's, stop all the same."""
+    """If the loss or a gradient is NaN or infinite: stop the run, or skip the update, which does
+    not change weights, moments and average; ten in a row, or all of an epoch, stop the run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -274,23 +273,23 @@ class MachineSection(Section):
     """How the machine computes."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of forward and backward; bfloat16 is by autocast, weights stay float32."""
+    """Precision of forward and backward pass; bfloat16 uses autocast with float32 weights."""
     compile: bool = False
     """Compile the model with torch.compile."""
     composite_ops: bool = True
-    """Run blocks by composite ops where they have them (vision_ttt.for_training): less time and
-    memory. Results are equal to rounding, and checkpoints do not record it."""
+    """Run blocks by composite ops (vision_ttt.for_training), which reduces time and memory. Results
+    are equal to rounding. Checkpoints do not record composite ops."""
     keep_freed_memory: bool = True
-    """On a CPU under Linux, keep the memory that a step frees for the next one, do not return it to
-    the system: faster steps; the process stays as large as its largest step."""
+    """On a CPU under Linux, keep the memory that a step frees for the next step instead of
+    returning it to the system. Steps are faster; the process stays as large as its largest step."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     sharding: Literal["replicated", "sharded"] = "replicated"
-    """How several processes (torchrun) hold the model: each the whole of it (DDP), or each a part
-    of every weight, gradient and moment (FSDP): less memory, more communication."""
+    """Distribution of the model over several processes (torchrun): replicated (DDP), or a part of
+    every weight, gradient and moment per process (FSDP): less memory, more communication."""
     num_workers: int = number(0, Range(0, MOST_WORKERS, f"from 0 to {MOST_WORKERS}"))
     """Processes that read and prepare batches, per training process (up to 256); 0: the training
-    process does it itself."""
+    process prepares them."""
     loader_timeout: float = number(300.0, Range(0.0, 1e6, "from 0 to 1,000,000"))
     """Seconds to wait for a worker's batch before stopping; 0: for ever."""
 
@@ -304,15 +303,15 @@ class RunSection(Section):
     output: str = "runs/train"
     """Run directory, for config, metrics, logs and checkpoints."""
     skip_bad: bool = False
-    """Go on where an item of the data is damaged, and name and count it; otherwise stop."""
+    """Skip, name and count damaged items of the data; otherwise stop."""
     evaluate_every: int | None = number(None, COUNT)
-    """Updates from one evaluation to the next; null: at each epoch's end. The run's end has one in
-    any case."""
+    """Number of updates between evaluations; null: one after each epoch. The end of the run is
+    always evaluated."""
     checkpoint_every: int | None = number(None, COUNT)
-    """Updates from one checkpoint to the next, beside those after each evaluation; null: those
-    only."""
+    """Number of updates between checkpoints, in addition to those after each evaluation; null: only
+    those."""
     keep_checkpoints: int = number(2, COUNT)
-    """Newest checkpoints that are kept to resume from. One alone has none to fall back to."""
+    """Number of newest checkpoints to keep for resuming. A single one has no fallback."""
     wandb_project: str | None = None
     """Project at Weights & Biases to log to as well (needs the package wandb); null: none."""
 

@@ -22,17 +22,17 @@ def add_arguments(parser: CommandParser) -> None:
         type=str,
         nargs="*",
         help="checkpoints (.safetensors), names of packaged weights (MODEL.TAG), and names of"
-        " models, which get random weights; visitors choose among these and the models of"
-        " `vision-ttt models`, and can open no other file",
+        " models, which have random weights; visitors select among these and the models of"
+        " `vision-ttt models`, and cannot open other files",
     )
     parser.add_argument(
         "--host",
         type=str,
         default="127.0.0.1",
-        help="address to listen on; by default this machine alone reaches the page, with 0.0.0.0"
-        " every machine that reaches this one",
+        help="address to listen on; by default the page is reachable from this machine only, with"
+        " 0.0.0.0 from other machines, too",
     )
-    parser.add_argument("--port", type=int, default=7860, help="to listen on")
+    parser.add_argument("--port", type=int, default=7860, help="port to listen on")
     parser.add_argument(
         "--device",
         type=str | None,

@@ -27,7 +27,7 @@ from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import UserError
 
 KINDS = {
-    "ops": "time the backends of an op and their peers, beside the machine's matmul rate",
+    "ops": "time the backends of an op, relative to the machine's rate of matrix products",
     "models": "time inference of models against the resolution",
     "train": "time training steps (forward and backward) of models against the resolution",
 }
@@ -162,15 +162,16 @@ def check_exponent(exponent: Sequence[int] | None, name: str, sizes: Sequence[in
 
 def add_op_arguments(parser: CommandParser) -> None:
     """Declare the op, the backends and the shapes of `bench ops`."""
-    parser.add_argument("--op", type=Literal[OPS], default="ttt_linear", help="what to time")
+    parser.add_argument("--op", type=Literal[OPS], default="ttt_linear", help="op to time")
     parser.add_argument(
         "--backends",
         type=str,
         nargs="+",
         default=None,
-        help=f"default: all that serve the shape; of ttt_linear on cuda {FLASH_LINEAR_ATTENTION},"
-        f" of selective_scan {MAMBAPY}, where they are installed. Where one of these takes part all"
-        " heads scan forwards and all tokens share one learning rate, which is what it can compute",
+        help="default: all that support the shape; for ttt_linear on cuda"
+        f" {FLASH_LINEAR_ATTENTION}, for selective_scan {MAMBAPY}, if installed. With one of these"
+        " all heads scan forwards and all tokens share one learning rate, since it supports nothing"
+        " else",
     )
     parser.add_argument(
         "--shape",
@@ -181,7 +182,7 @@ def add_op_arguments(parser: CommandParser) -> None:
         help="batch, tokens, heads (half of them scan backwards) and head dimension",
     )
     parser.add_argument(
-        "--lengths", type=int, nargs="+", default=None, help="several T in place of the shape's"
+        "--lengths", type=int, nargs="+", default=None, help="several T instead of the shape's"
     )
     parser.add_argument(
         "--mini_batch_size",
@@ -195,7 +196,7 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
     """Declare the models and images of `bench models` and `bench train`."""
     names = (
         "timm names; models with attention are measured with fused and with plain attention,"
-        " 'NAME (fused attention)' picks one. 'NAME (for_training)' is a Vittt, Vim or Mamba-Reg"
+        " 'NAME (fused attention)' selects one. 'NAME (for_training)' is a Vittt, Vim or Mamba-Reg"
         " by composite ops, as the recipes train it."
     )
     default = f" Default: those registered of {', '.join(TINY)}"
@@ -204,7 +205,7 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
         names += (
             " NAME:RUNTIME is the model as one deploys it on a CPU, computing in --dtype, compared"
             f" with its modules before it is timed; RUNTIME is one of: {runtimes}. The last two"
-            " come with pip install 'vision-ttt[bench]'; what is missing is named and left out."
+            " require pip install 'vision-ttt[bench]'; missing ones are named and left out."
         )
         default += f"; on cpu also {', '.join(DEPLOYED)}"
     else:
@@ -218,8 +219,8 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
         "--memory_runs",
         type=int,
         default=3,
-        help="processes in which the memory of a model's second call on a CPU is measured, each"
-        " fresh; their median is told. 0: it is not measured",
+        help="fresh processes that measure the memory of a model's second call on a CPU; the result"
+        " is their median. 0: not measured",
     )
 
 
@@ -230,13 +231,13 @@ def add_measuring_arguments(parser: CommandParser, output: str) -> None:
         output: what help says of the file that rows are appended to by default.
     """
     parser.add_argument(
-        "--device", type=Literal["cpu", "cuda"], default="cpu", help="where to compute"
+        "--device", type=Literal["cpu", "cuda"], default="cpu", help="device of the contenders"
     )
     parser.add_argument(
         "--dtype",
         type=Literal[DTYPES],
         default="float32",
-        help="of weights and inputs; when training, of autocast over float32 weights",
+        help="dtype of weights and inputs; in training, of autocast with float32 weights",
     )
     parser.add_argument(
         "--compile", type=bool, default=False, help="run every contender by torch.compile"
@@ -246,16 +247,16 @@ def add_measuring_arguments(parser: CommandParser, output: str) -> None:
         "--max_seconds",
         type=float,
         default=None,
-        help="a contender whose call takes longer is not timed, at that size and larger ones",
+        help="longest time of a call; a slower contender is not timed at this and larger sizes",
     )
     parser.add_argument(
-        "--threads", type=int, default=None, help="of the CPU; default: torch's own choice"
+        "--threads", type=int, default=None, help="threads on the CPU; default: PyTorch's"
     )
     parser.add_argument(
         "--output", type=str, default=None, help=f"CSV file to append to; default: {output}"
     )
     add_showing_arguments(parser)
-    parser.add_argument("--json", type=bool, default=False, help="print JSON, not a table")
+    parser.add_argument("--json", type=bool, default=False, help="print JSON instead of a table")
 
 
 def add_showing_arguments(parser: CommandParser) -> None:
@@ -271,16 +272,16 @@ def add_showing_arguments(parser: CommandParser) -> None:
         "--figure",
         type=str,
         default=None,
-        help="picture of cost against size to write, or to write anew: of the batch size, dtype and"
-        " machine that have the most sizes (of equals, the last row's)",
+        help="picture of cost against size to write or overwrite, for the batch size, dtype and"
+        " machine with the most sizes (among equals, the last row's)",
     )
     parser.add_argument(
         "--lines",
         type=str,
         nargs="+",
         default=None,
-        help="contenders in the picture, at most six; default: the fastest that were measured at"
-        " several sizes, of one size of models",
+        help="contenders in the picture, at most six; default: the fastest of one model size that"
+        " were measured at several image sizes",
     )
     parser.add_argument(
         "--exponent",

@@ -35,11 +35,9 @@ def add_arguments(parser: CommandParser) -> None:
         "--arguments",
         type=dict[str, Any],
         default={},
-        help="constructor arguments, where they are not the name's, e.g. --arguments.embed_dim 96",
+        help="constructor arguments that differ from the name's, e.g. --arguments.embed_dim 96",
     )
-    parser.add_argument(
-        "--overwrite", type=bool, default=False, help="write though the output is there already"
-    )
+    parser.add_argument("--overwrite", type=bool, default=False, help="overwrite existing output")
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

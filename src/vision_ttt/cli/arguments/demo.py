@@ -11,12 +11,14 @@ def add_arguments(parser: CommandParser) -> None:
         "--output",
         type=str,
         default="runs/demo",
-        help="folder of the run; a former one moves to former/ in it",
+        help="folder of the run; an earlier run moves to former/ in it",
     )
     parser.add_argument(
         "--epochs", type=int, default=None, help="passes over the 1,297 training images"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights, order and augmentation")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of weights, order and augmentation"
+    )
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

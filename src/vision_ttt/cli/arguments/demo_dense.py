@@ -33,8 +33,8 @@ def add_arguments(parser: CommandParser) -> None:
         nargs="+",
         default=list(RECIPES),
         help="what to train: classification (of pictures of single objects), segmentation (each"
-        " pixel's class), detection (boxes and masks of objects); each starts from the one before"
-        " it, which is trained, too",
+        " pixel's class), detection (boxes and masks of objects); each starts from the previous"
+        " one's weights, which are trained, too",
     )
     parser.add_argument(
         "--models",
@@ -54,7 +54,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--train_images", type=int, default=4000, help="scenes to train on, 128 × 128 pixels"
     )
     parser.add_argument(
-        "--test_images", type=int, default=200, help="scenes to test on; their digits are others"
+        "--test_images", type=int, default=200, help="scenes to test on, with other digits"
     )
     parser.add_argument(
         "--train_objects",
@@ -65,9 +65,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--test_objects", type=int, default=500, help="pictures of single objects to test on"
     )
-    parser.add_argument(
-        "--render_only", type=bool, default=False, help="render the scenes, train nothing"
-    )
+    parser.add_argument("--render_only", type=bool, default=False, help="only render the scenes")
     parser.add_argument(
         "--output",
         type=str,

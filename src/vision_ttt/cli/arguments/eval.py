@@ -28,25 +28,28 @@ def add_arguments(parser: CommandParser) -> None:
         type=str | None,
         default=None,
         help="other data: for a classifier 'digits', an image folder or a name timm reads, for a"
-        " detector or segmenter a folder of the same layout; null: those it was trained on",
+        " detector or segmenter a folder of the same layout; null: the data of the training",
     )
     parser.add_argument(
-        "--dataset_root", type=str | None, default=None, help="folder given to timm beside a name"
+        "--dataset_root",
+        type=str | None,
+        default=None,
+        help="folder of a dataset that timm reads by name",
     )
     parser.add_argument(
         "--split",
         type=Literal["test", "train", "all"],
         default="test",
-        help="part of the dataset, as training would divide it",
+        help="part of the dataset, divided as in training",
     )
     parser.add_argument(
         "--evaluation",
         type=Literal["whole", "slide"] | None,
         default=None,
-        help="what a segmenter sees at once: the image or windows of it; null: as in training",
+        help="input of a segmenter: the whole image or sliding windows; null: as in training",
     )
     add_inference_arguments(parser)
-    parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
+    parser.add_argument("--json", type=bool, default=False, help="print JSON instead of tables")
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

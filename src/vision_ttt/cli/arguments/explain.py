@@ -24,11 +24,11 @@ from vision_ttt.errors import UserError
 from vision_ttt.pretrained import weights_path
 
 KINDS = {
-    "gradient-map": "what there is to learn from each token, as heat over the image",
-    "receptive-field": "which pixels the feature in the middle responds to",
-    "inner-loss": "what the inner learners lose along the tokens, before and after learning",
-    "norms": "sizes of the tokens after every block, and the outliers among them",
-    "fast-weights": "how far the inner weights move along an image, and how fast",
+    "gradient-map": "how much the inner models can learn from each token, as a heat map",
+    "receptive-field": "the pixels that the feature in the middle responds to",
+    "inner-loss": "the loss of the inner models along the tokens, before and after learning",
+    "norms": "norms of the tokens after every block, and outliers",
+    "fast-weights": "the change of the inner weights along an image, and their learning rates",
 }
 SAMPLE = "sample:"
 WEIGHTS = ".safetensors"
@@ -52,20 +52,20 @@ _EPILOG = """Examples:
 
 _READING = """Models: checkpoints (.safetensors) of any task on images, names of packaged weights
 (MODEL.TAG), and names of models of this package or of timm, which have random weights;
-NAME:KEY=VALUE,KEY=VALUE has constructor arguments, as in resnet18:zero_init_last=false (with timm's
-default each of its residual branches begins at zero). Several are shown side by side. A run's
-earlier weights are in its folder checkpoints, as many as --keep-checkpoints says. Of a detector or
-segmenter the backbone is shown: gradients, losses and fast weights as they are within its adapter,
-receptive field and norms of the backbone by itself.
+NAME:KEY=VALUE,KEY=VALUE has constructor arguments, as in resnet18:zero_init_last=false (timm's
+default initialises each residual branch with zero). Figures show several models side by side. A
+run's earlier weights are in its folder checkpoints, as many as --keep-checkpoints keeps. Figures of
+a detector or segmenter show its backbone: gradients, losses and fast weights within the adapter,
+receptive field and norms of the backbone alone.
 
-Images: files, folders for all images in them, and sample:NAME for pictures that come with the
-packages: sample:china, sample:flower (photographs), sample:digit-N, sample:object-N, sample:scene-N
+Images: files, folders for all images in them, and sample:NAME for pictures in installed packages:
+sample:china, sample:flower (photographs), sample:digit-N, sample:object-N, sample:scene-N
 (test images of the demos), each with a range as sample:digit-0-9.
 
-Size: a classifier sees what vision-ttt predict shows it, the picture resized and its middle cut out
-(in the size it was trained for); a detector's or segmenter's backbone sees the whole picture in the
-size of its tests. With --shorter-side any model sees whole pictures of any proportions, resized so
-that both sides are whole patches; position embeddings are interpolated. Nothing is padded.
+Size: the input of a classifier is that of vision-ttt predict, the centre crop of the resized
+picture in the size of training; the input of a detector's or segmenter's backbone is the whole
+picture in the size of its tests. With --shorter-side the input of any model is the whole picture,
+resized to whole patches without padding; position embeddings are interpolated.
 
 Figures are written as PDF, SVG and PNG, and all numbers in them as WHAT.npz, whose arrays are named
 MODEL/IMAGE/… or MODEL/LAYER/…"""
@@ -181,7 +181,7 @@ def _check_output(arguments: jsonargparse.Namespace) -> None:
     folder = Path(arguments.output)
     former = sorted(folder.glob(f"{arguments.what}*")) if folder.is_dir() else []
     if former and not arguments.overwrite:
-        raise UserError(f"{former[0]} is there already; name another folder, or give --overwrite")
+        raise UserError(f"{former[0]} already exists; name another folder, or give --overwrite")
 
 
 def _add_common(parser: CommandParser) -> None:
@@ -196,32 +196,32 @@ def _add_common(parser: CommandParser) -> None:
         "--random",
         type=bool,
         default=False,
-        help="beside each checkpoint its model with random weights, as before training; once for"
+        help="also show each checkpoint's model with random weights, as before training; once for"
         " all checkpoints of a model",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of random weights")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random weights")
     parser.add_argument(
         "--names",
         type=str,
         nargs="+",
         default=None,
-        help="what figures and arrays call the models; default: after their files",
+        help="labels of the models in figures and arrays; default: from their files",
     )
     parser.add_argument(
         "--shorter_side",
         type=int | None,
         default=None,
-        help="show whole images, their shorter side of so many pixels; null: as at test",
+        help="use whole images with a shorter side of so many pixels; null: as in tests",
     )
     parser.add_argument(
-        "--limit", type=int | None, default=None, help="use the first so many images; null: all"
+        "--limit", type=int | None, default=None, help="number of images, the first ones; null: all"
     )
     parser.add_argument("--batch_size", type=int, default=8, help="images at once")
     parser.add_argument(
         "--overwrite",
         type=bool,
         default=False,
-        help="write though there are such figures in the folder already",
+        help="overwrite existing figures in the folder",
     )
     parser.add_argument(
         "--device",
@@ -236,13 +236,13 @@ def _add_gradient_map(parser: CommandParser) -> None:
         "--state",
         type=Literal["final", "initial", "current"] | None,
         default=None,
-        help="of the inner learners at which gradients are taken. initial: before the image."
+        help="state of the inner models at which gradients are taken. initial: before the image."
         " final: after it; clearest on images of many mini-batches. current: before the token's"
-        " mini-batch, as the paper has it; the scan's first tokens then meet an untrained learner"
-        " and outshine the rest. null: initial",
+        " mini-batch, the paper's definition; the first tokens of a scan have the largest values,"
+        " since their model is untrained. null: initial",
     )
     parser.add_argument(
-        "--last_layers", type=int, default=1, help="layers, the last ones, that maps are means of"
+        "--last_layers", type=int, default=1, help="number of last layers to average maps over"
     )
     parser.add_argument(
         "--fraction", type=float, default=0.3, help="share of the tokens that are marked (0 to 1)"
@@ -260,7 +260,7 @@ def _add_receptive_field(parser: CommandParser) -> None:
         "--radius",
         type=float | None,
         default=None,
-        help="pixels, for the share of the response within it; null: a quarter of the shorter side",
+        help="radius in pixels of the reported share; null: a quarter of the shorter side",
     )
 
 
@@ -269,7 +269,7 @@ def _add_inner_loss(parser: CommandParser) -> None:
         "--window",
         type=int | None,
         default=None,
-        help="tokens in the running means; 1: none, null: a 64th of all",
+        help="tokens per running mean; 1: no mean; null: a 64th of all tokens",
     )
 
 

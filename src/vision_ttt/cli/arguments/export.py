@@ -28,7 +28,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "output",
         type=str,
-        help="its name decides the format: FILE.onnx, FILE.pt2 (torch.export), or a folder for timm"
+        help="its name selects the format: FILE.onnx, FILE.pt2 (torch.export), or a folder for timm"
         " and the Hugging Face hub (model.safetensors and config.json)",
     )
     parser.add_argument(
@@ -47,16 +47,14 @@ def add_arguments(parser: CommandParser) -> None:
         "--portable",
         type=bool,
         default=False,
-        help="of a .pt2: PyTorch's operations only, so that it loads without vision_ttt; slower",
+        help="write a .pt2 of PyTorch's operations only, which loads without vision_ttt; slower",
     )
-    parser.add_argument(
-        "--overwrite", type=bool, default=False, help="write though the output is there already"
-    )
+    parser.add_argument("--overwrite", type=bool, default=False, help="overwrite existing output")
     parser.add_argument(
         "--traceback",
         type=bool,
         default=False,
-        help="show the exporter's traceback where the model cannot be exported",
+        help="show the exporter's traceback if the model cannot be exported",
     )
 
 
@@ -74,7 +72,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     if output.suffix == "" and (arguments.dynamic_size or arguments.batch_size is not None):
         raise UserError("--batch-size and --dynamic-size are for .onnx and .pt2 files")
     if output.exists() and not arguments.overwrite:
-        raise UserError(f"{output} is there already; name another, or give --overwrite")
+        raise UserError(f"{output} already exists; name another, or give --overwrite")
     if output.is_file() and output.suffix == "":
         raise UserError(f"{output} is a file, and a folder is to be written; name another")
     if output.suffix != "" or not output.is_dir():

@@ -31,19 +31,19 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--prompt", type=str, default="", help="the text to continue")
     parser.add_argument(
-        "--max_new_tokens", type=int, default=200, help="most tokens that are written"
+        "--max_new_tokens", type=int, default=200, help="largest number of new tokens"
     )
     parser.add_argument(
         "--temperature",
         type=float,
         default=0.8,
-        help="below 1 for more probable, above 1 for more varied text; 0: always the most probable"
+        help="below 1: more probable text; above 1: more varied text; 0: always the most probable"
         " token",
     )
     parser.add_argument(
-        "--top_k", type=int, default=40, help="draw among so many most probable tokens; 0: all"
+        "--top_k", type=int, default=40, help="number of most probable tokens to draw from; 0: all"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
     parser.add_argument(
         "--tokenizer",
         type=str | None,

@@ -18,11 +18,11 @@ def add_inference_arguments(parser: CommandParser) -> None:
         "--dtype",
         type=Literal["float32", "bfloat16"],
         default="float32",
-        help="of weights and activations; bfloat16 is faster where the processor multiplies it",
+        help="dtype of weights and activations; bfloat16 is faster on processors that multiply it",
     )
     parser.add_argument(
         "--skip_bad",
         type=bool,
         default=False,
-        help="go on where an image does not decode, and name and count it; otherwise stop",
+        help="skip, name and count images that do not decode; otherwise stop",
     )

@@ -35,32 +35,35 @@ def add_arguments(parser: CommandParser) -> None:
         "--topk",
         type=int | None,
         default=None,
-        help="most classes or objects named per image; null: 5 classes, every object (pictures and"
-        " the terminal show those with a score of at least 0.5), every class of a segmentation",
+        help="most classes or objects per image; null: 5 classes, all objects (pictures"
+        " and the terminal show those with a score of at least 0.5), every class of a segmentation",
     )
     parser.add_argument(
-        "--output", type=str | None, default=None, help="a .csv or .json file to write, not print"
+        "--output",
+        type=str | None,
+        default=None,
+        help="a .csv or .json file to write instead of printing",
     )
     parser.add_argument(
         "--pictures",
         type=str | None,
         default=None,
-        help="folder to write a picture of each file into, with what is predicted drawn on it",
+        help="folder for a picture of each file with the predictions drawn on it",
     )
     parser.add_argument(
         "--masks",
         type=str | None,
         default=None,
-        help="folder to write a segmenter's masks into: for each file a .png of indices into the"
+        help="folder for a segmenter's masks: for each file a .png of indices into the"
         " checkpoint's classes, from 0; ADE20K's own masks count from 1",
     )
     parser.add_argument(
         "--overwrite",
         type=bool,
         default=False,
-        help="write though the output, a picture or a mask is there already",
+        help="overwrite an existing output, picture or mask",
     )
-    parser.add_argument("--json", type=bool, default=False, help="print JSON, not tables")
+    parser.add_argument("--json", type=bool, default=False, help="print JSON instead of tables")
     add_inference_arguments(parser)
     parser.add_argument(
         "--device",

@@ -22,11 +22,11 @@ _EPILOG = """Examples:
   vision-ttt sample --checkpoint runs/digits-diffusion/last.safetensors --output digits.png
   vision-ttt sample --checkpoint C.safetensors --classes cat,dog --per-class 4 --images FOLDER
 
-The noise of an image follows from the seed and its place, so that the same command
-makes the same images, and one with more steps much the same ones. Guidance pushes images towards
-what is typical of their class: 1 takes the model at its word, 1.5 to 4 trade variety for clarity
-and cost twice as much. To judge the images with a classifier: --images FOLDER, then vision-ttt eval
-CLASSIFIER --dataset FOLDER --split all."""
+The noise of an image depends on the seed and its index: the same command returns the
+same images, and more steps return similar ones. Guidance makes images more typical of their class:
+1 disables it; 1.5 to 4 reduce variety, increase clarity and take twice as long. To evaluate the
+images with a classifier: --images FOLDER, then vision-ttt eval CLASSIFIER --dataset FOLDER --split
+all."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -50,37 +50,35 @@ def add_arguments(parser: CommandParser) -> None:
         "--guidance",
         type=float,
         default=1.5,
-        help="of classifier-free guidance: 1 for none, more for clearer and less varied images",
+        help="scale of classifier-free guidance; 1: none, larger: clearer and less varied images",
     )
     parser.add_argument(
-        "--steps", type=int, default=50, help="steps from noise to image: more are finer and slower"
+        "--steps", type=int, default=50, help="steps from noise to image; more are finer and slower"
     )
     parser.add_argument(
         "--sampler",
         type=str | None,
         default=None,
-        help="ddim (only the first noise is random) or ddpm (every step is) for a model of noise,"
-        " euler for a model of flow; null: ddim or euler",
+        help="ddim (only the first noise is random) or ddpm (every step is random) for objective"
+        " noise, euler for objective flow; null: ddim or euler",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of all noise")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all noise")
     parser.add_argument(
         "--output",
         type=str,
         default="samples.png",
         help="the file to write: .png for a picture with a labelled row for each class, or"
-        " .safetensors for the numbers themselves, samples [N, C, H, W] and labels [N]; latents"
-        " have numbers only",
+        " .safetensors for the tensors samples [N, C, H, W] and labels [N]; latents require"
+        " .safetensors",
     )
     parser.add_argument(
         "--images",
         type=str | None,
         default=None,
-        help="a new folder for the images one by one, as CLASS/NUMBER.png",
+        help="a new folder for separate images, as CLASS/NUMBER.png",
     )
     parser.add_argument("--batch_size", type=int, default=100, help="images at once")
-    parser.add_argument(
-        "--overwrite", type=bool, default=False, help="write though the output is there already"
-    )
+    parser.add_argument("--overwrite", type=bool, default=False, help="overwrite existing output")
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
@@ -103,5 +101,5 @@ def check(arguments: jsonargparse.Namespace) -> None:
         check_new_folder("--images", arguments.images)
         folder = Path(arguments.images)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"the folder for images {folder} is there already, and not empty")
+            raise UserError(f"the folder for images {folder} already exists and is not empty")
     check_input_file("the checkpoint", arguments.checkpoint)

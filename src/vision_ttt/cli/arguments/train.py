@@ -68,14 +68,14 @@ def add_arguments(parser: CommandParser) -> None:
         "--resume",
         type=Literal["false", "true", "auto"],
         default="false",
-        help="go on with the run in the output directory, from its newest whole checkpoint; auto:"
-        " if there is one, else start",
+        help="resume the run in the output directory from its newest valid checkpoint; auto: resume"
+        " if there is a checkpoint, else start",
     )
     parser.add_argument(
         "--overwrite",
         type=bool,
         default=False,
-        help="start anew though the output directory holds a run, which moves to former/ in it",
+        help="start a new run in the output directory; an earlier run moves to former/ in it",
     )
 
 

@@ -89,8 +89,8 @@ class Detection(DenseTask):
             if told.faults and not self.config.run.skip_bad:
                 shown = "; ".join(list(told.faults.values())[:3])
                 raise DatasetError(
-                    f"{len(told.faults)} of the {len(told)} images of {told.path} have annotations"
-                    f" that cannot be meant: {shown}; run.skip_bad leaves the images out"
+                    f"{len(told.faults)} of the {len(told)} images of {told.path} have invalid"
+                    f" annotations: {shown}; run.skip_bad leaves the images out"
                 )
             if not told.objects_beside(missing):
                 among = "that are there and not faulty " if missing or told.faults else ""
