@@ -1,4 +1,4 @@
-"""The sweep of letters as a figure: mean IoU by time and images, and letters correct by the mark."""
+"""The sweep of letters as a figure: mean IoU by time and images, letters correct by the mark."""
 
 from __future__ import annotations
 

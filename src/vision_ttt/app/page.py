@@ -22,19 +22,19 @@ from vision_ttt.explain.gradient_maps import DEFAULT_STATE
 
 _INTRODUCTION = """# What a model sees
 Choose a picture and a model. A layer of test-time training learns the picture while it reads it.
-The maps show where its inner learners have most to learn, and how large the tokens are."""
+The maps show where its inner models can learn most, and the norms of the tokens."""
 _GRADIENTS = {
     "before any step": "initial",
     "after the whole picture": "final",
     "before each mini-batch": "current",
 }
 _ABOUT_GRADIENTS = (
-    "At which state of the inner learners. After the whole picture is clearest on large pictures."
-    " Before each mini-batch is the paper's way: the first tokens of a scan meet an untrained"
-    " learner, and outshine the rest."
+    "State of the inner models. After the whole picture is clearest on large pictures. Before each"
+    " mini-batch is the paper's definition: the first tokens of a scan have the largest values,"
+    " since their model is untrained."
 )
 _NOTHING = "nothing"
-_SEEN = "Seen by the model"
+_SEEN = "Input of the model"
 _NAMES = {
     "gradient": "Gradient magnitude",
     "norms": "Token norms",
@@ -118,7 +118,7 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
                 second = gr.Dropdown(
                     [_NOTHING, *catalogue.names],
                     value=_NOTHING,
-                    label="Beside it",
+                    label="Second model",
                     elem_id="second",
                 )
                 state = gr.Radio(

@@ -74,17 +74,20 @@ def _add_table_arguments(parser: CommandParser) -> None:
         "--page",
         type=str,
         default=None,
-        help="page to put the table into, between <!-- bench:NAME --> and <!-- /bench -->",
+        help="page to write the table into, between <!-- bench:NAME --> and <!-- /bench -->",
     )
     parser.add_argument(
-        "--name", type=str, default=None, help="NAME of the place; default: the file's, no suffix"
+        "--name",
+        type=str,
+        default=None,
+        help="NAME of the place; default: the file's without suffix",
     )
     parser.add_argument(
         "--headline",
         type=str,
         default=None,
         metavar="CONTENDER",
-        help="in place of the tables, what its newest rows say: a sentence, and a short table of"
-        " its speed beside the strongest alternative, eager PyTorch and plain attention",
+        help="contender to summarise instead of writing the tables: a sentence and a short table of"
+        " its speed relative to the strongest alternative, eager PyTorch and plain attention",
     )
     add_showing_arguments(parser)

@@ -39,12 +39,12 @@ def add_language_arguments(parser: CommandParser) -> None:
         "--learners", type=str, nargs="+", default=list(LEARNING), help="models of training steps"
     )
     parser.add_argument(
-        "--size", type=Literal[LANGUAGE_SIZES], default="125m", help="of all models"
+        "--size", type=Literal[LANGUAGE_SIZES], default="125m", help="size of all models"
     )
     parser.add_argument(
-        "--num_layers", type=int, default=None, help="blocks, in place of the size's number"
+        "--num_layers", type=int, default=None, help="number of blocks, instead of the size's"
     )
-    parser.add_argument("--vocab_size", type=int, default=32_000, help="words of all models")
+    parser.add_argument("--vocab_size", type=int, default=32_000, help="vocabulary of all models")
     parser.add_argument(
         "--contexts", type=int, nargs="*", default=[8192, 32768], help="tokens of prefill"
     )

@@ -35,27 +35,30 @@ def add_arguments(parser: CommandParser) -> None:
     """Declare the checkpoints, what is measured of them, and where the results go."""
     parser.epilog = _EPILOG
     parser.add_argument(
-        "checkpoints", type=str, nargs="*", help="weights files of classifiers, whatever the seed"
+        "checkpoints", type=str, nargs="*", help="weights files of classifiers, of any seed"
     )
     parser.add_argument(
-        "--images", type=int, default=500, help="test images, spread evenly over the test set"
+        "--images",
+        type=int,
+        default=500,
+        help="number of test images, evenly spaced in the test set",
     )
     parser.add_argument(
         "--fills",
         type=Literal[FILLS],
         nargs="+",
         default=list(FILLS),
-        help="what removed pixels become: the image's mean colour, the image blurred by the side of"
-        " a token, black; the picture is of the first",
+        help="values of removed pixels: the image's mean colour, the image blurred by the side of a"
+        " token, black; the picture shows the first",
     )
     parser.add_argument(
         "--methods",
         type=str,
         nargs="+",
         default=None,
-        help="orders of tokens beside the random one; default: all that fit the model",
+        help="orders of tokens in addition to the random one; default: all that support the model",
     )
-    parser.add_argument("--points", type=int, default=11, help="of each curve")
+    parser.add_argument("--points", type=int, default=11, help="points of each curve")
     parser.add_argument("--draws", type=int, default=3, help="random orders of each image")
     parser.add_argument(
         "--dataset",
@@ -68,26 +71,26 @@ def add_arguments(parser: CommandParser) -> None:
         "--results",
         type=str,
         default="runs/deletion-insertion.csv",
-        help="CSV file to write, or to renew: a line per checkpoint, order and fill",
+        help="CSV file to write or update: a line per checkpoint, order and fill",
     )
     parser.add_argument(
         "--figure",
         type=str,
         default=None,
-        help="picture to write, or to write anew; default: RESULTS with the suffix .png",
+        help="picture to write or overwrite; default: RESULTS with the suffix .png",
     )
     parser.add_argument(
         "--page",
         type=str,
         default=None,
-        help="page to put the tables into, between <!-- bench:deletion-insertion --> and"
+        help="page to write the tables into, between <!-- bench:deletion-insertion --> and"
         " <!-- /bench -->",
     )
     parser.add_argument(
         "--table_only",
         type=bool,
         default=False,
-        help="measure nothing: make tables and picture from the CSV file of --results",
+        help="make tables and picture from the CSV file of --results without measuring",
     )
 
 

@@ -32,11 +32,9 @@ train on a folder."""
 def add_arguments(parser: CommandParser) -> None:
     """Declare where the pictures go, what is on them, and how many there are."""
     parser.epilog = _EPILOG
-    parser.add_argument("folder", type=str, help="folder of the set; a new one, or its own")
-    parser.add_argument("--side", type=int, default=256, help="of the pictures in pixels")
-    parser.add_argument(
-        "--classes", type=int, default=10, help="how many letters of the alphabet there are"
-    )
+    parser.add_argument("folder", type=str, help="folder of the set; new, or that of the same set")
+    parser.add_argument("--side", type=int, default=256, help="side of the pictures in pixels")
+    parser.add_argument("--classes", type=int, default=10, help="number of letters of the alphabet")
     parser.add_argument(
         "--glyph", type=int, default=28, help="height of the letters in pixels, at any side"
     )
@@ -59,7 +57,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="pixels along the side of the mark, half of the picture's at most; default: an eighth"
         " of the picture's",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of everything random")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     parser.add_argument("--train_images", type=int, default=1000, help="pictures to train on")
     parser.add_argument(
         "--validation_images",

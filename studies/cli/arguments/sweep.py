@@ -41,7 +41,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="; ".join(f"{name}: {title}" for name, title in TITLES.items()),
     )
     parser.add_argument(
-        "--list", type=bool, default=False, help="print the rows and what each changes, run nothing"
+        "--list", type=bool, default=False, help="only print the rows and their changes"
     )
     parser.add_argument(
         "--rows", type=str, nargs="+", default=None, help="rows to train; default: all"
@@ -51,22 +51,22 @@ def add_arguments(parser: CommandParser) -> None:
         type=int,
         nargs="+",
         default=None,
-        help="each row is trained with each; default: the sweep's own, three or five",
+        help="seeds of each row; default: the sweep's, three or five",
     )
     parser.add_argument(
-        "--epochs", type=int, default=None, help="of every run; default: the sweep's own"
+        "--epochs", type=int, default=None, help="epochs of every run; default: the sweep's"
     )
     parser.add_argument(
         "--jobs",
         type=int,
         default=None,
-        help="runs side by side, one thread each; default: the cores",
+        help="number of runs at a time, one thread each; default: the number of cores",
     )
     parser.add_argument(
         "--missing_only",
         type=bool,
         default=False,
-        help="train only runs that the CSV file of --results has no line of, and add theirs to it",
+        help="train only runs that the CSV file of --results lacks, and add them to it",
     )
     parser.add_argument(
         "--output",
@@ -84,26 +84,26 @@ def add_arguments(parser: CommandParser) -> None:
         "--page",
         type=str,
         default=None,
-        help="page to put the table into, between <!-- bench:NAME --> and <!-- /bench -->",
+        help="page to write the table into, between <!-- bench:NAME --> and <!-- /bench -->",
     )
     parser.add_argument(
         "--figure",
         type=str,
         default=None,
-        help="picture to write, or to write anew; default: OUTPUT/NAME.png",
+        help="picture to write or overwrite; default: OUTPUT/NAME.png",
     )
     parser.add_argument(
         "--panels",
         type=str,
         nargs="+",
         default=None,
-        help="titles of the tables' panels that the picture shows; default: all",
+        help="titles of the panels in the picture; default: all",
     )
     parser.add_argument(
         "--table_only",
         type=bool,
         default=False,
-        help="train nothing: make table and picture from the CSV file of --results",
+        help="make table and picture from the CSV file of --results without training",
     )
 
 
