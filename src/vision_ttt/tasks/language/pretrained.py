@@ -10,6 +10,7 @@ from transformers.utils import logging
 
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.file_kinds import check_files_in
+from vision_ttt.tasks.language.code_refusal import code_refused
 from vision_ttt.tasks.language.models import OWN
 
 
@@ -28,13 +29,14 @@ def load_pretrained(folder: Path) -> PreTrainedModel:
         if told["model_type"] == OWN:
             import vision_ttt.language  # noqa: F401  registers it with transformers
         logging.disable_progress_bar()
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with code_refused():
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     # Configs and constructors of transformers' many models raise anything.
     except Exception as error:
         raise CheckpointError(
