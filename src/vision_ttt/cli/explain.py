@@ -28,7 +28,7 @@ from vision_ttt.data import open_image
 from vision_ttt.data.image_files import files_and_folders
 from vision_ttt.data.sample_images import NamedImage, sample_images
 from vision_ttt.engine.checkpoint import ModelMetadata
-from vision_ttt.errors import UserError
+from vision_ttt.errors import DamagedModel, UserError
 from vision_ttt.explain.saving import FORMATS, save_arrays, save_figure
 from vision_ttt.file_kinds import as_text
 from vision_ttt.tasks.images.backbones import ViewError, checkpoint_backbone, named_backbone
@@ -105,10 +105,10 @@ def _finite(kind: Kind, found: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         arrays = kind.arrays(found)
     except ValueError as error:
-        raise UserError(f"{kind.what}: {error}; the model's weights may be damaged") from error
+        raise DamagedModel(f"{kind.what}: {error}; the model's weights may be damaged") from error
     for name, values in arrays.items():
         if not torch.isfinite(values).all():
-            raise UserError(f"{name} is not finite: the model's weights are damaged")
+            raise DamagedModel(f"{name} is not finite: the model's weights are damaged")
     return arrays
 
 

@@ -17,7 +17,7 @@ from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.tensor_files import write_tensors
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import DamagedModel, UserError, nearest
 from vision_ttt.tasks import load_model
 
 
@@ -39,7 +39,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     labels = torch.tensor(classes, device="cpu").repeat_interleave(arguments.per_class)
     samples = _generate(model, metadata, labels, arguments)
     if not torch.isfinite(samples).all():
-        raise UserError(f"{arguments.checkpoint} makes NaN: its weights are damaged")
+        raise DamagedModel(f"{arguments.checkpoint} makes NaN: its weights are damaged")
     console = plain_console()
     if output.suffix == ".safetensors":
         write_tensors(output, {"samples": samples, "labels": labels}, json.dumps(_told(arguments)))

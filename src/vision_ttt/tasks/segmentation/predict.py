@@ -17,7 +17,7 @@ from torch import Tensor
 from vision_ttt.data import SeededItems, make_loader, open_image, watched
 from vision_ttt.data.image_files import ImageFiles
 from vision_ttt.engine.task import Batch
-from vision_ttt.errors import DamagedItem, UserError
+from vision_ttt.errors import DamagedItem, DamagedModel
 from vision_ttt.tasks.images.pictures import Colour, with_legend
 from vision_ttt.tasks.images.predicting import ImagePredictor
 from vision_ttt.tasks.segmentation.metadata import check_carried
@@ -66,7 +66,7 @@ class SegmentPredictor(ImagePredictor):
                 try:
                     labels = predicted_labels(logits, size)
                 except ValueError as error:
-                    raise UserError(
+                    raise DamagedModel(
                         f"the model predicts NaN for {files[index]}: its weights are damaged"
                     ) from error
                 predictions.append(self._prediction(files[index], labels.cpu().numpy()))
