@@ -5,6 +5,7 @@ All that belongs to a visitor is in `gr.State`, of which every browser tab has i
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,6 +20,7 @@ from vision_ttt.app.session import Explanation, explain
 from vision_ttt.app.uploads import LARGEST_FILE, open_upload
 from vision_ttt.errors import UserError
 from vision_ttt.explain.gradient_maps import DEFAULT_STATE
+from vision_ttt.shown_text import shown
 
 _INTRODUCTION = """# What a model sees
 Choose a picture and a model. A layer of test-time training learns the picture while it reads it.
@@ -287,6 +289,8 @@ def _told(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*arguments)
         except UserError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+            # Shown as HTML; the message may hold a checkpoint's text.
+            told = html.escape(shown(str(error)), quote=False)
+            raise gr.Error(told, print_exception=False) from error
 
     return told
