@@ -19,7 +19,7 @@ from vision_ttt.explain.report import Text as PageText
 from vision_ttt.safe_console import SafeConsole
 from vision_ttt.shown_text import shown
 
-SOURCES = Path(__file__).parents[1] / "src"
+ROOT = Path(__file__).parents[1]
 EVIL = "\x1b]0;evil\x07a\x9b31m\u202eb\r\x7f"
 SHOWN = r"\u001b]0;evil\u0007a\u009b31m\u202eb\u000d\u007f"
 
@@ -54,7 +54,7 @@ def test_whatever_is_printed(terminal: bool) -> None:
 
 def test_no_other_console_is_made() -> None:
     makers = []
-    for file in SOURCES.rglob("*.py"):
+    for file in (*ROOT.glob("src/**/*.py"), *ROOT.glob("studies/**/*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rich"):
                 makers += [file.name for each in node.names if each.name == "Console"]
