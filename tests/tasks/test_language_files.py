@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from vision_ttt.cli.main import main
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
@@ -133,6 +134,16 @@ def test_a_models_folder_runs_no_code(code: tuple[str, Path], tmp_path: Path, ca
     assert main(["generate", str(folder), "--prompt", "a", "--tokenizer", "bytes"]) == 2
     assert "custom code" in capsys.readouterr().err
     assert not mark.exists()
+
+
+def test_a_models_folder_of_another_kind_of_numbers(tmp_path: Path, capsys: Said) -> None:
+    model = build_language_model("llama", {**LLAMA, "vocab_size": 257})
+    model.save_pretrained(tmp_path / "folder")
+    file = tmp_path / "folder" / "model.safetensors"
+    weights = load_file(file)
+    save_file({**weights, "model.norm.weight": weights["model.norm.weight"].long()}, file)
+    assert main(["generate", str(file.parent), "--prompt", "a", "--tokenizer", "bytes"]) == 2
+    assert "model.norm.weight torch.int64 for torch.float32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
