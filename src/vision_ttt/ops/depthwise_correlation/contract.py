@@ -16,7 +16,6 @@ class Inputs(NamedTuple):
     width: int
     kernel_size: int
 
-    @property
     def grid(self) -> tuple[int, int]:
         """(h, w)."""
         return self.height, self.width

@@ -16,7 +16,7 @@ def refusal(inputs: Inputs) -> str | None:
 
 
 def _forward(inputs: Inputs) -> Tensor:
-    return correlate(inputs.x, inputs.y, inputs.kernel_size, inputs.grid)
+    return correlate(inputs.x, inputs.y, inputs.kernel_size, inputs.grid())
 
 
 BACKEND = Backend(_forward, None, refusal)

@@ -21,8 +21,8 @@ def _fake(inputs: Inputs) -> Tensor:
 
 def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The op is linear in x and in y, and both of its derivatives are convolutions."""
-    dx = CONVOLUTION.forward_op(inputs.y, grad.flip(-2, -1), *inputs.grid)
-    dy = CONVOLUTION.forward_op(inputs.x, grad, *inputs.grid)
+    dx = CONVOLUTION.forward_op(inputs.y, grad.flip(-2, -1), *inputs.grid())
+    dy = CONVOLUTION.forward_op(inputs.x, grad, *inputs.grid())
     return dx, dy
 
 
