@@ -196,7 +196,7 @@ class TTTModel(TTTPreTrainedModel):
         if mask is None:
             return None
         batch, length = x.shape[:2]
-        if list(mask.shape) not in ([batch, length], [batch, cache.length + length]):
+        if mask.shape != (batch, length) and mask.shape != (batch, cache.length + length):
             seen = f" or [{batch}, {cache.length + length}]" if cache.length else ""
             raise ValueError(
                 f"attention_mask must have shape [{batch}, {length}]{seen}, got {list(mask.shape)}"
