@@ -8,7 +8,7 @@ from torch import Tensor
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.swiglu.contract import Inputs
 from vision_ttt.ops.swiglu.op import OP as SWIGLU
-from vision_ttt.ops.vit3_inner.descent import (
+from vision_ttt.ops.vit3_ttt.descent import (
     LOSS_SCALE,
     at_least_float32,
     softly_clipped,

@@ -1,4 +1,4 @@
-"""depthwise_correlation on a CPU: the compiled kernels in csrc/conv2d."""
+"""depthwise_correlation on a CPU: the compiled kernels in csrc/convolutions/conv2d."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from vision_ttt.ops import _native
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.depthwise_conv2d.cpu import correlate
-from vision_ttt.ops.depthwise_correlation.contract import Inputs
+from vision_ttt.ops.vit3_ttt.contract import Inputs
 
 
 def refusal(inputs: Inputs) -> str | None:

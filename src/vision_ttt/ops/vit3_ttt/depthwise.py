@@ -8,13 +8,13 @@ from torch import Tensor
 
 from vision_ttt.ops._backend import written_out
 from vision_ttt.ops.depthwise_conv2d import depthwise_conv2d
-from vision_ttt.ops.depthwise_correlation import depthwise_correlation
-from vision_ttt.ops.vit3_inner.descent import (
+from vision_ttt.ops.vit3_ttt.descent import (
     LOSS_SCALE,
     at_least_float32,
     softly_clipped,
     without_autocast,
 )
+from vision_ttt.ops.vit3_ttt.op import depthwise_correlation
 
 
 def depthwise(q: Tensor, w3: Tensor, grid: tuple[int, int]) -> Tensor:

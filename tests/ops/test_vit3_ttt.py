@@ -9,16 +9,16 @@ from torch.library import opcheck
 
 from tolerances import assert_close
 from vision_ttt.ops import depthwise_conv2d, use_backend
-from vision_ttt.ops.depthwise_correlation import depthwise_correlation
-from vision_ttt.ops.vit3_inner import (
+from vision_ttt.ops.vit3_ttt import (
     depthwise,
+    depthwise_correlation,
     depthwise_gradient_norms,
     depthwise_step,
     gated_unit,
     gated_unit_gradient_norms,
     gated_unit_step,
 )
-from vision_ttt.ops.vit3_inner.gated_unit import TOKENS_AT_ONCE
+from vision_ttt.ops.vit3_ttt.gated_unit import TOKENS_AT_ONCE
 
 SCALE = 1 / 3  # 9^-½, as released, in both losses
 

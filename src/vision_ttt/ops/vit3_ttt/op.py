@@ -1,4 +1,7 @@
-"""The public function of depthwise_correlation and its registration."""
+"""The public function of depthwise_correlation and its registration.
+
+The correlation of two token grids, channel by channel, is the weight gradient of a convolution.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from torch import Tensor
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.depthwise_conv2d.op import OP as CONVOLUTION
-from vision_ttt.ops.depthwise_correlation import cpu
-from vision_ttt.ops.depthwise_correlation.contract import CONTRACT, Inputs
-from vision_ttt.ops.depthwise_correlation.definition import depthwise_correlation_definition
+from vision_ttt.ops.vit3_ttt import cpu
+from vision_ttt.ops.vit3_ttt.contract import CONTRACT, Inputs
+from vision_ttt.ops.vit3_ttt.definition import depthwise_correlation_definition
 
 
 def _fake(inputs: Inputs) -> Tensor:

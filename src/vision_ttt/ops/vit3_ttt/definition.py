@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vision_ttt.ops.depthwise_correlation.contract import Inputs
+from vision_ttt.ops.vit3_ttt.contract import Inputs
 
 
 def depthwise_correlation_definition(inputs: Inputs) -> Tensor:
-    """See :func:`vision_ttt.ops.depthwise_correlation.depthwise_correlation`."""
+    """See :func:`vision_ttt.ops.vit3_ttt.depthwise_correlation`."""
     x, y, height, width, kernel_size = inputs
     reach = kernel_size // 2
     grid = height, width
