@@ -55,7 +55,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The stamps make a second call a no-op; changed metadata or kernels install anew.
-SOURCES := pyproject.toml setup.py $(wildcard csrc/*.h csrc/*/*)
+SOURCES := pyproject.toml setup.py $(shell find csrc -name '*.h' -o -name '*.cpp')
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[train]'

@@ -1,4 +1,4 @@
-"""depthwise_conv2d on a CPU: the compiled kernels in csrc/conv2d."""
+"""depthwise_conv2d on a CPU: the compiled kernels in csrc/convolutions/conv2d."""
 
 from __future__ import annotations
 

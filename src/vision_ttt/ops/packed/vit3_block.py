@@ -83,7 +83,7 @@ def packed_vit3_block(
         heads: H.
         hidden: the MLP's hidden width.
         tanh_gelu: whether the MLP's GELU is the tanh approximation.
-        loss_scale: c, see :func:`vision_ttt.ops.vit3_inner.gated_unit_step`.
+        loss_scale: c, see :func:`vision_ttt.ops.vit3_ttt.gated_unit_step`.
         eps: added to the variances of the two norms.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The memory layout of a linear layer's weight for the kernels of csrc/packed."""
+"""The memory layout of a linear layer's weight for the kernels of csrc/products and csrc/blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STEP = 32
 def blocks_have_terms(dtype: torch.dtype) -> bool:
     """Whether the blocks' kernels take weights of this dtype as three bfloat16 terms.
 
-    So they multiply float32 where the processor has tile registers, see csrc/terms.h.
+    So they multiply float32 where the processor has tile registers, see csrc/amx/terms.h.
     """
     return dtype == torch.float32 and instruction_set() == "amx"
 
@@ -120,7 +120,7 @@ def as_it_lies(x: Tensor) -> Tensor:
 
 @mirrors("Packed")
 class PackedStructure(ctypes.Structure):
-    """``Packed`` of csrc/packed/packed.h."""
+    """``Packed`` of csrc/products/packed/packed.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("data", "bias")),
@@ -138,7 +138,7 @@ class PackedStructure(ctypes.Structure):
 
 @mirrors("NormParameters")
 class NormStructure(ctypes.Structure):
-    """``NormParameters`` of csrc/packed/packed.h."""
+    """``NormParameters`` of csrc/pointwise/pointwise.h."""
 
     _fields_ = (
         ("weight", c_void_p),
