@@ -133,6 +133,27 @@ def test_importing_the_package_registers_its_models(code: str, imported: bool) -
     assert process.stdout.strip() == str(imported)
 
 
+@pytest.mark.parametrize("first", ["", "import vision_ttt_command"])
+def test_the_public_names_are_the_same_however_it_starts(first: str) -> None:
+    code = textwrap.dedent(
+        f"""
+        {first}
+        import sys, vision_ttt
+        listed, imported = set(vision_ttt.__all__) - set(dir(vision_ttt)), "torch" in sys.modules
+        from vision_ttt import *
+        import timm, torch
+        assert set(vision_ttt.__all__) <= set(globals()), vision_ttt.__all__
+        assert dense is sys.modules["vision_ttt.dense"] and models.Vittt is Vittt
+        assert isinstance(for_inference(Vittt(depth=1).eval()), torch.nn.Module)
+        assert timm.is_model("vittt_tiny_patch16_224") and torch.ops.vision_ttt.packed_linear
+        print(sorted(listed), imported, hasattr(vision_ttt, "absent"))
+        """
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stderr == ""
+    assert process.stdout.split("\n")[0] == f"[] {not first} False"
+
+
 def test_the_module_starts_as_the_script_does() -> None:
     """`python -m vision_ttt` imports the package first, and still not PyTorch."""
     command = [sys.executable, "-X", "importtime", "-m", "vision_ttt", "eval"]
