@@ -30,11 +30,11 @@ from vision_ttt.demo_dense.results import (
 from vision_ttt.demo_dense.runs import GOALS
 from vision_ttt.demo_dense.tables import by_class, compare, describe_scene_runs, learning_curves
 from vision_ttt.engine import Preempted, TrainConfig, train
-from vision_ttt.engine.files import atomic_file, write_text
 from vision_ttt.engine.locks import alone_in
 from vision_ttt.errors import UserError
 from vision_ttt.explain.report import PageTable, Picture, Section, render_report
 from vision_ttt.extras import require
+from vision_ttt.files import atomic_file, write_text
 from vision_ttt.tasks.images.pictures import with_legend
 from vision_ttt.tasks.segmentation.pictures import class_colours
 

@@ -14,8 +14,8 @@ from vision_ttt.cli.device import find_device
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.engine.csv_text import csv_text
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
+from vision_ttt.files import write_bytes
 
 
 def run(arguments: jsonargparse.Namespace) -> int:

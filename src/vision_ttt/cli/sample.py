@@ -14,10 +14,10 @@ from torch import Tensor
 
 from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.tensor_files import write_tensors
 from vision_ttt.errors import DamagedModel, UserError, nearest
+from vision_ttt.files import write_bytes
 from vision_ttt.tasks import load_model
 
 

@@ -23,10 +23,10 @@ from vision_ttt._version import __version__
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.csv_text import csv_text
 from vision_ttt.engine.events import EventFile
-from vision_ttt.engine.files import write_text
 from vision_ttt.engine.state import TrainState
 from vision_ttt.engine.step import Outcome
 from vision_ttt.engine.task import Task
+from vision_ttt.files import write_text
 from vision_ttt.safe_console import SafeConsole
 
 _NOT_COLUMNS = {"inner_losses", "memory_bytes"}

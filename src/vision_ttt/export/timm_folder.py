@@ -12,9 +12,9 @@ import timm
 from torch import nn
 
 from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.export.inputs import InputShapes
 from vision_ttt.export.verification import Agreement, verify
+from vision_ttt.files import write_bytes
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 """The files of timm's folder."""

@@ -14,10 +14,10 @@ from PIL import Image
 from vision_ttt.data.images import open_labelled
 from vision_ttt.engine.checkpoint import BEST_FILE
 from vision_ttt.engine.csv_text import csv_text
-from vision_ttt.engine.files import write_bytes, write_text
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import Section
+from vision_ttt.files import write_bytes, write_text
 from vision_ttt.tasks.detection.evaluation import KINDS, DetectionEvaluation, Detections
 from vision_ttt.tasks.detection.pictures import SHOWN_SCORE, DrawnObject, drawn
 from vision_ttt.tasks.images.pictures import as_figure, as_png, palette, with_legend

@@ -13,11 +13,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vision_ttt.data.mask_folders import IGNORED, LabelledImage
 from vision_ttt.engine.csv_text import csv_text
-from vision_ttt.engine.files import write_bytes, write_text
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.explain.report import Section
+from vision_ttt.files import write_bytes, write_text
 from vision_ttt.tasks.images.pictures import as_figure, as_png, with_legend
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation
 from vision_ttt.tasks.segmentation.pictures import overlaid

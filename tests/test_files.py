@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, on a full disk too."""
+"""Files and folders are written and removed whole or not at all, on a full disk too."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vision_ttt.engine.files import write_bytes, write_text
+from vision_ttt.files import remove_folder, remove_parts, write_bytes, write_text
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:
@@ -41,3 +41,14 @@ def test_full_disk_keeps_the_former_file(
 def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         write_bytes(tmp_path / "nowhere" / "file", b"")
+
+
+def test_folders_are_removed_whole_and_parts_of_them_too(tmp_path: Path) -> None:
+    for name in ("update-1", ".update-1.part", ".update-1.removed.part"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part-00000.safetensors").touch()
+    remove_folder(tmp_path / "update-1")
+    (tmp_path / ".a.safetensors.17.part").touch()
+    (tmp_path / ".link.part").symlink_to(tmp_path)
+    remove_parts(tmp_path)
+    assert not os.listdir(tmp_path)
