@@ -46,7 +46,7 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Nested:
     Raises:
         ConfigError: an unknown field.
     """
-    task = task_of(values if _task_name(changes) is None else changes)
+    task = changed_task(values, changes)
     own, more = nested(values, task), nested(changes, task)
     merged = {name: {**own.get(name, {}), **more.get(name, {})} for name in {**own, **more}}
     if any(more.get("optimisation", {}).get(length) is not None for length in LENGTHS):
@@ -72,6 +72,15 @@ def task_of(values: Mapping[str, Any], place: str = "the run") -> type[TaskSecti
     if name is None:
         raise ConfigError(f"{place} names no task; set task to one of {', '.join(tasks.TASKS)}")
     return tasks.find(name)
+
+
+def changed_task(values: Mapping[str, Any], changes: Mapping[str, Any]) -> type[TaskSection]:
+    """Return the task that `changes` name, or else that of `values`.
+
+    Raises:
+        ConfigError: they name none, or an unknown one.
+    """
+    return task_of(values if _task_name(changes) is None else changes)
 
 
 def _task_name(values: Mapping[str, Any]) -> Any:
