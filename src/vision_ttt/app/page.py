@@ -148,7 +148,7 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
 
         looks = [
             {
-                "fn": _told(look),
+                "fn": _with_shown_refusals(look),
                 "inputs": [picture, model, state, side.chosen],
                 "outputs": side.outputs,
                 # In the order in which they were asked for, so that what is shown is the latest.
@@ -159,7 +159,7 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
             for model, side in ((first, left), (second, right))
         ]
         private = {"api_visibility": "private"}
-        uploaded = file.upload(_told(open_upload), file, picture, **private)
+        uploaded = file.upload(_with_shown_refusals(open_upload), file, picture, **private)
         chosen = gallery.select(take_sample, None, picture, **private)
         for event in (uploaded, chosen, state.input(lambda: None, **private)):
             event.success(**looks[0]).success(**looks[1])
@@ -282,15 +282,15 @@ def _drawn(seen: Explanation, layer: int) -> list[gr.Image]:
     ]
 
 
-def _told(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_shown_refusals(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, its refusals shown to the visitor as they are."""
 
-    def told(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)
         except UserError as error:
             # Shown as HTML; the message may hold a checkpoint's text.
-            told = html.escape(shown(str(error)), quote=False)
-            raise gr.Error(told, print_exception=False) from error
+            message = html.escape(shown(str(error)), quote=False)
+            raise gr.Error(message, print_exception=False) from error
 
-    return told
+    return call

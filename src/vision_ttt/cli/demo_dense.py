@@ -189,7 +189,7 @@ def _first_seeds(runs: Sequence[Finished]) -> list[Finished]:
 
 def _summary(by_task: Mapping[str, Sequence[Finished]]) -> dict[str, str]:
     """The head of the page: for each model's first run what it reached, beside what is asked."""
-    told = {}
+    summary = {}
     for task, runs in by_task.items():
         for each in _first_seeds(runs):
             figures = [
@@ -197,8 +197,8 @@ def _summary(by_task: Mapping[str, Sequence[Finished]]) -> dict[str, str]:
                 for goal in GOALS[task]
             ]
             name = f"{task}, {each.result.model}, seed {each.result.seed}"
-            told[name] = f"{', '.join(figures)}; {each.result.seconds:.0f} s of training"
-    return told
+            summary[name] = f"{', '.join(figures)}; {each.result.seconds:.0f} s of training"
+    return summary
 
 
 def _print(title: str, cells: Cells) -> None:

@@ -74,8 +74,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     figures = task.figures(evaluation)
     console = plain_console()
     if arguments.json:
-        told = {"model": metadata.model, **figures, "skipped": skipped}
-        console.print_json(json.dumps(told), highlight=False)
+        content = {"model": metadata.model, **figures, "skipped": skipped}
+        console.print_json(json.dumps(content), highlight=False)
         return 0
     console.print(task.table(metadata.model, figures))
     if skipped:

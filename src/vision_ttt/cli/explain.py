@@ -19,7 +19,7 @@ from vision_ttt.cli.arguments.explain import (
     SAMPLE,
     WEIGHTS,
     name_and_arguments,
-    told_apart,
+    split_models_and_images,
 )
 from vision_ttt.cli.device import find_device
 from vision_ttt.cli.explained import KINDS, Batch, Kind, Part, Subject
@@ -37,7 +37,7 @@ from vision_ttt.tasks.images.backbones import ViewError, checkpoint_backbone, na
 def run(arguments: jsonargparse.Namespace) -> int:
     """Look into each model on the images, and write figures and arrays of what is found."""
     device = find_device(arguments.device)
-    models, given = told_apart(arguments.given)
+    models, given = split_models_and_images(arguments.given)
     images = _images(given)[: arguments.limit]
     subjects = _subjects(models, arguments)
     kind = KINDS[arguments.what](arguments)
@@ -85,9 +85,9 @@ def _looked_at(kind: Kind, subject: Subject, batch: Batch, former: Sequence[Part
     if kind.one_size and former:
         sizes = [tuple(each.images.shape[-2:]) for each in (former[0][0], batch)]
         if sizes[0] != sizes[1]:
-            told = " and ".join(f"{height} × {width}" for height, width in sizes)
+            listed = " and ".join(f"{height} × {width}" for height, width in sizes)
             raise UserError(
-                f"{kind.what} needs images of one size; {subject.name} is shown images of {told}"
+                f"{kind.what} needs images of one size; {subject.name} is shown images of {listed}"
                 " pixels: leave --shorter-side out, or give images of one proportion"
             )
     try:

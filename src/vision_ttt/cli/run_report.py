@@ -31,9 +31,9 @@ def write_page(result: TrainResult, own: Report) -> Path:
         own: the task's part of it.
     """
     metrics = result.metrics
-    told = dict(result.task.described())
-    name = told.pop("dataset")
-    numbers = [f"{count:,} {what.replace('_', ' ')}" for what, count in told.items()]
+    description = dict(result.task.described())
+    name = description.pop("dataset")
+    numbers = [f"{count:,} {what.replace('_', ' ')}" for what, count in description.items()]
     summary = {
         **own.measured,
         "model": f"{metrics['model']}, {metrics['parameters']:,} parameters",

@@ -42,7 +42,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
         raise DamagedModel(f"{arguments.checkpoint} makes NaN: its weights are damaged")
     console = plain_console()
     if output.suffix == ".safetensors":
-        write_tensors(output, {"samples": samples, "labels": labels}, json.dumps(_told(arguments)))
+        write_tensors(
+            output, {"samples": samples, "labels": labels}, json.dumps(_metadata(arguments))
+        )
     if pixels_wanted:
         expected = metadata.carried["input"]
         pixels = to_pixels(samples, expected["mean"], expected["std"])
@@ -66,7 +68,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     return 0
 
 
-def _told(arguments: jsonargparse.Namespace) -> dict[str, object]:
+def _metadata(arguments: jsonargparse.Namespace) -> dict[str, object]:
     """What repeats the samples."""
     names = ("checkpoint", "classes", "per_class", "guidance", "steps", "sampler", "seed")
     return {name: getattr(arguments, name) for name in names}

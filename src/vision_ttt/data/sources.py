@@ -243,12 +243,12 @@ def _split(
     except ValueError as error:
         raise DatasetError(f"{root} cannot be split for test: {error}") from error
     for_test = np.sort(test_indices).tolist()
-    told = "\n".join(names[index] for index in for_test)
+    test_names = "\n".join(names[index] for index in for_test)
     return ImageSplits(
         Subset(images, np.sort(train_indices).tolist()),
         Subset(images, for_test),
         classes,
-        held_out=hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest(),
+        held_out=hashlib.sha256(test_names.encode("utf-8", "surrogateescape")).hexdigest(),
     )
 
 

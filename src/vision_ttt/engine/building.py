@@ -114,14 +114,14 @@ def _under_every_name(
     for key, value in own.items():
         if value.data_ptr():  # neither empty nor without memory, as on meta
             names_of.setdefault((value.data_ptr(), value.shape), []).append(key)
-    told = dict(weights)
+    completed = dict(weights)
     for names in names_of.values():
         there = [key for key in names if key in weights]
         for key in there[1:]:
             if not torch.equal(weights[key], weights[there[0]]):
                 raise ConfigError(f"{source} has two values of {there[0]}, the other as {key}")
-        told |= {key: weights[there[0]] for key in names if there}
-    return told
+        completed |= {key: weights[there[0]] for key in names if there}
+    return completed
 
 
 def _some(names: list[str]) -> str:

@@ -153,9 +153,9 @@ def is_finished(config: TrainConfig) -> bool:
     """
     run_dir = Path(config.run.output)
     try:
-        told = json.loads(read_regular(run_dir / "metrics.json", _LARGEST_FILE))
+        metrics = json.loads(read_regular(run_dir / "metrics.json", _LARGEST_FILE))
         former = yaml.safe_load(read_regular(run_dir / "config.yaml", _LARGEST_FILE))
-        finished = bool(told["finished"]) and isinstance(former, dict)
+        finished = bool(metrics["finished"]) and isinstance(former, dict)
     except (FileNotFoundError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return False  # not there yet, or damaged; the checkpoints are what counts
     if finished:

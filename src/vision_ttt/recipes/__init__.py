@@ -194,10 +194,10 @@ def _checked(recipe: str, values: dict[str, Any]) -> dict[str, Any]:
     for name, fields in stages.items():
         if not isinstance(name, str) or Path(name).name != name:  # it names a sub-folder
             raise ConfigError(f"{place}: {name!r} cannot be the name of a stage")
-        told = f"{place}, stage {name},"
+        stage = f"{place}, stage {name},"
         if not isinstance(fields, dict):
-            raise ConfigError(f"{told} must map sections to fields, got {type(fields).__name__}")
-        checked[STAGES][name] = _by_section(fields, task, told)
+            raise ConfigError(f"{stage} must map sections to fields, got {type(fields).__name__}")
+        checked[STAGES][name] = _by_section(fields, task, stage)
     return checked
 
 

@@ -85,8 +85,8 @@ def changed_task(values: Mapping[str, Any], changes: Mapping[str, Any]) -> type[
 
 def _task_name(values: Mapping[str, Any]) -> Any:
     """The name of the task that values name, None for none."""
-    told = values.get("task", values.get("task.name"))
-    return told.get("name") if isinstance(told, Mapping) else told
+    task = values.get("task", values.get("task.name"))
+    return task.get("name") if isinstance(task, Mapping) else task
 
 
 def _section(kind: type[Section], values: Mapping[str, Any]) -> Section:

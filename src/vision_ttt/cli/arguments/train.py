@@ -138,8 +138,8 @@ def _add_fields(parser: CommandParser, task: type[TaskSection]) -> None:
             title = _TITLES[section].format(task().name)
             groups.setdefault(title, []).append(name)
     for title, names in groups.items():
-        told = "A recipe sets what is not given." if title == _FIRST_GROUP else None
-        group = parser.add_argument_group(title, told)
+        description = "A recipe sets what is not given." if title == _FIRST_GROUP else None
+        group = parser.add_argument_group(title, description)
         for name in names:
             section, field = places[name]
             group.add_argument(f"--{name}", **_declaration(section_types(task)[section], field))
@@ -148,11 +148,11 @@ def _add_fields(parser: CommandParser, task: type[TaskSection]) -> None:
 
 def _declaration(section: type[Section], field: str) -> dict[str, Any]:
     """Type, default and help of a field; its docstring is the help."""
-    told = {
+    descriptions = {
         each.arg_name: " ".join(each.description.split())
         for owner in reversed(section.__mro__)  # a field may be declared by a base
         if issubclass(owner, Section)
         for each in docstring_parser.parse_from_object(owner).params
     }
     default = defaults(section)[field]
-    return {"type": field_types(section)[field], "default": default, "help": told[field]}
+    return {"type": field_types(section)[field], "default": default, "help": descriptions[field]}

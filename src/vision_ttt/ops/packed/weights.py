@@ -113,7 +113,7 @@ def _join(terms: Tensor) -> Tensor:
     return (first + (second + third)).to(terms.dtype)
 
 
-def as_it_lies(x: Tensor) -> Tensor:
+def resolve_negative(x: Tensor) -> Tensor:
     """x, or a copy where x is a lazily negated view, whose memory holds the negatives."""
     return x.resolve_neg()
 

@@ -49,16 +49,16 @@ class ClassPredictor(ImagePredictor):
         Raises:
             UserError: the model predicts NaN.
         """
-        told = self.metadata.carried
+        carried = self.metadata.carried
         loader = make_loader(
-            TransformedImages(_UnlabelledImages(files), evaluation_transform(told["input"])),
+            TransformedImages(_UnlabelledImages(files), evaluation_transform(carried["input"])),
             self.batch_size,
-            partial(collate, image_shape=tuple(told["input"]["input_size"])),
+            partial(collate, image_shape=tuple(carried["input"]["input_size"])),
             num_workers=self.num_workers,
         )
         for batch in watched(loader):
             images = batch["images"]
-            probabilities = torch.empty(0, len(told["classes"]))
+            probabilities = torch.empty(0, len(carried["classes"]))
             if len(images):
                 with torch.inference_mode(), autocast(self.device, self.precision):
                     logits = self.model(images.to(self.device))

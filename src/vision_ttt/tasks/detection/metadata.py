@@ -45,15 +45,15 @@ def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
     Raises:
         ValueError, TypeError, KeyError: it is damaged.
     """
-    told = metadata.carried
+    carried = metadata.carried
     count = metadata.model_args["num_classes"]
-    check_texts("classes", told["classes"], count)
-    check_whole_numbers("category_ids", told["category_ids"], count)
-    if len(set(told["category_ids"])) != count:
+    check_texts("classes", carried["classes"], count)
+    check_whole_numbers("category_ids", carried["category_ids"], count)
+    if len(set(carried["category_ids"])) != count:
         raise ValueError("category_ids has one twice")
     for name in ("shorter_side", "longer_side"):
-        check_number(name, told[name], SIDE, whole=True)
-    check_statistics(told["input"])
-    if not isinstance(told["ids_in_names"], bool):
+        check_number(name, carried[name], SIDE, whole=True)
+    check_statistics(carried["input"])
+    if not isinstance(carried["ids_in_names"], bool):
         raise TypeError("ids_in_names is not true or false")
-    return told
+    return carried

@@ -206,14 +206,14 @@ def overlay_sheet(task: Detection, evaluation: DetectionEvaluation, count: int) 
 
 
 def _known(task: Detection, place: int) -> list[DrawnObject]:
-    told = task.annotations
+    annotations = task.annotations
     return [
         DrawnObject(
-            told.category_ids.index(each["category_id"]) + 1,
+            annotations.category_ids.index(each["category_id"]) + 1,
             _corners(each["bbox"]),
             each["segmentation"],
         )
-        for each in told.truth(place)
+        for each in annotations.truth(place)
         if not each["iscrowd"]
     ]
 

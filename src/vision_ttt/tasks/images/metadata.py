@@ -35,9 +35,9 @@ def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
     Raises:
         ValueError, TypeError, KeyError: it is damaged.
     """
-    told = metadata.carried
-    check_texts("classes", told["classes"], metadata.model_args["num_classes"])
-    values = told["input"]
+    carried = metadata.carried
+    check_texts("classes", carried["classes"], metadata.model_args["num_classes"])
+    values = carried["input"]
     size = values["input_size"]
     check_whole_numbers("input_size", size, 3)
     for place, side in enumerate(size):
@@ -52,7 +52,7 @@ def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
             f"crop_pct is {values['crop_pct']}; images of {size[1]} × {size[2]} pixels would be"
             f" cut from ones of more than {_MOST_PIXELS:,}"
         )
-    return told
+    return carried
 
 
 def check_statistics(given: Mapping[str, Any], channels: int = 3) -> None:
@@ -71,9 +71,9 @@ def rebuild(metadata: ModelMetadata) -> nn.Module:
     Raises:
         ValueError, TypeError, KeyError: the description is damaged.
     """
-    told = check_carried(metadata)
+    carried = check_carried(metadata)
     model = build_model(metadata.model, metadata.model_args)
-    size = list(told["input"]["input_size"])
+    size = list(carried["input"]["input_size"])
     # Its usual size needs no look.
     if "img_size" in metadata.model_args or list(data_config(model)["input_size"]) != size:
         check_accepts(model, torch.zeros(1, *size))

@@ -31,18 +31,18 @@ def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
     Raises:
         ValueError, TypeError, KeyError: it is damaged.
     """
-    told = metadata.carried
-    if not isinstance(told["tokenizer"], str):
+    carried = metadata.carried
+    if not isinstance(carried["tokenizer"], str):
         raise TypeError("tokenizer is not a name")
-    files = told.get("tokenizer_files", {})
+    files = carried.get("tokenizer_files", {})
     if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
         raise TypeError("tokenizer_files must map names to texts")
     check_file_names(files)
-    check_number("vocab_size", told["vocab_size"], VOCABULARY, whole=True)
-    if metadata.model_args["vocab_size"] != told["vocab_size"]:
+    check_number("vocab_size", carried["vocab_size"], VOCABULARY, whole=True)
+    if metadata.model_args["vocab_size"] != carried["vocab_size"]:
         raise ValueError("the number of tokens in the vocabulary does not fit")
-    check_number("context", told["context"], CONTEXT, whole=True)
-    return told
+    check_number("context", carried["context"], CONTEXT, whole=True)
+    return carried
 
 
 def carried_tokenizer(metadata: ModelMetadata) -> Tokenizer:
@@ -51,8 +51,8 @@ def carried_tokenizer(metadata: ModelMetadata) -> Tokenizer:
     Raises:
         ConfigError: the checkpoint has its folder's name alone, and that is not there any more.
     """
-    told = check_carried(metadata)
-    name, files = told["tokenizer"], told.get("tokenizer_files")
+    carried = check_carried(metadata)
+    name, files = carried["tokenizer"], carried.get("tokenizer_files")
     if files:
         return FolderTokenizer.of_files(files)
     if name != BYTES and not Path(name).is_dir():
@@ -98,5 +98,5 @@ def reopen(
         raise DatasetError(f"the data of a language model: {error}") from error
     machine = MachineSection(precision=precision, num_workers=num_workers)
     opened = Language(TrainConfig(task, data, machine=machine), tokenizer)
-    opened.show_to(metadata, part)
+    opened.set_evaluation_data(metadata, part)
     return opened

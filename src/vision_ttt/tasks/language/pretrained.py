@@ -26,8 +26,8 @@ def load_pretrained(folder: Path) -> PreTrainedModel:
     """
     try:
         check_files_in(folder)
-        told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if told["model_type"] == OWN:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if config["model_type"] == OWN:
             import vision_ttt.language  # noqa: F401  registers it with transformers
         logging.disable_progress_bar()
         with code_refused():

@@ -23,18 +23,18 @@ def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
     Raises:
         ValueError, TypeError, KeyError: it is damaged.
     """
-    told = metadata.carried
-    check_texts("classes", told["classes"], metadata.model_args["num_classes"])
-    colours = told["palette"]
-    if not isinstance(colours, Sequence) or len(colours) != len(told["classes"]):
+    carried = metadata.carried
+    check_texts("classes", carried["classes"], metadata.model_args["num_classes"])
+    colours = carried["palette"]
+    if not isinstance(colours, Sequence) or len(colours) != len(carried["classes"]):
         raise ValueError("palette does not have a colour for each class")
     for place, colour in enumerate(colours):
         check_whole_numbers(f"palette[{place}]", colour, 3)
         check_numbers(f"palette[{place}]", colour, 3, _BYTE)
-    check_statistics(told["input"])
-    shown = {name: told["input"][name] for name in INPUT}
+    check_statistics(carried["input"])
+    shown = {name: carried["input"][name] for name in INPUT}
     SegmentationData(**shown, shorter_side=shown["test_shorter_side"])  # checks them
-    return told
+    return carried
 
 
 def rebuild(metadata: ModelMetadata) -> nn.Module:

@@ -46,12 +46,14 @@ class SegmentPredictor(ImagePredictor):
         Raises:
             UserError: the model predicts NaN.
         """
-        told = self._carried["input"]
-        statistics = {name: told[name] for name in ("mean", "std")}
+        input_config = self._carried["input"]
+        statistics = {name: input_config[name] for name in ("mean", "std")}
         transform = _Sized(
-            TestTransform(statistics, told["longer_side"], told["test_shorter_side"])
+            TestTransform(
+                statistics, input_config["longer_side"], input_config["test_shorter_side"]
+            )
         )
-        view = TestView(told["evaluation"], told["window"], told["stride"])
+        view = TestView(input_config["evaluation"], input_config["window"], input_config["stride"])
         segment = view.segment(self.model, len(self._carried["classes"]), self.precision)
         loader = make_loader(
             SeededItems(ImageFiles(files), transform),
