@@ -36,7 +36,7 @@ wheel: $(BIN)/python  ## A wheel in dist/, checked in fresh environments (see do
 	$(BIN)/python packaging/check_wheel.py $(or $(PYTHONS),$(PYTHON))
 
 versions: $(BIN)/python  ## The default test suite on the oldest and newest PyTorch (see docs/packaging.md)
-	$(BIN)/python packaging/check_versions.py --python $(PYTHON) --torch $(or $(TORCH),2.10.0 2.14.1 2.15.0)
+	$(BIN)/python packaging/check_versions.py --python $(PYTHON) --torch $(or $(TORCH),2.11.0 2.14.1 2.15.0)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -55,7 +55,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The stamps make a second call a no-op; changed metadata or kernels install anew.
-SOURCES := pyproject.toml setup.py $(wildcard csrc/*.h csrc/*/*)
+SOURCES := pyproject.toml setup.py $(shell find csrc -name '*.h' -o -name '*.cpp')
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[train]'

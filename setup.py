@@ -21,17 +21,8 @@ from setuptools.command.build_ext import build_ext
 LIBRARY_SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 SOURCES = Path("csrc")
 COMMON_SOURCES = ("dispatch.cpp", "sizes.cpp")
-KERNELS = (
-    "ttt_linear/kernels.cpp",
-    "ttt_mlp/kernels.cpp",
-    "fused/kernels.cpp",
-    "conv2d/kernels.cpp",
-    "deformable_attention/kernels.cpp",
-    "selective_scan/kernels.cpp",
-    "packed/kernels.cpp",
-    "linear/kernels.cpp",
-    "swiglu_mlp/kernels.cpp",
-    "peak/kernels.cpp",
+KERNELS = tuple(
+    path.relative_to(SOURCES).as_posix() for path in sorted(SOURCES.rglob("kernels.cpp"))
 )
 WINDOWS = sys.platform == "win32"
 FLAGS = ["-std=c++17", "-O3", "-g0", *([] if WINDOWS else ["-fPIC"])]
@@ -50,7 +41,13 @@ if sys.platform == "linux":  # which dispatch.cpp asks for the use of tile regis
     X86["amx"] = [*X86["avx512bf16"], "-mamx-tile", "-mamx-bf16"]
 # What has a kernel for tile registers; the other kernels are those of avx512bf16.
 KERNELS_OF = {
-    "amx": tuple(f"{op}/kernels.cpp" for op in ("packed", "ttt_linear", "linear", "swiglu_mlp"))
+    "amx": (
+        "blocks/kernels.cpp",
+        "blocks/swiglu_mlp/kernels.cpp",
+        "products/linear/kernels.cpp",
+        "products/packed/kernels.cpp",
+        "scans/ttt_linear/kernels.cpp",
+    )
 }
 PROBE = "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"
 
@@ -164,7 +161,7 @@ setup(
         Extension(
             "vision_ttt._kernels",
             sources=[str(SOURCES / name) for name in (*COMMON_SOURCES, *KERNELS)],
-            depends=[str(path) for path in sorted(Path("csrc").rglob("*.h"))],
+            depends=[str(path) for path in sorted(SOURCES.rglob("*.h"))],
             language="c++",
         )
     ],

@@ -6,15 +6,16 @@
 #include <vector>
 
 #include "check.h"
-#include "conv2d/conv2d.h"
-#include "deformable_attention/deformable_attention.h"
-#include "fused/fused.h"
-#include "learner/problem.h"
-#include "linear/linear.h"
-#include "peak/peak.h"
-#include "packed/check.h"
-#include "selective_scan/selective_scan.h"
-#include "swiglu_mlp/swiglu_mlp.h"
+#include "blocks/check.h"
+#include "blocks/swiglu_mlp/swiglu_mlp.h"
+#include "convolutions/conv1d/conv1d.h"
+#include "convolutions/conv2d/conv2d.h"
+#include "convolutions/deformable_attention/deformable_attention.h"
+#include "pointwise/pointwise.h"
+#include "products/linear/linear.h"
+#include "products/peak/peak.h"
+#include "scans/learner/problem.h"
+#include "scans/selective_scan/selective_scan.h"
 
 namespace {
 
@@ -98,16 +99,19 @@ void check_part(bool mlp, int64_t B, int64_t n, int64_t H, int64_t d, int64_t b,
   expect(part(&p, &only_o) == 0 && o.finite(), "a part without a state is finite");
 }
 
-void check_fused(int64_t B, int64_t T, int64_t D) {
-  const size_t tokens = B * T * D;
-  Buffer x(tokens), y(tokens, false), weight(4 * D), bias(2 * D);
+void check_conv1d(int64_t B, int64_t T, int64_t D) {
+  Buffer x(B * T * D), y(x.size, false), weight(4 * D), bias(D);
   Conv1d conv{{x, T * D, D}, {y, T * D, D}, weight, bias, B, T, D, 4, D / 2, 2};
   expect(vision_ttt_conv1d(&conv) == 0, "conv1d status");
   Buffer dweight(4 * D, false), dbias(D, false);
   Conv1dWeights shares{dweight, dbias};
   vision_ttt_conv1d_weights(&conv, &shares);
   expect(y.finite() && dweight.finite() && dbias.finite(), "conv1d is finite");
+}
 
+void check_pointwise(int64_t B, int64_t T, int64_t D) {
+  const size_t tokens = B * T * D;
+  Buffer x(tokens), y(tokens, false), bias(2 * D);
   const size_t chunks = B * ((T + vision_ttt_chunk_tokens() - 1) / vision_ttt_chunk_tokens());
   Buffer z(2 * tokens), dz(2 * tokens, false), dgate(tokens, false);
   Buffer norm_weight(2 * D), shares_w(chunks * 2 * D, false), shares_b(chunks * 2 * D, false);
@@ -264,8 +268,10 @@ int main() {
   check_swiglu_mlp(109, 48, 272, 80);
   check_swiglu_mlp(300, 48, 272, 80);
   check_swiglu_mlp(1700, 32, 48, 32);
-  check_fused(1, 1, 32);
-  check_fused(2, 131, 64);
+  check_conv1d(1, 1, 32);
+  check_conv1d(2, 131, 64);
+  check_pointwise(1, 1, 32);
+  check_pointwise(2, 131, 64);
   check_conv2d(1, 1, 1, 16, 3);
   check_conv2d(2, 4, 5, 48, 3);
   check_conv2d(1, 3, 2, 32, 5);

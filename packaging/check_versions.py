@@ -79,7 +79,7 @@ def install(version: str, python: Path, folder: Path) -> Path:
 
 
 def test(own: Path, log: Path) -> bool:
-    """Run ``make test`` in an environment and return whether both of its runs ended well."""
+    """Run ``make test`` in an environment and return whether all of its runs ended well."""
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = ("make", "--ignore-errors", "test", f"VENV={own.parents[1]}")
     with open(log, "wb") as printed:

@@ -15,7 +15,6 @@ from torch import Tensor
 from vision_ttt import ops
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.depthwise_correlation import depthwise_correlation
 from vision_ttt.ops.packed import (
     Vit3BlockParameters,
     mamba_block_weights,
@@ -35,6 +34,7 @@ from vision_ttt.ops.packed.vittt_block_weights import (
 from vision_ttt.ops.packed.vittt_blocks_definition import packed_vittt_blocks_definition
 from vision_ttt.ops.ttt_linear.op import PART as ttt_linear_part
 from vision_ttt.ops.ttt_mlp.op import PART as ttt_mlp_part
+from vision_ttt.ops.vit3_ttt import depthwise_correlation
 
 
 class Sizes(NamedTuple):

@@ -27,6 +27,10 @@ class DamagedItem(UserError, ValueError):
         return type(self), (str(self), self.name)
 
 
+class DamagedModel(UserError, ArithmeticError):
+    """A model computes NaN or infinity; what would be measured of it means nothing."""
+
+
 class Interrupted(Exception):
     """Training was asked to stop and left a complete checkpoint; the message says how to resume."""
 

@@ -37,11 +37,13 @@ def check_regular(path: str | Path, most: int | None = None) -> None:
         UnreadableFile: it is a folder, a named pipe or a device, or too large.
         FileNotFoundError: there is nothing.
     """
-    told = Path(path).stat()
-    if not stat.S_ISREG(told.st_mode):
-        raise UnreadableFile(path, f"it is {kind_of_file(told.st_mode)}, not a file")
-    if most is not None and told.st_size > most:
-        raise UnreadableFile(path, f"it has {told.st_size:,} bytes; at most {most:,} are accepted")
+    status = Path(path).stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise UnreadableFile(path, f"it is {kind_of_file(status.st_mode)}, not a file")
+    if most is not None and status.st_size > most:
+        raise UnreadableFile(
+            path, f"it has {status.st_size:,} bytes; at most {most:,} are accepted"
+        )
 
 
 def read_regular(path: str | Path, most: int) -> bytes:

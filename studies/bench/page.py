@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vision_ttt.bench.rows import Row, Run, newest
 from vision_ttt.bench.tables import describe, exponents, tabulate
-from vision_ttt.engine.files import write_text
 from vision_ttt.errors import UserError
+from vision_ttt.files import write_text
 
 
 def markdown(

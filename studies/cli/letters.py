@@ -13,9 +13,9 @@ from studies.letters.images import LetterSettings
 from studies.letters.sheet import letter_sheet
 from vision_ttt.cli.rendering_bar import rendering_bar
 from vision_ttt.data.rendered_folder import SHEET_FILE
-from vision_ttt.engine.files import atomic_file
 from vision_ttt.engine.locks import alone_in
 from vision_ttt.errors import UserError
+from vision_ttt.files import atomic_file
 from vision_ttt.tasks.images.pictures import with_legend
 from vision_ttt.tasks.segmentation.pictures import class_colours
 

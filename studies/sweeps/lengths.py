@@ -13,9 +13,9 @@ from studies.sweeps.definition import Variant
 from studies.sweeps.paces import measure_paces
 from studies.sweeps.results import Result
 from vision_ttt.engine import TrainConfig
-from vision_ttt.engine.files import write_text
 from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import read_regular
+from vision_ttt.files import write_text
 
 LENGTHS_FILE = "lengths.json"
 """In the folder of a sweep's runs."""

@@ -11,9 +11,9 @@ from typing import Any, get_type_hints
 
 from vision_ttt.bench.rows import Run, read_cells, write_cells
 from vision_ttt.engine import TrainConfig
-from vision_ttt.engine.files import write_text
 from vision_ttt.engine.run_directory import differences
 from vision_ttt.errors import UserError
+from vision_ttt.files import write_text
 
 RESULT_FILE = "result.json"
 """In a run's directory, written when it is finished: its config and its :class:`Result`."""

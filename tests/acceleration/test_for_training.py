@@ -269,6 +269,13 @@ def test_a_packed_copy_is_refused_and_a_composite_model_is_packed():
         for_training(packed)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_evaluation_has_the_same_bits(name):
+    plain, model = both(make(name).eval())
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model(x), plain(x))
+
+
 @pytest.mark.parametrize("rate", [None, 0.0, 0.5])
 def test_a_block_runs_its_mlp_as_one_op(rate, monkeypatch):
     """Where samples are dropped the block adds the residual itself."""
@@ -314,7 +321,7 @@ def test_mamba(monkeypatch):
 
 @pytest.mark.parametrize("name", ["vittt", "vim"])
 def test_under_fx_compile_and_autocast(name):
-    plain, model = both(make(name).eval())
+    plain, model = both(make(name))
     x, tokens = torch.randn(2, 3, 32, 32), torch.randn(2, 64, 96)
     if name == "vittt":
         given = {"grid": (8, 8), "extra": ()}

@@ -65,7 +65,10 @@ def test_other_commands_find_their_file(tmp_path: Path) -> None:
     argv = ["norms", VITTT, "sample:digit-0", "--output", str(tmp_path / "out")]
     arguments = explain.parse(parser, argv)
     explain.check(arguments)
-    assert explain.told_apart(arguments.given) == ([weights_path(VITTT)], ["sample:digit-0"])
+    assert explain.split_models_and_images(arguments.given) == (
+        [weights_path(VITTT)],
+        ["sample:digit-0"],
+    )
     for command, argv, name, found in (
         (export, [VITTT, str(tmp_path / "a.pt2")], "checkpoint", weights_path(VITTT)),
         (app, [VITTT, "resnet18"], "models", [weights_path(VITTT), "resnet18"]),

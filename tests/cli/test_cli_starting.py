@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import vision_ttt
 from vision_ttt.cli.arguments import bench, convert, explain
 from vision_ttt.cli.main import COMMANDS
 
@@ -131,6 +132,25 @@ def test_importing_the_package_registers_its_models(code: str, imported: bool) -
     command = [sys.executable, "-c", f"{code}\n{told}"]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
     assert process.stdout.strip() == str(imported)
+
+
+def test_the_command_has_the_public_names_too() -> None:
+    """As this process has, which imports the package and is not the command."""
+    code = textwrap.dedent(
+        """
+        import sys, vision_ttt_command, vision_ttt
+        assert set(vision_ttt.__all__) <= set(dir(vision_ttt)), dir(vision_ttt)
+        assert not hasattr(vision_ttt, "absent") and "torch" not in sys.modules
+        from vision_ttt import *
+        assert dense is sys.modules["vision_ttt.dense"] and models.Vittt is Vittt
+        print(*(f"{name}={globals()[name]!r:.20}" for name in vision_ttt.__all__), sep="\\n")
+        """
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stderr == ""
+    names = vision_ttt.__all__
+    assert process.stdout.splitlines() == [f"{n}={getattr(vision_ttt, n)!r:.20}" for n in names]
+    assert set(names) <= set(dir(vision_ttt))
 
 
 def test_the_module_starts_as_the_script_does() -> None:

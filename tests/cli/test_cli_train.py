@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vision_ttt import recipes
+from vision_ttt.cli.arguments import train
 from vision_ttt.cli.main import main
+from vision_ttt.cli.parser import CommandParser
 from vision_ttt.engine import locks
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import read_state
@@ -53,6 +56,24 @@ def test_a_run_says_what_it_trains_and_what_it_changed(
     assert "tensors taken." in said
     assert main([*argv, *weights, "--output", f"{output}-3"]) == 2
     assert "design dual" in capsys.readouterr().err
+
+
+def test_a_recipe_is_read_once(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What decides the flags is what is trained, though the file be written to in between."""
+    read, contents = recipes.files.read_regular, []
+
+    def replaced(path: Path, largest: int) -> bytes:
+        contents.append(read(path, largest))
+        path.write_text("task: diffusion")
+        return contents[-1]
+
+    monkeypatch.setattr(recipes.files, "read_regular", replaced)
+    parser = CommandParser("train", "train")
+    train.add_arguments(parser)
+    arguments = train.parse(parser, [str(recipe), "--mixup", "0.5"])
+    train.check(arguments)
+    assert len(contents) == 1
+    assert arguments.stages[""].task.mixup == 0.5
 
 
 def test_errors_of_an_existing_run_name_the_flags(

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from vision_ttt.convert.mamba import MAMBA_REG, VIM
 from vision_ttt.models.dit3 import DiT3
 from vision_ttt.models.h_vit3 import HViT3
 from vision_ttt.models.mamba_reg import MambaReg
+from vision_ttt.models.registry import create_model
 from vision_ttt.models.vim import Vim
 from vision_ttt.models.vit3 import ViT3
 
@@ -168,14 +170,15 @@ def test_every_number_of_both_directions_is_used_once(name):
     released, model = scans(name)
     numbered, total = {}, 0
     for key, x in released.items():
-        numbered[key] = torch.arange(total, total + x.numel()).view_as(x)
+        numbers = torch.arange(total, total + x.numel(), dtype=torch.float64)
+        numbered[key] = numbers.view_as(x)
         total += x.numel()
     converted = convert.remap(numbered, model)
     assert {key: x.shape for key, x in converted.items()} == {
         key: x.shape for key, x in model.state_dict().items()
     }
     used = torch.cat([x.flatten() for x in converted.values()])
-    assert torch.equal(used.sort().values, torch.arange(total))
+    assert torch.equal(used.sort().values, torch.arange(total, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("count", [4, 16, 25])
@@ -260,6 +263,32 @@ def test_rotations_that_the_model_does_not_compute_are_refused():
     other = {**released, key: released[key].roll(1, dims=0)}
     with pytest.raises(ValueError, match=r"layers\.2\.blocks\.0\.rope\.rotations is not the table"):
         convert.remap(other, model)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3, 4, 2), (1, 2, 3, 2), (1, 4, 4, 3)], ids=str)
+@pytest.mark.parametrize("family", convert.FAMILIES, ids=lambda family: family.name)
+def test_tensors_of_any_shape_are_named(family, shape):
+    """Of damaged files, and of others: an argument may follow from each of these."""
+    names = {
+        *family.hallmarks,
+        *("patch_embed.proj.weight", "head.weight", "cls_token", "pos_embed", "neck.weight"),
+        *("x_embedder.proj.weight", "y_embedder.embedding_table.weight", "pos_embed_cls"),
+        *("final_layer.linear.bias", "layers.0.blocks.0.attn.rope.rotations"),
+    } - family.lacks
+    released = dict.fromkeys(names, torch.zeros(shape))
+    models = {
+        "ViT³": "vit3_tiny_patch16_224",
+        "H-ViT³": "hvit3_tiny",
+        "DiT³": "dit3_nano_patch4_32",
+        "Vim": "vim_tiny_patch16_224",
+        "Mamba-Reg": "mambar_tiny_patch16_224",
+    }
+    with torch.device("meta"):
+        model = create_model(models[family.name])
+    with suppress(convert.ConversionError):
+        assert isinstance(family.arguments(released), dict)
+    with pytest.raises(convert.ConversionError):
+        convert.remap(released, model)
 
 
 def test_a_moving_average_comes_before_the_weights(tmp_path):

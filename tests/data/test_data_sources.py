@@ -20,6 +20,14 @@ def test_digits() -> None:
         data.part("validation")
 
 
+@pytest.mark.parametrize("root", ["pipe:touch x;", " PIPE:touch x", "pi\tpe:touch x"])
+def test_a_dataset_runs_no_command(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """webdataset gives an address that begins with pipe: to a shell."""
+    monkeypatch.setattr(sources.timm.data, "create_dataset", lambda *_, **__: pytest.fail("open"))
+    with pytest.raises(DatasetError, match=r"dataset_root is .*, a command"):
+        open_dataset(DatasetSpec("wds/x", dataset_root=root, num_classes=2))
+
+
 @pytest.mark.parametrize("name", ["val", "validation", "test"])
 def test_folder_with_splits(image_folder: Path, name: str) -> None:
     (image_folder / "val").rename(image_folder / name)
@@ -98,7 +106,9 @@ def test_torchvision_dataset_by_name(image_folder: Path) -> None:
 def test_timm_reader_is_not_allowed_to_skip(
     image_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def create(_name: str, *, root: str, split: str, is_training: bool) -> ImageDataset:
+    def create(
+        _name: str, *, root: str, split: str, is_training: bool, **_: object
+    ) -> ImageDataset:
         assert is_training == (split == "train")
         return ImageDataset(str(Path(root) / {"train": "train", "validation": "val"}[split]))
 

@@ -152,6 +152,7 @@ BAD = {
     "file": ("resnet18", {}, {"checkpoint_path": "w.pth"}, "may not hold checkpoint_path"),
     "type": ("resnet18", {"channels": 1.5}, {}, "channels is 1.5; accepted: whole numbers"),
     "range": ("resnet18", {"channels": 0}, {}, "dense: channels is 0; accepted: above 0"),
+    "size": ("resnet18", {"channels": 10**9}, {}, "channels is 1000000000; .* at most 65,536"),
 }
 
 

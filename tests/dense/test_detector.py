@@ -251,6 +251,24 @@ def test_targets_that_do_not_fit_are_named(case):
         detector()(images, targets)
 
 
+def test_targets_on_a_device_are_not_waited_for():
+    class Reached(Exception):
+        pass
+
+    def reached(*_: object) -> None:
+        raise Reached
+
+    own = detector()
+    own.maps.register_forward_pre_hook(reached)
+    images, targets = batch()
+    there = [{name: x.to("meta") for name, x in target.items()} for target in targets]
+    with pytest.raises(Reached):  # a value of a meta tensor cannot be read
+        own([image.to("meta") for image in images], there)
+    there[1]["labels"] = there[1]["labels"].float()
+    with pytest.raises(ValueError, match=r"must be torch\.int64"):
+        own([image.to("meta") for image in images], there)
+
+
 def test_arguments_that_do_not_fit_are_named():
     own = detector()
     images, targets = batch()

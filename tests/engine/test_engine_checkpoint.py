@@ -19,6 +19,8 @@ from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
 from vision_ttt.engine.state import (
     SavedRun,
     TrainState,
+    check_fits,
+    open_state,
     optimizer_moments,
     read_state,
     restore_moments,
@@ -181,6 +183,38 @@ def test_state_round_trip(tmp_path: Path) -> None:
             assert torch.equal(fresh.state[names[name]][key], value)
     with pytest.raises(FileNotFoundError, match="none"):
         read_state(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("part", "dtype"), [("model", torch.int64), ("model", torch.bool), ("moments", torch.int64)]
+)
+def test_a_state_of_another_kind_of_numbers_is_refused(
+    tmp_path: Path, part: str, dtype: torch.dtype
+) -> None:
+    path = tmp_path / "state.safetensors"
+    model, _ = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 3, 16, 16)).sum().backward()
+    optimizer.step()
+    parts = {"model": model.state_dict(), "moments": optimizer_moments(model, optimizer)}
+    save_state(path, SavedRun(TrainState(), average={}, **parts))
+    check_fits(open_state(path), model, averaged=False)
+    name = next(iter(parts[part]))
+    parts[part] = {**parts[part], name: parts[part][name].to(dtype)}
+    save_state(path, SavedRun(TrainState(), average={}, **parts))
+    with pytest.raises(ValueError, match=rf"{part}/{name} holds other numbers, {dtype} for"):
+        check_fits(open_state(path), model, averaged=False)
+
+
+@pytest.mark.parametrize(
+    "change", [{"config": [1]}, {"history": [1]}, {"history": {}}, {"epoch": -1}], ids=str
+)
+def test_a_state_of_other_types_is_damaged(tmp_path: Path, change: dict) -> None:
+    path = tmp_path / "state.safetensors"
+    state = {**dataclasses.asdict(TrainState()), **change}
+    write_tensors(path, {"model/a": torch.zeros(1)}, json.dumps({"format": 3, "state": state}))
+    with pytest.raises(CheckpointError, match="is not the state of a run"):
+        open_state(path)
 
 
 def test_no_byte_changes_unnoticed(tmp_path: Path) -> None:

@@ -41,13 +41,13 @@ def _is_plain(model: nn.Module) -> bool:
 def test_a_run_trains_by_composite_ops_and_leaves_a_plain_model(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, is_plain = set(), CompositeVitttBlock._is_plain
+    seen, is_plain = set(), CompositeVitttBlock._trains_by_op
 
     def spy(block: CompositeVitttBlock) -> bool:
         seen.add((block.training, is_plain(block)))
         return is_plain(block)
 
-    monkeypatch.setattr(CompositeVitttBlock, "_is_plain", spy)
+    monkeypatch.setattr(CompositeVitttBlock, "_trains_by_op", spy)
     result = train(config)
     assert (True, True) in seen
     model, metadata = load_model(result.run_dir / WEIGHTS)

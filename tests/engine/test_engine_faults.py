@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
 import forked_python
+from vision_ttt.acceleration.composite_vittt import CompositeTTTLinear
 from vision_ttt.cli.main import main
 from vision_ttt.data import LoaderError
 from vision_ttt.data.sources import FolderImages
@@ -31,7 +32,6 @@ from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.engine.state import TrainState, read_state
 from vision_ttt.engine.step import Outcome, Step
 from vision_ttt.engine.stopping import stop_on_signals
-from vision_ttt.layers import TTTLinear
 from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks import load_model
 
@@ -98,17 +98,17 @@ def test_place_of_the_first_non_finite_number() -> None:
 
 def _poison(monkeypatch: pytest.MonkeyPatch, kind: str, passes: Container[int]) -> None:
     """Make some training passes of a TTT layer NaN, counted from 0, and their repetitions."""
-    original, numbers, poisoned = TTTLinear.forward, itertools.count(), []
+    original, numbers, poisoned = CompositeTTTLinear.forward, itertools.count(), []
 
     @functools.wraps(original)
-    def forward(self: TTTLinear, *inputs: object, **more: object) -> Tensor:
+    def forward(self: CompositeTTTLinear, *inputs: object, **more: object) -> Tensor:
         output = original(self, *inputs, **more)
         if self.training and torch.is_grad_enabled():
             poisoned[:] = [next(numbers) in passes]
         bad = self.training and poisoned[0]
         return _Poison.apply(output, kind == "output") if bad else output
 
-    monkeypatch.setattr(TTTLinear, "forward", forward)
+    monkeypatch.setattr(CompositeTTTLinear, "forward", forward)
 
 
 @pytest.mark.parametrize("kind", ["output", "gradient"])

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from vision_ttt.engine import CheckpointError, tensor_files
-from vision_ttt.engine.files import remove_folder, remove_parts
 from vision_ttt.engine.sharded_files import is_sharded_folder, write_sharded
 from vision_ttt.engine.stored_tensors import load_stored, open_stored
 from vision_ttt.engine.tensor_files import inspect_tensors, read_tensors, write_tensors
@@ -157,15 +156,4 @@ def test_a_full_disk_leaves_no_folder(
         _folder(tmp_path / "update-1")
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == str(tmp_path / "update-1")
-    assert not os.listdir(tmp_path)
-
-
-def test_folders_are_removed_whole_and_parts_of_them_too(tmp_path: Path) -> None:
-    for name in ("update-1", ".update-1.part", ".update-1.removed.part"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "part-00000.safetensors").touch()
-    remove_folder(tmp_path / "update-1")
-    (tmp_path / ".a.safetensors.17.part").touch()
-    (tmp_path / ".link.part").symlink_to(tmp_path)
-    remove_parts(tmp_path)
     assert not os.listdir(tmp_path)

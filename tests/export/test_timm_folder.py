@@ -4,9 +4,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import timm
 import torch
 
+from vision_ttt.errors import DamagedModel
 from vision_ttt.export import export_timm
 
 
@@ -24,6 +26,22 @@ def test_timm_loads_it_in_both_ways(make_model: Callable, tmp_path: Path) -> Non
         metadata.model, pretrained=True, pretrained_cfg_overlay=overlay, **metadata.model_args
     ).eval()
     assert torch.equal(loaded(images), model(images))
+
+
+def test_null_is_the_models_default_there_too(make_model: Callable, tmp_path: Path) -> None:
+    model, metadata = make_model()
+    metadata.model_args["mini_batch_size"] = None
+    export_timm(model, metadata, tmp_path / "exported")
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert "mini_batch_size" not in config["model_args"]
+
+
+def test_weights_that_are_not_finite_are_not_written(make_model: Callable, tmp_path: Path) -> None:
+    model, metadata = make_model()
+    torch.nn.init.constant_(model.head.bias, torch.nan)
+    with pytest.raises(DamagedModel, match=r"predicts NaN .*; nothing was written"):
+        export_timm(model, metadata, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
 
 
 def test_the_config_tells_the_checkpoints_own_preparation(

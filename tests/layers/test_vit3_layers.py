@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tolerances import assert_close
 from vision_ttt.layers import ConvMlp, Mlp, ResidualConv2d, ViT3Block, ViT3TTT
 from vision_ttt.layers.rotary2d import rotary_table, rotate
-from vision_ttt.ops.vit3_inner import depthwise_step, gated_unit_step
+from vision_ttt.ops.vit3_ttt import depthwise_step, gated_unit_step
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -5,7 +5,7 @@ import torch
 
 from vision_ttt.ops import depthwise_conv2d, directional_conv1d, gated_norm, swiglu, ttt_linear
 from vision_ttt.ops._contract import Contract, Real, Whole
-from vision_ttt.ops.depthwise_correlation import depthwise_correlation
+from vision_ttt.ops.vit3_ttt import depthwise_correlation
 
 
 def ones(*shape, dtype=torch.float32):

@@ -45,10 +45,10 @@ import timm, torch
 import vision_ttt
 assert "vision_ttt.bench" not in sys.modules
 assert "transformers" not in sys.modules
-from vision_ttt import convert, explain, export, inference, inner, layers, models, ops
+from vision_ttt import convert, explain, export, acceleration, inner, layers, models, ops
 assert "transformers" not in sys.modules
 
-for package in (convert, export, inference, inner, layers, models, ops):
+for package in (convert, export, acceleration, inner, layers, models, ops):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if not module.name.rpartition(".")[2].startswith("triton"):
             importlib.import_module(module.name)

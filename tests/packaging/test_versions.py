@@ -57,7 +57,7 @@ def rows(capsys):
     return [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
 
 
-def test_both_runs_are_counted(check, capsys):
+def test_every_run_is_counted(check, capsys):
     check("== 5 passed in 1.02s ==", "--torch", "2.10.0")
     ((torch, python, passed, failed, _),) = rows(capsys)
     assert (torch, python, passed, failed) == ("2.10.0", "3.11.7", "35", "0")
@@ -96,5 +96,5 @@ def test_make_runs_the_tests_in_such_an_environment(tmp_path):
         (tmp_path / name).touch()
     command = ("make", "--dry-run", "test", f"VENV={tmp_path}")
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert said.count(f"{tmp_path}/bin/python -m pytest") == 2
+    assert f"{tmp_path}/bin/python -m pytest" in said
     assert "pip install" not in said

@@ -16,14 +16,14 @@ FEWEST_ROWS = 128
 class CompositeLinear(nn.Linear):
     """``nn.Linear`` by :func:`vision_ttt.ops.linear`: [..., in_features] → [..., out_features].
 
-    Calls of few rows, such as decoding's, run PyTorch's function. Hooks run, and the layer can be
-    wrapped or replaced, as any ``nn.Linear``.
+    Calls of few rows, such as decoding's, and calls in evaluation mode run PyTorch's function. The
+    layer can be hooked, wrapped or replaced as any ``nn.Linear``.
     """
 
     plain = nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
-        return _linear(x, self.weight, self.bias)
+        return _linear(x, self.weight, self.bias) if self.training else super().forward(x)
 
 
 @torch.fx.wrap

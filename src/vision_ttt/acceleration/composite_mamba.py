@@ -26,8 +26,7 @@ class CompositeMamba(BidirectionalMamba):
 
     def forward(self, x: Tensor, state: object = None, return_state: bool = False) -> Tensor:
         """As :meth:`BidirectionalMamba.forward`."""
-        given = state is not None or return_state
-        if given or not is_plain(self.conv, DirectionalConv1d) or has_global_hooks():
+        if state is not None or return_state or not self._trains_by_op():
             return super().forward(x, state, return_state)
         mixed = fused_mamba(
             self.in_proj(x),  # [B, T, 2 E]
@@ -38,3 +37,6 @@ class CompositeMamba(BidirectionalMamba):
             self.D,
         )  # [B, T, E]
         return self.out_proj(mixed)
+
+    def _trains_by_op(self) -> bool:
+        return self.training and is_plain(self.conv, DirectionalConv1d) and not has_global_hooks()

@@ -55,7 +55,8 @@ class CompositeTTTLinear(TTTLinear):
         lengths: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, TTTLayerState]:
         """As :meth:`TTTLinear.forward`."""
-        if return_state or state is not None or lengths is not None or not self._is_plain():
+        given = return_state or state is not None or lengths is not None
+        if given or not self._trains_by_op():
             return super().forward(x, state, return_state, lengths)
         conv_q, conv_k, learner, merge = self.conv_q, self.conv_k, self.learner, self.merge
         mixed = fused_ttt_linear(
@@ -76,9 +77,10 @@ class CompositeTTTLinear(TTTLinear):
         )  # [B, T, D]
         return self.out_proj(mixed)
 
-    def _is_plain(self) -> bool:
+    def _trains_by_op(self) -> bool:
         return (
-            is_plain(self.conv_q, DirectionalConv1d)
+            self.training
+            and is_plain(self.conv_q, DirectionalConv1d)
             and is_plain(self.conv_k, DirectionalConv1d)
             and is_plain(self.learner, LinearLearner)
             and is_plain(self.merge, GatedNorm)
@@ -108,7 +110,7 @@ class CompositeVitttBlock(VitttBlock):
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         norm, mlp, drop_path = self.norm, self.mlp, self.drop_path
-        if not self._is_plain():
+        if not self._trains_by_op():
             return super().forward(y, grid, extra)
         y = self.mixer(y, grid, extra)  # [B, T, D]
         drops = not is_plain(drop_path, nn.Identity, DropPath) or getattr(drop_path, "drop_prob", 0)
@@ -122,10 +124,11 @@ class CompositeVitttBlock(VitttBlock):
         )
         return y + drop_path(branch) if drops else branch
 
-    def _is_plain(self) -> bool:
+    def _trains_by_op(self) -> bool:
         fc1, fc2 = self.mlp.fc1, self.mlp.fc2
         return (
-            is_plain(self.norm, nn.LayerNorm)
+            self.training
+            and is_plain(self.norm, nn.LayerNorm)
             and is_plain(self.mlp, SwiGLU)
             and is_plain(fc1, *LINEAR)
             and is_plain(fc2, *LINEAR)

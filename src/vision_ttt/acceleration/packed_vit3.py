@@ -23,7 +23,7 @@ from vision_ttt.layers.dit3 import TanhMlp
 from vision_ttt.layers.grid import check_grid
 from vision_ttt.ops.packed import Vit3BlockParameters, pack, packed_linear, packed_vit3_block
 from vision_ttt.ops.packed.vit3_block import check_parameters, refusal
-from vision_ttt.ops.vit3_inner.descent import LOSS_SCALE
+from vision_ttt.ops.vit3_ttt.descent import LOSS_SCALE
 
 
 class PackedVit3Block(nn.Module):

@@ -25,7 +25,7 @@ COMPOSITES: tuple[Any, ...] = (
 
 Each is a subclass of the module's class, named as ``plain``, that adds no attributes and overrides
 ``forward``. Its ``require_support`` raises :class:`UnsupportedPart` for a module that it does not
-support. Its ``forward`` runs that of ``plain`` where a part has changed since.
+support. Its ``forward`` runs that of ``plain`` in evaluation mode and where a part has changed.
 """
 
 
@@ -37,6 +37,8 @@ def for_training(model: nn.Module, *, strict: bool = False) -> nn.Module:
     parameters under the same names: only the classes of these modules change, to subclasses of
     their own. Optimisers, checkpoints, DDP, FSDP, averages and gradient checkpointing see no
     difference. Results are equal to rounding.
+
+    In evaluation mode the model runs as it did before, with the same bits.
 
     A module with a hook, an adapter or another replaced part keeps its class, and a warning names
     it. One that is changed later runs its parts again, so that every hook is called.

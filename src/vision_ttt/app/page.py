@@ -5,6 +5,7 @@ All that belongs to a visitor is in `gr.State`, of which every browser tab has i
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,6 +20,7 @@ from vision_ttt.app.session import Explanation, explain
 from vision_ttt.app.uploads import LARGEST_FILE, open_upload
 from vision_ttt.errors import UserError
 from vision_ttt.explain.gradient_maps import DEFAULT_STATE
+from vision_ttt.shown_text import shown
 
 _INTRODUCTION = """# What a model sees
 Choose a picture and a model. A layer of test-time training learns the picture while it reads it.
@@ -146,7 +148,7 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
 
         looks = [
             {
-                "fn": _told(look),
+                "fn": _with_shown_refusals(look),
                 "inputs": [picture, model, state, side.chosen],
                 "outputs": side.outputs,
                 # In the order in which they were asked for, so that what is shown is the latest.
@@ -157,7 +159,7 @@ def build_page(catalogue: Catalogue) -> gr.Blocks:
             for model, side in ((first, left), (second, right))
         ]
         private = {"api_visibility": "private"}
-        uploaded = file.upload(_told(open_upload), file, picture, **private)
+        uploaded = file.upload(_with_shown_refusals(open_upload), file, picture, **private)
         chosen = gallery.select(take_sample, None, picture, **private)
         for event in (uploaded, chosen, state.input(lambda: None, **private)):
             event.success(**looks[0]).success(**looks[1])
@@ -280,13 +282,15 @@ def _drawn(seen: Explanation, layer: int) -> list[gr.Image]:
     ]
 
 
-def _told(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_shown_refusals(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, its refusals shown to the visitor as they are."""
 
-    def told(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)
         except UserError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+            # Shown as HTML; the message may hold a checkpoint's text.
+            message = html.escape(shown(str(error)), quote=False)
+            raise gr.Error(message, print_exception=False) from error
 
-    return told
+    return call

@@ -20,6 +20,7 @@ from vision_ttt.explain import (
     stage_norms,
 )
 from vision_ttt.layers import ViT3TTT
+from vision_ttt.shown_text import shown
 from vision_ttt.tasks.images.backbones import ImageBackbone
 
 
@@ -93,7 +94,7 @@ def _predicted(
         if damaged:
             raise damaged[0]
         if "top" in found:
-            return {each["class"]: each["probability"] for each in found["top"]}, None
+            return {shown(each["class"]): each["probability"] for each in found["top"]}, None
         return None, loaded.predictor.drawn("pictures", found)
 
 

@@ -6,11 +6,11 @@ This module exports the counts only. Modules that measure time are imported by t
 
 from typing import TYPE_CHECKING
 
-from vision_ttt._late import offer_late
+from vision_ttt._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from vision_ttt.bench.complexity import count_macs, count_parameters, equation_13_macs
 
 __all__ = ["count_macs", "count_parameters", "equation_13_macs"]
 
-offer_late(__name__, dict.fromkeys(__all__, "complexity"))
+lazy_exports(__name__, dict.fromkeys(__all__, "complexity"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -115,7 +116,8 @@ def _kernels_of(model: nn.Module, resolution: int, settings: Settings, train: bo
     dtype = torch.float32 if train else settings.dtype
     image = torch.randn(1, 3, resolution, resolution, device=settings.device, dtype=dtype)
     autocast = _autocast(settings.device, settings.dtype, enabled=train)
-    with evaluation_mode(model), torch.set_grad_enabled(train), autocast:
+    mode = nullcontext() if train else evaluation_mode(model)
+    with mode, torch.set_grad_enabled(train), autocast:
         return kernels_run(lambda: model(image))
 
 

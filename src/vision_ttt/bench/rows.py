@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from vision_ttt.engine.files import write_text
 from vision_ttt.errors import UserError
+from vision_ttt.files import write_text
 
 DECODE = "decode"
 """What is measured of a language model per token, after so many of them."""

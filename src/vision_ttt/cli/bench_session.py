@@ -25,8 +25,8 @@ from vision_ttt.bench.rows import Row, Run, append_rows
 from vision_ttt.bench.tables import by_line, describe, exponents, tabulate
 from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.errors import UserError
+from vision_ttt.files import write_bytes
 
 _log = logging.getLogger(__name__)
 

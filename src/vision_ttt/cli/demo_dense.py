@@ -30,11 +30,11 @@ from vision_ttt.demo_dense.results import (
 from vision_ttt.demo_dense.runs import GOALS
 from vision_ttt.demo_dense.tables import by_class, compare, describe_scene_runs, learning_curves
 from vision_ttt.engine import Preempted, TrainConfig, train
-from vision_ttt.engine.files import atomic_file, write_text
 from vision_ttt.engine.locks import alone_in
 from vision_ttt.errors import UserError
 from vision_ttt.explain.report import PageTable, Picture, Section, render_report
 from vision_ttt.extras import require
+from vision_ttt.files import atomic_file, write_text
 from vision_ttt.tasks.images.pictures import with_legend
 from vision_ttt.tasks.segmentation.pictures import class_colours
 
@@ -189,7 +189,7 @@ def _first_seeds(runs: Sequence[Finished]) -> list[Finished]:
 
 def _summary(by_task: Mapping[str, Sequence[Finished]]) -> dict[str, str]:
     """The head of the page: for each model's first run what it reached, beside what is asked."""
-    told = {}
+    summary = {}
     for task, runs in by_task.items():
         for each in _first_seeds(runs):
             figures = [
@@ -197,8 +197,8 @@ def _summary(by_task: Mapping[str, Sequence[Finished]]) -> dict[str, str]:
                 for goal in GOALS[task]
             ]
             name = f"{task}, {each.result.model}, seed {each.result.seed}"
-            told[name] = f"{', '.join(figures)}; {each.result.seconds:.0f} s of training"
-    return told
+            summary[name] = f"{', '.join(figures)}; {each.result.seconds:.0f} s of training"
+    return summary
 
 
 def _print(title: str, cells: Cells) -> None:

@@ -1,8 +1,10 @@
 """`vision-ttt eval CHECKPOINT [--dataset …]`."""
 
 import json
+import math
 
 import jsonargparse
+from accelerate.utils import send_to_device
 
 from vision_ttt import tasks
 from vision_ttt.cli.fast_model import fast_model
@@ -10,13 +12,20 @@ from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.data import Share, make_loader
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.loaders import even_order
+from vision_ttt.engine.non_finite_search import Calls, find_in_forward, watched_calls
 from vision_ttt.engine.parallel import all_names, make_accelerator
 from vision_ttt.engine.section import field_types
-from vision_ttt.errors import UserError
+from vision_ttt.errors import DamagedModel, UserError
+
+NOT_FINITE = 1  # exit code: the model computes NaN or infinity
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
-    """Evaluate a checkpoint's model as its task does, and print the figures."""
+    """Evaluate a checkpoint's model as its task does, and print the figures.
+
+    Returns:
+        The exit code; `NOT_FINITE` where the model computes NaN or infinity.
+    """
     model, metadata = tasks.load_model(arguments.checkpoint, task=None)
     accelerator = make_accelerator()
     section = tasks.find(metadata.task["name"])
@@ -47,17 +56,44 @@ def run(arguments: jsonargparse.Namespace) -> int:
         ),
     )
     damaged = DamagedItems(arguments.skip_bad)
-    evaluation = task.evaluate(model, loader, accelerator, damaged=damaged, between=lambda: None)
+    with watched_calls(model) as calls:
+        try:
+            evaluation = task.evaluate(
+                model, loader, accelerator, damaged=damaged, between=lambda: None
+            )
+        except DamagedModel as error:
+            return _refuse(arguments.checkpoint, calls, str(error))
+    wrong = [f"{name} is {x}" for name, x in evaluation.metrics.items() if not math.isfinite(x)]
+    if wrong or not calls.are_finite:
+        return _refuse(
+            arguments.checkpoint, calls, ", ".join(wrong) or "the outputs are not finite"
+        )
     skipped = all_names(damaged.names, accelerator)
     if not accelerator.is_main_process:
         return 0
     figures = task.figures(evaluation)
     console = plain_console()
     if arguments.json:
-        told = {"model": metadata.model, **figures, "skipped": skipped}
-        console.print_json(json.dumps(told), highlight=False)
+        content = {"model": metadata.model, **figures, "skipped": skipped}
+        console.print_json(json.dumps(content), highlight=False)
         return 0
     console.print(task.table(metadata.model, figures))
     if skipped:
         console.print(f"{len(skipped)} {task.unit} skipped", highlight=False)
     return 0
+
+
+def _refuse(checkpoint: str, calls: Calls, reason: str) -> int:
+    """Say what is not finite, and where in the model that begins; return the exit code."""
+    model, _ = tasks.load_model(checkpoint, task=None)
+    arguments, keywords = send_to_device((calls.arguments, dict(calls.keywords)), "cpu")
+    found = find_in_forward(model, lambda: model(*arguments, **keywords))
+    where = "all that its modules return is finite in float32"
+    if found is not None:
+        where = f"the first that is not finite is {found}"
+    plain_console(stderr=True).print(
+        f"error: {checkpoint} cannot be measured: {reason}; {where}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return NOT_FINITE

@@ -19,7 +19,7 @@ from vision_ttt.cli.arguments.explain import (
     SAMPLE,
     WEIGHTS,
     name_and_arguments,
-    told_apart,
+    split_models_and_images,
 )
 from vision_ttt.cli.device import find_device
 from vision_ttt.cli.explained import KINDS, Batch, Kind, Part, Subject
@@ -28,7 +28,7 @@ from vision_ttt.data import open_image
 from vision_ttt.data.image_files import files_and_folders
 from vision_ttt.data.sample_images import NamedImage, sample_images
 from vision_ttt.engine.checkpoint import ModelMetadata
-from vision_ttt.errors import UserError
+from vision_ttt.errors import DamagedModel, UserError
 from vision_ttt.explain.saving import FORMATS, save_arrays, save_figure
 from vision_ttt.file_kinds import as_text
 from vision_ttt.tasks.images.backbones import ViewError, checkpoint_backbone, named_backbone
@@ -37,7 +37,7 @@ from vision_ttt.tasks.images.backbones import ViewError, checkpoint_backbone, na
 def run(arguments: jsonargparse.Namespace) -> int:
     """Look into each model on the images, and write figures and arrays of what is found."""
     device = find_device(arguments.device)
-    models, given = told_apart(arguments.given)
+    models, given = split_models_and_images(arguments.given)
     images = _images(given)[: arguments.limit]
     subjects = _subjects(models, arguments)
     kind = KINDS[arguments.what](arguments)
@@ -85,9 +85,9 @@ def _looked_at(kind: Kind, subject: Subject, batch: Batch, former: Sequence[Part
     if kind.one_size and former:
         sizes = [tuple(each.images.shape[-2:]) for each in (former[0][0], batch)]
         if sizes[0] != sizes[1]:
-            told = " and ".join(f"{height} × {width}" for height, width in sizes)
+            listed = " and ".join(f"{height} × {width}" for height, width in sizes)
             raise UserError(
-                f"{kind.what} needs images of one size; {subject.name} is shown images of {told}"
+                f"{kind.what} needs images of one size; {subject.name} is shown images of {listed}"
                 " pixels: leave --shorter-side out, or give images of one proportion"
             )
     try:
@@ -105,10 +105,10 @@ def _finite(kind: Kind, found: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         arrays = kind.arrays(found)
     except ValueError as error:
-        raise UserError(f"{kind.what}: {error}; the model's weights may be damaged") from error
+        raise DamagedModel(f"{kind.what}: {error}; the model's weights may be damaged") from error
     for name, values in arrays.items():
         if not torch.isfinite(values).all():
-            raise UserError(f"{name} is not finite: the model's weights are damaged")
+            raise DamagedModel(f"{name} is not finite: the model's weights are damaged")
     return arrays
 
 

@@ -11,6 +11,7 @@ import jsonargparse
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.errors import UserError
 from vision_ttt.extras import require
+from vision_ttt.shown_text import shown
 from vision_ttt.tasks import load_model
 
 
@@ -52,5 +53,6 @@ def run(arguments: jsonargparse.Namespace) -> int:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
+    # A file gets the text itself; of a terminal, a model's control characters move no cursor.
+    sys.stdout.write(shown(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()

@@ -24,12 +24,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from vision_ttt._version import __version__
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import Interrupted, UserError, nearest
+from vision_ttt.safe_console import SafeConsole
 
 
 class Command(NamedTuple):
@@ -72,7 +72,7 @@ _REFUSED_WRITING = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 class _ConsoleHandler(logging.Handler):
     """Prints log messages unwrapped, above the progress bar where there is one."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: SafeConsole) -> None:
         super().__init__()
         self.console = console
 
@@ -91,8 +91,9 @@ def main(
 ) -> int:
     """Run `vision-ttt` with `argv` (default: the process's arguments) and return the exit code.
 
-    0: done; 2: the user's error, told in one line on stderr; 130: interrupted; 141: nobody reads
-    the output any more. Errors of the library itself keep their traceback.
+    0: done; 1: `eval` of a model that computes NaN or infinity; 2: the user's error, told in one
+    line on stderr; 130: interrupted; 141: nobody reads the output any more. Errors of the library
+    itself keep their traceback.
 
     Args:
         commands: name → command; of another package its own, and those of vision-ttt that know what
@@ -105,7 +106,7 @@ def main(
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be no text
-    errors = Console(stderr=True)
+    errors = SafeConsole(stderr=True)
     try:
         code = _run(argv, errors, commands or COMMANDS, program, begin_work)
         return code if _flushed() else BROKEN_PIPE
@@ -125,7 +126,7 @@ def main(
 
 def _run(
     argv: Sequence[str],
-    errors: Console,
+    errors: SafeConsole,
     commands: Mapping[str, Command],
     program: str,
     begin_work: Callable[[], None],
@@ -142,10 +143,10 @@ def _run(
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
-        _show_commands(Console(), commands, program)
+        _show_commands(SafeConsole(), commands, program)
         return 0 if argv else USER_ERROR
     if argv[0] == "--version":
-        Console().print(f"vision-ttt {__version__}", highlight=False)
+        SafeConsole().print(f"vision-ttt {__version__}", highlight=False)
         return 0
     name = argv[0]
     if name not in commands:
@@ -196,7 +197,7 @@ def _flushed() -> bool:
     return True
 
 
-def _show_commands(console: Console, commands: Mapping[str, Command], program: str) -> None:
+def _show_commands(console: SafeConsole, commands: Mapping[str, Command], program: str) -> None:
     console.print(f"usage: {program} COMMAND [ARGUMENTS]\n", highlight=False, markup=False)
     table = Table.grid(padding=(0, 2))
     for name, command in commands.items():
@@ -205,7 +206,7 @@ def _show_commands(console: Console, commands: Mapping[str, Command], program: s
     console.print(f"\n{program} COMMAND --help explains a command.", highlight=False)
 
 
-def _fail(console: Console, code: int, message: str, kind: str = "error") -> int:
+def _fail(console: SafeConsole, code: int, message: str, kind: str = "error") -> int:
     """Tell why the command ends, in one line, and return its exit code."""
     console.print(f"[bold red]{kind}:[/]", end=" ", highlight=False)
     one_line = " ".join(message.splitlines())
@@ -213,7 +214,7 @@ def _fail(console: Console, code: int, message: str, kind: str = "error") -> int
     return code
 
 
-def _log_to(console: Console, logger: logging.Logger) -> None:
+def _log_to(console: SafeConsole, logger: logging.Logger) -> None:
     if not logger.handlers:
         logger.addHandler(_ConsoleHandler(console))
     logger.setLevel(logging.INFO)

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import jsonargparse
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from vision_ttt.bench import count_macs, count_parameters, equation_13_macs
@@ -14,6 +13,7 @@ from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import create_model, list_models
 from vision_ttt.models.vittt_ablations import ABLATIONS, model_name
 from vision_ttt.pretrained import pretrained_of
+from vision_ttt.safe_console import SafeConsole
 
 
 class Published(NamedTuple):
@@ -74,7 +74,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         raise UserError(f"no model matches {arguments.pattern!r}; nearest: {near}")
     rows = [describe(name) for name in chosen]
     if arguments.json:
-        Console().print_json(json.dumps(rows), highlight=False)
+        SafeConsole().print_json(json.dumps(rows), highlight=False)
         return 0
     table = Table(
         title="Models, at batch 1; the papers' figures in italics",

@@ -1,7 +1,5 @@
 """`vision-ttt predict FILE… --checkpoint C`."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +13,9 @@ from vision_ttt.cli.checks import check_replaceable
 from vision_ttt.cli.device import find_device
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.cli.plain_console import plain_console
-from vision_ttt.engine.files import write_bytes
+from vision_ttt.engine.csv_text import csv_text
 from vision_ttt.errors import UserError
+from vision_ttt.files import write_bytes
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -79,7 +78,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
     answer = json.dumps(predictor.answer(predictions, skipped), indent=2)
     if output is not None:
         rows = [row for prediction in predictions for row in predictor.rows(prediction)]
-        text = _csv(predictor.columns, rows) if output.suffix.lower() == ".csv" else answer + "\n"
+        text = (
+            csv_text(predictor.columns, rows) if output.suffix.lower() == ".csv" else answer + "\n"
+        )
         # The bytes of a file's name need not be text.
         write_bytes(output, text.encode(errors="surrogateescape"))
         console.print(
@@ -111,11 +112,3 @@ def _drawing_files(files: Sequence[Path], folder: str, *, overwrite: bool) -> di
         taken[path] = str(file)
     Path(folder).mkdir(parents=True, exist_ok=True)
     return {file: path for path, file in taken.items()}
-
-
-def _csv(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vision_ttt.safe_console import SafeConsole
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def rendering_bar(kind: str, total: int) -> Iterator[Callable[[int], None]]:
         MofNCompleteColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=SafeConsole(stderr=True),
         disable=not sys.stderr.isatty(),
     )
     with bar:

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
-from vision_ttt.engine.files import write_text
 from vision_ttt.engine.metrics import rate_name
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import render_report
+from vision_ttt.files import write_text
 
 
 def report(result: TrainResult, title: str | None = None) -> None:
@@ -31,9 +31,9 @@ def write_page(result: TrainResult, own: Report) -> Path:
         own: the task's part of it.
     """
     metrics = result.metrics
-    told = dict(result.task.described())
-    name = told.pop("dataset")
-    numbers = [f"{count:,} {what.replace('_', ' ')}" for what, count in told.items()]
+    description = dict(result.task.described())
+    name = description.pop("dataset")
+    numbers = [f"{count:,} {what.replace('_', ' ')}" for what, count in description.items()]
     summary = {
         **own.measured,
         "model": f"{metrics['model']}, {metrics['parameters']:,} parameters",

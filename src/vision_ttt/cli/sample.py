@@ -14,10 +14,10 @@ from torch import Tensor
 
 from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.tensor_files import write_tensors
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import DamagedModel, UserError, nearest
+from vision_ttt.files import write_bytes
 from vision_ttt.tasks import load_model
 
 
@@ -39,10 +39,12 @@ def run(arguments: jsonargparse.Namespace) -> int:
     labels = torch.tensor(classes, device="cpu").repeat_interleave(arguments.per_class)
     samples = _generate(model, metadata, labels, arguments)
     if not torch.isfinite(samples).all():
-        raise UserError(f"{arguments.checkpoint} makes NaN: its weights are damaged")
+        raise DamagedModel(f"{arguments.checkpoint} makes NaN: its weights are damaged")
     console = plain_console()
     if output.suffix == ".safetensors":
-        write_tensors(output, {"samples": samples, "labels": labels}, json.dumps(_told(arguments)))
+        write_tensors(
+            output, {"samples": samples, "labels": labels}, json.dumps(_metadata(arguments))
+        )
     if pixels_wanted:
         expected = metadata.carried["input"]
         pixels = to_pixels(samples, expected["mean"], expected["std"])
@@ -66,7 +68,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     return 0
 
 
-def _told(arguments: jsonargparse.Namespace) -> dict[str, object]:
+def _metadata(arguments: jsonargparse.Namespace) -> dict[str, object]:
     """What repeats the samples."""
     names = ("checkpoint", "classes", "per_class", "guidance", "steps", "sampler", "seed")
     return {name: getattr(arguments, name) for name in names}

@@ -28,8 +28,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     try:
         _train_stages(arguments.stages, resume, overwrite)
     except Preempted as preemption:
-        told = _UNDER_TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
-        _LOGGER.info("%s%s", preemption, told)
+        note = _UNDER_TORCHRUN if "TORCHELASTIC_RUN_ID" in os.environ else ""
+        _LOGGER.info("%s%s", preemption, note)
         return 0
     except NonFiniteError as error:
         _LOGGER.error("error: %s", str(error))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vision_ttt.convert.family import ConversionError, Family
+from vision_ttt.convert.family import ConversionError, Family, with_axes
 from vision_ttt.layers.sincos2d import sincos_table
 from vision_ttt.models.dit3 import DiT3
 
@@ -48,14 +48,14 @@ def _arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
     The last vector of the table of classes stands for no class.
     """
     arguments: dict[str, Any] = {}
-    patch = released.get("x_embedder.proj.weight")
-    if (table := released.get("y_embedder.embedding_table.weight")) is not None:
+    patch = with_axes(released, "x_embedder.proj.weight", 4)
+    if (table := with_axes(released, "y_embedder.embedding_table.weight", 2)) is not None:
         arguments["num_classes"] = len(table) - 1
-    if patch is not None and patch.ndim == 4:
+    if patch is not None:
         arguments["in_chans"] = patch.shape[1]
-        if (positions := released.get("pos_embed")) is not None and positions.ndim == 3:
+        if (positions := with_axes(released, "pos_embed", 3)) is not None:
             arguments["img_size"] = math.isqrt(positions.shape[1]) * patch.shape[3]
-        if (head := released.get("final_layer.linear.bias")) is not None:
+        if (head := with_axes(released, "final_layer.linear.bias", 1)) is not None:
             arguments["learn_sigma"] = len(head) == 2 * patch[0].numel()
     return arguments
 

@@ -14,6 +14,15 @@ class ConversionError(UserError, ValueError):
     """Weights that cannot be read, or that do not fit the model they are converted for."""
 
 
+def with_axes(released: Mapping[str, Tensor], name: str, axes: int) -> Tensor | None:
+    """A released tensor, None where it is missing or has another number of axes.
+
+    Of such a one no argument follows; :func:`vision_ttt.convert.remap` names it.
+    """
+    tensor = released.get(name)
+    return tensor if tensor is not None and tensor.ndim == axes else None
+
+
 class Family(NamedTuple):
     """A release and the class of its models here."""
 

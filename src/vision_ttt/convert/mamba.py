@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vision_ttt.convert.family import ConversionError, Family
+from vision_ttt.convert.family import ConversionError, Family, with_axes
 from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.mamba_reg import MambaReg
 from vision_ttt.models.vim import Vim
@@ -74,19 +74,20 @@ def _with_class_tokens_of(model: Vim) -> Family:
 def _arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
     """Constructor arguments that follow from the weights' shapes."""
     arguments: dict[str, Any] = {}
-    patch, positions = released.get("patch_embed.proj.weight"), released.get("pos_embed")
-    if (head := released.get("head.weight")) is not None:
+    patch = with_axes(released, "patch_embed.proj.weight", 4)
+    positions = with_axes(released, "pos_embed", 3)
+    if (head := with_axes(released, "head.weight", 2)) is not None:
         arguments["num_classes"] = len(head)
-    if patch is not None and patch.ndim == 4:
+    if patch is not None:
         arguments["in_chans"] = patch.shape[1]
-        if positions is not None and positions.ndim == 3:
+        if positions is not None:
             arguments["img_size"] = math.isqrt(positions.shape[1]) * patch.shape[3]
     return arguments
 
 
 def _mamba_reg_arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
     arguments = _arguments(released)
-    if (registers := released.get("cls_token")) is not None and registers.ndim == 3:
+    if (registers := with_axes(released, "cls_token", 3)) is not None:
         arguments["num_registers"] = registers.shape[1]
     arguments["head_reduction"] = 1
     if (neck := released.get("neck.weight")) is not None:

@@ -12,6 +12,7 @@ from vision_ttt.convert.family import ConversionError, Family
 from vision_ttt.convert.mamba import MAMBA_REG, VIM
 from vision_ttt.convert.ttt_lm import TTT_LM
 from vision_ttt.convert.vit3 import H_VIT3, H_VIT3_MAPS, VIT3
+from vision_ttt.models.number_kinds import of_another_kind
 
 FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3, DIT3, VIM, MAMBA_REG)
 """The families of timm's models whose releases are supported."""
@@ -40,8 +41,8 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
 
     Raises:
         ConversionError: a ValueError. The model belongs to no family of FAMILIES, the weights are
-            another family's, or tensors are missing, unexpected or of another shape. The message
-            has their names in the release.
+            another family's, or tensors are missing, unexpected, of another shape or of another
+            kind of numbers. The message has their names in the release.
     """
     family = _family_of(model)
     others = [other.name for other in _ALL if other.name != family.name and other.made(released)]
@@ -77,6 +78,10 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
             f"the weights are not those of this {type(model).__name__}: missing {_listed(missing)};"
             f" unexpected {_listed(left_over)}; of another shape {_listed(misshapen)}"
         )
+    if others := of_another_kind(found, {key: value for key, (_, value) in own.items()}):
+        raise ConversionError(
+            f"the weights are other numbers than this {type(model).__name__}'s: {_listed(others)}"
+        )
     return found
 
 
@@ -106,6 +111,8 @@ def _fitted(values: Sequence[Tensor], to: Tensor) -> Tensor | None:
     if not others:
         value = first.reshape(to.shape) if _sides(first) == _sides(to) else first
     else:
+        if to.ndim <= first.ndim and not first.ndim:  # numbers have no axis to be put together on
+            return None
         value = torch.stack(list(values)) if to.ndim > first.ndim else torch.cat(list(values))
     return value if value.shape == to.shape else None
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vision_ttt.convert.family import ConversionError, Family
+from vision_ttt.convert.family import ConversionError, Family, with_axes
 from vision_ttt.dense.stage_maps import StageMaps
 from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.models.h_vit3 import HViT3
@@ -49,7 +49,9 @@ def _is_rotation(key: str, value: Tensor) -> bool:
     """Whether it is a table [h, w, D / 2, 2] of RoPE, which the model computes for any size."""
     if not key.endswith(".rope.rotations") or value.ndim != 4:
         return False
-    height, width, pairs, _ = value.shape
+    height, width, pairs, parts = value.shape
+    if parts != 2 or pairs % 2:
+        return False
     computed = rotary_table((height, width), 2 * pairs).view_as(value)
     if not torch.allclose(value.float(), computed, atol=1e-3):
         raise ConversionError(f"{key} is not the table of 2-D RoPE that H-ViT³ computes")
@@ -57,7 +59,7 @@ def _is_rotation(key: str, value: Tensor) -> bool:
 
 
 def _arguments(released: Mapping[str, Tensor]) -> dict[str, Any]:
-    head = released.get("head.weight")
+    head = with_axes(released, "head.weight", 2)
     return {} if head is None else {"num_classes": len(head)}
 
 

@@ -198,29 +198,30 @@ class CocoImages(Dataset[AnnotatedImage]):
             ImageError: the file is missing or does not decode.
             AnnotationError: its annotations are wrong, or it has another size than they say.
         """
-        place, told = int(self.places[index]), self.annotations
-        path = self.folder / told.name(place)
-        if place in told.faults:
-            raise AnnotationError(told.faults[place], str(path))
-        height, width = told.sizes[place].tolist()
+        place, annotations = int(self.places[index]), self.annotations
+        path = self.folder / annotations.name(place)
+        if place in annotations.faults:
+            raise AnnotationError(annotations.faults[place], str(path))
+        height, width = annotations.sizes[place].tolist()
         try:
             image = open_labelled(path, (width, height))
         except FileNotFoundError as error:
             raise ImageError(
-                str(path), f"there is no such file, but {told.path} names it"
+                str(path), f"there is no such file, but {annotations.path} names it"
             ) from error
         if image.size != (width, height):
             raise AnnotationError(
                 f"{path} has {image.width} × {image.height} pixels (width × height), but"
-                f" {told.path} says {width} × {height}; its boxes and masks are of another image",
+                f" {annotations.path} says {width} × {height}; its boxes and masks are of another"
+                " image",
                 str(path),
             )
-        objects = [each for each in told.annotations_of(place) if told.trained[each]]
+        objects = [each for each in annotations.annotations_of(place) if annotations.trained[each]]
         return AnnotatedImage(
             image,
-            corners(told.boxes[objects], told.sizes[place]),
-            told.labels[objects],
-            [told.mask(place, each) for each in objects],
+            corners(annotations.boxes[objects], annotations.sizes[place]),
+            annotations.labels[objects],
+            [annotations.mask(place, each) for each in objects],
         )
 
 

@@ -102,8 +102,8 @@ def _lists(path: Path) -> list[list[dict[str, Any]]]:
     for name in _LISTS:
         entries = content.get(name)
         if not isinstance(entries, list):
-            told = f"its {name} are {shown(entries)}" if name in content else f"it has no {name}"
-            raise DatasetError(f"{path} is no COCO file of instances: {told}; {_needed()}")
+            reason = f"its {name} are {shown(entries)}" if name in content else f"it has no {name}"
+            raise DatasetError(f"{path} is no COCO file of instances: {reason}; {_needed()}")
         seen: set[int] = set()
         for place, entry in enumerate(entries):
             if not isinstance(entry, dict):

@@ -130,12 +130,12 @@ def read_labels(
             " with a palette)",
         )
     first = 1 if zero_is_unlabelled else 0
-    told, counts = _levels(raw)
-    known = (told == IGNORED) | ((told >= first) & (told < first + len(classes)))
+    levels, counts = _levels(raw)
+    known = (levels == IGNORED) | ((levels >= first) & (levels < first + len(classes)))
     if zero_is_unlabelled:
-        known |= told == 0
+        known |= levels == 0
     if not known.all():
-        values = told[~known].tolist()
+        values = levels[~known].tolist()
         raise MaskError(
             str(file),
             f"{int(counts[~known].sum())} pixels have the label"
@@ -166,8 +166,8 @@ def read_classes(root: Path, file: Path | None = None) -> tuple[str, ...]:
     if file is None:
         found = [root / name for name in CLASS_FILES if (root / name).is_file()]
         if len(found) != 1:
-            told = " and ".join(path.name for path in found) or f"no {' or '.join(CLASS_FILES)}"
-            raise DatasetError(f"{root} has {told}; name the file of class names (classes)")
+            listed = " and ".join(path.name for path in found) or f"no {' or '.join(CLASS_FILES)}"
+            raise DatasetError(f"{root} has {listed}; name the file of class names (classes)")
         (file,) = found
     if not file.exists():
         raise FileNotFoundError(2, "No such file of class names", str(file))
@@ -190,8 +190,8 @@ def _levels(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if raw.dtype.itemsize > 1:
         return np.unique(raw, return_counts=True)
     counts = sum(np.bincount(row, minlength=IGNORED + 1) for row in raw.view(np.uint8))
-    (told,) = counts.nonzero()
-    return told, counts[told]
+    (levels,) = counts.nonzero()
+    return levels, counts[levels]
 
 
 def _from_table(lines: Sequence[str], file: Path) -> list[str]:

@@ -102,14 +102,14 @@ def is_complete(folder: Path, kind: str, asked: Mapping[str, Any]) -> bool:
             raise DatasetError(f"{manifest} is damaged: it holds {found!r:.50}, not an object")
         if found != asked:
             keys = sorted(asked.keys() | found.keys())
-            told = ", ".join(
+            differences = ", ".join(
                 f"{key} {found.get(key)} (not {asked.get(key)})"
                 for key in keys
                 if found.get(key) != asked.get(key)
             )
             raise DatasetError(
-                f"{folder} holds {'a part of ' if part else ''}another set of {kind}: {told};"
-                " choose another folder, or remove it"
+                f"{folder} holds {'a part of ' if part else ''}another set of {kind}:"
+                f" {differences}; choose another folder, or remove it"
             )
         return not part
     if folder.is_dir():

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import timm.data
@@ -242,12 +243,12 @@ def _split(
     except ValueError as error:
         raise DatasetError(f"{root} cannot be split for test: {error}") from error
     for_test = np.sort(test_indices).tolist()
-    told = "\n".join(names[index] for index in for_test)
+    test_names = "\n".join(names[index] for index in for_test)
     return ImageSplits(
         Subset(images, np.sort(train_indices).tolist()),
         Subset(images, for_test),
         classes,
-        held_out=hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest(),
+        held_out=hashlib.sha256(test_names.encode("utf-8", "surrogateescape")).hexdigest(),
     )
 
 
@@ -288,6 +289,11 @@ class TorchvisionImages(Dataset[tuple[Image.Image, int]]):
 
 def _open_timm(spec: DatasetSpec) -> ImageSplits:
     refuse_unused(spec, f"{spec.dataset}, whose splits have names,", "test_fraction")
+    # A checkpoint of others names its data, too.
+    if urlsplit(spec.dataset_root or "").scheme == "pipe":
+        raise DatasetError(
+            f"dataset_root is {spec.dataset_root!r}, a command; a folder or an address is accepted"
+        )
     train = _timm_part(spec, spec.train_split, is_training=True)
     test = _timm_part(spec, spec.test_split, is_training=False)
     return ImageSplits(train, test, _timm_classes(train, spec))
@@ -296,7 +302,11 @@ def _open_timm(spec: DatasetSpec) -> ImageSplits:
 def _timm_part(spec: DatasetSpec, split: str, *, is_training: bool) -> Dataset:
     try:
         dataset = timm.data.create_dataset(
-            spec.dataset, root=spec.dataset_root, split=split, is_training=is_training
+            spec.dataset,
+            root=spec.dataset_root,
+            split=split,
+            is_training=is_training,
+            trust_remote_code=False,
         )
     # timm asserts where a name is unknown or a reader's package is missing, and its readers raise
     # anything: whatever it is, the message names the dataset.

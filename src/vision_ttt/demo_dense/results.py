@@ -13,9 +13,9 @@ from vision_ttt.bench.complexity import count_macs, count_parameters
 from vision_ttt.bench.rows import Run, write_cells
 from vision_ttt.dense.model import DenseModel
 from vision_ttt.engine import TrainConfig
-from vision_ttt.engine.files import write_text
 from vision_ttt.engine.run_directory import differences
 from vision_ttt.engine.train import TrainResult
+from vision_ttt.files import write_text
 
 RESULT_FILE = "result.json"
 """In a run's directory, written when it is finished."""

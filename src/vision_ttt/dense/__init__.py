@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from vision_ttt._late import offer_late
+from vision_ttt._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from vision_ttt.dense.backbone_weights import BackboneLoad, load_backbone
@@ -33,7 +33,7 @@ __all__ = [
     "load_backbone",
 ]
 
-offer_late(
+lazy_exports(
     __name__,
     {
         "BackboneLoad": "backbone_weights",

@@ -10,6 +10,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn as vision_transf
 from torch import Tensor, nn
 
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn
+from vision_ttt.models.number_kinds import of_another_kind
 from vision_ttt.models.plain_backbone import PlainBackbone
 
 CLASSIFIER_PARTS = ("norm", "fc_norm", "neck", "head", "head_dist", "fc", "classifier")
@@ -52,7 +53,8 @@ def load_backbone(
             without weights keep their values.
 
     Raises:
-        ValueError: names or shapes do not fit; lists them all. The backbone is unchanged.
+        ValueError: names, shapes or kinds of numbers do not fit; lists them all. The backbone is
+            unchanged.
     """
     own = backbone.state_dict()
     try:
@@ -61,6 +63,9 @@ def load_backbone(
         if not allow_unmatched:
             raise ValueError(f"{source} does not fit the backbone: {error}") from error
         fitted = dict(weights)
+    # Of the weights as they come: fitting may convert them.
+    if others := of_another_kind(weights, own):
+        raise ValueError(f"{source} holds other numbers than the backbone's: {_listed(others)}")
     surplus = [name for name in fitted if name not in own]
     misshapen = [name for name, x in fitted.items() if name in own and own[name].shape != x.shape]
     missing = [name for name in own if name not in fitted]

@@ -89,7 +89,8 @@ class Detector(DenseModel):
 
         Raises:
             ValueError: images, targets or sizes do not fit; targets in evaluation or none in
-                training.
+                training. The numbers in boxes and labels are checked on a CPU only: on another
+                device the check would wait for it.
             FloatingPointError: in evaluation the maps are NaN or infinite.
         """
         if self.training != (targets is not None):
@@ -165,7 +166,9 @@ def _check_targets(
                     f"targets[{index}]['{name}'] must be {dtype} {list(wanted[name])}, got"
                     f" {x.dtype} {list(x.shape)}"
                 )
-    # One look at all values: on a GPU each waits for the device.
+    # On a device, reading the values would wait for it at each step. Readers of data check them.
+    if not all(target[name].is_cpu for target in targets for name in ("boxes", "labels")):
+        return
     boxes = torch.cat([target["boxes"] for target in targets])
     labels = torch.cat([target["labels"] for target in targets])
     wrong_box = ~(boxes.isfinite().all(1) & (boxes[:, 2:] > boxes[:, :2]).all(1))

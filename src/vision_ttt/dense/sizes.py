@@ -7,6 +7,11 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
+_MOST = {"box_resolution": 256, "mask_resolution": 256, "pool_scales": 256}
+"""The largest side of what a head sees of each region or map."""
+_MOST_OF_OTHERS = 65_536
+"""More is a typing error."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorSizes:
@@ -92,5 +97,7 @@ def _check(sizes: Any, rates: Sequence[str] = ()) -> None:
         if field.name in rates:
             if not 0 <= value <= 1:
                 raise ValueError(f"{field.name} is {value}; accepted: 0 to 1")
-        elif any(entry <= 0 for entry in entries):
-            raise ValueError(f"{field.name} is {value}; accepted: above 0")
+        else:
+            most = _MOST.get(field.name, _MOST_OF_OTHERS)
+            if not all(0 < entry <= most for entry in entries):
+                raise ValueError(f"{field.name} is {value}; accepted: above 0, at most {most:,}")

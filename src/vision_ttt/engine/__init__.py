@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from vision_ttt._late import offer_late
+from vision_ttt._lazy import lazy_exports
 from vision_ttt.engine.config import ConfigError, TrainConfig
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 # The config can be read, and a recipe refused, without PyTorch.
-offer_late(
+lazy_exports(
     __name__,
     {
         "train": "train",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import nearest
+from vision_ttt.models.number_kinds import of_another_kind
 from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, list_models
 from vision_ttt.pretrained import list_pretrained
 
@@ -60,7 +61,7 @@ def load_weights(
     *,
     skip: Collection[str] = (),
 ) -> list[str]:
-    """Copy `weights` into `model`; every name and shape must fit.
+    """Copy `weights` into `model`; every name and shape must fit, and the kind of numbers.
 
     Of a tensor that the model has under several names one is enough, as safetensors of other
     programs have it.
@@ -74,7 +75,7 @@ def load_weights(
 
     Raises:
         ConfigError: the weights are another model's; lists what is missing, left over, misshapen,
-            or names a tensor of the model that has two values.
+            or of another kind of numbers, or names a tensor of the model that has two values.
     """
     own = model.state_dict()
     weights = _under_every_name(weights, own, source)
@@ -99,6 +100,8 @@ def load_weights(
             f"{source} does not fit {type(model).__name__}: missing {_some(missing)};"
             f" unexpected {_some(left_over)}; of another shape {_some(misshapen)}"
         )
+    if others := of_another_kind(fitting, own):
+        raise ConfigError(f"{source} holds other numbers than the model's: {_some(others)}")
     model.load_state_dict(fitting, strict=not skip)
     return [key for key in own if key not in fitting]
 
@@ -111,14 +114,14 @@ def _under_every_name(
     for key, value in own.items():
         if value.data_ptr():  # neither empty nor without memory, as on meta
             names_of.setdefault((value.data_ptr(), value.shape), []).append(key)
-    told = dict(weights)
+    completed = dict(weights)
     for names in names_of.values():
         there = [key for key in names if key in weights]
         for key in there[1:]:
             if not torch.equal(weights[key], weights[there[0]]):
                 raise ConfigError(f"{source} has two values of {there[0]}, the other as {key}")
-        told |= {key: weights[there[0]] for key in names if there}
-    return told
+        completed |= {key: weights[there[0]] for key in names if there}
+    return completed
 
 
 def _some(names: list[str]) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from vision_ttt._version import __version__
+from vision_ttt.engine.described import check_number, read_json
+from vision_ttt.engine.section import NOT_NEGATIVE
 from vision_ttt.engine.tensor_files import (
     CheckpointError,
     inspect_tensors,
@@ -59,11 +61,13 @@ class ModelMetadata:
     """Version of this list of fields."""
 
     def __post_init__(self) -> None:
-        for name in ("task", "model_args", "carried", "data"):
+        for name in ("task", "model_args", "carried", "data", "metrics"):
             if not isinstance(getattr(self, name), dict):
                 raise TypeError(f"{name} must be a mapping")
         if not isinstance(self.model, str):
             raise TypeError("model must be a name")
+        for name in ("epoch", "update"):
+            check_number(name, getattr(self, name), NOT_NEGATIVE, whole=True)
 
 
 def save_weights(
@@ -110,11 +114,12 @@ def _metadata(path: Path, text: str | None) -> ModelMetadata:
             f"{path} has no vision-ttt metadata: it does not say which model it is"
         )
     try:
-        values = json.loads(text)
+        values = read_json(text)
         if values["format"] != _FORMAT:
             raise CheckpointError(f"{path} has format {values['format']}; {_FORMAT} is read")
         return ModelMetadata(**values)
     except CheckpointError:
         raise
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} has damaged vision-ttt metadata: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} has damaged vision-ttt metadata: {reason}") from error

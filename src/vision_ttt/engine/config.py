@@ -216,8 +216,8 @@ class OptimisationSection(Section):
         if not asked:
             object.__setattr__(self, "epochs", 300)
         if len(asked) > 1:
-            told = ", ".join(f"{name} {getattr(self, name)}" for name in asked)
-            raise ConfigError(f"{told}: only one of {', '.join(LENGTHS)} must be set")
+            listed = ", ".join(f"{name} {getattr(self, name)}" for name in asked)
+            raise ConfigError(f"{listed}: only one of {', '.join(LENGTHS)} must be set")
         unit, length = self.length
         for name, value, most in (
             ("warmup", self.warmup, length),

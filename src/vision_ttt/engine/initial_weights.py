@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from torch import nn
 
 from vision_ttt.engine.building import describe_model, load_weights
 from vision_ttt.engine.config import ConfigError
+from vision_ttt.engine.described import read_json
 from vision_ttt.engine.tensor_files import read_tensors
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn, classifier_weights
 from vision_ttt.models.plain_backbone import PlainBackbone
@@ -57,8 +57,8 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
         parts.append(f"{len(left_out)} left at random ({', '.join(left_out)})")
     own = _weights_of(name, model_args)
     another = f" Mind: the model trained is {own.removeprefix('weights of ')}."
-    told = f"starting from {path}, {source or 'which does not say whose weights it holds'}:"
-    return f"{told} {', '.join(parts)}." + (another if source and source != own else "")
+    message = f"starting from {path}, {source or 'which does not say whose weights it holds'}:"
+    return f"{message} {', '.join(parts)}." + (another if source and source != own else "")
 
 
 def _weights_of(name: str, model_args: Mapping[str, Any]) -> str:
@@ -74,7 +74,7 @@ def whose(text: str | None) -> str:
 def trained_for(text: str | None) -> str | None:
     """Return the name of the task that a file's weights were trained for, by its metadata."""
     try:
-        return json.loads(text or "null")["task"]["name"]
+        return read_json(text or "null")["task"]["name"]
     except (ValueError, KeyError, TypeError):  # nothing that this package wrote
         return None
 
@@ -82,11 +82,10 @@ def trained_for(text: str | None) -> str | None:
 def described(text: str | None) -> str | None:
     """Return whose weights a file holds, by its metadata; None where it does not say."""
     try:
-        told = json.loads(text or "null")
-        if "state" in told:
-            return (
-                f"the state of a run of {told['state']['config']['model']['name']}, to be resumed"
-            )
-        return _weights_of(told["model"], told["model_args"])
+        metadata = read_json(text or "null")
+        if "state" in metadata:
+            name = metadata["state"]["config"]["model"]["name"]
+            return f"the state of a run of {name}, to be resumed"
+        return _weights_of(metadata["model"], metadata["model_args"])
     except (ValueError, KeyError, TypeError, AttributeError):  # nothing that this package wrote
         return None

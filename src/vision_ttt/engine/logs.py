@@ -1,7 +1,5 @@
 """What a run writes beside its checkpoints: CSV, JSON, TensorBoard, and a progress bar."""
 
-import csv
-import io
 import json
 import os
 import platform
@@ -14,7 +12,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -24,11 +21,13 @@ from rich.progress import (
 
 from vision_ttt._version import __version__
 from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.csv_text import csv_text
 from vision_ttt.engine.events import EventFile
-from vision_ttt.engine.files import write_text
 from vision_ttt.engine.state import TrainState
 from vision_ttt.engine.step import Outcome
 from vision_ttt.engine.task import Task
+from vision_ttt.files import write_text
+from vision_ttt.safe_console import SafeConsole
 
 _NOT_COLUMNS = {"inner_losses", "memory_bytes"}
 """Of a row of the history, left out of metrics.csv."""
@@ -149,7 +148,7 @@ class RunLog:
             TextColumn("{task.fields[figures]}"),
             TextColumn("ETA"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=SafeConsole(stderr=True),
             disable=not show_progress,
         )
         self.task = self.bar.add_task("training", total=updates, figures="")
@@ -221,12 +220,8 @@ class RunLog:
         self._write(points, row["update"])
         with self._naming_events():
             self.events.flush()
-        table = io.StringIO()
         columns = [name for name in row if name not in _NOT_COLUMNS]
-        writer = csv.DictWriter(table, columns, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(history)
-        write_text(self.folder / "metrics.csv", table.getvalue())
+        write_text(self.folder / "metrics.csv", csv_text(columns, history))
         write_text(self.folder / "metrics.json", json.dumps(summary, indent=2) + "\n")
 
     def _write(self, points: Mapping[str, float], update: int) -> None:

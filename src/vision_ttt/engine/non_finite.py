@@ -82,14 +82,14 @@ def replay(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]
         FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
     """
     tensors, text = read_tensors(path)
-    told = json.loads(text or "{}")
+    metadata = json.loads(text or "{}")
     weights = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
-    passes: list[dict[str, Tensor]] = [{} for _ in told["places"]]
+    passes: list[dict[str, Tensor]] = [{} for _ in metadata["places"]]
     for key, tensor in tensors.items():
         number, _, name = key.partition("/")
         if number != "model":
             passes[int(number)][name] = tensor
-    return weights, passes, told
+    return weights, passes, metadata
 
 
 def _all_of_the_last(state: TrainState, count: int) -> bool:
@@ -127,7 +127,7 @@ def _save(
     tensors = {f"model/{name}": weight for name, weight in weights.items()}
     for number, each in enumerate(passes):
         tensors |= {f"{number}/{name}": value for name, value in tensors_of(each.batch).items()}
-    told = {
+    metadata = {
         "update": state.update,
         "epoch": state.epoch,
         "where": where,
@@ -140,7 +140,7 @@ def _save(
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
     try:
-        write_tensors(folder / name, tensors, json.dumps(told))
+        write_tensors(folder / name, tensors, json.dumps(metadata))
     except OSError as error:  # the NaN matters more; this is reported beside it
         return f"not saved: {error}"
     return f"saved as {folder / name}"

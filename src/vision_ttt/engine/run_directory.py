@@ -18,7 +18,6 @@ from torch import nn
 
 from vision_ttt.engine.checkpoint import CHECKPOINTS
 from vision_ttt.engine.config import ConfigError, TrainConfig, section_types
-from vision_ttt.engine.files import remove_folder, remove_parts, write_text
 from vision_ttt.engine.locks import LOCK_FILES, alone_in
 from vision_ttt.engine.logs import environment
 from vision_ttt.engine.parallel import failing_together, first_given, from_main
@@ -27,6 +26,7 @@ from vision_ttt.engine.sharded_files import is_sharded_folder
 from vision_ttt.engine.state import SavedRun, StoredRun, check_fits, open_state, save_state
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.file_kinds import read_regular
+from vision_ttt.files import remove_folder, remove_parts, write_text
 
 _LOGGER = logging.getLogger(__name__)
 _LARGEST_FILE = 2**28  # bytes of metrics and config
@@ -153,9 +153,9 @@ def is_finished(config: TrainConfig) -> bool:
     """
     run_dir = Path(config.run.output)
     try:
-        told = json.loads(read_regular(run_dir / "metrics.json", _LARGEST_FILE))
+        metrics = json.loads(read_regular(run_dir / "metrics.json", _LARGEST_FILE))
         former = yaml.safe_load(read_regular(run_dir / "config.yaml", _LARGEST_FILE))
-        finished = bool(told["finished"]) and isinstance(former, dict)
+        finished = bool(metrics["finished"]) and isinstance(former, dict)
     except (FileNotFoundError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return False  # not there yet, or damaged; the checkpoints are what counts
     if finished:

@@ -77,6 +77,16 @@ def defaults(section: type[Section]) -> dict[str, Any]:
     return dataclasses.asdict(section())
 
 
+def check_number(name: str, value: Any, accepted: Range, *, whole: bool = False) -> None:
+    """Check a number as a field's.
+
+    Raises:
+        ConfigError: it is out of its range, or not finite.
+        TypeError: it is none, or not a whole one where `whole`.
+    """
+    _check_number(name, value, accepted, accepted.meaning, whole=whole)
+
+
 def _check(name: str, value: Any, kind: Any, accepted: Range | None) -> None:
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if value is None and NoneType in kinds:

@@ -30,8 +30,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from vision_ttt.engine.digests import KEY, ZEROS, with_digest
-from vision_ttt.engine.files import sync_file, sync_folder, write_bytes
 from vision_ttt.engine.tensor_files import DTYPE_NAMES, in_file_order, stream_tensors
+from vision_ttt.files import sync_file, sync_folder, write_bytes
 
 MANIFEST = "manifest.json"
 """Name of the file that lists a folder's other files and the tensors in them."""

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vision_ttt.engine.described import read_json
 from vision_ttt.engine.sharded_files import write_sharded
 from vision_ttt.engine.sharded_tensors import is_sharded
 from vision_ttt.engine.stored_tensors import StoredTensors, load_stored, open_stored
 from vision_ttt.engine.tensor_files import CheckpointError, Shapes, write_tensors
+from vision_ttt.models.number_kinds import kind_of_number
 
 _FORMAT = 3
 _PARTS = ("model", "average", "moments")
@@ -133,13 +135,17 @@ def open_state(path: str | Path, *, share: tuple[int, int] = (0, 1)) -> StoredRu
     """
     stored = open_stored(Path(path), share=share)
     try:
-        values = json.loads(stored.text or "null")
+        values = read_json(stored.text or "null")
         if values["format"] != _FORMAT:
             raise CheckpointError(f"{path} has format {values['format']}; {_FORMAT} is read")
         state = TrainState(**values["state"])
         counts = (state.epoch, state.position, state.update)
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise ValueError(f"epoch, position and update are {counts}")
+        if not isinstance(state.config, dict) or not isinstance(state.history, list):
+            raise TypeError("config is no mapping, or history no list")
+        if not all(isinstance(row, dict) for row in state.history):
+            raise TypeError("history holds something else than mappings")
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -205,17 +211,20 @@ def check_fits(run: StoredRun, model: nn.Module, *, averaged: bool) -> None:
         averaged: whether the run keeps a moving average.
 
     Raises:
-        ValueError: tensors are missing, left over or of another shape; names the first of them.
+        ValueError: tensors are missing, left over, of another shape or of another kind of numbers;
+            names the first of them.
     """
-    own = {name: value.shape for name, value in model.state_dict().items()}
+    own = {name: (value.dtype, value.shape) for name, value in model.state_dict().items()}
     _check_shapes("model", run.shapes("model"), own)
     _check_shapes("average", run.shapes("average"), own if averaged else {})
     weights = {name: weight.shape for name, weight in model.named_parameters()}
     quantities: dict[str, set[str]] = {}
-    for key, (_, shape) in run.shapes("moments").items():
+    for key, (dtype, shape) in run.shapes("moments").items():
         name, _, quantity = key.rpartition("/")
         if name not in weights or shape not in (weights[name], torch.Size()):
             raise ValueError(f"moments/{key} {list(shape)} is of no weight of the model")
+        if not dtype.is_floating_point:
+            raise ValueError(f"moments/{key} holds other numbers, {dtype} for floating-point ones")
         quantities.setdefault(name, set()).add(quantity)
     known = set().union(*quantities.values())
     for name, stored in quantities.items():
@@ -223,16 +232,19 @@ def check_fits(run: StoredRun, model: nn.Module, *, averaged: bool) -> None:
             raise ValueError(f"moments/{name} has no {', '.join(sorted(known - stored))}")
 
 
-def _check_shapes(part: str, stored: Shapes, own: Mapping[str, torch.Size]) -> None:
+def _check_shapes(part: str, stored: Shapes, own: Shapes) -> None:
     for name in sorted({*stored, *own}):
         if name not in stored:
             raise ValueError(f"{part}/{name} is missing")
         if name not in own:
             raise ValueError(f"{part}/{name} is of no weight of the model")
-        _, shape = stored[name]
-        if shape != own[name]:
-            shapes = f"{list(shape)} for {list(own[name])}"
+        dtype, shape = stored[name]
+        own_dtype, own_shape = own[name]
+        if shape != own_shape:
+            shapes = f"{list(shape)} for {list(own_shape)}"
             raise ValueError(f"{part}/{name} is of another shape, {shapes}")
+        if kind_of_number(dtype) != kind_of_number(own_dtype):
+            raise ValueError(f"{part}/{name} holds other numbers, {dtype} for {own_dtype}")
 
 
 def optimizer_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@
 checkpoint can be read by any number of processes, sharded or not. Nothing is unpickled.
 """
 
-import json
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from vision_ttt.engine.described import read_json
 from vision_ttt.engine.digests import KEY, without_digest
 from vision_ttt.engine.sharded_files import FORMAT, MANIFEST
 from vision_ttt.engine.tensor_files import DTYPES, CheckpointError, Shapes, inspect_tensors
@@ -167,7 +167,7 @@ def _open_folder(path: Path, share: tuple[int, int]) -> StoredTensors:
             for file, offsets, shape in tensor["chunks"]
         }
         text = manifest["text"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path / MANIFEST} is damaged: {error}") from error
     index, count = share
     for number, (name, digest) in enumerate(sorted(digests.items())):
@@ -183,7 +183,7 @@ def _open_folder(path: Path, share: tuple[int, int]) -> StoredTensors:
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         content = read_regular(path, _LARGEST_MANIFEST)
-        manifest = json.loads(content)
+        manifest = read_json(content)
         whole = sha256(without_digest(content, manifest[KEY])).hexdigest() == manifest[KEY]
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent} is no checkpoint: it has no {MANIFEST}") from error

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from vision_ttt.engine.digests import KEY as _DIGEST
 from vision_ttt.engine.digests import ZEROS, with_digest, without_digest
-from vision_ttt.engine.files import atomic_file
 from vision_ttt.engine.sharded_tensors import whole
 from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import UnreadableFile, check_regular
+from vision_ttt.files import atomic_file
 
 _TEXT = "vision_ttt"
 _BLOCK = 1 << 20  # bytes read at a time

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vision_ttt.explain.inner_loop import examine, inner_op, refuse_packed
 from vision_ttt.layers import TTTLayer, ViT3TTT, VitttMixer
 from vision_ttt.layers.extra_tokens import split_extra
-from vision_ttt.ops.vit3_inner import depthwise_gradient_norms, gated_unit_gradient_norms
+from vision_ttt.ops.vit3_ttt import depthwise_gradient_norms, gated_unit_gradient_norms
 
 STATES = ("final", "initial", "current")
 """The states of a Vittt's learners at which gradients are computed."""

@@ -14,6 +14,7 @@ import jinja2
 from matplotlib.figure import Figure
 
 from vision_ttt.explain.literal_text import show_dollars
+from vision_ttt.shown_text import shown
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,11 @@ def render_report(
         texts: below the figures, in this order.
     """
     template = importlib.resources.files("vision_ttt.explain").joinpath("report.html.jinja")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: shown(value) if isinstance(value, str) else value,
+    )
     pictures = [
         (
             section.heading,

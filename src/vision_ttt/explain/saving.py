@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.explain.literal_text import show_dollars
+from vision_ttt.files import write_bytes
 
 FORMATS = ("pdf", "svg", "png")
 

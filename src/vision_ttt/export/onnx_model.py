@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.export.inputs import ExportError, InputShapes, first_line
 from vision_ttt.export.program import plain_program
 from vision_ttt.export.verification import Agreement, verify
 from vision_ttt.extras import require
+from vision_ttt.files import write_bytes
 
 INPUT, OUTPUT = "images", "logits"
 """The names of the ONNX model's input and output."""

@@ -12,10 +12,10 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.export.inputs import ExportError, InputShapes, first_line
 from vision_ttt.export.plain_ops import decompositions
 from vision_ttt.export.verification import Agreement, verify
+from vision_ttt.files import write_bytes
 from vision_ttt.ops import use_backend
 
 METADATA_FILE = "vision_ttt.json"

@@ -12,9 +12,9 @@ import timm
 from torch import nn
 
 from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.export.inputs import InputShapes
 from vision_ttt.export.verification import Agreement, verify
+from vision_ttt.files import write_bytes
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 """The files of timm's folder."""
@@ -55,7 +55,9 @@ def _config(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:
     """The content of config.json for timm's `local-dir:` and `hf-hub:`, and for transformers."""
     own = model.pretrained_cfg
     # The number of classes is a top-level key, which transformers passes to timm with model_args.
-    arguments = {key: x for key, x in metadata.model_args.items() if key != "num_classes"}
+    # Neither is null one: for timm's factory it is the default, for a folder an argument.
+    given = metadata.model_args.items()
+    arguments = {key: x for key, x in given if key != "num_classes" and x is not None}
     kept = ("classifier", "first_conv", "fixed_input_size", "license")
     return {
         "architecture": metadata.model,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vision_ttt.errors import DamagedModel
 from vision_ttt.export.inputs import ExportError, first_line
 
 TOLERANCE = 1e-4
@@ -35,6 +36,7 @@ def verify(
     """Compare an exported model with ``model`` on random images of several shapes.
 
     Raises:
+        DamagedModel: the model computes NaN or infinity.
         ExportError: outputs differ by more than ``tolerance``, or in shape, or the exported model
             fails. The message has the images' shape.
     """
@@ -44,6 +46,11 @@ def verify(
         images = torch.randn(shape, generator=generator)
         with torch.inference_mode():
             wanted = model(images)
+            if not wanted.isfinite().all():
+                raise DamagedModel(
+                    f"the model predicts NaN for images {list(shape)}: its weights are damaged;"
+                    " nothing was written"
+                )
             got = _run(exported, images, name)
         if got.shape != wanted.shape:
             raise ExportError(

@@ -141,10 +141,10 @@ class TTTConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """What is saved: all but an empty auto_map."""
-        told = super().to_dict()
+        values = super().to_dict()
         if not self.auto_map:
-            told.pop("auto_map", None)
-        return told
+            values.pop("auto_map", None)
+        return values
 
     @classmethod
     def of_size(

@@ -196,7 +196,7 @@ class TTTModel(TTTPreTrainedModel):
         if mask is None:
             return None
         batch, length = x.shape[:2]
-        if list(mask.shape) not in ([batch, length], [batch, cache.length + length]):
+        if mask.shape != (batch, length) and mask.shape != (batch, cache.length + length):
             seen = f" or [{batch}, {cache.length + length}]" if cache.length else ""
             raise ValueError(
                 f"attention_mask must have shape [{batch}, {length}]{seen}, got {list(mask.shape)}"
@@ -251,5 +251,5 @@ def _check_further(arguments: dict[str, Any]) -> None:
         if name not in _REFUSED:
             raise TypeError(f"a TTT language model has no argument {name}")
         if value is not None and value is not (name == "is_causal"):
-            told = list(value.shape) if isinstance(value, Tensor) else repr(value)
-            raise ValueError(f"{name} must be None, got {told}: {_REFUSED[name]}")
+            received = list(value.shape) if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"{name} must be None, got {received}: {_REFUSED[name]}")

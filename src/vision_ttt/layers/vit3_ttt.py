@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vision_ttt.layers.grid import check_grid
 from vision_ttt.layers.rotary2d import rotate
-from vision_ttt.ops.vit3_inner import depthwise, depthwise_step, gated_unit, gated_unit_step
+from vision_ttt.ops.vit3_ttt import depthwise, depthwise_step, gated_unit, gated_unit_step
 
 for _name in ("check_grid", "depthwise", "depthwise_step", "gated_unit", "gated_unit_step"):
     torch.fx.wrap(_name)
@@ -25,7 +25,7 @@ class ViT3TTT(nn.Module):
         W₃'      = one step on W₃ * k₂ → v₂,  o₂ = W₃' * q₂
         out      = Linear([o₁, o₂])
 
-    The inner gradients are in closed form, see :mod:`vision_ttt.ops.vit3_inner`: the forward pass
+    The inner gradients are in closed form, see :mod:`vision_ttt.ops.vit3_ttt`: the forward pass
     needs no autograd, and is differentiable. Each output depends on all tokens; cost is linear.
 
     Args:

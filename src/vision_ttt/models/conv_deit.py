@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from timm.layers import DropPath, calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import nn
 
 from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block
 from vision_ttt.layers.grid_attention import GridAttention
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
-from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
+from vision_ttt.models.family import Family
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
 
 
@@ -106,34 +106,28 @@ class ConvDeiT(PlainBackbone):
         )
 
 
-SIZES: dict[str, dict[str, Any]] = {
-    "nano": {"embed_dim": 96, "depth": 5, "num_heads": 3, "patch_size": 4, "img_size": 32},
-    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
+MODELS: dict[str, dict[str, Any]] = {
+    "conv_deit_nano_patch4_32": {
+        "embed_dim": 96,
+        "depth": 5,
+        "num_heads": 3,
+        "patch_size": 4,
+        "img_size": 32,
+    },
+    "conv_deit_tiny_patch16_224": {"embed_dim": 192, "num_heads": 3},
 }
 
-default_cfgs = generate_default_cfgs(
-    {
-        "conv_deit_nano_patch4_32": pretrained_cfg(32, fixed=True),
-        "conv_deit_tiny_patch16_224": pretrained_cfg(224, fixed=True),
-    }
-)
-
-
-def _create(variant: str, size: str, pretrained: bool, **kwargs: Any) -> ConvDeiT:
-    """Build a ConvDeiT of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
-    arguments = {**SIZES[size], **kwargs}
-    return build_model(
-        ConvDeiT, variant, pretrained, feature_cfg=feature_cfg(arguments["depth"]), **arguments
-    )
+FAMILY = Family(ConvDeiT, MODELS, fixed=True)
+default_cfgs = FAMILY.default_cfgs
 
 
 @register_model
 def conv_deit_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> ConvDeiT:
     """ConvDeiT for 32 × 32 images and a laptop: 64 tokens, as many parameters as Vittt-nano."""
-    return _create("conv_deit_nano_patch4_32", "nano", pretrained, **kwargs)
+    return FAMILY.create("conv_deit_nano_patch4_32", pretrained, **kwargs)
 
 
 @register_model
 def conv_deit_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> ConvDeiT:
     """ConvDeiT of DeiT-T's size."""
-    return _create("conv_deit_tiny_patch16_224", "tiny", pretrained, **kwargs)
+    return FAMILY.create("conv_deit_tiny_patch16_224", pretrained, **kwargs)

@@ -23,9 +23,8 @@ from vision_ttt.inner import (
 )
 from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block, ViT3TTT
 from vision_ttt.models.arguments import check_arguments, check_sides, choose, mlp_width
-from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
-from vision_ttt.models.packaged_weights import family_cfgs
+from vision_ttt.models.family import Family
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
 from vision_ttt.ops import ttt_linear
 
@@ -253,16 +252,11 @@ class DesignSpace(PlainBackbone):
 
 NANO = "design_space_nano_patch4_32"
 
-default_cfgs = family_cfgs({NANO: pretrained_cfg(32, fixed=True)})
+FAMILY = Family(DesignSpace, {NANO: {}}, fixed=True)
+default_cfgs = FAMILY.default_cfgs
 
 
 @register_model
 def design_space_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> DesignSpace:
     """Two blocks of width 64 for 32 × 32 images, to compare ways of inner training."""
-    return build_model(
-        DesignSpace,
-        NANO,
-        pretrained,
-        feature_cfg=feature_cfg(kwargs.get("depth", 2)),
-        **kwargs,
-    )
+    return FAMILY.create(NANO, pretrained, **kwargs)

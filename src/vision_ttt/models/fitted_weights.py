@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from vision_ttt.models.image_size import positions_for
+from vision_ttt.models.number_kinds import of_another_kind
 
 _BACKBONE = "maps.backbone."
 _HEAD = ("head.weight", "head.bias")
@@ -40,11 +41,13 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> 
 
     Raises:
         ValueError: the weights' token grid is neither the model's nor square: its sides are
-            unknown.
+            unknown; or they are of another kind of numbers.
     """
     state_dict = classifier_weights(state_dict, model)
     positions, own = state_dict.get("pos_embed"), model.pos_embed
     if positions is not None and own is not None and positions.shape[1] != own.shape[1]:
+        if others := of_another_kind({"pos_embed": positions}, {"pos_embed": own}):
+            raise ValueError(f"these are other numbers than the model's: {others[0]}")
         side = round(positions.shape[1] ** 0.5)
         if side * side != positions.shape[1]:
             raise ValueError(

@@ -8,7 +8,7 @@ from timm.layers import PatchEmbed
 from torch import Tensor
 from torch.fx.node import has_side_effect
 
-from vision_ttt.ops.vit3_inner.descent import without_autocast
+from vision_ttt.ops.vit3_ttt.descent import without_autocast
 
 
 def check_overlapping(

@@ -9,11 +9,9 @@ from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.arguments import check_arguments, check_sides, choose
-from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
-from vision_ttt.models.fitted_weights import checkpoint_filter_fn
+from vision_ttt.models.family import Family
 from vision_ttt.models.mamba_parts import mamba_blocks, mamba_patches
-from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.plain_backbone import PlainBackbone, position_embedding
 
 DISTRIBUTIONS = {"even": "even", "front": "head", "middle": "middle", "end": "end"}
@@ -207,63 +205,54 @@ class MambaReg(PlainBackbone):
         return self.neck(registers)
 
 
-SIZES: dict[str, dict[str, Any]] = {
-    "nano": {"embed_dim": 96, "depth": 7, "patch_size": 4, "img_size": 32, "num_registers": 4},
-    "tiny": {"embed_dim": 192},
-    "small": {"embed_dim": 384, "head_reduction": 2},
-    "base": {"embed_dim": 768, "head_reduction": 4},
-    "large": {"embed_dim": 1024, "depth": 48, "num_registers": 16, "head_reduction": 8},
+MODELS: dict[str, dict[str, Any]] = {
+    "mambar_nano_patch4_32": {
+        "embed_dim": 96,
+        "depth": 7,
+        "num_registers": 4,
+        "patch_size": 4,
+        "img_size": 32,
+    },
+    "mambar_tiny_patch16_224": {"embed_dim": 192},
+    "mambar_small_patch16_224": {"embed_dim": 384, "head_reduction": 2},
+    "mambar_base_patch16_224": {"embed_dim": 768, "head_reduction": 4},
+    "mambar_large_patch16_224": {
+        "embed_dim": 1024,
+        "depth": 48,
+        "num_registers": 16,
+        "head_reduction": 8,
+    },
 }
 
-default_cfgs = family_cfgs(
-    {
-        "mambar_nano_patch4_32": pretrained_cfg(32, fixed=True),
-        "mambar_tiny_patch16_224": pretrained_cfg(224, fixed=True),
-        "mambar_small_patch16_224": pretrained_cfg(224, fixed=True),
-        "mambar_base_patch16_224": pretrained_cfg(224, fixed=True),
-        "mambar_large_patch16_224": pretrained_cfg(224, fixed=True),
-    }
-)
-
-
-def _create(name: str, size: str, pretrained: bool, **kwargs: Any) -> MambaReg:
-    """Build a Mamba-Reg of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
-    arguments = {**SIZES[size], **kwargs}
-    return build_model(
-        MambaReg,
-        name,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=feature_cfg(arguments.get("depth", 24)),
-        **arguments,
-    )
+FAMILY = Family(MambaReg, MODELS, fixed=True)
+default_cfgs = FAMILY.default_cfgs
 
 
 @register_model
 def mambar_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> MambaReg:
     """Mamba-Reg for 32 × 32 images and a laptop: 64 image tokens and 4 registers."""
-    return _create("mambar_nano_patch4_32", "nano", pretrained, **kwargs)
+    return FAMILY.create("mambar_nano_patch4_32", pretrained, **kwargs)
 
 
 @register_model
 def mambar_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> MambaReg:
     """Mamba-Reg-T: 9M parameters, 77.4 % on ImageNet-1K (the authors' figure)."""
-    return _create("mambar_tiny_patch16_224", "tiny", pretrained, **kwargs)
+    return FAMILY.create("mambar_tiny_patch16_224", pretrained, **kwargs)
 
 
 @register_model
 def mambar_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> MambaReg:
     """Mamba-Reg-S: 28M parameters, 81.4 % on ImageNet-1K (the authors' figure)."""
-    return _create("mambar_small_patch16_224", "small", pretrained, **kwargs)
+    return FAMILY.create("mambar_small_patch16_224", pretrained, **kwargs)
 
 
 @register_model
 def mambar_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> MambaReg:
     """Mamba-Reg-B: 99M parameters, 83.0 % on ImageNet-1K (the authors' figure)."""
-    return _create("mambar_base_patch16_224", "base", pretrained, **kwargs)
+    return FAMILY.create("mambar_base_patch16_224", pretrained, **kwargs)
 
 
 @register_model
 def mambar_large_patch16_224(pretrained: bool = False, **kwargs: Any) -> MambaReg:
     """Mamba-Reg-L: 341M parameters, 83.6 % on ImageNet-1K (the authors' figure)."""
-    return _create("mambar_large_patch16_224", "large", pretrained, **kwargs)
+    return FAMILY.create("mambar_large_patch16_224", pretrained, **kwargs)

@@ -41,37 +41,37 @@ def weights_cfg(path: str) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
         described = json.loads(file.metadata()[_METADATA])
     carried = described["carried"]
-    told = input_cfg(described["task"]["name"], carried["input"])
+    cfg = input_cfg(described["task"]["name"], carried["input"])
     return {
-        **{key: tuple(x) if isinstance(x, list) else x for key, x in told.items()},
+        **{key: tuple(x) if isinstance(x, list) else x for key, x in cfg.items()},
         "file": path,
         "num_classes": len(carried["classes"]),
         "label_names": tuple(carried["classes"]),
     }
 
 
-def input_cfg(task: str, told: Mapping[str, Any]) -> dict[str, Any]:
+def input_cfg(task: str, carried_input: Mapping[str, Any]) -> dict[str, Any]:
     """timm's words for the images that a model expects.
 
     Args:
         task: that it was trained for, "classification" or "segmentation".
-        told: what its checkpoint says of its input.
+        carried_input: what its checkpoint says of its input.
 
     Raises:
         KeyError: the task is another one.
     """
-    return _INPUTS[task](told)
+    return _INPUTS[task](carried_input)
 
 
-def _whole_images(told: Mapping[str, Any]) -> dict[str, Any]:
+def _whole_images(carried_input: Mapping[str, Any]) -> dict[str, Any]:
     """A segmenter's: nothing is cropped."""
-    side = told["test_shorter_side"]
+    side = carried_input["test_shorter_side"]
     return {
         "input_size": [3, side, side],
         "interpolation": "bilinear",
         "crop_pct": 1.0,
-        "mean": told["mean"],
-        "std": told["std"],
+        "mean": carried_input["mean"],
+        "std": carried_input["std"],
     }
 
 

@@ -10,12 +10,10 @@ from torch import nn
 
 from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.arguments import check_arguments, check_sides, choose
-from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
-from vision_ttt.models.fitted_weights import checkpoint_filter_fn
+from vision_ttt.models.family import Family
 from vision_ttt.models.image_size import check_overlapping
 from vision_ttt.models.mamba_parts import mamba_blocks, mamba_patches
-from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.plain_backbone import PlainBackbone, position_embedding
 
 CLASS_TOKENS = ("middle", "head", "end", "double")
@@ -129,55 +127,36 @@ def _check_stride(
     check_overlapping(to_2tuple(img_size), to_2tuple(patch_size), to_2tuple(stride))
 
 
-SIZES: dict[str, dict[str, Any]] = {
-    "nano": {"embed_dim": 96, "depth": 7, "patch_size": 4, "img_size": 32},
-    "tiny": {"embed_dim": 192},
-    "small": {"embed_dim": 384},
-    "base": {"embed_dim": 768},
+MODELS: dict[str, dict[str, Any]] = {
+    "vim_nano_patch4_32": {"embed_dim": 96, "depth": 7, "patch_size": 4, "img_size": 32},
+    "vim_tiny_patch16_224": {"embed_dim": 192},
+    "vim_small_patch16_224": {"embed_dim": 384},
+    "vim_base_patch16_224": {"embed_dim": 768},
 }
 
-default_cfgs = family_cfgs(
-    {
-        "vim_nano_patch4_32": pretrained_cfg(32, fixed=True),
-        "vim_tiny_patch16_224": pretrained_cfg(224, fixed=True),
-        "vim_small_patch16_224": pretrained_cfg(224, fixed=True),
-        "vim_base_patch16_224": pretrained_cfg(224, fixed=True),
-    }
-)
-
-
-def _create(name: str, size: str, pretrained: bool, **kwargs: Any) -> Vim:
-    """Build a Vim of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
-    arguments = {**SIZES[size], **kwargs}
-    return build_model(
-        Vim,
-        name,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=feature_cfg(arguments.get("depth", 24)),
-        **arguments,
-    )
+FAMILY = Family(Vim, MODELS, fixed=True)
+default_cfgs = FAMILY.default_cfgs
 
 
 @register_model
 def vim_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> Vim:
     """Vim for 32 × 32 images and a laptop: 64 tokens, as many parameters as vittt_nano."""
-    return _create("vim_nano_patch4_32", "nano", pretrained, **kwargs)
+    return FAMILY.create("vim_nano_patch4_32", pretrained, **kwargs)
 
 
 @register_model
 def vim_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vim:
     """Vim-T: 7M parameters, 76.1 % on ImageNet-1K (Mamba-Reg, Table 3)."""
-    return _create("vim_tiny_patch16_224", "tiny", pretrained, **kwargs)
+    return FAMILY.create("vim_tiny_patch16_224", pretrained, **kwargs)
 
 
 @register_model
 def vim_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vim:
     """Vim-S: 26M parameters, 80.5 % on ImageNet-1K (Mamba-Reg, Table 3)."""
-    return _create("vim_small_patch16_224", "small", pretrained, **kwargs)
+    return FAMILY.create("vim_small_patch16_224", pretrained, **kwargs)
 
 
 @register_model
 def vim_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vim:
     """Vim-B: 98M parameters, 81.8 % on ImageNet-1K (Mamba-Reg, Sec. 1)."""
-    return _create("vim_base_patch16_224", "base", pretrained, **kwargs)
+    return FAMILY.create("vim_base_patch16_224", pretrained, **kwargs)

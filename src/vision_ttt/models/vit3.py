@@ -10,10 +10,8 @@ from torch import nn
 
 from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block, ViT3TTT
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
-from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
-from vision_ttt.models.fitted_weights import checkpoint_filter_fn
-from vision_ttt.models.packaged_weights import family_cfgs
+from vision_ttt.models.family import Family
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding
 
 
@@ -101,67 +99,46 @@ class ViT3(PlainBackbone):
         )
 
 
-SIZES: dict[str, dict[str, Any]] = {
-    # As wide and deep as Vittt-nano; the MLP fills up what it lacks of its parameters.
-    "nano": {
-        **{"embed_dim": 96, "depth": 4, "num_heads": 3, "mlp_ratio": 4.5},
-        **{"patch_size": 4, "img_size": 32},
-    },
-    "tiny": {"embed_dim": 192, "num_heads": 6},
-    "small": {"embed_dim": 384, "num_heads": 6},
-    "base": {"embed_dim": 768, "num_heads": 12},
+# As wide and deep as Vittt-nano; the MLP fills up what it lacks of its parameters.
+_NANO = {"embed_dim": 96, "depth": 4, "num_heads": 3, "mlp_ratio": 4.5}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "vit3_nano_patch4_32": {**_NANO, "patch_size": 4, "img_size": 32},
+    "vit3_nano_patch8_256": {**_NANO, "patch_size": 8, "img_size": 256},
+    "vit3_tiny_patch16_224": {"embed_dim": 192, "num_heads": 6},
+    "vit3_small_patch16_224": {"embed_dim": 384, "num_heads": 6},
+    "vit3_base_patch16_224": {"embed_dim": 768, "num_heads": 12},
 }
 
-default_cfgs = family_cfgs(
-    {
-        "vit3_nano_patch4_32": pretrained_cfg(32, fixed=False),
-        "vit3_nano_patch8_256": pretrained_cfg(256, fixed=False),
-        "vit3_tiny_patch16_224": pretrained_cfg(224, fixed=False),
-        "vit3_small_patch16_224": pretrained_cfg(224, fixed=False),
-        "vit3_base_patch16_224": pretrained_cfg(224, fixed=False),
-    }
-)
-
-
-def _create(name: str, size: str, pretrained: bool, **kwargs: Any) -> ViT3:
-    """Build a ViT³ of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
-    arguments = {**SIZES[size], **kwargs}
-    return build_model(
-        ViT3,
-        name,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=feature_cfg(arguments.get("depth", 12)),
-        **arguments,
-    )
+FAMILY = Family(ViT3, MODELS, fixed=False)
+default_cfgs = FAMILY.default_cfgs
 
 
 @register_model
 def vit3_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> ViT3:
     """ViT³ for 32 × 32 images and a laptop: 64 tokens, as many parameters as vittt_nano."""
-    return _create("vit3_nano_patch4_32", "nano", pretrained, **kwargs)
+    return FAMILY.create("vit3_nano_patch4_32", pretrained, **kwargs)
 
 
 @register_model
 def vit3_nano_patch8_256(pretrained: bool = False, **kwargs: Any) -> ViT3:
     """ViT³-nano for 256 × 256 images: 1,024 tokens."""
-    arguments = {"patch_size": 8, "img_size": 256, **kwargs}
-    return _create("vit3_nano_patch8_256", "nano", pretrained, **arguments)
+    return FAMILY.create("vit3_nano_patch8_256", pretrained, **kwargs)
 
 
 @register_model
 def vit3_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> ViT3:
     """ViT³-T: 6M parameters, 1.2G MACs, 76.5 % on ImageNet-1K (the authors' figure)."""
-    return _create("vit3_tiny_patch16_224", "tiny", pretrained, **kwargs)
+    return FAMILY.create("vit3_tiny_patch16_224", pretrained, **kwargs)
 
 
 @register_model
 def vit3_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> ViT3:
     """ViT³-S: 24M parameters, 4.8G MACs, 81.6 % on ImageNet-1K (the authors' figure)."""
-    return _create("vit3_small_patch16_224", "small", pretrained, **kwargs)
+    return FAMILY.create("vit3_small_patch16_224", pretrained, **kwargs)
 
 
 @register_model
 def vit3_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> ViT3:
     """ViT³-B: 90M parameters, 18.0G MACs, 82.6 % on ImageNet-1K (the authors' figure)."""
-    return _create("vit3_base_patch16_224", "base", pretrained, **kwargs)
+    return FAMILY.create("vit3_base_patch16_224", pretrained, **kwargs)

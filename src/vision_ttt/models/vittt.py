@@ -10,10 +10,8 @@ from torch import nn
 
 from vision_ttt.layers import ExtraTokens, VitttBlock
 from vision_ttt.models.arguments import check_arguments, check_sides, choose, mlp_width
-from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.classifier import linear_head
-from vision_ttt.models.fitted_weights import checkpoint_filter_fn
-from vision_ttt.models.packaged_weights import family_cfgs
+from vision_ttt.models.family import Family
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
 from vision_ttt.models.vittt_designs import check_design, make_mixer
 
@@ -131,63 +129,45 @@ class Vittt(PlainBackbone):
         )
 
 
-SIZES: dict[str, dict[str, Any]] = {
-    "nano": {"embed_dim": 96, "depth": 4, "num_heads": 3, "patch_size": 4, "img_size": 32},
-    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
-    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
-    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+_NANO = {"embed_dim": 96, "depth": 4, "num_heads": 3}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "vittt_nano_patch4_32": {**_NANO, "patch_size": 4, "img_size": 32},
+    "vittt_nano_patch8_256": {**_NANO, "patch_size": 8, "img_size": 256},
+    "vittt_tiny_patch16_224": {"embed_dim": 192, "num_heads": 3},
+    "vittt_small_patch16_224": {"embed_dim": 384, "num_heads": 6},
+    "vittt_base_patch16_224": {"embed_dim": 768, "num_heads": 12},
 }
 
-default_cfgs = family_cfgs(
-    {
-        "vittt_nano_patch4_32": pretrained_cfg(32, fixed=True),
-        "vittt_nano_patch8_256": pretrained_cfg(256, fixed=True),
-        "vittt_tiny_patch16_224": pretrained_cfg(224, fixed=True),
-        "vittt_small_patch16_224": pretrained_cfg(224, fixed=True),
-        "vittt_base_patch16_224": pretrained_cfg(224, fixed=True),
-    }
-)
-
-
-def create_vittt(variant: str, size: str, pretrained: bool = False, **kwargs: Any) -> Vittt:
-    """Build a Vittt of a size in ``SIZES`` through timm; a wrong keyword raises TypeError."""
-    arguments = {**SIZES[size], **kwargs}
-    return build_model(
-        Vittt,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg=feature_cfg(arguments["depth"]),
-        **arguments,
-    )
+FAMILY = Family(Vittt, MODELS, fixed=True)
+default_cfgs = FAMILY.default_cfgs
 
 
 @register_model
 def vittt_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> Vittt:
     """Vittt for 32 × 32 images and a laptop: 64 tokens, four mini-batches."""
-    return create_vittt("vittt_nano_patch4_32", "nano", pretrained, **kwargs)
+    return FAMILY.create("vittt_nano_patch4_32", pretrained, **kwargs)
 
 
 @register_model
 def vittt_nano_patch8_256(pretrained: bool = False, **kwargs: Any) -> Vittt:
     """Vittt-nano for 256 × 256 images: 1,024 tokens."""
-    arguments = {"patch_size": 8, "img_size": 256, **kwargs}
-    return create_vittt("vittt_nano_patch8_256", "nano", pretrained, **arguments)
+    return FAMILY.create("vittt_nano_patch8_256", pretrained, **kwargs)
 
 
 @register_model
 def vittt_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vittt:
     """Vittt-T of Vision-TTT: 6.98M parameters, 1.44G MACs, 77.7 % on ImageNet-1K."""
-    return create_vittt("vittt_tiny_patch16_224", "tiny", pretrained, **kwargs)
+    return FAMILY.create("vittt_tiny_patch16_224", pretrained, **kwargs)
 
 
 @register_model
 def vittt_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vittt:
     """Vittt-S of Vision-TTT: 26M parameters, 5.3G MACs, 81.8 % on ImageNet-1K."""
-    return create_vittt("vittt_small_patch16_224", "small", pretrained, **kwargs)
+    return FAMILY.create("vittt_small_patch16_224", pretrained, **kwargs)
 
 
 @register_model
 def vittt_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vittt:
     """Vittt-B of Vision-TTT: 102M parameters, 20.3G MACs, 82.7 % on ImageNet-1K."""
-    return create_vittt("vittt_base_patch16_224", "base", pretrained, **kwargs)
+    return FAMILY.create("vittt_base_patch16_224", pretrained, **kwargs)

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from timm.models import register_model
 
-from vision_ttt.models.building import pretrained_cfg
-from vision_ttt.models.packaged_weights import family_cfgs
-from vision_ttt.models.vittt import Vittt, create_vittt
+from vision_ttt.models.family import Family
+from vision_ttt.models.vittt import MODELS, Vittt
 
 
 class Ablation(NamedTuple):
@@ -51,16 +50,25 @@ def model_name(ablation: str) -> str:
     return f"vittt_tiny_{ablation}_patch16_224"
 
 
+FAMILY = Family(
+    Vittt,
+    {
+        model_name(row): {**MODELS["vittt_tiny_patch16_224"], **ablation.keywords}
+        for row, ablation in ABLATIONS.items()
+    },
+    fixed=True,
+)
+default_cfgs = FAMILY.default_cfgs
+
+
 def _entrypoint(name: str, keywords: dict[str, Any]) -> Callable[..., Vittt]:
     def create(pretrained: bool = False, **kwargs: Any) -> Vittt:
-        return create_vittt(name, "tiny", pretrained, **{**keywords, **kwargs})
+        return FAMILY.create(name, pretrained, **kwargs)
 
     create.__name__ = create.__qualname__ = name
     create.__doc__ = f"Vittt-T with {', '.join(f'{k}={v!r}' for k, v in keywords.items())}."
     return create
 
-
-default_cfgs = family_cfgs({model_name(row): pretrained_cfg(224, fixed=True) for row in ABLATIONS})
 
 for _ablation, _row in ABLATIONS.items():
     _name = model_name(_ablation)

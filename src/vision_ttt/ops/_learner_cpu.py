@@ -1,6 +1,6 @@
 """Calls of the compiled CPU kernels of the learner ops, ttt_linear and ttt_mlp.
 
-The structures below mirror csrc/learner/problem.h field by field.
+The structures below mirror csrc/scans/learner/problem.h field by field.
 """
 
 from __future__ import annotations

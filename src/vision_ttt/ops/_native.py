@@ -160,7 +160,7 @@ def _codes(kind: Any) -> str:
 
 @mirrors("Sequence")
 class SequencePointer(ctypes.Structure):
-    """``Sequence`` of csrc/fused/fused.h."""
+    """``Sequence`` of csrc/sequence.h."""
 
     _fields_ = (("data", c_void_p), ("batch", c_int64), ("token", c_int64))
 

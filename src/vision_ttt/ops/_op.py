@@ -65,7 +65,8 @@ class Op:
 
     Args:
         name: the op's public name.
-        inputs: a named tuple, the tensors first. The custom op's arguments are its fields.
+        inputs: a named tuple, the tensors first. The custom op's arguments are its fields. It has
+            methods, no properties: torch.compile of some PyTorch versions does not trace those.
         contract: the checks of the public function.
         definition: inputs → results, by differentiable operations: the specification.
         backends: name → backend, fastest first.

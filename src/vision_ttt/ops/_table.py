@@ -5,7 +5,6 @@ from __future__ import annotations
 from vision_ttt.ops._op import Op
 from vision_ttt.ops.deformable_attention.op import OP as DEFORMABLE_ATTENTION
 from vision_ttt.ops.depthwise_conv2d.op import OP as DEPTHWISE_CONV2D
-from vision_ttt.ops.depthwise_correlation.op import OP as DEPTHWISE_CORRELATION
 from vision_ttt.ops.directional_conv1d.op import OP as DIRECTIONAL_CONV1D
 from vision_ttt.ops.fused_mamba.op import OP as FUSED_MAMBA
 from vision_ttt.ops.fused_ttt_linear.op import OP as FUSED_TTT_LINEAR
@@ -16,6 +15,7 @@ from vision_ttt.ops.swiglu.op import OP as SWIGLU
 from vision_ttt.ops.swiglu_mlp.op import OP as SWIGLU_MLP
 from vision_ttt.ops.ttt_linear.op import OP as TTT_LINEAR
 from vision_ttt.ops.ttt_mlp.op import OP as TTT_MLP
+from vision_ttt.ops.vit3_ttt.op import OP as DEPTHWISE_CORRELATION
 
 TABLE: dict[str, Op] = {  # public name → op
     op.name: op

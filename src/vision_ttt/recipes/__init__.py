@@ -13,9 +13,19 @@ require("train", "vision_ttt.recipes")
 from vision_ttt.engine.config import LENGTHS, ConfigError, TaskSection, TrainConfig, section_types
 from vision_ttt.recipes.files import parse, read_text
 from vision_ttt.recipes.names import Nested, nested
-from vision_ttt.recipes.resolution import change, merge, resolve, task_of
+from vision_ttt.recipes.resolution import change, changed_task, merge, resolve, task_of
 
-__all__ = ["available", "change", "load", "load_stages", "merge", "read", "resolve", "task_of"]
+__all__ = [
+    "available",
+    "change",
+    "load",
+    "load_stages",
+    "merge",
+    "read",
+    "resolve",
+    "resolve_stages",
+    "task_of",
+]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -91,27 +101,45 @@ def load_stages(recipe: str, overrides: Mapping[str, Any] | None = None) -> dict
     Raises:
         ConfigError, FileNotFoundError: as for `load`.
     """
-    values = read(recipe)
-    stages = values.pop(STAGES, None)
-    own = merge(values, overrides or {})
-    if stages is None:
-        return {"": resolve(_overridden(values, overrides or {}))}
+    return resolve_stages(recipe, read(recipe), overrides)
+
+
+def resolve_stages(
+    recipe: str, values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> dict[str, TrainConfig]:
+    """Return the runs of a recipe that is read already; see `load_stages`.
+
+    Args:
+        recipe: its name or path.
+        values: what :func:`read` returns of it.
+        overrides: as of `load_stages`.
+
+    Raises:
+        ConfigError: an unknown field, a wrong type or a value out of range.
+    """
+    sections = {name: fields for name, fields in values.items() if name != STAGES}
+    changes = nested(overrides or {}, changed_task(sections, overrides or {}))
+    if STAGES not in values:
+        return {"": resolve(_overridden(sections, changes))}
     from vision_ttt.engine.checkpoint import WEIGHTS_FILE  # with PyTorch
 
+    own = {"output": f"runs/{recipe}", **sections.get("run", {}), **changes.get("run", {})}
+    output = Path(str(own["output"]))
     runs: dict[str, TrainConfig] = {}
-    output = Path(str(own.get("run", {}).get("output", f"runs/{recipe}")))
     start: dict[str, Any] = {}
-    for name, fields in stages.items():
-        run = _overridden(merge(values, fields), overrides or {})
-        runs[name] = resolve(merge(run, {**start, "output": str(output / name)}))
+    for name, fields in values[STAGES].items():
+        run = _overridden(merge(sections, fields), changes)
+        run.setdefault("run", {})["output"] = str(output / name)
+        run.setdefault("model", {}).update(start)
+        runs[name] = resolve(run)
         start = {"initial_weights": str(output / name / WEIGHTS_FILE)}
     return runs
 
 
-def _overridden(values: Nested, overrides: Mapping[str, Any]) -> Nested:
-    """Return `values` with `overrides`, and the warm-ups and steps that fit another length."""
-    merged = merge(values, overrides)
-    given = nested(overrides, task_of(merged)).get("optimisation", {})
+def _overridden(values: Nested, changes: Nested) -> Nested:
+    """Return `values` with `changes`, and the warm-ups and steps that fit another length."""
+    merged = merge(values, changes)
+    given = changes.get("optimisation", {})
     former, now = values.get("optimisation", {}), merged.get("optimisation", {})
     lengths = [_length(each) for each in (former, now)]
     if lengths[0] == lengths[1] or None in lengths:
@@ -166,10 +194,10 @@ def _checked(recipe: str, values: dict[str, Any]) -> dict[str, Any]:
     for name, fields in stages.items():
         if not isinstance(name, str) or Path(name).name != name:  # it names a sub-folder
             raise ConfigError(f"{place}: {name!r} cannot be the name of a stage")
-        told = f"{place}, stage {name},"
+        stage = f"{place}, stage {name},"
         if not isinstance(fields, dict):
-            raise ConfigError(f"{told} must map sections to fields, got {type(fields).__name__}")
-        checked[STAGES][name] = _by_section(fields, task, told)
+            raise ConfigError(f"{stage} must map sections to fields, got {type(fields).__name__}")
+        checked[STAGES][name] = _by_section(fields, task, stage)
     return checked
 
 

@@ -46,7 +46,7 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Nested:
     Raises:
         ConfigError: an unknown field.
     """
-    task = task_of(values if _task_name(changes) is None else changes)
+    task = changed_task(values, changes)
     own, more = nested(values, task), nested(changes, task)
     merged = {name: {**own.get(name, {}), **more.get(name, {})} for name in {**own, **more}}
     if any(more.get("optimisation", {}).get(length) is not None for length in LENGTHS):
@@ -74,10 +74,19 @@ def task_of(values: Mapping[str, Any], place: str = "the run") -> type[TaskSecti
     return tasks.find(name)
 
 
+def changed_task(values: Mapping[str, Any], changes: Mapping[str, Any]) -> type[TaskSection]:
+    """Return the task that `changes` name, or else that of `values`.
+
+    Raises:
+        ConfigError: they name none, or an unknown one.
+    """
+    return task_of(values if _task_name(changes) is None else changes)
+
+
 def _task_name(values: Mapping[str, Any]) -> Any:
     """The name of the task that values name, None for none."""
-    told = values.get("task", values.get("task.name"))
-    return told.get("name") if isinstance(told, Mapping) else told
+    task = values.get("task", values.get("task.name"))
+    return task.get("name") if isinstance(task, Mapping) else task
 
 
 def _section(kind: type[Section], values: Mapping[str, Any]) -> Section:

@@ -8,7 +8,7 @@ beside these and a line in `TASKS`; one of another package calls :func:`register
 import importlib
 from typing import TYPE_CHECKING
 
-from vision_ttt._late import offer_late
+from vision_ttt._lazy import lazy_exports
 from vision_ttt.engine.config import ConfigError, TaskSection
 from vision_ttt.errors import nearest
 
@@ -27,7 +27,7 @@ TASKS: dict[str, str | type[TaskSection]] = {
 """Name of each task → its section of the config, as MODULE:CLASS where it is not imported yet."""
 
 # Recipes are read, and refused, without PyTorch.
-offer_late(__name__, {"load_model": "checkpoints"})
+lazy_exports(__name__, {"load_model": "checkpoints"})
 
 
 def find(name: object) -> type[TaskSection]:

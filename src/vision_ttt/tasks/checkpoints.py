@@ -5,11 +5,13 @@ from pathlib import Path
 from torch import nn
 
 from vision_ttt import tasks
+from vision_ttt.engine.bounded_building import no_larger_than
 from vision_ttt.engine.building import load_weights
 from vision_ttt.engine.checkpoint import ModelMetadata, read_weights
-from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.earlier_weights import is_earlier, read_earlier_weights
 from vision_ttt.engine.tensor_files import CheckpointError
+from vision_ttt.errors import UserError
+from vision_ttt.extras import MissingPackageError
 
 
 def load_model(
@@ -33,12 +35,15 @@ def load_model(
         section = tasks.find(name)
         if task not in (None, name):
             raise CheckpointError(f"{path} holds {section.HOLDS}, not {tasks.find(task).HOLDS}")
-        model = section.rebuild(metadata)
+        with no_larger_than(weights):
+            model = section.rebuild(metadata)
         load_weights(model, weights, "its content")
-    except CheckpointError:
+    except (CheckpointError, MissingPackageError):
         raise
-    except ConfigError as error:
+    except UserError as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} has damaged vision-ttt metadata: {error}") from error
+    # Of a description that anybody may have written, constructors raise anything.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} has damaged vision-ttt metadata: {reason}") from error
     return model.eval(), metadata

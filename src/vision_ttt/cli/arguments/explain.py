@@ -110,7 +110,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     if arguments.what == "receptive-field" and arguments.radius is not None:
         check_range(arguments, radius=(0, LARGEST_SIDE))
     arguments.given = [weights_path(word) for word in arguments.given]
-    models, images = told_apart(arguments.given)
+    models, images = split_models_and_images(arguments.given)
     for model in models:
         if model.endswith(WEIGHTS):
             check_input_file("the checkpoint", model)
@@ -133,7 +133,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     _check_output(arguments)
 
 
-def told_apart(given: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_models_and_images(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the models and the images that are given, each in their order."""
     images = [each for each in given if _is_image(each)]
     return [each for each in given if not _is_image(each)], images

@@ -1,8 +1,9 @@
 """The arguments of `vision-ttt train`: a recipe, and a flag for each field of a run."""
 
+import contextlib
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import docstring_parser
@@ -84,7 +85,7 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
 
     The recipe's task decides which flags there are. A bare --resume means --resume true.
     """
-    task = _task(argv)
+    task, values = _task(argv)
     _add_fields(parser, task)
     spelt = []
     for position, token in enumerate(argv):
@@ -93,7 +94,7 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
         if token == "--resume" and follower not in ("false", "true", "auto"):
             spelt.append("true")
     arguments = parser.parse_command(spelt, defaults=False)
-    arguments.task_section = task
+    arguments.task_section, arguments.recipe_values = task, values
     return arguments
 
 
@@ -108,24 +109,24 @@ def check(arguments: jsonargparse.Namespace) -> None:
     fields = short_names(arguments.task_section)
     given = arguments.as_dict()
     overrides = {name: value for name, value in given.items() if name in fields}
-    arguments.stages = recipes.load_stages(arguments.recipe, overrides)
+    values = arguments.recipe_values or recipes.read(arguments.recipe)
+    arguments.stages = recipes.resolve_stages(arguments.recipe, values, overrides)
 
 
-def _task(argv: Sequence[str]) -> type[TaskSection]:
-    """The task that is asked for, else that of the recipe, else the default one.
+def _task(argv: Sequence[str]) -> tuple[type[TaskSection], Mapping[str, Any] | None]:
+    """The task that is asked for, else that of the recipe, else the default one; and the recipe.
 
-    Errors of the recipe are raised by `check`, which reads it again.
+    That is None where it is not read yet: `check` reads it, and raises what is wrong with it.
     """
     for token, follower in itertools.pairwise([*argv, ""]):
         flag, equals, value = token.partition("=")
         if flag in ("--task", "--task.name"):
-            return tasks.find(value if equals else follower)
+            return tasks.find(value if equals else follower), None
     if argv and not argv[0].startswith("-"):
-        try:
-            return recipes.task_of(recipes.read(argv[0]))
-        except (UserError, OSError):
-            return tasks.find(DEFAULT_TASK)
-    return tasks.find(DEFAULT_TASK)
+        with contextlib.suppress(UserError, OSError):
+            values = recipes.read(argv[0])
+            return recipes.task_of(values), values
+    return tasks.find(DEFAULT_TASK), None
 
 
 def _add_fields(parser: CommandParser, task: type[TaskSection]) -> None:
@@ -137,8 +138,8 @@ def _add_fields(parser: CommandParser, task: type[TaskSection]) -> None:
             title = _TITLES[section].format(task().name)
             groups.setdefault(title, []).append(name)
     for title, names in groups.items():
-        told = "A recipe sets what is not given." if title == _FIRST_GROUP else None
-        group = parser.add_argument_group(title, told)
+        description = "A recipe sets what is not given." if title == _FIRST_GROUP else None
+        group = parser.add_argument_group(title, description)
         for name in names:
             section, field = places[name]
             group.add_argument(f"--{name}", **_declaration(section_types(task)[section], field))
@@ -147,11 +148,11 @@ def _add_fields(parser: CommandParser, task: type[TaskSection]) -> None:
 
 def _declaration(section: type[Section], field: str) -> dict[str, Any]:
     """Type, default and help of a field; its docstring is the help."""
-    told = {
+    descriptions = {
         each.arg_name: " ".join(each.description.split())
         for owner in reversed(section.__mro__)  # a field may be declared by a base
         if issubclass(owner, Section)
         for each in docstring_parser.parse_from_object(owner).params
     }
     default = defaults(section)[field]
-    return {"type": field_types(section)[field], "default": default, "help": told[field]}
+    return {"type": field_types(section)[field], "default": default, "help": descriptions[field]}

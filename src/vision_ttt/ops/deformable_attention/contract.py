@@ -19,7 +19,6 @@ class Inputs(NamedTuple):
     weights: Tensor
     spatial_shapes: Sequence[int]
 
-    @property
     def levels(self) -> Iterator[tuple[int, int]]:
         """(h, w) of each level."""
         sizes = self.spatial_shapes

@@ -1,4 +1,4 @@
-"""deformable_attention on a CPU: the compiled kernels in csrc/deformable_attention."""
+"""deformable_attention on a CPU: the compiled kernels in csrc/convolutions/deformable_attention."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def deformable_attention_definition(inputs: Inputs) -> Tensor:
     heads = value.to(wide).transpose(1, 2)  # [B, H, S, d]
     locations, weights = (x.to(wide).transpose(1, 2) for x in (locations, weights))
     start, total = 0, 0
-    for level, (height, width) in enumerate(inputs.levels):
+    for level, (height, width) in enumerate(inputs.levels()):
         cells = heads[:, :, start : start + height * width]
         x, y = locations[:, :, :, level].unbind(-1)  # [B, H, Q, P]
         for row, of_row in _neighbours(y, height):

@@ -31,7 +31,7 @@ def _levels(inputs: Inputs, wide: torch.dtype) -> Iterator[_Level]:
     """Yield the levels as grid_sample takes them."""
     value, locations, _, _ = inputs
     start = 0
-    for index, (height, width) in enumerate(inputs.levels):
+    for index, (height, width) in enumerate(inputs.levels()):
         tokens = slice(start, start + height * width)
         cells = value[:, tokens].to(wide).permute(0, 2, 3, 1)  # [B, H, d, h · w]
         # Points by -1 and 2 are outside already. grid_sample makes NaN of infinity.

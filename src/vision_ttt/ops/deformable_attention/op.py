@@ -17,7 +17,7 @@ from vision_ttt.ops.deformable_attention.definition import deformable_attention_
 
 def _fake(inputs: Inputs) -> Tensor:
     value, locations, _, _ = inputs
-    cells = sum(h * w for h, w in inputs.levels)
+    cells = sum(h * w for h, w in inputs.levels())
     torch._check(value.shape[1] == cells, lambda: "the tokens do not fill the levels")
     return value.new_empty(value.shape[0], locations.shape[1], value.shape[2] * value.shape[3])
 

@@ -15,7 +15,6 @@ class Inputs(NamedTuple):
     height: int
     width: int
 
-    @property
     def grid(self) -> tuple[int, int]:
         """(h, w)."""
         return self.height, self.width

@@ -1,4 +1,4 @@
-"""depthwise_conv2d on a CPU: the compiled kernels in csrc/conv2d."""
+"""depthwise_conv2d on a CPU: the compiled kernels in csrc/convolutions/conv2d."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def correlate(x: Tensor, y: Tensor, kernel: int, grid: Sequence[int]) -> Tensor:
 def _forward(inputs: Inputs) -> Tensor:
     x, weight = contiguous_last(inputs.x), inputs.weight.contiguous()
     y = x.new_empty(x.shape)
-    fields = _describe(x, y, weight, weight.shape[-1], inputs.grid)
+    fields = _describe(x, y, weight, weight.shape[-1], inputs.grid())
     run_kernel("vision_ttt_conv2d", _Conv2d.pack(*fields))
     return y
 
@@ -79,9 +79,9 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     # ∂x is the convolution of the gradient with the kernel mirrored in both axes.
     mirrored = weight.flip(-2, -1).contiguous()
     dx = x.new_empty(x.shape)
-    fields = _describe(grad, dx, mirrored, kernel, inputs.grid)
+    fields = _describe(grad, dx, mirrored, kernel, inputs.grid())
     run_kernel("vision_ttt_conv2d", _Conv2d.pack(*fields))
-    return dx, correlate(x, grad, kernel, inputs.grid)
+    return dx, correlate(x, grad, kernel, inputs.grid())
 
 
 BACKEND = Backend(_forward, _backward, refusal)

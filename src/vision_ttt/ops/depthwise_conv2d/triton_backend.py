@@ -41,7 +41,7 @@ def _forward(inputs: Inputs) -> Tensor:
     from vision_ttt.ops.depthwise_conv2d.triton_kernels import forward_kernel
 
     x, weight = contiguous_last(inputs.x), inputs.weight.contiguous()
-    grid = inputs.grid
+    grid = inputs.grid()
     y = x.new_empty(x.shape)
     _launch(forward_kernel, x, weight, grid, x, weight, y, *x.stride()[:2])
     return y
@@ -51,7 +51,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     from vision_ttt.ops.depthwise_conv2d.triton_kernels import backward_kernel
 
     grad, x = contiguous_last(grad), contiguous_last(inputs.x)
-    weight, grid = inputs.weight.contiguous(), inputs.grid
+    weight, grid = inputs.weight.contiguous(), inputs.grid()
     dx = x.new_empty(x.shape)
     # PyTorch sums the shares of the patches in a fixed order.
     taps = weight.shape[-1] ** 2

@@ -1,4 +1,4 @@
-"""directional_conv1d on a CPU: the compiled kernels in csrc/fused."""
+"""directional_conv1d on a CPU: the compiled kernels in csrc/convolutions/conv1d."""
 
 from __future__ import annotations
 

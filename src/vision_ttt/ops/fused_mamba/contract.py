@@ -22,12 +22,10 @@ class Inputs(NamedTuple):
     A: Tensor
     D: Tensor
 
-    @property
     def inner(self) -> int:
         """E, the channels of a direction."""
         return self.x_proj.shape[2]
 
-    @property
     def widths(self) -> tuple[int, int, int]:
         """Columns of r, B and C in ``x_proj``: R, N and N."""
         return self.dt_proj.shape[2], self.A.shape[1], self.A.shape[1]

@@ -13,7 +13,7 @@ from vision_ttt.ops.selective_scan import cpu as recurrence
 
 def refusal(x: Inputs) -> str | None:
     """The reason why the kernels do not support the inputs, or None if they do."""
-    return _native.no_vectors(x.inner) or _native.refusal(*x)
+    return _native.no_vectors(x.inner()) or _native.refusal(*x)
 
 
 BACKEND = recomputing(

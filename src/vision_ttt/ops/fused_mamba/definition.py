@@ -22,13 +22,13 @@ def _compose(
     convolve: Callable[[convolution.Inputs], Tensor],
     scan: Callable[[recurrence.Inputs], Tensor],
 ) -> Tensor:
-    inner = x.inner
+    inner = x.inner()
     tokens, z = x.projected.chunk(2, dim=-1)  # [B, T, E]
     both = torch.cat([tokens, tokens], dim=-1)
     u = F.silu(convolve(convolution.Inputs(both, x.conv_weight, x.conv_bias, inner)))
     # B images, t tokens, g directions, E channels; o of r, B and C.
     small = torch.einsum("btge,goe->btgo", u.unflatten(-1, (2, inner)), x.x_proj)
-    r, b, c = small.split_with_sizes(list(x.widths), dim=-1)
+    r, b, c = small.split_with_sizes(list(x.widths()), dim=-1)
     delta = torch.einsum("btgr,ger->btge", r, x.dt_proj).flatten(2)
     y = scan(
         recurrence.Inputs(u, delta, x.A, b, c, x.D, None, x.dt_bias, None, True, inner)

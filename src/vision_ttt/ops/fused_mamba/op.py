@@ -21,7 +21,7 @@ def _kept(x: Inputs) -> int:
 def _fake(x: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
     batch, length, _ = x.projected.shape
     new, kept = x.projected.new_empty, _kept(x) if keep else 0
-    return new(batch, length, x.inner), new(kept, batch, *x.A.shape)
+    return new(batch, length, x.inner()), new(kept, batch, *x.A.shape)
 
 
 def _flops(shapes: Inputs) -> int:

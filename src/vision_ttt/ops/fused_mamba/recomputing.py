@@ -40,7 +40,7 @@ def _up(columns: int) -> int:
 
 
 def _small_weights(x: Inputs) -> tuple[list[Tensor], list[Tensor]]:
-    rank, states, _ = x.widths
+    rank, states, _ = x.widths()
     gap, end = _up(rank), _up(rank + _up(rank) + 2 * states)
     r, matrices = x.x_proj.split_with_sizes([rank, 2 * states], dim=1)
     wide = torch.cat([F.pad(r, (0, 0, 0, gap)), F.pad(matrices, (0, 0, 0, end))], dim=1)
@@ -70,10 +70,10 @@ def recomputing(parts: Parts, refusal: Callable[[Inputs], str | None]) -> Backen
     def convolution_of(x: Inputs) -> convolution.Inputs:
         tokens, _ = x.projected.chunk(2, dim=-1)
         both = torch.cat([tokens, tokens], dim=-1)
-        return convolution.Inputs(both, x.conv_weight, x.conv_bias, x.inner)
+        return convolution.Inputs(both, x.conv_weight, x.conv_bias, x.inner())
 
     def project(x: Inputs, u: Tensor) -> _Small:
-        rank, states, _ = x.widths
+        rank, states, _ = x.widths()
         start = rank + _up(rank)
         weights = _small_weights(x)
         projected, deltas = [], []
@@ -89,7 +89,7 @@ def recomputing(parts: Parts, refusal: Callable[[Inputs], str | None]) -> Backen
         # The scan's own gate: its backward pass then has the gate's gradient without y.
         _, z = x.projected.chunk(2, dim=-1)
         tensors = u, small.delta, x.A, small.b, small.c, x.D, torch.cat([z, z], dim=-1), x.dt_bias
-        return recurrence.Inputs(*tensors, None, True, x.inner)
+        return recurrence.Inputs(*tensors, None, True, x.inner())
 
     def forward(x: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
         u = silu(convolve.forward(convolution_of(x)))
@@ -98,7 +98,7 @@ def recomputing(parts: Parts, refusal: Callable[[Inputs], str | None]) -> Backen
         return (one + other).mul_(0.5), kept
 
     def backward(x: Inputs, grad: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
-        rank, states, _ = x.widths
+        rank, states, _ = x.widths()
         start = rank + _up(rank)
         of_conv = convolution_of(x)
         v = convolve.forward(of_conv)
@@ -124,7 +124,7 @@ def recomputing(parts: Parts, refusal: Callable[[Inputs], str | None]) -> Backen
             ddt_proj.append(dto_dt[:, :rank])
         dv = silu_backward(v, du + torch.cat(dus, dim=-1))
         dboth, dconv_weight, dconv_bias = convolve.backward(of_conv, dv)
-        dtokens, dz = (pair.unflatten(-1, (2, x.inner)).sum(2) for pair in (dboth, dgate))
+        dtokens, dz = (pair.unflatten(-1, (2, x.inner())).sum(2) for pair in (dboth, dgate))
         return (
             torch.cat([dtokens, dz], dim=-1),
             *(dconv_weight, dconv_bias, torch.stack(dx_proj), torch.stack(ddt_proj)),

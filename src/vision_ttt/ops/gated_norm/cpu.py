@@ -1,4 +1,4 @@
-"""gated_norm on a CPU: the compiled kernels in csrc/fused."""
+"""gated_norm on a CPU: the compiled kernels in csrc/pointwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""linear on a CPU: the compiled kernels in csrc/linear."""
+"""linear on a CPU: the compiled kernels in csrc/products/linear."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._native import LIBRARY, call_kernel, mirrors
 from vision_ttt.ops.packed.product_arguments import check_tensors, check_weight
-from vision_ttt.ops.packed.weights import PackedStructure, as_it_lies, unpack
+from vision_ttt.ops.packed.weights import PackedStructure, resolve_negative, unpack
 
 
 @mirrors("PackedLinear")
@@ -76,11 +76,11 @@ def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int)
     if LIBRARY is None:
         return packed_linear_definition(x, weight, bias, columns)
     inner = x.shape[-1]
-    rows = as_it_lies(x).reshape(-1, inner)
+    rows = resolve_negative(x).reshape(-1, inner)
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
-    weight = as_it_lies(weight).contiguous()
-    bias = None if bias is None else as_it_lies(bias).contiguous()
+    weight = resolve_negative(weight).contiguous()
+    bias = None if bias is None else resolve_negative(bias).contiguous()
     out = x.new_empty(*x.shape[:-1], columns)
     if out.numel():
         problem = _PackedLinear(

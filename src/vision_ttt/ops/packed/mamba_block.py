@@ -23,7 +23,7 @@ from vision_ttt.ops.packed.mamba_block_weights import (
     layout,
 )
 from vision_ttt.ops.packed.parameter_vector import WORD
-from vision_ttt.ops.packed.weights import PackedStructure, as_it_lies, blocks_have_terms
+from vision_ttt.ops.packed.weights import PackedStructure, blocks_have_terms, resolve_negative
 
 _INTS = MambaBlockSizes._fields
 
@@ -150,7 +150,7 @@ def _packed_mamba_block(y: Tensor, weights: Tensor, ints: Sequence[int], eps: fl
     check_storages("packed_mamba_block", {"y": y, "weights": weights})
     if not y.numel():
         return y.new_empty(y.shape)
-    y, weights = (as_it_lies(x).contiguous() for x in (y, weights))
+    y, weights = (resolve_negative(x).contiguous() for x in (y, weights))
     # A copy, because the description is cached and launch writes to it.
     problem = _PackedMambaBlock.from_buffer_copy(_describe(y.shape, weights.data_ptr(), ints, eps))
     return launch("vision_ttt_packed_mamba_block", problem, y)

@@ -12,7 +12,7 @@ from torch import Tensor
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.packed.linear import packed_linear_definition
 from vision_ttt.ops.packed.mamba_block_weights import STATES, MambaBlockSizes, split_parameters
-from vision_ttt.ops.packed.weights import as_it_lies
+from vision_ttt.ops.packed.weights import resolve_negative
 
 
 def packed_mamba_block_definition(
@@ -21,7 +21,7 @@ def packed_mamba_block_definition(
     """See :func:`vision_ttt.ops.packed.packed_mamba_block`. It rounds where the kernels round."""
     sizes = MambaBlockSizes(*ints)
     dim, inner, rank = y.shape[-1], sizes.inner, sizes.rank
-    given = split_parameters(as_it_lies(weights), dim, sizes)
+    given = split_parameters(resolve_negative(weights), dim, sizes)
     dtype = given.in_proj.dtype
     p = given._make(x if x.dtype == torch.bfloat16 else x.to(y.dtype) for x in given)
 

@@ -15,7 +15,7 @@ from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
 from vision_ttt.ops._native import LIBRARY, call_kernel, mirrors
 from vision_ttt.ops.packed.linear import packed_linear_definition
 from vision_ttt.ops.packed.product_arguments import check_tensors, check_weight
-from vision_ttt.ops.packed.weights import PackedStructure, as_it_lies
+from vision_ttt.ops.packed.weights import PackedStructure, resolve_negative
 
 
 @mirrors("PackedPatches")
@@ -94,11 +94,11 @@ def _packed_patches(
     _check_shapes(images.shape, weight.shape, weight.dtype, bias_shape, columns, tuple(size))
     if LIBRARY is None:
         return packed_patches_definition(images, weight, bias, columns, size)
-    images = as_it_lies(images)
+    images = resolve_negative(images)
     if images.stride(3) != 1:
         images = images.contiguous()
-    weight = as_it_lies(weight).contiguous()
-    bias = None if bias is None else as_it_lies(bias).contiguous()
+    weight = resolve_negative(weight).contiguous()
+    bias = None if bias is None else resolve_negative(bias).contiguous()
     out = images.new_empty(_result_shape(images.shape, columns, size))
     if out.numel():
         batch, channels, *_ = images.shape

@@ -20,8 +20,8 @@ from vision_ttt.ops.packed.weights import (
     DTYPES,
     NormStructure,
     PackedStructure,
-    as_it_lies,
     packed_shape,
+    resolve_negative,
 )
 
 
@@ -83,7 +83,7 @@ def packed_vit3_block(
         heads: H.
         hidden: the MLP's hidden width.
         tanh_gelu: whether the MLP's GELU is the tanh approximation.
-        loss_scale: c, see :func:`vision_ttt.ops.vit3_inner.gated_unit_step`.
+        loss_scale: c, see :func:`vision_ttt.ops.vit3_ttt.gated_unit_step`.
         eps: added to the variances of the two norms.
 
     Returns:
@@ -231,8 +231,8 @@ def _packed_vit3_block(
     check_storages("packed_vit3_block", {"y": y, **named})
     if not y.numel():
         return y.new_empty(y.shape)
-    y = as_it_lies(y).contiguous()
-    p = Vit3BlockParameters(*(as_it_lies(x).contiguous() for x in parameters))
+    y = resolve_negative(y).contiguous()
+    p = Vit3BlockParameters(*(resolve_negative(x).contiguous() for x in parameters))
     height, width, heads, hidden, tanh_gelu = ints
     loss_scale, *eps = floats
     batch, length, dim = y.shape

@@ -11,7 +11,7 @@ from torch import Tensor
 from vision_ttt.ops.depthwise_conv2d import contract as conv2d_contract
 from vision_ttt.ops.depthwise_conv2d.definition import depthwise_conv2d_definition
 from vision_ttt.ops.packed.linear import packed_linear_definition
-from vision_ttt.ops.vit3_inner import depthwise, depthwise_step, gated_unit, gated_unit_step
+from vision_ttt.ops.vit3_ttt import depthwise, depthwise_step, gated_unit, gated_unit_step
 
 
 def packed_vit3_block_definition(

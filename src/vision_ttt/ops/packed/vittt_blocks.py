@@ -28,8 +28,8 @@ from vision_ttt.ops.packed.vittt_block_weights import (
 from vision_ttt.ops.packed.weights import (
     NormStructure,
     PackedStructure,
-    as_it_lies,
     blocks_have_terms,
+    resolve_negative,
 )
 
 _INTS = ("height", "width", *VitttBlockSizes._fields)
@@ -192,7 +192,7 @@ def _packed_vittt_blocks(
     check_storages("packed_vittt_blocks", {"y": y, "weights": weights})
     if not y.numel():
         return y.new_empty(y.shape)
-    y, weights = (as_it_lies(x).contiguous() for x in (y, weights))
+    y, weights = (resolve_negative(x).contiguous() for x in (y, weights))
     described = _describe(y.shape, weights.data_ptr(), len(weights), ints, floats)
     # A copy, because the description is cached and a launch writes to it.
     first = type(described).from_buffer_copy(described)[0]

@@ -12,14 +12,14 @@ from torch import Tensor
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.packed.linear import packed_linear_definition
 from vision_ttt.ops.packed.vittt_block_weights import VitttBlockSizes, split_parameters
-from vision_ttt.ops.packed.weights import as_it_lies
+from vision_ttt.ops.packed.weights import resolve_negative
 
 
 def packed_vittt_blocks_definition(
     y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
     """See :func:`vision_ttt.ops.packed.packed_vittt_blocks`. It rounds where the kernels round."""
-    for block in as_it_lies(weights):
+    for block in resolve_negative(weights):
         y = _define_block(y, block, ints, floats)
     return y
 

@@ -1,4 +1,4 @@
-"""The memory layout of a linear layer's weight for the kernels of csrc/packed."""
+"""The memory layout of a linear layer's weight for the kernels of csrc/products and csrc/blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STEP = 32
 def blocks_have_terms(dtype: torch.dtype) -> bool:
     """Whether the blocks' kernels take weights of this dtype as three bfloat16 terms.
 
-    So they multiply float32 where the processor has tile registers, see csrc/terms.h.
+    So they multiply float32 where the processor has tile registers, see csrc/amx/terms.h.
     """
     return dtype == torch.float32 and instruction_set() == "amx"
 
@@ -113,14 +113,14 @@ def _join(terms: Tensor) -> Tensor:
     return (first + (second + third)).to(terms.dtype)
 
 
-def as_it_lies(x: Tensor) -> Tensor:
+def resolve_negative(x: Tensor) -> Tensor:
     """x, or a copy where x is a lazily negated view, whose memory holds the negatives."""
     return x.resolve_neg()
 
 
 @mirrors("Packed")
 class PackedStructure(ctypes.Structure):
-    """``Packed`` of csrc/packed/packed.h."""
+    """``Packed`` of csrc/products/packed/packed.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("data", "bias")),
@@ -138,7 +138,7 @@ class PackedStructure(ctypes.Structure):
 
 @mirrors("NormParameters")
 class NormStructure(ctypes.Structure):
-    """``NormParameters`` of csrc/packed/packed.h."""
+    """``NormParameters`` of csrc/pointwise/pointwise.h."""
 
     _fields_ = (
         ("weight", c_void_p),

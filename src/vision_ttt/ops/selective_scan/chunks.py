@@ -5,7 +5,7 @@ from __future__ import annotations
 CHUNK_TOKENS = 64
 """Tokens between two saved states: N numbers per 64 tokens and channel, a quarter of u for N = 16.
 
-The kernels in csrc/selective_scan have the same number.
+The kernels in csrc/scans/selective_scan have the same number.
 """
 
 

@@ -1,4 +1,4 @@
-"""selective_scan on a CPU: the compiled kernels in csrc/selective_scan."""
+"""selective_scan on a CPU: the compiled kernels in csrc/scans/selective_scan."""
 
 from __future__ import annotations
 

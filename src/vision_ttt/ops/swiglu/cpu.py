@@ -1,4 +1,4 @@
-"""swiglu on a CPU: the compiled kernels in csrc/fused."""
+"""swiglu on a CPU: the compiled kernels in csrc/pointwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""swiglu_mlp on a CPU: the compiled kernels in csrc/swiglu_mlp."""
+"""swiglu_mlp on a CPU: the compiled kernels in csrc/blocks/swiglu_mlp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TTT-Linear on a CPU: the compiled kernels in csrc/ttt_linear."""
+"""TTT-Linear on a CPU: the compiled kernels in csrc/scans/ttt_linear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TTT-MLP on a CPU: the compiled kernels in csrc/ttt_mlp."""
+"""TTT-MLP on a CPU: the compiled kernels in csrc/scans/ttt_mlp."""
 
 from __future__ import annotations
 

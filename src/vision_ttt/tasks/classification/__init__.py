@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from vision_ttt._late import offer_late
+from vision_ttt._lazy import lazy_exports
 from vision_ttt.tasks.classification.config import ClassificationSection
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 # Recipes are read, and refused, without PyTorch.
-offer_late(
+lazy_exports(
     __name__,
     {
         "Classification": "task",

@@ -114,5 +114,7 @@ class ClassificationSection(TaskSection, HasImageBackbone):
         from vision_ttt.tasks.images.backbones import classifier_backbone
         from vision_ttt.tasks.images.metadata import check_carried
 
-        told = check_carried(metadata)["input"]
-        return classifier_backbone(model, metadata.model, metadata.model_args, told, shorter_side)
+        input_config = check_carried(metadata)["input"]
+        return classifier_backbone(
+            model, metadata.model, metadata.model_args, input_config, shorter_side
+        )

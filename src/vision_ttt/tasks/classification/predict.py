@@ -23,7 +23,7 @@ from vision_ttt.data import (
 )
 from vision_ttt.data.image_files import ImageFiles
 from vision_ttt.engine.evaluation import autocast
-from vision_ttt.errors import DamagedItem, UserError
+from vision_ttt.errors import DamagedItem, DamagedModel
 from vision_ttt.tasks.images.pictures import Colour, palette, with_legend
 from vision_ttt.tasks.images.predicting import ImagePredictor
 
@@ -49,16 +49,16 @@ class ClassPredictor(ImagePredictor):
         Raises:
             UserError: the model predicts NaN.
         """
-        told = self.metadata.carried
+        carried = self.metadata.carried
         loader = make_loader(
-            TransformedImages(_UnlabelledImages(files), evaluation_transform(told["input"])),
+            TransformedImages(_UnlabelledImages(files), evaluation_transform(carried["input"])),
             self.batch_size,
-            partial(collate, image_shape=tuple(told["input"]["input_size"])),
+            partial(collate, image_shape=tuple(carried["input"]["input_size"])),
             num_workers=self.num_workers,
         )
         for batch in watched(loader):
             images = batch["images"]
-            probabilities = torch.empty(0, len(told["classes"]))
+            probabilities = torch.empty(0, len(carried["classes"]))
             if len(images):
                 with torch.inference_mode(), autocast(self.device, self.precision):
                     logits = self.model(images.to(self.device))
@@ -71,7 +71,7 @@ class ClassPredictor(ImagePredictor):
 
     def _prediction(self, path: Path, probabilities: Tensor) -> Prediction:
         if not torch.isfinite(probabilities).all():
-            raise UserError(f"the model predicts NaN for {path}: its weights are damaged")
+            raise DamagedModel(f"the model predicts NaN for {path}: its weights are damaged")
         classes = self.metadata.carried["classes"]
         best = probabilities.topk(min(self.topk, len(classes)))
         named = zip(best.values.tolist(), best.indices.tolist(), strict=True)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from vision_ttt.data import ImageError
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import gradient_layers, gradient_magnitude, mean_map
@@ -22,6 +21,7 @@ from vision_ttt.explain.figures import (
 )
 from vision_ttt.explain.map_figures import gradient_map_sheet
 from vision_ttt.explain.report import Section
+from vision_ttt.files import write_bytes
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.classification.task import Classification

@@ -166,10 +166,10 @@ class DetectionSection(DenseSection):
         from vision_ttt.tasks.detection.metadata import check_carried
         from vision_ttt.tasks.images.backbones import dense_backbone
 
-        told = check_carried(metadata)
+        carried = check_carried(metadata)
         return dense_backbone(
             model.maps,
-            told["input"],
+            carried["input"],
             shorter_side=shorter_side,
-            at_test=(told["shorter_side"], told["longer_side"]),
+            at_test=(carried["shorter_side"], carried["longer_side"]),
         )

@@ -17,7 +17,7 @@ from vision_ttt.data import DatasetError
 from vision_ttt.data.coco import CocoAnnotations
 from vision_ttt.data.coco_checks import Rle, mask_area
 from vision_ttt.engine.evaluation import autocast
-from vision_ttt.errors import UserError
+from vision_ttt.errors import DamagedModel
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -67,11 +67,11 @@ def check_weights(model: nn.Module) -> None:
     """Check that a detector's weights are finite: with others it finds nothing, as in empty images.
 
     Raises:
-        UserError: one is not.
+        DamagedModel: one is not.
     """
     for name, weight in model.state_dict().items():
         if weight.is_floating_point() and not weight.isfinite().all():
-            raise UserError(f"the detector's weight {name} is NaN or infinite: it is damaged")
+            raise DamagedModel(f"the detector's weight {name} is NaN or infinite: it is damaged")
 
 
 def detect(model: nn.Module, image: Tensor, size: tuple[int, int], precision: str) -> Detections:
@@ -83,13 +83,14 @@ def detect(model: nn.Module, image: Tensor, size: tuple[int, int], precision: st
         precision: of autocast.
 
     Raises:
-        UserError: the detector computes NaN.
+        DamagedModel: the detector computes NaN.
     """
     try:
         with autocast(image.device, precision):
             (output,) = model([image], sizes=[size], pasted=False)
     except FloatingPointError as error:
-        raise UserError(f"the detector finds nothing: {error}; its weights are damaged") from error
+        reason = f"the detector finds nothing: {error}; its weights are damaged"
+        raise DamagedModel(reason) from error
     return detections(output, size)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +9,8 @@ from vision_ttt.dense.building import DenseModelError, build_detector
 from vision_ttt.dense.detector import Detector
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError
-
-_LARGEST_SIDE = 16_384  # pixels; beyond it metadata is damaged rather than ambitious
+from vision_ttt.engine.described import check_number, check_texts, check_whole_numbers
+from vision_ttt.tasks.images.metadata import SIDE, check_statistics
 
 
 def build(name: str, arguments: Mapping[str, Any]) -> Detector:
@@ -46,18 +45,15 @@ def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
     Raises:
         ValueError, TypeError, KeyError: it is damaged.
     """
-    told = metadata.carried
+    carried = metadata.carried
     count = metadata.model_args["num_classes"]
-    for name in ("classes", "category_ids"):
-        if len(told[name]) != count:
-            raise ValueError(f"{name} has {len(told[name])} entries for {count} classes")
+    check_texts("classes", carried["classes"], count)
+    check_whole_numbers("category_ids", carried["category_ids"], count)
+    if len(set(carried["category_ids"])) != count:
+        raise ValueError("category_ids has one twice")
     for name in ("shorter_side", "longer_side"):
-        if type(told[name]) is not int or not 1 <= told[name] <= _LARGEST_SIDE:
-            raise ValueError(f"{name} {told[name]!r} is not a number from 1 to {_LARGEST_SIDE}")
-    for name in ("mean", "std"):
-        levels = told["input"][name]
-        if len(levels) != 3 or not all(math.isfinite(float(level)) for level in levels):
-            raise ValueError(f"{name} {levels} is not three finite numbers")
-    if not isinstance(told["ids_in_names"], bool):
+        check_number(name, carried[name], SIDE, whole=True)
+    check_statistics(carried["input"])
+    if not isinstance(carried["ids_in_names"], bool):
         raise TypeError("ids_in_names is not true or false")
-    return told
+    return carried

@@ -44,10 +44,11 @@ class ObjectPredictor(ImagePredictor):
             UserError: the detector computes NaN.
         """
         check_weights(self.model)
-        told = self._carried
+        carried = self._carried
         loader = make_loader(
             SeededItems(
-                ImageFiles(files), TestTransform(told["shorter_side"], told["longer_side"]).image
+                ImageFiles(files),
+                TestTransform(carried["shorter_side"], carried["longer_side"]).image,
             ),
             self.batch_size,
             _collate,
@@ -113,16 +114,16 @@ class ObjectPredictor(ImagePredictor):
         return {"file_name": path}
 
     def _prediction(self, path: Path, sample: Sample) -> Prediction:
-        told = self._carried
-        names = dict(zip(told["category_ids"], told["classes"], strict=True))
-        image = normalise(sample.image.to(self.device), told["input"])
+        carried = self._carried
+        names = dict(zip(carried["category_ids"], carried["classes"], strict=True))
+        image = normalise(sample.image.to(self.device), carried["input"])
         with torch.inference_mode():
             found = detect(self.model, image, sample.size, self.precision)
         return {
             "image": str(path),
             "objects": [
                 {"class": names[each["category_id"]], **each, "segmentation": _text(each)}
-                for each in entries(found, told["category_ids"])[: self.topk]
+                for each in entries(found, carried["category_ids"])[: self.topk]
             ],
         }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +13,11 @@ from PIL import Image
 
 from vision_ttt.data.images import open_labelled
 from vision_ttt.engine.checkpoint import BEST_FILE
-from vision_ttt.engine.files import write_bytes, write_text
+from vision_ttt.engine.csv_text import csv_text
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import Section
+from vision_ttt.files import write_bytes, write_text
 from vision_ttt.tasks.detection.evaluation import KINDS, DetectionEvaluation, Detections
 from vision_ttt.tasks.detection.pictures import SHOWN_SCORE, DrawnObject, drawn
 from vision_ttt.tasks.images.pictures import as_figure, as_png, palette, with_legend
@@ -207,14 +206,14 @@ def overlay_sheet(task: Detection, evaluation: DetectionEvaluation, count: int) 
 
 
 def _known(task: Detection, place: int) -> list[DrawnObject]:
-    told = task.annotations
+    annotations = task.annotations
     return [
         DrawnObject(
-            told.category_ids.index(each["category_id"]) + 1,
+            annotations.category_ids.index(each["category_id"]) + 1,
             _corners(each["bbox"]),
             each["segmentation"],
         )
-        for each in told.truth(place)
+        for each in annotations.truth(place)
         if not each["iscrowd"]
     ]
 
@@ -248,10 +247,6 @@ def _colour(kind: str) -> str:
 
 def _csv(evaluation: DetectionEvaluation) -> str:
     """The classes' figures, and below them those of all."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(evaluation.classes[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(evaluation.classes)
     objects = sum(row["objects"] for row in evaluation.classes)
-    writer.writerow({"class": "all", "objects": objects, **evaluation.metrics})
-    return text.getvalue()
+    last = {"class": "all", "objects": objects, **evaluation.metrics}
+    return csv_text(list(evaluation.classes[0]), [*evaluation.classes, last])

@@ -78,24 +78,24 @@ class Detection(DenseTask):
         """
         data, train = self.config.data, self.train_annotations
         self.input = input_statistics(self.config.model.name)
-        for part, told in (("train", train), ("test", self.annotations)):
-            missing = told.missing(data.folder(part))
+        for part, coco in (("train", train), ("test", self.annotations)):
+            missing = coco.missing(data.folder(part))
             if missing and not self.config.run.skip_bad:
                 raise DatasetError(
-                    f"{len(missing)} of the {len(told)} images of {told.path} are missing in"
+                    f"{len(missing)} of the {len(coco)} images of {coco.path} are missing in"
                     f" {data.folder(part)}, such as {', '.join(missing[:3])}; run.skip_bad leaves"
                     " them out"
                 )
-            if told.faults and not self.config.run.skip_bad:
-                shown = "; ".join(list(told.faults.values())[:3])
+            if coco.faults and not self.config.run.skip_bad:
+                shown = "; ".join(list(coco.faults.values())[:3])
                 raise DatasetError(
-                    f"{len(told.faults)} of the {len(told)} images of {told.path} have invalid"
+                    f"{len(coco.faults)} of the {len(coco)} images of {coco.path} have invalid"
                     f" annotations: {shown}; run.skip_bad leaves the images out"
                 )
-            if not told.objects_beside(missing):
-                among = "that are there and not faulty " if missing or told.faults else ""
+            if not coco.objects_beside(missing):
+                among = "that are there and not faulty " if missing or coco.faults else ""
                 raise DatasetError(
-                    f"{told.path} has no object to {part} on: the images {among}have none but crowd"
+                    f"{coco.path} has no object to {part} on: the images {among}have none but crowd"
                     " regions and boxes without area"
                 )
         images = CocoImages(train, data.folder("train"), train.places(data.empty_images))
@@ -181,8 +181,8 @@ class Detection(DenseTask):
             "dataset": self.config.data.root,
             **{
                 f"{part}_{name}": count
-                for part, told in parts.items()
-                for name, count in vars(told.counts).items()
+                for part, coco in parts.items()
+                for name, count in vars(coco.counts).items()
             },
         }
 
@@ -218,22 +218,24 @@ class Detection(DenseTask):
 
         return write_report(self, result)
 
-    def show_to(self, metadata: ModelMetadata, part: Literal["train", "test"]) -> None:
+    def set_evaluation_data(self, metadata: ModelMetadata, part: Literal["train", "test"]) -> None:
         """Set `test_set` to the annotations' images, of a part's folder, as a checkpoint says.
 
         Raises:
             DatasetError: the checkpoint's categories are not those of the data.
         """
-        told = check_carried(metadata)
+        carried = check_carried(metadata)
         own = dict(zip(self.annotations.category_ids, self.classes, strict=True))
-        trained = dict(zip(told["category_ids"], told["classes"], strict=True))
+        trained = dict(zip(carried["category_ids"], carried["classes"], strict=True))
         if own != trained:
             raise DatasetError(
                 f"{self.annotations.path} has {len(own)} categories, the checkpoint {len(trained)};"
                 f" they differ in {_differing(own, trained)}"
             )
-        self.input = told["input"]
-        self._set_test(self.config.data.folder(part), told["shorter_side"], told["longer_side"])
+        self.input = carried["input"]
+        self._set_test(
+            self.config.data.folder(part), carried["shorter_side"], carried["longer_side"]
+        )
 
     def _set_test(self, folder: Any, shorter_side: int, longer_side: int) -> None:
         images = CocoImages(self.annotations, folder, self.annotations.places())
@@ -269,7 +271,7 @@ def reopen_detection(
     """
     machine = MachineSection(precision=precision, num_workers=num_workers)
     task = Detection(TrainConfig(section, data, machine=machine), read_coco(data.file(part)))
-    task.show_to(metadata, part)
+    task.set_evaluation_data(metadata, part)
     return task
 
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:  # they need PyTorch and diffusers
     from vision_ttt.tasks.diffusion.task import Diffusion
 
 
+_FIELDS = {"schedule": "noise_schedule", "steps": "noise_steps"}
+"""What a process calls the section's fields."""
+
+
 @dataclass(frozen=True)
 class DiffusionSection(TaskSection):
     """Generation of images by denoising (models dit3_*)."""
@@ -57,9 +61,12 @@ class DiffusionSection(TaskSection):
         """Build the model that a checkpoint describes."""
         from vision_ttt.tasks.images.metadata import rebuild
 
-        if not isinstance(metadata.carried["process"], dict):
+        process = metadata.carried["process"]
+        if not isinstance(process, dict):
             raise TypeError("process must be a mapping")
-        cls(**metadata.task)  # checks it
+        own = {_FIELDS.get(name, name): value for name, value in process.items()}
+        cls(**own)  # checks it
+        cls(**metadata.task)
         return rebuild(metadata)
 
     @classmethod

@@ -13,10 +13,10 @@ from torch import Tensor
 from vision_ttt.diffusion import sample
 from vision_ttt.diffusion.pictures import grid, to_pixels, to_png
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import Section
+from vision_ttt.files import write_bytes
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.diffusion.task import Diffusion

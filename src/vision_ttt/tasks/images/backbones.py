@@ -95,7 +95,7 @@ def classifier_backbone(
     model: nn.Module,
     name: str,
     arguments: Mapping[str, Any],
-    told: Mapping[str, Any],
+    input_config: Mapping[str, Any],
     shorter_side: int | None,
 ) -> ImageBackbone:
     """The classifier itself, on images as `vision-ttt predict` prepares them, or on whole ones.
@@ -103,12 +103,12 @@ def classifier_backbone(
     Args:
         model: in evaluation mode.
         name: of the model, which was built with `arguments`.
-        told: timm's data config of its images.
+        input_config: timm's data config of its images.
         shorter_side: see :class:`WholeImage`; None for the centre crop of the model's own size.
     """
-    statistics = {key: tuple(told[key]) for key in _STATISTICS}
+    statistics = {key: tuple(input_config[key]) for key in _STATISTICS}
     if shorter_side is None:
-        return ImageBackbone(model, model, statistics, evaluation_transform(dict(told)))
+        return ImageBackbone(model, model, statistics, evaluation_transform(dict(input_config)))
     model = _of_any_size(model, name, arguments)
     prepare = WholeImage(statistics, shorter_side, _unit(model))
     return ImageBackbone(model, model, statistics, prepare)
@@ -150,8 +150,8 @@ def named_backbone(
     if is_model(name) and not timm.is_model(name):  # timm's registry holds no denoisers
         raise ConfigError(f"{name} is a denoising model, not a backbone of images")
     model = build_model(name, arguments).eval()
-    told = data_config(model, arguments.get("img_size"))
-    return classifier_backbone(model, name, arguments, told, shorter_side)
+    input_config = data_config(model, arguments.get("img_size"))
+    return classifier_backbone(model, name, arguments, input_config, shorter_side)
 
 
 def dense_backbone(

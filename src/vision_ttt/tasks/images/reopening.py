@@ -44,5 +44,5 @@ def reopen(
         raise DatasetError(f"the checkpoint's data: {error}; give --dataset") from error
     machine = MachineSection(precision=precision, num_workers=num_workers)
     opened = task.open(TrainConfig(task, described, machine=machine))
-    opened.show_to(metadata, part)
+    opened.set_evaluation_data(metadata, part)
     return opened

@@ -138,7 +138,7 @@ class ImageTask(Task):
             "test_images": len(self.data.test),
         }
 
-    def show_to(self, metadata: ModelMetadata, part: str = "test") -> None:
+    def set_evaluation_data(self, metadata: ModelMetadata, part: str = "test") -> None:
         """Set `test_set` to a part of the data as the model of a checkpoint expects it.
 
         Args:
@@ -149,19 +149,19 @@ class ImageTask(Task):
                 of RGB images, or its run held out other images of the same data for test.
             ValueError: no such part.
         """
-        told = check_carried(metadata)
-        channels = told["input"]["input_size"][0]
+        carried = check_carried(metadata)
+        channels = carried["input"]["input_size"][0]
         if channels != 3:
             raise DatasetError(
                 f"the checkpoint's model expects {channels} channels; images are RGB, of 3"
             )
-        if tuple(told["classes"]) != self.classes:
-            differing = sorted(set(told["classes"]) ^ set(self.classes)) or ["their order"]
+        if tuple(carried["classes"]) != self.classes:
+            differing = sorted(set(carried["classes"]) ^ set(self.classes)) or ["their order"]
             raise DatasetError(
-                f"the checkpoint has {len(told['classes'])} classes and the dataset"
+                f"the checkpoint has {len(carried['classes'])} classes and the dataset"
                 f" {len(self.classes)}; they differ in {', '.join(differing[:10])}"
             )
-        then = told.get("held_out")  # checkpoints of earlier versions do not say it
+        then = carried.get("held_out")  # checkpoints of earlier versions do not say it
         same_data = metadata.data.get("dataset") == self.source.dataset
         if part != "all" and same_data and then not in (None, self.data.held_out):
             raise DatasetError(
@@ -169,7 +169,7 @@ class ImageTask(Task):
                 " checkpoint's run, which was trained on some of them: files were added, removed or"
                 " renamed, or test_fraction was another; take part 'all' (--split all)"
             )
-        self.input = told["input"]
+        self.input = carried["input"]
         transform = evaluation_transform(self.input)
         workers = self.config.machine.num_workers
         self.test_set = with_transform(self.data.part(part), transform, 0, workers)

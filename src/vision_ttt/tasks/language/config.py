@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # they need PyTorch and transformers
 
 LONGEST_CONTEXT = 2**20
 """Tokens; more is a typing error."""
+CONTEXT = Range(2, LONGEST_CONTEXT, f"from 2 to {LONGEST_CONTEXT:,}")
+"""The accepted numbers of them."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class LanguageData(Section):
     tokenizer: str = "bytes"
     """bytes: a token for each byte of UTF-8, and one for a document's end; or the folder of a
     tokenizer of transformers, whose end-of-sequence token ends documents."""
-    context: int = number(2048, Range(2, LONGEST_CONTEXT, f"from 2 to {LONGEST_CONTEXT:,}"))
+    context: int = number(2048, CONTEXT)
     """Tokens of a sequence. Documents lie in sequences end to end, the last one is filled up."""
 
 

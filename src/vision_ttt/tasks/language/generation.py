@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from vision_ttt.errors import UserError
+from vision_ttt.errors import DamagedModel, UserError
 from vision_ttt.tasks.language.next_tokens import scans_as_one_op
 from vision_ttt.tasks.language.tokenizers import Tokenizer
 
@@ -126,6 +126,6 @@ class _Streamer(BaseStreamer):
 
 class _RefuseNaN(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if scores.isnan().any():
-            raise UserError("the model predicts NaN: its weights are damaged")
+        if (scores.isnan() | (scores == torch.inf)).any():
+            raise DamagedModel("the model predicts NaN or infinity: its weights are damaged")
         return scores

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 from vision_ttt.data import DatasetError
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError, MachineSection, TaskSection, TrainConfig
-from vision_ttt.tasks.language.config import LONGEST_CONTEXT, LanguageData
-from vision_ttt.tasks.language.tokenizers import BYTES, FolderTokenizer, Tokenizer, open_tokenizer
+from vision_ttt.engine.described import check_number
+from vision_ttt.tasks.language.config import CONTEXT, LanguageData
+from vision_ttt.tasks.language.tokenizers import (
+    BYTES,
+    VOCABULARY,
+    FolderTokenizer,
+    Tokenizer,
+    check_file_names,
+    open_tokenizer,
+)
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.language.task import Language
-
-_FILE_NAME = re.compile(r"\w[\w.-]*")
-"""Of a file of a tokenizer: it stays within its folder."""
 
 
 def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
@@ -27,17 +31,18 @@ def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
     Raises:
         ValueError, TypeError, KeyError: it is damaged.
     """
-    told = metadata.carried
-    if not isinstance(told["tokenizer"], str):
+    carried = metadata.carried
+    if not isinstance(carried["tokenizer"], str):
         raise TypeError("tokenizer is not a name")
-    for name, text in dict(told.get("tokenizer_files", {})).items():
-        if not _FILE_NAME.fullmatch(name) or not isinstance(text, str):
-            raise ValueError(f"the tokenizer's file {name!r} is not a plain name with a text")
-    if metadata.model_args["vocab_size"] != told["vocab_size"]:
+    files = carried.get("tokenizer_files", {})
+    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
+        raise TypeError("tokenizer_files must map names to texts")
+    check_file_names(files)
+    check_number("vocab_size", carried["vocab_size"], VOCABULARY, whole=True)
+    if metadata.model_args["vocab_size"] != carried["vocab_size"]:
         raise ValueError("the number of tokens in the vocabulary does not fit")
-    if not (isinstance(told["context"], int) and 2 <= told["context"] <= LONGEST_CONTEXT):
-        raise ValueError(f"context {told['context']} is not from 2 to {LONGEST_CONTEXT}")
-    return told
+    check_number("context", carried["context"], CONTEXT, whole=True)
+    return carried
 
 
 def carried_tokenizer(metadata: ModelMetadata) -> Tokenizer:
@@ -46,8 +51,8 @@ def carried_tokenizer(metadata: ModelMetadata) -> Tokenizer:
     Raises:
         ConfigError: the checkpoint has its folder's name alone, and that is not there any more.
     """
-    told = check_carried(metadata)
-    name, files = told["tokenizer"], told.get("tokenizer_files")
+    carried = check_carried(metadata)
+    name, files = carried["tokenizer"], carried.get("tokenizer_files")
     if files:
         return FolderTokenizer.of_files(files)
     if name != BYTES and not Path(name).is_dir():
@@ -93,5 +98,5 @@ def reopen(
         raise DatasetError(f"the data of a language model: {error}") from error
     machine = MachineSection(precision=precision, num_workers=num_workers)
     opened = Language(TrainConfig(task, data, machine=machine), tokenizer)
-    opened.show_to(metadata, part)
+    opened.set_evaluation_data(metadata, part)
     return opened

@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import nearest
 from vision_ttt.models.weight_decay import undecayed_parameters
+from vision_ttt.tasks.language.code_refusal import code_refused
 
 OWN = "ttt"
 """The model type of `vision_ttt.language`."""
@@ -42,7 +43,10 @@ def build_language_model(name: str, arguments: Mapping[str, Any]) -> PreTrainedM
                 f"model {name} has no argument {key!r}; nearest: {nearest(key, accepted)}"
             )
     try:
-        model = AutoModelForCausalLM.from_config(config_class(**arguments))
+        with code_refused():
+            model = AutoModelForCausalLM.from_config(
+                config_class(**arguments), trust_remote_code=False
+            )
     # Configs and constructors of transformers' many models raise anything.
     except Exception as error:
         reason = str(error) or type(error).__name__

@@ -8,8 +8,10 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from vision_ttt.engine.tensor_files import CheckpointError
+from vision_ttt.engine.tensor_files import CheckpointError, inspect_tensors
 from vision_ttt.file_kinds import check_files_in
+from vision_ttt.models.number_kinds import kind_of_number
+from vision_ttt.tasks.language.code_refusal import code_refused
 from vision_ttt.tasks.language.models import OWN
 
 
@@ -20,21 +22,22 @@ def load_pretrained(folder: Path) -> PreTrainedModel:
 
     Raises:
         CheckpointError: the folder is damaged, its model is not a causal one, or weights are
-            missing or left over.
+            missing, left over or of another kind of numbers.
     """
     try:
         check_files_in(folder)
-        told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if told["model_type"] == OWN:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if config["model_type"] == OWN:
             import vision_ttt.language  # noqa: F401  registers it with transformers
         logging.disable_progress_bar()
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with code_refused():
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     # Configs and constructors of transformers' many models raise anything.
     except Exception as error:
         raise CheckpointError(
@@ -47,4 +50,16 @@ def load_pretrained(folder: Path) -> PreTrainedModel:
                 f"the weights in {folder} do not fit its model: {name.replace('_', ' ')}"
                 f" {', '.join(keys[:6])}"
             )
+    _check_kinds(folder, model)
     return model.eval()
+
+
+def _check_kinds(folder: Path, model: PreTrainedModel) -> None:
+    """Raise CheckpointError where a folder's weights are other numbers; transformers casts them."""
+    own = {name: weight.dtype for name, weight in model.state_dict().items()}
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, (dtype, _) in inspect_tensors(file, hashing=False).shapes.items():
+            if name in own and kind_of_number(dtype) != kind_of_number(own[name]):
+                raise CheckpointError(
+                    f"{file} holds other numbers than the model's: {name} {dtype} for {own[name]}"
+                )

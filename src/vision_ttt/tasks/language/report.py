@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
-from vision_ttt.engine.files import write_bytes
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import trace_layers
 from vision_ttt.explain.report import PageTable, Section, Text
+from vision_ttt.files import write_bytes
 from vision_ttt.tasks.language.evaluation import LanguageEvaluation
 from vision_ttt.tasks.language.figures import inner_loss_figure, loss_by_position, loss_curves
 from vision_ttt.tasks.language.generation import generate

@@ -170,12 +170,12 @@ class Language(Task):
 
     def described(self) -> dict[str, Any]:
         """Return the source's name and the numbers of documents, tokens and bytes."""
-        told: dict[str, Any] = {"dataset": self.config.data.dataset}
+        description: dict[str, Any] = {"dataset": self.config.data.dataset}
         for name, sequences in (("train", self.train_set), ("test", self.test_set)):
-            told[f"{name}_documents"] = sequences.packed.documents
-            told[f"{name}_tokens"] = sequences.predicted
-            told[f"{name}_bytes"] = sequences.packed.bytes
-        return told
+            description[f"{name}_documents"] = sequences.packed.documents
+            description[f"{name}_tokens"] = sequences.predicted
+            description[f"{name}_bytes"] = sequences.packed.bytes
+        return description
 
     def figures(self, evaluation: LanguageEvaluation) -> dict[str, Any]:
         """Return the metrics, the number of tokens, and the loss by position."""
@@ -201,7 +201,7 @@ class Language(Task):
 
         return write_report(self, result)
 
-    def show_to(self, metadata: ModelMetadata, part: str) -> None:
+    def set_evaluation_data(self, metadata: ModelMetadata, part: str) -> None:
         """Set `test_set` to a part of the documents as the model of a checkpoint expects it.
 
         Args:
@@ -211,11 +211,11 @@ class Language(Task):
             ConfigError: the tokenizer has another vocabulary than the checkpoint's.
             DatasetError: there are too few documents to divide.
         """
-        told = check_carried(metadata)
-        if told["vocab_size"] != self.tokenizer.vocab_size:
+        carried = check_carried(metadata)
+        if carried["vocab_size"] != self.tokenizer.vocab_size:
             raise ConfigError(
-                f"tokenizer {told['tokenizer']} has {self.tokenizer.vocab_size} tokens; the"
-                f" checkpoint's had {told['vocab_size']}"
+                f"tokenizer {carried['tokenizer']} has {self.tokenizer.vocab_size} tokens; the"
+                f" checkpoint's had {carried['vocab_size']}"
             )
         documents = self.documents
         if part != "all":

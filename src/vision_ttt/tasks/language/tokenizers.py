@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import codecs
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from vision_ttt.engine.config import ConfigError
+from vision_ttt.engine.section import Range, check_number
 from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import check_files_in
 
@@ -18,6 +20,10 @@ BYTES = "bytes"
 """Name of the tokenizer that needs no vocabulary."""
 _ANY_BYTE = "surrogateescape"
 """Error handler of UTF-8 by which any bytes become text, and the same bytes again."""
+_FILE_NAME = re.compile(r"(?!config\.json)\w[\w.-]*\.(json|txt|model|spm|codes|tiktoken|jinja)")
+"""Of a file of a tokenizer: it stays within its folder, and is neither a module nor a model's."""
+VOCABULARY = Range(1, 1 << 24, f"from 1 to {1 << 24:,}")
+"""Tokens; more is a damaged file rather than a language's words."""
 
 
 class Tokenizer(ABC):
@@ -85,7 +91,9 @@ class FolderTokenizer(Tokenizer):
         Raises:
             ConfigError: the folder holds none, or it has no end-of-sequence token.
         """
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+        from vision_ttt.tasks.language.code_refusal import code_refused
 
         if not Path(folder).is_dir():
             raise ConfigError(
@@ -94,9 +102,17 @@ class FolderTokenizer(Tokenizer):
             )
         check_files_in(Path(folder))
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"tokenizer {folder} cannot be read: {error}") from error
+            with code_refused():
+                self._tokenizer = AutoTokenizer.from_pretrained(
+                    folder, local_files_only=True, trust_remote_code=False
+                )
+        # Tokenizers of many kinds, some of them not in Python, raise anything.
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            raise ConfigError(f"tokenizer {folder} cannot be read: {reason}") from error
+        if not isinstance(self._tokenizer, PreTrainedTokenizerBase):
+            kind = type(self._tokenizer).__name__
+            raise ConfigError(f"tokenizer {folder} cannot be read: it holds a {kind}")
         if self._tokenizer.eos_token_id is None:
             raise ConfigError(
                 f"tokenizer {folder} has no end-of-sequence token, which is to end documents"
@@ -104,6 +120,8 @@ class FolderTokenizer(Tokenizer):
         # Ids may have gaps.
         last = max(self._tokenizer.get_vocab().values(), default=-1)
         self.vocab_size = max(len(self._tokenizer), last + 1)
+        # Before it is saved, which takes memory for each id.
+        check_number(f"the vocabulary of tokenizer {folder}", self.vocab_size, VOCABULARY)
         self.end = self._tokenizer.eos_token_id
 
     @classmethod
@@ -111,25 +129,32 @@ class FolderTokenizer(Tokenizer):
         """Return the tokenizer whose :meth:`files` are given.
 
         Raises:
-            ConfigError: they are those of none.
+            ConfigError: they are those of none, or a name is none that a tokenizer's file has.
         """
+        check_file_names(files)
         with TemporaryDirectory(prefix="tokenizer-") as folder:
             for name, text in files.items():
                 (Path(folder) / name).write_bytes(text.encode("utf-8", _ANY_BYTE))
             return cls(folder)
 
     def files(self) -> dict[str, str]:
-        """Return the files that transformers saves of it; bytes that are no text are escaped."""
+        """Return the files that transformers saves of it; bytes that are no text are escaped.
+
+        Raises:
+            ConfigError: it consists of files that a checkpoint cannot carry.
+        """
         with TemporaryDirectory(prefix="tokenizer-") as folder:
             saved = self._tokenizer.save_pretrained(folder)
             paths = sorted({Path(path) for path in saved if Path(path).is_file()})
+            check_file_names(path.name for path in paths)
             return {path.name: path.read_bytes().decode("utf-8", _ANY_BYTE) for path in paths}
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, without special ones.
 
         Raises:
-            UserError: it holds bytes that are no UTF-8, which such a tokenizer cannot read.
+            UserError: it holds bytes that are no UTF-8, which such a tokenizer cannot read, or the
+                tokenizer has no token for a part of it.
         """
         try:
             text.encode("utf-8")
@@ -139,7 +164,10 @@ class FolderTokenizer(Tokenizer):
                 f"{text[error.start]!r}; the tokenizer takes nothing else"
             ) from error
         # Documents are longer than what the tokenizer's own model takes at once; ours packs them.
-        tokens = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        try:
+            tokens = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        except Exception as error:  # as on reading it
+            raise UserError(f"the tokenizer cannot read the text: {error}") from error
         return np.asarray(tokens, dtype=np.int64)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -166,6 +194,13 @@ class FolderTokenizer(Tokenizer):
             return added
 
         return text_of
+
+
+def check_file_names(files: Iterable[str]) -> None:
+    """Raise ConfigError unless each is a plain name that a tokenizer's file may have."""
+    for name in files:
+        if not _FILE_NAME.fullmatch(name):
+            raise ConfigError(f"the tokenizer's file {name!r} is none that a checkpoint carries")
 
 
 def open_tokenizer(name: str) -> Tokenizer:

@@ -180,10 +180,10 @@ class SegmentationSection(DenseSection):
         from vision_ttt.tasks.images.backbones import dense_backbone
         from vision_ttt.tasks.segmentation.metadata import check_carried
 
-        told = check_carried(metadata)["input"]
+        input_config = check_carried(metadata)["input"]
         return dense_backbone(
             model.maps,
-            told,
+            input_config,
             shorter_side=shorter_side,
-            at_test=(told["test_shorter_side"], told["longer_side"]),
+            at_test=(input_config["test_shorter_side"], input_config["longer_side"]),
         )

@@ -18,7 +18,7 @@ from vision_ttt.data.mask_folders import IGNORED
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.evaluation import rows_of_items
 from vision_ttt.engine.task import Batch
-from vision_ttt.errors import UserError
+from vision_ttt.errors import DamagedModel
 from vision_ttt.tasks.segmentation.resized_logits import resized_bands
 
 Segment = Callable[[Tensor], Tensor]
@@ -99,7 +99,7 @@ def evaluate(
     Raises:
         DamagedItem: an image or mask cannot be read and is not to be skipped.
         DatasetError: there is no image, or no pixel with a class.
-        UserError: the loss is not finite: the classes of such logits mean nothing.
+        DamagedModel: the loss is not finite: the classes of such logits mean nothing.
     """
 
     def measure(batch: Batch) -> dict[str, Tensor]:
@@ -122,7 +122,9 @@ def evaluate(
         raise DatasetError(f"no pixel of the {len(rows['loss'])} test images has a class")
     loss = rows["loss"].sum().item() / pixels
     if not math.isfinite(loss):
-        raise UserError(f"the model's loss is {loss}: its weights are damaged, or it has diverged")
+        raise DamagedModel(
+            f"the model's loss is {loss}: its weights are damaged, or it has diverged"
+        )
     return SegmentationEvaluation(intersections, predicted, true, loss, len(rows["loss"]))
 
 

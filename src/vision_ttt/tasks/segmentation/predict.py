@@ -17,7 +17,7 @@ from torch import Tensor
 from vision_ttt.data import SeededItems, make_loader, open_image, watched
 from vision_ttt.data.image_files import ImageFiles
 from vision_ttt.engine.task import Batch
-from vision_ttt.errors import DamagedItem, UserError
+from vision_ttt.errors import DamagedItem, DamagedModel
 from vision_ttt.tasks.images.pictures import Colour, with_legend
 from vision_ttt.tasks.images.predicting import ImagePredictor
 from vision_ttt.tasks.segmentation.metadata import check_carried
@@ -46,12 +46,14 @@ class SegmentPredictor(ImagePredictor):
         Raises:
             UserError: the model predicts NaN.
         """
-        told = self._carried["input"]
-        statistics = {name: told[name] for name in ("mean", "std")}
+        input_config = self._carried["input"]
+        statistics = {name: input_config[name] for name in ("mean", "std")}
         transform = _Sized(
-            TestTransform(statistics, told["longer_side"], told["test_shorter_side"])
+            TestTransform(
+                statistics, input_config["longer_side"], input_config["test_shorter_side"]
+            )
         )
-        view = TestView(told["evaluation"], told["window"], told["stride"])
+        view = TestView(input_config["evaluation"], input_config["window"], input_config["stride"])
         segment = view.segment(self.model, len(self._carried["classes"]), self.precision)
         loader = make_loader(
             SeededItems(ImageFiles(files), transform),
@@ -66,7 +68,7 @@ class SegmentPredictor(ImagePredictor):
                 try:
                     labels = predicted_labels(logits, size)
                 except ValueError as error:
-                    raise UserError(
+                    raise DamagedModel(
                         f"the model predicts NaN for {files[index]}: its weights are damaged"
                     ) from error
                 predictions.append(self._prediction(files[index], labels.cpu().numpy()))

@@ -57,5 +57,5 @@ def reopen(
         paths = [f"{each}_{kind}" for each in parts for kind in ("images", "masks")]
         check_below_root(data, [name for name in paths if name not in changes])
     opened = Segmentation(TrainConfig(task, data, machine=machine), parts)
-    opened.show_to(metadata, part)
+    opened.set_evaluation_data(metadata, part)
     return opened

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +12,12 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont
 
 from vision_ttt.data.mask_folders import IGNORED, LabelledImage
-from vision_ttt.engine.files import write_bytes, write_text
+from vision_ttt.engine.csv_text import csv_text
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.explain.report import Section
+from vision_ttt.files import write_bytes, write_text
 from vision_ttt.tasks.images.pictures import as_figure, as_png, with_legend
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation
 from vision_ttt.tasks.segmentation.pictures import overlaid
@@ -192,12 +191,8 @@ def _predicted_images(
 
 
 def _csv(task: Segmentation, evaluation: SegmentationEvaluation) -> str:
-    text = io.StringIO()
     rows = task.figures(evaluation)["classes"]
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(list(rows[0]), rows)
 
 
 def _cut(name: str, length: int) -> str:

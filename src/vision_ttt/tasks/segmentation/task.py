@@ -100,7 +100,7 @@ class Segmentation(DenseTask):
         transform = TestTransform(self.statistics, data.longer_side, data.test_shorter_side)
         self.test_set = SeededItems(items, transform)
 
-    def show_to(self, metadata: ModelMetadata, part: str) -> None:
+    def set_evaluation_data(self, metadata: ModelMetadata, part: str) -> None:
         """Make a part of the data the test set, as the model of a checkpoint sees it.
 
         Raises:

@@ -1,0 +1,88 @@
+// The C interface of whole blocks in inference, on packed weights. Input and output tokens are float32;
+// intermediate results have the weights' precision, float32 or bfloat16.
+#pragma once
+
+#include "../pointwise/pointwise.h"
+#include "../products/packed/packed.h"
+#include "../scans/learner/problem.h"
+
+extern "C" {
+
+// y ← y + conv(y), y ← y + TTT(LN(y)), y ← y + SwiGLU(LN(y)) on tokens of grids. Blocks that run one after
+// the other lie in an array; `count` and the memory of a run are those of its first block.
+struct PackedVitttBlock {
+  const float* y;      // [B, T, D]
+  float* out;          // [B, T, D]
+  float* between;      // [B, T, D], of results between blocks; null for one block
+  void* scratch;       // vision_ttt_packed_vittt_blocks_scratch() bytes
+  const float* conv2d; // [K · K, D], or null for no convolution
+  NormParameters norm, mlp_norm;
+  Packed views;        // k, q unless it is k, and v: R D columns each
+  Packed gate;         // D columns
+  Packed rates;        // to the logits of the heads' rates
+  Packed out_proj, mlp_gate, mlp_value, mlp_out;
+  Convolution conv_q, conv_k;
+  State initial;       // [H, ...]
+  const float *inner_weight, *inner_bias;  // [H, d]
+  const float* scale;                      // [R, b]
+  const float *post_weight, *post_bias;    // [R, D]
+  int64_t batch, length, height, width, dim, heads, directions;
+  int64_t kernel;      // of conv2d
+  int64_t taps;        // of conv_q and conv_k
+  int64_t shared_qk, is_mlp;  // 0 or 1
+  int64_t mini_batch_size, is_bfloat16, threads, count;
+  float inner_eps, post_eps, rate;
+};
+
+// y ← y + conv(y), y ← y + g₁ ⊙ TTT(LN(y)), y ← y + g₂ ⊙ MLP(LN(y)) on tokens of grids: the block of
+// ViT³, H-ViT³ and DiT³.
+struct PackedVit3Block {
+  const float* y;                     // [B, T, D]
+  float* out;                         // [B, T, D]
+  void* scratch;                      // vision_ttt_packed_vit3_block_scratch() bytes
+  const float *conv2d, *conv2d_bias;  // [3 · 3, D], [D]
+  NormParameters norm1, norm2;
+  const float *gate1, *gate2;         // [D] for each image, gate_stride apart, or null for ones
+  Packed qkv, proj, fc1, fc2;
+  const float* rotations;             // [T, D / 2, 2], or null for no rotation
+  const float* units;                 // [H, d, 2 d]: [W₂ W₁]
+  const float* kernels;               // [3 · 3, d]
+  const float *mlp_conv, *mlp_conv_bias;  // [3 · 3, hidden], [hidden], or null for none
+  int64_t batch, length, height, width, dim, heads, gate_stride;
+  int64_t tanh_gelu, is_bfloat16, threads;
+  double loss_scale;
+};
+
+// A direction of a Mamba block. `low` has a multiple of 2 columns.
+struct MambaDirection {
+  const float *conv, *conv_bias;  // [K, E], [E]
+  Packed vectors;                 // to B and C: 2 N columns
+  Packed low, steps;              // to R numbers, and from these to the logits of E step sizes
+  const float* decay;             // [N, E]: A log₂ e
+  const float* skip;              // [E]
+};
+
+// y ← y + Linear(½ (scan(x) + scan back(x)) ⊙ SiLU(z)) with [x, z] = Linear(RMSNorm(y)): the block of Vim
+// and Mamba-Reg.
+struct PackedMambaBlock {
+  const float* y;     // [B, T, D]
+  float* out;         // [B, T, D]
+  void* scratch;      // vision_ttt_packed_mamba_block_scratch() bytes
+  const float* norm;  // [D]
+  Packed in_proj, out_proj;  // 2 E columns, D columns
+  MambaDirection forth, back;
+  int64_t batch, length, dim, inner, taps, is_bfloat16, threads;
+  double eps;
+};
+
+#define VISION_TTT_MAMBA_STATES 16  // N
+
+VISION_TTT_EXPORT int64_t vision_ttt_packed_vittt_blocks_scratch(const PackedVitttBlock*);
+// Returns 0, or 1 if the scratch of a thread could not be allocated.
+VISION_TTT_EXPORT int vision_ttt_packed_vittt_blocks(const PackedVitttBlock*);
+VISION_TTT_EXPORT int64_t vision_ttt_packed_vit3_block_scratch(const PackedVit3Block*);
+VISION_TTT_EXPORT int vision_ttt_packed_vit3_block(const PackedVit3Block*);
+VISION_TTT_EXPORT int64_t vision_ttt_packed_mamba_block_scratch(const PackedMambaBlock*);
+VISION_TTT_EXPORT int vision_ttt_packed_mamba_block(const PackedMambaBlock*);
+
+}  // extern "C"

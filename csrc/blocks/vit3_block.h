@@ -1,0 +1,267 @@
+// A block of ViT³ on packed weights: two or three passes over chunks of tokens, and the inner models'
+// steps between the first and the second.
+#pragma once
+
+#include "../convolutions/conv2d/conv2d.h"
+#include "../convolutions/conv2d/token.h"
+#include "../products/matmul.h"
+#include "blocks.h"
+#include "mlp.h"
+
+namespace {
+
+// Rotate the pairs of neighbouring numbers of x, given cos and sin of their angles.
+VISION_TTT_INLINE void rotate_row(float* x, const float* turns, int64_t count) {
+  for (int64_t i = 0; i < count; i += 2) {
+    const float a = x[i], b = x[i + 1], cos = turns[i], sin = turns[i + 1];
+    x[i] = a * cos - b * sin;
+    x[i + 1] = a * sin + b * cos;
+  }
+}
+
+template <class Element>
+struct Vit3Passes {
+  const PackedVit3Block& p;
+  Chunks chunks;
+  int64_t d, groups;   // channels of a head; groups of chunks with a common sum, per image
+  int64_t unit;        // numbers of [W₂ W₁]
+  // Parts of the scratch.
+  float* small;        // [B, T, 3 d]: queries, keys and values of the convolution
+  float* ascents;      // [B, groups, H, d, 2 d]
+  float* units;        // [B, H, d, 2 d], after the step
+  float* kernels;      // [B, 3 · 3, d], after the step
+  Element* queries;    // [B, T, D]
+  Element* hidden;     // [B, T, hidden], where the MLP convolves
+  size_t used = 0;
+
+  explicit Vit3Passes(const PackedVit3Block& block)
+      : p(block), chunks(block.batch, block.length, block.threads), d(block.dim / block.heads),
+        unit(2 * d * d) {
+    const int64_t wanted = (4 * p.threads + p.batch - 1) / p.batch;
+    groups = wanted < chunks.of_image ? wanted : chunks.of_image;
+    const int64_t tokens = p.batch * p.length;
+    small = take<float>(tokens * 3 * d);
+    ascents = take<float>(p.batch * groups * p.heads * unit);
+    units = take<float>(p.batch * p.heads * unit);
+    kernels = take<float>(p.batch * 9 * d);
+    queries = take<Element>(tokens * p.dim);
+    hidden = take<Element>(p.mlp_conv ? tokens * p.fc1.columns : 0);
+  }
+
+  size_t bytes() const { return used; }
+
+  int run() const {
+    int failed = project();
+    if (!failed) step();
+    if (!failed) failed = answer();
+    return failed || !p.mlp_conv ? failed : convolve_hidden();
+  }
+
+  // y ← y + conv(y) + bias, q, k, v = Linear(LN(y)), and the gated units' gradients from their keys and
+  // values, which are not stored.
+  int project() const {
+    const TokenConvolution<float> convolve{p.dim, p.height, p.width, p.dim, 3,
+                                           p.conv2d, p.dim, p.conv2d_bias, true};
+    const size_t rows = kRowsOfChunk, columns = p.qkv.columns;
+    const size_t bytes = Buffers::padded(rows * p.dim * sizeof(Element)) +
+                         Buffers::padded(rows * columns * sizeof(float)) +
+                         Buffers::padded(rows * 2 * d * sizeof(float));
+    const int64_t tasks = p.batch * groups;
+    std::atomic<int> failed{0};
+#pragma omp parallel num_threads(int(p.threads)) if (p.threads > 1)
+    {
+      Buffers buffers(bytes);
+      if (!buffers.ok()) failed = 1;
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t task = 0; task < tasks; ++task) {
+        if (!buffers.ok()) continue;
+        float* ascent = ascents + task * p.heads * unit;
+        std::memset(ascent, 0, p.heads * unit * sizeof(float));
+        const int64_t image = task / groups, group = task % groups;
+        const int64_t stop = (group + 1) * chunks.of_image / groups;
+        for (int64_t i = group * chunks.of_image / groups; i < stop; ++i) {
+          buffers.start_over();
+          const Chunk c = chunks[image * chunks.of_image + i];
+          const int64_t first = image * p.length + c.start;
+          float* y = p.out + first * p.dim;
+          for (int64_t t = 0; t < c.count; ++t)
+            convolve(p.y + (first + t) * p.dim, c.start + t, y + t * p.dim);
+          Element* x = buffers.take<Element>(c.count * p.dim);
+          normalise_rows(y, c.count, p.dim, p.norm1, image, x);
+          float* views = buffers.take<float>(c.count * columns);
+          product(x, p.dim, c.count, p.qkv,
+                  Sink<float>{views, p.qkv.columns, p.qkv.columns, p.qkv.bias});
+          keep(views, c, first);
+          climb(views, c.count, ascent, buffers.take<float>(c.count * 2 * d));
+        }
+      }
+    }
+    return failed;
+  }
+
+  // Rotate queries and keys; store the queries, and the queries, keys and values of the convolution.
+  void keep(float* views, const Chunk& c, int64_t first) const {
+    for (int64_t t = 0; t < c.count; ++t, views += p.qkv.columns) {
+      if (p.rotations) {
+        const float* turns = p.rotations + (c.start + t) * p.dim;
+        rotate_row(views, turns, p.dim);
+        rotate_row(views + p.dim, turns, p.dim);
+      }
+      Element* q = queries + (first + t) * p.dim;
+      for (int64_t i = 0; i < p.dim; i += kLanes) store(q + i, load(views + i));
+      std::memcpy(small + (first + t) * 3 * d, views + 3 * p.dim, 3 * d * sizeof(float));
+    }
+  }
+
+  // Per head, with z = k [W₂ W₁] and σ = σ(z₂), the ascent is Σ kᵀ [v z₁ (σ + z₂ σ (1 - σ)), v z₂ σ].
+  void climb(const float* views, int64_t rows, float* ascent, float* z) const {
+    const int64_t row = p.qkv.columns;
+    for (int64_t h = 0; h < p.heads; ++h) {
+      const float *k = views + p.dim + h * d, *v = views + 2 * p.dim + h * d;
+      ::product<false>(rows, 2 * d, {d, k, row, 1, p.units + h * unit, 2 * d, z, 2 * d});
+      for (int64_t t = 0; t < rows; ++t) {
+        float *z2 = z + t * 2 * d, *z1 = z2 + d;
+        for (int64_t i = 0; i < d; i += kLanes) {
+          const Vector x = load(z2 + i), s = sigmoid(x), silu = x * s, target = load(v + t * row + i);
+          store(z2 + i, target * load(z1 + i) * (s + silu * (1.0f - s)));
+          store(z1 + i, target * silu);
+        }
+      }
+      float* sum = ascent + h * unit;
+      ::product<true>(d, 2 * d, {rows, k, 1, row, z, 2 * d, sum, 2 * d, sum, 2 * d});
+    }
+  }
+
+  // W' = W + a / (‖a‖ + 1) with a the mean ascent and a norm per output column.
+  void step() const {
+    const float scale = float(p.loss_scale / double(p.length));
+#pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
+    for (int64_t task = 0; task < p.batch * p.heads; ++task) {
+      const int64_t image = task / p.heads, h = task % p.heads;
+      float* w = units + task * unit;
+      for (int64_t i = 0; i < unit; i += kLanes) {
+        Vector total{};
+        for (int64_t g = 0; g < groups; ++g)
+          total += load(ascents + ((image * groups + g) * p.heads + h) * unit + i);
+        store(w + i, total * scale);
+      }
+      clip_and_add(p.units + h * unit, d, 2 * d, w);
+    }
+    for (int64_t image = 0; image < p.batch; ++image) {
+      float* data = small + image * p.length * 3 * d;
+      const Conv2d correlation{{data + d, 0, 3 * d}, {data + 2 * d, 0, 3 * d}, nullptr, 1, p.height,
+                               p.width, d, 3, p.threads};
+      float* w = kernels + image * 9 * d;
+      vision_ttt_conv2d_weight(&correlation, w);
+      for (int64_t i = 0; i < 9 * d; i += kLanes) store(w + i, load(w + i) * scale);
+      clip_and_add(p.kernels, 9, d, w);
+    }
+  }
+
+  // a [rows, columns] ← w + a / (‖a‖ + 1), with a norm per column.
+  static void clip_and_add(const float* w, int64_t rows, int64_t columns, float* a) {
+    for (int64_t i = 0; i < columns; i += kLanes) {
+      Vector square{};
+      for (int64_t r = 0; r < rows; ++r) {
+        const Vector x = load(a + r * columns + i);
+        square += x * x;
+      }
+      Vector length{};
+      for (int lane = 0; lane < kLanes; ++lane) length[lane] = std::sqrt(square[lane]);
+      const Vector share = 1.0f / (length + 1.0f);
+      for (int64_t r = 0; r < rows; ++r) {
+        float* x = a + r * columns + i;
+        store(x, load(w + r * columns + i) + load(x) * share);
+      }
+    }
+  }
+
+  // y ← y + g₁ ⊙ Linear([o₁, o₂]), y ← y + g₂ ⊙ MLP(LN(y)).
+  int answer() const {
+    const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
+    const Chunks shares(p.batch, p.length, p.threads);
+    const size_t rows = shares.most(), width = p.proj.inner;
+    const size_t bytes = Buffers::padded(rows * width * sizeof(Element)) +
+                         Buffers::padded(rows * p.dim * sizeof(Element)) +
+                         Buffers::padded(rows * d * sizeof(float)) +
+                         Buffers::padded(rows * 2 * d * sizeof(float)) + mlp.bytes(rows);
+    return for_each_chunk(shares, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+      const int64_t first = c.image * p.length + c.start;
+      float* y = p.out + first * p.dim;
+      Element* o = buffers.take<Element>(c.count * width);
+      ask(c, first, o, buffers);
+      product(o, p.proj.inner, c.count, p.proj,
+              Sink<float>{y, p.dim, p.dim, p.proj.bias, of(p.gate1, c.image), y, p.dim},
+              mlp.begin(0));
+      Element* x = buffers.take<Element>(c.count * p.dim);
+      normalise_rows(y, c.count, p.dim, p.norm2, c.image, x);
+      if (!p.mlp_conv) return mlp(x, c.count, of(p.gate2, c.image), y, buffers);
+      float* z = buffers.take<float>(c.count * kHiddenAtOnce);
+      for (int64_t start = 0; start < p.fc1.columns; start += kHiddenAtOnce) {
+        const int64_t count = mlp.hidden_at(start);
+        mlp.first(x, c.count, start, count, z);
+        for (int64_t t = 0; t < c.count; ++t)
+          gelu_numbers(z + t * count, count, mlp.tanh_form,
+                       hidden + (first + t) * p.fc1.columns + start);
+      }
+    });
+  }
+
+  // o [rows, D + d]: the gated units' outputs, SiLU(q W₂') ⊙ q W₁', then the convolution's.
+  void ask(const Chunk& c, int64_t first, Element* o, Buffers& buffers) const {
+    const int64_t width = p.proj.inner;
+    float* q = buffers.take<float>(c.count * d);
+    float* z = buffers.take<float>(c.count * 2 * d);
+    for (int64_t h = 0; h < p.heads; ++h) {
+      for (int64_t t = 0; t < c.count; ++t)
+        for (int64_t i = 0; i < d; i += kLanes)
+          store(q + t * d + i, load(queries + (first + t) * p.dim + h * d + i));
+      multiply(c.count, d, 2 * d, q, d, units + (c.image * p.heads + h) * unit, z);
+      for (int64_t t = 0; t < c.count; ++t)
+        swiglu_numbers(z + t * 2 * d, z + t * 2 * d + d, d, o + t * width + h * d);
+    }
+    const TokenConvolution<float> convolve{
+        3 * d, p.height, p.width, d, 3, kernels + c.image * 9 * d, d, nullptr, false};
+    for (int64_t t = 0; t < c.count; ++t) {
+      convolve(small + (first + t) * 3 * d, c.start + t, q);
+      for (int64_t i = 0; i < d; i += kLanes) store(o + t * width + p.dim + i, load(q + i));
+    }
+  }
+
+  // y ← y + g₂ ⊙ (W₂ GELU(h + conv(h)) + b₂), given the hidden units h of all tokens.
+  int convolve_hidden() const {
+    const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
+    const int64_t columns = p.fc1.columns;
+    const Chunks shares(p.batch, p.length, p.threads);
+    return for_each_chunk(shares, p.threads, mlp.bytes(shares.most()), [&](const Chunk& c,
+                                                                           Buffers& buffers) {
+      const int64_t first = c.image * p.length + c.start;
+      float* z = buffers.take<float>(c.count * kHiddenAtOnce);
+      Element* h = buffers.take<Element>(c.count * kHiddenAtOnce);
+      for (int64_t start = 0; start < columns; start += kHiddenAtOnce) {
+        const int64_t count = mlp.hidden_at(start);
+        const TokenConvolution<Element> convolve{
+            columns, p.height,          p.width, count,
+            3,       p.mlp_conv + start, columns, p.mlp_conv_bias + start,
+            true};
+        for (int64_t t = 0; t < c.count; ++t)
+          convolve(hidden + (first + t) * columns + start, c.start + t, z + t * count);
+        gelu_numbers(z, c.count * count, mlp.tanh_form, h);
+        mlp.second(h, c.count, start, count, of(p.gate2, c.image), p.out + first * p.dim);
+      }
+    });
+  }
+
+ private:
+  const float* of(const float* gate, int64_t image) const {
+    return gate ? gate + image * p.gate_stride : nullptr;
+  }
+  template <class T>
+  T* take(size_t count) {
+    T* piece = reinterpret_cast<T*>(static_cast<char*>(p.scratch) + used);
+    used += Buffers::padded(count * sizeof(T));
+    return piece;
+  }
+};
+
+}  // namespace

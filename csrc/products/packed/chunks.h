@@ -1,0 +1,108 @@
+// Chunks of tokens, whose intermediate results stay in a core's second cache level.
+#pragma once
+
+#include <atomic>
+
+#include "../../aligned_memory.h"
+#include "../../amx/tiles.h"
+#include "../../vector.h"
+
+namespace {
+
+// Neighbouring tokens of one image.
+struct Chunk {
+  int64_t image, start, count;
+};
+
+constexpr int64_t kTileOfRows = 6;  // the rows of a product's registers
+constexpr int64_t kRowsOfChunk = kHasTiles ? 6 * kRowsOfTile : 17 * kTileOfRows;
+
+// The division of images of `length` tokens into chunks, of equal size but for one token; for few
+// images into as many chunks as the threads can share evenly, but of `least` tokens or so.
+struct Chunks {
+  int64_t batch, length, of_image;
+
+  Chunks(int64_t images, int64_t tokens, int64_t threads, int64_t least = kTileOfRows)
+      : batch(images), length(tokens) {
+    of_image = (tokens + kRowsOfChunk - 1) / kRowsOfChunk;
+    if (images % threads) of_image = (of_image + threads - 1) / threads * threads;
+    const int64_t tiles = (tokens + least - 1) / least;
+    if (of_image > tiles) of_image = tiles;
+  }
+
+  int64_t count() const { return batch * of_image; }
+
+  // The tokens of the largest chunk.
+  int64_t most() const {
+    int64_t tokens = 0;
+    for (int64_t n = 0; n < of_image; ++n)
+      if (begin(n + 1) - begin(n) > tokens) tokens = begin(n + 1) - begin(n);
+    return tokens;
+  }
+
+  Chunk operator[](int64_t i) const {
+    const int64_t n = i % of_image;
+    return {i / of_image, begin(n), begin(n + 1) - begin(n)};
+  }
+
+ private:
+  int64_t begin(int64_t n) const { return n * length / of_image; }
+};
+
+// The memory of one thread, allocated in pieces that begin at cache lines.
+class Buffers {
+ public:
+  static constexpr size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  explicit Buffers(size_t bytes) : base_(allocate_aligned(bytes)) {
+#ifdef VISION_TTT_POISON
+    for (size_t i = 0; base_ && i + 4 <= bytes; i += 4)
+      *reinterpret_cast<float*>(static_cast<char*>(base_) + i) = __builtin_nanf("");
+#endif
+  }
+  ~Buffers() { free_aligned(base_); }
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+
+  bool ok() const { return base_ != nullptr; }
+  void start_over() { used_ = 0; }
+  template <class T>
+  T* take(size_t count) {
+    T* piece = reinterpret_cast<T*>(static_cast<char*>(base_) + used_);
+    used_ += padded(count * sizeof(T));
+    return piece;
+  }
+
+ private:
+  void* base_;
+  size_t used_ = 0;
+};
+
+// Call body(chunk, buffers) for every chunk, with so many bytes per thread. Where every thread has one chunk
+// at most, it has the same one in every pass: what it wrote is in its own caches. More chunks are scheduled
+// dynamically.
+template <class Body>
+int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Body& body) {
+  std::atomic<int> failed{0};
+#pragma omp parallel num_threads(int(threads)) if (threads > 1)
+  {
+    Buffers buffers(bytes);
+    if (!buffers.ok()) failed = 1;
+    auto run = [&](int64_t i) {
+      if (!buffers.ok()) return;
+      buffers.start_over();
+      const Chunk chunk = chunks[i];
+      if (chunk.count) body(chunk, buffers);
+    };
+    if (chunks.count() <= threads) {
+#pragma omp for schedule(static, 1)
+      for (int64_t i = 0; i < chunks.count(); ++i) run(i);
+    } else {
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < chunks.count(); ++i) run(i);
+    }
+  }
+  return failed;
+}
+
+}  // namespace

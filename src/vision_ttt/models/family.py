@@ -1,0 +1,80 @@
+"""Families of plain backbones as timm's registry has them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from timm.models import DefaultCfg
+
+from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn
+from vision_ttt.models.packaged_weights import family_cfgs
+from vision_ttt.models.plain_backbone import PlainBackbone
+
+
+class Family:
+    """The registered models of one class.
+
+    A family is a file: a subclass of :class:`PlainBackbone`, a table of its models, and for each of
+    them an entrypoint under ``@register_model``, which calls :meth:`create`. timm looks up
+    ``default_cfgs`` in the module of the entrypoints::
+
+        FAMILY = Family(Vim, {"vim_tiny_patch16_224": {"embed_dim": 192}}, fixed=True)
+        default_cfgs = FAMILY.default_cfgs
+
+        @register_model
+        def vim_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vim:
+            return FAMILY.create("vim_tiny_patch16_224", pretrained, **kwargs)
+
+    Args:
+        model_class: a subclass of :class:`PlainBackbone`, whose arguments all have defaults.
+        models: name of each model → its arguments, as far as they are not the defaults.
+        fixed: whether the weights depend on the image size.
+
+    Attributes:
+        models: as given.
+        default_cfgs: timm's descriptions of the models, and of their packaged weights.
+    """
+
+    def __init__(
+        self,
+        model_class: type[PlainBackbone],
+        models: Mapping[str, Mapping[str, Any]],
+        *,
+        fixed: bool,
+    ) -> None:
+        self.model_class = model_class
+        self.models = models
+        self._defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(model_class).parameters.items()
+        }
+        self.default_cfgs: dict[str, DefaultCfg] = family_cfgs(
+            {
+                name: pretrained_cfg({**self._defaults, **own}["img_size"], fixed=fixed)
+                for name, own in models.items()
+            }
+        )
+
+    def create(self, name: str, pretrained: bool = False, **kwargs: Any) -> Any:
+        """Build a model of the table through timm.
+
+        Args:
+            name: of the model.
+            pretrained: load weights.
+            kwargs: arguments of the model or of timm, which replace those of the table.
+
+        Raises:
+            TypeError, ValueError: an argument is unknown or out of its range.
+        """
+        arguments = {**self.models[name], **kwargs}
+        return build_model(
+            self.model_class,
+            name,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter_fn,
+            feature_cfg=feature_cfg({**self._defaults, **arguments}["depth"]),
+            **arguments,
+        )

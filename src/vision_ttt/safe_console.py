@@ -1,0 +1,27 @@
+"""The console of everything that is printed: only its own control characters act."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from vision_ttt.shown_text import shown
+
+
+class SafeConsole(Console):
+    """rich's console, which shows the control characters of what it prints, by `shown`."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Show them before what is in a table is measured."""
+        return super().render_str(shown(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Show those of texts that are no strings, too, such as those beside a bar."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=shown(segment.text))
