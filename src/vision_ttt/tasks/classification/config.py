@@ -28,7 +28,7 @@ class ClassificationSection(TaskSection, HasImageBackbone):
     mixup: float = number(0.0, NOT_NEGATIVE)
     """Alpha of mixup's Beta distribution (>= 0); 0: no mixup."""
     cutmix: float = number(0.0, NOT_NEGATIVE)
-    """Alpha of CutMix's Beta distribution (>= 0); 0: no CutMix. With both, a coin is tossed."""
+    """Alpha of CutMix's Beta distribution (>= 0); 0: no CutMix. With both, each batch uses one."""
     label_smoothing: float = number(0.1, SHARE)
     """Probability mass spread evenly over all classes (0 to <1)."""
     self_distillation: float = number(0.0, NOT_NEGATIVE)

@@ -50,21 +50,21 @@ class ImageData(Section):
     class), a folder of webdataset shards (*.tar), or a name that timm.data.create_dataset reads,
     such as hfds/NAME or wds/NAME."""
     dataset_root: str | None = None
-    """Folder given to timm.data.create_dataset beside the name; digits and folders have none."""
+    """Folder of a dataset that timm reads by name; not for digits and folders."""
     train_split: str = "train"
     """Name of the training split, for datasets read by timm."""
     test_split: str = "validation"
     """Name of the test split, for datasets read by timm."""
     test_fraction: float = number(0.2, INNER_FRACTION)
-    """Fraction of images held out for test (0 to 1, exclusive) where a folder has no split of its
-    own; the choice is stratified and fixed, whatever the seed."""
+    """Fraction of images held out for test (0 to 1, exclusive) if a folder has no test split; the
+    choice is stratified and does not depend on the seed."""
     num_classes: int | None = number(None, Range(2, float("inf"), "at least 2"))
-    """Number of classes, for datasets that do not state it; null: ask the dataset. It must not
-    differ from what the dataset states."""
+    """Number of classes, for datasets that do not state it; null: that of the dataset. It must not
+    differ from the dataset's."""
     image_size: int | None = number(None, Range(1, 16_384, "from 1 to 16,384"))
-    """Height and width of the model's input in pixels; null: the model's own."""
+    """Height and width of the model's input in pixels; null: the model's default."""
     crop_scale: float = number(0.08, FRACTION)
-    """Least area of the random resized crop, as a fraction of the image (>0 to 1)."""
+    """Smallest area of the random resized crop, as a fraction of the image (>0 to 1)."""
     crop_ratio: float = number(1.3333, Range(1.0, float("inf"), "at least 1"))
     """Largest aspect ratio of the random resized crop, its inverse being the smallest (>= 1)."""
     crop_fraction: float | None = number(None, Range(0.1, 1.0, "from 0.1 to 1"))
@@ -73,16 +73,16 @@ class ImageData(Section):
     horizontal_flip: float = number(0.5, PROBABILITY)
     """Probability of a left-right flip (0 to 1)."""
     color_jitter: float = number(0.0, NOT_NEGATIVE)
-    """Strength of brightness, contrast and saturation jitter (>= 0); 0 beside RandAugment,
+    """Strength of brightness, contrast and saturation jitter (>= 0); must be 0 with RandAugment,
     AutoAugment and AugMix, which vary colours themselves."""
     auto_augment: str | None = None
     """Policy in timm's words: RandAugment, e.g. rand-m9-mstd0.5-inc1, AutoAugment, e.g. v0, AugMix,
     e.g. augmix-m5-w4-d2, or ThreeAugment, 3a; null: none."""
     repeated_augmentation: int = number(1, COUNT)
-    """Times that an image is seen, differently augmented, in the batches it is drawn into; an epoch
-    has as many images as ever, so that it sees fewer different ones."""
+    """Number of differently augmented copies of each drawn image; the number of images per epoch
+    does not change, so that an epoch has fewer different images."""
     random_erasing: float = number(0.0, PROBABILITY)
-    """Probability that a random rectangle is overwritten with noise (0 to 1)."""
+    """Probability of overwriting a random rectangle with noise (0 to 1)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

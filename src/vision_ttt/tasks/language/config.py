@@ -39,7 +39,7 @@ class LanguageData(Section):
     """bytes: a token for each byte of UTF-8, and one for a document's end; or the folder of a
     tokenizer of transformers, whose end-of-sequence token ends documents."""
     context: int = number(2048, CONTEXT)
-    """Tokens of a sequence. Documents lie in sequences end to end, the last one is filled up."""
+    """Tokens of a sequence. Documents are concatenated and cut; the last sequence is padded."""
 
 
 @dataclass(frozen=True)
