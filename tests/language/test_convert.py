@@ -22,7 +22,7 @@ def test_every_number_is_used_once(name, tied):
     weights, model = released(name, tie_word_embeddings=tied)
     numbered, total = {}, 0
     for key, x in weights.items():
-        numbered[key] = torch.arange(total, total + x.numel()).view_as(x)
+        numbered[key] = torch.arange(total, total + x.numel(), dtype=torch.float64).view_as(x)
         total += x.numel()
     if tied:
         numbered["lm_head.weight"] = numbered["model.embed_tokens.weight"]
