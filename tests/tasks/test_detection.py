@@ -421,7 +421,7 @@ def test_damaged_images_stop_the_run_or_are_counted(damaged: Path, tmp_path: Pat
     assert names == {f"00000000000{number}.png" for number in (1, 2, 3)}
     assert result.metrics["train_faulty_images"] == 1
     (damaged / "train2017" / "000000000002.png").write_bytes(b"\x89PNG")
-    told = r"1 of the 7 images .*instances_train2017\.json have annotations .*: annotation \d+ of"
+    told = r"1 of the 7 images .*_train2017\.json have invalid annotations: .*: annotation \d+ of"
     with pytest.raises(DatasetError, match=told):
         train(_config(damaged, tmp_path / "other", **fields))
     path = damaged / "annotations" / "instances_train2017.json"
