@@ -15,17 +15,13 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._backend import autocast_kind
+from vision_ttt.ops._shapes import Axis, Shape, axis_text, bind, parse_axis, shape_text
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The dtypes that ops accept. Kernels support fewer."""
 
 MOST_SIGNATURES = 1024
 """The number of accepted calls that a contract caches."""
-
-Axis = int | str | tuple[str, ...]
-"""A size, a symbol, or a product of both."""
-Shape = tuple[Axis, ...]
-"""The axes of a tensor."""
 
 
 class Whole(NamedTuple):
@@ -47,17 +43,10 @@ class _Row(NamedTuple):
     optional: bool
 
 
-def _axis(text: str) -> Axis:
-    factors = tuple(text.split("*"))
-    if len(factors) > 1:
-        return factors
-    return int(text) if text.isdecimal() else text
-
-
 def _row(name: str, text: str) -> _Row:
     optional = text.startswith("?")
     shapes = text.removeprefix("?").split("|")
-    return _Row(name, tuple(tuple(map(_axis, shape.split())) for shape in shapes), optional)
+    return _Row(name, tuple(tuple(map(parse_axis, shape.split())) for shape in shapes), optional)
 
 
 class Contract:
@@ -237,8 +226,8 @@ class Contract:
                 continue
             if not isinstance(x, Tensor):
                 raise TypeError(f"{self.op}: {name} must be a tensor, got {type(x).__name__}")
-            if not any(_bind(x.shape, shape, known) for shape in shapes):
-                accepted = " or ".join(_text(shape, known) for shape in shapes)
+            if not any(bind(x.shape, shape, known) for shape in shapes):
+                accepted = " or ".join(shape_text(shape, known) for shape in shapes)
                 raise ValueError(
                     f"{self.op}: {name} must have shape {accepted}, got {list(x.shape)}"
                 )
@@ -273,7 +262,7 @@ class Contract:
         for axis, size in axes:
             if size == 0 and axis not in self.may_be_0:
                 raise ValueError(
-                    f"{self.op}: {_axis_text(axis, {})} must be at least 1, "
+                    f"{self.op}: {axis_text(axis, {})} must be at least 1, "
                     f"got {name} {list(x.shape)}"
                 )
 
@@ -370,61 +359,3 @@ def check_range(op: str, name: str, x: Tensor, most: int) -> None:
     check_storages(op, {name: x})
     if not all(0 <= value <= most for value in x.tolist()):
         raise ValueError(f"{op}: {name} must be in 0 … {most}, got {x.tolist()}")
-
-
-def _bind(sizes: Sequence[int], shape: Shape, known: dict[str, Any]) -> bool:
-    """Whether sizes match the shape. A match adds its new symbols to ``known``."""
-    if shape and shape[0] == "...":
-        shape = shape[1:]
-        if len(sizes) < len(shape):
-            return False
-        lead = len(sizes) - len(shape)
-        if known.setdefault("...", tuple(sizes[:lead])) != tuple(sizes[:lead]):
-            return False
-        sizes = sizes[lead:]
-    if len(sizes) != len(shape):
-        return False
-    found: dict[str, Any] = {}
-    for size, axis in zip(sizes, shape, strict=True):
-        if isinstance(axis, str):
-            wanted = known.get(axis)
-            if wanted is None:
-                wanted = found.setdefault(axis, size)
-        elif isinstance(axis, int):
-            wanted = axis
-        else:
-            wanted = _product(axis, size, known, found)
-        if size != wanted:
-            return False
-    known.update(found)
-    return True
-
-
-def _product(factors: tuple[str, ...], size: int, known: Mapping[str, Any], found: dict) -> int:
-    """The product of the factors; a single unknown factor is solved for from ``size``."""
-    product, unknown = 1, None
-    for factor in factors:
-        if factor.isdecimal():
-            product = product * int(factor)
-        elif factor in known:
-            product = product * known[factor]
-        else:
-            unknown = factor
-    if unknown is None:
-        return product
-    found[unknown] = size // product if product else 0
-    return product * found[unknown]
-
-
-def _axis_text(axis: Axis, known: Mapping[str, Any]) -> str:
-    if not isinstance(axis, tuple):
-        return str(known.get(axis, axis))
-    text = "*".join(axis)
-    if all(f.isdecimal() or f in known for f in axis):
-        return f"{text} = {_product(axis, 0, known, {})}"
-    return text
-
-
-def _text(shape: Shape, known: Mapping[str, Any]) -> str:
-    """A shape for messages: sizes where they are known, else symbols."""
-    return f"[{', '.join(_axis_text(a, {} if a == '...' else known) for a in shape)}]"
