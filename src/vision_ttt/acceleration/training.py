@@ -30,7 +30,9 @@ support. Its ``forward`` runs that of ``plain`` in evaluation mode and where a p
 
 
 def for_training(model: nn.Module, *, strict: bool = False) -> nn.Module:
-    """Let a model train by composite ops, which are faster on a CPU and keep less for backward.
+    """Let a model train by composite ops, which keep less for the backward pass.
+
+    On a CPU those of Vittt are faster, too; those of Mamba save memory alone.
 
     The TTT-Linear layers and the MLPs of Vittt, the Mamba layers of Vim and Mamba-Reg, and the
     linear layers of any model run as one op each. The model stays the same object, with the same
