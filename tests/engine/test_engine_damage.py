@@ -46,7 +46,9 @@ def test_batches_of_damaged_items_are_passed_over(
     assert all(row["train_loss"] > 0 for row in result.metrics["history"])
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "predict"])
+@pytest.mark.parametrize(
+    "command", ["train", *(pytest.param(x, marks=pytest.mark.slow) for x in ("eval", "predict"))]
+)
 def test_a_damaged_item_ends_commands_with_worker_processes(
     tiny_fields: Fields, image_folder: Path, tmp_path: Path, command: str
 ) -> None:

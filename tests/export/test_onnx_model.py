@@ -37,10 +37,8 @@ def test_any_image_size_from_the_command_line(
         torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["vim_tiny_patch16_224", pytest.param("mambar_tiny_patch16_224", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # the exporter's cases below have both families
+@pytest.mark.parametrize("name", ["vim_tiny_patch16_224", "mambar_tiny_patch16_224"])
 def test_selective_scans_at_any_image_size(make_model: Callable, tmp_path: Path, name: str) -> None:
     """The loop is one node per block, and large and small steps are exact in onnxruntime, too."""
     model, metadata = make_model(

@@ -68,7 +68,8 @@ def test_any_image_size(
         program(torch.randn(1, 3, 22, 20))
 
 
-@pytest.mark.parametrize("portable", [False, True])
+# A portable program is an ONNX file's, which is tested at any size.
+@pytest.mark.parametrize("portable", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["vim_tiny_patch16_224", "mambar_tiny_patch16_224"])
 def test_selective_scans_at_any_image_size(
     make_model: Callable, tmp_path: Path, name: str, portable: bool

@@ -164,7 +164,7 @@ class OptimisationSection(Section):
     updates: int | None = number(None, COUNT)
     """Length of the run in optimiser updates, instead of epochs."""
     units: int | None = number(None, COUNT)
-    """Length of the run in units of the task's loss, e.g. images or tokens, instead of epochs;
+    """Length of the run in units of the task's loss, e.g. tokens, instead of epochs;
     rounded up to whole updates."""
     batch_size: int = number(1024, COUNT)
     """Items per optimiser update, over all processes and accumulation steps together."""

@@ -52,6 +52,7 @@ def measure(readers, learners, size, run, settings=SETTINGS, **lengths):
     return [row for rows in found for row in rows]
 
 
+@pytest.mark.slow
 def test_every_contender_is_measured(run, size, tmp_path: Path):
     readers = [label for label in ALL if not label.endswith(":for_training")]
     learners = ["ttt-linear:for_training", "ttt-mlp-mamba:dual", "llama"]

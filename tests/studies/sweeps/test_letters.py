@@ -285,6 +285,7 @@ def small_pictures() -> LetterImages:
     return open_letters({"side": 64, "glyph": 16, "test_images": 1}).test
 
 
+@pytest.mark.slow
 def test_a_perfect_segmenter_is_perfect_on_larger_pictures(small_pictures):
     task = _Task(small_pictures, None)
     task.statistics = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}

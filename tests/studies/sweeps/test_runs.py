@@ -134,6 +134,7 @@ def test_an_interrupted_sweep_ends_its_runs_with_checkpoints(make_sweep, tmp_pat
         assert "stopped after update" in (tmp_path / "long" / "seed-0" / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_where_it_was(make_sweep, tmp_path):
     sweep, output = make_sweep(short={"epochs": 1}, long={"epochs": 8}), tmp_path / "runs"
     long = output / "long" / "seed-0"
