@@ -93,7 +93,13 @@ def inputs(name: str, batch: int, height: int, width: int) -> tuple[torch.Tensor
 @pytest.mark.parametrize(
     ("name", "options", "multiple"),
     [
-        ("vittt_nano_patch4_32", {**PLAIN, **ANY}, 8),
+        pytest.param(
+            *("vittt_nano_patch4_32", {**PLAIN, **ANY}, 8),
+            marks=pytest.mark.skipif(
+                torch.__version__.startswith("2.11."),
+                reason="this exporter of PyTorch 2.11 keeps our ops; vision-ttt export does not",
+            ),
+        ),
         ("vit3_tiny_patch16_224", {**PLAIN, **ANY}, 8),
         ("hvit3_tiny", STAGE, 32),
         ("vim_tiny_patch16_224", {**SCANS, **ANY}, 8),
