@@ -5,7 +5,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,6 +19,8 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torchvision.datasets import ImageFolder
 
 from vision_ttt.data.digits import Digits
+from vision_ttt.data.elpv import ELPV
+from vision_ttt.data.fashion_mnist import FashionMNIST
 from vision_ttt.data.folder_walk import images_below
 from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, open_image, open_listed
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages, read_class_lines
@@ -27,8 +29,9 @@ from vision_ttt.file_kinds import is_hidden, is_text
 _LOGGER = logging.getLogger(__name__)
 _TEST_FOLDERS = ("val", "validation", "test")
 _SPLIT_NAMES = ("train_split", "test_split")
+_DRAWN = ("test_fraction", "split_seed")
 ACCEPTED = (
-    "'digits', an image folder, a folder of *.tar shards, or a name timm.data.create_dataset reads"
+    "'digits', 'fashion-mnist', 'elpv', an image folder, a folder of *.tar shards, or a name timm.data.create_dataset reads"
     " such as hfds/NAME"
 )
 
@@ -45,6 +48,7 @@ class DatasetSpec:
     train_split: str = "train"
     test_split: str = "validation"
     test_fraction: float = 0.2
+    split_seed: int = 0
     num_classes: int | None = None
 
 
@@ -79,8 +83,17 @@ def open_dataset(spec: DatasetSpec) -> ImageSplits:
         FileNotFoundError: a folder that is not there.
     """
     if spec.dataset == "digits":
-        refuse_unused(spec, "the digits", "dataset_root", *_SPLIT_NAMES, "test_fraction")
+        refuse_unused(spec, "the digits", "dataset_root", *_SPLIT_NAMES, *_DRAWN)
         return ImageSplits(Digits("train"), Digits("test"), Digits.classes)
+    if spec.dataset == "fashion-mnist":
+        refuse_unused(spec, "Fashion-MNIST", *_SPLIT_NAMES, *_DRAWN)
+        train, test = (FashionMNIST(split, spec.dataset_root) for split in ("train", "test"))
+        return ImageSplits(train, test, FashionMNIST.classes)
+    if spec.dataset == "elpv":
+        refuse_unused(spec, "ELPV", *_SPLIT_NAMES)
+        cells = ELPV(spec.dataset_root)
+        names = [Path(path).name for path, _ in cells.samples]
+        return _split(cells, names, cells.kinds, ELPV.classes, "ELPV", spec)
     folder = Path(spec.dataset).expanduser()
     if folder.is_dir():
         refuse_unused(spec, f"the folder {folder}", "dataset_root", *_SPLIT_NAMES)
@@ -169,7 +182,7 @@ def _open_folder(root: Path, spec: DatasetSpec) -> ImageSplits:
             raise DatasetError(
                 f"image folder {root} has train/ but none of {', '.join(_TEST_FOLDERS)} beside it"
             )
-        refuse_unused(spec, f"{root}, which has {test_root.name}/,", "test_fraction")
+        refuse_unused(spec, f"{root}, which has {test_root.name}/,", *_DRAWN)
         train, test = FolderImages(root / "train"), FolderImages(test_root)
         if train.classes != test.classes:
             alone = sorted(set(train.classes) ^ set(test.classes))
@@ -180,7 +193,7 @@ def _open_folder(root: Path, spec: DatasetSpec) -> ImageSplits:
         return ImageSplits(train, test, tuple(train.classes))
     images = FolderImages(root)
     names = [path.removeprefix(str(root)) for path, _ in images.samples]
-    return _split(images, names, tuple(images.classes), root, spec.test_fraction)
+    return _split(images, names, images.targets, tuple(images.classes), root, spec)
 
 
 def _open_shards(shards: list[Path], spec: DatasetSpec) -> ImageSplits:
@@ -195,8 +208,8 @@ def _open_shards(shards: list[Path], spec: DatasetSpec) -> ImageSplits:
     classes = _shard_classes(root, labels, spec.num_classes)
     if test_images is None:
         names = [f"{each.shard.relative_to(root)}/{each.name}" for each in images.samples]
-        return _split(images, names, classes, root, spec.test_fraction)
-    refuse_unused(spec, f"{root}, which has shards for test,", "test_fraction")
+        return _split(images, names, images.targets, classes, root, spec)
+    refuse_unused(spec, f"{root}, which has shards for test,", *_DRAWN)
     return ImageSplits(images, test_images, classes)
 
 
@@ -223,22 +236,27 @@ def _shard_classes(root: Path, labels: set[int], num_classes: int | None) -> tup
 
 
 def _split(
-    images: FolderImages | ShardImages,
+    images: FolderImages | ShardImages | ELPV,
     names: Sequence[str],
+    strata: Sequence[Hashable],
     classes: tuple[str, ...],
-    root: Path,
-    fraction: float,
+    root: Path | str,
+    spec: DatasetSpec,
 ) -> ImageSplits:
+    """Draw the test images, the same share of each stratum."""
     rarest, count = min(Counter(images.targets).items(), key=lambda item: item[1])
     if count < 2:
         raise DatasetError(
             f"class {classes[rarest]} of {root} has {count} image; at least 2 are needed to split"
-            " the folder into training and test images"
+            " it into training and test images"
         )
     try:
-        # The split must not follow the seed: `eval` must use the same test images.
+        # The split must not follow the run's seed: `eval` must use the same test images.
         train_indices, test_indices = train_test_split(
-            np.arange(len(images)), test_size=fraction, stratify=images.targets, random_state=0
+            np.arange(len(images)),
+            test_size=spec.test_fraction,
+            stratify=strata,
+            random_state=spec.split_seed,
         )
     except ValueError as error:
         raise DatasetError(f"{root} cannot be split for test: {error}") from error
@@ -288,7 +306,7 @@ class TorchvisionImages(Dataset[tuple[Image.Image, int]]):
 
 
 def _open_timm(spec: DatasetSpec) -> ImageSplits:
-    refuse_unused(spec, f"{spec.dataset}, whose splits have names,", "test_fraction")
+    refuse_unused(spec, f"{spec.dataset}, whose splits have names,", *_DRAWN)
     # A checkpoint of others names its data, too.
     if urlsplit(spec.dataset_root or "").scheme == "pipe":
         raise DatasetError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -26,6 +27,11 @@ class ClassifierEvaluation:
     """Share of images whose most probable class is theirs, from 0 to 1."""
     top5_accuracy: float
     """Share of images whose class is among the five most probable, from 0 to 1."""
+    balanced_accuracy: float
+    """Mean over the classes that have images of the share of their images predicted right."""
+    roc_auc: float | None
+    """Area under the ROC curve of the second class's probability, where there are two classes with
+    images; None otherwise."""
     targets: Tensor
     """True class indices [N], in the dataset's order, damaged images left out."""
     predictions: Tensor
@@ -73,15 +79,20 @@ def evaluate(
 def summarise(logits: Tensor, targets: Tensor) -> ClassifierEvaluation:
     """Return the evaluation of logits [N, C] against class indices [N]."""
     count, classes = logits.shape
-    predictions = logits.argmax(dim=1)
+    predictions, probabilities = logits.argmax(dim=1), logits.softmax(dim=1)
     top = logits.topk(min(5, classes), dim=1).indices
     pairs = targets * classes + predictions
+    confusion = torch.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+    counts = confusion.sum(dim=1)
+    has_both = classes == 2 and bool((counts > 0).all())
     return ClassifierEvaluation(
         loss=F.cross_entropy(logits, targets).item(),
         accuracy=(predictions == targets).sum().item() / count,
         top5_accuracy=(top == targets[:, None]).any(dim=1).sum().item() / count,
+        balanced_accuracy=(confusion.diagonal() / counts)[counts > 0].mean().item(),
+        roc_auc=float(roc_auc_score(targets, probabilities[:, 1])) if has_both else None,
         targets=targets,
         predictions=predictions,
-        probabilities=logits.softmax(dim=1),
-        confusion=torch.bincount(pairs, minlength=classes**2).reshape(classes, classes),
+        probabilities=probabilities,
+        confusion=confusion,
     )

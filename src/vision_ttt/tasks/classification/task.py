@@ -113,6 +113,8 @@ class Classification(ImageTask):
             "loss": evaluation.loss,
             "accuracy": evaluation.accuracy,
             "top5_accuracy": evaluation.top5_accuracy,
+            "balanced_accuracy": evaluation.balanced_accuracy,
+            "roc_auc": evaluation.roc_auc,
             "classes": [
                 {"class": name, "images": count, "accuracy": right / count if count else None}
                 for name, count, right in zip(self.classes, counts, correct, strict=True)
@@ -130,6 +132,9 @@ class Classification(ImageTask):
         table.add_section()
         table.add_row("all", str(figures["images"]), f"{figures['accuracy']:.2%}")
         table.add_row("top-5", "", f"{figures['top5_accuracy']:.2%}")
+        table.add_row("balanced", "", f"{figures['balanced_accuracy']:.2%}")
+        if figures["roc_auc"] is not None:
+            table.add_row("ROC-AUC", "", f"{figures['roc_auc']:.4f}")
         table.add_row("loss", "", f"{figures['loss']:.4f}")
         return table
 

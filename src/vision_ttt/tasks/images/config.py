@@ -46,18 +46,21 @@ class ImageData(Section):
     """A dataset of labelled images, and what is done to its images."""
 
     dataset: str = "digits"
-    """"digits" (scikit-learn's), an image folder (with train/ and val/ or test/, or one folder per
-    class), a folder of webdataset shards (*.tar), or a name that timm.data.create_dataset reads,
-    such as hfds/NAME or wds/NAME."""
+    """"digits" (scikit-learn's), "fashion-mnist" (of Debian's package dataset-fashion-mnist or in
+    dataset_root), "elpv" (of the package elpv-dataset or in dataset_root), an image folder (with
+    train/ and val/ or test/, or one folder per class), a folder of webdataset shards (*.tar), or a
+    name that timm.data.create_dataset reads, such as hfds/NAME or wds/NAME."""
     dataset_root: str | None = None
-    """Folder of a dataset that timm reads by name; not for digits and folders."""
+    """Folder of fashion-mnist, elpv, or a dataset that timm reads by name."""
     train_split: str = "train"
     """Name of the training split, for datasets read by timm."""
     test_split: str = "validation"
     """Name of the test split, for datasets read by timm."""
     test_fraction: float = number(0.2, INNER_FRACTION)
-    """Fraction of images held out for test (0 to 1, exclusive) if a folder has no test split; the
-    choice is stratified and does not depend on the seed."""
+    """Fraction of images held out for test (0 to 1, exclusive) if elpv or a folder has no test
+    split; the choice is stratified and does not depend on run.seed."""
+    split_seed: int = number(0, Range(0, 2**32 - 1, "from 0 to 4,294,967,295"))
+    """Seed of that choice."""
     num_classes: int | None = number(None, Range(2, float("inf"), "at least 2"))
     """Number of classes, for datasets that do not state it; null: that of the dataset. It must not
     differ from the dataset's."""

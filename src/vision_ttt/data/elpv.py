@@ -1,0 +1,75 @@
+"""ELPV: 2,624 electroluminescence photographs of solar cells, some of them defective.
+
+S. Deitsch et al., "Segmentation of photovoltaic module cells in uncalibrated electroluminescence
+images", 2021. The images are licensed CC BY-NC-SA 4.0.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from PIL import Image
+from torch.utils.data import Dataset
+
+from vision_ttt.data.images import open_listed
+from vision_ttt.data.shards import DatasetError
+
+
+class ELPV(Dataset[tuple[Image.Image, int]]):
+    """Solar cells as 300 × 300 RGB images with labels 0 (functional) and 1 (defective).
+
+    A cell is defective if experts gave it a defect probability of at least one half.
+
+    Args:
+        root: folder with ``labels.csv`` and ``images``; None: that of the installed package
+            elpv-dataset.
+
+    Raises:
+        FileNotFoundError: there is no such folder; says how to get it.
+        DatasetError: a line of the labels cannot be read.
+    """
+
+    classes: tuple[str, ...] = ("functional", "defective")
+
+    def __init__(self, root: str | None = None) -> None:
+        folder = _installed() if root is None else Path(root).expanduser()
+        labels = folder / "labels.csv"
+        if not labels.is_file():
+            raise FileNotFoundError(
+                2,
+                "ELPV is not there; pip install elpv-dataset, or give the folder of its labels.csv"
+                " as dataset_root",
+                str(labels),
+            )
+        self.samples: list[tuple[str, int]] = []
+        self.kinds: list[str] = []
+        """Of each image: its label and the kind of its module, monocrystalline or poly-."""
+        for number, line in enumerate(labels.read_text("utf-8").splitlines(), 1):
+            try:
+                name, probability, kind = line.split()
+                is_defective = int(float(probability) >= 0.5)
+                if Path(name).is_absolute() or ".." in Path(name).parts:
+                    raise ValueError("the image is not in the folder")
+            except ValueError as error:
+                raise DatasetError(f"{labels}, line {number}: {error}") from error
+            self.samples.append((str(folder / name), is_defective))
+            self.kinds.append(f"{is_defective} {kind}")
+        if not self.samples:
+            raise DatasetError(f"{labels} names no image")
+        self.targets = [label for _, label in self.samples]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        path, label = self.samples[index]
+        return open_listed(path), label
+
+
+def _installed() -> Path:
+    # The package's code is not run: it only says where its files are.
+    found = importlib.util.find_spec("elpv_dataset")
+    if found is None or found.origin is None:
+        return Path("elpv_dataset")
+    return Path(found.origin).parent / "data"
