@@ -31,8 +31,8 @@ _TEST_FOLDERS = ("val", "validation", "test")
 _SPLIT_NAMES = ("train_split", "test_split")
 _DRAWN = ("test_fraction", "split_seed")
 ACCEPTED = (
-    "'digits', 'fashion-mnist', 'elpv', an image folder, a folder of *.tar shards, or a name timm.data.create_dataset reads"
-    " such as hfds/NAME"
+    "'digits', 'fashion-mnist', 'elpv', an image folder, a folder of *.tar shards, or a name"
+    " timm.data.create_dataset reads such as hfds/NAME"
 )
 
 
