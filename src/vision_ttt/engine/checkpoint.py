@@ -26,10 +26,7 @@ WEIGHTS_FILE = "last.safetensors"
 BEST_FILE = "best.safetensors"
 """In a run directory, the weights at the best evaluation."""
 CHECKPOINTS = "checkpoints"
-"""Sub-folder of a run directory for the states one resumes from.
-
-Such a state is a file update-NUMBER.safetensors, or a folder update-NUMBER if the run is sharded.
-"""
+"""Sub-folder of a run directory for the states one resumes from, update-NUMBER.safetensors."""
 _FORMAT = 2
 
 
