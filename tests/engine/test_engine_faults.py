@@ -294,6 +294,8 @@ def test_a_hanging_worker_times_out(
 
     original = FolderImages.__getitem__
     monkeypatch.setattr(FolderImages, "__getitem__", hanging)
+    # PyTorch waits so long for each worker to end by itself.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
     recipe = tmp_path / "recipe.yaml"
     _write(recipe, tiny_fields(num_workers=1, loader_timeout=1.5))
     assert main(["train", str(recipe)]) == 4

@@ -1,6 +1,7 @@
 """The arguments of `vision-ttt train`: a recipe, and a flag for each field of a run."""
 
 import contextlib
+import functools
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
@@ -148,11 +149,18 @@ def _add_fields(parser: CommandParser, task: type[TaskSection]) -> None:
 
 def _declaration(section: type[Section], field: str) -> dict[str, Any]:
     """Type, default and help of a field; its docstring is the help."""
-    descriptions = {
+    return {
+        "type": field_types(section)[field],
+        "default": defaults(section)[field],
+        "help": _descriptions(section)[field],
+    }
+
+
+@functools.cache  # reading the source takes more time than all else before a run begins
+def _descriptions(section: type[Section]) -> dict[str, str]:
+    return {
         each.arg_name: " ".join(each.description.split())
         for owner in reversed(section.__mro__)  # a field may be declared by a base
         if issubclass(owner, Section)
         for each in docstring_parser.parse_from_object(owner).params
     }
-    default = defaults(section)[field]
-    return {"type": field_types(section)[field], "default": default, "help": descriptions[field]}
