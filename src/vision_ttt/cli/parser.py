@@ -31,8 +31,8 @@ def _nesting(token: str) -> int:
 class CommandParser(jsonargparse.ArgumentParser):
     """A parser of flags that are declared as `--some_flag` and shown as `--some-flag`.
 
-    It accepts both spellings, and bare `--switch` for `--switch true`; it answers an unknown flag
-    with its nearest neighbours.
+    It accepts both spellings, and bare `--switch` for `--switch true` where that is accepted; it
+    answers an unknown flag with its nearest neighbours.
     """
 
     def __init__(self, prog: str, summary: str) -> None:
@@ -114,8 +114,7 @@ class CommandParser(jsonargparse.ArgumentParser):
                 )
             spelt.append(top + dot + key + equals + value)
             follower = argv[position + 1] if position + 1 < len(argv) else "--"
-            is_switch = getattr(flags[top], "_typehint", None) is bool
-            if is_switch and not equals and follower.lower() not in ("true", "false"):
+            if not equals and _is_switch(flags[top], follower):
                 spelt.append("true")
         return spelt
 
@@ -142,6 +141,13 @@ def _called(action: argparse.Action) -> str:
 
 def _is_mapping(action: argparse.Action) -> bool:
     return get_origin(getattr(action, "_typehint", None)) is dict
+
+
+def _is_switch(action: argparse.Action, follower: str) -> bool:
+    """Whether a flag stands for `--flag true`, by what follows it."""
+    kind = getattr(action, "_typehint", None)
+    accepted = ("true", "false") if kind is bool else get_args(kind)
+    return "true" in accepted and follower.lower() not in accepted
 
 
 def _words(kind: Any) -> str:

@@ -2,6 +2,7 @@
 
 import jsonargparse
 
+from vision_ttt.cli.arguments.inference import add_device_argument
 from vision_ttt.cli.checks import check_input_file, check_range
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.extras import require
@@ -33,12 +34,7 @@ def add_arguments(parser: CommandParser) -> None:
         " 0.0.0.0 from other machines, too",
     )
     parser.add_argument("--port", type=int, default=7860, help="port to listen on")
-    parser.add_argument(
-        "--device",
-        type=str | None,
-        default=None,
-        help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
-    )
+    add_device_argument(parser)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jsonargparse
 import yaml
 
+from vision_ttt.cli.arguments.inference import add_device_argument
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
     check_input_file,
@@ -86,11 +87,9 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     _add_common(own)
     {
         "gradient-map": _add_gradient_map,
-        "receptive-field": _add_receptive_field,
         "inner-loss": _add_inner_loss,
-        "norms": lambda parser: None,
         "fast-weights": _add_fast_weights,
-    }[what](own)
+    }.get(what, lambda parser: None)(own)
     arguments = own.parse_command(argv[1:])
     arguments.what = what
     return arguments
@@ -107,8 +106,6 @@ def check(arguments: jsonargparse.Namespace) -> None:
     )
     own = {"fraction": (1e-6, 1), "last_layers": (1, 1_000), "window": (1, 1_000_000)}
     check_range(arguments, **{name: ends for name, ends in own.items() if name in arguments})
-    if arguments.what == "receptive-field" and arguments.radius is not None:
-        check_range(arguments, radius=(0, LARGEST_SIDE))
     arguments.given = [weights_path(word) for word in arguments.given]
     models, images = split_models_and_images(arguments.given)
     for model in models:
@@ -223,12 +220,7 @@ def _add_common(parser: CommandParser) -> None:
         default=False,
         help="overwrite existing figures in the folder",
     )
-    parser.add_argument(
-        "--device",
-        type=str | None,
-        default=None,
-        help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
-    )
+    add_device_argument(parser)
 
 
 def _add_gradient_map(parser: CommandParser) -> None:
@@ -252,15 +244,6 @@ def _add_gradient_map(parser: CommandParser) -> None:
         type=bool,
         default=False,
         help="also write a sheet of all layers, and of all heads and directions, for each image",
-    )
-
-
-def _add_receptive_field(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--radius",
-        type=float | None,
-        default=None,
-        help="radius in pixels of the reported share; null: a quarter of the shorter side",
     )
 
 

@@ -26,3 +26,13 @@ def add_inference_arguments(parser: CommandParser) -> None:
         default=False,
         help="skip, name and count images that do not decode; otherwise stop",
     )
+
+
+def add_device_argument(parser: CommandParser) -> None:
+    """Declare where the model runs, see `vision_ttt.cli.device`."""
+    parser.add_argument(
+        "--device",
+        type=str | None,
+        default=None,
+        help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
+    )

@@ -4,7 +4,11 @@ from pathlib import Path
 
 import jsonargparse
 
-from vision_ttt.cli.arguments.inference import CHECKPOINT, add_inference_arguments
+from vision_ttt.cli.arguments.inference import (
+    CHECKPOINT,
+    add_device_argument,
+    add_inference_arguments,
+)
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
     check_new_folder,
@@ -65,12 +69,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--json", type=bool, default=False, help="print JSON instead of tables")
     add_inference_arguments(parser)
-    parser.add_argument(
-        "--device",
-        type=str | None,
-        default=None,
-        help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
-    )
+    add_device_argument(parser)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

@@ -84,17 +84,11 @@ def add_arguments(parser: CommandParser) -> None:
 def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     """Parse `argv`, leaving out what was not given: the recipe comes before the defaults.
 
-    The recipe's task decides which flags there are. A bare --resume means --resume true.
+    The recipe's task decides which flags there are.
     """
     task, values = _task(argv)
     _add_fields(parser, task)
-    spelt = []
-    for position, token in enumerate(argv):
-        spelt.append(token)
-        follower = argv[position + 1] if position + 1 < len(argv) else ""
-        if token == "--resume" and follower not in ("false", "true", "auto"):
-            spelt.append("true")
-    arguments = parser.parse_command(spelt, defaults=False)
+    arguments = parser.parse_command(argv, defaults=False)
     arguments.task_section, arguments.recipe_values = task, values
     return arguments
 
