@@ -65,28 +65,22 @@ class Outcome:
         return self.loss_sum / max(self.units, 1)
 
 
+@dataclass
 class Step:
     """Makes one update after the other."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        accelerator: Accelerator,
-        model: nn.Module,
-        shared: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        task: Task,
-        stop_vote: Callable[[], float],
-    ) -> None:
-        """Train `model`; `shared` is what to call, the model as several processes share it."""
-        self.config = config
-        self.accelerator = accelerator
-        self.model = model
-        self.shared = shared
-        self.forward = torch.compile(shared) if config.machine.compile else shared
-        self.optimizer = optimizer
-        self.task = task
-        self.stop_vote = stop_vote
+    config: TrainConfig
+    accelerator: Accelerator
+    model: nn.Module
+    shared: nn.Module
+    """What to call: the model as several processes share it."""
+    optimizer: torch.optim.Optimizer
+    task: Task
+    stop_vote: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        compiled = self.config.machine.compile
+        self.forward = torch.compile(self.shared) if compiled else self.shared
 
     def __call__(
         self, batches: Sequence[Batch], epoch: int, first_pass: int, moment: Moment
