@@ -68,7 +68,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         return _refuse(
             arguments.checkpoint, calls, ", ".join(wrong) or "the outputs are not finite"
         )
-    skipped = all_names(damaged.names, accelerator)
+    skipped = all_names(damaged.names)
     if not accelerator.is_main_process:
         return 0
     figures = task.figures(evaluation)

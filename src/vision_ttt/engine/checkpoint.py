@@ -83,7 +83,7 @@ def save_weights(
     write_tensors(path, weights, json.dumps(asdict(metadata)), writes=writes)
 
 
-def read_weights(path: Path) -> tuple[dict[str, Tensor], ModelMetadata]:
+def read_weights(path: str | Path) -> tuple[dict[str, Tensor], ModelMetadata]:
     """Return the weights and the metadata of a file that `save_weights` wrote.
 
     Of a run's states one resumes from, too: the weights that were evaluated there, with the
@@ -94,6 +94,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], ModelMetadata]:
         CheckpointError: the file is truncated, damaged, a pickle (which is not opened), not one of
             ours, or of another run than the last weights.
     """
+    path = Path(path)
     if path.parent.name != CHECKPOINTS or not path.name.startswith("update-"):
         weights, text = read_tensors(path)
         return weights, _metadata(path, text)

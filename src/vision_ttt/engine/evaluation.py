@@ -5,13 +5,13 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
+from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vision_ttt.data import DatasetError, watched
 from vision_ttt.engine.damaged import DamagedItems
-from vision_ttt.engine.parallel import parts_of_all, together
+from vision_ttt.engine.parallel import together
 
 _Measured = TypeVar("_Measured")
 
@@ -47,7 +47,7 @@ def rows_of_items(
             rows.setdefault(name, []).append(values.cpu())
     if not rows["indices"]:
         raise DatasetError("the test set is empty")
-    every = together({name: torch.cat(parts) for name, parts in rows.items()}, accelerator)
+    every = together({name: torch.cat(parts) for name, parts in rows.items()})
     indices, first = unique_rows(every.pop("indices"))
     if not len(indices):
         raise DatasetError("the test set has no item that can be read")
@@ -77,7 +77,7 @@ def objects_of_items(
     own: dict[int, Any] = {}
     for indices, objects in _measured(measure, model, loader, accelerator, damaged, between):
         own.update(zip(indices.tolist(), objects, strict=True))
-    parts = parts_of_all([own], accelerator)
+    parts = gather_object([own])
     found = {index: each for part in parts for index, each in part.items()}
     if not found:
         raise DatasetError("the test set has no item that can be read")

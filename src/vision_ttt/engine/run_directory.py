@@ -14,13 +14,14 @@ from typing import Any, Literal
 import torch
 import yaml
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import nn
 
 from vision_ttt.engine.checkpoint import CHECKPOINTS
 from vision_ttt.engine.config import ConfigError, TrainConfig, section_types
 from vision_ttt.engine.locks import LOCK_FILES, alone_in
 from vision_ttt.engine.logs import environment
-from vision_ttt.engine.parallel import failing_together, first_given, from_main
+from vision_ttt.engine.parallel import failing_together, first_given
 from vision_ttt.engine.section import defaults
 from vision_ttt.engine.state import SavedRun, StoredRun, check_fits, open_state, save_state
 from vision_ttt.engine.tensor_files import CheckpointError
@@ -106,13 +107,13 @@ def newest_whole(
         CheckpointError: no checkpoint of the run is whole.
     """
     damages: list[str] = []
-    for path in from_main(list(found), accelerator):
+    for path in broadcast_object_list([list(found)])[0]:
         run, damage = None, None
         try:
             run = open_state(path, hashing=accelerator.is_main_process)
         except (CheckpointError, FileNotFoundError) as error:
             damage = str(error)
-        damage = first_given(damage, accelerator)
+        damage = first_given(damage)
         if damage is None:
             # From here on every process sees the same.
             _check_same_run(path.parent.parent, run.state.config, config)
@@ -168,12 +169,12 @@ def save_checkpoint(run_dir: Path, saved: SavedRun, keep: int, accelerator: Acce
     """
     folder = run_dir / CHECKPOINTS
     path = folder / f"update-{saved.state.update:09d}.safetensors"
-    with failing_together(accelerator):
+    with failing_together():
         if accelerator.is_main_process:
             folder.mkdir(exist_ok=True)
             if path.is_dir() and not path.is_symlink():
                 _remove(path)
-    with failing_together(accelerator):
+    with failing_together():
         save_state(path, saved, writes=accelerator.is_main_process)
         if accelerator.is_main_process:
             _remove_others(run_dir, path, keep)

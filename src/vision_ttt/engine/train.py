@@ -248,7 +248,7 @@ class _Run:
         """Evaluate, add a row to the history, log it and write a checkpoint."""
         state, parts = self.state, self.parts
         evaluation = self._evaluate(damaged)
-        state.damaged_items[:] = all_names(state.damaged_items, self.accelerator)
+        state.damaged_items[:] = all_names(state.damaged_items)
         add_row(
             state,
             evaluation,
@@ -308,7 +308,7 @@ class _Run:
         writes = self.accelerator.is_main_process
         best = is_best(state, parts.task.primary)
         for name in (BEST_FILE, WEIGHTS_FILE) if best else (WEIGHTS_FILE,):
-            with failing_together(self.accelerator):
+            with failing_together():
                 save_weights(self.run_dir / name, weights, metadata, writes=writes)
         save_checkpoint(self.run_dir, saved, self.config.run.keep_checkpoints, self.accelerator)
 

@@ -1,17 +1,15 @@
 """The arguments of `vision-ttt train`: a recipe, and a flag for each field of a run."""
 
 import contextlib
-import functools
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import docstring_parser
 import jsonargparse
 
 from vision_ttt import environment, recipes, tasks
-from vision_ttt.cli.parser import CommandParser
+from vision_ttt.cli.parser import CommandParser, descriptions
 from vision_ttt.engine.config import TaskSection, section_types
 from vision_ttt.engine.section import Section, defaults, field_types
 from vision_ttt.errors import UserError
@@ -146,15 +144,5 @@ def _declaration(section: type[Section], field: str) -> dict[str, Any]:
     return {
         "type": field_types(section)[field],
         "default": defaults(section)[field],
-        "help": _descriptions(section)[field],
-    }
-
-
-@functools.cache  # reading the source takes more time than all else before a run begins
-def _descriptions(section: type[Section]) -> dict[str, str]:
-    return {
-        each.arg_name: " ".join(each.description.split())
-        for owner in reversed(section.__mro__)  # a field may be declared by a base
-        if issubclass(owner, Section)
-        for each in docstring_parser.parse_from_object(owner).params
+        "help": descriptions(section)[field],
     }
