@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
@@ -48,10 +49,10 @@ def rows_of_items(
     if not rows["indices"]:
         raise DatasetError("the test set is empty")
     every = together({name: torch.cat(parts) for name, parts in rows.items()})
-    indices, first = unique_rows(every.pop("indices"))
-    if not len(indices):
+    _, first = np.unique(every.pop("indices").numpy(), return_index=True)
+    if not len(first):
         raise DatasetError("the test set has no item that can be read")
-    return {name: values[first].clone() for name, values in every.items()}
+    return {name: values[torch.from_numpy(first)].clone() for name, values in every.items()}
 
 
 def objects_of_items(
@@ -106,14 +107,6 @@ def _measured(
             yield batch["indices"], measured
     finally:
         model.train(was_training)
-
-
-def unique_rows(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the different indices [N] in order, and for each where it comes first."""
-    ordered, places = torch.sort(indices, stable=True)
-    fresh = torch.ones_like(ordered, dtype=torch.bool)
-    fresh[1:] = ordered[1:] != ordered[:-1]
-    return ordered[fresh], places[fresh]
 
 
 def at_least_one(items: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from vision_ttt import environment
 from vision_ttt.engine.config import ConfigError, TrainConfig
-from vision_ttt.engine.sharded_tensors import whole_state
+from vision_ttt.engine.sharded_tensors import whole
 
 _Value = TypeVar("_Value")
 
@@ -93,7 +93,7 @@ def unshared(model: nn.Module, task: Task, name: str, model_args: Mapping[str, A
     """Return a model that one process can run alone: `model` itself unless it is sharded."""
     if not isinstance(model, FSDPModule):
         return model
-    weights = whole_state(model)
+    weights = {key: whole(value) for key, value in model.state_dict().items()}
     alone = task.build_model(name, model_args)
     alone.load_state_dict(weights)
     return alone.to(next(iter(weights.values())).device)

@@ -4,7 +4,7 @@ A DTensor is recognised by its method `full_tensor`: importing its class takes h
 a process that runs alone need not spend.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -28,8 +28,3 @@ def fill(tensor: Tensor, value: Tensor) -> None:
         value = distribute_tensor(value, mesh, placements, src_data_rank=None).to_local()
         tensor = tensor.to_local()
     tensor.copy_(value)
-
-
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's state dict with whole tensors; every process has to call it."""
-    return {name: whole(value) for name, value in model.state_dict().items()}
