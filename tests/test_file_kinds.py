@@ -17,7 +17,6 @@ from vision_ttt.data.images import open_image
 from vision_ttt.data.mask_folders import read_classes, read_labels
 from vision_ttt.data.shards import ShardImages
 from vision_ttt.data.sources import DatasetSpec, open_dataset
-from vision_ttt.engine.stored_tensors import open_stored
 from vision_ttt.engine.tensor_files import inspect_tensors, read_tensors
 from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import (
@@ -79,7 +78,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "a.safetensors": read_tensors,
     "b.safetensors": inspect_tensors,
     "a.pth": read_release,
-    "manifest.json": lambda path: open_stored(path.parent),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vision_ttt.files import remove_folder, remove_parts, write_bytes, write_text
+from vision_ttt.files import remove_parts, write_bytes, write_text
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:
@@ -43,12 +43,9 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
         write_bytes(tmp_path / "nowhere" / "file", b"")
 
 
-def test_folders_are_removed_whole_and_parts_of_them_too(tmp_path: Path) -> None:
-    for name in ("update-1", ".update-1.part", ".update-1.removed.part"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "part-00000.safetensors").touch()
-    remove_folder(tmp_path / "update-1")
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".a.safetensors.17.part").touch()
     (tmp_path / ".link.part").symlink_to(tmp_path)
+    (tmp_path / "a.safetensors").touch()
     remove_parts(tmp_path)
-    assert not os.listdir(tmp_path)
+    assert os.listdir(tmp_path) == ["a.safetensors"]

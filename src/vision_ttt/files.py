@@ -1,8 +1,7 @@
-"""Writing files and folders whole or not at all."""
+"""Writing files whole or not at all."""
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -67,23 +66,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove a folder, atomically for readers: it loses its name first.
-
-    A process that is killed on the way leaves a `.part`, see `remove_parts`.
-    """
-    part = folder.with_name(f".{folder.name}.removed.part")
-    if part.exists():
-        shutil.rmtree(part)
-    os.replace(folder, part)
-    shutil.rmtree(part)
-
-
 def remove_parts(*folders: Path) -> None:
-    """Remove the temporary files and folders of processes that were killed while they wrote."""
+    """Remove the temporary files of processes that were killed while they wrote."""
     for folder in folders:
         for part in folder.glob(".*.part"):
-            if part.is_dir() and not part.is_symlink():
-                shutil.rmtree(part)
-            else:
-                part.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)

@@ -107,7 +107,7 @@ def test_gradient_maps_of_a_checkpoint_before_and_after_training(
 def test_sheets_show_layers_and_heads(
     checkpoint: str, tmp_path: Path, drawn: dict[str, Figure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vision_ttt.cli.explained.gradient_map.PAGE", 1)
+    monkeypatch.setattr("vision_ttt.cli.explained.maps.PAGE", 1)
     before = Path(checkpoint).read_bytes()
     command = ["explain", "gradient-map", checkpoint, DIGITS, "--sheets", "--limit", "2"]
     assert main([*command, "--state", "current", "--output", str(tmp_path)]) == 0

@@ -67,13 +67,15 @@ def main() -> None:
     saved = SavedRun(TrainState(update=1), *parts)
     own = [t.to_local() if is_sharded(t) else t for t in saved.tensors.values()]
     shard = sum(tensor.nbytes for tensor in own)
-    file, path = folder / "last.safetensors", folder / "checkpoints" / "update-000000001"
+    file, path = (
+        folder / "last.safetensors",
+        folder / "checkpoints" / "update-000000001.safetensors",
+    )
     is_main = accelerator.is_main_process
     weights = measure(lambda: write_tensors(file, average.state_dict(), "null", writes=is_main))
     checkpoint = measure(lambda: save_checkpoint(folder, saved, 1, accelerator))
-    share = (accelerator.process_index, accelerator.num_processes)
-    checking = measure(lambda: open_state(path, share=share))
-    run = open_state(path, share=share)
+    checking = measure(lambda: open_state(path, hashing=is_main))
+    run = open_state(path, hashing=is_main)
     loading = measure(lambda: restore(run, model, average, optimizer))
     told = {"shard": shard, "weights": weights, "checkpoint": checkpoint}
     sys.stdout.write(json.dumps({**told, "checking": checking, "loading": loading}) + "\n")

@@ -26,7 +26,7 @@ from vision_ttt.engine.state import (
     restore_moments,
     save_state,
 )
-from vision_ttt.engine.tensor_files import read_tensors, write_tensors
+from vision_ttt.engine.tensor_files import inspect_tensors, read_tensors, write_tensors
 from vision_ttt.tasks import load_model
 from vision_ttt.tasks.images.models import data_config, model_arguments
 
@@ -229,17 +229,22 @@ def test_no_byte_changes_unnoticed(tmp_path: Path) -> None:
         damaged = bytearray(whole)
         damaged[place] ^= 0x10
         path.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match=r"small\.safetensors"):
-            read_tensors(path)
+        for read in (read_tensors, inspect_tensors):
+            with pytest.raises(CheckpointError, match=r"small\.safetensors"):
+                read(path)
     for size in (0, 7, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
         with pytest.raises(CheckpointError, match=r"small\.safetensors"):
             read_tensors(path)
 
 
-def test_a_state_that_is_none(checkpoint: Path) -> None:
+def test_a_state_that_is_none(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"last\.safetensors"):
         read_state(checkpoint)
+    others = tmp_path / "others.safetensors"
+    safetensors.torch.save_file({"model/a": torch.zeros(1)}, others)
+    with pytest.raises(CheckpointError, match="has no SHA-256"):
+        read_state(others)
 
 
 def test_unknown_model_and_reserved_arguments() -> None:

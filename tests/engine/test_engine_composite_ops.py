@@ -104,7 +104,6 @@ def test_a_run_goes_on_the_other_way(config: TrainConfig, first: bool) -> None:
 @pytest.mark.parametrize(
     ("flags", "stays"),
     [
-        ([], ""),
         (
             ["--arguments.design", "gating"],
             "blocks.0.mixer.ttt (conv_q is a Identity, not a DirectionalConv1d)",
@@ -113,7 +112,12 @@ def test_a_run_goes_on_the_other_way(config: TrainConfig, first: bool) -> None:
     ],
 )
 def test_a_run_says_what_has_no_composite_op(
-    config: TrainConfig, flags: list[str], stays: str, tmp_path: Path, capsys: Said
+    config: TrainConfig,
+    flags: list[str],
+    stays: str,
+    tmp_path: Path,
+    capsys: Said,
+    no_report: None,
 ) -> None:
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(json.dumps(config.as_dict()))

@@ -38,14 +38,12 @@ from vision_ttt.tasks import load_model
 Fields = Callable[..., dict]
 
 
-def test_batch_norms_of_one_value_are_refused(tiny_fields: Fields, tmp_path: Path) -> None:
+def test_batch_norms_of_one_value_are_refused(tiny_fields: Fields) -> None:
     fields = tiny_fields(model="resnet18", arguments={}, drop_path=None, image_size=32)
     fields |= {"batch_size": 1, "epochs": None, "updates": 1, "warmup": 0}
-    with pytest.raises(ConfigError, match=r"is 1; it must be .* as layer4\.0\.bn1 of ResNet"):
+    with pytest.raises(ConfigError, match=r"processes is 1; it must be at least 2.* of ResNet"):
         train(resolve(fields))
-    assert not (tmp_path / "run" / "config.yaml").exists()
-    train(resolve(fields | {"image_size": 64}))
-    train(resolve(fields | {"output": str(tmp_path / "frozen"), "frozen_layers": "all"}))
+    train(resolve(fields | {"frozen_layers": "all"}))
 
 
 class _Poison(torch.autograd.Function):
@@ -294,6 +292,8 @@ def test_a_hanging_worker_times_out(
 
     original = FolderImages.__getitem__
     monkeypatch.setattr(FolderImages, "__getitem__", hanging)
+    # PyTorch waits so long for each worker to end by itself.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
     recipe = tmp_path / "recipe.yaml"
     _write(recipe, tiny_fields(num_workers=1, loader_timeout=1.5))
     assert main(["train", str(recipe)]) == 4

@@ -28,7 +28,7 @@ def test_the_bar_tells_speed_loss_inner_loss_rate_memory_and_time_left(tmp_path:
     screen = Console(file=io.StringIO(), width=200)
     config, task = resolve({"task": "classification"}), SimpleNamespace(unit="images")
     with RunLog(tmp_path, config, torch.device("cpu"), state, task, 10, False) as log:
-        log.inner_loss(0.25)
+        log.reduction = 0.25
         log.update(state, outcome, 5e-4)
         assert (log.bar.tasks[0].completed, log.bar.tasks[0].total) == (3, 10)
         screen.print(log.bar.get_renderable())

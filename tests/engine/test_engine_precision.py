@@ -88,7 +88,9 @@ def _with_rate(model: nn.Module, rate: float) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("rate", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize(
+    "rate", [4.0, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (1.0, 2.0))]
+)
 def test_no_nan_at_large_inner_rates(
     rate: float, tiny_fields: Fields, monkeypatch: pytest.MonkeyPatch
 ) -> None:

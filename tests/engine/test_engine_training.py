@@ -110,6 +110,11 @@ EVERYTHING = {
     "layer_decay": 0.7,
     "gradient_checkpointing": True,
 }
+BOTH = pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), EVERYTHING],
+    ids=["plain", "everything"],
+)
 
 
 def _run(tiny_fields: Fields, **overrides: object) -> TrainResult:
@@ -127,7 +132,7 @@ def test_freed_memory_is_kept_unless_switched_off(
     assert bool(called) is (keeps and not torch.accelerator.is_available())
 
 
-@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+@BOTH
 def test_same_seed_same_run(tiny_fields: Fields, tmp_path: Path, options: dict) -> None:
     first = _run(tiny_fields, **options, output=str(tmp_path / "1"))
     second = _run(tiny_fields, **options, output=str(tmp_path / "2"), num_workers=1)
@@ -137,7 +142,7 @@ def test_same_seed_same_run(tiny_fields: Fields, tmp_path: Path, options: dict) 
     assert not _same_weights(first.model, other.model)
 
 
-@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+@BOTH
 @pytest.mark.parametrize("update", [1, 3, 4], ids=["mid-epoch", "epoch's last", "epoch's first"])
 def test_interrupted_and_resumed_is_the_same_run(
     tiny_fields: Fields,

@@ -19,7 +19,7 @@ from vision_ttt.data import EpochOrder
 from vision_ttt.engine import CheckpointError, ConfigError, NonFiniteError, TrainConfig, step, train
 from vision_ttt.engine.non_finite import replay
 from vision_ttt.engine.run_directory import checkpoints
-from vision_ttt.engine.seeds import seed_pass
+from vision_ttt.engine.step import seed_pass
 from vision_ttt.tasks import load_model
 
 sys.path.insert(0, str(Path(__file__).parent))

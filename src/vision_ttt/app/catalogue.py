@@ -202,16 +202,7 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
     Visitors need not know the folders of the machine.
     """
     parts = [path.absolute().with_suffix("").parts for path in paths]
-
-    def end(of: tuple[str, ...], count: int) -> str:
-        return "/".join(of[-count:])
-
-    names = []
-    for path, own in zip(paths, parts, strict=True):
-        for count in range(2, len(own)):
-            if sum(end(each, count) == end(own, count) for each in parts) == 1:
-                names.append(end(own, count))
-                break
-        else:
-            names.append(str(path))
-    return names
+    count = 2
+    while len({own[-count:] for own in parts}) < len({*parts}):
+        count += 1
+    return ["/".join(own[-count:]) for own in parts]

@@ -24,13 +24,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
     serve(page, host, port)
     console = plain_console()
     shown = f"[{host}]" if ":" in host else host
-    console.print(f"http://{shown}:{port}, until Ctrl-C", highlight=False, soft_wrap=True)
+    console.say(f"http://{shown}:{port}, until Ctrl-C")
     if not _is_loopback(host):
-        console.print(
-            "Other machines reach the page; whoever does can have this one compute.",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.say("Other machines reach the page; whoever does can have this one compute.")
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

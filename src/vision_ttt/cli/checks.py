@@ -1,4 +1,4 @@
-"""Refusals that commands share, in one line each; free of PyTorch."""
+"""Refusals that commands share, each a UserError of one line; free of PyTorch."""
 
 import os
 import stat
@@ -16,11 +16,7 @@ LARGEST_BATCH = 65_536  # images at once; more is a typing error
 
 
 def check_range(arguments: jsonargparse.Namespace, **ranges: tuple[float, float]) -> None:
-    """Check that each argument, and each of a list, lies between two bounds; None is let through.
-
-    Raises:
-        UserError: one does not.
-    """
+    """Check that each argument, and each of a list, lies between two bounds, if it is given."""
     for name, (low, high) in ranges.items():
         value = arguments[name]
         for each in value if isinstance(value, list) else [value]:
@@ -32,35 +28,21 @@ def check_range(arguments: jsonargparse.Namespace, **ranges: tuple[float, float]
 
 
 def check_input_file(name: str, given: str) -> None:
-    """Check that a file is there and is one that can be read to its end.
-
-    Raises:
-        UserError: the name is empty; it is a folder, a named pipe or a device.
-        FileNotFoundError: there is none.
-    """
+    """Check that a file is there, and one that can be read to its end: no folder, no pipe."""
     mode = check_readable(name, given)
     if not stat.S_ISREG(mode):
         raise UserError(f"{name} {given} is {kind_of_file(mode)}; a file is needed")
 
 
 def checkpoint_path(given: str) -> str:
-    """Return the path of a checkpoint, given by it or by the name of packaged weights.
-
-    Raises:
-        UserError, FileNotFoundError: as :func:`check_input_file`.
-    """
+    """Return the path of a checkpoint, given by it or by the name of packaged weights."""
     path = weights_path(given)
     check_input_file("the checkpoint", path)
     return path
 
 
 def check_readable(name: str, given: str) -> int:
-    """Check that a file or folder is there and not the system's own; return its `st_mode`.
-
-    Raises:
-        UserError: the name is empty; it lies in /proc or /sys.
-        FileNotFoundError: there is none.
-    """
+    """Check that a file or folder is there and not in /proc or /sys; return its `st_mode`."""
     path = _path(name, given)
     try:
         mode = path.stat().st_mode
@@ -82,9 +64,6 @@ def check_output_file(
 
     Args:
         overwrite: it may be there, if it is a file.
-
-    Raises:
-        UserError: it cannot.
     """
     path = _path(name, given)
     if path.suffix.lower() not in suffixes:
@@ -98,11 +77,7 @@ def check_output_file(
 
 
 def check_new_folder(name: str, given: str) -> None:
-    """Check that a folder and those above it are there or can be made.
-
-    Raises:
-        UserError: the name is empty, or what is there is no folder, or cannot be written to.
-    """
+    """Check that a folder and those above it are there or can be made, and be written to."""
     path = _path(name, given).absolute()
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():
@@ -112,11 +87,7 @@ def check_new_folder(name: str, given: str) -> None:
 
 
 def check_renewed_file(name: str, given: str | None) -> None:
-    """Check that what is made anew from kept results, or added to, is a file or can be made.
-
-    Raises:
-        UserError: it is something else, or its folder cannot be made or written to.
-    """
+    """Check that what is made anew from kept results, or added to, is a file or can be made."""
     if given is None:
         return
     path = _path(name, given)
@@ -127,11 +98,7 @@ def check_renewed_file(name: str, given: str | None) -> None:
 
 
 def check_replaceable(name: str, given: str, *, overwrite: bool) -> None:
-    """Check that a file that is there may be written in place of.
-
-    Raises:
-        UserError: it is no file, or `overwrite` is off.
-    """
+    """Check that what is there is a file, and may be replaced."""
     path = Path(given)
     mode = path.lstat().st_mode if path.is_symlink() and not path.exists() else path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):

@@ -33,11 +33,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
     model.load_state_dict(weights)
     save_weights(output, weights, _metadata(model, arguments.model, model_args, family))
     loaded, _ = load_model(output, task=None)
-    plain_console().print(
+    plain_console().say(
         f"{output}: {arguments.model}, {len(weights)} tensors, {count_parameters(loaded):,} "
-        "parameters, loaded strictly",
-        highlight=False,
-        soft_wrap=True,
+        "parameters, loaded strictly"
     )
     return 0
 

@@ -12,9 +12,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     """Train the recipe `digits`, evaluate, and write the report."""
     result = train(arguments.config, overwrite=True, progress=True)
     report(result, "vision-ttt demo: handwritten digits")
-    plain_console().print(
-        f"next: vision-ttt predict IMAGE --checkpoint {result.run_dir / WEIGHTS_FILE}",
-        highlight=False,
-        soft_wrap=True,
+    plain_console().say(
+        f"next: vision-ttt predict IMAGE --checkpoint {result.run_dir / WEIGHTS_FILE}"
     )
     return 0

@@ -68,7 +68,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         return _refuse(
             arguments.checkpoint, calls, ", ".join(wrong) or "the outputs are not finite"
         )
-    skipped = all_names(damaged.names, accelerator)
+    skipped = all_names(damaged.names)
     if not accelerator.is_main_process:
         return 0
     figures = task.figures(evaluation)
@@ -79,7 +79,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         return 0
     console.print(task.table(metadata.model, figures))
     if skipped:
-        console.print(f"{len(skipped)} {task.unit} skipped", highlight=False)
+        console.print(f"{len(skipped)} {task.unit} skipped")
     return 0
 
 
@@ -91,9 +91,5 @@ def _refuse(checkpoint: str, calls: Calls, reason: str) -> int:
     where = "all that its modules return is finite in float32"
     if found is not None:
         where = f"the first that is not finite is {found}"
-    plain_console(stderr=True).print(
-        f"error: {checkpoint} cannot be measured: {reason}; {where}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    plain_console(stderr=True).say(f"error: {checkpoint} cannot be measured: {reason}; {where}")
     return NOT_FINITE

@@ -10,7 +10,6 @@ from typing import Any
 
 import jsonargparse
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from vision_ttt import tasks
@@ -23,7 +22,7 @@ from vision_ttt.cli.arguments.explain import (
 )
 from vision_ttt.cli.device import find_device
 from vision_ttt.cli.explained import KINDS, Batch, Kind, Part, Subject
-from vision_ttt.cli.plain_console import plain_console
+from vision_ttt.cli.plain_console import plain_console, progress_on
 from vision_ttt.data import open_image
 from vision_ttt.data.image_files import files_and_folders
 from vision_ttt.data.sample_images import NamedImage, sample_images
@@ -43,15 +42,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     kind = KINDS[arguments.what](arguments)
     folder = Path(arguments.output)
     console, errors = plain_console(), plain_console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    quiet = not errors.is_terminal
     found = {}
-    with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
+    with progress_on(errors) as progress:
         bar = progress.add_task("", total=len(images) * len(subjects))
         for subject in subjects:
             progress.update(bar, description=subject.name)
@@ -71,12 +63,11 @@ def run(arguments: jsonargparse.Namespace) -> int:
             save_figure(figure, folder, name)
             drawn.append(name)
             progress.advance(bar)
-    say = partial(console.print, highlight=False, soft_wrap=True)
     for line in kind.lines(found):
-        say(line)
+        console.say(line)
     for name in drawn:
-        say(f"{folder / name}: {', '.join(FORMATS)}")
-    say(f"{saved}: all arrays (models: {len(found)}, images: {len(images)})")
+        console.say(f"{folder / name}: {', '.join(FORMATS)}")
+    console.say(f"{saved}: all arrays (models: {len(found)}, images: {len(images)})")
     return 0
 
 
@@ -167,8 +158,10 @@ def _subjects(models: Sequence[str], arguments: jsonargparse.Namespace) -> list[
             with torch.random.fork_rng():
                 torch.manual_seed(arguments.seed)
                 untrained = tasks.find(metadata.task["name"]).rebuild(metadata).eval()
-            subjects.append(_subject(f"{name} untrained", untrained, before, arguments))
-        subjects.append(_subject(name, model, metadata, arguments))
+            backbone = checkpoint_backbone(untrained, before, shorter_side=arguments.shorter_side)
+            subjects.append(Subject(f"{name} untrained", backbone, before))
+        backbone = checkpoint_backbone(model, metadata, shorter_side=arguments.shorter_side)
+        subjects.append(Subject(name, backbone, metadata))
         if len(subjects) > MOST_MODELS:
             raise UserError(
                 f"with those before training there are more than {MOST_MODELS} models, the most"
@@ -176,16 +169,6 @@ def _subjects(models: Sequence[str], arguments: jsonargparse.Namespace) -> list[
             )
     distinct = _distinct(subject.name for subject in subjects)
     return [each._replace(name=name) for each, name in zip(subjects, distinct, strict=True)]
-
-
-def _subject(
-    name: str,
-    model: torch.nn.Module,
-    metadata: ModelMetadata,
-    arguments: jsonargparse.Namespace,
-) -> Subject:
-    backbone = checkpoint_backbone(model, metadata, shorter_side=arguments.shorter_side)
-    return Subject(name, backbone, metadata)
 
 
 def _name(word: str) -> str:

@@ -58,10 +58,8 @@ def _show(output: Path, name: str, agreement: Agreement) -> None:
     shapes = ", ".join(" × ".join(map(str, shape)) for shape in agreement.shapes)
     files = output.iterdir() if output.is_dir() else (output,)
     size = sum(file.stat().st_size for file in files) / 2**20
-    console.print(f"{output}: {name}, {size:.1f} MiB", highlight=False, soft_wrap=True)
-    console.print(
+    console.say(f"{output}: {name}, {size:.1f} MiB")
+    console.say(
         f"ran beside the checkpoint's model on images {shapes}; largest difference"
-        f" {agreement.difference:.1e} of the largest output",
-        highlight=False,
-        soft_wrap=True,
+        f" {agreement.difference:.1e} of the largest output"
     )

@@ -155,22 +155,12 @@ def _run(
     for package in {"vision_ttt", command.module.partition(".")[0]}:
         _log_to(errors, logging.getLogger(package))
     parser = CommandParser(f"{program} {name}", command.summary)
-    return _run_command(name, command, parser, argv[1:], begin_work)
-
-
-def _run_command(
-    name: str,
-    command: Command,
-    parser: CommandParser,
-    argv: Sequence[str],
-    begin_work: Callable[[], None],
-) -> int:
     package = command.module.rpartition(".")[0]
     declared = importlib.import_module(f"{package}.arguments.{name.replace('-', '_')}")
     declared.add_arguments(parser)
     # `train` reads its recipe before the flags that override it, so it parses for itself.
     parse = getattr(declared, "parse", CommandParser.parse_command)
-    arguments = parse(parser, argv)
+    arguments = parse(parser, argv[1:])
     if hasattr(declared, "check"):
         declared.check(arguments)
     module = importlib.import_module(command.module)

@@ -1,15 +1,18 @@
 """The parser of a command's arguments: how flags are spelt, and how help and refusals read."""
 
 import argparse
+import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Sequence
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import docstring_parser
 import jsonargparse
 
-from vision_ttt.cli.checks import shortened
+from vision_ttt.cli.checks import check_range, shortened
 from vision_ttt.errors import UserError, nearest
 
 # What jsonargparse says of a value: of which argument and, mostly, which value.
@@ -28,11 +31,27 @@ def _nesting(token: str) -> int:
     return max(opened, default=0)
 
 
+def within(default: float | None, low: float, high: float) -> Any:
+    """Return a dataclass field for a number between two bounds; None passes, where accepted."""
+    return dataclasses.field(default=default, metadata={"range": (low, high)})
+
+
+@functools.cache  # reading the source takes more time than all else before a command begins
+def descriptions(declared: type) -> dict[str, str]:
+    """Return the docstrings of a dataclass's fields, those of its bases, too, by name."""
+    return {
+        each.arg_name: " ".join(each.description.split())
+        for owner in reversed(declared.__mro__)
+        if dataclasses.is_dataclass(owner)
+        for each in docstring_parser.parse_from_object(owner).params
+    }
+
+
 class CommandParser(jsonargparse.ArgumentParser):
     """A parser of flags that are declared as `--some_flag` and shown as `--some-flag`.
 
-    It accepts both spellings, and bare `--switch` for `--switch true`; it answers an unknown flag
-    with its nearest neighbours.
+    It accepts both spellings, and bare `--switch` for `--switch true` where that is accepted; it
+    answers an unknown flag with its nearest neighbours.
     """
 
     def __init__(self, prog: str, summary: str) -> None:
@@ -44,6 +63,22 @@ class CommandParser(jsonargparse.ArgumentParser):
         )
         self.long_names: dict[str, str] = {}
         """Other names of flags, e.g. --optimisation.epochs → --epochs."""
+        self._ranges: dict[str, tuple[float, float]] = {}
+
+    def add_fields(self, declared: type) -> None:
+        """Declare a flag for each field of a dataclass; its docstring is the help.
+
+        One without a default is required, and :func:`within` bounds a number.
+        """
+        types = get_type_hints(declared)
+        for field in dataclasses.fields(declared):
+            default = {"default": field.default}
+            if field.default is dataclasses.MISSING:
+                default = {"required": True}
+            text = descriptions(declared)[field.name]
+            self.add_argument(f"--{field.name}", type=types[field.name], help=text, **default)
+            if "range" in field.metadata:
+                self._ranges[field.name] = field.metadata["range"]
 
     def parse_command(
         self, argv: Sequence[str], *, defaults: bool = True
@@ -58,9 +93,11 @@ class CommandParser(jsonargparse.ArgumentParser):
                 raise UserError(f"a value is nested too deeply: {shortened(token)}")
         try:
             # parse_args merges defaults by default; its `defaults` cannot do so with required ones.
-            return self.parse_args(self._spelt_out(argv), defaults=defaults)
+            arguments = self.parse_args(self._spelt_out(argv), defaults=defaults)
         except argparse.ArgumentError as error:
             raise UserError(f"{self._explained(error)} (see {self.prog} --help)") from error
+        check_range(arguments, **self._ranges)
+        return arguments
 
     def format_help(self) -> str:
         """The help, every flag in it spelt with hyphens."""
@@ -114,8 +151,7 @@ class CommandParser(jsonargparse.ArgumentParser):
                 )
             spelt.append(top + dot + key + equals + value)
             follower = argv[position + 1] if position + 1 < len(argv) else "--"
-            is_switch = getattr(flags[top], "_typehint", None) is bool
-            if is_switch and not equals and follower.lower() not in ("true", "false"):
+            if not equals and _is_switch(flags[top], follower):
                 spelt.append("true")
         return spelt
 
@@ -142,6 +178,13 @@ def _called(action: argparse.Action) -> str:
 
 def _is_mapping(action: argparse.Action) -> bool:
     return get_origin(getattr(action, "_typehint", None)) is dict
+
+
+def _is_switch(action: argparse.Action, follower: str) -> bool:
+    """Whether a flag stands for `--flag true`, by what follows it."""
+    kind = getattr(action, "_typehint", None)
+    accepted = ("true", "false") if kind is bool else get_args(kind)
+    return "true" in accepted and follower.lower() not in accepted
 
 
 def _words(kind: Any) -> str:

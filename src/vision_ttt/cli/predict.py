@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonargparse
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vision_ttt import tasks
 from vision_ttt.cli.checks import check_replaceable
 from vision_ttt.cli.device import find_device
 from vision_ttt.cli.fast_model import fast_model
-from vision_ttt.cli.plain_console import plain_console
+from vision_ttt.cli.plain_console import plain_console, progress_on
 from vision_ttt.engine.csv_text import csv_text
 from vision_ttt.errors import UserError
 from vision_ttt.files import write_bytes
@@ -48,21 +47,14 @@ def run(arguments: jsonargparse.Namespace) -> int:
 
     predictions: list[dict[str, Any]] = []
     skipped: list[str] = []
-    columns = (
-        TextColumn(predictor.unit),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    quiet = not errors.is_terminal
-    with Progress(*columns, console=errors, transient=True, disable=quiet) as progress:
-        bar = progress.add_task("", total=len(files))
+    with progress_on(errors) as progress:
+        bar = progress.add_task(predictor.unit, total=len(files))
         for found, damaged in predictor.predict(files):
             for error in damaged:
                 if not arguments.skip_bad:
                     raise error
                 skipped.append(error.name)
-                errors.print(f"skipped: {error}", highlight=False, soft_wrap=True)
+                errors.say(f"skipped: {error}")
             predictions += found
             for drawing, places in drawn.items():
                 for prediction in found:
@@ -70,11 +62,11 @@ def run(arguments: jsonargparse.Namespace) -> int:
                     write_bytes(place, predictor.draw(drawing, prediction))
             progress.advance(bar, len(found) + len(damaged))
     if skipped:
-        errors.print(f"{len(skipped)} of {len(files)} {predictor.unit} skipped", highlight=False)
+        errors.print(f"{len(skipped)} of {len(files)} {predictor.unit} skipped")
     if not predictions:
         raise UserError(f"none of the {len(skipped)} {predictor.unit} can be read")
     for drawing, folder in folders.items():
-        console.print(f"{folder}: {len(predictions)} {drawing}", highlight=False, soft_wrap=True)
+        console.say(f"{folder}: {len(predictions)} {drawing}")
     answer = json.dumps(predictor.answer(predictions, skipped), indent=2)
     if output is not None:
         rows = [row for prediction in predictions for row in predictor.rows(prediction)]
@@ -83,9 +75,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         )
         # The bytes of a file's name need not be text.
         write_bytes(output, text.encode(errors="surrogateescape"))
-        console.print(
-            f"{output}: {len(predictions)} {predictor.unit}", highlight=False, soft_wrap=True
-        )
+        console.say(f"{output}: {len(predictions)} {predictor.unit}")
     elif arguments.json:
         console.print_json(answer, highlight=False)
     elif not drawn:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import jsonargparse
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from vision_ttt.cli.plain_console import plain_console
+from vision_ttt.cli.plain_console import plain_console, progress_on
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.engine.tensor_files import write_tensors
@@ -57,13 +56,11 @@ def run(arguments: jsonargparse.Namespace) -> int:
                 path = Path(arguments.images) / folder / f"{number:05d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, to_png(image))
-            console.print(f"{arguments.images}: {len(labels)} images", highlight=False)
+            console.print(f"{arguments.images}: {len(labels)} images")
     names = ", ".join(metadata.carried["classes"][index] for index in classes[:12])
-    console.print(
+    console.say(
         f"{output}: {len(labels)} samples of {metadata.model}, {arguments.per_class} of each class:"
-        f" {names}{', …' if len(classes) > 12 else ''}",
-        highlight=False,
-        soft_wrap=True,
+        f" {names}{', …' if len(classes) > 12 else ''}"
     )
     return 0
 
@@ -103,13 +100,10 @@ def _generate(
 
     device = make_accelerator().device
     channels, *size = metadata.carried["input"]["input_size"]
-    columns = (
-        TextColumn("steps of {task.fields[images]} images"),
-        BarColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=plain_console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=len(labels) * arguments.steps, images=len(labels))
+    with progress_on(plain_console(stderr=True)) as progress:
+        bar = progress.add_task(
+            f"steps of {len(labels)} images", total=len(labels) * arguments.steps
+        )
         try:
             return sample(
                 model.to(device),

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from vision_ttt.acceleration.training import use_composite_ops
 from vision_ttt.data import Share
-from vision_ttt.engine.batch_norms import check_single_items
 from vision_ttt.engine.building import describe_model
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.freezing import freeze_layers
@@ -27,9 +26,8 @@ from vision_ttt.engine.optimisation import (
 )
 from vision_ttt.engine.parallel import check_processes, share_model
 from vision_ttt.engine.run_directory import newest_whole
-from vision_ttt.engine.seeds import seed_pass
 from vision_ttt.engine.state import TrainState, restore
-from vision_ttt.engine.step import Step
+from vision_ttt.engine.step import Step, seed_pass
 from vision_ttt.engine.task import Task
 from vision_ttt.pretrained import weights_path
 
@@ -90,8 +88,6 @@ def assemble(
     if found:
         saved = newest_whole(found, config, model, accelerator)
     task.prepare(model)
-    if config.optimisation.micro_batch_size == accelerator.num_processes:
-        check_single_items(model, task)
     state = saved.state if saved else TrainState()
     _count_items(state, task)
     share = Share(accelerator.process_index, accelerator.num_processes)

@@ -5,7 +5,7 @@ A file holds the weights and, as JSON metadata, everything needed to build the m
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from vision_ttt._version import __version__
 from vision_ttt.engine.described import check_number, read_json
 from vision_ttt.engine.section import NOT_NEGATIVE
+from vision_ttt.engine.state import read_state
 from vision_ttt.engine.tensor_files import (
     CheckpointError,
     inspect_tensors,
@@ -26,10 +27,7 @@ WEIGHTS_FILE = "last.safetensors"
 BEST_FILE = "best.safetensors"
 """In a run directory, the weights at the best evaluation."""
 CHECKPOINTS = "checkpoints"
-"""Sub-folder of a run directory for the states one resumes from.
-
-Such a state is a file update-NUMBER.safetensors, or a folder update-NUMBER if the run is sharded.
-"""
+"""Sub-folder of a run directory for the states one resumes from, update-NUMBER.safetensors."""
 _FORMAT = 2
 
 
@@ -85,16 +83,30 @@ def save_weights(
     write_tensors(path, weights, json.dumps(asdict(metadata)), writes=writes)
 
 
-def read_weights(path: Path) -> tuple[dict[str, Tensor], ModelMetadata]:
+def read_weights(path: str | Path) -> tuple[dict[str, Tensor], ModelMetadata]:
     """Return the weights and the metadata of a file that `save_weights` wrote.
 
+    Of a run's states one resumes from, too: the weights that were evaluated there, with the
+    metadata of the run's last weights, since a state does not describe its model.
+
     Raises:
-        FileNotFoundError: there is no such file.
-        CheckpointError: the file is truncated, damaged, a pickle (which is not opened), or not one
-            of ours.
+        FileNotFoundError: there is no such file, or no last weights of the run.
+        CheckpointError: the file is truncated, damaged, a pickle (which is not opened), not one of
+            ours, or of another run than the last weights.
     """
-    weights, text = read_tensors(path)
-    return weights, _metadata(path, text)
+    path = Path(path)
+    if path.parent.name != CHECKPOINTS or not path.name.startswith("update-"):
+        weights, text = read_tensors(path)
+        return weights, _metadata(path, text)
+    saved = read_state(path)
+    state, last = saved.state, path.parent.parent / WEIGHTS_FILE
+    described = read_metadata(last)
+    if any(state.config.get(name) != getattr(described, name) for name in ("task", "data")):
+        raise CheckpointError(f"{path} is of another run than {last}, which describes its model")
+    metadata = replace(
+        described, epoch=state.epoch, update=state.update, metrics=state.test_metrics
+    )
+    return saved.average or saved.model, metadata
 
 
 def read_metadata(path: Path) -> ModelMetadata:

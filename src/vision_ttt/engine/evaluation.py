@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
+from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vision_ttt.data import DatasetError, watched
 from vision_ttt.engine.damaged import DamagedItems
-from vision_ttt.engine.parallel import parts_of_all, together
+from vision_ttt.engine.parallel import together
 
 _Measured = TypeVar("_Measured")
 
@@ -47,11 +48,11 @@ def rows_of_items(
             rows.setdefault(name, []).append(values.cpu())
     if not rows["indices"]:
         raise DatasetError("the test set is empty")
-    every = together({name: torch.cat(parts) for name, parts in rows.items()}, accelerator)
-    indices, first = unique_rows(every.pop("indices"))
-    if not len(indices):
+    every = together({name: torch.cat(parts) for name, parts in rows.items()})
+    _, first = np.unique(every.pop("indices").numpy(), return_index=True)
+    if not len(first):
         raise DatasetError("the test set has no item that can be read")
-    return {name: values[first].clone() for name, values in every.items()}
+    return {name: values[torch.from_numpy(first)].clone() for name, values in every.items()}
 
 
 def objects_of_items(
@@ -77,7 +78,7 @@ def objects_of_items(
     own: dict[int, Any] = {}
     for indices, objects in _measured(measure, model, loader, accelerator, damaged, between):
         own.update(zip(indices.tolist(), objects, strict=True))
-    parts = parts_of_all([own], accelerator)
+    parts = gather_object([own])
     found = {index: each for part in parts for index, each in part.items()}
     if not found:
         raise DatasetError("the test set has no item that can be read")
@@ -106,14 +107,6 @@ def _measured(
             yield batch["indices"], measured
     finally:
         model.train(was_training)
-
-
-def unique_rows(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the different indices [N] in order, and for each where it comes first."""
-    ordered, places = torch.sort(indices, stable=True)
-    fresh = torch.ones_like(ordered, dtype=torch.bool)
-    fresh[1:] = ordered[1:] != ordered[:-1]
-    return ordered[fresh], places[fresh]
 
 
 def at_least_one(items: Tensor) -> Tensor:

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vision_ttt._version import __version__
 from vision_ttt.engine.config import ConfigError, TrainConfig
@@ -78,44 +72,6 @@ def memory_in_use(device: torch.device) -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-@contextmanager
-def open_log(
-    folder: Path,
-    config: TrainConfig,
-    accelerator: Accelerator,
-    state: TrainState,
-    task: Task,
-    updates: int,
-    show_progress: bool,
-) -> Iterator["RunLog | SilentLog"]:
-    """Open a run's logs; of several processes only the main one writes any.
-
-    Raises:
-        ConfigError: Weights & Biases is asked for and not installed.
-    """
-    if not accelerator.is_main_process:
-        yield SilentLog()
-        return
-    tracker = _open_wandb(folder, config)
-    with RunLog(
-        folder, config, accelerator.device, state, task, updates, show_progress, tracker
-    ) as log:
-        yield log
-
-
-class SilentLog:
-    """Stands for the logs in the processes that write none."""
-
-    def inner_loss(self, reduction: float | None) -> None:
-        """Do nothing."""
-
-    def update(self, state: TrainState, outcome: Outcome, learning_rate: float) -> None:
-        """Do nothing."""
-
-    def row(self, history: list[dict[str, Any]], summary: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-
 class RunLog:
     """The logs of one run, in its directory; a context manager that closes them."""
 
@@ -128,20 +84,21 @@ class RunLog:
         task: Task,
         updates: int,
         show_progress: bool,
-        tracker: Any = None,
     ) -> None:
         """Open the logs of a run of `updates`; those of a resumed run go on where `state` is.
 
-        `tracker` is a run of Weights & Biases, None for none.
+        Raises:
+            ConfigError: Weights & Biases is asked for and not installed.
         """
         self.folder = folder
         self.config = config
         self.unit = task.unit
         self.updates = updates
         self.device = device
-        self.tracker = tracker
+        self.tracker = _open_wandb(folder, config)
         self.events = EventFile(folder / "tensorboard", purge_step=state.update)
         self.reduction: float | None = None
+        """Of the inner loss along the scan; see `inner_loss_reduction`."""
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
@@ -168,10 +125,6 @@ class RunLog:
             if kind is None:  # otherwise the error that is being raised matters more
                 raise
 
-    def inner_loss(self, reduction: float | None) -> None:
-        """Keep the inner loss's reduction along the scan; see `inner_loss_reduction`."""
-        self.reduction = reduction
-
     def update(self, state: TrainState, outcome: Outcome, learning_rate: float) -> None:
         """Log the update that `state` counts last."""
         rate = state.units / state.span_seconds
@@ -190,17 +143,12 @@ class RunLog:
         self.bar.update(
             self.task,
             completed=state.update,
-            description=self._place(state),
+            description=place_in_run(
+                state.epoch + (state.position > 0), state.update, self.config, self.updates
+            ),
             figures=f"{rate:.0f} {self.unit}/s  loss {outcome.loss:.3f}{inner}"
             f"  lr {learning_rate:.1e}  {memory / 2**30:.1f} GiB",
         )
-
-    def _place(self, state: TrainState) -> str:
-        """The epoch that the last update was of, where epochs are the run's length."""
-        unit, length = self.config.optimisation.length
-        if unit != "epochs":
-            return f"update {state.update}/{self.updates}"
-        return f"epoch {state.epoch + (state.position > 0)}/{length}"
 
     def row(self, history: list[dict[str, Any]], summary: Mapping[str, Any]) -> None:
         """Write metrics.csv and metrics.json anew after an evaluation, and its points elsewhere.
@@ -239,6 +187,12 @@ class RunLog:
         except OSError as error:
             path = str(self.folder / "tensorboard")
             raise OSError(error.errno, error.strerror or str(error), path) from error
+
+
+def place_in_run(epoch: float, update: int, config: TrainConfig, updates: int) -> str:
+    """Return how far a run has come, in epochs where its length is, else in updates."""
+    unit, length = config.optimisation.length
+    return f"epoch {epoch:g}/{length}" if unit == "epochs" else f"update {update}/{updates}"
 
 
 def _open_wandb(folder: Path, config: TrainConfig) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.engine.config import TrainConfig
-from vision_ttt.engine.logs import memory_in_use, versions
+from vision_ttt.engine.logs import memory_in_use, place_in_run, versions
 from vision_ttt.engine.state import TrainState
 from vision_ttt.engine.task import Evaluation, Metric, Task
 
@@ -134,9 +134,3 @@ def row_line(row: Mapping[str, Any], config: TrainConfig, task: Task, updates: i
         f"{place_in_run(row['epoch'], row['update'], config, updates)}: {train}{figures}"
         f"{row[rate_name(task)]:.0f} {task.unit}/s"
     )
-
-
-def place_in_run(epoch: float, update: int, config: TrainConfig, updates: int) -> str:
-    """Return how far a run has come, in epochs where its length is, else in updates."""
-    unit, length = config.optimisation.length
-    return f"epoch {epoch:g}/{length}" if unit == "epochs" else f"update {update}/{updates}"

@@ -16,9 +16,8 @@ from vision_ttt.engine.assembly import Parts
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.non_finite_search import find_non_finite
-from vision_ttt.engine.seeds import seed_pass
 from vision_ttt.engine.state import TrainState
-from vision_ttt.engine.step import Outcome, Pass
+from vision_ttt.engine.step import Outcome, Pass, seed_pass
 from vision_ttt.engine.tensor_files import read_tensors, write_tensors
 from vision_ttt.errors import UserError
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from vision_ttt import environment
 from vision_ttt.engine.config import ConfigError, TrainConfig
-from vision_ttt.engine.sharded_tensors import whole_state
+from vision_ttt.engine.sharded_tensors import whole
 
 _Value = TypeVar("_Value")
 
@@ -93,7 +93,7 @@ def unshared(model: nn.Module, task: Task, name: str, model_args: Mapping[str, A
     """Return a model that one process can run alone: `model` itself unless it is sharded."""
     if not isinstance(model, FSDPModule):
         return model
-    weights = whole_state(model)
+    weights = {key: whole(value) for key, value in model.state_dict().items()}
     alone = task.build_model(name, model_args)
     alone.load_state_dict(weights)
     return alone.to(next(iter(weights.values())).device)
@@ -107,40 +107,24 @@ def summed(figures: list[float], accelerator: Accelerator) -> list[float]:
     return accelerator.reduce(precise, reduction="sum").tolist()
 
 
-def together(rows: Mapping[str, Tensor], accelerator: Accelerator) -> dict[str, Tensor]:
+def together(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return all processes' rows, on every process; they need not have equally many."""
-    if accelerator.num_processes == 1:
-        return dict(rows)
-    several = parts_of_all([{name: value.cpu() for name, value in rows.items()}], accelerator)
+    several = gather_object([{name: value.cpu() for name, value in rows.items()}])
     return {name: torch.cat([each[name] for each in several]) for name in rows}
 
 
-def parts_of_all(own: list[_Value], accelerator: Accelerator) -> list[_Value]:
-    """Return every process's objects, which are pickled, on every process."""
-    return own if accelerator.num_processes == 1 else gather_object(own)
-
-
-def all_names(names: list[str], accelerator: Accelerator) -> list[str]:
+def all_names(names: list[str]) -> list[str]:
     """Return every process's names once, in the order of the processes."""
-    return list(dict.fromkeys(parts_of_all(list(names), accelerator)))
+    return list(dict.fromkeys(gather_object(list(names))))
 
 
-def from_main(value: _Value, accelerator: Accelerator) -> _Value:
-    """Return the main process's value, on every process."""
-    if accelerator.num_processes == 1:
-        return value
-    return broadcast_object_list([value])[0]
-
-
-def first_given(value: _Value | None, accelerator: Accelerator) -> _Value | None:
+def first_given(value: _Value | None) -> _Value | None:
     """Return the value of the first process that gives one; None if all of them give None."""
-    if accelerator.num_processes == 1:
-        return value
     return next((each for each in gather_object([value]) if each is not None), None)
 
 
 @contextmanager
-def failing_together(accelerator: Accelerator) -> Iterator[None]:
+def failing_together() -> Iterator[None]:
     """Raise an OSError of one process on all: none goes on, and waits for one that has ended.
 
     Processes may exchange values within this context only if an error cannot come between.
@@ -153,6 +137,6 @@ def failing_together(accelerator: Accelerator) -> Iterator[None]:
         yield
     except OSError as error:
         failure = error
-    first = first_given(failure, accelerator)
+    first = first_given(failure)
     if first is not None:
         raise failure or first

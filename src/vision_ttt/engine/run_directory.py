@@ -14,27 +14,25 @@ from typing import Any, Literal
 import torch
 import yaml
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import nn
 
 from vision_ttt.engine.checkpoint import CHECKPOINTS
 from vision_ttt.engine.config import ConfigError, TrainConfig, section_types
 from vision_ttt.engine.locks import LOCK_FILES, alone_in
 from vision_ttt.engine.logs import environment
-from vision_ttt.engine.parallel import failing_together, first_given, from_main
+from vision_ttt.engine.parallel import failing_together, first_given
 from vision_ttt.engine.section import defaults
-from vision_ttt.engine.sharded_files import is_sharded_folder
 from vision_ttt.engine.state import SavedRun, StoredRun, check_fits, open_state, save_state
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.file_kinds import read_regular
-from vision_ttt.files import remove_folder, remove_parts, write_text
+from vision_ttt.files import remove_parts, write_text
 
 _LOGGER = logging.getLogger(__name__)
 _LARGEST_FILE = 2**28  # bytes of metrics and config
 FORMER = "former"
 """Sub-folder of a run directory for what an overwritten run left."""
-# A folder cannot be replaced atomically, so the former one is renamed while the new one comes.
-_REPLACED = ".replaced"
-_NAMES = re.compile(rf"(update-\d+)({re.escape(_REPLACED)})?|(update-.*)\.safetensors")
+_NAME = re.compile(r"update-.*\.safetensors")
 Resume = bool | Literal["auto"]
 # What a resumed run may change without becoming another run.
 _FREE_FIELDS = {
@@ -95,8 +93,8 @@ def newest_whole(
 ) -> StoredRun:
     """Return the newest of some checkpoints that is whole and of this very run.
 
-    The processes check a checkpoint's files together, and all take the same one. Its tensors are
-    read by `restore`, which each process calls when the model is divided among them.
+    The main process reads a checkpoint through, and all take the same one. Its tensors are read by
+    `restore`, which each process calls when the model is divided among them.
 
     Args:
         found: newest first; there must be one.
@@ -108,15 +106,14 @@ def newest_whole(
             because later saves would remove it.
         CheckpointError: no checkpoint of the run is whole.
     """
-    share = (accelerator.process_index, accelerator.num_processes)
     damages: list[str] = []
-    for path in from_main(list(found), accelerator):
+    for path in broadcast_object_list([list(found)])[0]:
         run, damage = None, None
         try:
-            run = open_state(path, share=share)
+            run = open_state(path, hashing=accelerator.is_main_process)
         except (CheckpointError, FileNotFoundError) as error:
             damage = str(error)
-        damage = first_given(damage, accelerator)
+        damage = first_given(damage)
         if damage is None:
             # From here on every process sees the same.
             _check_same_run(path.parent.parent, run.state.config, config)
@@ -133,7 +130,7 @@ def newest_whole(
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Return a run's checkpoints, files and folders, newest first, and whatever has such a name.
+    """Return a run's checkpoints, newest first, and whatever has such a name.
 
     Raises:
         OSError: the folder of checkpoints cannot be read, or is none.
@@ -141,8 +138,8 @@ def checkpoints(run_dir: Path) -> list[Path]:
     folder = run_dir / CHECKPOINTS
     if not os.path.lexists(folder):
         return []
-    names = [name for name in os.listdir(folder) if _NAMES.fullmatch(name)]
-    return [folder / name for name in sorted(names, key=_age, reverse=True)]
+    names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
+    return [folder / name for name in sorted(names, reverse=True)]
 
 
 def is_finished(config: TrainConfig) -> bool:
@@ -171,15 +168,14 @@ def save_checkpoint(run_dir: Path, saved: SavedRun, keep: int, accelerator: Acce
             of them. The former checkpoints are kept.
     """
     folder = run_dir / CHECKPOINTS
-    suffix = "" if saved.is_sharded else ".safetensors"
-    path = folder / f"update-{saved.state.update:09d}{suffix}"
-    with failing_together(accelerator):
+    path = folder / f"update-{saved.state.update:09d}.safetensors"
+    with failing_together():
         if accelerator.is_main_process:
             folder.mkdir(exist_ok=True)
-            _make_room(path)
-    with failing_together(accelerator):
-        if saved.is_sharded or accelerator.is_main_process:
-            save_state(path, saved)
+            if path.is_dir() and not path.is_symlink():
+                _remove(path)
+    with failing_together():
+        save_state(path, saved, writes=accelerator.is_main_process)
         if accelerator.is_main_process:
             _remove_others(run_dir, path, keep)
     return path
@@ -206,51 +202,24 @@ def begin_directory(
     write_text(run_dir / "environment.json", json.dumps(environment(device), indent=2) + "\n")
 
 
-def _age(name: str) -> tuple[str, str]:
-    """Sort key of checkpoints: the update; of the same update, a replaced folder is older."""
-    number = name.removesuffix(".safetensors").removesuffix(_REPLACED)
-    return number, "" if name.endswith(_REPLACED) else name
-
-
-def _make_room(path: Path) -> None:
-    """Clear the place of a new checkpoint, unless it is a file, which can replace a file."""
-    replaced = path.with_name(path.name + _REPLACED)
-    if path.suffix or not os.path.lexists(path):
-        if path.is_dir() and not path.is_symlink():
-            _put_aside(path)
-    elif is_sharded_folder(path):
-        if os.path.lexists(replaced):
-            _remove(replaced)
-        os.replace(path, replaced)  # still a checkpoint, until the new one is there
-    else:
-        _remove(path)
-
-
 def _remove_others(run_dir: Path, path: Path, keep: int) -> None:
     """Remove all checkpoints but the newest one, `path`, and the `keep` - 1 before it."""
     found = [other for other in checkpoints(run_dir) if other != path]
     # Those of later updates were left by a former attempt and were damaged, or else this run would
-    # have resumed from them. One of the same update is replaced by `path`.
-    later = [other for other in found if _age(other.name)[0] >= _age(path.name)[0]]
+    # have resumed from them.
+    later = [other for other in found if other.name > path.name]
     for other in [*later, *found[len(later) + keep - 1 :]]:
         _remove(other)
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; a folder that holds anything else is not ours and is put aside."""
+    """Remove a checkpoint; a folder of such a name is not ours: it is renamed and kept."""
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
-    elif is_sharded_folder(path):
-        remove_folder(path)
-    else:
-        _put_aside(path)
-
-
-def _put_aside(folder: Path) -> None:
-    """Rename a folder that is not ours and has the name of a checkpoint; its content is kept."""
+        return
     numbers = (f".aside-{number}" for number in itertools.count(1))
-    free = (folder.with_name(folder.name + end) for end in numbers)
-    folder.rename(next(path for path in free if not os.path.lexists(path)))
+    free = (path.with_name(path.name + end) for end in numbers)
+    path.rename(next(each for each in free if not os.path.lexists(each)))
 
 
 def _check_same_run(run_dir: Path, former: dict[str, Any], config: TrainConfig) -> None:

@@ -77,14 +77,25 @@ def defaults(section: type[Section]) -> dict[str, Any]:
     return dataclasses.asdict(section())
 
 
-def check_number(name: str, value: Any, accepted: Range, *, whole: bool = False) -> None:
+def check_number(
+    name: str, value: Any, accepted: Range, *, whole: bool = False, meaning: str | None = None
+) -> None:
     """Check a number as a field's.
+
+    Args:
+        meaning: what is accepted, in words; None for what the range says.
 
     Raises:
         ConfigError: it is out of its range, or not finite.
         TypeError: it is none, or not a whole one where `whole`.
     """
-    _check_number(name, value, accepted, accepted.meaning, whole=whole)
+    meaning = meaning or accepted.meaning
+    kinds, needed = ((int,), "whole number") if whole else ((int, float), "number")
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise TypeError(f"{name} is {value!r}; a {needed} is needed ({meaning})")
+    finite = isinstance(value, int) or math.isfinite(value)
+    if not finite or not accepted.low <= value <= accepted.high:
+        raise ConfigError(f"{name} is {value}; it must be {meaning}")
 
 
 def _check(name: str, value: Any, kind: Any, accepted: Range | None) -> None:
@@ -100,7 +111,7 @@ def _check(name: str, value: Any, kind: Any, accepted: Range | None) -> None:
         for place, each in enumerate(value):
             _check(f"{name}[{place}]", each, get_args(lists[0])[0], accepted)
     elif accepted is not None and not (words and isinstance(value, str)):
-        _check_number(name, value, accepted, meaning, whole=float not in kinds)
+        check_number(name, value, accepted, whole=float not in kinds, meaning=meaning)
     elif words:
         if value not in words:
             raise ConfigError(f"{name} is {value!r}; it must be {meaning}")
@@ -115,15 +126,6 @@ def _check(name: str, value: Any, kind: Any, accepted: Range | None) -> None:
         _check_mapping(name, value)
     else:
         raise AssertionError(f"the field {name} is of type {kind}, which nothing checks")
-
-
-def _check_number(name: str, value: Any, accepted: Range, meaning: str, *, whole: bool) -> None:
-    kinds, needed = ((int,), "whole number") if whole else ((int, float), "number")
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise TypeError(f"{name} is {value!r}; a {needed} is needed ({meaning})")
-    finite = isinstance(value, int) or math.isfinite(value)
-    if not finite or not accepted.low <= value <= accepted.high:
-        raise ConfigError(f"{name} is {value}; it must be {meaning}")
 
 
 def _check_mapping(name: str, value: Any) -> None:

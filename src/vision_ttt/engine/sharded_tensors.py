@@ -4,7 +4,7 @@ A DTensor is recognised by its method `full_tensor`: importing its class takes h
 a process that runs alone need not spend.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -18,6 +18,13 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's state dict with whole tensors; every process has to call it."""
-    return {name: whole(value) for name, value in model.state_dict().items()}
+def fill(tensor: Tensor, value: Tensor) -> None:
+    """Copy a whole value into a tensor; if it is sharded, the part that this process holds."""
+    if is_sharded(tensor):
+        from torch.distributed.tensor import distribute_tensor
+
+        # Every process has the value: each cuts its own part, and none is sent.
+        mesh, placements = tensor.device_mesh, tensor.placements
+        value = distribute_tensor(value, mesh, placements, src_data_rank=None).to_local()
+        tensor = tensor.to_local()
+    tensor.copy_(value)

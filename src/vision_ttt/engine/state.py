@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.engine.described import read_json
-from vision_ttt.engine.sharded_files import write_sharded
-from vision_ttt.engine.sharded_tensors import is_sharded
-from vision_ttt.engine.stored_tensors import StoredTensors, load_stored, open_stored
-from vision_ttt.engine.tensor_files import CheckpointError, Shapes, write_tensors
+from vision_ttt.engine.tensor_files import (
+    CheckpointError,
+    Shapes,
+    inspect_tensors,
+    load_tensors,
+    write_tensors,
+)
 from vision_ttt.models.number_kinds import kind_of_number
 
 _FORMAT = 3
@@ -87,53 +90,51 @@ class SavedRun:
         """All tensors as `PART/NAME`, e.g. `model/head.weight`."""
         return {f"{part}/{name}": t for part in _PARTS for name, t in getattr(self, part).items()}
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether several processes share the tensors."""
-        return any(map(is_sharded, self.model.values()))
-
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A checkpoint that was checked; its tensors are still in its files."""
+    """A checkpoint that was checked; its tensors are still in its file."""
 
+    path: Path
     state: TrainState
-    stored: StoredTensors
+    tensors: Shapes
 
     def shapes(self, part: str) -> Shapes:
         """Return the tensors of "model", "average" or "moments": their dtypes and shapes."""
         return {
             key.removeprefix(f"{part}/"): value
-            for key, value in self.stored.shapes.items()
+            for key, value in self.tensors.items()
             if key.startswith(f"{part}/")
         }
 
 
-def save_state(path: Path, saved: SavedRun) -> None:
-    """Write everything that resuming needs, atomically and with SHA-256s.
+def save_state(path: Path, saved: SavedRun, *, writes: bool = True) -> None:
+    """Write everything that resuming needs, atomically and with its SHA-256.
 
-    The tensors of a sharded run become a folder, see `sharded_files`, and every process has to call
-    this; otherwise they become one file, see `tensor_files`, and one process calls it.
+    Args:
+        writes: as of `write_tensors`: every process that shares the tensors has to call this.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; a former file is kept.
     """
     text = json.dumps({"format": _FORMAT, "state": asdict(saved.state)})
-    write = write_sharded if saved.is_sharded else write_tensors
-    write(path, saved.tensors, text)
+    write_tensors(path, saved.tensors, text, writes=writes)
 
 
-def open_state(path: str | Path, *, share: tuple[int, int] = (0, 1)) -> StoredRun:
-    """Check a checkpoint of either kind and return what is in it, without reading the tensors.
+def open_state(path: str | Path, *, hashing: bool = True) -> StoredRun:
+    """Check a checkpoint and return what is in it, without reading the tensors.
 
     Args:
-        share: (index, count) of the processes that check it together; see `open_stored`.
+        hashing: whether to read the file through, and check its SHA-256.
 
     Raises:
         FileNotFoundError: there is no such checkpoint, so nothing to resume.
         CheckpointError: truncated, damaged, or not a run's state.
     """
-    stored = open_stored(Path(path), share=share)
+    path = Path(path)
+    stored = inspect_tensors(path, hashing=hashing)
+    if stored.digest is None:
+        raise CheckpointError(f"{path} has no SHA-256; it is not the state of a run")
     try:
         values = read_json(stored.text or "null")
         if values["format"] != _FORMAT:
@@ -153,11 +154,11 @@ def open_state(path: str | Path, *, share: tuple[int, int] = (0, 1)) -> StoredRu
     for key in stored.shapes:
         if key.partition("/")[0] not in _PARTS:
             raise CheckpointError(f"{path} is not the state of a run: it holds {key}")
-    return StoredRun(state, stored)
+    return StoredRun(path, state, stored.shapes)
 
 
 def read_state(path: str | Path) -> SavedRun:
-    """Return a checkpoint of either kind with its tensors, whole, in this process's memory.
+    """Return a checkpoint with its tensors, whole, in this process's memory.
 
     Raises:
         FileNotFoundError, CheckpointError: as `open_state`.
@@ -168,7 +169,7 @@ def read_state(path: str | Path) -> SavedRun:
         for part in _PARTS
     }
     saved = SavedRun(run.state, **parts)
-    load_stored(run.stored, saved.tensors, alone=True)
+    load_tensors(run.path, saved.tensors)
     return saved
 
 
@@ -180,7 +181,7 @@ def restore(
     Every process calls this, after the models were shared; it reads its own part of the tensors.
 
     Raises:
-        CheckpointError: a file cannot be read any more.
+        CheckpointError: the file cannot be read any more.
     """
     weights = dict(model.named_parameters())
     moments = {
@@ -189,7 +190,7 @@ def restore(
     }
     averages = {} if average is None else average.state_dict()
     saved = SavedRun(run.state, model.state_dict(), averages, moments)
-    load_stored(run.stored, saved.tensors)
+    load_tensors(run.path, saved.tensors)
     # The values are in place already, except where a module's state dict holds copies.
     model.load_state_dict(saved.model)
     if average is not None:

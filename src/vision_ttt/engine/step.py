@@ -4,17 +4,25 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
+from accelerate.utils import send_to_device, set_seed
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from vision_ttt.engine.config import TrainConfig
+from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.parallel import summed
-from vision_ttt.engine.seeds import seed_pass
 from vision_ttt.engine.sharded_tensors import whole
 from vision_ttt.engine.task import Batch, Moment, Task
+
+
+def seed_pass(place: Sequence[int]) -> None:
+    """Seed Python's, NumPy's and torch's generators (all devices) by a tuple of counters.
+
+    All randomness of a run is a function of its seed and of where in the run it is drawn.
+    """
+    set_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
 
 @dataclass(frozen=True)
@@ -57,28 +65,22 @@ class Outcome:
         return self.loss_sum / max(self.units, 1)
 
 
+@dataclass
 class Step:
     """Makes one update after the other."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        accelerator: Accelerator,
-        model: nn.Module,
-        shared: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        task: Task,
-        stop_vote: Callable[[], float],
-    ) -> None:
-        """Train `model`; `shared` is what to call, the model as several processes share it."""
-        self.config = config
-        self.accelerator = accelerator
-        self.model = model
-        self.shared = shared
-        self.forward = torch.compile(shared) if config.machine.compile else shared
-        self.optimizer = optimizer
-        self.task = task
-        self.stop_vote = stop_vote
+    config: TrainConfig
+    accelerator: Accelerator
+    model: nn.Module
+    shared: nn.Module
+    """What to call: the model as several processes share it."""
+    optimizer: torch.optim.Optimizer
+    task: Task
+    stop_vote: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        compiled = self.config.machine.compile
+        self.forward = torch.compile(self.shared) if compiled else self.shared
 
     def __call__(
         self, batches: Sequence[Batch], epoch: int, first_pass: int, moment: Moment
@@ -120,7 +122,15 @@ class Step:
         seed_pass(place)
         batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
         batch = self.task.augment(batch)
-        loss, units = self.task.loss(self.forward, batch, moment)
+        try:
+            loss, units = self.task.loss(self.forward, batch, moment)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):  # what batch norms of PyTorch say
+                raise
+            raise ConfigError(
+                "batch_size / accumulation_steps / processes is 1; it must be at least 2, as one"
+                f" item gives a batch norm of {type(self.model).__name__} one value per channel"
+            ) from error
         items = self.config.optimisation.micro_batch_size / self.accelerator.num_processes
         self.accelerator.backward(loss / items)
         return Pass(place, batch, moment, loss.detach(), units)

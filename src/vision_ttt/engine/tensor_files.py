@@ -1,40 +1,42 @@
 """Tensors and a JSON text in one safetensors file, which carries its own SHA-256.
 
-Neither writing nor checking a file needs memory for more than one of its tensors.
+That is the digest of the whole file with the digest's own 64 characters set to zeros, so that no
+byte can change unnoticed, and a file and its digest always come from the same write. Neither
+writing nor checking a file needs memory for more than one of its tensors.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vision_ttt.engine.digests import KEY as _DIGEST
-from vision_ttt.engine.digests import ZEROS, with_digest, without_digest
-from vision_ttt.engine.sharded_tensors import whole
+from vision_ttt.engine.sharded_tensors import fill, whole
 from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import UnreadableFile, check_regular
 from vision_ttt.files import atomic_file
 
 _TEXT = "vision_ttt"
+_DIGEST = "sha256"
+_ZEROS = "0" * 64
+"""What stands in the digest's place while the file is hashed."""
 _BLOCK = 1 << 20  # bytes read at a time
-DTYPE_NAMES = {
+_DTYPE_NAMES = {
     **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
     **{torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64"},
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
     **{torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8"},
     torch.bool: "BOOL",
 }
-"""The dtypes that can be written, with safetensors' names for them."""
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-"""The same by name."""
+_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 Shapes = Mapping[str, tuple[torch.dtype, torch.Size]]
 """Name of a tensor → its dtype and shape."""
 
@@ -67,47 +69,29 @@ def write_tensors(
     Raises:
         OSError: the disk is full or the folder cannot be written; the former file is kept.
     """
-    shapes = in_file_order({name: (value.dtype, value.shape) for name, value in tensors.items()})
-    values = (whole(tensors[name]) for name in shapes)
+    # Larger elements first, so that all are aligned.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    values = (whole(tensors[name]) for name in names)
     try:
         if writes:
+            start = _start(
+                {name: (tensors[name].dtype, tensors[name].shape) for name in names}, text
+            )
+            hashed = hashlib.sha256(start)
             with atomic_file(path) as file:
-                stream_tensors(file, shapes, values, text)
+                file.write(start)
+                for value in values:
+                    # The bytes of a tensor on the CPU that is contiguous: no copy.
+                    value = value.cpu().contiguous().reshape(-1)
+                    content = value.view(torch.uint8).numpy().data
+                    hashed.update(content)
+                    file.write(content)
+                file.seek(0)
+                file.write(start.replace(_entry(_ZEROS), _entry(hashed.hexdigest()), 1))
     finally:
         # An error on this process must not leave the others waiting for it.
         for _ in values:
             pass
-
-
-def in_file_order(shapes: Shapes) -> dict[str, tuple[torch.dtype, torch.Size]]:
-    """Return `shapes` in the order of a file: larger elements first, so that all are aligned."""
-    return dict(sorted(shapes.items(), key=lambda item: (-item[1][0].itemsize, item[0])))
-
-
-def stream_tensors(file: BinaryIO, shapes: Shapes, values: Iterable[Tensor], text: str) -> str:
-    """Write tensors one by one, with their digest; return the digest.
-
-    Args:
-        file: empty, open for binary writing.
-        shapes: in the order of `in_file_order`.
-        values: the tensors in the same order; each is fetched when the one before is written.
-
-    Raises:
-        OSError: the disk is full.
-        TypeError: a dtype that safetensors does not know.
-    """
-    start = _start(shapes, text)
-    file.write(start)
-    hashed = hashlib.sha256(start)
-    for value in values:
-        # On the bytes of the tensor itself where it is on the CPU and contiguous: no copy.
-        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        hashed.update(content)
-        file.write(content)
-    digest = hashed.hexdigest()
-    file.seek(0)
-    file.write(with_digest(start, digest))
-    return digest
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], str | None]:
@@ -120,25 +104,13 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], str | None]:
         CheckpointError: it is truncated, damaged, a pickle (which is not opened) or cannot be read.
     """
     path = Path(path)
-    _check_is_file(path)
-    try:
-        with path.open("rb") as file:
-            first = file.read(9)
-            _refuse_pickles(first, path)
-            length = 8 + int.from_bytes(first[:8], "little")
-            if not first[:8].strip(b"\0") or length > path.stat().st_size:
-                raise CheckpointError(f"{path} is truncated, corrupt or no safetensors file")
-            file.seek(0)
-            content = file.read()
-    except (OSError, MemoryError) as error:
-        raise _unreadable(path, error) from error
-    try:
+    with _naming(path), path.open("rb") as file:
+        length = _start_length(path, file.read(9))
+        file.seek(0)
+        content = file.read()
         tensors = dict(sorted(safetensors.torch.load(content).items()))
         metadata = _metadata(content[:length])
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise _not_safetensors(path, error) from error
-    rest = memoryview(content)[length:]
-    _check_digest(path, metadata.get(_DIGEST), content[:length], [rest])
+        _check_digest(path, metadata, content[:length], [memoryview(content)[length:]])
     return tensors, metadata.get(_TEXT)
 
 
@@ -151,93 +123,110 @@ def inspect_tensors(path: Path, *, hashing: bool = True) -> Inspected:
     Raises:
         FileNotFoundError, CheckpointError: as `read_tensors`.
     """
-    _check_is_file(path)
-    try:
-        with path.open("rb") as file:
-            first = file.read(9)
-            _refuse_pickles(first, path)
-            length = 8 + int.from_bytes(first[:8], "little")
-            if length > path.stat().st_size:
-                raise CheckpointError(f"{path} is truncated, corrupt or no safetensors file")
-            with safe_open(path, framework="pt") as opened:
-                views = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-                shapes = {
-                    name: (DTYPES[view.get_dtype()], torch.Size(view.get_shape()))
-                    for name, view in views.items()
-                }
-            file.seek(0)
-            start = file.read(length)
-            metadata = _metadata(start)
-            if hashing:
-                blocks = iter(lambda: file.read(_BLOCK), b"")
-                _check_digest(path, metadata.get(_DIGEST), start, blocks)
-    except (OSError, MemoryError) as error:
-        raise _unreadable(path, error) from error
-    except (SafetensorError, ValueError, KeyError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise _not_safetensors(path, error) from error
+    with _naming(path), path.open("rb") as file:
+        length = _start_length(path, file.read(9))
+        with safe_open(path, framework="pt") as opened:
+            views = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            shapes = {
+                name: (_DTYPES[view.get_dtype()], torch.Size(view.get_shape()))
+                for name, view in views.items()
+            }
+        file.seek(0)
+        start = file.read(length)
+        metadata = _metadata(start)
+        if hashing:
+            _check_digest(path, metadata, start, iter(lambda: file.read(_BLOCK), b""))
     return Inspected(metadata.get(_TEXT), metadata.get(_DIGEST), shapes)
+
+
+def load_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Copy a file's values, one after the other, into tensors of its names and shapes.
+
+    Of a tensor that several processes share, each takes its own part.
+
+    Raises:
+        FileNotFoundError, CheckpointError: the file cannot be read.
+    """
+    with _naming(path), safe_open(path, framework="pt") as file:
+        for name, tensor in tensors.items():
+            fill(tensor, file.get_tensor(name))
 
 
 def _start(shapes: Shapes, text: str) -> bytes:
     """The beginning of a file up to the tensors: the header's length, and the header."""
-    header: dict[str, Any] = {"__metadata__": {_DIGEST: ZEROS, _TEXT: text}}
+    header: dict[str, Any] = {"__metadata__": {_DIGEST: _ZEROS, _TEXT: text}}
     end = 0
     for name, (dtype, shape) in shapes.items():
-        if dtype not in DTYPE_NAMES:
-            accepted = ", ".join(map(str, DTYPE_NAMES))
+        if dtype not in _DTYPE_NAMES:
+            accepted = ", ".join(map(str, _DTYPE_NAMES))
             raise TypeError(f"{name} has dtype {dtype}; accepted are {accepted}")
         begin, end = end, end + shape.numel() * dtype.itemsize
         place = {"shape": list(shape), "data_offsets": [begin, end]}
-        header[name] = {"dtype": DTYPE_NAMES[dtype], **place}
+        header[name] = {"dtype": _DTYPE_NAMES[dtype], **place}
     content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     content += b" " * (-len(content) % 8)  # the tensors are aligned within the file
     return len(content).to_bytes(8, "little") + content
+
+
+def _entry(digest: str) -> bytes:
+    """Return the digest's entry as it stands in the header.
+
+    The same characters within a JSON string have their quotes escaped, so the entry is unique.
+    """
+    return f'"{_DIGEST}":"{digest}"'.encode()
 
 
 def _metadata(start: bytes) -> dict[str, str]:
     return json.loads(start[8:]).get("__metadata__", {})
 
 
-def _check_digest(path: Path, digest: str | None, start: bytes, rest: Iterable[Any]) -> None:
-    """Raise CheckpointError unless the content, `start` and `rest`, has this digest, if any."""
+def _check_digest(
+    path: Path, metadata: Mapping[str, str], start: bytes, rest: Iterable[Any]
+) -> None:
+    """Raise CheckpointError unless the content, `start` and `rest`, has its digest, if any."""
+    digest = metadata.get(_DIGEST)
     if digest is None:
         return
-    hashed = hashlib.sha256(without_digest(start, digest))
+    hashed = hashlib.sha256(start.replace(_entry(digest), _entry(_ZEROS), 1))
     for block in rest:
         hashed.update(block)
     if hashed.hexdigest() != digest:
         raise CheckpointError(f"{path} is damaged: its content does not have its SHA-256")
 
 
-def _check_is_file(path: Path) -> None:
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn what goes wrong in reading a safetensors file into a CheckpointError that names it."""
     if not os.path.lexists(path):
         raise FileNotFoundError(2, "No such checkpoint file", str(path))
     try:
         check_regular(path)
+        yield
+    except CheckpointError:
+        raise
     except UnreadableFile as error:
         raise CheckpointError(str(error)) from error
-    except OSError as error:  # of a link to nothing, or to itself
-        raise _unreadable(path, error) from error
+    except (OSError, MemoryError) as error:
+        larger = isinstance(error, MemoryError)
+        reason = "it is larger than the memory" if larger else error.strerror or error
+        raise CheckpointError(f"{path} cannot be read: {reason}") from error
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} is truncated, corrupt or no safetensors file: {error}"
+        ) from error
 
 
-def _unreadable(path: Path, error: OSError | MemoryError) -> CheckpointError:
-    larger = isinstance(error, MemoryError)
-    reason = "it is larger than the memory" if larger else error.strerror or error
-    return CheckpointError(f"{path} cannot be read: {reason}")
-
-
-def _not_safetensors(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path} is truncated, corrupt or no safetensors file: {error}")
-
-
-def _refuse_pickles(start: bytes, path: Path) -> None:
-    if start[8:] == b"{":  # a safetensors header, whose length before it may look like anything
-        return
-    # A zip is torch.save's container; 0x80 and a protocol number begin every modern pickle.
-    if start.startswith(b"PK") or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
+def _start_length(path: Path, first: bytes) -> int:
+    """Return how many bytes lie before the tensors, by the first nine of the file."""
+    # A zip is torch.save's container; 0x80 and a protocol number begin every modern pickle. Not so
+    # where a safetensors header follows its length, which may look like anything.
+    is_pickle = first.startswith(b"PK") or (first[:1] == b"\x80" and first[1:2] in b"\2\3\4\5")
+    if is_pickle and first[8:] != b"{":
         raise CheckpointError(
             f"{path} is a pickle, which could run code, and was not opened; a .safetensors file is"
             " accepted"
         )
+    length = 8 + int.from_bytes(first[:8], "little")
+    if length == 8 or length > path.stat().st_size:
+        raise CheckpointError(f"{path} is truncated, corrupt or no safetensors file")
+    return length

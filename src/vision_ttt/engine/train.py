@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from vision_ttt.engine.checkpoint import BEST_FILE, WEIGHTS_FILE, ModelMetadata,
 from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.freezing import training_mode
-from vision_ttt.engine.logs import RunLog, SilentLog, open_log
+from vision_ttt.engine.logs import RunLog
 from vision_ttt.engine.metrics import (
     add_row,
     inner_loss_reduction,
@@ -147,21 +148,22 @@ class _Run:
 
     def train(self, progress: bool) -> Evaluation:
         """Make the updates that are left; return the evaluation at the run's end."""
-        try:
-            return self._train(progress)
-        finally:
-            self._end_epoch()
-
-    def _train(self, progress: bool) -> Evaluation:
         config, state, parts = self.config, self.state, self.parts
         damaged = DamagedItems(config.run.skip_bad, state.damaged_items)
         every = config.run.checkpoint_every
         evaluation = None
         updates = parts.length.updates
-        with open_log(
-            self.run_dir, config, self.accelerator, state, parts.task, updates, progress
-        ) as log:
-            log.inner_loss(inner_loss_reduction(self._inner_losses()))
+        with ExitStack() as left:
+            left.callback(self._end_epoch)
+            log = None
+            if self.accelerator.is_main_process:
+                device, task = self.accelerator.device, parts.task
+                log = left.enter_context(
+                    RunLog(self.run_dir, config, device, state, task, updates, progress)
+                )
+            reduction = inner_loss_reduction(self._inner_losses())
+            if log is not None:
+                log.reduction = reduction
             training_mode(parts.model)
             while True:
                 if self._evaluation_is_due():
@@ -195,7 +197,7 @@ class _Run:
             self.epoch_updates.close()
             self.epoch_updates = None
 
-    def _update(self, damaged: DamagedItems, log: RunLog | SilentLog) -> None:
+    def _update(self, damaged: DamagedItems, log: RunLog | None) -> None:
         """Make one update, count and log it.
 
         Raises:
@@ -229,7 +231,8 @@ class _Run:
         state.span_seconds = time.perf_counter() - started
         if parts.average is not None and outcome.finite:
             parts.average.update(parts.model, step=state.update)
-        log.update(state, outcome, largest_rate(parts.optimizer))
+        if log is not None:
+            log.update(state, outcome, largest_rate(parts.optimizer))
         if outcome.stop_votes:
             self._end(outcome.stop_votes)
 
@@ -241,11 +244,11 @@ class _Run:
         at_place = state.position == 0 if every is None else state.update % every == 0
         return at_place or state.update == self.parts.length.updates
 
-    def _end_span(self, damaged: DamagedItems, log: RunLog | SilentLog) -> Evaluation:
+    def _end_span(self, damaged: DamagedItems, log: RunLog | None) -> Evaluation:
         """Evaluate, add a row to the history, log it and write a checkpoint."""
         state, parts = self.state, self.parts
         evaluation = self._evaluate(damaged)
-        state.damaged_items[:] = all_names(state.damaged_items, self.accelerator)
+        state.damaged_items[:] = all_names(state.damaged_items)
         add_row(
             state,
             evaluation,
@@ -256,8 +259,8 @@ class _Run:
             self.accelerator.device,
         )
         self._checkpoint()
-        log.row(state.history, self.summary())
-        if self.accelerator.is_main_process:
+        if log is not None:
+            log.row(state.history, self.summary())
             updates = parts.length.updates
             _LOGGER.info(row_line(state.history[-1], self.config, parts.task, updates))
         return evaluation
@@ -305,7 +308,7 @@ class _Run:
         writes = self.accelerator.is_main_process
         best = is_best(state, parts.task.primary)
         for name in (BEST_FILE, WEIGHTS_FILE) if best else (WEIGHTS_FILE,):
-            with failing_together(self.accelerator):
+            with failing_together():
                 save_weights(self.run_dir / name, weights, metadata, writes=writes)
         save_checkpoint(self.run_dir, saved, self.config.run.keep_checkpoints, self.accelerator)
 

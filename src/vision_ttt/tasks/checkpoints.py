@@ -8,7 +8,6 @@ from vision_ttt import tasks
 from vision_ttt.engine.bounded_building import no_larger_than
 from vision_ttt.engine.building import load_weights
 from vision_ttt.engine.checkpoint import ModelMetadata, read_weights
-from vision_ttt.engine.earlier_weights import is_earlier, read_earlier_weights
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.errors import UserError
 from vision_ttt.extras import MissingPackageError
@@ -29,7 +28,7 @@ def load_model(
             ours, its weights are not those of the model it names, or the model is another task's.
     """
     path = Path(path)
-    weights, metadata = (read_earlier_weights if is_earlier(path) else read_weights)(path)
+    weights, metadata = read_weights(path)
     try:
         name = metadata.task["name"]
         section = tasks.find(name)

@@ -1,9 +1,12 @@
 """The arguments of `vision-ttt app`."""
 
+from dataclasses import dataclass
+
 import jsonargparse
 
-from vision_ttt.cli.checks import check_input_file, check_range
-from vision_ttt.cli.parser import CommandParser
+from vision_ttt.cli.arguments.inference import DeviceFlag
+from vision_ttt.cli.checks import check_input_file
+from vision_ttt.cli.parser import CommandParser, within
 from vision_ttt.extras import require
 from vision_ttt.pretrained import weights_path
 
@@ -12,6 +15,17 @@ _EPILOG = """Examples:
   vision-ttt app
   vision-ttt app runs/demo/best.safetensors deit_tiny_patch16_224
   vision-ttt app runs/*/last.safetensors --host 0.0.0.0 --port 8080"""
+
+
+@dataclass
+class _Flags:
+    """Where the page is served."""
+
+    host: str = "127.0.0.1"
+    """address to listen on; by default the page is reachable from this machine only, with 0.0.0.0
+    from other machines, too"""
+    port: int = within(7860, 1, 65_535)
+    """port to listen on"""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -25,26 +39,13 @@ def add_arguments(parser: CommandParser) -> None:
         " models, which have random weights; visitors select among these and the models of"
         " `vision-ttt models`, and cannot open other files",
     )
-    parser.add_argument(
-        "--host",
-        type=str,
-        default="127.0.0.1",
-        help="address to listen on; by default the page is reachable from this machine only, with"
-        " 0.0.0.0 from other machines, too",
-    )
-    parser.add_argument("--port", type=int, default=7860, help="port to listen on")
-    parser.add_argument(
-        "--device",
-        type=str | None,
-        default=None,
-        help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
-    )
+    parser.add_fields(_Flags)
+    parser.add_fields(DeviceFlag)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
-    """Refuse a port out of range and checkpoints that are not there; name missing packages."""
+    """Refuse checkpoints that are not there; name missing packages."""
     require("app", "vision-ttt app")
-    check_range(arguments, port=(1, 65_535))
     arguments.models = [weights_path(given) for given in arguments.models or []]
     for given in arguments.models:
         if given.endswith(".safetensors"):

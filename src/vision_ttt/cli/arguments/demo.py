@@ -1,24 +1,27 @@
 """The arguments of `vision-ttt demo`."""
 
+from dataclasses import dataclass
+
 import jsonargparse
 
 from vision_ttt.cli.parser import CommandParser
 
 
+@dataclass
+class _Flags:
+    """What one would want to change in a demonstration."""
+
+    output: str = "runs/demo"
+    """folder of the run; an earlier run moves to former/ in it"""
+    epochs: int | None = None
+    """passes over the 1,297 training images"""
+    seed: int = 0
+    """seed of weights, order and augmentation"""
+
+
 def add_arguments(parser: CommandParser) -> None:
-    """Declare what one would want to change in a demonstration."""
-    parser.add_argument(
-        "--output",
-        type=str,
-        default="runs/demo",
-        help="folder of the run; an earlier run moves to former/ in it",
-    )
-    parser.add_argument(
-        "--epochs", type=int, default=None, help="passes over the 1,297 training images"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of weights, order and augmentation"
-    )
+    """Declare the flags."""
+    parser.add_fields(_Flags)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

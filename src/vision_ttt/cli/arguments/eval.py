@@ -1,14 +1,14 @@
 """The arguments of `vision-ttt eval`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import jsonargparse
 
-from vision_ttt.cli.arguments.inference import CHECKPOINT, add_inference_arguments
-from vision_ttt.cli.checks import LARGEST_BATCH, check_range, checkpoint_path
+from vision_ttt.cli.arguments.inference import CHECKPOINT, InferenceFlags, JsonFlag
+from vision_ttt.cli.checks import checkpoint_path
 from vision_ttt.cli.parser import CommandParser
-from vision_ttt.engine.config import MOST_WORKERS
 from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import is_of_the_system
 
@@ -19,42 +19,31 @@ _EPILOG = """Examples:
   vision-ttt eval runs/folder/best.safetensors --dataset OTHER --split all --json"""
 
 
+@dataclass
+class _Flags:
+    """The dataset."""
+
+    dataset: str | None = None
+    """other data: for a classifier 'digits', an image folder or a name timm reads, for a detector
+    or segmenter a folder of the same layout; null: the data of the training"""
+    dataset_root: str | None = None
+    """folder of a dataset that timm reads by name"""
+    split: Literal["test", "train", "all"] = "test"
+    """part of the dataset, divided as in training"""
+    evaluation: Literal["whole", "slide"] | None = None
+    """input of a segmenter: the whole image or sliding windows; null: as in training"""
+
+
 def add_arguments(parser: CommandParser) -> None:
     """Declare the checkpoint, the dataset and how to go through it."""
     parser.epilog = _EPILOG
     parser.add_argument("checkpoint", type=str, help=CHECKPOINT)
-    parser.add_argument(
-        "--dataset",
-        type=str | None,
-        default=None,
-        help="other data: for a classifier 'digits', an image folder or a name timm reads, for a"
-        " detector or segmenter a folder of the same layout; null: the data of the training",
-    )
-    parser.add_argument(
-        "--dataset_root",
-        type=str | None,
-        default=None,
-        help="folder of a dataset that timm reads by name",
-    )
-    parser.add_argument(
-        "--split",
-        type=Literal["test", "train", "all"],
-        default="test",
-        help="part of the dataset, divided as in training",
-    )
-    parser.add_argument(
-        "--evaluation",
-        type=Literal["whole", "slide"] | None,
-        default=None,
-        help="input of a segmenter: the whole image or sliding windows; null: as in training",
-    )
-    add_inference_arguments(parser)
-    parser.add_argument("--json", type=bool, default=False, help="print JSON instead of tables")
+    for declared in (_Flags, InferenceFlags, JsonFlag):
+        parser.add_fields(declared)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
-    """Refuse numbers out of range, no checkpoint, and a dataset without a name."""
-    check_range(arguments, batch_size=(1, LARGEST_BATCH), num_workers=(0, MOST_WORKERS))
+    """Refuse no checkpoint, and a dataset without a name."""
     if arguments.dataset is not None and not arguments.dataset.strip():
         raise UserError("--dataset is empty; name one, or leave it out for the one trained on")
     if arguments.dataset is not None and is_of_the_system(Path(arguments.dataset)):

@@ -5,21 +5,22 @@ folder that does not end in .safetensors, or begins with `sample:`; all others a
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jsonargparse
 import yaml
 
+from vision_ttt.cli.arguments.inference import DeviceFlag
 from vision_ttt.cli.checks import (
     LARGEST_BATCH,
     check_input_file,
     check_new_folder,
-    check_range,
     check_readable,
     shortened,
 )
-from vision_ttt.cli.parser import CommandParser
+from vision_ttt.cli.parser import CommandParser, within
 from vision_ttt.errors import UserError
 from vision_ttt.pretrained import weights_path
 
@@ -71,6 +72,67 @@ Figures are written as PDF, SVG and PNG, and all numbers in them as WHAT.npz, wh
 MODEL/IMAGE/… or MODEL/LAYER/…"""
 
 
+@dataclass
+class _Flags:
+    """How any kind looks at the models."""
+
+    output: str
+    """folder to write into"""
+    random: bool = False
+    """also show each checkpoint's model with random weights, as before training; once for all
+    checkpoints of a model"""
+    seed: int = within(0, 0, 2**63 - 1)
+    """seed of random weights"""
+    shorter_side: int | None = within(None, 1, LARGEST_SIDE)
+    """use whole images with a shorter side of so many pixels; null: as in tests"""
+    limit: int | None = within(None, 1, 1_000_000)
+    """number of images, the first ones; null: all"""
+    batch_size: int = within(8, 1, LARGEST_BATCH)
+    """images at once"""
+    overwrite: bool = False
+    """overwrite existing figures in the folder"""
+
+
+@dataclass
+class _GradientMapFlags:
+    """What is seen of the gradients."""
+
+    state: Literal["final", "initial", "current"] | None = None
+    """state of the inner models at which gradients are taken. initial: before the image. final:
+    after it; clearest on images of many mini-batches. current: before the token's mini-batch, the
+    paper's definition; the first tokens of a scan have the largest values, since their model is
+    untrained. null: initial"""
+    last_layers: int = within(1, 1, 1_000)
+    """number of last layers to average maps over"""
+    fraction: float = within(0.3, 1e-6, 1)
+    """share of the tokens that are marked (0 to 1)"""
+    sheets: bool = False
+    """also write a sheet of all layers, and of all heads and directions, for each image"""
+
+
+@dataclass
+class _InnerLossFlags:
+    """How the losses are drawn."""
+
+    window: int | None = within(None, 1, 1_000_000)
+    """tokens per running mean; 1: no mean; null: a 64th of all tokens"""
+
+
+@dataclass
+class _FastWeightsFlags:
+    """Which figures are drawn."""
+
+    sheets: bool = False
+    """also write a figure by head for each quantity"""
+
+
+_OWN_FLAGS = {
+    "gradient-map": _GradientMapFlags,
+    "inner-loss": _InnerLossFlags,
+    "fast-weights": _FastWeightsFlags,
+}
+
+
 def add_arguments(parser: CommandParser) -> None:
     """Declare what to explain; each has flags of its own."""
     parser.epilog = _EPILOG
@@ -83,14 +145,23 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     what = parser.parse_command(argv[:1]).what
     own = CommandParser(f"{parser.prog} {what}", f"show {KINDS[what]}")
     own.epilog = f"{_READING}\n\n{_EPILOG.rpartition(chr(10) * 2)[0]}"
-    _add_common(own)
-    {
-        "gradient-map": _add_gradient_map,
-        "receptive-field": _add_receptive_field,
-        "inner-loss": _add_inner_loss,
-        "norms": lambda parser: None,
-        "fast-weights": _add_fast_weights,
-    }[what](own)
+    own.add_argument(
+        "given",
+        type=str,
+        nargs="+",
+        help="models or checkpoints, then image files, folders, or sample:NAME; see below",
+    )
+    own.add_fields(_Flags)
+    own.add_argument(
+        "--names",
+        type=str,
+        nargs="+",
+        default=None,
+        help="labels of the models in figures and arrays; default: from their files",
+    )
+    own.add_fields(DeviceFlag)
+    if what in _OWN_FLAGS:
+        own.add_fields(_OWN_FLAGS[what])
     arguments = own.parse_command(argv[1:])
     arguments.what = what
     return arguments
@@ -98,17 +169,6 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
 
 def check(arguments: jsonargparse.Namespace) -> None:
     """Refuse what can be known to fail before a model is built."""
-    check_range(
-        arguments,
-        shorter_side=(1, LARGEST_SIDE),
-        limit=(1, 1_000_000),
-        batch_size=(1, LARGEST_BATCH),
-        seed=(0, 2**63 - 1),
-    )
-    own = {"fraction": (1e-6, 1), "last_layers": (1, 1_000), "window": (1, 1_000_000)}
-    check_range(arguments, **{name: ends for name, ends in own.items() if name in arguments})
-    if arguments.what == "receptive-field" and arguments.radius is not None:
-        check_range(arguments, radius=(0, LARGEST_SIDE))
     arguments.given = [weights_path(word) for word in arguments.given]
     models, images = split_models_and_images(arguments.given)
     for model in models:
@@ -182,98 +242,3 @@ def _check_output(arguments: jsonargparse.Namespace) -> None:
     former = sorted(folder.glob(f"{arguments.what}*")) if folder.is_dir() else []
     if former and not arguments.overwrite:
         raise UserError(f"{former[0]} already exists; name another folder, or give --overwrite")
-
-
-def _add_common(parser: CommandParser) -> None:
-    parser.add_argument(
-        "given",
-        type=str,
-        nargs="+",
-        help="models or checkpoints, then image files, folders, or sample:NAME; see below",
-    )
-    parser.add_argument("--output", type=str, required=True, help="folder to write into")
-    parser.add_argument(
-        "--random",
-        type=bool,
-        default=False,
-        help="also show each checkpoint's model with random weights, as before training; once for"
-        " all checkpoints of a model",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of random weights")
-    parser.add_argument(
-        "--names",
-        type=str,
-        nargs="+",
-        default=None,
-        help="labels of the models in figures and arrays; default: from their files",
-    )
-    parser.add_argument(
-        "--shorter_side",
-        type=int | None,
-        default=None,
-        help="use whole images with a shorter side of so many pixels; null: as in tests",
-    )
-    parser.add_argument(
-        "--limit", type=int | None, default=None, help="number of images, the first ones; null: all"
-    )
-    parser.add_argument("--batch_size", type=int, default=8, help="images at once")
-    parser.add_argument(
-        "--overwrite",
-        type=bool,
-        default=False,
-        help="overwrite existing figures in the folder",
-    )
-    parser.add_argument(
-        "--device",
-        type=str | None,
-        default=None,
-        help="cpu, cuda, cuda:1, …; null: a GPU if there is one",
-    )
-
-
-def _add_gradient_map(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--state",
-        type=Literal["final", "initial", "current"] | None,
-        default=None,
-        help="state of the inner models at which gradients are taken. initial: before the image."
-        " final: after it; clearest on images of many mini-batches. current: before the token's"
-        " mini-batch, the paper's definition; the first tokens of a scan have the largest values,"
-        " since their model is untrained. null: initial",
-    )
-    parser.add_argument(
-        "--last_layers", type=int, default=1, help="number of last layers to average maps over"
-    )
-    parser.add_argument(
-        "--fraction", type=float, default=0.3, help="share of the tokens that are marked (0 to 1)"
-    )
-    parser.add_argument(
-        "--sheets",
-        type=bool,
-        default=False,
-        help="also write a sheet of all layers, and of all heads and directions, for each image",
-    )
-
-
-def _add_receptive_field(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--radius",
-        type=float | None,
-        default=None,
-        help="radius in pixels of the reported share; null: a quarter of the shorter side",
-    )
-
-
-def _add_inner_loss(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--window",
-        type=int | None,
-        default=None,
-        help="tokens per running mean; 1: no mean; null: a 64th of all tokens",
-    )
-
-
-def _add_fast_weights(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--sheets", type=bool, default=False, help="also write a figure by head for each quantity"
-    )

@@ -1,17 +1,13 @@
 """The arguments of `vision-ttt export`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import jsonargparse
 
 from vision_ttt.cli.arguments.inference import CHECKPOINT
-from vision_ttt.cli.checks import (
-    LARGEST_BATCH,
-    check_output_file,
-    check_range,
-    checkpoint_path,
-)
-from vision_ttt.cli.parser import CommandParser
+from vision_ttt.cli.checks import LARGEST_BATCH, check_output_file, checkpoint_path
+from vision_ttt.cli.parser import CommandParser, within
 from vision_ttt.errors import UserError
 
 _EPILOG = """Examples:
@@ -19,6 +15,22 @@ _EPILOG = """Examples:
   vision-ttt export runs/digits/last.safetensors exported
   vision-ttt export runs/digits/last.safetensors digits.onnx --dynamic-size
   vision-ttt export runs/digits/last.safetensors digits.pt2 --portable"""
+
+
+@dataclass
+class _Flags:
+    """Which images the result accepts, and how it is written."""
+
+    batch_size: int | None = within(None, 1, LARGEST_BATCH)
+    """images per call of an .onnx or .pt2; null: any number"""
+    dynamic_size: bool = False
+    """accept images of any height and width that are whole patches, in an .onnx or .pt2"""
+    portable: bool = False
+    """write a .pt2 of PyTorch's operations only, which loads without vision_ttt; slower"""
+    overwrite: bool = False
+    """overwrite existing output"""
+    traceback: bool = False
+    """show the exporter's traceback if the model cannot be exported"""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -31,31 +43,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="its name selects the format: FILE.onnx, FILE.pt2 (torch.export), or a folder for timm"
         " and the Hugging Face hub (model.safetensors and config.json)",
     )
-    parser.add_argument(
-        "--batch_size",
-        type=int | None,
-        default=None,
-        help="images per call of an .onnx or .pt2; null: any number",
-    )
-    parser.add_argument(
-        "--dynamic_size",
-        type=bool,
-        default=False,
-        help="accept images of any height and width that are whole patches, in an .onnx or .pt2",
-    )
-    parser.add_argument(
-        "--portable",
-        type=bool,
-        default=False,
-        help="write a .pt2 of PyTorch's operations only, which loads without vision_ttt; slower",
-    )
-    parser.add_argument("--overwrite", type=bool, default=False, help="overwrite existing output")
-    parser.add_argument(
-        "--traceback",
-        type=bool,
-        default=False,
-        help="show the exporter's traceback if the model cannot be exported",
-    )
+    parser.add_fields(_Flags)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
@@ -66,7 +54,6 @@ def check(arguments: jsonargparse.Namespace) -> None:
             f"the output {arguments.output!r} must be a .onnx or .pt2 file, or a folder (a name"
             " without suffix)"
         )
-    check_range(arguments, batch_size=(1, LARGEST_BATCH))
     if arguments.portable and output.suffix != ".pt2":
         raise UserError(f"--portable is for a .pt2 file, not for {output}")
     if output.suffix == "" and (arguments.dynamic_size or arguments.batch_size is not None):

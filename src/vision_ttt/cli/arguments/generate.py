@@ -1,11 +1,12 @@
 """The arguments of `vision-ttt generate`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import jsonargparse
 
-from vision_ttt.cli.checks import check_input_file, check_range, check_readable
-from vision_ttt.cli.parser import CommandParser
+from vision_ttt.cli.checks import check_input_file, check_readable
+from vision_ttt.cli.parser import CommandParser, within
 from vision_ttt.errors import UserError
 
 MOST_TOKENS = 2**20
@@ -21,6 +22,24 @@ FOLDER is one that a causal model's save_pretrained of transformers wrote, with 
 --max-new-tokens. The same command writes the same text."""
 
 
+@dataclass
+class _Flags:
+    """The prompt, and how tokens are drawn."""
+
+    prompt: str = ""
+    """the text to continue"""
+    max_new_tokens: int = within(200, 1, MOST_TOKENS)
+    """largest number of new tokens"""
+    temperature: float = within(0.8, 0, 100)
+    """below 1: more probable text; above 1: more varied text; 0: always the most probable token"""
+    top_k: int = within(40, 0, 2**31 - 1)
+    """number of most probable tokens to draw from; 0: all"""
+    seed: int = within(0, 0, 2**63 - 1)
+    """seed of the draws"""
+    tokenizer: str | None = None
+    """bytes, or the folder of a tokenizer of transformers; null: the checkpoint's own"""
+
+
 def add_arguments(parser: CommandParser) -> None:
     """Declare the model, the prompt, and how tokens are drawn."""
     parser.epilog = _EPILOG
@@ -29,38 +48,11 @@ def add_arguments(parser: CommandParser) -> None:
         type=str,
         help="path of a language model's last.safetensors, or a folder of transformers",
     )
-    parser.add_argument("--prompt", type=str, default="", help="the text to continue")
-    parser.add_argument(
-        "--max_new_tokens", type=int, default=200, help="largest number of new tokens"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.8,
-        help="below 1: more probable text; above 1: more varied text; 0: always the most probable"
-        " token",
-    )
-    parser.add_argument(
-        "--top_k", type=int, default=40, help="number of most probable tokens to draw from; 0: all"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
-    parser.add_argument(
-        "--tokenizer",
-        type=str | None,
-        default=None,
-        help="bytes, or the folder of a tokenizer of transformers; null: the checkpoint's own",
-    )
+    parser.add_fields(_Flags)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
-    """Refuse numbers out of range and a checkpoint that is none."""
-    check_range(
-        arguments,
-        max_new_tokens=(1, MOST_TOKENS),
-        temperature=(0, 100),
-        top_k=(0, 2**31 - 1),
-        seed=(0, 2**63 - 1),
-    )
+    """Refuse a checkpoint that is none."""
     check_readable("the checkpoint", arguments.checkpoint)
     folder = Path(arguments.checkpoint)
     if not folder.is_dir():

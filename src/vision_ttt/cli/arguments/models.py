@@ -2,6 +2,7 @@
 
 import jsonargparse
 
+from vision_ttt.cli.arguments.inference import JsonFlag
 from vision_ttt.cli.parser import CommandParser
 
 
@@ -13,7 +14,7 @@ def add_arguments(parser: CommandParser) -> None:
         nargs="?",
         help="names to list, with * and ? as wildcards, e.g. 'vittt_tiny*'; null: all",
     )
-    parser.add_argument("--json", type=bool, default=False, help="print JSON instead of a table")
+    parser.add_fields(JsonFlag)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

@@ -1,5 +1,6 @@
 """The arguments of `vision-ttt sample`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import jsonargparse
@@ -9,9 +10,8 @@ from vision_ttt.cli.checks import (
     check_input_file,
     check_new_folder,
     check_output_file,
-    check_range,
 )
-from vision_ttt.cli.parser import CommandParser
+from vision_ttt.cli.parser import CommandParser, within
 from vision_ttt.errors import UserError
 
 MOST_IMAGES = 10_000  # of a class
@@ -29,68 +29,45 @@ images with a classifier: --images FOLDER, then vision-ttt eval CLASSIFIER --dat
 all."""
 
 
+@dataclass
+class _Flags:
+    """The model, what to generate, how, and where to."""
+
+    checkpoint: str
+    """path of a diffusion model's last.safetensors, from train or convert"""
+    classes: str | None = None
+    """names of classes, their numbers from 0, or ranges of numbers, with commas between, e.g. 0-9
+    or cat,dog; null: all, or the first 10 of more"""
+    per_class: int = within(10, 1, MOST_IMAGES)
+    """images of each class"""
+    guidance: float = within(1.5, -1_000, 1_000)
+    """scale of classifier-free guidance; 1: none, larger: clearer and less varied images"""
+    steps: int = within(50, 1, MOST_STEPS)
+    """steps from noise to image; more are finer and slower"""
+    sampler: str | None = None
+    """ddim (only the first noise is random) or ddpm (every step is random) for objective noise,
+    euler for objective flow; null: ddim or euler"""
+    seed: int = within(0, 0, 2**63 - 1)
+    """seed of all noise"""
+    output: str = "samples.png"
+    """the file to write: .png for a picture with a labelled row for each class, or .safetensors for
+    the tensors samples [N, C, H, W] and labels [N]; latents require .safetensors"""
+    images: str | None = None
+    """a new folder for separate images, as CLASS/NUMBER.png"""
+    batch_size: int = within(100, 1, LARGEST_BATCH)
+    """images at once"""
+    overwrite: bool = False
+    """overwrite existing output"""
+
+
 def add_arguments(parser: CommandParser) -> None:
-    """Declare the model, what to generate, how, and where to."""
+    """Declare the flags."""
     parser.epilog = _EPILOG
-    parser.add_argument(
-        "--checkpoint",
-        type=str,
-        required=True,
-        help="path of a diffusion model's last.safetensors, from train or convert",
-    )
-    parser.add_argument(
-        "--classes",
-        type=str | None,
-        default=None,
-        help="names of classes, their numbers from 0, or ranges of numbers, with commas between,"
-        " e.g. 0-9 or cat,dog; null: all, or the first 10 of more",
-    )
-    parser.add_argument("--per_class", type=int, default=10, help="images of each class")
-    parser.add_argument(
-        "--guidance",
-        type=float,
-        default=1.5,
-        help="scale of classifier-free guidance; 1: none, larger: clearer and less varied images",
-    )
-    parser.add_argument(
-        "--steps", type=int, default=50, help="steps from noise to image; more are finer and slower"
-    )
-    parser.add_argument(
-        "--sampler",
-        type=str | None,
-        default=None,
-        help="ddim (only the first noise is random) or ddpm (every step is random) for objective"
-        " noise, euler for objective flow; null: ddim or euler",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of all noise")
-    parser.add_argument(
-        "--output",
-        type=str,
-        default="samples.png",
-        help="the file to write: .png for a picture with a labelled row for each class, or"
-        " .safetensors for the tensors samples [N, C, H, W] and labels [N]; latents require"
-        " .safetensors",
-    )
-    parser.add_argument(
-        "--images",
-        type=str | None,
-        default=None,
-        help="a new folder for separate images, as CLASS/NUMBER.png",
-    )
-    parser.add_argument("--batch_size", type=int, default=100, help="images at once")
-    parser.add_argument("--overwrite", type=bool, default=False, help="overwrite existing output")
+    parser.add_fields(_Flags)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
-    """Refuse numbers out of range, no checkpoint, and outputs that cannot be written."""
-    check_range(
-        arguments,
-        per_class=(1, MOST_IMAGES),
-        steps=(1, MOST_STEPS),
-        batch_size=(1, LARGEST_BATCH),
-        guidance=(-1_000, 1_000),
-        seed=(0, 2**63 - 1),
-    )
+    """Refuse no checkpoint, and outputs that cannot be written."""
     check_output_file(
         "the output",
         arguments.output,

@@ -6,11 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import docstring_parser
 import jsonargparse
 
 from vision_ttt import environment, recipes, tasks
-from vision_ttt.cli.parser import CommandParser
+from vision_ttt.cli.parser import CommandParser, descriptions
 from vision_ttt.engine.config import TaskSection, section_types
 from vision_ttt.engine.section import Section, defaults, field_types
 from vision_ttt.errors import UserError
@@ -83,17 +82,11 @@ def add_arguments(parser: CommandParser) -> None:
 def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     """Parse `argv`, leaving out what was not given: the recipe comes before the defaults.
 
-    The recipe's task decides which flags there are. A bare --resume means --resume true.
+    The recipe's task decides which flags there are.
     """
     task, values = _task(argv)
     _add_fields(parser, task)
-    spelt = []
-    for position, token in enumerate(argv):
-        spelt.append(token)
-        follower = argv[position + 1] if position + 1 < len(argv) else ""
-        if token == "--resume" and follower not in ("false", "true", "auto"):
-            spelt.append("true")
-    arguments = parser.parse_command(spelt, defaults=False)
+    arguments = parser.parse_command(argv, defaults=False)
     arguments.task_section, arguments.recipe_values = task, values
     return arguments
 
@@ -148,11 +141,8 @@ def _add_fields(parser: CommandParser, task: type[TaskSection]) -> None:
 
 def _declaration(section: type[Section], field: str) -> dict[str, Any]:
     """Type, default and help of a field; its docstring is the help."""
-    descriptions = {
-        each.arg_name: " ".join(each.description.split())
-        for owner in reversed(section.__mro__)  # a field may be declared by a base
-        if issubclass(owner, Section)
-        for each in docstring_parser.parse_from_object(owner).params
+    return {
+        "type": field_types(section)[field],
+        "default": defaults(section)[field],
+        "help": descriptions(section)[field],
     }
-    default = defaults(section)[field]
-    return {"type": field_types(section)[field], "default": default, "help": descriptions[field]}

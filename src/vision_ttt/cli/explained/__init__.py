@@ -1,10 +1,8 @@
 """What `vision-ttt explain` finds of each kind: numbers, figures and lines for the terminal."""
 
-from vision_ttt.cli.explained.gradient_map import GradientMap
 from vision_ttt.cli.explained.inner_loop import FastWeightsAlong, InnerLoss
 from vision_ttt.cli.explained.kind import Batch, Kind, Part, Subject
-from vision_ttt.cli.explained.norms import Norms
-from vision_ttt.cli.explained.receptive_field import ReceptiveField
+from vision_ttt.cli.explained.maps import GradientMap, Norms, ReceptiveField
 
 __all__ = ["KINDS", "Batch", "Kind", "Part", "Subject"]
 
