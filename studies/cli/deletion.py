@@ -38,7 +38,7 @@ from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.data import DatasetError
 from vision_ttt.errors import UserError
-from vision_ttt.explain.deletion import black, blurred, mean_colour
+from studies.deletion.curves import black, blurred, mean_colour
 from vision_ttt.explain.feature_maps import token_grid
 from vision_ttt.tasks.images.task import ImageTask
 

@@ -10,7 +10,7 @@ import torch
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 
-from vision_ttt.explain.deletion import (
+from studies.deletion.curves import (
     area_under,
     deletion_curve,
     insertion_curve,
@@ -92,7 +92,7 @@ def measure_maps(
         images: [B, C, H, W], normalised as for the model.
         labels: the true classes [B], int64.
         fills: name → what removed pixels are replaced by, see
-            :func:`vision_ttt.explain.deletion.deletion_curve`.
+            :func:`studies.deletion.curves.deletion_curve`.
         methods: names of :data:`METHODS`; None for all that fit the model.
         points: of each curve.
         draws: random orders, over which the curves of :data:`RANDOM` are averaged.
@@ -107,7 +107,7 @@ def measure_maps(
     Raises:
         TypeError: the model's grid of tokens is not known.
         ValueError: a method is unknown or has no map of this model, or a number is out of its
-            range; others as :func:`vision_ttt.explain.deletion.deletion_curve` raises them.
+            range; others as :func:`studies.deletion.curves.deletion_curve` raises them.
     """
     (height, width), patch = token_grid(model, images)
     fitting = methods_for(model)

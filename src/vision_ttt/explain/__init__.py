@@ -1,6 +1,5 @@
 """Explanation of a model: inner losses, gradient maps, receptive fields, token norms, figures."""
 
-from vision_ttt.explain.deletion import area_under, deletion_curve, insertion_curve
 from vision_ttt.explain.fast_weights import FastWeights, effective_rank, fast_weights
 from vision_ttt.explain.grad_cam import grad_cam
 from vision_ttt.explain.gradient_input import gradient_times_input
@@ -31,10 +30,8 @@ __all__ = [
     "FastWeights",
     "LossCourse",
     "anisotropy",
-    "area_under",
     "attention_rollout",
     "centroid_offset",
-    "deletion_curve",
     "effective_rank",
     "energy_within",
     "fast_weights",
@@ -44,7 +41,6 @@ __all__ = [
     "gradient_times_input",
     "inner_loss_course",
     "inner_losses",
-    "insertion_curve",
     "largest_over_median",
     "mean_map",
     "outlier_share",

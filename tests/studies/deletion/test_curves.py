@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tolerances import assert_close
-from vision_ttt.explain.deletion import (
+from studies.deletion.curves import (
     area_under,
     black,
     blurred,
