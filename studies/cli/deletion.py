@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from studies.bench.page import replace_in
+from studies.deletion.curves import black, blurred, mean_colour
 from studies.deletion.figures import deletion_figure
 from studies.deletion.results import (
     DeletionResult,
@@ -38,7 +39,6 @@ from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.data import DatasetError
 from vision_ttt.errors import UserError
-from studies.deletion.curves import black, blurred, mean_colour
 from vision_ttt.explain.feature_maps import token_grid
 from vision_ttt.tasks.images.task import ImageTask
 

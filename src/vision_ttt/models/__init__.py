@@ -1,12 +1,6 @@
 """Model families, one file each. Importing this package registers the classifiers with timm."""
 
 from vision_ttt.models import vittt_ablations
-from vision_ttt.models.conv_deit import (
-    ConvDeiT,
-    conv_deit_nano_patch4_32,
-    conv_deit_tiny_patch16_224,
-)
-from vision_ttt.models.design_space import DesignSpace, design_space_nano_patch4_32
 from vision_ttt.models.dit3 import (
     DiT3,
     dit3_base_patch2_32,
@@ -62,17 +56,12 @@ __all__ = [
     "vittt_small_patch16_224",
     "vittt_tiny_patch16_224",
     "vittt_ablations",
-    "DesignSpace",
-    "design_space_nano_patch4_32",
     "ViT3",
     "vit3_base_patch16_224",
     "vit3_nano_patch4_32",
     "vit3_nano_patch8_256",
     "vit3_small_patch16_224",
     "vit3_tiny_patch16_224",
-    "ConvDeiT",
-    "conv_deit_nano_patch4_32",
-    "conv_deit_tiny_patch16_224",
     "HViT3",
     "hvit3_base",
     "hvit3_small",

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from tolerances import assert_close
 from studies.deletion.curves import (
     area_under,
     black,
@@ -16,6 +15,7 @@ from studies.deletion.curves import (
     mean_colour,
     whole_token_shares,
 )
+from tolerances import assert_close
 
 SHARES = [0, 0.25, 0.5, 0.75, 1]
 WEIGHTS = torch.tensor([[0.0, 3.0], [1.0, 2.0]])  # of the four tokens

@@ -7,16 +7,43 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.layers import DropPath, calculate_drop_path_rates
+from timm.layers import Attention, DropPath, calculate_drop_path_rates
 from timm.models import register_model
-from torch import nn
+from torch import Tensor, nn
 
 from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block
-from vision_ttt.layers.grid_attention import GridAttention
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.family import Family
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
+
+
+class GridAttention(Attention):
+    """timm's multi-head self-attention [B, T, D] → [B, T, D] with biases, as in DeiT.
+
+    It mixes all tokens at quadratic cost and has no use for the grid.
+
+    Args:
+        dim: D.
+        num_heads: a divisor of D.
+
+    Initialisation: weights normal with standard deviation 0.02, biases zero.
+
+    Raises:
+        ValueError: D is no multiple of the number of heads.
+    """
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        if dim % num_heads:
+            raise ValueError(f"dim is {dim}; it must be a multiple of num_heads, {num_heads}")
+        super().__init__(dim, num_heads, qkv_bias=True)
+        for projection in (self.qkv, self.proj):
+            nn.init.trunc_normal_(projection.weight, std=0.02)
+            nn.init.zeros_(projection.bias)
+
+    def forward(self, x: Tensor, grid: tuple[int, int], rotations: Tensor | None = None) -> Tensor:
+        """Mix tokens; grid and rotations, which other mixers need, are ignored."""
+        return super().forward(x)
 
 
 class ConvDeiT(PlainBackbone):
