@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vision_ttt.bench import flash_linear_attention as peer
 from vision_ttt.bench.contenders import registered
 from vision_ttt.bench.names import DEPLOYED, TINY, TRAINED
-from vision_ttt.bench.op_contenders import op_contenders
 from vision_ttt.bench.rows import append_rows, read_rows
 from vision_ttt.cli import bench, bench_session
 from vision_ttt.cli.main import main
@@ -124,33 +122,6 @@ def test_what_one_would_deploy_or_train_takes_part_by_default(argv, more, monkey
     assert set(asked) == set(registered([*TINY, *more])[0])
 
 
-@pytest.mark.parametrize("installed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, monkeypatch):
-    by_default = op_contenders("ttt_linear", torch.device("cuda"))
-    monkeypatch.setattr(bench, "op_contenders", lambda op, device: by_default)
-    monkeypatch.setattr(peer, "refusal", lambda *_: None if installed else "it is not installed")
-
-    def fused_chunk(problem):
-        return lambda **tensors: peer.by_ttt_linear(**tensors, chunk_size=8)[0]
-
-    monkeypatch.setattr(peer, "fused_chunk", fused_chunk)
-    output = tmp_path / "ops.csv"
-    assert main(["bench", "ops", *SHAPE, "--output", str(output)]) == 0
-    told = capsys.readouterr().err
-    rows = read_rows(output)
-    measured = {row.contender for row in rows}
-    cases = {row.case for row in rows}
-    assert "dual" in measured
-    if installed:
-        assert peer.NAME in measured
-        assert cases == {"all heads forwards, one learning rate"}
-        assert "because of flash-linear-attention: all heads forwards" in told
-    else:
-        assert peer.NAME not in measured
-        assert cases == {""}
-        assert "'flash-linear-attention' is left out: it is not installed" in told
-
-
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
@@ -168,7 +139,6 @@ def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, mo
         (["ops", "--exponent", "9", "9"], "the first must be the smaller"),
         (["ops", "--lengths", "8", "64", "--exponent", "9", "99"], "--lengths"),
         (["train", "--max-seconds", "0"], "max-seconds is 0"),
-        (["ops", "--backends", "flash-linear-attention"], "for cuda, not cpu"),
         (["models", "--figure", "a.xyz"], "suffix must be one of"),
         (["models", *NANO, "--baseline", "deit"], "accepted: vittt_nano_patch4_32"),
         (["models", "--shape", "1"], "unknown flag --shape"),

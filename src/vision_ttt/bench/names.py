@@ -3,12 +3,6 @@
 OPS = ("ttt_linear", "ttt_mlp", "selective_scan")
 """The sequence ops."""
 
-FLASH_LINEAR_ATTENTION = "flash-linear-attention"
-"""Another project's implementation of `ttt_linear` for GPUs."""
-
-MAMBAPY = "mambapy"
-"""Another project's selective scan, in PyTorch's operations."""
-
 TINY = (
     "deit_tiny_patch16_224",
     "vittt_tiny_patch16_224",

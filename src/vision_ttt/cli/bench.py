@@ -97,7 +97,7 @@ def _models(arguments: jsonargparse.Namespace) -> int:
 def _serving(names: Sequence[str] | None, problem: Problem, settings: Settings) -> Iterator[str]:
     """The contenders asked for, which must all serve, or those of the default that do."""
     known = known_contenders(problem.op)
-    for name in dict.fromkeys(names or op_contenders(problem.op, settings.device)):
+    for name in dict.fromkeys(names or op_contenders(problem.op)):
         if name not in known:
             raise UserError(f"unknown backend {name!r}; nearest: {nearest(name, known)}")
         reason = refusal(name, problem, settings.dtype, settings.device)

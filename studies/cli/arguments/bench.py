@@ -1,4 +1,4 @@
-"""The arguments of `python -m studies bench dense|lm|table`."""
+"""The arguments of `python -m studies bench dense|lm|ops|table`."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,8 +9,10 @@ from studies.cli.arguments.bench_dense import add_dense_arguments, check_dense
 from studies.cli.arguments.bench_language import add_language_arguments, check_language
 from vision_ttt.cli.arguments.bench import (
     add_measuring_arguments,
+    add_op_arguments,
     add_showing_arguments,
     check_measuring,
+    check_ops,
     check_showing,
 )
 from vision_ttt.cli.checks import check_input_file
@@ -19,6 +21,7 @@ from vision_ttt.cli.parser import CommandParser
 KINDS = {
     "dense": "time inference of backbones with a ViT-Adapter, and of the backbones alone",
     "lm": "time prefill, decode and training steps of language models beside a Llama",
+    "ops": "time an op's backends beside flash-linear-attention or mambapy, where installed",
     "table": "print the newest rows of a CSV file as Markdown, or put them into a page",
 }
 
@@ -28,8 +31,9 @@ _EPILOG = """Examples:
   python -m studies bench lm --contexts 8192 32768 --decode_contexts 8192
   python -m studies bench table benchmarks/results/models-cpu.csv --figure models.png
 
-`python -m studies bench WHAT --help` explains the flags of each. Ops, models and training steps are
-measured by vision-ttt bench."""
+`python -m studies bench WHAT --help` explains the flags of each. Models, training steps and ops
+alone are measured by vision-ttt bench. Beside another project all heads scan forwards, and all
+tokens share one learning rate, since these projects support nothing else."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -46,7 +50,8 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     if what == "table":
         _add_table_arguments(own)
     else:
-        (add_dense_arguments if what == "dense" else add_language_arguments)(own)
+        add = {"dense": add_dense_arguments, "lm": add_language_arguments, "ops": add_op_arguments}
+        add[what](own)
         add_measuring_arguments(own, f"studies/results/{what}-DEVICE.csv")
     arguments = own.parse_command(argv[1:])
     arguments.what = what
@@ -63,7 +68,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
             check_input_file("--page", arguments.page)
         return
     check_measuring(arguments)
-    (check_dense if arguments.what == "dense" else check_language)(arguments)
+    {"dense": check_dense, "lm": check_language, "ops": check_ops}[arguments.what](arguments)
     if arguments.output is None:
         arguments.output = f"studies/results/{arguments.what}-{arguments.device}.csv"
 

@@ -8,8 +8,6 @@ import jsonargparse
 
 from vision_ttt.bench.names import (
     DEPLOYED,
-    FLASH_LINEAR_ATTENTION,
-    MAMBAPY,
     MOST_LINES,
     OPS,
     RUNTIMES,
@@ -77,8 +75,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     """Refuse what can be known to fail before hours of measuring."""
     check_measuring(arguments)
     if arguments.what == "ops":
-        _check_shapes(arguments)
-        check_exponent(arguments.exponent, "lengths", arguments.lengths or [])
+        check_ops(arguments)
     else:
         check_range(arguments, batch_size=(1, LARGEST_BATCH), resolutions=(1, LARGEST_SIDE))
         check_range(arguments, memory_runs=(0, MOST_MEMORY_RUNS))
@@ -123,7 +120,8 @@ def _check_runtimes(arguments: jsonargparse.Namespace) -> None:
             raise UserError(f"{shortened(deployed[0])!r} names a runtime, which is for {wanted}")
 
 
-def _check_shapes(arguments: jsonargparse.Namespace) -> None:
+def check_ops(arguments: jsonargparse.Namespace) -> None:
+    """Refuse shapes of `bench ops` that cannot be measured."""
     batch, tokens, heads, dim = arguments.shape
     sizes = {"batch": batch, "heads": heads, "dim": dim}
     named = [*sizes.items(), ("mini-batch-size", arguments.mini_batch_size)]
@@ -146,6 +144,7 @@ def _check_shapes(arguments: jsonargparse.Namespace) -> None:
                 f"{name} would have {shortened(math.prod(shape))} numbers; at most"
                 f" {LARGEST_SHAPE:,} are measured"
             )
+    check_exponent(arguments.exponent, "lengths", arguments.lengths or [])
 
 
 def check_exponent(exponent: Sequence[int] | None, name: str, sizes: Sequence[int]) -> None:
@@ -168,10 +167,7 @@ def add_op_arguments(parser: CommandParser) -> None:
         type=str,
         nargs="+",
         default=None,
-        help="default: all that support the shape; for ttt_linear on cuda"
-        f" {FLASH_LINEAR_ATTENTION}, for selective_scan {MAMBAPY}, if installed. With one of these"
-        " all heads scan forwards and all tokens share one learning rate, since it supports nothing"
-        " else",
+        help="default: all that support the shape",
     )
     parser.add_argument(
         "--shape",
