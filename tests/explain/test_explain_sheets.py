@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vision_ttt.explain import map_sheets
+from vision_ttt.explain import map_figures
 from vision_ttt.explain.fast_weight_figures import fast_weight_heads, fast_weight_sheet
 from vision_ttt.explain.inner_loss_figures import (
     inner_loss_comparison,
@@ -16,8 +16,13 @@ from vision_ttt.explain.inner_loss_figures import (
     layer_name,
     running_mean,
 )
-from vision_ttt.explain.map_figures import plot_gradient_maps
-from vision_ttt.explain.map_sheets import PictureMap, head_sheet, layer_sheet, model_sheet
+from vision_ttt.explain.map_figures import (
+    PictureMap,
+    head_sheet,
+    layer_sheet,
+    model_sheet,
+    plot_gradient_maps,
+)
 from vision_ttt.explain.norm_figures import norm_map_sheet
 
 
@@ -87,7 +92,7 @@ def test_tokens_are_drawn_by_the_models_step():
 
 
 def test_a_sheet_of_layers_names_each_and_begins_a_row_for_each_model(monkeypatch):
-    monkeypatch.setattr(map_sheets, "_MOST_COLUMNS", 2)
+    monkeypatch.setattr(map_figures, "_MOST_COLUMNS", 2)
     figure = layer_sheet({"deep": seen(3), "flat": seen(2)}, title="china")
     drawn = [axis for axis in figure.axes if axis.images]
     titles = [axis.get_title() for axis in drawn]

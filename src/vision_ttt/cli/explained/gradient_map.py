@@ -12,7 +12,7 @@ from vision_ttt.cli.explained.kind import PAGE, Kind, Part, Subject, file_name, 
 from vision_ttt.errors import UserError
 from vision_ttt.explain import gradient_magnitude, mean_map, top_fraction
 from vision_ttt.explain.feature_maps import token_step
-from vision_ttt.explain.map_sheets import PictureMap, head_sheet, layer_sheet, model_sheet
+from vision_ttt.explain.map_figures import PictureMap, head_sheet, layer_sheet, model_sheet
 
 
 class GradientMap(Kind):
