@@ -1,8 +1,5 @@
 """Small models that explanation tools are tried on."""
 
-from collections.abc import Callable
-
-import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -17,24 +14,13 @@ class ConvStack(nn.Sequential):
         return [self(x)]
 
 
-@pytest.fixture
-def conv_stack() -> Callable[..., ConvStack]:
-    """Layers as they are, under timm's contract."""
-    return ConvStack
-
-
-@pytest.fixture
-def small_vit() -> Callable[..., VisionTransformer]:
+def small_vit(kind: type[VisionTransformer] = VisionTransformer, **options) -> VisionTransformer:
     """A vision transformer of 4 × 4 tokens whose attention is far from even."""
-
-    def make(kind: type[VisionTransformer] = VisionTransformer, **options) -> VisionTransformer:
-        torch.manual_seed(0)
-        sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
-        model = kind(**{**sizes, "num_classes": 5, **options})
-        with torch.no_grad():
-            for name, x in model.named_parameters():
-                if "attn.qkv" in name or "head" in name:
-                    x.normal_()
-        return model
-
-    return make
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    model = kind(**{**sizes, "num_classes": 5, **options})
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if "attn.qkv" in name or "head" in name:
+                x.normal_()
+    return model

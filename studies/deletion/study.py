@@ -17,9 +17,10 @@ from studies.deletion.curves import (
     mean_colour,
     whole_token_shares,
 )
+from studies.deletion.grad_cam import grad_cam
+from studies.deletion.gradient_input import gradient_times_input, token_sums
+from studies.deletion.rollout import attention_rollout
 from vision_ttt.explain.feature_maps import token_grid
-from vision_ttt.explain.grad_cam import grad_cam
-from vision_ttt.explain.gradient_input import gradient_times_input
 from vision_ttt.explain.gradient_maps import (
     STATES,
     VIT3_STATES,
@@ -27,8 +28,6 @@ from vision_ttt.explain.gradient_maps import (
     gradient_magnitude,
     mean_map,
 )
-from vision_ttt.explain.rollout import attention_rollout
-from vision_ttt.explain.token_pixels import token_sums
 from vision_ttt.layers import ViT3TTT
 
 RANDOM = "random"

@@ -1,8 +1,6 @@
 """Explanation of a model: inner losses, gradient maps, receptive fields, token norms, figures."""
 
 from vision_ttt.explain.fast_weights import FastWeights, effective_rank, fast_weights
-from vision_ttt.explain.grad_cam import grad_cam
-from vision_ttt.explain.gradient_input import gradient_times_input
 from vision_ttt.explain.gradient_maps import (
     gradient_layers,
     gradient_magnitude,
@@ -18,7 +16,6 @@ from vision_ttt.explain.receptive_field import (
     radial_profile,
     receptive_field,
 )
-from vision_ttt.explain.rollout import attention_rollout
 from vision_ttt.explain.token_norms import (
     largest_over_median,
     outlier_share,
@@ -30,15 +27,12 @@ __all__ = [
     "FastWeights",
     "LossCourse",
     "anisotropy",
-    "attention_rollout",
     "centroid_offset",
     "effective_rank",
     "energy_within",
     "fast_weights",
-    "grad_cam",
     "gradient_layers",
     "gradient_magnitude",
-    "gradient_times_input",
     "inner_loss_course",
     "inner_losses",
     "largest_over_median",
