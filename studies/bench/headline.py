@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from studies.bench.selection import newest
 from vision_ttt.bench.rivals import Rivals, find_rivals
-from vision_ttt.bench.rows import Row, newest
+from vision_ttt.bench.rows import Row
 from vision_ttt.bench.tables import machine_rates, speed
 from vision_ttt.errors import UserError
 

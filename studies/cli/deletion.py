@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from studies.bench.page import replace_in
+from studies.cli.pictures import check_picture, write_picture
 from studies.deletion.curves import black, blurred, mean_colour
 from studies.deletion.figures import deletion_figure
 from studies.deletion.results import (
@@ -33,7 +34,6 @@ from studies.deletion.tables import (
 )
 from vision_ttt import recipes, tasks
 from vision_ttt.bench.machine import describe_run
-from vision_ttt.cli.bench_session import check_picture, write_picture
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole

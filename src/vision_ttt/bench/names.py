@@ -34,6 +34,3 @@ TRAINED = (
     "mambar_tiny_patch16_224 (for_training)",
 )
 """The default contenders for training steps, in addition to :data:`TINY`."""
-
-MOST_LINES = 6
-"""The most lines of a figure. More cannot be distinguished."""

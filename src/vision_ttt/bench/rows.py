@@ -138,22 +138,6 @@ class Row:
             return None
         return self.macs / self.seconds / self.fma_macs_per_second
 
-    @property
-    def circumstances(self) -> tuple[Any, ...]:
-        """The columns that must be equal for rows of one figure."""
-        run = self.run
-        return (
-            *(self.what, self.heads, self.dim, self.mini_batch_size, self.batch_size),
-            *(self.device, self.dtype, self.compiled, self.case, self.autocast),
-            *(run.processor, run.cores, run.threads, run.device_name),
-        )
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """The key of a measurement: a newer row with the same key replaces an older one."""
-        own = (self.contender, self.measured, self.resolution, self.width, self.tokens)
-        return *own, *self.circumstances
-
     def cells(self) -> dict[str, Any]:
         """Column → value: the row's own fields, then those of its run."""
         cells = dataclasses.asdict(self)
@@ -244,23 +228,6 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
     """
     former = read_rows(path) if path.exists() else []
     write_cells(path, COLUMNS, (row.cells() for row in [*former, *rows]))
-
-
-def newest(rows: Iterable[Row]) -> list[Row]:
-    """The last row of each key `settings`, in the order of the rows."""
-    last = {row.settings: row for row in rows}
-    return [row for row in rows if last[row.settings] is row]
-
-
-def comparable(rows: Sequence[Row]) -> list[Row]:
-    """The rows of one figure: measured in the same circumstances, at the most sizes.
-
-    Of circumstances with as many sizes they are the last row's.
-    """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in reversed(rows):
-        groups.setdefault(row.circumstances, []).insert(0, row)
-    return max(groups.values(), key=lambda own: len({row.extent for row in own}))
 
 
 def find_baseline(row: Row, name: str, rows: Iterable[Row]) -> Row | None:

@@ -5,18 +5,19 @@ from typing import Literal
 
 import jsonargparse
 
+from studies.bench.names import MOST_LINES
 from studies.cli.arguments.bench_dense import add_dense_arguments, check_dense
 from studies.cli.arguments.bench_language import add_language_arguments, check_language
 from vision_ttt.cli.arguments.bench import (
+    add_baseline,
     add_measuring_arguments,
     add_op_arguments,
-    add_showing_arguments,
     check_measuring,
     check_ops,
-    check_showing,
 )
-from vision_ttt.cli.checks import check_input_file
+from vision_ttt.cli.checks import check_input_file, check_renewed_file
 from vision_ttt.cli.parser import CommandParser
+from vision_ttt.errors import UserError
 
 KINDS = {
     "dense": "time inference of backbones with a ViT-Adapter, and of the backbones alone",
@@ -62,7 +63,7 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
 def check(arguments: jsonargparse.Namespace) -> None:
     """Refuse what can be known to fail before hours of measuring; fill in where rows go."""
     if arguments.what == "table":
-        check_showing(arguments)
+        _check_showing(arguments)
         check_input_file("the table", arguments.file)
         if arguments.page is not None:
             check_input_file("--page", arguments.page)
@@ -71,6 +72,17 @@ def check(arguments: jsonargparse.Namespace) -> None:
     {"dense": check_dense, "lm": check_language, "ops": check_ops}[arguments.what](arguments)
     if arguments.output is None:
         arguments.output = f"studies/results/{arguments.what}-{arguments.device}.csv"
+
+
+def _check_showing(arguments: jsonargparse.Namespace) -> None:
+    check_renewed_file("--figure", arguments.figure)
+    exponent = arguments.exponent
+    if exponent is not None and exponent[0] >= exponent[1]:
+        raise UserError(f"--exponent is {exponent[0]} {exponent[1]}; the first must be the smaller")
+    if len(arguments.lines or ()) > MOST_LINES:
+        raise UserError(
+            f"--lines names {len(arguments.lines)} contenders; a picture shows at most {MOST_LINES}"
+        )
 
 
 def _add_table_arguments(parser: CommandParser) -> None:
@@ -95,4 +107,27 @@ def _add_table_arguments(parser: CommandParser) -> None:
         help="contender to summarise instead of writing the tables: a sentence and a short table of"
         " its speed relative to the strongest alternative, eager PyTorch and plain attention",
     )
-    add_showing_arguments(parser)
+    add_baseline(parser)
+    parser.add_argument(
+        "--figure",
+        type=str,
+        default=None,
+        help="picture of cost against size to write or overwrite, for the batch size, dtype and"
+        " machine with the most sizes (among equals, the last row's)",
+    )
+    parser.add_argument(
+        "--lines",
+        type=str,
+        nargs="+",
+        default=None,
+        help="contenders in the picture, at most six; default: the fastest of one model size that"
+        " were measured at several image sizes",
+    )
+    parser.add_argument(
+        "--exponent",
+        type=int,
+        nargs=2,
+        default=None,
+        metavar=("FROM", "TO"),
+        help="fit time ~ tokens^s between these sizes (pixels along a side; ops: tokens); prints s",
+    )

@@ -94,9 +94,10 @@ def test_a_headline_goes_into_a_page(tmp_path: Path, capsys):
         (["dense", "--models", DEPLOYED[0]], "bench dense accepts for_inference"),
         (["dense", "--models", f"{NANO[1]}:for_inference", "--compile"], "without --compile"),
         (["dense", "--models", "resnet18"], "model resnet18 cannot be built"),
-        (["dense", "--exponent", "10", "99"], "name them by --sizes"),
         (["table", "absent.csv"], "absent.csv"),
         (["table", "rows.csv", "--exponent", "9", "9"], "the first must be the smaller"),
+        (["table", "rows.csv", "--figure", "a.xyz"], "rows.csv"),
+        (["table", "rows.csv", "--lines", *"abcdefg"], "--lines names 7 contenders"),
     ],
 )
 def test_unsupported_choices_are_one_line(argv, told, tmp_path, capsys, monkeypatch):

@@ -8,7 +8,6 @@ import jsonargparse
 
 from vision_ttt.bench.names import (
     DEPLOYED,
-    MOST_LINES,
     OPS,
     RUNTIMES,
     TINY,
@@ -18,7 +17,6 @@ from vision_ttt.cli.checks import (
     LARGEST_BATCH,
     check_range,
     check_renewed_file,
-    flag,
     shortened,
 )
 from vision_ttt.cli.parser import CommandParser
@@ -85,28 +83,14 @@ def check(arguments: jsonargparse.Namespace) -> None:
             raise UserError(f"a batch has {pixels:,} pixels; it must have at most {MOST_PIXELS:,}")
         if arguments.dtype == "float16" and arguments.device == "cpu":
             raise UserError("dtype float16 is for cuda; accepted on cpu: float32, bfloat16")
-        check_exponent(arguments.exponent, "resolutions", arguments.resolutions)
 
 
 def check_measuring(arguments: jsonargparse.Namespace) -> None:
-    """Check what `add_measuring_arguments` declares, but for the exponent's sizes."""
-    check_showing(arguments)
+    """Check what `add_measuring_arguments` declares."""
     check_range(arguments, repeats=(1, MOST_REPEATS), threads=(1, MOST_THREADS))
     if arguments.max_seconds is not None and not arguments.max_seconds > 0:
         raise UserError(f"--max-seconds is {arguments.max_seconds:g}; it must be above 0")
     check_renewed_file("--output", arguments.output)
-
-
-def check_showing(arguments: jsonargparse.Namespace) -> None:
-    """Check what `add_showing_arguments` declares, but for the exponent's sizes."""
-    check_renewed_file("--figure", arguments.figure)
-    exponent = arguments.exponent
-    if exponent is not None and exponent[0] >= exponent[1]:
-        raise UserError(f"--exponent is {exponent[0]} {exponent[1]}; the first must be the smaller")
-    if len(arguments.lines or ()) > MOST_LINES:
-        raise UserError(
-            f"--lines names {len(arguments.lines)} contenders; a picture shows at most {MOST_LINES}"
-        )
 
 
 def _check_runtimes(arguments: jsonargparse.Namespace) -> None:
@@ -144,19 +128,6 @@ def check_ops(arguments: jsonargparse.Namespace) -> None:
                 f"{name} would have {shortened(math.prod(shape))} numbers; at most"
                 f" {LARGEST_SHAPE:,} are measured"
             )
-    check_exponent(arguments.exponent, "lengths", arguments.lengths or [])
-
-
-def check_exponent(exponent: Sequence[int] | None, name: str, sizes: Sequence[int]) -> None:
-    """Check that two sizes or more, those of an argument, are in the range of a fit."""
-    if exponent is None:
-        return
-    smallest, largest = exponent
-    if len({size for size in sizes if smallest <= size <= largest}) < 2:
-        raise UserError(
-            f"--exponent {smallest} {largest} needs two sizes or more between them; name them"
-            f" by {flag(name)}"
-        )
 
 
 def add_op_arguments(parser: CommandParser) -> None:
@@ -251,39 +222,16 @@ def add_measuring_arguments(parser: CommandParser, output: str) -> None:
     parser.add_argument(
         "--output", type=str, default=None, help=f"CSV file to append to; default: {output}"
     )
-    add_showing_arguments(parser)
+    add_baseline(parser)
     parser.add_argument("--json", type=bool, default=False, help="print JSON instead of a table")
 
 
-def add_showing_arguments(parser: CommandParser) -> None:
-    """Declare how rows are shown: compared with what, in which picture, fitted between what."""
+def add_baseline(parser: CommandParser) -> None:
+    """Declare what rows are compared with."""
     parser.add_argument(
         "--baseline",
         type=str,
         default=None,
         help="the contender that ratios refer to; default for ops: dual, for models: the fastest"
         " other model of the same size, then its modules with fused and with plain attention",
-    )
-    parser.add_argument(
-        "--figure",
-        type=str,
-        default=None,
-        help="picture of cost against size to write or overwrite, for the batch size, dtype and"
-        " machine with the most sizes (among equals, the last row's)",
-    )
-    parser.add_argument(
-        "--lines",
-        type=str,
-        nargs="+",
-        default=None,
-        help="contenders in the picture, at most six; default: the fastest of one model size that"
-        " were measured at several image sizes",
-    )
-    parser.add_argument(
-        "--exponent",
-        type=int,
-        nargs=2,
-        default=None,
-        metavar=("FROM", "TO"),
-        help="fit time ~ tokens^s between these sizes (pixels along a side; ops: tokens); prints s",
     )
