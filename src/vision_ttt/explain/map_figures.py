@@ -149,7 +149,7 @@ def model_sheet(
     return figure
 
 
-def layer_sheet(models: Mapping[str, PictureMap], *, title: str, first_layer: int = 1) -> Figure:
+def layer_sheet(models: Mapping[str, PictureMap], *, title: str) -> Figure:
     """A picture's map in every layer: a row, or rows of twelve, for each model.
 
     Each map has a colour scale of its own, whose ends are written below it.
@@ -157,14 +157,10 @@ def layer_sheet(models: Mapping[str, PictureMap], *, title: str, first_layer: in
     Args:
         models: the model's name → the picture as it saw it, and maps [layers, h, w].
         title: of the picture.
-        first_layer: number of the first of the layers.
 
     Raises:
-        ValueError: there is no model, or a picture is smaller than its maps, or a token has no
-            pixel with its patch.
+        ValueError: a picture is smaller than its maps, or a token has no pixel with its patch.
     """
-    if not models:
-        raise ValueError("there must be at least one model")
     most = max(len(each.map) for each in models.values())
     columns = 1 + min(most, _MOST_COLUMNS)
     rows = [(name, start) for name, each in models.items() for start in _starts(len(each.map))]
@@ -186,7 +182,7 @@ def layer_sheet(models: Mapping[str, PictureMap], *, title: str, first_layer: in
             row[0].set_title(title, fontsize=8)
         for axis, layer in zip(row[1:], range(start, len(maps)), strict=False):
             heat_over(axis, seen._replace(map=maps[layer]))
-            axis.set_title(f"layer {first_layer + layer}", fontsize=7)
+            axis.set_title(f"layer {1 + layer}", fontsize=7)
             axis.set_xlabel(_ends(maps[layer]), fontsize=6)
     _add_scale(figure, axes)
     return figure
@@ -198,7 +194,6 @@ def head_sheet(
     *,
     title: str,
     heads: Sequence[str],
-    first_layer: int = 1,
     patch: tuple[int, int] | None = None,
 ) -> Figure:
     """A picture's map in every layer (rows) and head of every direction (columns) of one model.
@@ -210,16 +205,12 @@ def head_sheet(
         magnitude: [layers, heads, h, w], see :func:`vision_ttt.explain.gradient_magnitude`.
         title: of the picture and the model.
         heads: their names.
-        first_layer: number of the first of the layers.
         patch: as in :class:`PictureMap`.
 
     Raises:
-        ValueError: the number of heads is not that of their names, or the picture is smaller than
-            its maps, or a token has no pixel with this patch.
+        ValueError: the picture is smaller than its maps, or a token has no pixel with this patch.
     """
     layers, count = magnitude.shape[:2]
-    if count != len(heads):
-        raise ValueError(f"there are {count} heads, and {len(heads)} names of heads")
     cell = max(min(_WIDEST / count, 1.1), 0.6)
     height = drawn_proportion(picture.shape[-2:]) * cell + 0.04
     figure = Figure(figsize=(cell * count + 0.5, height * layers + 0.9), layout="constrained")
@@ -227,7 +218,7 @@ def head_sheet(
     axes = figure.subplots(layers, count, squeeze=False)
     _bare(axes)
     for layer, row in enumerate(axes):
-        row[0].set_ylabel(f"layer {first_layer + layer}", fontsize=7)
+        row[0].set_ylabel(f"layer {1 + layer}", fontsize=7)
         for axis, own in zip(row, magnitude[layer], strict=True):
             heat_over(axis, PictureMap(picture, own, patch))
     for axis, name in zip(axes[0], heads, strict=True):
