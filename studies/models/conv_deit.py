@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from timm.layers import Attention, DropPath, calculate_drop_path_rates
-from timm.models import register_model
 from torch import Tensor, nn
 
 from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block
@@ -144,17 +143,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "conv_deit_tiny_patch16_224": {"embed_dim": 192, "num_heads": 3},
 }
 
-FAMILY = Family(ConvDeiT, MODELS, fixed=True)
+FAMILY = Family(ConvDeiT, MODELS, __name__, fixed=True)
 default_cfgs = FAMILY.default_cfgs
 
-
-@register_model
-def conv_deit_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> ConvDeiT:
-    """ConvDeiT for 32 × 32 images and a laptop: 64 tokens, as many parameters as Vittt-nano."""
-    return FAMILY.create("conv_deit_nano_patch4_32", pretrained, **kwargs)
-
-
-@register_model
-def conv_deit_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> ConvDeiT:
-    """ConvDeiT of DeiT-T's size."""
-    return FAMILY.create("conv_deit_tiny_patch16_224", pretrained, **kwargs)
+conv_deit_nano_patch4_32 = FAMILY.entrypoint(
+    "conv_deit_nano_patch4_32",
+    "ConvDeiT for 32 × 32 images and a laptop: 64 tokens, as many parameters as Vittt-nano.",
+)
+conv_deit_tiny_patch16_224 = FAMILY.entrypoint(
+    "conv_deit_tiny_patch16_224", "ConvDeiT of DeiT-T's size."
+)
