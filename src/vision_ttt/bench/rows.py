@@ -46,7 +46,7 @@ class Run:
     """Its version; empty where it is not installed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One contender at one size. Columns that do not apply are None."""
 
@@ -56,12 +56,12 @@ class Row:
     measured: str
     """inference, training step, forward, forward + backward; of dense models with adapter or
     backbone alone; of language models also prefill and decode."""
-    resolution: int | None
+    resolution: int | None = None
     """Pixels along a side, the height of images that are not square; None for ops."""
-    tokens: int | None
-    heads: int | None
-    dim: int | None
-    mini_batch_size: int | None
+    tokens: int | None = None
+    heads: int | None = None
+    dim: int | None = None
+    mini_batch_size: int | None = None
     """This column and the three before are None for models. A language model has tokens: those of
     a call, or those before the one that is decoded."""
     batch_size: int
@@ -75,9 +75,9 @@ class Row:
     repeats: int
     macs: int
     """Multiply-adds: of a model's forward pass on one image, of an op's whole call."""
-    peak_bytes: int | None
+    peak_bytes: int | None = None
     """The peak memory of a call, without weights and inputs."""
-    matmul_macs_per_second: float | None
+    matmul_macs_per_second: float | None = None
     """The machine's rate of a matrix product, timed in turn with an op's contenders."""
     run: Run
     case: str = ""

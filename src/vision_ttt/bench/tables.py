@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from vision_ttt.bench.rivals import find_rivals
+from vision_ttt.bench.contenders import is_ours, size_of
 from vision_ttt.bench.rows import Row, find_baseline
 
 
@@ -17,12 +17,26 @@ class Table(NamedTuple):
     lines: list[list[str]]
 
 
+class Rivals(NamedTuple):
+    """Other projects' models of a row's size, by the same command and at the same resolution.
+
+    Each field is the fastest row of its kind, or None where none was timed.
+    """
+
+    strongest: Row | None
+    """By any runtime: what one would deploy instead."""
+    eager: Row | None
+    """PyTorch's modules with fused attention."""
+    plain: Row | None
+    """PyTorch's modules with plain attention, which the papers measure."""
+
+
 def tabulate(
     rows: Sequence[Row], baseline: str | None = None, *, among: Sequence[Row] | None = None
 ) -> Table:
     """Tabulate rows of one command, with their speeds relative to other rows of that command.
 
-    A model is compared with its :class:`~vision_ttt.bench.rivals.Rivals`. The ratio of
+    A model is compared with its :class:`Rivals`. The ratio of
     multiply-adds to the strongest one follows, as the limit at equal efficiency. An op is compared
     with `dual`; its shares of the machine's matmul rate and of the multiply-adds in registers
     follow.
@@ -78,6 +92,32 @@ def tabulate(
 def pixels(row: Row) -> str:
     """The size of a model's images: "224²", or width and height as "1333×800"."""
     return f"{row.resolution}²" if row.width is None else f"{row.width}×{row.resolution}"
+
+
+def find_rivals(row: Row, among: Sequence[Row]) -> Rivals:
+    """Find the rivals of a model's row among rows of any commands.
+
+    A rival has the size word of the row's model: DeiT-S is a rival of Vittt-S. If the command
+    measured no such model, all other projects' models are rivals.
+    """
+    beside = [
+        other
+        for other in among
+        if (other.run, other.measured, other.size) == (row.run, row.measured, row.size)
+        and not is_ours(other.contender)
+    ]
+    own_size = size_of(row.contender)
+    of_its_size = [other for other in beside if size_of(other.contender) == own_size] or beside
+    return Rivals(
+        _fastest(of_its_size),
+        _fastest(other for other in of_its_size if "(fused attention)" in other.contender),
+        _fastest(other for other in of_its_size if "(plain attention)" in other.contender),
+    )
+
+
+def _fastest(rows: Iterable[Row]) -> Row | None:
+    timed = (row for row in rows if row.seconds is not None)
+    return min(timed, key=lambda row: row.seconds, default=None)
 
 
 def _compared_with(row: Row, baseline: str | None, among: Sequence[Row]) -> dict[str, Row | None]:
