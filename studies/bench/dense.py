@@ -60,7 +60,7 @@ def build(contender: Contender, kind: str) -> nn.Module:
         ConfigError: the model is unknown or accepts one image size only.
         UserError: the model is not plain.
     """
-    backbone = contender.build_for_any_size()
+    backbone = contender.build(None)
     try:
         return (ViTAdapter if kind == KINDS[0] else BackboneAlone)(backbone).eval()
     except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ TINY = (
     "vim_tiny_patch16_224",
     "mambar_tiny_patch16_224",
 )
-"""The default contenders, as far as they are registered with timm."""
+"""The default contenders."""
 
 RUNTIMES = {
     "for_inference": "vision_ttt.for_inference, packed and fused",

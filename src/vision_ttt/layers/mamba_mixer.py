@@ -31,18 +31,9 @@ class MambaState(NamedTuple):
 class Mamba(MambaParameters):
     """Sequence layer of one selective scan: [B, T, D] → [B, T, D].
 
-    Mamba (Gu and Dao 2023, Sec. 3.4 and Algorithm 2), with x the input::
-
-        x, z    = Linear(x)                          E = expand · D wide each, no bias
-        u       = SiLU(Conv1d(x))                    depth-wise, causal
-        r, B, C = Linear(u)                          R, N and N wide, no bias
-        δ       = softplus(Linear(r))                a step size per token and channel
-        h_t     = exp(δ_t A) h_{t-1} + δ_t B_t u_t   a state of N numbers per channel
-        y_t     = (C_t · h_t + D_skip u_t) SiLU(z_t)
-        out     = Linear_o(y)                        no bias
-
-    The parameters are those of :class:`vision_ttt.layers.BidirectionalMamba`, of its first
-    direction where that has two. Under autocast A, D_skip, the bias of δ and the state are float32.
+    Mamba (Gu and Dao 2023, Sec. 3.4 and Algorithm 2). It computes what one direction of
+    :class:`vision_ttt.layers.BidirectionalMamba` does, whose arguments, initialisation and errors
+    it has: the output is Linear_o((C_t · h_t + D_skip u_t) SiLU(z_t)).
 
     The layer goes on where a call has ended, after any token::
 
@@ -53,13 +44,6 @@ class Mamba(MambaParameters):
         >>> mixer = Mamba(192)
         >>> mixer(torch.randn(2, 196, 192)).shape
         torch.Size([2, 196, 192])
-
-    Arguments are those of :class:`vision_ttt.layers.BidirectionalMamba`.
-
-    Initialisation: as :class:`vision_ttt.layers.BidirectionalMamba`.
-
-    Raises:
-        ValueError: an argument is out of its range.
     """
 
     directions = 1

@@ -18,8 +18,8 @@ from vision_ttt.layers import ConvMlp, ViT3Block
 from vision_ttt.layers.conv_stem import ConvStem, Downsample
 from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.models.arguments import check_arguments, check_sides, choose, mlp_width
+from vision_ttt.models.block_sequence import run_block
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
-from vision_ttt.models.checkpointing import run_block
 from vision_ttt.models.classifier import Classifier, linear_head
 from vision_ttt.models.image_size import check_images
 from vision_ttt.models.packaged_weights import family_cfgs

@@ -166,7 +166,7 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
         " 'NAME (fused attention)' selects one. 'NAME (for_training)' is a Vittt, Vim or Mamba-Reg"
         " by composite ops, as the recipes train it."
     )
-    default = f" Default: those registered of {', '.join(TINY)}"
+    default = f" Default: {', '.join(TINY)}"
     if what == "models":
         runtimes = "; ".join(f"{name} ({summary})" for name, summary in RUNTIMES.items())
         names += (
