@@ -220,7 +220,10 @@ def _check_inputs(
 ) -> None:
     if x.ndim != 4 or x.shape[1] != channels:
         raise ValueError(f"x must be [B, {channels}, H, W], got {list(x.shape)}")
-    _check_size(x.shape[2], x.shape[3], patch_size)
+    height, width = x.shape[2:]
+    if height < 1 or width < 1 or height % patch_size or width % patch_size:
+        side = patch_size
+        raise ValueError(f"images of {height} × {width} are not whole patches of {side} × {side}")
     if t.shape != x.shape[:1] or y.shape != x.shape[:1]:
         raise ValueError(
             f"t and y must be [{len(x)}], one for each of x {list(x.shape)}, got "
@@ -233,11 +236,6 @@ def _check_inputs(
     if visible and (y.min() < 0 or y.max() >= labels):
         none = f", {labels - 1} being none" if labels > num_classes else ""
         raise ValueError(f"y must be classes 0 to {labels - 1}{none}, got {y.tolist()}")
-
-
-def _check_size(height: int, width: int, side: int) -> None:
-    if side < 1 or height < 1 or width < 1 or height % side or width % side:
-        raise ValueError(f"images of {height} × {width} are not whole patches of {side} × {side}")
 
 
 SIZES: dict[str, dict[str, Any]] = {
