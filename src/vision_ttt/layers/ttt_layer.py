@@ -195,7 +195,11 @@ class TTTLayer(nn.Module):
             own = {} if lengths is None else {"lengths": lengths}  # which not every learner takes
             z = self.learner(q, k, v, eta, **own).flatten(2)  # [B, T, directions · D]
             return fill_padding(self.out_proj(self.merge(z, gate)), padding)
-        self._refuse_state_of_two_directions()
+        if self.directions > 1:
+            raise ValueError(
+                "a bidirectional layer has no state that goes on: its second direction begins at"
+                " the last token. Give it the whole sequence, or build it with bidirectional=False"
+            )
         if state is not None and not isinstance(state, TTTLayerState):
             raise TypeError(f"state must be a TTTLayerState, got {type(state).__name__}")
         if state is not None and state.learner is None:
@@ -211,13 +215,6 @@ class TTTLayer(nn.Module):
         z, learner = self.learner(q, k, v, eta, learner, True, lengths)
         o = fill_padding(self.out_proj(self.merge(z.flatten(2), gate)), padding)
         return (o, TTTLayerState(learner, *taps)) if return_state else o
-
-    def _refuse_state_of_two_directions(self) -> None:
-        if self.directions > 1:
-            raise ValueError(
-                "a bidirectional layer has no state that goes on: its second direction begins at"
-                " the last token. Give it the whole sequence, or build it with bidirectional=False"
-            )
 
 
 class OpTTTLayer(TTTLayer):
