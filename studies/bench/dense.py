@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vision_ttt.bench.complexity import count_macs
 from vision_ttt.bench.contenders import Contender
 from vision_ttt.bench.kernels import ATTENTION, kernels_run
-from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, Timing, interleave
+from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, interleave
 from vision_ttt.bench.rows import Row, Run
 from vision_ttt.bench.runtimes import TOLERANCES, pack
 from vision_ttt.bench.tables import pixels
@@ -60,7 +60,7 @@ def build(contender: Contender, kind: str) -> nn.Module:
         ConfigError: the model is unknown or accepts one image size only.
         UserError: the model is not plain.
     """
-    backbone = contender.build_for_any_size()
+    backbone = contender.build(None)
     try:
         return (ViTAdapter if kind == KINDS[0] else BackboneAlone)(backbone).eval()
     except (TypeError, ValueError) as error:
@@ -109,22 +109,12 @@ def measure_dense(
     }
     for height, width in sizes:
         torch.compiler.reset()
-        timings, ready = {}, {}
+        failed, ready = {}, {}
         for (contender, kind), entrant in entrants.items():
             name = f"{contender.label}, {kind}"
-            failure = entrant.failure or dropouts.reason(name, height * width)
-            timings[name] = Timing(None, None, failure)
-            if not failure:
-                ready[name] = _prepare(entrant.function, contender, settings, (height, width))
-        if ready:
-            timings |= interleave(
-                ready,
-                repeats=settings.repeats,
-                device=settings.device,
-                shortest_repeat=settings.shortest_repeat,
-                longest_call=settings.longest_call,
-                advance=advance,
-            )
+            failed[name] = entrant.failure or dropouts.reason(name, height * width)
+            ready[name] = _prepare(entrant.function, contender, settings, (height, width))
+        timings = interleave(ready, settings, failed=failed, advance=advance)
         rows = []
         for (contender, kind), entrant in entrants.items():
             timing = timings[f"{contender.label}, {kind}"]
@@ -135,10 +125,6 @@ def measure_dense(
                     measured=kind,
                     resolution=height,
                     width=None if width == height else width,
-                    tokens=None,
-                    heads=None,
-                    dim=None,
-                    mini_batch_size=None,
                     batch_size=settings.batch_size,
                     device=settings.device.type,
                     dtype=settings.dtype_name,
@@ -147,8 +133,6 @@ def measure_dense(
                     seconds_spread=timing.spread,
                     repeats=settings.repeats,
                     macs=multiply_adds(contender, kind, (height, width)),
-                    peak_bytes=None,
-                    matmul_macs_per_second=None,
                     run=run,
                     kernels=entrant.kernels,
                     failure=timing.failure,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vision_ttt.bench.rivals import Rivals, find_rivals
-from vision_ttt.bench.rows import Row, newest
-from vision_ttt.bench.tables import machine_rates, speed
+from studies.bench.selection import newest
+from vision_ttt.bench.rows import Row
+from vision_ttt.bench.tables import Rivals, find_rivals, machine_rates, speed
 from vision_ttt.errors import UserError
 
 _HEADINGS = (
@@ -19,7 +19,7 @@ def headline(rows: Sequence[Row], contender: str) -> str:
     """A sentence on the largest image and a table of every size, in Markdown.
 
     Each speed is a ratio within one command to the strongest alternative, to eager PyTorch with
-    fused attention, and to plain attention; see :class:`vision_ttt.bench.rivals.Rivals`.
+    fused attention, and to plain attention; see :class:`vision_ttt.bench.tables.Rivals`.
 
     Raises:
         UserError: no command timed the contender together with another project's model.

@@ -16,7 +16,7 @@ from studies.bench.language_contenders import (
     copied,
     sizes_of,
 )
-from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, Timing, interleave
+from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, interleave
 from vision_ttt.bench.rows import DECODE, Row, Run
 from vision_ttt.bench.runtimes import TOLERANCES
 from vision_ttt.errors import UserError
@@ -128,21 +128,12 @@ def _measure(
     per_call: int = 1,
 ) -> list[Row]:
     """Time the calls in turns; one row per contender, in seconds per call or per its tokens."""
-    failures = {
-        contender: failure or dropouts.reason(contender.label, tokens)
+    failed = {
+        contender.label: failure or dropouts.reason(contender.label, tokens)
         for contender, (_, failure) in calls.items()
     }
-    timings = {c.label: Timing(None, None, failure) for c, failure in failures.items()}
-    ready = {c.label: call.prepare for c, (call, _) in calls.items() if not failures[c]}
-    if ready:
-        timings |= interleave(
-            ready,
-            repeats=settings.repeats,
-            device=settings.device,
-            shortest_repeat=settings.shortest_repeat,
-            longest_call=settings.longest_call,
-            advance=advance,
-        )
+    ready = {contender.label: call.prepare for contender, (call, _) in calls.items()}
+    timings = interleave(ready, settings, failed=failed, advance=advance) if ready else {}
     rows = []
     for contender, (call, _) in calls.items():
         timing = timings[contender.label]
@@ -155,11 +146,7 @@ def _measure(
                 what="lm",
                 contender=contender.label,
                 measured=measured,
-                resolution=None,
                 tokens=tokens,
-                heads=None,
-                dim=None,
-                mini_batch_size=None,
                 batch_size=settings.batch_size,
                 device=settings.device.type,
                 dtype=settings.dtype_name,
@@ -168,8 +155,6 @@ def _measure(
                 seconds_spread=timing.spread / per_call if done else None,
                 repeats=settings.repeats,
                 macs=multiply_adds(contender.name, tuple(sizes_of(size).items()), measured, tokens),
-                peak_bytes=None,
-                matmul_macs_per_second=None,
                 run=run,
                 case=_case(size),
                 autocast=measured == STEP and settings.dtype != torch.float32,

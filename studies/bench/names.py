@@ -36,3 +36,6 @@ READING = ("ttt-linear:for_inference", "llama:for_inference", "llama:static")
 
 LEARNING = ("ttt-linear:for_training", "ttt-linear", "ttt-linear:dual", "llama")
 """The default contenders of `bench lm` for training steps."""
+
+MOST_LINES = 6
+"""The most lines of a figure. More cannot be distinguished."""

@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from vision_ttt.bench.rows import Row, Run, newest
-from vision_ttt.bench.tables import describe, exponents, tabulate
+from studies.bench.fits import exponents
+from studies.bench.selection import newest
+from vision_ttt.bench.rows import Row, Run
+from vision_ttt.bench.tables import describe, tabulate
 from vision_ttt.errors import UserError
 from vision_ttt.files import write_text
 

@@ -1,22 +1,23 @@
-"""`python -m studies bench dense|lm|table`."""
+"""`python -m studies bench dense|lm|ops|table`."""
 
 import itertools
 from pathlib import Path
 
 import jsonargparse
 
-from studies.bench import dense
+from studies.bench import dense, peers
 from studies.bench.headline import headline
 from studies.bench.names import DENSE
 from studies.bench.page import markdown, replace_in
+from studies.bench.selection import comparable, newest
 from studies.cli.arguments.bench_dense import parse_size
+from studies.cli.pictures import check_picture, draw
 from vision_ttt.bench.contenders import find_contenders
-from vision_ttt.bench.rows import comparable, newest, read_rows
+from vision_ttt.bench.rows import read_rows
+from vision_ttt.cli import bench
 from vision_ttt.cli.bench_session import (
     check_measured,
-    check_picture,
     check_session,
-    draw,
     measure_and_show,
     settings_of,
     using_threads,
@@ -30,6 +31,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
     """Measure, or show what was measured."""
     if arguments.what == "table":
         return _table(arguments)
+    if arguments.what == "ops":
+        peers.enter()
+        return bench.run(arguments)
     check_session(arguments)
     with using_threads(arguments.threads):
         return _dense(arguments) if arguments.what == "dense" else _language(arguments)

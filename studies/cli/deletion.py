@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from studies.bench.page import replace_in
+from studies.cli.pictures import check_picture, write_picture
+from studies.deletion.curves import black, blurred, mean_colour
 from studies.deletion.figures import deletion_figure
 from studies.deletion.results import (
     DeletionResult,
@@ -32,13 +34,11 @@ from studies.deletion.tables import (
 )
 from vision_ttt import recipes, tasks
 from vision_ttt.bench.machine import describe_run
-from vision_ttt.cli.bench_session import check_picture, write_picture
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.data import DatasetError
 from vision_ttt.errors import UserError
-from vision_ttt.explain.deletion import black, blurred, mean_colour
 from vision_ttt.explain.feature_maps import token_grid
 from vision_ttt.tasks.images.task import ImageTask
 

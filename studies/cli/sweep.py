@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from studies.bench.page import replace_in
+from studies.cli.pictures import check_picture, write_picture
 from studies.sweeps import SWEEPS
 from studies.sweeps.definition import GivenSeconds, SameSeconds, Sweep, Variant
 from studies.sweeps.figure import sweep_figure
@@ -29,7 +30,6 @@ from studies.sweeps.tables import (
     markdown,
     tabulate,
 )
-from vision_ttt.cli.bench_session import check_picture, write_picture
 from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import Interrupted, UserError

@@ -10,16 +10,17 @@ import torch
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 
-from vision_ttt.explain.deletion import (
+from studies.deletion.curves import (
     area_under,
     deletion_curve,
     insertion_curve,
     mean_colour,
     whole_token_shares,
 )
+from studies.deletion.grad_cam import grad_cam
+from studies.deletion.gradient_input import gradient_times_input, token_sums
+from studies.deletion.rollout import attention_rollout
 from vision_ttt.explain.feature_maps import token_grid
-from vision_ttt.explain.grad_cam import grad_cam
-from vision_ttt.explain.gradient_input import gradient_times_input
 from vision_ttt.explain.gradient_maps import (
     STATES,
     VIT3_STATES,
@@ -27,8 +28,6 @@ from vision_ttt.explain.gradient_maps import (
     gradient_magnitude,
     mean_map,
 )
-from vision_ttt.explain.rollout import attention_rollout
-from vision_ttt.explain.token_pixels import token_sums
 from vision_ttt.layers import ViT3TTT
 
 RANDOM = "random"
@@ -92,7 +91,7 @@ def measure_maps(
         images: [B, C, H, W], normalised as for the model.
         labels: the true classes [B], int64.
         fills: name → what removed pixels are replaced by, see
-            :func:`vision_ttt.explain.deletion.deletion_curve`.
+            :func:`studies.deletion.curves.deletion_curve`.
         methods: names of :data:`METHODS`; None for all that fit the model.
         points: of each curve.
         draws: random orders, over which the curves of :data:`RANDOM` are averaged.
@@ -107,7 +106,7 @@ def measure_maps(
     Raises:
         TypeError: the model's grid of tokens is not known.
         ValueError: a method is unknown or has no map of this model, or a number is out of its
-            range; others as :func:`vision_ttt.explain.deletion.deletion_curve` raises them.
+            range; others as :func:`studies.deletion.curves.deletion_curve` raises them.
     """
     (height, width), patch = token_grid(model, images)
     fitting = methods_for(model)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from studies.models.design_space import INNER_MODELS, NANO, PUBLISHED
 from studies.sweeps import TITLES
 from studies.sweeps.definition import Panel, Sweep, Variant
-from vision_ttt.models.design_space import INNER_MODELS, NANO, PUBLISHED
 
 LOSSES = ("dot_product", "mse", "rmse", "mae", "smooth_l1")
 """Those of ViT³'s supplement, in its order."""

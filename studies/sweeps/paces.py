@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from vision_ttt.bench.protocol import interleave
+from vision_ttt.bench.protocol import Settings, interleave
 from vision_ttt.engine import TrainConfig
 from vision_ttt.engine.assembly import assemble
 from vision_ttt.engine.parallel import make_accelerator
@@ -39,8 +39,7 @@ def measure_paces(
         updates = {name: _updates_of(config) for name, config in configs.items()}
         timings = interleave(
             {name: (lambda update=update: update) for name, update in updates.items()},
-            repeats=repeats,
-            device=torch.device("cpu"),
+            Settings(torch.device("cpu"), repeats=repeats),
         )
     finally:
         torch.set_num_threads(threads)

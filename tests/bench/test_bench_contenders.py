@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vision_ttt.acceleration import COMPOSITES
-from vision_ttt.bench.contenders import Contender, find_contenders, is_ours, registered
+from vision_ttt.bench.contenders import Contender, find_contenders, is_ours
 from vision_ttt.bench.models import measure_models, multiply_adds, steps_of_models
 from vision_ttt.bench.protocol import Settings
 from vision_ttt.errors import UserError
@@ -41,7 +41,7 @@ def test_training_by_composite_ops_is_a_contender_that_is_asked_for(name, of_a_b
     assert (found.label, found.fuses_attention) == (f"{name} (for_training)", False)
     assert is_ours(found.label)
     plain = Contender(name).build(32)
-    for model in (found.build(32), found.build_for_any_size()):
+    for model in (found.build(32), found.build(None)):
         layers = [module for module in model.modules() if isinstance(module, COMPOSITES)]
         assert len(layers) == of_a_block * len(model.blocks)
     assert not any(isinstance(module, COMPOSITES) for module in plain.modules())
@@ -85,12 +85,6 @@ def test_the_label_tells_which_attention_runs(kind: str, fused: int, monkeypatch
 def test_unknown_contenders(name: str, told: str):
     with pytest.raises(UserError, match=told.replace("(", r"\(").replace(")", r"\)")):
         find_contenders([name])
-
-
-def test_registered_parts_the_names():
-    deployed = [f"{NANO}:openvino", "no_such_model:openvino"]
-    assert registered([NANO, "no_such_model"]) == ([NANO], ["no_such_model"])
-    assert registered(deployed) == (deployed[:1], deployed[1:])
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def test_the_device_is_timed_and_not_the_host():
     def sleep(cycles: int):
         return lambda: lambda: torch.cuda._sleep(cycles)
 
-    timings = interleave({"a": sleep(10**7), "b": sleep(4 * 10**7)}, repeats=3, device=CUDA)
+    timings = interleave({"a": sleep(10**7), "b": sleep(4 * 10**7)}, Settings(CUDA, repeats=3))
     assert timings["b"].seconds / timings["a"].seconds == pytest.approx(4, rel=0.1)
 
 

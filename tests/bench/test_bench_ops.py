@@ -199,13 +199,8 @@ def test_an_op_without_memory_is_a_row(monkeypatch):
 
 
 def test_who_takes_part_unless_named():
-    peer = "flash-linear-attention"
-    cuda = torch.device("cuda")
-    assert op_contenders("ttt_linear", CPU) == [*TABLE["ttt_linear"].backends]
-    assert op_contenders("ttt_linear", cuda) == [*TABLE["ttt_linear"].backends, peer]
-    assert op_contenders("ttt_mlp", cuda) == ["cpu", "dual"]
-    assert op_contenders("selective_scan", CPU)[-1] == "mambapy"
-    assert "for cuda, not cpu" in refusal(peer, PROBLEM, torch.float32, CPU)
+    assert op_contenders("ttt_linear") == [*TABLE["ttt_linear"].backends]
+    assert op_contenders("ttt_mlp") == ["cpu", "dual"]
 
 
 def test_refusals():
@@ -227,11 +222,3 @@ def test_rows_of_the_scan():
     assert shared.case == "selective_scan, all channels forwards"
     assert shared.inputs(torch.float32, CPU, requires_grad=False)["B"].shape == (1, 50, 8)
     assert shared.options("dual")["reverse_channels"] == 0
-
-
-def test_mambapy_computes_the_same():
-    problem = PROBLEM._replace(op="selective_scan", shared=True)
-    assert "bfloat16 is not one of" in refusal("mambapy", problem, torch.bfloat16, CPU)
-    pytest.importorskip("mambapy")
-    assert refusal("mambapy", problem, torch.float32, CPU) is None
-    assert find_error("mambapy", problem, torch.float32, CPU) is None

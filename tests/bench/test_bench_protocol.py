@@ -8,6 +8,7 @@ from vision_ttt.bench.protocol import (
     OUT_OF_MEMORY,
     WARMUP_CALLS,
     Dropouts,
+    Settings,
     Timing,
     interleave,
     summarise,
@@ -28,7 +29,7 @@ def test_contenders_take_turns_on_fresh_inputs_in_changing_order():
         return prepare
 
     both = {"a": contender("a"), "b": contender("b")}
-    timings = interleave(both, repeats=3, device=CPU, shortest_repeat=0, advance=advanced.append)
+    timings = interleave(both, Settings(CPU, repeats=3, shortest_repeat=0), advance=advanced.append)
     assert calls == ["a"] * WARMUP_CALLS + ["b"] * WARMUP_CALLS + list("abbaab")
     assert advanced == list("ababbaab")
     assert len({tuple(x.tolist()) for x in inputs}) == len(calls)
@@ -48,7 +49,7 @@ def test_only_the_call_is_timed_and_short_calls_are_averaged(monkeypatch):
 
         return call
 
-    timing = interleave({"a": prepare}, repeats=1, device=CPU, shortest_repeat=0.9)["a"]
+    timing = interleave({"a": prepare}, Settings(CPU, repeats=1, shortest_repeat=0.9))["a"]
     assert timing.seconds == pytest.approx(0.5)  # four calls of 0.25 s would fill 0.9 s
     assert next(durations, None) is None
 
@@ -60,7 +61,7 @@ def test_median_and_interquartile_range():
 
 def test_nothing_to_time():
     with pytest.raises(ValueError, match="got 0 and 5"):
-        interleave({}, repeats=5, device=CPU)
+        interleave({}, Settings(CPU))
 
 
 def test_who_runs_out_of_memory_drops_out():
@@ -80,7 +81,7 @@ def test_who_runs_out_of_memory_drops_out():
         "in a turn": fails_in_call(WARMUP_CALLS + 1),
         "never": lambda: lambda: calls.append(1),
     }
-    timings = interleave(contenders, repeats=3, device=CPU, shortest_repeat=0)
+    timings = interleave(contenders, Settings(CPU, repeats=3, shortest_repeat=0))
     assert timings["at once"] == timings["in a turn"] == Timing(None, None, OUT_OF_MEMORY)
     assert timings["never"].seconds > 0
     assert not timings["never"].failure
@@ -133,7 +134,7 @@ def test_who_takes_too_long_is_not_timed(monkeypatch):
 
     # The first call may take long: it pays for what is built once.
     contenders = {"slow": contender("slow", 1, 3), "quick": contender("quick", 9, 2, 2)}
-    timings = interleave(contenders, repeats=1, device=CPU, longest_call=2.5)
+    timings = interleave(contenders, Settings(CPU, repeats=1, longest_call=2.5))
     assert timings["slow"] == Timing(None, None, "a call takes over 2.5 s")
     assert timings["quick"].seconds == pytest.approx(2)
     assert calls == ["slow", "slow", "quick", "quick", "quick"]
@@ -204,7 +205,7 @@ def test_cuda_is_timed_by_events_around_the_call_only(monkeypatch):
         return lambda: say("call", next(durations))
 
     cuda = torch.device("cuda")
-    timing = interleave({"a": prepare}, repeats=2, device=cuda, shortest_repeat=0.2)["a"]
+    timing = interleave({"a": prepare}, Settings(cuda, repeats=2, shortest_repeat=0.2))["a"]
     assert timing.seconds == pytest.approx((0.1 + 0.3) / 2)
     once = ("inputs", "evict", "event", "call", "event")
     # The queue is drained once per turn, not between its calls.

@@ -17,7 +17,6 @@ BACKBONES = {
     "vim_nano_patch4_32": {},
     "mambar_nano_patch4_32": {},
     "deit_tiny_patch16_224": {"num_heads": 3},
-    "conv_deit_nano_patch4_32": {"num_heads": 3},
 }
 
 

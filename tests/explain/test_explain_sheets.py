@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vision_ttt.explain import map_sheets
+from vision_ttt.explain import map_figures
 from vision_ttt.explain.fast_weight_figures import fast_weight_heads, fast_weight_sheet
 from vision_ttt.explain.inner_loss_figures import (
     inner_loss_comparison,
@@ -16,8 +16,13 @@ from vision_ttt.explain.inner_loss_figures import (
     layer_name,
     running_mean,
 )
-from vision_ttt.explain.map_figures import plot_gradient_maps
-from vision_ttt.explain.map_sheets import PictureMap, head_sheet, layer_sheet, model_sheet
+from vision_ttt.explain.map_figures import (
+    PictureMap,
+    head_sheet,
+    layer_sheet,
+    model_sheet,
+    plot_gradient_maps,
+)
 from vision_ttt.explain.norm_figures import norm_map_sheet
 
 
@@ -87,7 +92,7 @@ def test_tokens_are_drawn_by_the_models_step():
 
 
 def test_a_sheet_of_layers_names_each_and_begins_a_row_for_each_model(monkeypatch):
-    monkeypatch.setattr(map_sheets, "_MOST_COLUMNS", 2)
+    monkeypatch.setattr(map_figures, "_MOST_COLUMNS", 2)
     figure = layer_sheet({"deep": seen(3), "flat": seen(2)}, title="china")
     drawn = [axis for axis in figure.axes if axis.images]
     titles = [axis.get_title() for axis in drawn]
@@ -107,8 +112,6 @@ def test_a_sheet_of_heads_has_layers_as_rows():
     assert [row[0].get_ylabel() for row in grid] == ["layer 1", "layer 2"]
     shown = grid[1, 2].images[1].get_array().data
     assert torch.equal(torch.from_numpy(shown), magnitude[1, 2])
-    with pytest.raises(ValueError, match="3 heads, and 1 names"):
-        head_sheet(torch.rand(3, 8, 12), magnitude, title="", heads=["a"])
 
 
 def courses(layers=2):
@@ -133,13 +136,6 @@ def test_inner_losses_have_a_line_for_each_state_and_a_panel_for_each_layer():
     assert {"Vittt", "inner loss ½‖f(k) − v‖²"} <= set(texts(figure))
     assert panels[4].get_xlabel() == "token, in scan order\n(thick: mean of 4)"
     assert not panels[0].get_xlabel()  # another panel is below
-    for call in (
-        lambda: inner_loss_course_figure({}),
-        lambda: inner_loss_course_figure(found, window=0),
-        lambda: inner_loss_comparison({}),
-    ):
-        with pytest.raises(ValueError, match="at least"):
-            call()
 
 
 def test_models_are_compared_in_the_panels_of_the_deepest():
@@ -151,7 +147,7 @@ def test_models_are_compared_in_the_panels_of_the_deepest():
 
 def test_losses_over_the_training_are_means_over_the_scan():
     checkpoints = {9: courses(), 1: courses(), 4: courses()}
-    figure = inner_loss_training_figure(checkpoints, unit="update", title="Vittt")
+    figure = inner_loss_training_figure(checkpoints, unit="update")
     panels = [axis for axis in figure.axes if axis.lines]
     assert [axis.get_title() for axis in panels] == ["block 1", "block 2"]
     assert [len(axis.lines) for axis in panels] == [3, 3]
@@ -161,10 +157,6 @@ def test_losses_over_the_training_are_means_over_the_scan():
     assert updated.get_ydata().tolist() == wanted
     assert panels[0].get_xlabel() == "update"
     assert figure.legends[0].get_texts()[2].get_text().startswith("ℓ(Wₜ; xₜ)")
-    with pytest.raises(ValueError, match="at least one layer"):
-        inner_loss_training_figure({})
-    with pytest.raises(ValueError, match="of one model"):
-        inner_loss_training_figure({1: courses(1), 2: courses(2)})
 
 
 def test_running_means_shorten_at_the_ends():
@@ -212,8 +204,6 @@ def test_fast_weights_have_a_row_for_each_model_and_a_line_for_each_layer():
         assert np.allclose(line.get_ydata(), values.mean(0))
         assert line.get_xdata()[0] == first  # states from the initial one, tokens from the first
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["block 1", "block 2"]
-    with pytest.raises(ValueError, match="needs a layer"):
-        fast_weight_sheet({"a": {}})
 
 
 def test_fast_weights_by_head():
@@ -224,10 +214,6 @@ def test_fast_weights_by_head():
     assert np.array_equal(line.get_ydata(), found["blocks.1.mixer.ttt"].rates[1])
     assert line.get_label() == "← head 1"
     assert "inner learning rate, η" in texts(figure)
-    with pytest.raises(ValueError, match="quantity must be one of drift, effective_rank, rates"):
-        fast_weight_heads(found, "speed", heads=["a", "b"])
-    with pytest.raises(ValueError, match="needs 1 heads"):
-        fast_weight_heads(found, "drift", heads=["a"])
 
 
 @pytest.mark.parametrize("grid", [(1, 900), (900, 1)])

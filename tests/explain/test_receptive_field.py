@@ -7,6 +7,7 @@ import timm
 import torch
 from torch import nn
 
+from explained_models import ConvStack, small_vit
 from tolerances import assert_close
 from vision_ttt import for_inference
 from vision_ttt.explain import (
@@ -59,42 +60,42 @@ def test_both_directions_respond_to_all_tokens(images, design):
     assert (earlier.flatten(1).amax(1) > 0).all()
 
 
-def test_field_of_a_convolution_stack_is_known(conv_stack):
-    model = conv_stack(conv(3), conv(3))
+def test_field_of_a_convolution_stack_is_known():
+    model = ConvStack(conv(3), conv(3))
     field = receptive_field(model, torch.randn(2, 1, 9, 11), token=(3, 5))
     line = torch.tensor([1.0, 2.0, 3.0, 2.0, 1.0])
     wanted = torch.zeros(9, 11)
     wanted[1:6, 3:8] = line[:, None] * line
     assert torch.equal(field, wanted)
-    strided = conv_stack(conv(3, stride=2), conv(3))
+    strided = ConvStack(conv(3, stride=2), conv(3))
     field = receptive_field(strided, torch.randn(1, 1, 16, 16), token=(4, 4))
     rows, columns = field.nonzero().unbind(1)
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (5, 11, 5, 11)  # 7 around 8
 
 
-def test_responses_of_channels_do_not_cancel(conv_stack):
+def test_responses_of_channels_do_not_cancel():
     layer = nn.Conv2d(2, 1, 1, bias=False)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([1.0, -2.0]).view(1, 2, 1, 1))
-    field = receptive_field(conv_stack(layer), torch.randn(1, 2, 3, 3))
+    field = receptive_field(ConvStack(layer), torch.randn(1, 2, 3, 3))
     assert field[1, 1] == field.sum() == 3
 
 
 @pytest.mark.parametrize(("sides", "tokens"), [((8, 8), 4), ((8, 7), 2), ((7, 7), 1)])
-def test_the_centre_is_the_middle_of_every_grid(conv_stack, sides, tokens):
-    field = receptive_field(conv_stack(conv(1)), torch.randn(1, 1, *sides))
+def test_the_centre_is_the_middle_of_every_grid(sides, tokens):
+    field = receptive_field(ConvStack(conv(1)), torch.randn(1, 1, *sides))
     assert (field > 0).sum() == tokens
     assert_close(field, field.flip(0).flip(1), 1e-6)
     assert field.sum() == pytest.approx(1)
 
 
-def test_a_field_is_the_mean_over_images(conv_stack):
+def test_a_field_is_the_mean_over_images():
     class Square(nn.Module):
         def forward(self, x):
             return x.square()
 
     images = torch.randn(11, 1, 5, 5)
-    field = receptive_field(conv_stack(Square()), images)
+    field = receptive_field(ConvStack(Square()), images)
     assert_close(field[2, 2], 2 * images[:, 0, 2, 2].abs().mean(), 1e-6)
 
 
@@ -111,7 +112,7 @@ def test_fields_of_other_backbones(images, name):
     assert field[12:20, 12:20].mean() > 1.2 * field.mean()
 
 
-def test_fields_of_timms_transformer_and_resnet(small_vit, images):
+def test_fields_of_timms_transformer_and_resnet(images):
     assert (receptive_field(small_vit(), images[..., :16, :16]) > 0).all()  # attention is global
     torch.manual_seed(0)
     resnet = timm.models.ResNet(timm.models.resnet.BasicBlock, (1, 1, 1, 1), channels=(4,) * 4)
@@ -146,8 +147,8 @@ def test_fields_in_bfloat16(images):
     assert_close(field, wanted, 0.1)
 
 
-def test_fields_refuse(images, conv_stack, small_vit):
-    model = conv_stack(conv(1))
+def test_fields_refuse(images):
+    model = ConvStack(conv(1))
     with pytest.raises(TypeError, match=r"forward_intermediates .*, got Linear"):
         receptive_field(nn.Linear(1, 1), images)
     with pytest.raises(ValueError, match=r"\[B, C, H, W\] .* got \[3, 32, 32\]"):

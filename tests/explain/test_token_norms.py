@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 
+from explained_models import small_vit
 from tolerances import assert_close
 from vision_ttt.explain import largest_over_median, outlier_share, stage_norms, token_norms
 from vision_ttt.models import HViT3
@@ -50,7 +51,7 @@ def test_norms_of_other_sizes_and_in_float32():
 
 
 @pytest.mark.parametrize("registers", [0, 2])
-def test_norms_of_timms_transformer(small_vit, images, registers):
+def test_norms_of_timms_transformer(images, registers):
     model = small_vit(reg_tokens=registers).train()
     images = images[..., :16, :16]
     norms = token_norms(model, images)

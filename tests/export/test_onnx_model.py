@@ -104,12 +104,8 @@ def inputs(name: str, batch: int, height: int, width: int) -> tuple[torch.Tensor
         ("hvit3_tiny", STAGE, 32),
         ("vim_tiny_patch16_224", {**SCANS, **ANY}, 8),
         ("mambar_tiny_patch16_224", {**SCANS, **ANY}, 8),
-        ("conv_deit_tiny_patch16_224", {**PLAIN, **ANY}, 8),
         ("dit3_nano_patch4_32", DENOISER, None),
         pytest.param("vittt_nano_patch4_32", {**PLAIN, "inner_model": "mlp"}, None, marks=slow),
-        pytest.param(
-            "design_space_nano_patch4_32", {**PLAIN, "inner_model": "vit3"}, None, marks=slow
-        ),
     ],
 )
 def test_pytorchs_own_exporter_needs_no_help(

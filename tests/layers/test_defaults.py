@@ -25,7 +25,6 @@ from vision_ttt.layers import (
     VitttMixer,
 )
 from vision_ttt.layers.conv_stem import ConvStem, Downsample
-from vision_ttt.layers.pooling import pool_tokens
 from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.layers.sincos2d import sincos_table
 from vision_ttt.ops import use_backend
@@ -71,7 +70,6 @@ CALLS = {
     "sincos_table": lambda: sincos_table(GRID, 32, CPU),
     "a class token": of(ExtraTokens(32, "middle").insert, TOKENS),
     "an extra token": of(DepthwiseConv2d(32), TOKENS, (1, 19), (3,)),
-    "max_norm": lambda: pool_tokens(TOKENS, "max_norm", None),
 }
 
 

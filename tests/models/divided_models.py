@@ -58,8 +58,6 @@ MODELS = {
     "mambar": lambda: classifier("mambar_nano_patch4_32", depth=1),
     "vit3": lambda: classifier("vit3_nano_patch4_32", depth=1),
     "hvit3": stages,
-    "conv_deit": lambda: classifier("conv_deit_nano_patch4_32", depth=1),
-    "design_space": lambda: classifier("design_space_nano_patch4_32", depth=1),
     "dit3": denoiser,
     "ttt_lm": words,
 }

@@ -18,7 +18,6 @@ FIXED = {**PLAIN, "dynamic_img_size": False}
 ANY = {**PLAIN, "dynamic_img_size": True}
 SCANS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2}
 STAGES = {"img_size": 32, "dims": (16, 32), "depths": (1, 1), "num_heads": (1, 1)}
-LEARNING = {"inner_loss": "mse", "depth": 1}
 
 CASES = [
     *(("vittt_tiny_patch16_224", {**FIXED, "design": design}) for design in DESIGNS),
@@ -34,15 +33,6 @@ CASES = [
     ("vim_tiny_patch16_224", {**SCANS, "dynamic_img_size": True, "drop_path_rate": 0.5}),
     ("mambar_small_patch16_224", {**SCANS, "num_registers": 3}),
     ("mambar_tiny_patch16_224", {**SCANS, "dynamic_img_size": True, "distribution": "none"}),
-    ("conv_deit_tiny_patch16_224", FIXED),
-    ("conv_deit_tiny_patch16_224", {**ANY, "drop_path_rate": 0.5}),
-    ("design_space_nano_patch4_32", PLAIN),
-    ("design_space_nano_patch4_32", {**PLAIN, "inner_model": "vit3"}),
-    ("design_space_nano_patch4_32", {**PLAIN, **LEARNING, "inner_model": "depthwise_conv3x3"}),
-    (
-        "design_space_nano_patch4_32",
-        {**PLAIN, **LEARNING, "inner_model": "linear", "inner_causal": True},
-    ),
     ("dit3_nano_patch4_32", {"img_size": 16, "hidden_size": 32, "depth": 1, "num_heads": 1}),
 ]
 
@@ -167,7 +157,6 @@ def test_torchvisions_feature_extractor():
         ("vit3_tiny_patch16_224", PLAIN, [(2, 16, 32), (2, 16, 32)]),
         ("mambar_tiny_patch16_224", SCANS, [(2, 28, 32), (2, 28, 32)]),
         ("hvit3_tiny", STAGES, [(2, 16, 8, 8), (2, 32, 4, 4)]),
-        ("design_space_nano_patch4_32", PLAIN, [(2, 16, 32), (2, 16, 32)]),
     ],
 )
 def test_timms_graph_extractor(name, options, shapes):

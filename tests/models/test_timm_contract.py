@@ -23,8 +23,6 @@ SMALL = {
         **{"embed_dim": 32, "depth": 2, "patch_size": 8, "img_size": 32},
         **{"num_registers": 3, "head_reduction": 2},
     },
-    "conv": {"embed_dim": 32, "depth": 2, "num_heads": 1, "patch_size": 8, "img_size": 32},
-    "design": {"embed_dim": 32, "depth": 2, "num_heads": 1, "patch_size": 8, "img_size": 32},
 }
 
 # Ablations differ by keywords of one class: some of them stand for all.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from vision_ttt._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from vision_ttt.bench.complexity import count_macs, count_parameters, equation_13_macs
+    from vision_ttt.bench.complexity import count_macs, count_parameters
 
-__all__ = ["count_macs", "count_parameters", "equation_13_macs"]
+__all__ = ["count_macs", "count_parameters"]
 
 lazy_exports(__name__, dict.fromkeys(__all__, "complexity"))

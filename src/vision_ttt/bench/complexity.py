@@ -1,4 +1,4 @@
-"""Multiply-adds and parameters of a model: counted in a run, and by the paper's formula."""
+"""Multiply-adds and parameters of a model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision_ttt.layers import TTTLinear
-from vision_ttt.models import Vittt
 from vision_ttt.models.evaluation_mode import evaluation_mode
 from vision_ttt.ops import use_backend
 
@@ -35,8 +33,8 @@ def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
     """Multiply-adds of one forward pass on an input [1, *input_size].
 
     The count includes every matrix product, convolution and attention that runs, and the TTT ops by
-    their registered formulas. It excludes elementwise operations, norms and activations, which
-    Eq. 13 does not count either.
+    their registered formulas. It excludes elementwise operations, norms and activations, as
+    Eq. 13 of Vision-TTT does.
 
     Args:
         model: any model. On the meta device nothing is computed.
@@ -57,33 +55,3 @@ def macs_of_pass(model: nn.Module, *inputs: Tensor) -> int:
     with evaluation_mode(model), use_backend(None), counter:
         model(*inputs)
     return counter.get_total_flops() // 2
-
-
-def equation_13_macs(model: nn.Module, input_size: tuple[int, ...]) -> int | None:
-    """Multiply-adds of a Vittt by Vision-TTT's Eq. 13, with the patch embedding, MLPs and head.
-
-    A block has 6 T D² + 6 T D d + 4 b T D, and 3 T D · hidden for its SwiGLU. The one-directional
-    rows of Table 3 have fewer terms. The formula excludes the depth-wise convolutions, 25 T D per
-    block, and the learning rates, 2 T D H.
-
-    Returns:
-        The count, or None for a model that the formula does not describe.
-    """
-    if not isinstance(model, Vittt) or not all(
-        isinstance(block.mixer.ttt, TTTLinear) for block in model.blocks
-    ):
-        return None
-    dim = model.embed_dim
-    height, width = model.patch_embed.dynamic_feat_size(input_size[1:])
-    tokens = height * width
-    total = tokens * model.patch_embed.proj.weight.numel()
-    if model.class_tokens is not None:
-        tokens += model.class_tokens.tokens.shape[1]
-    for block in model.blocks:
-        ttt = block.mixer.ttt
-        directions = ttt.learner.directions
-        projections = dim + sum(ttt.widths.values())
-        mini_batch = min(ttt.learner.mini_batch_size, tokens)
-        scans = directions * (3 * ttt.head_dim + 2 * mini_batch)
-        total += tokens * dim * (projections + scans + 3 * block.mlp.fc2.in_features)
-    return total + dim * model.num_classes * (1 if model.global_pool else tokens)

@@ -61,29 +61,21 @@ class Contender:
         """Whether its label promises a fused attention kernel."""
         return ATTENTION.get(self.kind, False)
 
-    def build(self, resolution: int) -> nn.Module:
-        """Build the model for images of `resolution` pixels along a side, with random weights.
+    def build(self, resolution: int | None) -> nn.Module:
+        """Build the model with random weights.
+
+        Args:
+            resolution: pixels along a side of its images; None for a model of images of any size,
+                without a head.
 
         Raises:
-            ConfigError: the model is unknown or cannot be built for that size.
+            ConfigError: the model is unknown or cannot be built for that size, or for any.
         """
-        arguments = model_arguments(
-            self.name,
-            num_classes=NUM_CLASSES,
-            image_size=resolution,
-        )
-        return self._of_its_kind(build_model(self.name, arguments))
-
-    def build_for_any_size(self) -> nn.Module:
-        """Build a model without a head for images of any size, with random weights.
-
-        Raises:
-            ConfigError: the model is unknown or accepts one image size only.
-        """
-        arguments = {"num_classes": 0, "dynamic_img_size": True}
-        return self._of_its_kind(build_model(self.name, arguments))
-
-    def _of_its_kind(self, model: nn.Module) -> nn.Module:
+        if resolution is None:
+            arguments = {"num_classes": 0, "dynamic_img_size": True}
+        else:
+            arguments = model_arguments(self.name, num_classes=NUM_CLASSES, image_size=resolution)
+        model = build_model(self.name, arguments)
         if self.kind == COMPOSITE:
             return for_training(model, strict=True)
         if self.kind in ATTENTION:
@@ -137,13 +129,6 @@ def is_ours(label: str) -> bool:
     """Whether a contender's model is one of this package."""
     name = model_of(label)
     return timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("vision_ttt.")
-
-
-def registered(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split names into those of models that are registered with timm, and the others."""
-    names = list(names)
-    known = [name for name in names if timm.is_model(model_of(name))]
-    return known, [name for name in names if name not in known]
 
 
 def size_of(label: str) -> set[str]:

@@ -85,26 +85,18 @@ def measure_models(
             )
             for contender in contenders
         }
-        ready = {label: entrant.prepare for label, entrant in entrants.items() if entrant.prepare}
-        timings = {
-            label: Timing(None, None, entrant.failure) for label, entrant in entrants.items()
-        }
-        if ready:
-            timings |= interleave(
-                ready,
-                repeats=settings.repeats,
-                device=settings.device,
-                shortest_repeat=settings.shortest_repeat,
-                longest_call=settings.longest_call,
-                advance=advance,
-            )
+        timings = interleave(
+            {label: entrant.prepare for label, entrant in entrants.items()},
+            settings,
+            failed={label: entrant.failure for label, entrant in entrants.items()},
+            advance=advance,
+        )
         rows = []
         for contender in contenders:
             label = contender.label
-            timing, memory = timings[label], Memory()
-            if label in ready:
-                make = functools.partial(build, contender, resolution, settings, train)
-                timing, memory = _measure_memory(ready[label], make, settings, timing)
+            make = functools.partial(build, contender, resolution, settings, train)
+            prepare = entrants[label].prepare
+            timing, memory = _measure_memory(prepare, make, settings, timings[label])
             if timing.failure:
                 dropouts.add(label, resolution, f"{resolution}²", timing.failure)
             rows.append(
@@ -113,10 +105,6 @@ def measure_models(
                     contender=label,
                     measured="training step" if train else "inference",
                     resolution=resolution,
-                    tokens=None,
-                    heads=None,
-                    dim=None,
-                    mini_batch_size=None,
                     batch_size=settings.batch_size,
                     device=settings.device.type,
                     dtype=settings.dtype_name,
@@ -126,7 +114,6 @@ def measure_models(
                     repeats=settings.repeats,
                     macs=multiply_adds(contender, resolution),
                     peak_bytes=memory.peak,
-                    matmul_macs_per_second=None,
                     run=run,
                     autocast=train and settings.dtype != torch.float32,
                     kernels=", ".join(entrants[label].kernels),
@@ -140,7 +127,7 @@ def measure_models(
 
 
 def _measure_memory(
-    prepare: Prepare, make: Callable[[], Prepare], settings: Settings, timing: Timing
+    prepare: Prepare | None, make: Callable[[], Prepare], settings: Settings, timing: Timing
 ) -> tuple[Timing, Memory]:
     """Measure memory: on a CPU in fresh processes, on CUDA in this one."""
     if timing.failure:

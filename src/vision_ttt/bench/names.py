@@ -3,12 +3,6 @@
 OPS = ("ttt_linear", "ttt_mlp", "selective_scan")
 """The sequence ops."""
 
-FLASH_LINEAR_ATTENTION = "flash-linear-attention"
-"""Another project's implementation of `ttt_linear` for GPUs."""
-
-MAMBAPY = "mambapy"
-"""Another project's selective scan, in PyTorch's operations."""
-
 TINY = (
     "deit_tiny_patch16_224",
     "vittt_tiny_patch16_224",
@@ -16,7 +10,7 @@ TINY = (
     "vim_tiny_patch16_224",
     "mambar_tiny_patch16_224",
 )
-"""The default contenders, as far as they are registered with timm."""
+"""The default contenders."""
 
 RUNTIMES = {
     "for_inference": "vision_ttt.for_inference, packed and fused",
@@ -40,6 +34,3 @@ TRAINED = (
     "mambar_tiny_patch16_224 (for_training)",
 )
 """The default contenders for training steps, in addition to :data:`TINY`."""
-
-MOST_LINES = 6
-"""The most lines of a figure. More cannot be distinguished."""

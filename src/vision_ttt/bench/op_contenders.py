@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vision_ttt.bench import flash_linear_attention, scan_problem
-from vision_ttt.bench.names import OPS
 from vision_ttt.bench.problems import Problem
-from vision_ttt.ops._op import Backend
 from vision_ttt.ops._table import TABLE
-
-KERNELS: dict[str, Mapping[str, Backend]] = {name: TABLE[name].backends for name in OPS}
-"""Op → its backends, fastest first."""
-
-PEERS = {"ttt_linear": (flash_linear_attention.NAME,), "selective_scan": (scan_problem.NAME,)}
-"""Op → other projects' implementations, which require a `shared` problem."""
 
 Inputs = dict[str, Tensor]
 """Argument → tensor."""
@@ -32,13 +23,6 @@ TOLERANCES = {
     torch.float32: (1e-5, 5e-5),
     torch.bfloat16: (1e-2, 2e-2),
     torch.float16: (2e-3, 4e-3),
-}
-# Another project's implementation may be less exact, but must compute the same function. It rounds
-# the factors of some float32 products to TF32.
-PEER_TOLERANCES = {
-    torch.float32: (1e-2, 5e-2),
-    torch.bfloat16: (5e-2, 1e-1),
-    torch.float16: (1e-2, 5e-2),
 }
 
 
@@ -61,31 +45,37 @@ class OpContender(NamedTuple):
     """Dtype → tolerances of outputs and of gradients."""
 
 
+class Peer(NamedTuple):
+    """Another project's implementation of an op, which requires a `shared` problem."""
+
+    contender: Callable[[Problem], OpContender]
+    refusal: Callable[[Problem, torch.dtype, torch.device], str | None]
+    """The reason why it does not support a problem, or None if it does."""
+
+
+PEERS: dict[str, dict[str, Peer]] = {}
+"""Op → the other projects' implementations by name, as those who compare with them enter them."""
+
+
 def backends(op: str) -> list[str]:
     """The op's own backends that can be timed."""
-    return [*KERNELS[op], "reference"]
+    return [*TABLE[op].backends, "reference"]
 
 
-def op_contenders(op: str, device: torch.device) -> list[str]:
+def op_contenders(op: str) -> list[str]:
     """The default contenders: all but the reference, which is written for reading."""
-    return [*KERNELS[op], *(_peers(op) if device.type == "cuda" or op == "selective_scan" else [])]
+    return [*TABLE[op].backends, *PEERS.get(op, ())]
 
 
 def known_contenders(op: str) -> list[str]:
     """All contenders that the command line accepts."""
-    return [*backends(op), *_peers(op)]
-
-
-def _peers(op: str) -> list[str]:
-    return list(PEERS.get(op, ()))
+    return [*backends(op), *PEERS.get(op, ())]
 
 
 def refusal(name: str, problem: Problem, dtype: torch.dtype, device: torch.device) -> str | None:
     """The reason why a contender does not support the problem on the device, None if it does."""
-    if name == flash_linear_attention.NAME:
-        return flash_linear_attention.refusal(problem, dtype, device)
-    if name == scan_problem.NAME:
-        return scan_problem.refusal(dtype)
+    if name in PEERS.get(problem.op, ()):
+        return PEERS[problem.op][name].refusal(problem, dtype, device)
     if name == "reference":
         return None
     op = TABLE[problem.op]
@@ -101,10 +91,8 @@ def refusal(name: str, problem: Problem, dtype: torch.dtype, device: torch.devic
 
 def op_contender(name: str, problem: Problem) -> OpContender:
     """The contender `name`. Another project's implementation requires a `shared` problem."""
-    if name == flash_linear_attention.NAME:
-        return _flash_linear_attention(problem)
-    if name == scan_problem.NAME:
-        return _mambapy(problem)
+    if name in PEERS.get(problem.op, ()):
+        return PEERS[problem.op][name].contender(problem)
     options = problem.options(name)
     return OpContender(
         inputs=Problem.inputs,
@@ -120,36 +108,3 @@ def _with_state(problem: Problem, **arguments: object) -> Outputs:
     state = (state,) if isinstance(state, Tensor) else state
     names = [f"final state {name}" for name in problem.state_shapes()]
     return {"output o": o, **dict(zip(names, state[: len(names)], strict=True))}
-
-
-def _mambapy(problem: Problem) -> OpContender:
-    function = scan_problem.by_mambapy
-    options = problem.options("dual")
-    return OpContender(
-        inputs=Problem.inputs,
-        timed=function,
-        checked=lambda **tensors: {"output o": function(**tensors)},  # it has no last state
-        exact=lambda **tensors: {"output o": problem.function(**tensors, **options)},
-        tolerances=PEER_TOLERANCES,
-    )
-
-
-def _flash_linear_attention(problem: Problem) -> OpContender:
-    function = flash_linear_attention.fused_chunk(problem)
-    definition = partial(flash_linear_attention.by_ttt_linear, chunk_size=problem.mini_batch_size)
-
-    def inputs(
-        problem: Problem, dtype: torch.dtype, device: torch.device, *, requires_grad: bool
-    ) -> Inputs:
-        ours = problem.inputs(dtype, device, requires_grad=requires_grad)
-        return flash_linear_attention.arguments(ours, problem.mini_batch_size)
-
-    return OpContender(
-        inputs=inputs,
-        timed=function,
-        # Its final bias includes the padding of a short mini-batch, so final states are not
-        # compared.
-        checked=lambda **tensors: {"output o": function(**tensors)},
-        exact=lambda **tensors: {"output o": definition(**tensors)[0]},
-        tolerances=PEER_TOLERANCES,
-    )

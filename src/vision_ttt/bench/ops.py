@@ -11,7 +11,7 @@ from torch import Tensor
 from vision_ttt.bench.memory import measure_memory
 from vision_ttt.bench.op_contenders import op_contender
 from vision_ttt.bench.problems import Problem
-from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, Timing, interleave
+from vision_ttt.bench.protocol import Advance, Dropouts, Prepare, Settings, interleave
 from vision_ttt.bench.rows import Row, Run
 from vision_ttt.freed_memory import keep_freed_memory
 
@@ -60,19 +60,11 @@ def measure_ops(
             for measured, backward in PASSES.items()
         }
         labels = {key: " ".join(key) for key in prepared}
-        timings = {
-            label: Timing(None, None, dropouts.reason(label, problem.tokens))
-            for label in labels.values()
-        }
-        ready = {
-            label: prepared[key] for key, label in labels.items() if not timings[label].failure
-        }
-        timings |= interleave(
+        ready = {label: prepared[key] for key, label in labels.items()}
+        timings = interleave(
             {_MATMUL: _prepare_matmul(side, settings), **ready},
-            repeats=settings.repeats,
-            device=settings.device,
-            shortest_repeat=settings.shortest_repeat,
-            longest_call=settings.longest_call,
+            settings,
+            failed={label: dropouts.reason(label, problem.tokens) for label in ready},
             advance=advance,
         )
         matmul = timings[_MATMUL].seconds
@@ -87,7 +79,6 @@ def measure_ops(
                     what="ops",
                     contender=name,
                     measured=measured,
-                    resolution=None,
                     tokens=problem.tokens,
                     heads=problem.heads,
                     dim=problem.dim,

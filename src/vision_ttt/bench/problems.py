@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision_ttt.bench.scan_problem import scan_inputs
 from vision_ttt.ops import selective_scan, ttt_linear, ttt_mlp
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -33,9 +32,9 @@ class Problem(NamedTuple):
     mini_batch_size: int
     op: str = "ttt_linear"
     shared: bool = False
-    """Whether the call is one that flash-linear-attention or mambapy supports too: all heads scan
-    forwards, with one learning rate for all tokens. Otherwise it is a Vittt or a Vim block's: half
-    of the heads scan backwards, with a learning rate per token."""
+    """Whether all heads scan forwards with one learning rate for all tokens, which other projects
+    support, too. Otherwise the call is a Vittt or a Vim block's: half of the heads scan backwards,
+    with a learning rate per token."""
 
     @property
     def case(self) -> str:
@@ -84,12 +83,15 @@ class Problem(NamedTuple):
 
         The views q, k, v [B, T, H, d] have the given dtype, the others float32 (float64 where the
         views do). η is uniform in [0, 1/d], as a Vittt block's; in the shared case it is 1/(2d),
-        and all but the state has values that the views' dtype has. Those of selective_scan: see
-        :func:`vision_ttt.bench.scan_problem.scan_inputs`.
+        and all but the state has values that the views' dtype has.
+
+        Those of selective_scan are a Mamba layer's, with skip, gate and bias of δ: u, delta, z and
+        the groups' B and C have the given dtype. A is that of a fresh layer, -1 … -N, and δ around
+        0.05. In the shared case one B and C serve all channels, else each direction's half has its
+        own.
         """
         if self.op == "selective_scan":
-            sizes = self.batch, self.tokens, self.channels, self.mini_batch_size
-            scanned = scan_inputs(*sizes, dtype, device, shared=self.shared)
+            scanned = self._scan_inputs(dtype, device)
             return {name: x.requires_grad_(requires_grad) for name, x in scanned.items()}
         full = torch.promote_types(dtype, torch.float32)
         place = {"dtype": full, "device": device}
@@ -111,6 +113,29 @@ class Problem(NamedTuple):
             for name in ("eta", "ln_weight", "ln_bias", "position_scale"):
                 tensors[name] = tensors[name].to(dtype).to(full)
         return {name: x.requires_grad_(requires_grad) for name, x in tensors.items()}
+
+    def _scan_inputs(self, dtype: torch.dtype, device: torch.device | str) -> dict[str, Tensor]:
+        batch, tokens, states = self.batch, self.tokens, self.mini_batch_size
+        channels = self.channels
+        full = torch.promote_types(dtype, torch.float32)
+        place = {"dtype": full, "device": device}
+        groups = () if self.shared else (2,)
+        names = "u", "delta", "z"
+        rows = {name: torch.randn(batch, tokens, channels, **place).to(dtype) for name in names}
+        matrices = [
+            torch.randn(batch, tokens, *groups, states, **place).to(dtype) for _ in range(2)
+        ]
+        return {
+            "u": rows["u"],
+            "delta": rows["delta"],
+            "A": -torch.arange(1, states + 1, **place).repeat(channels, 1),
+            "B": matrices[0],
+            "C": matrices[1],
+            "D": torch.randn(channels, **place),
+            "z": rows["z"],
+            "delta_bias": torch.full((channels,), -3.0, **place),
+            "initial_state": torch.zeros(batch, channels, states, **place),
+        }
 
     def options(self, backend: str | None) -> dict[str, int | str | None]:
         """The op's other arguments."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, quantiles
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -88,18 +89,16 @@ class Dropouts:
 
 
 def interleave(
-    contenders: Mapping[str, Prepare],
+    contenders: Mapping[str, Prepare | None],
+    settings: Settings,
     *,
-    repeats: int,
-    device: torch.device,
-    shortest_repeat: float = SHORTEST_REPEAT,
-    longest_call: float = math.inf,
+    failed: Mapping[str, str] = MappingProxyType({}),
     advance: Advance = lambda _name: None,
 ) -> dict[str, Timing]:
     """Time the contenders in turns, so that a machine that slows down slows all of them.
 
-    Each contender is warmed up first. Then, in each of `repeats` rounds, every contender has one
-    turn: at least one call, and as many calls on fresh inputs as fill `shortest_repeat` seconds.
+    Each contender is warmed up first. Then, in each of the repeats, every contender has one turn:
+    at least one call, and as many calls on fresh inputs as fill `settings.shortest_repeat` seconds.
     Every second round has the reverse order. A sample is the mean seconds per call of a turn.
 
     On a CPU the clock times a call, and a turn begins after a rest: idle threads of torch's pool
@@ -110,41 +109,43 @@ def interleave(
     turn. As in ordinary use, work of the host ahead of the device costs nothing, and waiting of the
     device counts. The device's cache is overwritten before each call.
 
-    A contender that runs out of memory or exceeds `longest_call` is not measured further.
+    A contender that runs out of memory or whose second call exceeds `settings.longest_call` is not
+    measured further.
 
     Args:
         contenders: name → what prepares its call.
-        repeats: samples per contender, at least 1.
-        device: the device of the contenders.
-        shortest_repeat: seconds.
-        longest_call: the most seconds of a contender's second call.
+        settings: how to measure, on which device.
+        failed: contenders that are not to be timed → the reason.
         advance: called with the contender's name after its warm-up and after each of its turns,
             `(repeats + 1) · len(contenders)` times if none fails.
 
     Raises:
-        ValueError: there is nothing to time or `repeats` is below 1.
+        ValueError: there is no contender, or there are no repeats.
     """
-    if not contenders or repeats < 1:
+    if not contenders or settings.repeats < 1:
         raise ValueError(
-            f"there must be contenders and repeats, got {len(contenders)} and {repeats}"
+            f"there must be contenders and repeats, got {len(contenders)} and {settings.repeats}"
         )
+    device = settings.device
     seconds_of = _seconds_on_cuda if device.type == "cuda" else _seconds_on_cpu
     calls: dict[str, int] = {}
-    failures: dict[str, str] = {}
+    failures = {name: reason for name, reason in failed.items() if reason}
     for name, prepare in contenders.items():
+        if name in failures:
+            continue
         for _ in range(WARMUP_CALLS):
             warm, failure = unless_out_of_memory(lambda p=prepare: seconds_of(p, 1, device))
             if failure:
                 break
-        if warm is not None and warm > longest_call:
-            failure = f"a call takes over {longest_call:g} s"
+        if warm is not None and warm > settings.longest_call:
+            failure = f"a call takes over {settings.longest_call:g} s"
         if failure:
             failures[name] = failure
         else:
-            calls[name] = math.ceil(shortest_repeat / max(warm, 1e-6)) or 1
+            calls[name] = math.ceil(settings.shortest_repeat / max(warm, 1e-6)) or 1
         advance(name)
     samples: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(repeats):
+    for turn in range(settings.repeats):
         for name in list(contenders)[:: -1 if turn % 2 else 1]:
             if name in failures:
                 continue

@@ -46,7 +46,7 @@ class Run:
     """Its version; empty where it is not installed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One contender at one size. Columns that do not apply are None."""
 
@@ -56,12 +56,12 @@ class Row:
     measured: str
     """inference, training step, forward, forward + backward; of dense models with adapter or
     backbone alone; of language models also prefill and decode."""
-    resolution: int | None
+    resolution: int | None = None
     """Pixels along a side, the height of images that are not square; None for ops."""
-    tokens: int | None
-    heads: int | None
-    dim: int | None
-    mini_batch_size: int | None
+    tokens: int | None = None
+    heads: int | None = None
+    dim: int | None = None
+    mini_batch_size: int | None = None
     """This column and the three before are None for models. A language model has tokens: those of
     a call, or those before the one that is decoded."""
     batch_size: int
@@ -75,9 +75,9 @@ class Row:
     repeats: int
     macs: int
     """Multiply-adds: of a model's forward pass on one image, of an op's whole call."""
-    peak_bytes: int | None
+    peak_bytes: int | None = None
     """The peak memory of a call, without weights and inputs."""
-    matmul_macs_per_second: float | None
+    matmul_macs_per_second: float | None = None
     """The machine's rate of a matrix product, timed in turn with an op's contenders."""
     run: Run
     case: str = ""
@@ -137,22 +137,6 @@ class Row:
         if self.fma_macs_per_second is None or self.seconds is None:
             return None
         return self.macs / self.seconds / self.fma_macs_per_second
-
-    @property
-    def circumstances(self) -> tuple[Any, ...]:
-        """The columns that must be equal for rows of one figure."""
-        run = self.run
-        return (
-            *(self.what, self.heads, self.dim, self.mini_batch_size, self.batch_size),
-            *(self.device, self.dtype, self.compiled, self.case, self.autocast),
-            *(run.processor, run.cores, run.threads, run.device_name),
-        )
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """The key of a measurement: a newer row with the same key replaces an older one."""
-        own = (self.contender, self.measured, self.resolution, self.width, self.tokens)
-        return *own, *self.circumstances
 
     def cells(self) -> dict[str, Any]:
         """Column → value: the row's own fields, then those of its run."""
@@ -244,23 +228,6 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
     """
     former = read_rows(path) if path.exists() else []
     write_cells(path, COLUMNS, (row.cells() for row in [*former, *rows]))
-
-
-def newest(rows: Iterable[Row]) -> list[Row]:
-    """The last row of each key `settings`, in the order of the rows."""
-    last = {row.settings: row for row in rows}
-    return [row for row in rows if last[row.settings] is row]
-
-
-def comparable(rows: Sequence[Row]) -> list[Row]:
-    """The rows of one figure: measured in the same circumstances, at the most sizes.
-
-    Of circumstances with as many sizes they are the last row's.
-    """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in reversed(rows):
-        groups.setdefault(row.circumstances, []).insert(0, row)
-    return max(groups.values(), key=lambda own: len({row.extent for row in own}))
 
 
 def find_baseline(row: Row, name: str, rows: Iterable[Row]) -> Row | None:

@@ -7,9 +7,7 @@ protocol rests between turns.
 
 from __future__ import annotations
 
-import logging
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.bench.names import RUNTIMES
+from vision_ttt.export.onnx_model import quietly
 
 Deployed = Callable[[Tensor], Tensor]
 """Images [B, 3, h, w], float32, of the shape it was made for → logits [B, num_classes]."""
@@ -132,17 +131,10 @@ def _openvino(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
 @contextmanager
 def _onnx_file(model: nn.Module, images: Tensor) -> Iterator[Path]:
     """The model as an ONNX file of fixed sizes, which exists inside the block."""
-    logger = logging.getLogger("onnxscript")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # the translator's notes about its internals
-            path = Path(folder) / "model.onnx"
-            torch.onnx.export(model, (images,), path, dynamo=True, verbose=False)
-            yield path
-    finally:
-        logger.setLevel(level)
+    with tempfile.TemporaryDirectory() as folder, quietly(), torch.no_grad():
+        path = Path(folder) / "model.onnx"
+        torch.onnx.export(model, (images,), path, dynamo=True, verbose=False)
+        yield path
 
 
 _ONNX = ("onnx", "onnxscript")

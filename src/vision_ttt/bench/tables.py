@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from vision_ttt.bench.rivals import find_rivals
+from vision_ttt.bench.contenders import is_ours, size_of
 from vision_ttt.bench.rows import Row, find_baseline
 
 
@@ -19,19 +17,18 @@ class Table(NamedTuple):
     lines: list[list[str]]
 
 
-class Fit(NamedTuple):
-    """The exponent of time in tokens, and the range of sizes that it was fitted to."""
+class Rivals(NamedTuple):
+    """Other projects' models of a row's size, by the same command and at the same resolution.
 
-    exponent: float
-    smallest: int
-    largest: int
-    unit: str
-    """The unit of the sizes: tokens, or pixels along a side."""
+    Each field is the fastest row of its kind, or None where none was timed.
+    """
 
-    def sentence(self, label: str) -> str:
-        """E.g. "dual, forward: time ~ tokens^1.003 between 4,096 and 65,536 tokens"."""
-        between = f"between {self.smallest:,} and {self.largest:,} {self.unit}"
-        return f"{label}: time ~ tokens^{self.exponent:.3f} {between}"
+    strongest: Row | None
+    """By any runtime: what one would deploy instead."""
+    eager: Row | None
+    """PyTorch's modules with fused attention."""
+    plain: Row | None
+    """PyTorch's modules with plain attention, which the papers measure."""
 
 
 def tabulate(
@@ -39,7 +36,7 @@ def tabulate(
 ) -> Table:
     """Tabulate rows of one command, with their speeds relative to other rows of that command.
 
-    A model is compared with its :class:`~vision_ttt.bench.rivals.Rivals`. The ratio of
+    A model is compared with its :class:`Rivals`. The ratio of
     multiply-adds to the strongest one follows, as the limit at equal efficiency. An op is compared
     with `dual`; its shares of the machine's matmul rate and of the multiply-adds in registers
     follow.
@@ -95,6 +92,32 @@ def tabulate(
 def pixels(row: Row) -> str:
     """The size of a model's images: "224²", or width and height as "1333×800"."""
     return f"{row.resolution}²" if row.width is None else f"{row.width}×{row.resolution}"
+
+
+def find_rivals(row: Row, among: Sequence[Row]) -> Rivals:
+    """Find the rivals of a model's row among rows of any commands.
+
+    A rival has the size word of the row's model: DeiT-S is a rival of Vittt-S. If the command
+    measured no such model, all other projects' models are rivals.
+    """
+    beside = [
+        other
+        for other in among
+        if (other.run, other.measured, other.size) == (row.run, row.measured, row.size)
+        and not is_ours(other.contender)
+    ]
+    own_size = size_of(row.contender)
+    of_its_size = [other for other in beside if size_of(other.contender) == own_size] or beside
+    return Rivals(
+        _fastest(of_its_size),
+        _fastest(other for other in of_its_size if "(fused attention)" in other.contender),
+        _fastest(other for other in of_its_size if "(plain attention)" in other.contender),
+    )
+
+
+def _fastest(rows: Iterable[Row]) -> Row | None:
+    timed = (row for row in rows if row.seconds is not None)
+    return min(timed, key=lambda row: row.seconds, default=None)
 
 
 def _compared_with(row: Row, baseline: str | None, among: Sequence[Row]) -> dict[str, Row | None]:
@@ -161,42 +184,6 @@ def _kernels(rows: Sequence[Row]) -> list[str]:
         if row.kernels:
             sharing.setdefault(row.kernels, {})[row.contender] = None
     return [f"{', '.join(names)} ran {kernels}" for kernels, names in sharing.items()]
-
-
-def exponents(rows: Sequence[Row], between: tuple[float, float] = (0, math.inf)) -> dict[str, Fit]:
-    """Fit time = c · tokenˢ by least squares of the logarithms, per contender (and pass).
-
-    Args:
-        rows: those of one command. The size is the number of tokens, or that of pixels, which is
-            proportional.
-        between: the smallest and the largest size of the fit: tokens of an op, pixels along a side
-            of a model.
-
-    Returns:
-        Label → fit, for contenders that were measured at two sizes or more.
-    """
-    smallest, largest = between
-    fits = {}
-    for label, own in by_line(rows).items():
-        timed = [row for row in own if row.seconds is not None]
-        fitted = [row for row in timed if smallest <= row.extent <= largest]
-        sizes = sorted({row.extent for row in fitted})
-        if len(sizes) > 1:
-            unit = "tokens" if own[0].resolution is None else "pixels along a side"
-            logarithms = np.log([[row.size, row.seconds] for row in fitted])
-            slope = np.polyfit(logarithms[:, 0], logarithms[:, 1], 1)[0]
-            fits[label] = Fit(float(slope), sizes[0], sizes[-1], unit)
-    return fits
-
-
-def by_line(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Label of a line in a figure → its rows."""
-    lines: dict[str, list[Row]] = {}
-    for row in rows:
-        several = row.what in ("ops", "dense", "lm")
-        label = f"{row.contender}, {row.measured}" if several else row.contender
-        lines.setdefault(label, []).append(row)
-    return lines
 
 
 def _figure(value: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import jsonargparse
 
-from vision_ttt.bench.contenders import find_contenders, registered
+from vision_ttt.bench.contenders import find_contenders
 from vision_ttt.bench.correctness import find_error
 from vision_ttt.bench.models import measure_models, multiply_adds, steps_of_models
 from vision_ttt.bench.names import DEPLOYED, TINY, TRAINED
@@ -71,9 +71,7 @@ def _models(arguments: jsonargparse.Namespace) -> int:
         more = TRAINED if arguments.what == "train" else ()
         if arguments.what == "models" and arguments.device == "cpu" and not settings.compiled:
             more = DEPLOYED
-        names, missing = registered([*TINY, *more])
-        if missing:
-            _log.info("not among the models yet, and left out: %s", ", ".join(missing))
+        names = [*TINY, *more]
     contenders = find_contenders(names)
     check_measured("baseline", arguments.baseline, [contender.label for contender in contenders])
     for contender, resolution in itertools.product(contenders, resolutions):
@@ -97,7 +95,7 @@ def _models(arguments: jsonargparse.Namespace) -> int:
 def _serving(names: Sequence[str] | None, problem: Problem, settings: Settings) -> Iterator[str]:
     """The contenders asked for, which must all serve, or those of the default that do."""
     known = known_contenders(problem.op)
-    for name in dict.fromkeys(names or op_contenders(problem.op, settings.device)):
+    for name in dict.fromkeys(names or op_contenders(problem.op)):
         if name not in known:
             raise UserError(f"unknown backend {name!r}; nearest: {nearest(name, known)}")
         reason = refusal(name, problem, settings.dtype, settings.device)

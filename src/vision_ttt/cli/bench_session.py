@@ -1,7 +1,6 @@
 """One session of measuring: behind a progress bar, its rows kept and shown."""
 
 import dataclasses
-import io
 import json
 import logging
 import math
@@ -12,28 +11,24 @@ from pathlib import Path
 
 import jsonargparse
 import torch
-from matplotlib.figure import Figure
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vision_ttt.bench.figures import chosen_lines, cost_figure
 from vision_ttt.bench.machine import describe_run
 from vision_ttt.bench.memory import can_measure
 from vision_ttt.bench.protocol import Advance, Settings
 from vision_ttt.bench.rates import Rates, measure_rates
 from vision_ttt.bench.rows import Row, Run, append_rows
-from vision_ttt.bench.tables import by_line, describe, exponents, tabulate
+from vision_ttt.bench.tables import describe, tabulate
 from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import UserError
-from vision_ttt.files import write_bytes
 
 _log = logging.getLogger(__name__)
 
 
 def check_session(arguments: jsonargparse.Namespace) -> None:
-    """Raise UserError where the picture's format or the device is not there."""
-    check_picture(arguments.figure)
+    """Raise UserError where the device is not there."""
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device is cuda, but torch finds no GPU here; accepted: cpu")
 
@@ -84,20 +79,13 @@ def measure_and_show(
             measured = [dataclasses.replace(row, **rates) for row in measured]
             append_rows(path, measured)
             rows += measured
-    if arguments.figure is not None:
-        draw(rows, Path(arguments.figure), arguments.lines)
-    fits = exponents(rows, arguments.exponent) if arguments.exponent else {}
     console = plain_console()
     if arguments.json:
-        answer = {
-            "rows": [row.cells() for row in rows],
-            "exponents": {label: fit._asdict() for label, fit in fits.items()},
-        }
+        answer = {"rows": [row.cells() for row in rows]}
         console.print_json(json.dumps(answer), highlight=False)
         return
     _show(rows, arguments.baseline)
-    sentences = [*remark(rows), *(fit.sentence(label) for label, fit in fits.items())]
-    for sentence in sentences:
+    for sentence in remark(rows):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -109,27 +97,6 @@ def _show(rows: Sequence[Row], baseline: str | None) -> None:
     for line in lines:
         table.add_row(*line)
     print_whole(table)
-
-
-def draw(rows: Sequence[Row], path: Path, lines: Sequence[str] | None) -> None:
-    """Write the picture of cost against size, in the format of the path's suffix."""
-    drawn = chosen_lines(rows, lines)
-    left_out = [label for label in by_line(rows) if label not in drawn]
-    if left_out:
-        _log.info("the picture leaves out %s; --lines names others", ", ".join(left_out))
-    write_picture(cost_figure(drawn), path, dpi=150)
-
-
-def write_picture(figure: Figure, path: Path, *, dpi: int) -> None:
-    """Write a picture whole or not at all, in the format of the path's suffix.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix.removeprefix(".").lower(), dpi=dpi)
-    write_bytes(path, content.getvalue())
 
 
 @contextmanager
@@ -158,10 +125,3 @@ def using_threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(former)
-
-
-def check_picture(path: str | None) -> None:
-    """Raise UserError where matplotlib does not know the picture's format."""
-    known = Figure().canvas.get_supported_filetypes()
-    if path is not None and Path(path).suffix.removeprefix(".").lower() not in known:
-        raise UserError(f"figure is {path!r}; its suffix must be one of {', '.join(sorted(known))}")

@@ -7,7 +7,7 @@ import jsonargparse
 import torch
 from rich.table import Table
 
-from vision_ttt.bench import count_macs, count_parameters, equation_13_macs
+from vision_ttt.bench import count_macs, count_parameters
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import create_model, list_models
@@ -60,7 +60,6 @@ def describe(name: str) -> dict[str, object]:
         "input_size": list(size),
         "parameters": count_parameters(model),
         "macs": count_macs(model, size),
-        "macs_equation_13": equation_13_macs(model, size),
         "pretrained": pretrained_of(name),
         "paper": published._asdict(),
     }
@@ -78,11 +77,10 @@ def run(arguments: jsonargparse.Namespace) -> int:
         return 0
     table = Table(
         title="Models, at batch 1; the papers' figures in italics",
-        caption="MACs counted from what runs, beside Eq. 13 of Vision-TTT, which leaves out the "
-        "depth-wise convolutions. Accuracies are the authors', not measured here.",
+        caption="MACs counted from what runs. Accuracies are the authors', not measured here.",
     )
     table.add_column("model")
-    for heading in ("pixels", "parameters", "paper's", "MACs", "Eq. 13", "paper's", "top-1 %"):
+    for heading in ("pixels", "parameters", "paper's", "MACs", "paper's", "top-1 %"):
         style = "italic" if heading in ("paper's", "top-1 %") else ""
         table.add_column(heading, justify="right", style=style)
     table.add_column("in the paper")
@@ -95,7 +93,6 @@ def run(arguments: jsonargparse.Namespace) -> int:
             f"{row['parameters']:,}",
             paper["parameters"] or "",
             f"{row['macs'] / 1e9:.3f}G",
-            "" if (formula := row["macs_equation_13"]) is None else f"{formula / 1e9:.3f}G",
             paper["macs"] or "",
             "" if paper["accuracy"] is None else f"{paper['accuracy']:.1f}",
             paper["source"],

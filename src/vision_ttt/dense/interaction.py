@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vision_ttt.dense.deformable_attention import DeformableAttention, Grid, centres
 from vision_ttt.layers import DepthwiseConv2d
-from vision_ttt.models.checkpointing import run_block
+from vision_ttt.models.block_sequence import run_block
 
 
 class Layout(NamedTuple):

@@ -1,9 +1,6 @@
 """Explanation of a model: inner losses, gradient maps, receptive fields, token norms, figures."""
 
-from vision_ttt.explain.deletion import area_under, deletion_curve, insertion_curve
 from vision_ttt.explain.fast_weights import FastWeights, effective_rank, fast_weights
-from vision_ttt.explain.grad_cam import grad_cam
-from vision_ttt.explain.gradient_input import gradient_times_input
 from vision_ttt.explain.gradient_maps import (
     gradient_layers,
     gradient_magnitude,
@@ -19,7 +16,6 @@ from vision_ttt.explain.receptive_field import (
     radial_profile,
     receptive_field,
 )
-from vision_ttt.explain.rollout import attention_rollout
 from vision_ttt.explain.token_norms import (
     largest_over_median,
     outlier_share,
@@ -31,20 +27,14 @@ __all__ = [
     "FastWeights",
     "LossCourse",
     "anisotropy",
-    "area_under",
-    "attention_rollout",
     "centroid_offset",
-    "deletion_curve",
     "effective_rank",
     "energy_within",
     "fast_weights",
-    "grad_cam",
     "gradient_layers",
     "gradient_magnitude",
-    "gradient_times_input",
     "inner_loss_course",
     "inner_losses",
-    "insertion_curve",
     "largest_over_median",
     "mean_map",
     "outlier_share",

@@ -35,13 +35,8 @@ def fast_weight_sheet(models: Mapping[str, Mapping[str, FastWeights]]) -> Figure
     A line is the mean over a layer's heads; its colour is the layer's depth.
 
     Args:
-        models: the model's name → :func:`vision_ttt.explain.fast_weights` of it.
-
-    Raises:
-        ValueError: there is no model, or one has no layer of fast weights.
+        models: the model's name → :func:`vision_ttt.explain.fast_weights` of it, not empty.
     """
-    if not models or not all(models.values()):
-        raise ValueError(f"each of at least one model needs a layer, got {dict(models)}")
     deepest = max(map(len, models.values()))
     colours = mpl.colormaps[_DEPTH](np.linspace(0, 0.92, deepest))  # the last ones are too light
     figure = Figure(figsize=(7.4, 2.1 * len(models) + 0.6), layout="constrained")
@@ -56,7 +51,8 @@ def fast_weight_sheet(models: Mapping[str, Mapping[str, FastWeights]]) -> Figure
     for axis, (title, _, along) in zip(axes[0], _QUANTITIES.values(), strict=True):
         axis.set_title(title, fontsize=9)
         axes[-1][list(axes[0]).index(axis)].set_xlabel(along, fontsize=8)
-    lines, labels = max((row[0].get_legend_handles_labels() for row in axes), key=_count)
+    legends = (row[0].get_legend_handles_labels() for row in axes)
+    lines, labels = max(legends, key=lambda handles: len(handles[0]))
     figure.legend(
         lines, labels, loc="outside lower center", ncols=min(6, deepest), frameon=False, fontsize=7
     )
@@ -73,14 +69,7 @@ def fast_weight_heads(
         quantity: "drift", "effective_rank" or "rates".
         heads: names of the heads of every layer.
         title: of the figure, e.g. the model's name.
-
-    Raises:
-        ValueError: there is no layer, the quantity is unknown, or a layer has other heads.
     """
-    if quantity not in _QUANTITIES:
-        raise ValueError(f"quantity must be one of {', '.join(_QUANTITIES)}, got {quantity!r}")
-    if not layers or any(len(getattr(each, quantity)) != len(heads) for each in layers.values()):
-        raise ValueError(f"each of at least one layer needs {len(heads)} heads")
     columns = min(_MOST_COLUMNS, len(layers))
     rows = -(-len(layers) // columns)
     size = (max(2.2 * columns, 4.2) + 0.3, 1.7 * rows + 0.9)
@@ -100,10 +89,6 @@ def fast_weight_heads(
     figure.supylabel(f"{what}, {unit}", fontsize=9)
     add_legend(figure, axes[0], title, 6)
     return figure
-
-
-def _count(handles: tuple[list, list]) -> int:
-    return len(handles[0])
 
 
 def _values(values: Tensor) -> np.ndarray:

@@ -15,11 +15,10 @@ from vision_ttt.explain.palette import SEQUENTIAL, line_style
 from vision_ttt.explain.receptive_field import anisotropy, energy_within, radial_profile
 
 _LOWEST = 1e-3
+_PER_ROW = 4
 
 
-def receptive_field_sheet(
-    fields: Mapping[str, Tensor], *, radius: float | None = None, per_row: int = 4
-) -> Figure:
+def receptive_field_sheet(fields: Mapping[str, Tensor], *, radius: float | None = None) -> Figure:
     """Fields of several models beside each other, with the numbers below each (Vision-TTT, Fig. 8).
 
     One logarithmic colour scale serves all of them: the response over the field's own largest, as
@@ -30,13 +29,13 @@ def receptive_field_sheet(
         fields: the model's name → [H, W] of :func:`vision_ttt.explain.receptive_field`.
         radius: in pixels, for the share of energy within it; by default a quarter of each field's
             shorter side.
-        per_row: the number of fields in a row.
 
     Raises:
-        ValueError: there are no fields, one is none, the radius is negative, or per_row below 1.
+        ValueError: there are no fields, one is none, or the radius is negative.
     """
-    _check(fields, per_row)
-    columns = min(per_row, len(fields))
+    if not fields:
+        raise ValueError("there must be fields to draw, got none")
+    columns = min(_PER_ROW, len(fields))
     rows = -(-len(fields) // columns)
     figure = Figure(figsize=(2.4 * columns + 1.0, 2.95 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -75,9 +74,8 @@ def radial_profiles(fields: Mapping[str, Tensor]) -> Figure:
         fields: the model's name → [H, W] of :func:`vision_ttt.explain.receptive_field`.
 
     Raises:
-        ValueError: there are no fields, or one is none.
+        ValueError: a field is none.
     """
-    _check(fields, 1)
     figure = Figure(figsize=(7.2, 3.8), layout="constrained")
     axis = figure.subplots()
     for index, (name, field) in enumerate(fields.items()):
@@ -91,10 +89,3 @@ def radial_profiles(fields: Mapping[str, Tensor]) -> Figure:
     axis.grid(alpha=0.3)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return figure
-
-
-def _check(fields: Mapping[str, Tensor], per_row: int) -> None:
-    if not fields or per_row < 1:
-        raise ValueError(
-            f"there must be fields and at least one per row, got {len(fields)} and {per_row}"
-        )

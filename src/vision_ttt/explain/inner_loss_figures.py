@@ -40,9 +40,6 @@ def inner_loss_course_figure(
         courses: of :func:`vision_ttt.explain.inner_loss_course`: the layer's name → its losses.
         window: tokens in a running mean; 1 for none, None for a 64th of the tokens.
         title: of the figure, e.g. the model's name.
-
-    Raises:
-        ValueError: there is no layer, or the window is below 1.
     """
     figure, axes, window = _panels(courses, window)
     for axis, (layer, course) in zip(axes, courses.items(), strict=True):
@@ -64,11 +61,8 @@ def inner_loss_comparison(
         models: the model's name → its layers' losses. Panels are of the layers in order, so that
             models of other names of layers compare, too; the first model's names are shown.
         window: tokens in a running mean; 1 for none, None for a 64th of the tokens.
-
-    Raises:
-        ValueError: there is no model or layer, or the window is below 1.
     """
-    longest = max(models.values(), key=len, default={})
+    longest = max(models.values(), key=len)
     figure, axes, window = _panels(longest, window)
     for index, (model, courses) in enumerate(models.items()):
         for axis, course in zip(axes, courses.values(), strict=False):
@@ -81,7 +75,7 @@ def inner_loss_comparison(
 
 
 def inner_loss_training_figure(
-    checkpoints: Mapping[int, Mapping[str, LossCourse]], *, unit: str = "epoch", title: str = ""
+    checkpoints: Mapping[int, Mapping[str, LossCourse]], *, unit: str
 ) -> Figure:
     """Inner loss at three states over the training, a panel for each layer (VT, Fig. 11).
 
@@ -92,22 +86,16 @@ def inner_loss_training_figure(
         checkpoints: how long a model was trained → its layers' losses then, of
             :func:`vision_ttt.explain.inner_loss_course`.
         unit: of the training: "epoch" or "update".
-        title: of the figure, e.g. the model's name.
-
-    Raises:
-        ValueError: there is no checkpoint or layer, or checkpoints differ in their layers.
     """
     trained = sorted(checkpoints)
-    layers = checkpoints[trained[0]] if trained else {}
-    if any(list(courses) != list(layers) for courses in checkpoints.values()):
-        raise ValueError("checkpoints must be of one model, whose layers have the same names")
+    layers = checkpoints[trained[0]]
     figure, axes, _ = _panels(layers, window=1)
     for axis, layer in zip(axes, layers, strict=True):
         for index, (name, label) in enumerate(COURSES.items()):
             means = [getattr(checkpoints[at][layer], name).mean().item() for at in trained]
             axis.plot(trained, means, marker=".", label=label, **line_style(index))
         _describe(axis, layer)
-    _finish(figure, axes, unit, title, columns=len(COURSES))
+    _finish(figure, axes, unit, "", columns=len(COURSES))
     return figure
 
 
@@ -134,12 +122,8 @@ def _panels(
     courses: Mapping[str, LossCourse], window: int | None
 ) -> tuple[Figure, list[Axes], int]:
     """A figure with an axis for each layer, and the tokens in a running mean."""
-    if not courses:
-        raise ValueError("there must be at least one layer with an inner loss")
     if window is None:
         window = max(len(next(iter(courses.values())).before) // 64, 1)
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
     columns = min(_MOST_COLUMNS, len(courses))
     rows = -(-len(courses) // columns)
     size = (max(2.3 * columns, 4.2) + 0.3, 1.85 * rows + 0.9)

@@ -24,8 +24,6 @@ def norm_map_sheet(
     images: Tensor,
     norms: Tensor,
     titles: Sequence[str] | None = None,
-    *,
-    layers: Sequence[int] | None = None,
 ) -> Figure:
     """Norms layer by layer as maps beside their image (Mamba-Reg, Figs. 1 and 2).
 
@@ -37,11 +35,10 @@ def norm_map_sheet(
         images: [B, 3, H, W] or [B, 1, H, W] in [0, 1], not normalised.
         norms: [B, layers, h, w] of :func:`vision_ttt.explain.token_norms`.
         titles: one per image, or None.
-        layers: indices of those shown; by default all, or six from first to last.
 
     Raises:
-        ValueError: the numbers of images, norms and titles differ or are 0, an image has other
-            channels, or there is no such layer.
+        ValueError: the numbers of images, norms and titles differ or are 0, or an image has other
+            channels.
     """
     titles = [""] * len(images) if titles is None else titles
     if not len(images) == len(norms) == len(titles) or not titles:
@@ -52,9 +49,8 @@ def norm_map_sheet(
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         raise ValueError(f"images must be [B, 1 or 3, H, W], got {list(images.shape)}")
     count = norms.shape[1]
-    shown = _spread(count) if layers is None else list(layers)
-    if not shown or not all(-count <= layer < count for layer in shown):
-        raise ValueError(f"layers must be indices of the {count} layers, got {shown}")
+    # All of few layers, or six from the first to the last.
+    shown = sorted({round(place) for place in np.linspace(0, count - 1, min(count, 6))})
     relative = _over_median(norms)[:, shown].numpy()
     pictures = images.detach().float().clamp(0, 1).expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu()
 
@@ -77,7 +73,7 @@ def norm_map_sheet(
             visible = np.maximum(norm, 1 / OUTLIER)
             drawn = axis.imshow(visible, cmap=SEQUENTIAL, norm=scale, interpolation="nearest")
             _frame(axis, norm > OUTLIER)
-    names = ["image", *(f"layer {layer % count + 1}" for layer in shown)]
+    names = ["image", *(f"layer {layer + 1}" for layer in shown)]
     for axis, name in zip(axes[0], names, strict=True):
         axis.set_title(name, fontsize=9)
     bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="norm / median of the map")
@@ -87,7 +83,7 @@ def norm_map_sheet(
     return figure
 
 
-def norm_distributions(norms: Mapping[str, Tensor], *, multiple: float = OUTLIER) -> Figure:
+def norm_distributions(norms: Mapping[str, Tensor]) -> Figure:
     """Norms of models compared: their distribution, tails and outliers (Mamba-Reg, Fig. 3).
 
     From left to right: the distribution of the last layer's norms over their image's median, as
@@ -96,15 +92,14 @@ def norm_distributions(norms: Mapping[str, Tensor], *, multiple: float = OUTLIER
 
     Args:
         norms: the model's name → [B, layers, h, w] of :func:`vision_ttt.explain.token_norms`.
-        multiple: of the median, above which a token is an outlier.
 
     Raises:
-        ValueError: there are no norms, or the multiple is not above 0.
+        ValueError: there are no norms, or they are not as above.
     """
     if not norms:
         raise ValueError("there must be norms of at least one model, got none")
     found = [
-        (name, _over_median(own), outlier_share(own.detach().float().cpu(), multiple).mean(0))
+        (name, _over_median(own), outlier_share(own.detach().float().cpu()).mean(0))
         for name, own in norms.items()
     ]
     figure = Figure(figsize=(12.6, 3.6), layout="constrained")
@@ -119,17 +114,17 @@ def norm_distributions(norms: Mapping[str, Tensor], *, multiple: float = OUTLIER
         tails.plot(places, np.quantile(by_layer, 0.95, axis=1), lw=2, **style)
         tails.plot(places, by_layer.max(1), lw=0.8, **style)
         outliers.plot(places, 100 * shares.numpy(), marker=".", label=name, **style)
-    above.axvline(multiple, color="0.6", lw=0.8)
+    above.axvline(OUTLIER, color="0.6", lw=0.8)
     above.set(xscale="log", yscale="log", xlabel="norm / median of the image")
     above.set(ylabel="tokens of at least this norm, %", title="Distribution, last layer")
     _label(above.xaxis)
-    tails.axhline(multiple, color="0.6", lw=0.8)
+    tails.axhline(OUTLIER, color="0.6", lw=0.8)
     tails.set(yscale="log", ylabel="norm / median of the image")
     tails.set(title="95th percentile (thick) and largest")
     _label(tails.yaxis)
     largest = max(shares.max().item() for _, _, shares in found)
     outliers.set_ylim(0, max(1, 105 * largest))
-    outliers.set(ylabel="% of the tokens", title=f"Outliers: above {multiple:g} medians")
+    outliers.set(ylabel="% of the tokens", title=f"Outliers: above {OUTLIER:g} medians")
     for axis in (tails, outliers):
         axis.set_xlabel("layer")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -161,11 +156,6 @@ def _label(axis: Axis) -> None:
     axis.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     axis.set_ticks([], minor=True)
     axis.set_view_interval(low, high, ignore=True)
-
-
-def _spread(count: int) -> list[int]:
-    """All of few layers, or six from the first to the last."""
-    return sorted({round(place) for place in np.linspace(0, count - 1, min(count, 6))})
 
 
 def _frame(axis: Axes, marked: np.ndarray) -> None:

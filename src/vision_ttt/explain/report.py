@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from matplotlib.figure import Figure
 
-from vision_ttt.explain.literal_text import show_dollars
+from vision_ttt.explain.saving import show_dollars
 from vision_ttt.shown_text import shown
 
 

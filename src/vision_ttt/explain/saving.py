@@ -9,9 +9,9 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from torch import Tensor
 
-from vision_ttt.explain.literal_text import show_dollars
 from vision_ttt.files import write_bytes
 
 FORMATS = ("pdf", "svg", "png")
@@ -21,6 +21,20 @@ _RESOLUTION = {"pdf": 300, "svg": 300, "png": 200}
 
 # Letters in a PDF stay letters, in fonts that publishers accept; SVG has no fonts and draws them.
 _STYLE = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "vision-ttt"}
+
+
+_TICKS = r"\mathdefault"
+"""In the formulas that matplotlib itself writes at logarithmic axes; we write none."""
+
+
+def show_dollars(figure: Figure) -> None:
+    """Let every $ of a figure's texts be a dollar sign, but for those at logarithmic axes.
+
+    matplotlib takes what stands between two of them for a formula.
+    """
+    for text in figure.findobj(Text):
+        if "$" in text.get_text() and _TICKS not in text.get_text():
+            text.set_parse_math(False)
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:

@@ -71,24 +71,10 @@ def padded(images: Tensor, grid: Sequence[int], patch: Sequence[int]) -> Tensor:
 def spread(maps: Tensor, sides: Sequence[int], patch: Sequence[int]) -> Tensor:
     """Each token's number at all of its pixels: [B, h, w] → [B, H, W]."""
     for dim, side, step in zip((1, 2), sides, patch, strict=True):
-        tokens = _token_of_pixels(side, maps.shape[dim], step, maps.device)
+        pixels = torch.arange(side, dtype=torch.int64, device=maps.device)
+        tokens = pixels.div(step, rounding_mode="floor").clamp_max(maps.shape[dim] - 1)
         maps = maps.index_select(dim, tokens)
     return maps
-
-
-def token_sums(x: Tensor, grid: Sequence[int], patch: Sequence[int]) -> Tensor:
-    """The sum over each token's pixels: [B, H, W] → [B, h, w]."""
-    for dim, tokens, step in zip((1, 2), grid, patch, strict=True):
-        places = _token_of_pixels(x.shape[dim], tokens, step, x.device)
-        shape = [*x.shape[:dim], tokens, *x.shape[dim + 1 :]]
-        x = x.new_zeros(shape).index_add(dim, places, x)
-    return x
-
-
-def _token_of_pixels(side: int, tokens: int, step: int, device: torch.device) -> Tensor:
-    """The token [side] that each pixel along a side counts to, int64 from 0 to ``tokens`` - 1."""
-    pixels = torch.arange(side, dtype=torch.int64, device=device)
-    return pixels.div(step, rounding_mode="floor").clamp_max(tokens - 1)
 
 
 def drawn_proportion(sides: Sequence[int]) -> float:

@@ -54,7 +54,7 @@ def _translated(
     program: torch.export.ExportedProgram, shapes: InputShapes, name: str
 ) -> torch.onnx.ONNXProgram:
     try:
-        with _quietly(), torch.no_grad():
+        with quietly(), torch.no_grad():
             return torch.onnx.export(
                 program,
                 dynamo=True,
@@ -86,7 +86,7 @@ def _runtime(content: bytes, name: str) -> Callable[[Tensor], Tensor]:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Suppress the translator's notes about its internals."""
     logger = logging.getLogger("onnxscript")
     level = logger.level

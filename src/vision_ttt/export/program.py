@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.export.inputs import ExportError, InputShapes, first_line
-from vision_ttt.export.plain_ops import decompositions
 from vision_ttt.export.verification import Agreement, verify
 from vision_ttt.files import write_bytes
 from vision_ttt.ops import use_backend
+from vision_ttt.ops._op import Op
+from vision_ttt.ops._table import TABLE
 
 METADATA_FILE = "vision_ttt.json"
 """The extra file in a .pt2 that holds the checkpoint's `ModelMetadata`."""
@@ -112,3 +115,23 @@ def _at_all_sizes(program: ExportedProgram) -> ExportedProgram:
         guard for guard in program._guards_code if "!=" not in guard and not guard.endswith(" >= 2")
     ]
     return program
+
+
+def _decomposition(op: Op) -> Callable[..., tuple[Tensor, ...]]:
+    """The op as a scan, with its custom op's arguments. The backend is ignored."""
+
+    def decomposed(*arguments: Any) -> tuple[Tensor, ...]:
+        *problem, save_states, _ = arguments
+        assert not save_states, "exported without gradients"
+        o, *state = op.exported(op.inputs(*problem))
+        return o, *state, *(x.new_empty(0, *x.shape) for x in state)
+
+    return decomposed
+
+
+def decompositions() -> dict[Any, Callable[..., tuple[Tensor, ...]]]:
+    """Op → decomposition into PyTorch's own operations, to which ops are opaque.
+
+    For ``ExportedProgram.run_decompositions``, and programs without this package.
+    """
+    return {op.forward_op: _decomposition(op) for op in TABLE.values() if op.backend_at_runtime}

@@ -7,12 +7,10 @@ from vision_ttt.layers.dit3 import AdaptiveNorm, DiT3Block, DiT3Head
 from vision_ttt.layers.extra_tokens import ExtraTokens
 from vision_ttt.layers.functional_learner import FunctionalLearner
 from vision_ttt.layers.gated_norm import GatedNorm, TanhGatedNorm
-from vision_ttt.layers.inner_learner import InnerLearner
-from vision_ttt.layers.linear_learner import LinearLearner
+from vision_ttt.layers.inner_learner import InnerLearner, LinearLearner, MLPLearner
 from vision_ttt.layers.mamba import BidirectionalMamba, MambaBlock
 from vision_ttt.layers.mamba_mixer import Mamba, MambaState
 from vision_ttt.layers.mlp import ConvMlp, Mlp
-from vision_ttt.layers.mlp_learner import MLPLearner
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
 from vision_ttt.layers.rotary1d import MiniBatchRotary
 from vision_ttt.layers.swiglu import SwiGLU

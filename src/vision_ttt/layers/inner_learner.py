@@ -1,23 +1,24 @@
-"""The base of TTT-Linear's and TTT-MLP's inner learners: state, inner norm, position scale."""
+"""The inner learners of TTT-Linear and TTT-MLP: state, inner norm, position scale."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from vision_ttt.ops import ttt_linear, ttt_mlp
 
 
 class InnerLearner(nn.Module, ABC):
     """Inner models, one per head, with the parameters of an op of ``vision_ttt.ops``.
 
     With two directions there are twice ``num_heads`` heads; the second half scans from T to 1 and
-    has its own parameters. Subclasses define the shapes of the initial state and call their op.
+    has its own parameters. Subclasses name their op and the shapes of the initial state.
 
     Args:
-        state_shapes: for each tensor of the initial state its name and its shape after [heads].
         num_heads: heads per direction, H.
         head_dim: d.
         mini_batch_size: tokens per gradient step, b.
@@ -33,19 +34,22 @@ class InnerLearner(nn.Module, ABC):
         ValueError: an argument is out of its range.
     """
 
+    op: ClassVar[Callable[..., Any]]
+    """The op, e.g. :func:`vision_ttt.ttt_linear`."""
+
     def __init__(
         self,
-        state_shapes: Mapping[str, tuple[int, ...]],
         num_heads: int,
         head_dim: int,
         *,
-        mini_batch_size: int,
-        directions: int,
-        learnable_states: int | None,
-        eps: float,
+        mini_batch_size: int = 16,
+        directions: int = 1,
+        learnable_states: int | None = None,
+        eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.eps = eps
+        state_shapes = self.state_shapes(head_dim)
         if learnable_states is None:
             learnable_states = directions
         if directions not in (1, 2):
@@ -157,7 +161,11 @@ class InnerLearner(nn.Module, ABC):
         """x [directions, b] repeated for the heads of each direction: [heads, b]."""
         return x.repeat_interleave(self.num_heads, dim=0)
 
+    @staticmethod
     @abstractmethod
+    def state_shapes(head_dim: int) -> dict[str, tuple[int, ...]]:
+        """Name of each tensor of the initial state → its shape after [heads]."""
+
     def forward(
         self,
         q: Tensor,
@@ -174,12 +182,49 @@ class InnerLearner(nn.Module, ABC):
         ``return_state`` the result is (o, state). Where ``lengths`` [B] are given, the state is
         the one after so many tokens of each sequence, and what is behind them is not read.
         """
+        problem = self.problem(q, k, v, eta)
+        return self.op(**problem, state=state, return_state=return_state, lengths=lengths)
 
     def extra_repr(self) -> str:
         return (
             f"num_heads={self.num_heads}, head_dim={self.head_dim}, "
             f"directions={self.directions}, mini_batch_size={self.mini_batch_size}"
         )
+
+
+class LinearLearner(InnerLearner):
+    """Linear inner models, one per head, trained along the tokens with ``f(x) = x + LN(x W + b)``.
+
+    Arguments, initialisation and errors are :class:`InnerLearner`'s; the initial state is
+    ``w0`` [heads, d, d] and ``b0`` [heads, d].
+    """
+
+    op = staticmethod(ttt_linear)
+
+    @staticmethod
+    def state_shapes(head_dim: int) -> dict[str, tuple[int, ...]]:
+        return {"w0": (head_dim, head_dim), "b0": (head_dim,)}
+
+
+class MLPLearner(InnerLearner):
+    """Two-layer inner models, one per head: ``f(x) = x + LN(GELU(x W₁ + b₁) W₂ + b₂)``.
+
+    Arguments, initialisation and errors are :class:`InnerLearner`'s; the initial state is
+    ``w1`` [heads, d, 4d], ``b1`` [heads, 4d], ``w2`` [heads, 4d, d] and ``b2`` [heads, d]
+    (TTT, Sec. 2.7).
+    """
+
+    op = staticmethod(ttt_mlp)
+
+    @staticmethod
+    def state_shapes(head_dim: int) -> dict[str, tuple[int, ...]]:
+        hidden = 4 * head_dim
+        return {
+            "w1": (head_dim, hidden),
+            "b1": (hidden,),
+            "w2": (hidden, head_dim),
+            "b2": (head_dim,),
+        }
 
 
 @torch.fx.wrap

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vision_ttt.layers.directional_conv1d import DirectionalConv1d
-from vision_ttt.layers.mamba_parameters import check_mamba_sizes, reset_scan_parameters
+from vision_ttt.layers.mamba_parameters import MambaParameters
 from vision_ttt.ops import selective_scan
 
 
-class BidirectionalMamba(nn.Module):
+class BidirectionalMamba(MambaParameters):
     """Sequence layer of two selective scans, one in each direction: [B, T, D] → [B, T, D].
 
     Vim, Algorithm 1, with x the input::
@@ -57,40 +55,7 @@ class BidirectionalMamba(nn.Module):
         ValueError: an argument is out of its range.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        state: int = 16,
-        expand: int = 2,
-        conv_kernel_size: int = 4,
-        *,
-        dt_rank: int | None = None,
-        dt_range: tuple[float, float] = (1e-3, 0.1),
-    ) -> None:
-        super().__init__()
-        rank = math.ceil(dim / 16) if dt_rank is None else dt_rank
-        check_mamba_sizes(dt_range, dim, state, expand, conv_kernel_size, rank)
-        inner = expand * dim
-        self.inner, self.state, self.rank = inner, state, rank
-        self.dt_range = dt_range
-        self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
-        # Of the first axis, or of its halves, the first is the forward direction.
-        self.conv = DirectionalConv1d(2 * inner, conv_kernel_size, reverse_channels=inner)
-        self.x_proj = nn.Parameter(torch.empty(2, rank + 2 * state, inner))
-        self.dt_proj = nn.Parameter(torch.empty(2, inner, rank))
-        self.dt_bias = nn.Parameter(torch.empty(2 * inner))
-        self.A_log = nn.Parameter(torch.empty(2 * inner, state))
-        self.D = nn.Parameter(torch.empty(2 * inner))
-        self.out_proj = nn.Linear(inner, dim, bias=False)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initialise what the modules inside do not."""
-        reset_scan_parameters(self)
-
-    def no_weight_decay(self) -> set[str]:
-        """The parameters of the recurrence itself."""
-        return {"A_log", "D", "dt_bias"}
+    directions = 2
 
     def forward(self, x: Tensor, state: object = None, return_state: bool = False) -> Tensor:
         """Mix tokens x [B, T, D].
@@ -123,9 +88,6 @@ class BidirectionalMamba(nn.Module):
         )
         forward, backward = y.chunk(2, dim=-1)
         return self.out_proj(0.5 * (forward + backward) * F.silu(z))
-
-    def extra_repr(self) -> str:
-        return f"inner={self.inner}, state={self.state}, rank={self.rank}"
 
 
 class MambaBlock(nn.Module):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.gated_norm import GatedNorm
+from vision_ttt.layers.inner_learner import InnerLearner
 from vision_ttt.ops import LinearState, MLPState, states
 from vision_ttt.ops.padding import fill_padding, padding_of
 
@@ -193,7 +195,11 @@ class TTTLayer(nn.Module):
             own = {} if lengths is None else {"lengths": lengths}  # which not every learner takes
             z = self.learner(q, k, v, eta, **own).flatten(2)  # [B, T, directions · D]
             return fill_padding(self.out_proj(self.merge(z, gate)), padding)
-        self._refuse_state_of_two_directions()
+        if self.directions > 1:
+            raise ValueError(
+                "a bidirectional layer has no state that goes on: its second direction begins at"
+                " the last token. Give it the whole sequence, or build it with bidirectional=False"
+            )
         if state is not None and not isinstance(state, TTTLayerState):
             raise TypeError(f"state must be a TTTLayerState, got {type(state).__name__}")
         if state is not None and state.learner is None:
@@ -210,12 +216,51 @@ class TTTLayer(nn.Module):
         o = fill_padding(self.out_proj(self.merge(z.flatten(2), gate)), padding)
         return (o, TTTLayerState(learner, *taps)) if return_state else o
 
-    def _refuse_state_of_two_directions(self) -> None:
-        if self.directions > 1:
-            raise ValueError(
-                "a bidirectional layer has no state that goes on: its second direction begins at"
-                " the last token. Give it the whole sequence, or build it with bidirectional=False"
-            )
+
+class OpTTTLayer(TTTLayer):
+    """The base of the layers whose inner learner calls an op; for arguments see :class:`TTTLinear`.
+
+    ``base_learning_rate`` is the class's own by default.
+    """
+
+    learner: InnerLearner
+    learner_class: ClassVar[type[InnerLearner]]
+    default_rate: ClassVar[float]
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        mini_batch_size: int = 16,
+        bidirectional: bool = False,
+        share_qk: bool = False,
+        conv_kernel_size: int = 0,
+        gate: bool = False,
+        learnable_states: int | None = None,
+        base_learning_rate: float | None = None,
+        merge: type[GatedNorm] = GatedNorm,
+        rotary: nn.Module | None = None,
+    ) -> None:
+        own = {"mini_batch_size": mini_batch_size, "learnable_states": learnable_states}
+        super().__init__(
+            dim,
+            num_heads,
+            partial(self.learner_class, **own),
+            bidirectional=bidirectional,
+            share_qk=share_qk,
+            conv_kernel_size=conv_kernel_size,
+            gate=gate,
+            merge=merge,
+            base_learning_rate=(
+                self.default_rate if base_learning_rate is None else base_learning_rate
+            ),
+            rotary=rotary,
+        )
+        self.add_buffers()
+
+    def add_buffers(self) -> None:
+        """Register the buffers that a class has beside the layer's parts."""
 
 
 def _shape(x: Tensor | None) -> list[int] | None:

@@ -5,6 +5,7 @@ Shape letters: B images, C channels, T tokens on a grid (h, w), D width, p the p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from vision_ttt.layers.diffusion_conditioning import LabelEmbedding, TimestepEmb
 from vision_ttt.layers.dit3 import DiT3Block, DiT3Head
 from vision_ttt.layers.sincos2d import sincos_table
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
+from vision_ttt.models.block_sequence import run_block
 from vision_ttt.models.building import build_model
-from vision_ttt.models.checkpointing import run_block
 from vision_ttt.models.registry import model_config, register_denoiser
 from vision_ttt.models.torchscript import NotScriptable
 from vision_ttt.models.weight_decay import undecayed_parameters
@@ -219,7 +220,10 @@ def _check_inputs(
 ) -> None:
     if x.ndim != 4 or x.shape[1] != channels:
         raise ValueError(f"x must be [B, {channels}, H, W], got {list(x.shape)}")
-    _check_size(x.shape[2], x.shape[3], patch_size)
+    height, width = x.shape[2:]
+    if height < 1 or width < 1 or height % patch_size or width % patch_size:
+        side = patch_size
+        raise ValueError(f"images of {height} × {width} are not whole patches of {side} × {side}")
     if t.shape != x.shape[:1] or y.shape != x.shape[:1]:
         raise ValueError(
             f"t and y must be [{len(x)}], one for each of x {list(x.shape)}, got "
@@ -232,11 +236,6 @@ def _check_inputs(
     if visible and (y.min() < 0 or y.max() >= labels):
         none = f", {labels - 1} being none" if labels > num_classes else ""
         raise ValueError(f"y must be classes 0 to {labels - 1}{none}, got {y.tolist()}")
-
-
-def _check_size(height: int, width: int, side: int) -> None:
-    if side < 1 or height < 1 or width < 1 or height % side or width % side:
-        raise ValueError(f"images of {height} × {width} are not whole patches of {side} × {side}")
 
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -296,43 +295,25 @@ def _dit3(img_size: int | tuple[int, int], in_chans: int, **kwargs: Any) -> DiT3
     return DiT3(input_size=img_size, in_channels=in_chans, **kwargs)
 
 
-@register_denoiser(PIXELS)
-def dit3_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
-    """DiT³ for 32 × 32 pixels and a laptop: 64 tokens."""
-    return _create("nano", 4, pretrained, **kwargs)
+def _entrypoint(
+    size: str, patch: int, config: PretrainedCfg, description: str
+) -> Callable[..., DiT3]:
+    """Register the model of a size and a patch; returns the function that builds it."""
+
+    def create(pretrained: bool = False, **kwargs: Any) -> DiT3:
+        return _create(size, patch, pretrained, **kwargs)
+
+    create.__name__ = create.__qualname__ = f"dit3_{size}_patch{patch}_32"
+    create.__doc__ = description
+    return register_denoiser(config)(create)
 
 
-@register_denoiser(LATENTS)
-def dit3_small_patch8_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
-    """DiT³-S/8 of 32 × 32 latents: 16 tokens."""
-    return _create("small", 8, pretrained, **kwargs)
-
-
-@register_denoiser(LATENTS)
-def dit3_small_patch4_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
-    """DiT³-S/4 of 32 × 32 latents: 64 tokens."""
-    return _create("small", 4, pretrained, **kwargs)
-
-
-@register_denoiser(LATENTS)
-def dit3_small_patch2_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
-    """DiT³-S/2 of 32 × 32 latents: 256 tokens."""
-    return _create("small", 2, pretrained, **kwargs)
-
-
-@register_denoiser(LATENTS)
-def dit3_base_patch8_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
-    """DiT³-B/8 of 32 × 32 latents: 16 tokens."""
-    return _create("base", 8, pretrained, **kwargs)
-
-
-@register_denoiser(LATENTS)
-def dit3_base_patch4_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
-    """DiT³-B/4 of 32 × 32 latents: 64 tokens."""
-    return _create("base", 4, pretrained, **kwargs)
-
-
-@register_denoiser(LATENTS)
-def dit3_base_patch2_32(pretrained: bool = False, **kwargs: Any) -> DiT3:
-    """DiT³-B/2 of 32 × 32 latents: 256 tokens."""
-    return _create("base", 2, pretrained, **kwargs)
+dit3_nano_patch4_32 = _entrypoint(
+    "nano", 4, PIXELS, "DiT³ for 32 × 32 pixels and a laptop: 64 tokens."
+)
+dit3_small_patch8_32 = _entrypoint("small", 8, LATENTS, "DiT³-S/8 of 32 × 32 latents: 16 tokens.")
+dit3_small_patch4_32 = _entrypoint("small", 4, LATENTS, "DiT³-S/4 of 32 × 32 latents: 64 tokens.")
+dit3_small_patch2_32 = _entrypoint("small", 2, LATENTS, "DiT³-S/2 of 32 × 32 latents: 256 tokens.")
+dit3_base_patch8_32 = _entrypoint("base", 8, LATENTS, "DiT³-B/8 of 32 × 32 latents: 16 tokens.")
+dit3_base_patch4_32 = _entrypoint("base", 4, LATENTS, "DiT³-B/4 of 32 × 32 latents: 64 tokens.")
+dit3_base_patch2_32 = _entrypoint("base", 2, LATENTS, "DiT³-B/2 of 32 × 32 latents: 256 tokens.")

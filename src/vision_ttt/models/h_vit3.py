@@ -13,18 +13,19 @@ from timm.layers import DropPath, calculate_drop_path_rates, to_2tuple
 from timm.models import register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
-from torch.fx.node import has_side_effect
 
 from vision_ttt.layers import ConvMlp, ViT3Block
 from vision_ttt.layers.conv_stem import ConvStem, Downsample
 from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.models.arguments import check_arguments, check_sides, choose, mlp_width
+from vision_ttt.models.block_sequence import run_block
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
-from vision_ttt.models.checkpointing import run_block
 from vision_ttt.models.classifier import Classifier, linear_head
+from vision_ttt.models.image_size import check_images
 from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.weight_decay import undecayed_parameters
 
+torch.fx.wrap("check_images")
 torch.fx.wrap("rotary_table")
 
 
@@ -79,17 +80,14 @@ class HViT3(Classifier):
     Queries and keys carry 2-D RoPE, MLPs a convolution. No weight depends on the image size.
 
     Args:
-        img_size: image height and width in pixels, one number for both.
-        num_classes: logits; 0 for the pooled feature itself.
+        img_size, num_classes, in_chans, drop_rate, drop_path_rate: see
+            :class:`vision_ttt.models.Vittt`.
         dims: D of each stage.
         depths: blocks of each stage.
         num_heads: heads of each stage's gated linear units.
         mlp_ratio: hidden width of the MLPs over D.
-        in_chans: image channels.
         global_pool: "avg" (published); "" returns the map [B, h, w, D].
         dynamic_img_size: accept any image size; otherwise only ``img_size``.
-        drop_rate: dropout before the head.
-        drop_path_rate: stochastic depth of the last block, rising linearly from 0.
 
     Initialisation: as :class:`vision_ttt.models.ViT3`.
 
@@ -194,7 +192,7 @@ class HViT3(Classifier):
     def _embed(self, x: Tensor) -> Tensor:
         """Maps [B, D, h, w] of images, channels last in memory: as tokens they need no copy."""
         self._refuse_tracing()
-        _check_images(x, self.in_chans, None if self.dynamic_img_size else self.img_size)
+        check_images(x, self.in_chans, None if self.dynamic_img_size else self.img_size)
         return self.stem(x.contiguous(memory_format=torch.channels_last))
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -257,20 +255,6 @@ class HViT3(Classifier):
         if prune_head:
             self.reset_classifier(0)
         return taken
-
-
-@torch.fx.wrap
-@has_side_effect  # a graph of torch.fx keeps it, though nothing uses its result
-def _check_images(x: Tensor, in_chans: int, only: tuple[int, int] | None) -> None:
-    if x.ndim != 4 or x.shape[1] != in_chans:
-        raise ValueError(f"images must be [B, {in_chans}, H, W], got {list(x.shape)}")
-    size = tuple(x.shape[-2:])
-    if only is not None and size != only:
-        raise ValueError(
-            f"images are {size[0]} × {size[1]} pixels, the model was made for {only[0]} × "
-            f"{only[1]}; make it with img_size={size}, or with dynamic_img_size=True for changing "
-            "sizes"
-        )
 
 
 SIZES: dict[str, dict[str, Any]] = {

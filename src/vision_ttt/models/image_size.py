@@ -11,6 +11,27 @@ from torch.fx.node import has_side_effect
 from vision_ttt.ops.vit3_ttt.descent import without_autocast
 
 
+@has_side_effect  # a graph of torch.fx keeps it, though nothing uses its result
+def check_images(x: Tensor, in_chans: int, only: tuple[int, int] | None) -> tuple[int, int]:
+    """Check that images x are [B, C, H, W], of one size where only that is accepted.
+
+    Returns:
+        H and W.
+
+    Raises:
+        ValueError: they are not; the message names the argument that supports the size.
+    """
+    if x.ndim != 4 or x.shape[1] != in_chans:
+        raise ValueError(f"images must be [B, {in_chans}, H, W], got {list(x.shape)}")
+    height, width = size = tuple(x.shape[-2:])
+    if only is not None and size != only:
+        raise ValueError(
+            f"images are {height} × {width} pixels, the model was made for {only[0]} × {only[1]}; "
+            f"make it with img_size={size}, or with dynamic_img_size=True for changing sizes"
+        )
+    return size
+
+
 def check_overlapping(
     size: tuple[int, int], patch: tuple[int, int], stride: tuple[int, int]
 ) -> None:
@@ -44,18 +65,11 @@ def check_image_size(
         ValueError: the shape is not that of images, the size is not the model's own, or not whole
             patches; the message names the argument that supports it.
     """
-    if x.ndim != 4 or x.shape[1] != in_chans:
-        raise ValueError(f"images must be [B, {in_chans}, H, W], got {list(x.shape)}")
-    size = tuple(x.shape[-2:])
-    own, patch = tuple(patch_embed.img_size), patch_embed.patch_size
-    if not dynamic and size != own:
-        grid = tuple(patch_embed.grid_size)
-        if pad and tuple(patch_embed.dynamic_feat_size(size)) == grid:
+    size, patch = check_images(x, in_chans, None), patch_embed.patch_size
+    if not dynamic and size != tuple(patch_embed.img_size):
+        if pad and tuple(patch_embed.dynamic_feat_size(size)) == tuple(patch_embed.grid_size):
             return
-        raise ValueError(
-            f"images are {size[0]} × {size[1]} pixels, the model was made for {own[0]} × {own[1]}; "
-            f"make it with img_size={size}, or with dynamic_img_size=True for changing sizes"
-        )
+        check_images(x, in_chans, tuple(patch_embed.img_size))
     if (stride := patch_embed.proj.stride) != patch:
         check_overlapping(size, patch, stride)
     elif not pad and (size[0] % patch[0] or size[1] % patch[1]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.models import register_model
 from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens
@@ -74,12 +73,8 @@ class MambaReg(PlainBackbone):
     tokens.
 
     Args:
-        img_size: image height and width in pixels, one number for both.
-        patch_size: patch side in pixels.
-        depth: number of blocks.
-        embed_dim: D.
-        in_chans: image channels.
-        num_classes: logits; 0 for the pooled feature itself.
+        img_size, patch_size, in_chans, num_classes, embed_dim, depth, dynamic_img_pad, drop_rate,
+            drop_path_rate: see :class:`vision_ttt.models.Vittt`.
         num_registers: n (Table 6).
         head_reduction: r (Table 6). For 1 the feature is the registers side by side, otherwise
             :class:`RegisterNeck` reduces each of them to D / r first.
@@ -90,13 +85,9 @@ class MambaReg(PlainBackbone):
         global_pool: "registers" (published, the default where there are any), their placement
             ("even", "head", "middle" or "end": the mean of the registers), "avg" (the mean of the
             image tokens, the default without registers), "max_norm" (the image token of largest
-            norm after the final RMSNorm; while its weights are all 1, as in a fresh model, these
-            norms are equal and rounding chooses), or "" for the tokens.
+            norm), or "" for the tokens.
         dynamic_img_size: accept any image size; the positions of image tokens are interpolated, and
             registers are distributed over the sequence that there is.
-        dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
-        drop_rate: dropout before the head.
-        drop_path_rate: stochastic depth of the last block, rising linearly from 0.
 
     Initialisation: as :class:`vision_ttt.models.Vim`.
 
@@ -224,35 +215,26 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
-FAMILY = Family(MambaReg, MODELS, fixed=True)
+FAMILY = Family(MambaReg, MODELS, __name__, fixed=True)
 default_cfgs = FAMILY.default_cfgs
 
-
-@register_model
-def mambar_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> MambaReg:
-    """Mamba-Reg for 32 × 32 images and a laptop: 64 image tokens and 4 registers."""
-    return FAMILY.create("mambar_nano_patch4_32", pretrained, **kwargs)
-
-
-@register_model
-def mambar_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> MambaReg:
-    """Mamba-Reg-T: 9M parameters, 77.4 % on ImageNet-1K (the authors' figure)."""
-    return FAMILY.create("mambar_tiny_patch16_224", pretrained, **kwargs)
-
-
-@register_model
-def mambar_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> MambaReg:
-    """Mamba-Reg-S: 28M parameters, 81.4 % on ImageNet-1K (the authors' figure)."""
-    return FAMILY.create("mambar_small_patch16_224", pretrained, **kwargs)
-
-
-@register_model
-def mambar_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> MambaReg:
-    """Mamba-Reg-B: 99M parameters, 83.0 % on ImageNet-1K (the authors' figure)."""
-    return FAMILY.create("mambar_base_patch16_224", pretrained, **kwargs)
-
-
-@register_model
-def mambar_large_patch16_224(pretrained: bool = False, **kwargs: Any) -> MambaReg:
-    """Mamba-Reg-L: 341M parameters, 83.6 % on ImageNet-1K (the authors' figure)."""
-    return FAMILY.create("mambar_large_patch16_224", pretrained, **kwargs)
+mambar_nano_patch4_32 = FAMILY.entrypoint(
+    "mambar_nano_patch4_32",
+    "Mamba-Reg for 32 × 32 images and a laptop: 64 image tokens and 4 registers.",
+)
+mambar_tiny_patch16_224 = FAMILY.entrypoint(
+    "mambar_tiny_patch16_224",
+    "Mamba-Reg-T: 9M parameters, 77.4 % on ImageNet-1K (the authors' figure).",
+)
+mambar_small_patch16_224 = FAMILY.entrypoint(
+    "mambar_small_patch16_224",
+    "Mamba-Reg-S: 28M parameters, 81.4 % on ImageNet-1K (the authors' figure).",
+)
+mambar_base_patch16_224 = FAMILY.entrypoint(
+    "mambar_base_patch16_224",
+    "Mamba-Reg-B: 99M parameters, 83.0 % on ImageNet-1K (the authors' figure).",
+)
+mambar_large_patch16_224 = FAMILY.entrypoint(
+    "mambar_large_patch16_224",
+    "Mamba-Reg-L: 341M parameters, 83.6 % on ImageNet-1K (the authors' figure).",
+)

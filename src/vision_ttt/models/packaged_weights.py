@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from safetensors import safe_open
@@ -60,22 +60,15 @@ def input_cfg(task: str, carried_input: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         KeyError: the task is another one.
     """
-    return _INPUTS[task](carried_input)
-
-
-def _whole_images(carried_input: Mapping[str, Any]) -> dict[str, Any]:
-    """A segmenter's: nothing is cropped."""
+    if task == "classification":
+        return dict(carried_input)
+    if task != "segmentation":
+        raise KeyError(task)
     side = carried_input["test_shorter_side"]
-    return {
+    return {  # of whole images: nothing is cropped
         "input_size": [3, side, side],
         "interpolation": "bilinear",
         "crop_pct": 1.0,
         "mean": carried_input["mean"],
         "std": carried_input["std"],
     }
-
-
-_INPUTS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "classification": dict,
-    "segmentation": _whole_images,
-}

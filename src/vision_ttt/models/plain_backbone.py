@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens
 from vision_ttt.layers.extra_tokens import merge_extra
-from vision_ttt.layers.pooling import pool_tokens
 from vision_ttt.models.arguments import choose
 from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.models.classifier import Classifier
@@ -218,8 +217,20 @@ class PlainBackbone(Classifier):
         return self.norm(self.run_blocks(x, context))
 
     def pool(self, x: Tensor) -> Tensor:
-        """The classification feature [B, D] of tokens [B, N, D]; for ``global_pool=""`` x."""
-        return pool_tokens(x, self.global_pool, self.class_tokens)
+        """The classification feature [B, D] of tokens [B, N, D]; for ``global_pool=""`` x.
+
+        After a norm layer whose weights are all 1, as in a fresh model, the norms of "max_norm" are
+        equal, and rounding chooses.
+        """
+        if self.global_pool == "":
+            return x
+        image, class_tokens = self.split_tokens(x)
+        if self.global_pool == "avg":
+            return image.mean(1)
+        if self.global_pool == "max_norm":
+            strongest = image.float().norm(dim=-1).argmax(1)  # [B]
+            return image.take_along_dim(strongest[:, None, None], dim=1).squeeze(1)
+        return class_tokens.mean(1)
 
     def forward_intermediates(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from timm.layers import to_2tuple
-from timm.models import register_model
 from torch import nn
 
 from vision_ttt.layers import ExtraTokens
@@ -31,21 +30,14 @@ class Vim(PlainBackbone):
     head (Vim, Sec. 3.2). Cost and memory are linear in the number of tokens.
 
     Args:
-        img_size: image height and width in pixels, one number for both.
-        patch_size: patch side in pixels.
+        img_size, patch_size, in_chans, num_classes, embed_dim, depth, dynamic_img_pad, drop_rate,
+            drop_path_rate: see :class:`vision_ttt.models.Vittt`.
         stride: pixels from patch to patch, at most the patch side, which is the default. Below
             it patches overlap: Vim is fine-tuned with half of it for four times the tokens.
-        depth: number of blocks.
-        embed_dim: D.
-        in_chans: image channels.
-        num_classes: logits; 0 for the pooled feature itself.
         state: numbers of each channel's state, N.
         global_pool: a class token, "middle" (published), "head", "end" or "double" (the mean of
             one at either end); or none, "avg", "max_norm"; "" returns the tokens.
         dynamic_img_size: accept any image size; the positions of image tokens are interpolated.
-        dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
-        drop_rate: dropout before the head.
-        drop_path_rate: stochastic depth of the last block, rising linearly from 0.
 
     Initialisation: as :class:`vision_ttt.layers.BidirectionalMamba`, its output projections divided
     by √depth; positions, class tokens and head normal with standard deviation 0.02, patches with
@@ -134,29 +126,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "vim_base_patch16_224": {"embed_dim": 768},
 }
 
-FAMILY = Family(Vim, MODELS, fixed=True)
+FAMILY = Family(Vim, MODELS, __name__, fixed=True)
 default_cfgs = FAMILY.default_cfgs
 
-
-@register_model
-def vim_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> Vim:
-    """Vim for 32 × 32 images and a laptop: 64 tokens, as many parameters as vittt_nano."""
-    return FAMILY.create("vim_nano_patch4_32", pretrained, **kwargs)
-
-
-@register_model
-def vim_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vim:
-    """Vim-T: 7M parameters, 76.1 % on ImageNet-1K (Mamba-Reg, Table 3)."""
-    return FAMILY.create("vim_tiny_patch16_224", pretrained, **kwargs)
-
-
-@register_model
-def vim_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vim:
-    """Vim-S: 26M parameters, 80.5 % on ImageNet-1K (Mamba-Reg, Table 3)."""
-    return FAMILY.create("vim_small_patch16_224", pretrained, **kwargs)
-
-
-@register_model
-def vim_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vim:
-    """Vim-B: 98M parameters, 81.8 % on ImageNet-1K (Mamba-Reg, Sec. 1)."""
-    return FAMILY.create("vim_base_patch16_224", pretrained, **kwargs)
+vim_nano_patch4_32 = FAMILY.entrypoint(
+    "vim_nano_patch4_32",
+    "Vim for 32 × 32 images and a laptop: 64 tokens, as many parameters as vittt_nano.",
+)
+vim_tiny_patch16_224 = FAMILY.entrypoint(
+    "vim_tiny_patch16_224", "Vim-T: 7M parameters, 76.1 % on ImageNet-1K (Mamba-Reg, Table 3)."
+)
+vim_small_patch16_224 = FAMILY.entrypoint(
+    "vim_small_patch16_224", "Vim-S: 26M parameters, 80.5 % on ImageNet-1K (Mamba-Reg, Table 3)."
+)
+vim_base_patch16_224 = FAMILY.entrypoint(
+    "vim_base_patch16_224", "Vim-B: 98M parameters, 81.8 % on ImageNet-1K (Mamba-Reg, Sec. 1)."
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from timm.layers import DropPath, calculate_drop_path_rates
-from timm.models import register_model
 from torch import nn
 
 from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block, ViT3TTT
@@ -24,20 +23,13 @@ class ViT3(PlainBackbone):
     tokens.
 
     Args:
-        img_size: image height and width in pixels, one number for both.
-        patch_size: patch side in pixels.
-        in_chans: image channels.
-        num_classes: logits; 0 for the pooled feature itself.
-        embed_dim: D.
-        depth: number of blocks.
+        img_size, patch_size, in_chans, num_classes, embed_dim, depth, dynamic_img_pad, drop_rate,
+            drop_path_rate: see :class:`vision_ttt.models.Vittt`.
         num_heads: heads of the gated linear unit; the convolution is one more.
         mlp_ratio: hidden width of the MLP over D.
         qkv_bias: whether queries, keys and values have a bias.
         global_pool: "avg" (published) or "max_norm"; "" returns the tokens.
         dynamic_img_size: accept any image size; otherwise only ``img_size``.
-        dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
-        drop_rate: dropout before the head.
-        drop_path_rate: stochastic depth of the last block, rising linearly from 0.
 
     Initialisation: projections and inner models normal with standard deviation 0.02, convolutions
     PyTorch's default, norms the identity, biases zero.
@@ -110,35 +102,25 @@ MODELS: dict[str, dict[str, Any]] = {
     "vit3_base_patch16_224": {"embed_dim": 768, "num_heads": 12},
 }
 
-FAMILY = Family(ViT3, MODELS, fixed=False)
+FAMILY = Family(ViT3, MODELS, __name__, fixed=False)
 default_cfgs = FAMILY.default_cfgs
 
-
-@register_model
-def vit3_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> ViT3:
-    """ViT³ for 32 × 32 images and a laptop: 64 tokens, as many parameters as vittt_nano."""
-    return FAMILY.create("vit3_nano_patch4_32", pretrained, **kwargs)
-
-
-@register_model
-def vit3_nano_patch8_256(pretrained: bool = False, **kwargs: Any) -> ViT3:
-    """ViT³-nano for 256 × 256 images: 1,024 tokens."""
-    return FAMILY.create("vit3_nano_patch8_256", pretrained, **kwargs)
-
-
-@register_model
-def vit3_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> ViT3:
-    """ViT³-T: 6M parameters, 1.2G MACs, 76.5 % on ImageNet-1K (the authors' figure)."""
-    return FAMILY.create("vit3_tiny_patch16_224", pretrained, **kwargs)
-
-
-@register_model
-def vit3_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> ViT3:
-    """ViT³-S: 24M parameters, 4.8G MACs, 81.6 % on ImageNet-1K (the authors' figure)."""
-    return FAMILY.create("vit3_small_patch16_224", pretrained, **kwargs)
-
-
-@register_model
-def vit3_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> ViT3:
-    """ViT³-B: 90M parameters, 18.0G MACs, 82.6 % on ImageNet-1K (the authors' figure)."""
-    return FAMILY.create("vit3_base_patch16_224", pretrained, **kwargs)
+vit3_nano_patch4_32 = FAMILY.entrypoint(
+    "vit3_nano_patch4_32",
+    "ViT³ for 32 × 32 images and a laptop: 64 tokens, as many parameters as vittt_nano.",
+)
+vit3_nano_patch8_256 = FAMILY.entrypoint(
+    "vit3_nano_patch8_256", "ViT³-nano for 256 × 256 images: 1,024 tokens."
+)
+vit3_tiny_patch16_224 = FAMILY.entrypoint(
+    "vit3_tiny_patch16_224",
+    "ViT³-T: 6M parameters, 1.2G MACs, 76.5 % on ImageNet-1K (the authors' figure).",
+)
+vit3_small_patch16_224 = FAMILY.entrypoint(
+    "vit3_small_patch16_224",
+    "ViT³-S: 24M parameters, 4.8G MACs, 81.6 % on ImageNet-1K (the authors' figure).",
+)
+vit3_base_patch16_224 = FAMILY.entrypoint(
+    "vit3_base_patch16_224",
+    "ViT³-B: 90M parameters, 18.0G MACs, 82.6 % on ImageNet-1K (the authors' figure).",
+)

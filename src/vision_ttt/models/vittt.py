@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from timm.layers import DropPath, calculate_drop_path_rates
-from timm.models import register_model
 from torch import nn
 
 from vision_ttt.layers import ExtraTokens, VitttBlock
@@ -139,35 +138,24 @@ MODELS: dict[str, dict[str, Any]] = {
     "vittt_base_patch16_224": {"embed_dim": 768, "num_heads": 12},
 }
 
-FAMILY = Family(Vittt, MODELS, fixed=True)
+FAMILY = Family(Vittt, MODELS, __name__, fixed=True)
 default_cfgs = FAMILY.default_cfgs
 
-
-@register_model
-def vittt_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> Vittt:
-    """Vittt for 32 × 32 images and a laptop: 64 tokens, four mini-batches."""
-    return FAMILY.create("vittt_nano_patch4_32", pretrained, **kwargs)
-
-
-@register_model
-def vittt_nano_patch8_256(pretrained: bool = False, **kwargs: Any) -> Vittt:
-    """Vittt-nano for 256 × 256 images: 1,024 tokens."""
-    return FAMILY.create("vittt_nano_patch8_256", pretrained, **kwargs)
-
-
-@register_model
-def vittt_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vittt:
-    """Vittt-T of Vision-TTT: 6.98M parameters, 1.44G MACs, 77.7 % on ImageNet-1K."""
-    return FAMILY.create("vittt_tiny_patch16_224", pretrained, **kwargs)
-
-
-@register_model
-def vittt_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vittt:
-    """Vittt-S of Vision-TTT: 26M parameters, 5.3G MACs, 81.8 % on ImageNet-1K."""
-    return FAMILY.create("vittt_small_patch16_224", pretrained, **kwargs)
-
-
-@register_model
-def vittt_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> Vittt:
-    """Vittt-B of Vision-TTT: 102M parameters, 20.3G MACs, 82.7 % on ImageNet-1K."""
-    return FAMILY.create("vittt_base_patch16_224", pretrained, **kwargs)
+vittt_nano_patch4_32 = FAMILY.entrypoint(
+    "vittt_nano_patch4_32", "Vittt for 32 × 32 images and a laptop: 64 tokens, four mini-batches."
+)
+vittt_nano_patch8_256 = FAMILY.entrypoint(
+    "vittt_nano_patch8_256", "Vittt-nano for 256 × 256 images: 1,024 tokens."
+)
+vittt_tiny_patch16_224 = FAMILY.entrypoint(
+    "vittt_tiny_patch16_224",
+    "Vittt-T of Vision-TTT: 6.98M parameters, 1.44G MACs, 77.7 % on ImageNet-1K.",
+)
+vittt_small_patch16_224 = FAMILY.entrypoint(
+    "vittt_small_patch16_224",
+    "Vittt-S of Vision-TTT: 26M parameters, 5.3G MACs, 81.8 % on ImageNet-1K.",
+)
+vittt_base_patch16_224 = FAMILY.entrypoint(
+    "vittt_base_patch16_224",
+    "Vittt-B of Vision-TTT: 102M parameters, 20.3G MACs, 82.7 % on ImageNet-1K.",
+)

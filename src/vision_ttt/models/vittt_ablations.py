@@ -7,10 +7,7 @@ the names below are the paper's, on Vittt-T.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
-
-from timm.models import register_model
 
 from vision_ttt.models.family import Family
 from vision_ttt.models.vittt import MODELS, Vittt
@@ -56,21 +53,13 @@ FAMILY = Family(
         model_name(row): {**MODELS["vittt_tiny_patch16_224"], **ablation.keywords}
         for row, ablation in ABLATIONS.items()
     },
+    __name__,
     fixed=True,
 )
 default_cfgs = FAMILY.default_cfgs
 
 
-def _entrypoint(name: str, keywords: dict[str, Any]) -> Callable[..., Vittt]:
-    def create(pretrained: bool = False, **kwargs: Any) -> Vittt:
-        return FAMILY.create(name, pretrained, **kwargs)
-
-    create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"Vittt-T with {', '.join(f'{k}={v!r}' for k, v in keywords.items())}."
-    return create
-
-
 for _ablation, _row in ABLATIONS.items():
-    _name = model_name(_ablation)
-    # timm's registry looks an entrypoint up in the module that defines it.
-    setattr(sys.modules[__name__], _name, register_model(_entrypoint(_name, _row.keywords)))
+    _name, _keywords = model_name(_ablation), _row.keywords.items()
+    _said = f"Vittt-T with {', '.join(f'{key}={value!r}' for key, value in _keywords)}."
+    setattr(sys.modules[__name__], _name, FAMILY.entrypoint(_name, _said))

@@ -5,7 +5,7 @@ import re
 import jsonargparse
 
 from studies.bench.names import DENSE
-from vision_ttt.cli.arguments.bench import LARGEST_SIDE, MOST_PIXELS, check_exponent
+from vision_ttt.cli.arguments.bench import LARGEST_SIDE, MOST_PIXELS
 from vision_ttt.cli.checks import LARGEST_BATCH, check_range, shortened
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import UserError
@@ -50,7 +50,6 @@ def check_dense(arguments: jsonargparse.Namespace) -> None:
             raise UserError(f"{shortened(name)!r} is for --device cpu and models without --compile")
     if arguments.dtype == "float16" and arguments.device == "cpu":
         raise UserError("dtype float16 is for cuda; accepted on cpu: float32, bfloat16")
-    check_exponent(arguments.exponent, "sizes", [height for height, _ in sizes])
 
 
 def parse_size(text: str) -> tuple[int, int]:

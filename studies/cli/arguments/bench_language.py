@@ -11,7 +11,6 @@ from studies.bench.names import (
     LEARNING,
     READING,
 )
-from vision_ttt.cli.arguments.bench import check_exponent
 from vision_ttt.cli.checks import LARGEST_BATCH, check_range, flag, shortened
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import UserError
@@ -77,4 +76,3 @@ def check_language(arguments: jsonargparse.Namespace) -> None:
     named = [name for name in arguments.learners if name.endswith((":for_inference", ":static"))]
     if arguments.train_contexts and named:
         raise UserError(f"{shortened(named[0])!r} does not train; name its modules: those without")
-    check_exponent(arguments.exponent, "contexts", arguments.contexts)

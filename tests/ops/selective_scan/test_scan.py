@@ -5,7 +5,7 @@ import torch
 
 from ops.selective_scan.test_every_backend import CASES, Case, arguments_of
 from tolerances import assert_close
-from vision_ttt.export.plain_ops import decompositions
+from vision_ttt.export.program import decompositions
 from vision_ttt.layers import Mamba
 from vision_ttt.ops import selective_scan, use_backend
 from vision_ttt.ops.selective_scan.contract import Inputs

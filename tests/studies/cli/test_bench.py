@@ -84,7 +84,7 @@ def test_a_headline_goes_into_a_page(tmp_path: Path, capsys):
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["models"], "it must be one of dense, lm, table"),
+        (["models"], "it must be one of dense, lm, ops, table"),
         (["lm", "--contexts", "0"], "--contexts is 0; it must be at least 1"),
         (["lm", "--contexts", "--decode_contexts", "--train_contexts"], "nothing is measured"),
         (["lm", "--learners", "llama:for_inference"], "does not train"),
@@ -94,9 +94,10 @@ def test_a_headline_goes_into_a_page(tmp_path: Path, capsys):
         (["dense", "--models", DEPLOYED[0]], "bench dense accepts for_inference"),
         (["dense", "--models", f"{NANO[1]}:for_inference", "--compile"], "without --compile"),
         (["dense", "--models", "resnet18"], "model resnet18 cannot be built"),
-        (["dense", "--exponent", "10", "99"], "name them by --sizes"),
         (["table", "absent.csv"], "absent.csv"),
         (["table", "rows.csv", "--exponent", "9", "9"], "the first must be the smaller"),
+        (["table", "rows.csv", "--figure", "a.xyz"], "rows.csv"),
+        (["table", "rows.csv", "--lines", *"abcdefg"], "--lines names 7 contenders"),
     ],
 )
 def test_unsupported_choices_are_one_line(argv, told, tmp_path, capsys, monkeypatch):
@@ -109,7 +110,12 @@ def test_unsupported_choices_are_one_line(argv, told, tmp_path, capsys, monkeypa
 
 
 def test_help_of_each(capsys):
-    for what, flag in {"dense": "--sizes", "lm": "--readers", "table": "--page"}.items():
+    for what, flag in {
+        "dense": "--sizes",
+        "lm": "--readers",
+        "ops": "--op",
+        "table": "--page",
+    }.items():
         with pytest.raises(SystemExit) as ended:
             main(["bench", what, "--help"])
         assert ended.value.code == 0

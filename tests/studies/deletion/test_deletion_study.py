@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 
+from studies.deletion.curves import area_under, deletion_curve, mean_colour
 from studies.deletion.figures import deletion_figure
 from studies.deletion.results import (
     DeletionResult,
@@ -24,7 +25,6 @@ from studies.deletion.tables import (
 from tolerances import assert_close
 from vision_ttt.bench.rows import Run
 from vision_ttt.errors import UserError
-from vision_ttt.explain.deletion import area_under, deletion_curve, mean_colour
 from vision_ttt.explain.gradient_maps import DEFAULT_STATE, STATES
 
 MEASURED = Path(__file__).parents[3] / "studies/results/deletion-insertion.csv"

@@ -8,9 +8,6 @@ import jsonargparse
 
 from vision_ttt.bench.names import (
     DEPLOYED,
-    FLASH_LINEAR_ATTENTION,
-    MAMBAPY,
-    MOST_LINES,
     OPS,
     RUNTIMES,
     TINY,
@@ -20,7 +17,6 @@ from vision_ttt.cli.checks import (
     LARGEST_BATCH,
     check_range,
     check_renewed_file,
-    flag,
     shortened,
 )
 from vision_ttt.cli.parser import CommandParser
@@ -77,8 +73,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     """Refuse what can be known to fail before hours of measuring."""
     check_measuring(arguments)
     if arguments.what == "ops":
-        _check_shapes(arguments)
-        check_exponent(arguments.exponent, "lengths", arguments.lengths or [])
+        check_ops(arguments)
     else:
         check_range(arguments, batch_size=(1, LARGEST_BATCH), resolutions=(1, LARGEST_SIDE))
         check_range(arguments, memory_runs=(0, MOST_MEMORY_RUNS))
@@ -88,28 +83,14 @@ def check(arguments: jsonargparse.Namespace) -> None:
             raise UserError(f"a batch has {pixels:,} pixels; it must have at most {MOST_PIXELS:,}")
         if arguments.dtype == "float16" and arguments.device == "cpu":
             raise UserError("dtype float16 is for cuda; accepted on cpu: float32, bfloat16")
-        check_exponent(arguments.exponent, "resolutions", arguments.resolutions)
 
 
 def check_measuring(arguments: jsonargparse.Namespace) -> None:
-    """Check what `add_measuring_arguments` declares, but for the exponent's sizes."""
-    check_showing(arguments)
+    """Check what `add_measuring_arguments` declares."""
     check_range(arguments, repeats=(1, MOST_REPEATS), threads=(1, MOST_THREADS))
     if arguments.max_seconds is not None and not arguments.max_seconds > 0:
         raise UserError(f"--max-seconds is {arguments.max_seconds:g}; it must be above 0")
     check_renewed_file("--output", arguments.output)
-
-
-def check_showing(arguments: jsonargparse.Namespace) -> None:
-    """Check what `add_showing_arguments` declares, but for the exponent's sizes."""
-    check_renewed_file("--figure", arguments.figure)
-    exponent = arguments.exponent
-    if exponent is not None and exponent[0] >= exponent[1]:
-        raise UserError(f"--exponent is {exponent[0]} {exponent[1]}; the first must be the smaller")
-    if len(arguments.lines or ()) > MOST_LINES:
-        raise UserError(
-            f"--lines names {len(arguments.lines)} contenders; a picture shows at most {MOST_LINES}"
-        )
 
 
 def _check_runtimes(arguments: jsonargparse.Namespace) -> None:
@@ -123,7 +104,8 @@ def _check_runtimes(arguments: jsonargparse.Namespace) -> None:
             raise UserError(f"{shortened(deployed[0])!r} names a runtime, which is for {wanted}")
 
 
-def _check_shapes(arguments: jsonargparse.Namespace) -> None:
+def check_ops(arguments: jsonargparse.Namespace) -> None:
+    """Refuse shapes of `bench ops` that cannot be measured."""
     batch, tokens, heads, dim = arguments.shape
     sizes = {"batch": batch, "heads": heads, "dim": dim}
     named = [*sizes.items(), ("mini-batch-size", arguments.mini_batch_size)]
@@ -148,18 +130,6 @@ def _check_shapes(arguments: jsonargparse.Namespace) -> None:
             )
 
 
-def check_exponent(exponent: Sequence[int] | None, name: str, sizes: Sequence[int]) -> None:
-    """Check that two sizes or more, those of an argument, are in the range of a fit."""
-    if exponent is None:
-        return
-    smallest, largest = exponent
-    if len({size for size in sizes if smallest <= size <= largest}) < 2:
-        raise UserError(
-            f"--exponent {smallest} {largest} needs two sizes or more between them; name them"
-            f" by {flag(name)}"
-        )
-
-
 def add_op_arguments(parser: CommandParser) -> None:
     """Declare the op, the backends and the shapes of `bench ops`."""
     parser.add_argument("--op", type=Literal[OPS], default="ttt_linear", help="op to time")
@@ -168,10 +138,7 @@ def add_op_arguments(parser: CommandParser) -> None:
         type=str,
         nargs="+",
         default=None,
-        help="default: all that support the shape; for ttt_linear on cuda"
-        f" {FLASH_LINEAR_ATTENTION}, for selective_scan {MAMBAPY}, if installed. With one of these"
-        " all heads scan forwards and all tokens share one learning rate, since it supports nothing"
-        " else",
+        help="default: all that support the shape",
     )
     parser.add_argument(
         "--shape",
@@ -199,7 +166,7 @@ def add_model_arguments(parser: CommandParser, what: str) -> None:
         " 'NAME (fused attention)' selects one. 'NAME (for_training)' is a Vittt, Vim or Mamba-Reg"
         " by composite ops, as the recipes train it."
     )
-    default = f" Default: those registered of {', '.join(TINY)}"
+    default = f" Default: {', '.join(TINY)}"
     if what == "models":
         runtimes = "; ".join(f"{name} ({summary})" for name, summary in RUNTIMES.items())
         names += (
@@ -255,39 +222,16 @@ def add_measuring_arguments(parser: CommandParser, output: str) -> None:
     parser.add_argument(
         "--output", type=str, default=None, help=f"CSV file to append to; default: {output}"
     )
-    add_showing_arguments(parser)
+    add_baseline(parser)
     parser.add_argument("--json", type=bool, default=False, help="print JSON instead of a table")
 
 
-def add_showing_arguments(parser: CommandParser) -> None:
-    """Declare how rows are shown: compared with what, in which picture, fitted between what."""
+def add_baseline(parser: CommandParser) -> None:
+    """Declare what rows are compared with."""
     parser.add_argument(
         "--baseline",
         type=str,
         default=None,
         help="the contender that ratios refer to; default for ops: dual, for models: the fastest"
         " other model of the same size, then its modules with fused and with plain attention",
-    )
-    parser.add_argument(
-        "--figure",
-        type=str,
-        default=None,
-        help="picture of cost against size to write or overwrite, for the batch size, dtype and"
-        " machine with the most sizes (among equals, the last row's)",
-    )
-    parser.add_argument(
-        "--lines",
-        type=str,
-        nargs="+",
-        default=None,
-        help="contenders in the picture, at most six; default: the fastest of one model size that"
-        " were measured at several image sizes",
-    )
-    parser.add_argument(
-        "--exponent",
-        type=int,
-        nargs=2,
-        default=None,
-        metavar=("FROM", "TO"),
-        help="fit time ~ tokens^s between these sizes (pixels along a side; ops: tokens); prints s",
     )

@@ -32,7 +32,7 @@ from vision_ttt.explain import (
 )
 from vision_ttt.explain.feature_maps import token_step
 from vision_ttt.explain.field_figures import radial_profiles, receptive_field_sheet
-from vision_ttt.explain.map_sheets import PictureMap, head_sheet, layer_sheet, model_sheet
+from vision_ttt.explain.map_figures import PictureMap, head_sheet, layer_sheet, model_sheet
 from vision_ttt.explain.norm_figures import norm_distributions, norm_map_sheet
 
 

@@ -7,16 +7,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.layers import DropPath, calculate_drop_path_rates
-from timm.models import register_model
-from torch import nn
+from timm.layers import Attention, DropPath, calculate_drop_path_rates
+from torch import Tensor, nn
 
 from vision_ttt.layers import Mlp, ResidualConv2d, ViT3Block
-from vision_ttt.layers.grid_attention import GridAttention
 from vision_ttt.models.arguments import check_arguments, check_sides, mlp_width
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.family import Family
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
+
+
+class GridAttention(Attention):
+    """timm's multi-head self-attention [B, T, D] → [B, T, D] with biases, as in DeiT.
+
+    It mixes all tokens at quadratic cost and has no use for the grid.
+
+    Args:
+        dim: D.
+        num_heads: a divisor of D.
+
+    Initialisation: weights normal with standard deviation 0.02, biases zero.
+
+    Raises:
+        ValueError: D is no multiple of the number of heads.
+    """
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        if dim % num_heads:
+            raise ValueError(f"dim is {dim}; it must be a multiple of num_heads, {num_heads}")
+        super().__init__(dim, num_heads, qkv_bias=True)
+        for projection in (self.qkv, self.proj):
+            nn.init.trunc_normal_(projection.weight, std=0.02)
+            nn.init.zeros_(projection.bias)
+
+    def forward(self, x: Tensor, grid: tuple[int, int], rotations: Tensor | None = None) -> Tensor:
+        """Mix tokens; grid and rotations, which other mixers need, are ignored."""
+        return super().forward(x)
 
 
 class ConvDeiT(PlainBackbone):
@@ -117,17 +143,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "conv_deit_tiny_patch16_224": {"embed_dim": 192, "num_heads": 3},
 }
 
-FAMILY = Family(ConvDeiT, MODELS, fixed=True)
+FAMILY = Family(ConvDeiT, MODELS, __name__, fixed=True)
 default_cfgs = FAMILY.default_cfgs
 
-
-@register_model
-def conv_deit_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> ConvDeiT:
-    """ConvDeiT for 32 × 32 images and a laptop: 64 tokens, as many parameters as Vittt-nano."""
-    return FAMILY.create("conv_deit_nano_patch4_32", pretrained, **kwargs)
-
-
-@register_model
-def conv_deit_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> ConvDeiT:
-    """ConvDeiT of DeiT-T's size."""
-    return FAMILY.create("conv_deit_tiny_patch16_224", pretrained, **kwargs)
+conv_deit_nano_patch4_32 = FAMILY.entrypoint(
+    "conv_deit_nano_patch4_32",
+    "ConvDeiT for 32 × 32 images and a laptop: 64 tokens, as many parameters as Vittt-nano.",
+)
+conv_deit_tiny_patch16_224 = FAMILY.entrypoint(
+    "conv_deit_tiny_patch16_224", "ConvDeiT of DeiT-T's size."
+)

@@ -4,9 +4,10 @@ import pytest
 import timm
 import torch
 
+from explained_models import small_vit
+from studies.deletion.grad_cam import grad_cam
 from tolerances import assert_close
 from vision_ttt import extras, for_inference
-from vision_ttt.explain import grad_cam
 from vision_ttt.extras import MissingPackageError
 from vision_ttt.models import HViT3
 
@@ -40,7 +41,7 @@ def by_hand(features, logits, image_part, classes=CLASSES):
 
 
 @pytest.mark.slow
-def test_grad_cam_of_timms_transformer(package, small_vit, images):
+def test_grad_cam_of_timms_transformer(package, images):
     model = small_vit().eval()
     x = model.blocks[0](model._pos_embed(model.patch_embed(images)))
     logits = model.forward_head(model.norm(model.blocks[1](x)))
@@ -76,7 +77,7 @@ def test_grad_cam_of_maps(package, images):
 
 
 @pytest.mark.slow
-def test_the_model_stays_as_it_was(package, small_vit, images):
+def test_the_model_stays_as_it_was(package, images):
     model = small_vit(drop_path_rate=0.5).train().requires_grad_(False)
     model.head.weight.grad = torch.ones_like(model.head.weight)
     before = {name: x.clone() for name, x in model.state_dict().items()}
@@ -91,7 +92,7 @@ def test_the_model_stays_as_it_was(package, small_vit, images):
 
 
 @pytest.mark.slow
-def test_grad_cam_refuses(package, small_vit, images):
+def test_grad_cam_refuses(package, images):
     with pytest.raises(ValueError, match="classes must be 2 whole numbers from 0 to 4"):
         grad_cam(small_vit(), images, torch.tensor([0, 5]))
     with pytest.raises(ValueError, match="do not fit the model"):
@@ -102,14 +103,14 @@ def test_grad_cam_refuses(package, small_vit, images):
         grad_cam(torch.nn.Linear(1, 1), images, CLASSES)
 
 
-def test_grad_cam_says_why_there_are_no_gradients(small_vit, images):
+def test_grad_cam_says_why_there_are_no_gradients(images):
     with pytest.raises(TypeError, match="a model of for_inference cannot be explained"):
         grad_cam(for_inference(small_vit()), images, CLASSES)
     with torch.inference_mode(), pytest.raises(RuntimeError, match=r"within torch\.inference_mode"):
         grad_cam(small_vit(), images, CLASSES)
 
 
-def test_grad_cam_says_what_to_install(monkeypatch, small_vit, images):
+def test_grad_cam_says_what_to_install(monkeypatch, images):
     monkeypatch.setattr(extras, "_packages", lambda extra: ["grad-cam"])
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"needs grad-cam: pip .*\[explain\]'"):

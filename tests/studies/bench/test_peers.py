@@ -1,7 +1,8 @@
-"""The peer on a GPU: what it computes in terms of our op, and how its arguments are made."""
+"""Other projects' implementations: what they compute in terms of our ops, from which arguments."""
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -9,17 +10,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from studies.bench import peers
+from studies.bench.peers import flash_linear_attention as peer
+from studies.main import main
 from tolerances import assert_close
-from vision_ttt.bench import flash_linear_attention as peer
 from vision_ttt.bench.correctness import find_error
-from vision_ttt.bench.op_contenders import op_contender, refusal
+from vision_ttt.bench.op_contenders import PEERS, op_contender, refusal
 from vision_ttt.bench.problems import Problem
+from vision_ttt.bench.rows import read_rows
 from vision_ttt.ops import ttt_linear
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-GOLDEN = Path(__file__).parents[1] / "golden" / "ttt_linear_fla_naive_scale1_T48"
+GOLDEN = Path(__file__).parents[2] / "golden" / "ttt_linear_fla_naive_scale1_T48"
 SHARED = Problem(batch=2, tokens=37, heads=3, dim=16, mini_batch_size=16, shared=True)
+SHAPE = ["--shape", "1", "40", "2", "16", "--mini-batch-size", "8", "--repeats", "1"]
 NAMES = {"h0": "initial_state", "hb0": "initial_state_bias"}
+
+
+@pytest.fixture(autouse=True)
+def _entered() -> Iterator[None]:
+    peers.enter()
+    yield
+    PEERS.clear()
 
 
 def test_the_definition_is_what_its_naive_form_computes():
@@ -169,3 +181,43 @@ def test_the_peer_itself(dtype: torch.dtype):
     pytest.importorskip("fla")
     problem = Problem(2, 6400, 3, 64, mini_batch_size=16, shared=True)
     assert find_error(peer.NAME, problem, dtype, CUDA) is None
+
+
+def test_mambapy_computes_the_same():
+    problem = Problem(1, 50, 4, 16, mini_batch_size=8, op="selective_scan", shared=True)
+    assert "bfloat16 is not one of" in refusal("mambapy", problem, torch.bfloat16, CPU)
+    pytest.importorskip("mambapy")
+    assert refusal("mambapy", problem, torch.float32, CPU) is None
+    assert find_error("mambapy", problem, torch.float32, CPU) is None
+
+
+@pytest.mark.parametrize("installed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, monkeypatch):
+    if installed:
+        monkeypatch.setattr(peer, "PEER", peer.PEER._replace(refusal=lambda *_: None))
+        monkeypatch.setitem(peers.ALL, "ttt_linear", {peer.NAME: peer.PEER})
+
+    def fused_chunk(problem):
+        return lambda **tensors: peer.by_ttt_linear(**tensors, chunk_size=8)[0]
+
+    monkeypatch.setattr(peer, "fused_chunk", fused_chunk)
+    output = tmp_path / "ops.csv"
+    assert main(["bench", "ops", *SHAPE, "--output", str(output)]) == 0
+    told = capsys.readouterr().err
+    rows = read_rows(output)
+    measured = {row.contender for row in rows}
+    cases = {row.case for row in rows}
+    assert "dual" in measured
+    if installed:
+        assert peer.NAME in measured
+        assert cases == {"all heads forwards, one learning rate"}
+        assert "because of flash-linear-attention: all heads forwards" in told
+    else:
+        assert peer.NAME not in measured
+        assert cases == {""}
+        assert "'flash-linear-attention' is left out: its kernels are for cuda" in told
+
+
+def test_a_peer_that_cannot_serve_is_one_line(capsys):
+    assert main(["bench", "ops", "--backends", peer.NAME]) == 2
+    assert "for cuda, not cpu" in capsys.readouterr().err

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from timm.layers import DropPath, calculate_drop_path_rates
-from timm.models import register_model
 from torch import Tensor, nn
 
 from vision_ttt.inner import (
@@ -252,11 +250,10 @@ class DesignSpace(PlainBackbone):
 
 NANO = "design_space_nano_patch4_32"
 
-FAMILY = Family(DesignSpace, {NANO: {}}, fixed=True)
+FAMILY = Family(DesignSpace, {NANO: {}}, __name__, fixed=True)
 default_cfgs = FAMILY.default_cfgs
 
-
-@register_model
-def design_space_nano_patch4_32(pretrained: bool = False, **kwargs: Any) -> DesignSpace:
-    """Two blocks of width 64 for 32 × 32 images, to compare ways of inner training."""
-    return FAMILY.create(NANO, pretrained, **kwargs)
+design_space_nano_patch4_32 = FAMILY.entrypoint(
+    "design_space_nano_patch4_32",
+    "Two blocks of width 64 for 32 × 32 images, to compare ways of inner training.",
+)

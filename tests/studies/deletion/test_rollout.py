@@ -4,8 +4,10 @@ import pytest
 import torch
 from timm.models.deit import VisionTransformerDistilled
 
+from explained_models import small_vit
+from studies.deletion import rollout
+from studies.deletion.rollout import attention_rollout
 from tolerances import assert_close
-from vision_ttt.explain import attention_rollout, rollout
 
 
 @pytest.fixture
@@ -36,9 +38,7 @@ def whole_product(model, images):
         ({"global_pool": "avg"}, slice(1, None), 1),
     ],
 )
-def test_rollout_is_the_product_of_the_layers(
-    monkeypatch, small_vit, images, options, pooled, prefix, rows
-):
+def test_rollout_is_the_product_of_the_layers(monkeypatch, images, options, pooled, prefix, rows):
     monkeypatch.setattr(rollout, "_ROWS", rows)
     model = small_vit(**options)
     maps = attention_rollout(model, images)
@@ -48,7 +48,7 @@ def test_rollout_is_the_product_of_the_layers(
     assert wanted.std() > 0.1 * wanted.mean()  # even attention would show nothing
 
 
-def test_the_model_stays_as_it_was(small_vit, images):
+def test_the_model_stays_as_it_was(images):
     model = small_vit(attn_drop_rate=0.5, drop_path_rate=0.5).train()
     fused = [block.attn.fused_attn for block in model.blocks]
     maps = attention_rollout(model, images)
@@ -62,7 +62,7 @@ def test_the_model_stays_as_it_was(small_vit, images):
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
-def test_rollout_in_bfloat16(small_vit, images):
+def test_rollout_in_bfloat16(images):
     model = small_vit()
     wanted = attention_rollout(model, images)
     maps = attention_rollout(model.bfloat16(), images.bfloat16())
@@ -70,12 +70,12 @@ def test_rollout_in_bfloat16(small_vit, images):
     assert_close(maps, wanted, 0.1)
 
 
-def test_rollout_on_other_sizes(small_vit):
+def test_rollout_on_other_sizes():
     model = small_vit(dynamic_img_size=True)
     assert attention_rollout(model, torch.zeros(1, 3, 8, 24)).shape == (1, 2, 6)
 
 
-def test_rollout_refuses(small_vit, images):
+def test_rollout_refuses(images):
     with pytest.raises(TypeError, match="VisionTransformer, got Linear"):
         attention_rollout(torch.nn.Linear(1, 1), images)
     with pytest.raises(TypeError, match=r"block 0 \(Block\) has DiffAttention"):

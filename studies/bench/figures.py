@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from studies.bench.fits import by_line
+from studies.bench.names import MOST_LINES
 from vision_ttt.bench.contenders import size_of
-from vision_ttt.bench.names import MOST_LINES
 from vision_ttt.bench.rows import Row
-from vision_ttt.bench.tables import by_line
 
 _LABEL_HEIGHT = 0.055  # as a share of a panel: closer labels would overlap
 

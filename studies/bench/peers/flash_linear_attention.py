@@ -21,10 +21,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vision_ttt.bench.names import FLASH_LINEAR_ATTENTION as NAME
+from studies.bench.peers.agreement import TOLERANCES
+from vision_ttt.bench.op_contenders import Inputs, OpContender, Peer
 from vision_ttt.bench.problems import Problem
 from vision_ttt.ops import ttt_linear
 
+NAME = "flash-linear-attention"
 LARGEST_DIMENSION = 128
 """The largest head dimension that its kernels support."""
 CHUNK_SIZES = (16, 32, 64)
@@ -143,3 +145,27 @@ def by_ttt_linear(
     o = torch.stack(outputs, dim=1).unflatten(2, (batch, heads))[0].movedim(1, 0)
     final_w, final_b = (x.flatten(0, 1).unflatten(0, (batch, heads)) for x in state)
     return o, (final_w, final_b.unsqueeze(2))
+
+
+def _contender(problem: Problem) -> OpContender:
+    function = fused_chunk(problem)
+    definition = partial(by_ttt_linear, chunk_size=problem.mini_batch_size)
+
+    def inputs(
+        problem: Problem, dtype: torch.dtype, device: torch.device, *, requires_grad: bool
+    ) -> Inputs:
+        ours = problem.inputs(dtype, device, requires_grad=requires_grad)
+        return arguments(ours, problem.mini_batch_size)
+
+    return OpContender(
+        inputs=inputs,
+        timed=function,
+        # Its final bias includes the padding of a short mini-batch, so final states are not
+        # compared.
+        checked=lambda **tensors: {"output o": function(**tensors)},
+        exact=lambda **tensors: {"output o": definition(**tensors)[0]},
+        tolerances=TOLERANCES,
+    )
+
+
+PEER = Peer(_contender, refusal)

@@ -5,9 +5,10 @@ import timm
 import torch
 from torch import nn
 
+from explained_models import small_vit
+from studies.deletion.gradient_input import gradient_times_input
 from tolerances import assert_close
 from vision_ttt import for_inference
-from vision_ttt.explain import gradient_times_input
 
 
 class LinearClassifier(nn.Module):
@@ -53,7 +54,7 @@ def test_a_map_is_the_slope_along_a_tokens_pixels():
         assert_close(maps[0, row, column], (above - below) / 2e-4, 1e-4)
 
 
-def test_the_model_stays_as_it_was(small_vit):
+def test_the_model_stays_as_it_was():
     model = small_vit(drop_path_rate=0.5).train()
     model.head.weight.grad = torch.ones_like(model.head.weight)
     images = torch.randn(2, 3, 16, 16)
@@ -67,7 +68,7 @@ def test_the_model_stays_as_it_was(small_vit):
     assert torch.equal(maps, gradient_times_input(model, images, torch.tensor([0, 4])))
 
 
-def test_gradient_times_input_refuses(small_vit):
+def test_gradient_times_input_refuses():
     model, images = small_vit(), torch.randn(2, 3, 16, 16)
     with pytest.raises(TypeError, match=r"token grid is known of .*, got Linear"):
         gradient_times_input(nn.Linear(1, 1), images, torch.tensor([0, 0]))

@@ -9,8 +9,8 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from studies.deletion.gradient_input import check_classes, logits_of
 from vision_ttt.explain.feature_maps import token_grid
-from vision_ttt.explain.gradient_input import check_classes, logits_of
 from vision_ttt.explain.inner_loop import refuse_without_gradients
 from vision_ttt.extras import require
 from vision_ttt.models.plain_backbone import PlainBackbone

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tolerances import assert_close
-from vision_ttt.explain.deletion import (
+from studies.deletion.curves import (
     area_under,
     black,
     blurred,
@@ -16,6 +15,7 @@ from vision_ttt.explain.deletion import (
     mean_colour,
     whole_token_shares,
 )
+from tolerances import assert_close
 
 SHARES = [0, 0.25, 0.5, 0.75, 1]
 WEIGHTS = torch.tensor([[0.0, 3.0], [1.0, 2.0]])  # of the four tokens

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from vision_ttt.explain.feature_maps import token_grid
 from vision_ttt.explain.inner_loop import refuse_without_gradients
-from vision_ttt.explain.token_pixels import token_sums
+from vision_ttt.explain.token_pixels import spread
 from vision_ttt.models.evaluation_mode import evaluation_mode
 
 
@@ -46,6 +48,21 @@ def gradient_times_input(model: nn.Module, images: Tensor, classes: Tensor) -> T
         (gradient,) = torch.autograd.grad(chosen, pixels)
     products = (gradient.float() * images.detach().float()).sum(1)  # [B, H, W]
     return token_sums(products, grid, step)
+
+
+def token_sums(x: Tensor, grid: Sequence[int], patch: Sequence[int]) -> Tensor:
+    """The sum over each token's pixels: [B, H, W] → [B, h, w].
+
+    Args:
+        x: a number of each pixel.
+        grid: h and w.
+        patch: rows and columns of pixels from token to token.
+    """
+    rows, columns = grid
+    numbers = torch.arange(rows * columns, device=x.device).view(1, rows, columns)
+    token_of_pixel = spread(numbers, x.shape[1:], patch).flatten()
+    sums = x.new_zeros(len(x), rows * columns).index_add(1, token_of_pixel, x.flatten(1))
+    return sums.unflatten(1, (rows, columns))
 
 
 def logits_of(model: nn.Module, images: Tensor) -> Tensor:

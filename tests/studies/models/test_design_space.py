@@ -4,8 +4,8 @@ import pytest
 import timm
 import torch
 
+from studies.models.design_space import INNER_MODELS, NANO, LearnerMixer
 from vision_ttt.inner import Learner, Linear, mse
-from vision_ttt.models.design_space import INNER_MODELS, NANO, LearnerMixer
 
 
 def small(**options):
@@ -136,6 +136,28 @@ def test_set_input_size(inner_model):
 def test_what_cannot_be_is_named(wrong, message):
     with pytest.raises(ValueError, match=message):
         small(**wrong)
+
+
+@pytest.mark.parametrize("inner_model", ["simplified_glu", "vit3"])
+def test_checkpointing_changes_no_gradient(inner_model):
+    model = small(inner_model=inner_model)
+
+    def gradients():
+        loss = model(image()).square().sum()
+        return torch.autograd.grad(loss, list(model.parameters()))
+
+    wanted = gradients()
+    model.set_grad_checkpointing()
+    assert inner_model == "vit3" or model.blocks[0].ttt.learner.checkpoint
+    for got, exact in zip(gradients(), wanted, strict=True):
+        torch.testing.assert_close(got, exact)
+
+
+@pytest.mark.parametrize("inner_model", ["depthwise_conv3x3", "vit3"])
+def test_a_graph_of_torch_fx_computes_what_the_model_does(inner_model):
+    model = small(inner_model=inner_model).eval()
+    graph = torch.fx.symbolic_trace(model)
+    torch.testing.assert_close(graph(image()), model(image()))
 
 
 def test_torch_export_is_refused_where_torch_func_learns():
