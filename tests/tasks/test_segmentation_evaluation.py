@@ -12,15 +12,19 @@ from vision_ttt.data import DatasetError
 from vision_ttt.data.mask_folders import IGNORED
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.parallel import make_accelerator
-from vision_ttt.tasks.segmentation import resized_logits, sliding_window
+from vision_ttt.tasks.segmentation import logits as logits_module
 from vision_ttt.tasks.segmentation.evaluation import (
     SegmentationEvaluation,
     evaluate,
     measured,
 )
-from vision_ttt.tasks.segmentation.resized_logits import predicted_labels, resized_bands
-from vision_ttt.tasks.segmentation.sliding_window import sliding_logits, window_places
-from vision_ttt.tasks.segmentation.views import TestView
+from vision_ttt.tasks.segmentation.logits import (
+    TestView,
+    predicted_labels,
+    resized_bands,
+    sliding_logits,
+    window_places,
+)
 
 CLASSES = 5
 
@@ -56,7 +60,7 @@ def test_one_window_is_the_whole_image(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_windows_do_not_change_a_model_of_single_pixels(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], at_once: int
 ) -> None:
-    monkeypatch.setattr(sliding_window, "_MOST_LOGITS", at_once * CLASSES * 12**2)
+    monkeypatch.setattr(logits_module, "_MOST_IN_WINDOWS", at_once * CLASSES * 12**2)
     seen = []
 
     def model(images: Tensor) -> Tensor:
@@ -90,7 +94,7 @@ def test_bands_are_what_interpolate_returns(
     logits = torch.randn(CLASSES, 16, 12)
     whole = F.interpolate(logits[None], size, mode="bilinear", align_corners=False)[0]
     for most in (1, 3 * CLASSES * max(size[1], 12), 2**24):
-        monkeypatch.setattr(resized_logits, "_MOST_LOGITS", most)
+        monkeypatch.setattr(logits_module, "_MOST_IN_BAND", most)
         bands = list(resized_bands(logits, size))
         assert [rows.start for rows, _ in bands] == [
             0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 
 from vision_ttt.data.coco_checks import Rle, encoded, mask_area
 from vision_ttt.data.images import ImageError, open_labelled
-from vision_ttt.data.packed import PackedBytes
 from vision_ttt.errors import DamagedItem
 
 
@@ -55,6 +54,31 @@ class Counts:
     """Objects and crowd regions of which a part lay outside of the image and was cut off."""
     faulty_images: int = 0
     """Images with an annotation that is wrong; each raises an AnnotationError when it is read."""
+
+
+class PackedBytes:
+    """A sequence of byte strings, kept as one.
+
+    A Python object's reference count lies beside its content: a forked process that only reads a
+    list of a million objects ends up with a copy of each page that they lie on. This is one object.
+    """
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        content = bytearray()
+        ends = [0]
+        for part in parts:
+            content += part
+            ends.append(len(content))
+        self._content = bytes(content)
+        self._ends = np.array(ends, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> bytes:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} parts")
+        return self._content[self._ends[index] : self._ends[index + 1]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vision_ttt.data.coco import CocoAnnotations, Counts, corners
+from vision_ttt.data.coco import CocoAnnotations, Counts, PackedBytes, corners
 from vision_ttt.data.coco_checks import Checked, Fault, check_annotation, shown
-from vision_ttt.data.packed import PackedBytes
 from vision_ttt.data.shards import DatasetError
 from vision_ttt.file_kinds import UnreadableFile, is_text, read_regular
 

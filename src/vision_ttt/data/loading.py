@@ -139,8 +139,7 @@ def with_transform(
 
 def collate(items: Sequence[Item], image_shape: Sequence[int] = (3, 1, 1)) -> Batch:
     """Stack the good images and list the bad ones; `image_shape` is for batches of bad ones."""
-    damaged = [item for item in items if isinstance(item, ImageError)]
-    good = [item for item in items if not isinstance(item, ImageError)]
+    good, damaged = without_damaged(items)
     images = [image for image, _, _ in good]
     return {
         "images": torch.stack(images) if good else torch.empty(0, *image_shape),
@@ -148,6 +147,12 @@ def collate(items: Sequence[Item], image_shape: Sequence[int] = (3, 1, 1)) -> Ba
         "indices": torch.tensor([index for _, _, index in good], dtype=torch.int64),
         "damaged": damaged,
     }
+
+
+def without_damaged(items: Sequence[Any]) -> tuple[list[Any], list[DamagedItem]]:
+    """Return the good ones of some items, and the errors of the others."""
+    damaged = [item for item in items if isinstance(item, DamagedItem)]
+    return [item for item in items if not isinstance(item, DamagedItem)], damaged
 
 
 def make_loader(

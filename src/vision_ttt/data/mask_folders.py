@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vision_ttt.data.folder_walk import images_below
+from vision_ttt.data.image_files import images_below
 from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, decoded, open_labelled
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, read_class_lines
 from vision_ttt.errors import DamagedItem

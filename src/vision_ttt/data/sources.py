@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torchvision.datasets import ImageFolder
 
 from vision_ttt.data.digits import Digits
-from vision_ttt.data.folder_walk import images_below
+from vision_ttt.data.image_files import images_below
 from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, open_image, open_listed
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages, read_class_lines
 from vision_ttt.file_kinds import is_hidden, is_text

@@ -91,8 +91,8 @@ class ClassificationSection(TaskSection, HasImageBackbone):
     def reopen(
         cls, metadata: ModelMetadata, changes: Mapping[str, Any], **machine: Any
     ) -> Classification:
-        """Open a checkpoint's images again; see `vision_ttt.tasks.images.reopening`."""
-        from vision_ttt.tasks.images.reopening import reopen
+        """Open a checkpoint's images again; see `vision_ttt.tasks.images.task`."""
+        from vision_ttt.tasks.images.task import reopen
 
         # How a classifier was trained does not matter to its evaluation.
         return reopen(cls(), metadata, changes, **machine)
@@ -112,9 +112,8 @@ class ClassificationSection(TaskSection, HasImageBackbone):
     ) -> ImageBackbone:
         """Return the classifier itself; without `shorter_side` it sees what predict shows it."""
         from vision_ttt.tasks.images.backbones import classifier_backbone
-        from vision_ttt.tasks.images.metadata import check_carried
 
-        input_config = check_carried(metadata)["input"]
+        input_config = metadata.carried["input"]
         return classifier_backbone(
             model, metadata.model, metadata.model_args, input_config, shorter_side
         )

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
-
-from vision_ttt.engine.damaged import DamagedItems
-from vision_ttt.engine.evaluation import at_least_one, autocast, rows_of_items
-from vision_ttt.engine.task import Batch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -39,35 +32,6 @@ class ClassifierEvaluation:
     def metrics(self) -> dict[str, float]:
         """Loss and accuracy."""
         return {"loss": self.loss, "accuracy": self.accuracy}
-
-
-def evaluate(
-    model: nn.Module,
-    loader: DataLoader,
-    accelerator: Accelerator,
-    *,
-    damaged: DamagedItems,
-    precision: str = "float32",
-    between: Callable[[], None] = lambda: None,
-) -> ClassifierEvaluation:
-    """Run `model` (in evaluation mode) over `loader`, which holds this process's images.
-
-    Every process gets the evaluation of all images, each of which counts once, in the dataset's
-    order. `between` is called before each batch; what it raises ends the evaluation.
-
-    Raises:
-        ImageError: an image does not decode and is not to be skipped.
-        DatasetError: there is no image.
-    """
-
-    def measure(batch: Batch) -> dict[str, Tensor]:
-        images = batch["images"]
-        with autocast(accelerator.device, precision):
-            logits = model(at_least_one(images))[: len(images)]
-        return {"logits": logits.float(), "targets": batch["targets"]}
-
-    rows = rows_of_items(measure, model, loader, accelerator, damaged=damaged, between=between)
-    return summarise(rows["logits"], rows["targets"])
 
 
 def summarise(logits: Tensor, targets: Tensor) -> ClassifierEvaluation:

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
-from vision_ttt.engine.evaluation import at_least_one, autocast
+from vision_ttt.engine.evaluation import at_least_one, autocast, rows_of_items
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.models import DiT3
-from vision_ttt.tasks.classification.evaluation import ClassifierEvaluation, evaluate
+from vision_ttt.tasks.classification.evaluation import ClassifierEvaluation, summarise
 from vision_ttt.tasks.images.task import ImageTask
 
 
@@ -29,7 +29,6 @@ class Classification(ImageTask):
     primary = Metric("accuracy", higher_is_better=True, form=".2%")
 
     def __init__(self, config: TrainConfig) -> None:
-        """Open the images; raises as :class:`ImageTask` does."""
         super().__init__(config)
         own = config.task
         self.precision = config.machine.precision
@@ -95,14 +94,15 @@ class Classification(ImageTask):
         between: Callable[[], None],
     ) -> ClassifierEvaluation:
         """Return loss, accuracy and every prediction."""
-        return evaluate(
-            model,
-            loader,
-            accelerator,
-            damaged=damaged,
-            precision=self.precision,
-            between=between,
-        )
+
+        def measure(batch: Batch) -> dict[str, Tensor]:
+            images = batch["images"]
+            with autocast(images.device, self.precision):
+                logits = model(at_least_one(images))[: len(images)]
+            return {"logits": logits.float(), "targets": batch["targets"]}
+
+        rows = rows_of_items(measure, model, loader, accelerator, damaged=damaged, between=between)
+        return summarise(rows["logits"], rows["targets"])
 
     def figures(self, evaluation: ClassifierEvaluation) -> dict[str, Any]:
         """Return loss and accuracies, over all and by class."""

@@ -89,6 +89,12 @@ def drawn_with_legend(
     return with_legend(drawn(image, objects, classes, colours, longer_side=side), entries)
 
 
+def corners(box: Sequence[float]) -> tuple[float, float, float, float]:
+    """Return a box x, y, width, height as corners x, y, x, y."""
+    x, y, width, height = box
+    return x, y, x + width, y + height
+
+
 def _write_tag(
     draw: ImageDraw.ImageDraw,
     text: str,

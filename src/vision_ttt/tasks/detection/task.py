@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader
 from vision_ttt.data import DatasetError, SeededItems
 from vision_ttt.data.coco import CocoAnnotations, CocoImages
 from vision_ttt.data.coco_reading import read_coco
+from vision_ttt.data.loading import without_damaged
+from vision_ttt.dense.building import build_detector
 from vision_ttt.dense.detector import Detector
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import MachineSection, TrainConfig
@@ -22,7 +24,8 @@ from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.evaluation import autocast, objects_of_items
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.errors import DamagedItem
+from vision_ttt.errors import DamagedItem, UserError
+from vision_ttt.tasks.dense.config import check_below_root
 from vision_ttt.tasks.dense.task import DenseTask, input_statistics, normalise
 from vision_ttt.tasks.detection.config import DetectionData, DetectionSection
 from vision_ttt.tasks.detection.evaluation import (
@@ -33,8 +36,8 @@ from vision_ttt.tasks.detection.evaluation import (
     detect,
     summarise,
 )
-from vision_ttt.tasks.detection.metadata import build, check_carried
 from vision_ttt.tasks.detection.transforms import Sample, TestTransform, TrainTransform
+from vision_ttt.tasks.images.metadata import described_data
 
 _BLANK = 64  # pixels; side of the image that stands in where there is none
 
@@ -66,7 +69,7 @@ class Detection(DenseTask):
 
     def build_model(self, name: str, arguments: Mapping[str, Any]) -> Detector:
         """Build the detector on the backbone `name`; see `vision_ttt.dense.build_detector`."""
-        return build(name, arguments)
+        return build_detector(name, **arguments)
 
     def prepare(self, model: nn.Module) -> None:
         """Set the images as the detector is to see them.
@@ -104,13 +107,13 @@ class Detection(DenseTask):
 
     def collate(self, items: Sequence[Sample | DamagedItem]) -> Batch:
         """Return images [3, h, w] uint8, targets, sizes before, places, and the damaged ones."""
-        good = [item for item in items if not isinstance(item, DamagedItem)]
+        good, damaged = without_damaged(items)
         return {
             "images": [item.image for item in good],
             "targets": [item.target for item in good if item.target is not None],
             "sizes": [item.size for item in good],
             "indices": torch.tensor([item.index for item in good], dtype=torch.int64),
-            "damaged": [item for item in items if isinstance(item, DamagedItem)],
+            "damaged": damaged,
         }
 
     def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:
@@ -121,7 +124,9 @@ class Detection(DenseTask):
         images, targets = batch["images"], batch["targets"]
         count = len(images)
         if not count:
-            blank = torch.zeros(3, _BLANK, _BLANK, dtype=torch.uint8, device=_device(batch))
+            blank = torch.zeros(
+                3, _BLANK, _BLANK, dtype=torch.uint8, device=batch["indices"].device
+            )
             images, targets = [blank], [_no_objects(blank)]
         with autocast(images[0].device, self.precision):
             losses = forward(self._normalised(images), targets)
@@ -224,7 +229,7 @@ class Detection(DenseTask):
         Raises:
             DatasetError: the checkpoint's categories are not those of the data.
         """
-        carried = check_carried(metadata)
+        carried = metadata.carried
         own = dict(zip(self.annotations.category_ids, self.classes, strict=True))
         trained = dict(zip(carried["category_ids"], carried["classes"], strict=True))
         if own != trained:
@@ -245,32 +250,34 @@ class Detection(DenseTask):
         return list(map(partial(normalise, statistics=self.input), images))
 
 
-def open_detection(config: TrainConfig) -> Detection:
-    """Read the COCO files of both parts.
-
-    Raises:
-        DatasetError, FileNotFoundError: one cannot be read, or they have other categories.
-    """
-    data = config.data
-    return Detection(config, read_coco(data.file("test")), read_coco(data.file("train")))
-
-
-def reopen_detection(
+def reopen(
     section: DetectionSection,
-    data: DetectionData,
     metadata: ModelMetadata,
+    changes: Mapping[str, Any],
     *,
     part: Literal["train", "test"],
-    precision: str,
-    num_workers: int,
+    **machine: Any,
 ) -> Detection:
     """Read the COCO file of one part, as the test set of a checkpoint's detector.
 
     Raises:
-        DatasetError, FileNotFoundError: it cannot be read, or has not the detector's categories.
+        UserError: the categories are not those that the model was trained for; the checkpoint names
+            no data and none are given, or their description is damaged; a path of theirs is
+            absolute, which another root does not change; part is "all".
     """
-    machine = MachineSection(precision=precision, num_workers=num_workers)
-    task = Detection(TrainConfig(section, data, machine=machine), read_coco(data.file(part)))
+    if part not in ("train", "test"):
+        raise UserError(
+            f"a detector is evaluated on one COCO file, of the part test or train, not {part!r}"
+        )
+    for name in changes:
+        if name != "dataset":
+            raise UserError(f"{name}: a detector's data have none; give the folder as dataset")
+    data = {**metadata.data, **({"root": changes["dataset"]} if changes else {})}
+    described = described_data(DetectionData, data, root="root")
+    if changes:
+        check_below_root(described, (f"{part}_images", f"{part}_annotations"))
+    config = TrainConfig(section, described, machine=MachineSection(**machine))
+    task = Detection(config, read_coco(described.file(part)))
     task.set_evaluation_data(metadata, part)
     return task
 
@@ -286,10 +293,6 @@ def _check_alike(train: CocoAnnotations, test: CocoAnnotations) -> None:
 def _differing(first: Mapping[int, str], second: Mapping[int, str]) -> str:
     differing = sorted(set(first.items()) ^ set(second.items()))
     return ", ".join(f"{number} ({name})" for number, name in differing[:6])
-
-
-def _device(batch: Batch) -> torch.device:
-    return batch["indices"].device
 
 
 def _no_objects(image: Tensor) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """What the checkpoints of tasks on images carry: classes and input."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,9 +14,11 @@ from vision_ttt.engine.described import (
     check_texts,
     check_whole_numbers,
 )
-from vision_ttt.engine.section import FRACTION, Range
+from vision_ttt.engine.section import FRACTION, Range, Section
+from vision_ttt.errors import UserError
 from vision_ttt.tasks.images.models import check_accepts, data_config
 
+_Data = TypeVar("_Data", bound=Section)
 SIDE = Range(1, 16_384, "from 1 to 16,384")
 """Pixels; beyond it metadata is damaged rather than ambitious."""
 _MOST_PIXELS = 100_000_000  # of an image before the crop; Pillow makes none of twice as many
@@ -29,12 +31,7 @@ _WORDS = {
 """What timm's transforms accept."""
 
 
-def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
-    """Return what a checkpoint carries, checked.
-
-    Raises:
-        ValueError, TypeError, KeyError: it is damaged.
-    """
+def _check_carried(metadata: ModelMetadata) -> dict[str, Any]:
     carried = metadata.carried
     check_texts("classes", carried["classes"], metadata.model_args["num_classes"])
     values = carried["input"]
@@ -71,10 +68,27 @@ def rebuild(metadata: ModelMetadata) -> nn.Module:
     Raises:
         ValueError, TypeError, KeyError: the description is damaged.
     """
-    carried = check_carried(metadata)
+    carried = _check_carried(metadata)
     model = build_model(metadata.model, metadata.model_args)
     size = list(carried["input"]["input_size"])
     # Its usual size needs no look.
     if "img_size" in metadata.model_args or list(data_config(model)["input_size"]) != size:
         check_accepts(model, torch.zeros(1, *size))
     return model
+
+
+def described_data(kind: type[_Data], data: Mapping[str, Any], *, root: str) -> _Data:
+    """Return the section `data` that a checkpoint describes.
+
+    Args:
+        root: the field that says where the data are.
+
+    Raises:
+        UserError: that field is missing, or there is one that the section does not have.
+    """
+    if root not in data:
+        raise UserError("the checkpoint does not name its data; give --dataset")
+    try:
+        return kind(**data)
+    except TypeError as error:  # of another version, or damaged
+        raise UserError(f"the checkpoint's data: {error}; give --dataset") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,10 @@ from vision_ttt.data import (
     with_transform,
 )
 from vision_ttt.engine.checkpoint import ModelMetadata
-from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.config import ConfigError, MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.task import Batch, Task
 from vision_ttt.tasks.images.config import ImageData
-from vision_ttt.tasks.images.metadata import check_carried
+from vision_ttt.tasks.images.metadata import described_data
 from vision_ttt.tasks.images.models import check_accepts, data_config, model_arguments
 
 _WATCHED = 32  # images
@@ -51,7 +51,8 @@ class ImageTask(Task):
             DatasetError, FileNotFoundError: the dataset cannot be used.
         """
         self.config = config
-        self.source = dataset_spec(config.data)
+        names = (field.name for field in dataclasses.fields(DatasetSpec))
+        self.source = DatasetSpec(**{name: getattr(config.data, name) for name in names})
         self.data = open_dataset(self.source)
         self.repeats = config.data.repeated_augmentation
 
@@ -149,7 +150,7 @@ class ImageTask(Task):
                 of RGB images, or its run held out other images of the same data for test.
             ValueError: no such part.
         """
-        carried = check_carried(metadata)
+        carried = metadata.carried
         channels = carried["input"]["input_size"][0]
         if channels != 3:
             raise DatasetError(
@@ -175,10 +176,33 @@ class ImageTask(Task):
         self.test_set = with_transform(self.data.part(part), transform, 0, workers)
 
 
-def dataset_spec(data: ImageData) -> DatasetSpec:
-    """Return what of the section identifies its dataset."""
-    names = (field.name for field in dataclasses.fields(DatasetSpec))
-    return DatasetSpec(**{name: getattr(data, name) for name in names})
+def reopen(
+    section: TaskSection,
+    metadata: ModelMetadata,
+    changes: Mapping[str, Any],
+    *,
+    part: str,
+    **machine: Any,
+) -> ImageTask:
+    """Return the task of a checkpoint with its data open, or with other data.
+
+    Args:
+        section: of the task, as far as it matters to the evaluation.
+        changes: fields of the section `data`; another `dataset` leaves nothing of the former one.
+        part: of the data that becomes the test set: "test", "train" or "all".
+        machine: fields of the section `machine`.
+
+    Raises:
+        DatasetError: the checkpoint holds no dataset and none is given, or the dataset's classes
+            are not the model's, or the description of the dataset is damaged.
+    """
+    data = {**metadata.data, **changes}
+    if "dataset" in changes:
+        data = {**changes, "num_classes": len(metadata.carried["classes"])}
+    described = described_data(ImageData, data, root="dataset")
+    opened = section.open(TrainConfig(section, described, machine=MachineSection(**machine)))
+    opened.set_evaluation_data(metadata, part)
+    return opened
 
 
 def spread_images(test_set: Dataset, count: int) -> Tensor:

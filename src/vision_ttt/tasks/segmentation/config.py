@@ -159,7 +159,7 @@ class SegmentationSection(DenseSection):
             changes: fields of `SegmentationData`; `dataset` stands for another root, of which the
                 folders have the same names.
         """
-        from vision_ttt.tasks.segmentation.reopening import reopen
+        from vision_ttt.tasks.segmentation.task import reopen
 
         return reopen(cls(), metadata, changes, **machine)
 
@@ -178,9 +178,8 @@ class SegmentationSection(DenseSection):
     ) -> ImageBackbone:
         """Return the segmenter's backbone, on whole images of the size at test."""
         from vision_ttt.tasks.images.backbones import dense_backbone
-        from vision_ttt.tasks.segmentation.metadata import check_carried
 
-        input_config = check_carried(metadata)["input"]
+        input_config = metadata.carried["input"]
         return dense_backbone(
             model.maps,
             input_config,

@@ -19,7 +19,7 @@ from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.evaluation import rows_of_items
 from vision_ttt.engine.task import Batch
 from vision_ttt.errors import DamagedModel
-from vision_ttt.tasks.segmentation.resized_logits import resized_bands
+from vision_ttt.tasks.segmentation.logits import resized_bands
 
 Segment = Callable[[Tensor], Tensor]
 """From an image [3, h, w] to its logits [C, h, w]."""

@@ -1,7 +1,6 @@
 """What the checkpoints of segmenters carry: classes, their colours, and how images are shown."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 
@@ -17,12 +16,7 @@ INPUT = ("longer_side", "test_shorter_side", "evaluation", "window", "stride")
 """The fields of `SegmentationData` that say how a model sees images at test."""
 
 
-def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
-    """Return what a checkpoint carries, checked.
-
-    Raises:
-        ValueError, TypeError, KeyError: it is damaged.
-    """
+def _check_carried(metadata: ModelMetadata) -> None:
     carried = metadata.carried
     check_texts("classes", carried["classes"], metadata.model_args["num_classes"])
     colours = carried["palette"]
@@ -34,7 +28,6 @@ def check_carried(metadata: ModelMetadata) -> dict[str, Any]:
     check_statistics(carried["input"])
     shown = {name: carried["input"][name] for name in INPUT}
     SegmentationData(**shown, shorter_side=shown["test_shorter_side"])  # checks them
-    return carried
 
 
 def rebuild(metadata: ModelMetadata) -> nn.Module:
@@ -43,5 +36,5 @@ def rebuild(metadata: ModelMetadata) -> nn.Module:
     Raises:
         ValueError, TypeError, KeyError: the description is damaged.
     """
-    check_carried(metadata)
+    _check_carried(metadata)
     return build_segmenter(metadata.model, **metadata.model_args)

@@ -15,26 +15,31 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from vision_ttt.data import DatasetError, SeededItems
+from vision_ttt.data.loading import without_damaged
 from vision_ttt.data.mask_folders import IGNORED, open_mask_folders, read_classes
 from vision_ttt.dense.building import build_segmenter
 from vision_ttt.engine.checkpoint import ModelMetadata
-from vision_ttt.engine.config import TrainConfig
+from vision_ttt.engine.config import MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.evaluation import autocast
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.extras import require
+from vision_ttt.tasks.dense.config import check_below_root
 from vision_ttt.tasks.dense.task import DenseTask, input_statistics
+from vision_ttt.tasks.images.metadata import described_data
 from vision_ttt.tasks.segmentation.config import SegmentationData
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, evaluate
+from vision_ttt.tasks.segmentation.logits import TestView
 from vision_ttt.tasks.segmentation.metadata import INPUT
 from vision_ttt.tasks.segmentation.pictures import class_colours
 from vision_ttt.tasks.segmentation.roots import ROOTS
 from vision_ttt.tasks.segmentation.transforms import LabelledTensors, TestTransform, TrainTransform
-from vision_ttt.tasks.segmentation.views import TestView
 
 PARTS = ("train", "test")
+_FORMER = {"letters": "root_options"}
+"""Name of a field in checkpoints of earlier versions → its present name."""
 _LEAST_IMAGES = 2  # that a batch norm over one pixel of each image accepts, where there is one
 _OF_TRAINING = (
     "crop_size",
@@ -120,12 +125,12 @@ class Segmentation(DenseTask):
     def collate(self, items: Sequence[LabelledTensors | DamagedItem]) -> Batch:
         """Return lists of the good images [3, h, w] and labels [H, W], and the damaged ones'
         errors; crops of training are stacked in `loss`."""
-        good = [item for item in items if not isinstance(item, DamagedItem)]
+        good, damaged = without_damaged(items)
         return {
             "images": [item.image for item in good],
             "labels": [item.labels for item in good],
             "indices": torch.tensor([item.index for item in good], dtype=torch.int64),
-            "damaged": [item for item in items if isinstance(item, DamagedItem)],
+            "damaged": damaged,
         }
 
     def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:
@@ -259,6 +264,42 @@ def open_parts(
         )
         for part in parts
     }
+
+
+def reopen(
+    section: TaskSection,
+    metadata: ModelMetadata,
+    changes: Mapping[str, Any],
+    *,
+    part: str,
+    **machine: Any,
+) -> Segmentation:
+    """Return the task of a checkpoint with its data open, or with other data.
+
+    Args:
+        section: of the task, as far as it matters to the evaluation.
+        changes: fields of the section `data`; `dataset` stands for `root`.
+        part: of the data that becomes the test set: "test", "train" or "all".
+        machine: fields of the section `machine`.
+
+    Raises:
+        UserError: the checkpoint names no data and none are given; a change is of no field; the
+            classes are not the model's; with `dataset`, a path of the checkpoint's data is
+            absolute.
+    """
+    fields = {name: value for name, value in changes.items() if name != "dataset"}
+    if "dataset" in changes:
+        fields = {"root_options": {}, **fields, "root": changes["dataset"]}
+    known = {_FORMER.get(name, name): value for name, value in metadata.data.items()}
+    shown = {name: metadata.carried["input"][name] for name in INPUT}
+    data = described_data(SegmentationData, {**known, **shown, **fields}, root="root")
+    parts = PARTS if part == "all" else (part,)
+    if "dataset" in changes and data.root not in ROOTS:
+        paths = [f"{each}_{kind}" for each in parts for kind in ("images", "masks")]
+        check_below_root(data, [name for name in paths if name not in changes])
+    opened = Segmentation(TrainConfig(section, data, machine=MachineSection(**machine)), parts)
+    opened.set_evaluation_data(metadata, part)
+    return opened
 
 
 def _number(value: float) -> float | None:
