@@ -138,12 +138,11 @@ class CocoAnnotations:
 
         Images with faults are among them in any case.
         """
-        every = np.arange(len(self))
         if empty_images == "keep":
-            return every
+            return np.arange(len(self))
         filled = self._objects() > 0
         filled[list(self.faults)] = True
-        return every[filled]
+        return filled.nonzero()[0]
 
     def ids_in_names(self) -> bool:
         """Whether every file is named by its image's id, as COCO's are (000000000139.jpg)."""
@@ -173,7 +172,7 @@ class CocoAnnotations:
     def objects_beside(self, missing: Collection[str]) -> int:
         """Return the number of objects to train on in the images but those of these names."""
         lost = set(missing)
-        held = [index for index in range(len(self)) if self.name(index) not in lost]
+        held = [self.name(index) not in lost for index in range(len(self))]
         return int(self._objects()[held].sum())
 
     def truth(self, index: int) -> list[dict[str, Any]]:
@@ -207,10 +206,10 @@ class CocoImages(Dataset[AnnotatedImage]):
     """The images of a COCO file, each with its objects; crowd regions are left out."""
 
     def __init__(self, annotations: CocoAnnotations, folder: Path, places: np.ndarray) -> None:
-        """Read the images at `places` of `annotations` from `folder`."""
         self.annotations = annotations
         self.folder = folder
         self.places = places
+        """Of the images among the annotations."""
 
     def __len__(self) -> int:
         return len(self.places)
