@@ -161,9 +161,11 @@ def test_figures_are_those_of_a_confusion_matrix_and_of_torchmetrics() -> None:
     assert true[-1] == 0  # only ever predicted: its IoU is 0 and counts
     assert other[-1] > 0
     assert found.iou.tolist() == (diagonal / (true + other - diagonal).double()).tolist()
-    assert found.miou == pytest.approx(jaccard.compute().item(), abs=1e-6)
-    assert found.mean_accuracy == pytest.approx((diagonal[:-1] / true[:-1].double()).mean().item())
-    assert found.pixel_accuracy == pytest.approx(diagonal.sum().item() / pixels)
+    assert found.metrics["miou"] == pytest.approx(jaccard.compute().item(), abs=1e-6)
+    assert found.metrics["mean_accuracy"] == pytest.approx(
+        (diagonal[:-1] / true[:-1].double()).mean().item()
+    )
+    assert found.metrics["pixel_accuracy"] == pytest.approx(diagonal.sum().item() / pixels)
     assert found.loss == pytest.approx(loss / pixels, rel=1e-5)
     assert found.images == 4
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from vision_ttt.data import open_image
 from vision_ttt.errors import DamagedItem
-from vision_ttt.tasks.dense.task import normalise
 from vision_ttt.tasks.detection.evaluation import check_weights, detect, entries
 from vision_ttt.tasks.detection.pictures import (
     SHOWN_SCORE,
@@ -22,6 +21,7 @@ from vision_ttt.tasks.detection.pictures import (
     drawn_with_legend,
 )
 from vision_ttt.tasks.detection.transforms import TestTransform
+from vision_ttt.tasks.images.models import normalise
 from vision_ttt.tasks.images.predicting import ImagePredictor, Prediction, SeenImage
 
 

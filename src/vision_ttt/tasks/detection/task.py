@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,7 @@ from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem, UserError
 from vision_ttt.tasks.dense.config import check_below_root
-from vision_ttt.tasks.dense.task import DenseTask, input_statistics, normalise
+from vision_ttt.tasks.dense.task import DenseTask
 from vision_ttt.tasks.detection.config import DetectionData, DetectionSection
 from vision_ttt.tasks.detection.evaluation import (
     KINDS,
@@ -38,6 +39,7 @@ from vision_ttt.tasks.detection.evaluation import (
 )
 from vision_ttt.tasks.detection.transforms import Sample, TestTransform, TrainTransform
 from vision_ttt.tasks.images.metadata import described_data
+from vision_ttt.tasks.images.models import input_statistics, normalise
 
 _BLANK = 64  # pixels; side of the image that stands in where there is none
 
@@ -103,7 +105,7 @@ class Detection(DenseTask):
                 )
         images = CocoImages(train, data.folder("train"), train.places(data.empty_images))
         self.train_set = SeededItems(images, TrainTransform(data), self.config.run.seed)
-        self._set_test(data.folder("test"), data.shorter_side, data.longer_side)
+        self.set_test(data.folder("test"), data.shorter_side, data.longer_side)
 
     def collate(self, items: Sequence[Sample | DamagedItem]) -> Batch:
         """Return images [3, h, w] uint8, targets, sizes before, places, and the damaged ones."""
@@ -223,26 +225,8 @@ class Detection(DenseTask):
 
         return write_report(self, result)
 
-    def set_evaluation_data(self, metadata: ModelMetadata, part: Literal["train", "test"]) -> None:
-        """Set `test_set` to the annotations' images, of a part's folder, as a checkpoint says.
-
-        Raises:
-            DatasetError: the checkpoint's categories are not those of the data.
-        """
-        carried = metadata.carried
-        own = dict(zip(self.annotations.category_ids, self.classes, strict=True))
-        trained = dict(zip(carried["category_ids"], carried["classes"], strict=True))
-        if own != trained:
-            raise DatasetError(
-                f"{self.annotations.path} has {len(own)} categories, the checkpoint {len(trained)};"
-                f" they differ in {_differing(own, trained)}"
-            )
-        self.input = carried["input"]
-        self._set_test(
-            self.config.data.folder(part), carried["shorter_side"], carried["longer_side"]
-        )
-
-    def _set_test(self, folder: Any, shorter_side: int, longer_side: int) -> None:
+    def set_test(self, folder: Path, shorter_side: int, longer_side: int) -> None:
+        """Set `test_set` to the annotations' images in a folder."""
         images = CocoImages(self.annotations, folder, self.annotations.places())
         self.test_set = SeededItems(images, TestTransform(shorter_side, longer_side))
 
@@ -278,7 +262,16 @@ def reopen(
         check_below_root(described, (f"{part}_images", f"{part}_annotations"))
     config = TrainConfig(section, described, machine=MachineSection(**machine))
     task = Detection(config, read_coco(described.file(part)))
-    task.set_evaluation_data(metadata, part)
+    carried = metadata.carried
+    own = dict(zip(task.annotations.category_ids, task.classes, strict=True))
+    trained = dict(zip(carried["category_ids"], carried["classes"], strict=True))
+    if own != trained:
+        raise DatasetError(
+            f"{task.annotations.path} has {len(own)} categories, the checkpoint {len(trained)};"
+            f" they differ in {_differing(own, trained)}"
+        )
+    task.input = carried["input"]
+    task.set_test(described.folder(part), carried["shorter_side"], carried["longer_side"])
     return task
 
 

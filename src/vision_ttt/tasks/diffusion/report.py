@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from vision_ttt.diffusion import sample
-from vision_ttt.diffusion.pictures import grid, to_pixels, to_png
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import Picture, Section
+from vision_ttt.tasks.diffusion.pictures import grid, to_pixels, to_png
 from vision_ttt.tasks.images.figures import Curves, learning_curves, save
 
 if TYPE_CHECKING:

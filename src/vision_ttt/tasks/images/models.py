@@ -1,6 +1,6 @@
 """A model's arguments that follow from its images, and whether it accepts them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,3 +79,16 @@ def check_accepts(model: nn.Module, images: Tensor) -> None:
         ) from error
     finally:
         model.train(was_training)
+
+
+def input_statistics(name: str) -> dict[str, tuple[float, ...]]:
+    """Return mean and standard deviation of the colours that a backbone expects, by channel."""
+    config = model_config(name)
+    return {"mean": tuple(config.mean), "std": tuple(config.std)}
+
+
+def normalise(image: Tensor, statistics: Mapping[str, Sequence[float]]) -> Tensor:
+    """Return an image [3, H, W] of uint8 or of floats from 0 to 1 as the backbone expects it."""
+    scaled = image.float() / 255 if not image.is_floating_point() else image
+    mean, std = (scaled.new_tensor(statistics[key])[:, None, None] for key in ("mean", "std"))
+    return (scaled - mean) / std

@@ -58,7 +58,7 @@ def with_legend(picture: Image.Image, entries: Sequence[tuple[str, Colour]]) -> 
         return picture
     size = min(max(picture.height // 32, _SMALLEST), _LARGEST)
     font = ImageFont.truetype(findfont("DejaVu Sans"), size)  # matplotlib brings it along
-    shown = [(_shortened(name, font, _LONGEST * size), colour) for name, colour in entries]
+    shown = [(shortened(name, font, _LONGEST * size), colour) for name, colour in entries]
     line = round(1.5 * size)
     rows = min(max(picture.height // line, _FEWEST_ROWS), len(shown))
     columns = [shown[start : start + rows] for start in range(0, len(shown), rows)]
@@ -82,8 +82,8 @@ def with_legend(picture: Image.Image, entries: Sequence[tuple[str, Colour]]) -> 
     return canvas
 
 
-def _shortened(name: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """The name on one line, its end cut off where it is longer than `width` pixels."""
+def shortened(name: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """Return a name on one line, its end cut off where it is longer than `width` pixels."""
     name = " ".join(name.split())
     if font.getlength(name) <= width:
         return name

@@ -32,6 +32,10 @@ from vision_ttt.tasks.images.metadata import described_data
 from vision_ttt.tasks.images.models import check_accepts, data_config, model_arguments
 
 _WATCHED = 32  # images
+_AUGMENTATION = (
+    *("crop_scale", "crop_ratio", "horizontal_flip"),
+    *("color_jitter", "auto_augment", "random_erasing"),
+)
 
 
 class ImageTask(Task):
@@ -45,11 +49,7 @@ class ImageTask(Task):
     """timm's data config, from `prepare` on: input_size, mean, std, …"""
 
     def __init__(self, config: TrainConfig) -> None:
-        """Open the data.
-
-        Raises:
-            DatasetError, FileNotFoundError: the dataset cannot be used.
-        """
+        """Open the data; raises as :func:`vision_ttt.data.open_dataset` does."""
         self.config = config
         names = (field.name for field in dataclasses.fields(DatasetSpec))
         self.source = DatasetSpec(**{name: getattr(config.data, name) for name in names})
@@ -62,12 +62,7 @@ class ImageTask(Task):
         return self.data.classes
 
     def model_arguments(self) -> dict[str, Any]:
-        """Return the number of classes, the image size where it counts, and the config's own.
-
-        Raises:
-            ConfigError: the config states another number of classes than the data have, or an
-                argument that they decide.
-        """
+        """Return the number of classes, the image size where it counts, and the config's own."""
         data, model = self.config.data, self.config.model
         if data.num_classes not in (None, len(self.classes)):
             raise ConfigError(
@@ -86,25 +81,13 @@ class ImageTask(Task):
         """Raise ConfigError unless the model is one for this task."""
 
     def prepare(self, model: nn.Module) -> None:
-        """Set the images as `model` is to see them.
-
-        Raises:
-            ConfigError: the model is none for this task, or does not accept them; timm cannot read
-                `auto_augment`.
-        """
+        """Set the images as `model` is to see them."""
         self.check_model(model)
         data = self.config.data
         self.input = data_config(model, data.image_size, data.crop_fraction)
         try:
-            for_training = train_transform(
-                self.input,
-                crop_scale=data.crop_scale,
-                crop_ratio=data.crop_ratio,
-                horizontal_flip=data.horizontal_flip,
-                color_jitter=data.color_jitter,
-                auto_augment=data.auto_augment,
-                random_erasing=data.random_erasing,
-            )
+            augmentation = {name: getattr(data, name) for name in _AUGMENTATION}
+            for_training = train_transform(self.input, **augmentation)
         except (AssertionError, ValueError, KeyError) as error:  # timm's, on a policy unknown to it
             raise ConfigError(f"auto_augment is {data.auto_augment!r}: {error}") from error
         workers, seed = self.config.machine.num_workers, self.config.run.seed
@@ -140,15 +123,11 @@ class ImageTask(Task):
         }
 
     def set_evaluation_data(self, metadata: ModelMetadata, part: str = "test") -> None:
-        """Set `test_set` to a part of the data as the model of a checkpoint expects it.
-
-        Args:
-            part: "test", "train" or "all".
+        """Set `test_set` to a part of the data ("test", "train" or "all"), as a checkpoint has it.
 
         Raises:
             DatasetError: the checkpoint's classes are not those of the data, its model is not one
                 of RGB images, or its run held out other images of the same data for test.
-            ValueError: no such part.
         """
         carried = metadata.carried
         channels = carried["input"]["input_size"][0]

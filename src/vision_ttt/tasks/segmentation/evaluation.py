@@ -51,27 +51,16 @@ class SegmentationEvaluation:
         return self.intersections.double() / self.true
 
     @property
-    def miou(self) -> float:
-        """Mean of `iou` over the classes that are true or predicted anywhere."""
-        return self.iou.nanmean().item()
-
-    @property
-    def mean_accuracy(self) -> float:
-        """Mean of `accuracy` over the classes that are true anywhere."""
-        return self.accuracy.nanmean().item()
-
-    @property
-    def pixel_accuracy(self) -> float:
-        """Share of all pixels whose class is predicted."""
-        return (self.intersections.sum().double() / self.true.sum()).item()
-
-    @property
     def metrics(self) -> dict[str, float]:
-        """The means over classes and pixels."""
+        """The loss, and means over the classes that occur and over all pixels.
+
+        `miou` is over the classes that are true or predicted anywhere, `mean_accuracy` over those
+        that are true; `pixel_accuracy` is the share of all pixels whose class is predicted.
+        """
         return {
-            "miou": self.miou,
-            "mean_accuracy": self.mean_accuracy,
-            "pixel_accuracy": self.pixel_accuracy,
+            "miou": self.iou.nanmean().item(),
+            "mean_accuracy": self.accuracy.nanmean().item(),
+            "pixel_accuracy": (self.intersections.sum().double() / self.true.sum()).item(),
             "loss": self.loss,
         }
 

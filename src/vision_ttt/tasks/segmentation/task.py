@@ -27,8 +27,9 @@ from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.extras import require
 from vision_ttt.tasks.dense.config import check_below_root
-from vision_ttt.tasks.dense.task import DenseTask, input_statistics
+from vision_ttt.tasks.dense.task import DenseTask
 from vision_ttt.tasks.images.metadata import described_data
+from vision_ttt.tasks.images.models import input_statistics
 from vision_ttt.tasks.segmentation.config import SegmentationData
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, evaluate
 from vision_ttt.tasks.segmentation.logits import TestView
@@ -104,23 +105,6 @@ class Segmentation(DenseTask):
         self.view = TestView(data.evaluation, data.window, data.stride)
         transform = TestTransform(self.statistics, data.longer_side, data.test_shorter_side)
         self.test_set = SeededItems(items, transform)
-
-    def set_evaluation_data(self, metadata: ModelMetadata, part: str) -> None:
-        """Make a part of the data the test set, as the model of a checkpoint sees it.
-
-        Raises:
-            DatasetError: the checkpoint's classes are others.
-        """
-        known = tuple(metadata.carried["classes"])
-        if known != self.classes:
-            differing = sorted(set(known) ^ set(self.classes)) or ["their order"]
-            raise DatasetError(
-                f"the checkpoint has {len(known)} classes and the dataset {len(self.classes)};"
-                f" they differ in {', '.join(differing[:10])}"
-            )
-        self.statistics = {name: metadata.carried["input"][name] for name in ("mean", "std")}
-        items = ConcatDataset(self.parts.values()) if part == "all" else self.parts[part]
-        self.show(self.config.data, items)
 
     def collate(self, items: Sequence[LabelledTensors | DamagedItem]) -> Batch:
         """Return lists of the good images [3, h, w] and labels [H, W], and the damaged ones'
@@ -290,15 +274,24 @@ def reopen(
     fields = {name: value for name, value in changes.items() if name != "dataset"}
     if "dataset" in changes:
         fields = {"root_options": {}, **fields, "root": changes["dataset"]}
-    known = {_FORMER.get(name, name): value for name, value in metadata.data.items()}
+    former = {_FORMER.get(name, name): value for name, value in metadata.data.items()}
     shown = {name: metadata.carried["input"][name] for name in INPUT}
-    data = described_data(SegmentationData, {**known, **shown, **fields}, root="root")
+    data = described_data(SegmentationData, {**former, **shown, **fields}, root="root")
     parts = PARTS if part == "all" else (part,)
     if "dataset" in changes and data.root not in ROOTS:
         paths = [f"{each}_{kind}" for each in parts for kind in ("images", "masks")]
         check_below_root(data, [name for name in paths if name not in changes])
     opened = Segmentation(TrainConfig(section, data, machine=MachineSection(**machine)), parts)
-    opened.set_evaluation_data(metadata, part)
+    known = tuple(metadata.carried["classes"])
+    if known != opened.classes:
+        differing = sorted(set(known) ^ set(opened.classes)) or ["their order"]
+        raise DatasetError(
+            f"the checkpoint has {len(known)} classes and the dataset {len(opened.classes)};"
+            f" they differ in {', '.join(differing[:10])}"
+        )
+    opened.statistics = {name: metadata.carried["input"][name] for name in ("mean", "std")}
+    items = ConcatDataset(opened.parts.values()) if part == "all" else opened.parts[part]
+    opened.show(data, items)
     return opened
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchvision.transforms import functional as vision
 
 from vision_ttt.data.mask_folders import IGNORED, LabelledImage
-from vision_ttt.tasks.dense.task import normalise
+from vision_ttt.tasks.images.models import normalise
 
 _CROPS = 10  # tries to find one that no class fills
 _BRIGHTNESS = 32  # of 255 levels
