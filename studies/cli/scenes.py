@@ -77,8 +77,8 @@ def _finished_run(
     trained = train(config, resume="auto", progress=True)
     report(trained)
     single = config.task.name == "classification"
-    count = settings.count_objects if single else settings.count
-    counts = {f"{split}_images": count(split) for split in SPLITS}
+    kind = "objects" if single else "images"
+    counts = {f"{split}_images": settings.count(split, kind) for split in SPLITS}
     side = settings.object_side if single else settings.side
     result = describe_result(model, side, counts, trained, begun)
     classes = trained.task.figures(trained.evaluation)["classes"]

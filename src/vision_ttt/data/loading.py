@@ -73,26 +73,13 @@ class SeededItems(Dataset):
             return error
 
 
-class TransformedImages(SeededItems):
-    """Labelled images as tensors [3, H, W] with class and index.
-
-    Args:
-        images: a dataset of PIL images and classes.
-        transform: PIL image → tensor [3, H, W].
-        seed: of the augmentation.
-    """
-
-    def __init__(self, images: Dataset, transform: Transform, seed: int = 0) -> None:
-        super().__init__(images, partial(_transformed, transform), seed)
-
-
 def _transformed(transform: Transform, item: tuple[Image.Image, int], index: int) -> Item:
     image, target = item
     return transform(image), target, index
 
 
 class StreamedImages(IterableDataset):
-    """The same for datasets that can only be read in order (timm's wds/, tfds/, hfids/).
+    """Transformed images of datasets that are read in order only (timm's wds/, tfds/, hfids/).
 
     Their order is timm's; the augmentation depends on (seed, epoch, index), an image's index being
     its turn among the worker processes.
@@ -130,11 +117,11 @@ class StreamedImages(IterableDataset):
 
 def with_transform(
     images: Dataset, transform: Transform, seed: int, num_workers: int = 0
-) -> TransformedImages | StreamedImages:
-    """Return `images` as tensors by `transform`, whether they are random-access or streamed."""
+) -> SeededItems | StreamedImages:
+    """Return labelled images by `transform`, whether they are random-access or streamed."""
     if isinstance(images, IterableDataset):
         return StreamedImages(images, transform, seed, num_workers)
-    return TransformedImages(images, transform, seed)
+    return SeededItems(images, partial(_transformed, transform), seed)
 
 
 def collate(items: Sequence[Item], image_shape: Sequence[int] = (3, 1, 1)) -> Batch:

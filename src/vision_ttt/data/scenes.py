@@ -24,7 +24,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import faster_coco_eval.core.mask as rle_masks
 import numpy as np
@@ -79,13 +79,9 @@ class SceneSettings:
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ {lowest}")
 
-    def count(self, split: Split) -> int:
-        """The number of scenes of a split."""
-        return {"train": self.train_images, "test": self.test_images}[split]
-
-    def count_objects(self, split: Split) -> int:
-        """The number of pictures of single objects of a split."""
-        return {"train": self.train_objects, "test": self.test_objects}[split]
+    def count(self, split: Split, kind: Literal["images", "objects"] = "images") -> int:
+        """The number of scenes, or of pictures of single objects, of a split."""
+        return getattr(self, f"{split}_{kind}")
 
 
 def render_scenes(
@@ -190,12 +186,7 @@ def _render_split(
 
 
 def _coco_annotation(instance: Instance, number: int, image: int) -> dict[str, Any]:
-    """An instance as an annotation of a COCO file; its mask in run lengths, for it may have holes.
-
-    Args:
-        number: the annotation's id.
-        image: the image's id.
-    """
+    """An annotation of a COCO file; the mask is in run lengths, for it may have holes."""
     mask = rle_masks.encode(np.asfortranarray(instance.mask, dtype=np.uint8))
     return {
         "id": number,
@@ -221,6 +212,6 @@ def _render_objects(folder: Path, settings: SceneSettings, split: Split) -> None
     """Write the pictures of single objects, a folder per class."""
     for each in CLASSES:
         (folder / each.name).mkdir(parents=True, exist_ok=True)
-    for index in range(settings.count_objects(split)):
+    for index in range(settings.count(split, "objects")):
         picture, label = render_object(settings.seed, split, index, settings.object_side)
         picture.save(folder / CLASSES[label].name / f"{index:08d}.png")

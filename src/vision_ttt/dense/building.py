@@ -64,15 +64,13 @@ def build_segmenter(
     """A UperNet, or a linear layer, on a backbone of timm's registry, randomly initialised.
 
     Args:
-        name: of the backbone.
+        name, backbone_arguments: as in :func:`build_detector`.
         num_classes: of pixels.
-        dense: as in :func:`build_detector`, with the fields of :class:`SegmenterSizes`. ``maps``
-            may also be "tokens": a :class:`LinearSegmenter`, which has no sizes.
-        backbone_arguments: of the backbone's constructor.
+        dense: likewise, with the fields of :class:`SegmenterSizes`. ``maps`` may also be "tokens":
+            a :class:`LinearSegmenter`, which has no sizes.
 
     Raises:
-        DenseModelError: an unknown backbone or key, with the nearest known, or a value that is not
-            accepted.
+        DenseModelError: as :func:`build_detector`.
         MissingPackageError: transformers is not installed.
     """
     if dense.get("maps") == _OF_ONE_MAP:

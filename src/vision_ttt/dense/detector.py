@@ -37,11 +37,8 @@ class Detector(DenseModel):
 
     Args:
         maps: a map module, see :class:`vision_ttt.dense.model.DenseModel`.
-        num_classes: of objects, without the background.
+        num_classes: of objects, without the background; at least 1.
         sizes: of pyramid and heads.
-
-    Raises:
-        ValueError: ``num_classes`` is below 1.
     """
 
     class_layers = ("heads.box_predictor", "heads.mask_predictor.mask_fcn_logits")

@@ -92,10 +92,6 @@ class SpatialPrior(nn.Module):
 class ConvFFN(nn.Module):
     """fc₂ GELU(DWConv3×3(fc₁ x)) of a pyramid's tokens, each level convolved on its own grid.
 
-    Args:
-        dim: D.
-        hidden: width between the projections.
-
     Initialisation: projections normal with standard deviation 0.02, the convolution with variance
     2 / 9, biases zero.
     """
@@ -121,11 +117,8 @@ class ConvFFN(nn.Module):
 class Injector(nn.Module):
     """x + γ · attention(LN(x) → LN(c)): the backbone's tokens x read the pyramid c.
 
-    ViT-Adapter, Eq. 1. γ [D] starts at 0, so that a pre-trained backbone starts unchanged.
-
-    Args:
-        attention: of one level per level of the pyramid.
-        dim: D.
+    ViT-Adapter, Eq. 1. γ [D] starts at 0, so that a pre-trained backbone starts unchanged. The
+    attention has a level for each one of the pyramid.
     """
 
     def __init__(self, attention: DeformableAttention, dim: int) -> None:
@@ -153,11 +146,7 @@ class Extractor(nn.Module):
         c ← c + attention(LN(c) → LN(x))
         c ← c + FFN(LN(c))
 
-    Args:
-        attention: of one level.
-        ffn: e.g. :class:`ConvFFN`.
-        dim: D.
-        drop_path: stochastic depth of the FFN.
+    The attention is of one level, the FFN e.g. :class:`ConvFFN`, with stochastic depth.
     """
 
     def __init__(
@@ -180,12 +169,7 @@ class Extractor(nn.Module):
 
 
 class Interaction(nn.Module):
-    """What happens around a group of the backbone's blocks: injection before, extraction after.
-
-    Args:
-        injector: before the blocks.
-        extractors: after them, one after the other.
-    """
+    """Injection before a group of the backbone's blocks, and after it one or more extractors."""
 
     def __init__(self, injector: Injector, extractors: Sequence[Extractor]) -> None:
         super().__init__()

@@ -18,10 +18,7 @@ class VisionTransformerEncoder:
     """timm's VisionTransformer, of which DeiT is one, with the methods of a `PlainBackbone`.
 
     A sequence has N tokens: T of the image, row by row, and others. The encoder holds no
-    parameters: the model's keep their names.
-
-    Args:
-        model: with ``dynamic_img_size``.
+    parameters: those of the model, made with ``dynamic_img_size``, keep their names.
     """
 
     def __init__(self, model: VisionTransformer) -> None:
@@ -73,9 +70,8 @@ def headless(backbone: str | nn.Module) -> nn.Module:
         backbone: a model, which is changed, or the name of one, built with random weights.
 
     Raises:
-        RuntimeError: no model has this name.
-        TypeError: the model is not plain.
-        ValueError: it accepts images of one size only, or its patches overlap.
+        RuntimeError, TypeError, ValueError: as :class:`TokenMap`, but any patches are accepted
+            that do not overlap.
     """
     backbone = _plain(backbone)
     backbone.prune_intermediate_layers([len(backbone.blocks) - 1], prune_norm=True)

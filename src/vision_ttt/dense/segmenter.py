@@ -26,11 +26,10 @@ class Segmenter(DenseModel):
 
     Args:
         maps: a map module, see :class:`vision_ttt.dense.model.DenseModel`.
-        num_classes: of pixels.
+        num_classes: of pixels, at least 2.
         sizes: of the heads.
 
     Raises:
-        ValueError: ``num_classes`` is below 2.
         MissingPackageError: transformers is not installed.
     """
 
@@ -79,10 +78,7 @@ class LinearSegmenter(DenseModel):
 
     Args:
         maps: a :class:`vision_ttt.dense.TokenMap`.
-        num_classes: of pixels.
-
-    Raises:
-        ValueError: ``num_classes`` is below 2.
+        num_classes: of pixels, at least 2.
     """
 
     class_layers = ("head",)
@@ -97,15 +93,7 @@ class LinearSegmenter(DenseModel):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor, auxiliary: bool = False) -> Tensor | tuple[Tensor]:
-        """Logits [B, num_classes, H, W], float32, of images [B, 3, H, W].
-
-        Args:
-            images: normalised, of any size.
-            auxiliary: return a tuple, of these logits alone: there is no auxiliary head.
-
-        Raises:
-            ValueError: the images' shape is another.
-        """
+        """Logits as of :meth:`Segmenter.forward`; with ``auxiliary`` alone in a tuple."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be [B, 3, H, W], got {list(images.shape)}")
         (tokens,) = self.maps(images)

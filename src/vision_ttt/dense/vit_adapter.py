@@ -134,11 +134,7 @@ class ViTAdapter(nn.Module):
             interaction.grad_checkpointing = enable
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Four maps, finest first.
-
-        Raises:
-            ValueError: images are not [B, C, H, W] with the backbone's C and sides of at least 1.
-        """
+        """Four maps, finest first."""
         if images.ndim != 4 or images.shape[1] != self.in_chans or 0 in images.shape[2:]:
             raise ValueError(f"images must be [B, {self.in_chans}, H, W], got {list(images.shape)}")
         height, width = images.shape[2:]

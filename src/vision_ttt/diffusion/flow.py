@@ -9,7 +9,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from vision_ttt.diffusion.solver import Predict, Solver
+from vision_ttt.diffusion.noise import Predict, Solver
 
 TIME_SCALE = 1000
 """The model receives 1000 σ, times of the range of noise prediction's."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.section import NOT_NEGATIVE, SHARE, number
-from vision_ttt.tasks.images.config import HasImageBackbone, ImageData, check_repeats
+from vision_ttt.tasks.images.config import ImageData, check_repeats
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -16,11 +16,10 @@ if TYPE_CHECKING:  # they need PyTorch
     from vision_ttt.engine.checkpoint import ModelMetadata
     from vision_ttt.tasks.classification.predict import ClassPredictor
     from vision_ttt.tasks.classification.task import Classification
-    from vision_ttt.tasks.images.backbones import ImageBackbone
 
 
 @dataclass(frozen=True)
-class ClassificationSection(TaskSection, HasImageBackbone):
+class ClassificationSection(TaskSection):
     """Classification of images by cross-entropy."""
 
     name: Literal["classification"] = "classification"
@@ -83,7 +82,7 @@ class ClassificationSection(TaskSection, HasImageBackbone):
     @classmethod
     def rebuild(cls, metadata: ModelMetadata) -> nn.Module:
         """Build the classifier that a checkpoint describes."""
-        from vision_ttt.tasks.images.metadata import rebuild
+        from vision_ttt.tasks.images.models import rebuild
 
         return rebuild(metadata)
 
@@ -105,15 +104,3 @@ class ClassificationSection(TaskSection, HasImageBackbone):
         from vision_ttt.tasks.classification.predict import ClassPredictor
 
         return ClassPredictor(model, metadata, topk=5 if topk is None else topk, **options)
-
-    @classmethod
-    def image_backbone(
-        cls, model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
-    ) -> ImageBackbone:
-        """Return the classifier itself; without `shorter_side` it sees what predict shows it."""
-        from vision_ttt.tasks.images.backbones import classifier_backbone
-
-        input_config = metadata.carried["input"]
-        return classifier_backbone(
-            model, metadata.model, metadata.model_args, input_config, shorter_side
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +20,49 @@ from vision_ttt.engine.evaluation import at_least_one, autocast, rows_of_items
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.models import DiT3
-from vision_ttt.tasks.classification.evaluation import ClassifierEvaluation, summarise
 from vision_ttt.tasks.images.task import ImageTask
+
+
+@dataclass(frozen=True)
+class ClassifierEvaluation:
+    """What a model says about a dataset of N images in C classes."""
+
+    loss: float
+    """Mean cross-entropy in nats."""
+    accuracy: float
+    """Share of images whose most probable class is theirs, from 0 to 1."""
+    top5_accuracy: float
+    """Share of images whose class is among the five most probable, from 0 to 1."""
+    targets: Tensor
+    """True class indices [N], in the dataset's order, damaged images left out."""
+    predictions: Tensor
+    """Most probable class indices [N]."""
+    probabilities: Tensor
+    """Class probabilities [N, C] float32."""
+    confusion: Tensor
+    """Counts [C, C]: row = true class, column = predicted class."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Loss and accuracy."""
+        return {"loss": self.loss, "accuracy": self.accuracy}
+
+
+def summarise(logits: Tensor, targets: Tensor) -> ClassifierEvaluation:
+    """Return the evaluation of logits [N, C] against class indices [N]."""
+    count, classes = logits.shape
+    predictions = logits.argmax(dim=1)
+    top = logits.topk(min(5, classes), dim=1).indices
+    pairs = targets * classes + predictions
+    return ClassifierEvaluation(
+        loss=F.cross_entropy(logits, targets).item(),
+        accuracy=(predictions == targets).sum().item() / count,
+        top5_accuracy=(top == targets[:, None]).any(dim=1).sum().item() / count,
+        targets=targets,
+        predictions=predictions,
+        probabilities=logits.softmax(dim=1),
+        confusion=torch.bincount(pairs, minlength=classes**2).reshape(classes, classes),
+    )
 
 
 class Classification(ImageTask):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,8 @@ class DenseTask(Task):
 
     unit = "images"
     config: TrainConfig
-
-    @property
-    @abstractmethod
-    def classes(self) -> Sequence[str]:
-        """Class names, by index."""
+    classes: tuple[str, ...]
+    """Class names, by index."""
 
     def model_arguments(self) -> dict[str, Any]:
         """Return the number of classes, the parts around the backbone, and the backbone's own."""

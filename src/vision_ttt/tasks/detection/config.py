@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # they need PyTorch
     from vision_ttt.engine.checkpoint import ModelMetadata
     from vision_ttt.tasks.detection.predict import ObjectPredictor
     from vision_ttt.tasks.detection.task import Detection
-    from vision_ttt.tasks.images.backbones import ImageBackbone
 
 _SIDE = Range(32, 16_384, "from 32 to 16,384")
 
@@ -98,7 +97,7 @@ class DetectionSection(DenseSection):
     def rebuild(cls, metadata: ModelMetadata) -> nn.Module:
         """Build the detector that a checkpoint describes."""
         require("dense", "detection")
-        from vision_ttt.tasks.detection.metadata import rebuild
+        from vision_ttt.tasks.detection.task import rebuild
 
         return rebuild(metadata)
 
@@ -127,19 +126,3 @@ class DetectionSection(DenseSection):
         from vision_ttt.tasks.detection.predict import ObjectPredictor
 
         return ObjectPredictor(model, metadata, **options)
-
-    @classmethod
-    def image_backbone(
-        cls, model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
-    ) -> ImageBackbone:
-        """Return the detector's backbone, on whole images of the size at test."""
-        require("dense", "detection")
-        from vision_ttt.tasks.images.backbones import dense_backbone
-
-        carried = metadata.carried
-        return dense_backbone(
-            model.maps,
-            carried["input"],
-            shorter_side=shorter_side,
-            at_test=(carried["shorter_side"], carried["longer_side"]),
-        )

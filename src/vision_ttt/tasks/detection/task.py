@@ -22,6 +22,7 @@ from vision_ttt.dense.detector import Detector
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import MachineSection, TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
+from vision_ttt.engine.described import check_number, check_texts, check_whole_numbers
 from vision_ttt.engine.evaluation import autocast, objects_of_items
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
@@ -38,8 +39,13 @@ from vision_ttt.tasks.detection.evaluation import (
     summarise,
 )
 from vision_ttt.tasks.detection.transforms import Sample, TestTransform, TrainTransform
-from vision_ttt.tasks.images.metadata import described_data
-from vision_ttt.tasks.images.models import input_statistics, normalise
+from vision_ttt.tasks.images.models import (
+    SIDE,
+    check_statistics,
+    described_data,
+    input_statistics,
+    normalise,
+)
 
 _BLANK = 64  # pixels; side of the image that stands in where there is none
 
@@ -62,12 +68,8 @@ class Detection(DenseTask):
         self.config = config
         self.annotations = test
         self.train_annotations = train
+        self.classes = test.classes
         self.precision = config.machine.precision
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names; the label of the first is 1."""
-        return self.annotations.classes
 
     def build_model(self, name: str, arguments: Mapping[str, Any]) -> Detector:
         """Build the detector on the backbone `name`; see `vision_ttt.dense.build_detector`."""
@@ -232,6 +234,36 @@ class Detection(DenseTask):
 
     def _normalised(self, images: Sequence[Tensor]) -> list[Tensor]:
         return list(map(partial(normalise, statistics=self.input), images))
+
+
+def rebuild(metadata: ModelMetadata) -> Detector:
+    """Build the detector that a checkpoint describes, randomly initialised.
+
+    Raises:
+        ValueError, TypeError, KeyError: the description is damaged.
+    """
+    _check_carried(metadata)
+    return build_detector(metadata.model, **metadata.model_args)
+
+
+def _check_carried(metadata: ModelMetadata) -> None:
+    """Check what a checkpoint carries.
+
+    It is: `classes`, the names by label - 1; `category_ids`, theirs in the data; `input`, mean and
+    standard deviation of the colours; `shorter_side` and `longer_side` of the images in pixels;
+    `ids_in_names`, whether files are named by their images' ids.
+    """
+    carried = metadata.carried
+    count = metadata.model_args["num_classes"]
+    check_texts("classes", carried["classes"], count)
+    check_whole_numbers("category_ids", carried["category_ids"], count)
+    if len(set(carried["category_ids"])) != count:
+        raise ValueError("category_ids has one twice")
+    for name in ("shorter_side", "longer_side"):
+        check_number(name, carried[name], SIDE, whole=True)
+    check_statistics(carried["input"])
+    if not isinstance(carried["ids_in_names"], bool):
+        raise TypeError("ids_in_names is not true or false")
 
 
 def reopen(

@@ -59,7 +59,7 @@ class DiffusionSection(TaskSection):
     @classmethod
     def rebuild(cls, metadata: ModelMetadata) -> nn.Module:
         """Build the model that a checkpoint describes."""
-        from vision_ttt.tasks.images.metadata import rebuild
+        from vision_ttt.tasks.images.models import rebuild
 
         process = metadata.carried["process"]
         if not isinstance(process, dict):

@@ -19,7 +19,8 @@ from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import UserError
 from vision_ttt.models.registry import is_model
-from vision_ttt.tasks.images.config import HasImageBackbone
+from vision_ttt.tasks.classification.config import ClassificationSection
+from vision_ttt.tasks.dense.config import DenseSection
 from vision_ttt.tasks.images.models import data_config, normalise
 
 _USUAL_REDUCTION = 32  # pixels per cell of the last feature map, for models that do not tell
@@ -113,17 +114,24 @@ def classifier_backbone(
 def checkpoint_backbone(
     model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
 ) -> ImageBackbone:
-    """The backbone of a checkpoint's model; see :class:`HasImageBackbone`.
+    """The backbone of a checkpoint's model, as its task shows it images.
+
+    Args:
+        shorter_side: in pixels, of whole images; None: as the task shows images at test.
 
     Raises:
-        UserError: the task's models have none.
+        UserError: the model has none.
     """
-    section = tasks.find(metadata.task["name"])
-    if not issubclass(section, HasImageBackbone):
-        raise UserError(
-            f"the checkpoint holds {section.HOLDS}; it has no image backbone to explain"
-        )
-    return section.image_backbone(model, metadata, shorter_side=shorter_side)
+    carried, section = metadata.carried, tasks.find(metadata.task["name"])
+    if issubclass(section, DenseSection):
+        shown = {**carried, **carried["input"]}
+        shorter = shown["test_shorter_side" if "test_shorter_side" in shown else "shorter_side"]
+        at_test = (shorter, shown["longer_side"])
+        return dense_backbone(model.maps, shown, shorter_side=shorter_side, at_test=at_test)
+    if issubclass(section, ClassificationSection):
+        own = (metadata.model, metadata.model_args, carried["input"])
+        return classifier_backbone(model, *own, shorter_side)
+    raise UserError(f"the checkpoint holds {section.HOLDS}; it has no image backbone to explain")
 
 
 def named_backbone(

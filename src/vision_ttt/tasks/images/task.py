@@ -28,8 +28,13 @@ from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError, MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.task import Batch, Task
 from vision_ttt.tasks.images.config import ImageData
-from vision_ttt.tasks.images.metadata import described_data
-from vision_ttt.tasks.images.models import check_accepts, data_config, model_arguments
+from vision_ttt.tasks.images.models import (
+    check_accepts,
+    check_classes,
+    data_config,
+    described_data,
+    model_arguments,
+)
 
 _WATCHED = 32  # images
 _AUGMENTATION = (
@@ -122,38 +127,6 @@ class ImageTask(Task):
             "test_images": len(self.data.test),
         }
 
-    def set_evaluation_data(self, metadata: ModelMetadata, part: str = "test") -> None:
-        """Set `test_set` to a part of the data ("test", "train" or "all"), as a checkpoint has it.
-
-        Raises:
-            DatasetError: the checkpoint's classes are not those of the data, its model is not one
-                of RGB images, or its run held out other images of the same data for test.
-        """
-        carried = metadata.carried
-        channels = carried["input"]["input_size"][0]
-        if channels != 3:
-            raise DatasetError(
-                f"the checkpoint's model expects {channels} channels; images are RGB, of 3"
-            )
-        if tuple(carried["classes"]) != self.classes:
-            differing = sorted(set(carried["classes"]) ^ set(self.classes)) or ["their order"]
-            raise DatasetError(
-                f"the checkpoint has {len(carried['classes'])} classes and the dataset"
-                f" {len(self.classes)}; they differ in {', '.join(differing[:10])}"
-            )
-        then = carried.get("held_out")  # checkpoints of earlier versions do not say it
-        same_data = metadata.data.get("dataset") == self.source.dataset
-        if part != "all" and same_data and then not in (None, self.data.held_out):
-            raise DatasetError(
-                f"other images of {self.source.dataset} would be held out for test now than in the"
-                " checkpoint's run, which was trained on some of them: files were added, removed or"
-                " renamed, or test_fraction was another; take part 'all' (--split all)"
-            )
-        self.input = carried["input"]
-        transform = evaluation_transform(self.input)
-        workers = self.config.machine.num_workers
-        self.test_set = with_transform(self.data.part(part), transform, 0, workers)
-
 
 def reopen(
     section: TaskSection,
@@ -172,15 +145,33 @@ def reopen(
         machine: fields of the section `machine`.
 
     Raises:
-        DatasetError: the checkpoint holds no dataset and none is given, or the dataset's classes
-            are not the model's, or the description of the dataset is damaged.
+        UserError: the checkpoint holds no dataset and none is given, or its description is damaged;
+            the classes are not the model's, or that is not one of RGB images; the run held out
+            other images of the same data for test.
     """
     data = {**metadata.data, **changes}
     if "dataset" in changes:
         data = {**changes, "num_classes": len(metadata.carried["classes"])}
     described = described_data(ImageData, data, root="dataset")
     opened = section.open(TrainConfig(section, described, machine=MachineSection(**machine)))
-    opened.set_evaluation_data(metadata, part)
+    channels = metadata.carried["input"]["input_size"][0]
+    if channels != 3:
+        raise DatasetError(
+            f"the checkpoint's model expects {channels} channels; images are RGB, of 3"
+        )
+    check_classes(metadata, opened.classes)
+    then = metadata.carried.get("held_out")  # checkpoints of earlier versions do not say it
+    same_data = metadata.data.get("dataset") == opened.source.dataset
+    if part != "all" and same_data and then not in (None, opened.data.held_out):
+        raise DatasetError(
+            f"other images of {opened.source.dataset} would be held out for test now than in the"
+            " checkpoint's run, which was trained on some of them: files were added, removed or"
+            " renamed, or test_fraction was another; take part 'all' (--split all)"
+        )
+    opened.input = metadata.carried["input"]
+    transform = evaluation_transform(opened.input)
+    workers = opened.config.machine.num_workers
+    opened.test_set = with_transform(opened.data.part(part), transform, 0, workers)
     return opened
 
 

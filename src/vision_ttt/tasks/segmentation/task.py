@@ -14,44 +14,41 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-from vision_ttt.data import DatasetError, SeededItems
+from vision_ttt.data import SeededItems
 from vision_ttt.data.loading import without_damaged
 from vision_ttt.data.mask_folders import IGNORED, open_mask_folders, read_classes
 from vision_ttt.dense.building import build_segmenter
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
+from vision_ttt.engine.described import check_numbers, check_texts, check_whole_numbers
 from vision_ttt.engine.evaluation import autocast
+from vision_ttt.engine.section import Range
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.errors import DamagedItem
 from vision_ttt.extras import require
 from vision_ttt.tasks.dense.config import check_below_root
 from vision_ttt.tasks.dense.task import DenseTask
-from vision_ttt.tasks.images.metadata import described_data
-from vision_ttt.tasks.images.models import input_statistics
-from vision_ttt.tasks.segmentation.config import SegmentationData
+from vision_ttt.tasks.images.models import (
+    check_classes,
+    check_statistics,
+    described_data,
+    input_statistics,
+)
+from vision_ttt.tasks.segmentation.config import ROOTS, SegmentationData
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, evaluate
 from vision_ttt.tasks.segmentation.logits import TestView
-from vision_ttt.tasks.segmentation.metadata import INPUT
 from vision_ttt.tasks.segmentation.pictures import class_colours
-from vision_ttt.tasks.segmentation.roots import ROOTS
 from vision_ttt.tasks.segmentation.transforms import LabelledTensors, TestTransform, TrainTransform
 
 PARTS = ("train", "test")
+_BYTE = Range(0, 255, "from 0 to 255")
+_INPUT = ("longer_side", "test_shorter_side", "evaluation", "window", "stride")
+"""The fields of `SegmentationData` that say how a model sees images at test."""
 _FORMER = {"letters": "root_options"}
 """Name of a field in checkpoints of earlier versions → its present name."""
 _LEAST_IMAGES = 2  # that a batch norm over one pixel of each image accepts, where there is one
-_OF_TRAINING = (
-    "crop_size",
-    "longer_side",
-    "shorter_side",
-    "scale_min",
-    "scale_max",
-    "largest_class_share",
-    "horizontal_flip",
-    "photometric_distortion",
-)
 
 
 class Segmentation(DenseTask):
@@ -74,16 +71,11 @@ class Segmentation(DenseTask):
         """
         require("dense", "segmentation")
         self.config = config
-        self._classes, self.parts = open_parts(config.data, parts)
+        self.classes, self.parts = open_parts(config.data, parts)
         self.precision = config.machine.precision
         self.auxiliary_weight = config.task.auxiliary_weight
         self.least_images = 1 if config.task.maps == "tokens" else _LEAST_IMAGES
-        self.palette = class_colours(self._classes)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names, by index."""
-        return self._classes
+        self.palette = class_colours(self.classes)
 
     def build_model(self, name: str, arguments: Mapping[str, Any]) -> nn.Module:
         """Build the segmenter on a backbone, randomly initialised."""
@@ -91,17 +83,15 @@ class Segmentation(DenseTask):
 
     def prepare(self, model: nn.Module) -> None:
         """Set the images as `model` is to see them."""
-        data, workers_seed = self.config.data, self.config.run.seed
+        data = self.config.data
         self.statistics = input_statistics(self.config.model.name)
-        for_training = TrainTransform(
-            self.statistics, **{name: getattr(data, name) for name in _OF_TRAINING}
-        )
-        self.train_set = SeededItems(self.parts["train"], for_training, workers_seed)
+        for_training = TrainTransform(self.statistics, data)
+        self.train_set = SeededItems(self.parts["train"], for_training, self.config.run.seed)
         self.show(data, self.parts["test"])
 
     def show(self, data: SegmentationData, items: Dataset) -> None:
         """Set the test images, and how the model sees them."""
-        self.input = {name: getattr(data, name) for name in INPUT}
+        self.input = {name: getattr(data, name) for name in _INPUT}
         self.view = TestView(data.evaluation, data.window, data.stride)
         transform = TestTransform(self.statistics, data.longer_side, data.test_shorter_side)
         self.test_set = SeededItems(items, transform)
@@ -250,6 +240,30 @@ def open_parts(
     }
 
 
+def rebuild(metadata: ModelMetadata) -> nn.Module:
+    """Build the model that a checkpoint describes, randomly initialised.
+
+    Raises:
+        ValueError, TypeError, KeyError: the description is damaged.
+    """
+    _check_carried(metadata)
+    return build_segmenter(metadata.model, **metadata.model_args)
+
+
+def _check_carried(metadata: ModelMetadata) -> None:
+    carried = metadata.carried
+    check_texts("classes", carried["classes"], metadata.model_args["num_classes"])
+    colours = carried["palette"]
+    if not isinstance(colours, Sequence) or len(colours) != len(carried["classes"]):
+        raise ValueError("palette does not have a colour for each class")
+    for place, colour in enumerate(colours):
+        check_whole_numbers(f"palette[{place}]", colour, 3)
+        check_numbers(f"palette[{place}]", colour, 3, _BYTE)
+    check_statistics(carried["input"])
+    shown = {name: carried["input"][name] for name in _INPUT}
+    SegmentationData(**shown, shorter_side=shown["test_shorter_side"])  # checks them
+
+
 def reopen(
     section: TaskSection,
     metadata: ModelMetadata,
@@ -275,20 +289,14 @@ def reopen(
     if "dataset" in changes:
         fields = {"root_options": {}, **fields, "root": changes["dataset"]}
     former = {_FORMER.get(name, name): value for name, value in metadata.data.items()}
-    shown = {name: metadata.carried["input"][name] for name in INPUT}
+    shown = {name: metadata.carried["input"][name] for name in _INPUT}
     data = described_data(SegmentationData, {**former, **shown, **fields}, root="root")
     parts = PARTS if part == "all" else (part,)
     if "dataset" in changes and data.root not in ROOTS:
         paths = [f"{each}_{kind}" for each in parts for kind in ("images", "masks")]
         check_below_root(data, [name for name in paths if name not in changes])
     opened = Segmentation(TrainConfig(section, data, machine=MachineSection(**machine)), parts)
-    known = tuple(metadata.carried["classes"])
-    if known != opened.classes:
-        differing = sorted(set(known) ^ set(opened.classes)) or ["their order"]
-        raise DatasetError(
-            f"the checkpoint has {len(known)} classes and the dataset {len(opened.classes)};"
-            f" they differ in {', '.join(differing[:10])}"
-        )
+    check_classes(metadata, opened.classes)
     opened.statistics = {name: metadata.carried["input"][name] for name in ("mean", "std")}
     items = ConcatDataset(opened.parts.values()) if part == "all" else opened.parts[part]
     opened.show(data, items)
