@@ -282,7 +282,7 @@ def test_a_damaged_description_is_refused(result: TrainResult, changes: dict[str
     with pytest.raises((ValueError, TypeError, KeyError)):
         DetectionSection.rebuild(damaged)
     machine = {"part": "test", "precision": "float32", "num_workers": 0}
-    with pytest.raises(UserError, match="does not name its data; give --dataset"):
+    with pytest.raises(UserError, match="does not name its dataset; give --dataset"):
         DetectionSection.reopen(replace(metadata, data={}), {}, **machine)
     with pytest.raises(UserError, match=r"the checkpoint's data: .*unexpected.*colour"):
         DetectionSection.reopen(

@@ -15,7 +15,6 @@ from vision_ttt.engine.parallel import make_accelerator
 from vision_ttt.tasks.segmentation import logits as logits_module
 from vision_ttt.tasks.segmentation.evaluation import (
     SegmentationEvaluation,
-    evaluate,
     measured,
 )
 from vision_ttt.tasks.segmentation.logits import (
@@ -25,6 +24,7 @@ from vision_ttt.tasks.segmentation.logits import (
     sliding_logits,
     window_places,
 )
+from vision_ttt.tasks.segmentation.task import Segmentation
 
 CLASSES = 5
 
@@ -33,6 +33,11 @@ def _per_pixel(images: Tensor) -> Tensor:
     """Logits that depend on a pixel alone: windows cannot change them."""
     weights = torch.linspace(-1, 1, CLASSES * 3).view(CLASSES, 3, 1, 1)
     return F.conv2d(images, weights)
+
+
+class _PerPixel(torch.nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return _per_pixel(images)
 
 
 def _blurred(images: Tensor) -> Tensor:
@@ -125,15 +130,15 @@ def _batches(sizes: list[tuple[int, int]], labels_below: int) -> list[dict]:
 
 
 def _evaluate(batches: list[dict], classes: int = CLASSES) -> SegmentationEvaluation:
-    model = torch.nn.Identity()
-    view = TestView("whole", 1, 1)
-    return evaluate(
-        view.segment(_per_pixel, classes, "float32"),
-        model,
+    task = Segmentation.__new__(Segmentation)  # without data: these are the batches
+    task.classes, task.precision = ("",) * classes, "float32"
+    task.view = TestView("whole", 1, 1)
+    return task.evaluate(
+        _PerPixel(),
         batches,
         make_accelerator(),
-        num_classes=classes,
         damaged=DamagedItems(skip=True),
+        between=lambda: None,
     )
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
+import faster_coco_eval.core.mask as rle_masks
 import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vision_ttt.data.coco_checks import Rle, encoded, mask_area
+from vision_ttt.data.coco_checks import Rle, encoded
 from vision_ttt.data.images import ImageError, open_labelled
 from vision_ttt.errors import DamagedItem
 
@@ -189,7 +190,7 @@ class CocoAnnotations:
                     "image_id": int(self.image_ids[index]),
                     "category_id": self.category_ids[self.labels[place] - 1],
                     "bbox": self.boxes[place].tolist(),
-                    "area": mask_area(mask) if np.isnan(area) else area,
+                    "area": float(rle_masks.area(mask)) if np.isnan(area) else area,
                     "iscrowd": int(self.crowd[place]),
                     "segmentation": mask,
                 }

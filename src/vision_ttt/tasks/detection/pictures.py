@@ -81,6 +81,7 @@ def drawn(
         font_size=size,
         label_colors=["black" if each else "white" for each in light],
         label_background_colors=own,
+        fill_labels=True,
     )
     return to_pil_image(shown)
 

@@ -182,7 +182,7 @@ def described_data(kind: type[_Data], data: Mapping[str, Any], *, root: str) -> 
         UserError: that field is missing, or there is one that the section does not have.
     """
     if root not in data:
-        raise UserError("the checkpoint does not name its data; give --dataset")
+        raise UserError("the checkpoint does not name its dataset; give --dataset")
     try:
         return kind(**data)
     except TypeError as error:  # of another version, or damaged

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import Tensor
 
-from vision_ttt.data import DatasetError
 from vision_ttt.data.mask_folders import IGNORED
-from vision_ttt.engine.damaged import DamagedItems
-from vision_ttt.engine.evaluation import rows_of_items
-from vision_ttt.engine.task import Batch
-from vision_ttt.errors import DamagedModel
 from vision_ttt.tasks.segmentation.logits import resized_bands
-
-Segment = Callable[[Tensor], Tensor]
-"""From an image [3, h, w] to its logits [C, h, w]."""
 
 
 @dataclass(frozen=True)
@@ -63,58 +51,6 @@ class SegmentationEvaluation:
             "pixel_accuracy": (self.intersections.sum().double() / self.true.sum()).item(),
             "loss": self.loss,
         }
-
-
-def evaluate(
-    segment: Segment,
-    model: nn.Module,
-    loader: DataLoader,
-    accelerator: Accelerator,
-    *,
-    num_classes: int,
-    damaged: DamagedItems,
-    between: Callable[[], None] = lambda: None,
-) -> SegmentationEvaluation:
-    """Run `segment` over `loader`, which holds this process's images.
-
-    Every process gets the evaluation of all images, each of which counts once. Logits are resized
-    to the masks' own sizes. `between` is called before each batch; what it raises ends the
-    evaluation.
-
-    Args:
-        segment: an image's logits by `model`, which is in evaluation mode meanwhile.
-        num_classes: C.
-
-    Raises:
-        DamagedItem: an image or mask cannot be read and is not to be skipped.
-        DatasetError: there is no image, or no pixel with a class.
-        DamagedModel: the loss is not finite: the classes of such logits mean nothing.
-    """
-
-    def measure(batch: Batch) -> dict[str, Tensor]:
-        each = [
-            measured(segment(image), labels)
-            for image, labels in zip(batch["images"], batch["labels"], strict=True)
-        ]
-        if not each:
-            return {
-                "counts": torch.zeros(0, 3, num_classes, dtype=torch.int64),
-                "loss": torch.zeros(0, dtype=torch.float64),
-            }
-        counts, losses = zip(*each, strict=True)
-        return {"counts": torch.stack(counts), "loss": torch.stack(losses)}
-
-    rows = rows_of_items(measure, model, loader, accelerator, damaged=damaged, between=between)
-    intersections, predicted, true = rows["counts"].sum(dim=0)
-    pixels = int(true.sum())
-    if not pixels:
-        raise DatasetError(f"no pixel of the {len(rows['loss'])} test images has a class")
-    loss = rows["loss"].sum().item() / pixels
-    if not math.isfinite(loss):
-        raise DamagedModel(
-            f"the model's loss is {loss}: its weights are damaged, or it has diverged"
-        )
-    return SegmentationEvaluation(intersections, predicted, true, loss, len(rows["loss"]))
 
 
 def measured(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-from vision_ttt.data import SeededItems
+from vision_ttt.data import DatasetError, SeededItems
 from vision_ttt.data.loading import without_damaged
 from vision_ttt.data.mask_folders import IGNORED, open_mask_folders, read_classes
 from vision_ttt.dense.building import build_segmenter
@@ -22,11 +23,11 @@ from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.described import check_numbers, check_texts, check_whole_numbers
-from vision_ttt.engine.evaluation import autocast
+from vision_ttt.engine.evaluation import autocast, rows_of_items
 from vision_ttt.engine.section import Range
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.errors import DamagedItem
+from vision_ttt.errors import DamagedItem, DamagedModel
 from vision_ttt.extras import require
 from vision_ttt.tasks.dense.config import check_below_root
 from vision_ttt.tasks.dense.task import DenseTask
@@ -37,7 +38,7 @@ from vision_ttt.tasks.images.models import (
     input_statistics,
 )
 from vision_ttt.tasks.segmentation.config import ROOTS, SegmentationData
-from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, evaluate
+from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, measured
 from vision_ttt.tasks.segmentation.logits import TestView
 from vision_ttt.tasks.segmentation.pictures import class_colours
 from vision_ttt.tasks.segmentation.transforms import LabelledTensors, TestTransform, TrainTransform
@@ -139,16 +140,39 @@ class Segmentation(DenseTask):
         damaged: DamagedItems,
         between: Callable[[], None],
     ) -> SegmentationEvaluation:
-        """Return intersections, unions and loss at the masks' own sizes."""
-        return evaluate(
-            self.view.segment(model, len(self.classes), self.precision),
-            model,
-            loader,
-            accelerator,
-            num_classes=len(self.classes),
-            damaged=damaged,
-            between=between,
-        )
+        """Return intersections, unions and loss at the masks' own sizes.
+
+        Raises:
+            DatasetError: no pixel has a class.
+            DamagedModel: the loss is not finite: the classes of such logits mean nothing.
+        """
+        classes = len(self.classes)
+        segment = self.view.segment(model, classes, self.precision)
+
+        def measure(batch: Batch) -> dict[str, Tensor]:
+            each = [
+                measured(segment(image), labels)
+                for image, labels in zip(batch["images"], batch["labels"], strict=True)
+            ]
+            if not each:
+                return {
+                    "counts": torch.zeros(0, 3, classes, dtype=torch.int64),
+                    "loss": torch.zeros(0, dtype=torch.float64),
+                }
+            counts, losses = zip(*each, strict=True)
+            return {"counts": torch.stack(counts), "loss": torch.stack(losses)}
+
+        rows = rows_of_items(measure, model, loader, accelerator, damaged=damaged, between=between)
+        intersections, predicted, true = rows["counts"].sum(dim=0)
+        pixels = int(true.sum())
+        if not pixels:
+            raise DatasetError(f"no pixel of the {len(rows['loss'])} test images has a class")
+        loss = rows["loss"].sum().item() / pixels
+        if not math.isfinite(loss):
+            raise DamagedModel(
+                f"the model's loss is {loss}: its weights are damaged, or it has diverged"
+            )
+        return SegmentationEvaluation(intersections, predicted, true, loss, len(rows["loss"]))
 
     def example(self) -> Tensor:
         """Return a black image of the size of the training crops."""
