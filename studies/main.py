@@ -13,6 +13,7 @@ COMMANDS = {
     "sweep": Command("studies.cli.sweep", "train every row of a comparison, over several seeds"),
     "deletion": Command("studies.cli.deletion", "measure whether maps of importance mean anything"),
     "letters": Command("studies.cli.letters", "render pictures of letters into a folder"),
+    "scenes": Command("studies.cli.scenes", "compare backbones on the rendered scenes"),
     "bench": Command("studies.cli.bench", "measure dense and language models and ops, show rows"),
     **{name: command for name, command in library.COMMANDS.items() if name != "bench"},
 }

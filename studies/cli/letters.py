@@ -10,9 +10,9 @@ import jsonargparse
 from studies.letters.dataset import BACKGROUND_NAME
 from studies.letters.folders import LetterSet, holds_letters, render_letter_folder
 from studies.letters.images import LetterSettings
+from studies.letters.rendered_folder import SHEET_FILE
 from studies.letters.sheet import letter_sheet
 from vision_ttt.cli.rendering_bar import rendering_bar
-from vision_ttt.data.rendered_folder import SHEET_FILE
 from vision_ttt.engine.locks import alone_in
 from vision_ttt.errors import UserError
 from vision_ttt.files import atomic_file

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from studies.letters.annotation_files import ade_classes, coco_file, polygons
 from studies.letters.dataset import BACKGROUND_NAME
 from studies.letters.fonts import SPLITS, Split
 from studies.letters.images import (
@@ -37,8 +38,7 @@ from studies.letters.images import (
     fill_outline,
     render_letters,
 )
-from vision_ttt.data.annotation_files import ade_classes, coco_file, polygons
-from vision_ttt.data.rendered_folder import (
+from studies.letters.rendered_folder import (
     Entries,
     encoded,
     is_complete,

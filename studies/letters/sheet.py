@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from PIL import Image
 
+from studies.letters.contact_sheet import labelled_sheet
 from studies.letters.fonts import SPLITS
 from studies.letters.images import LetterSettings, render_letters
-from vision_ttt.data.contact_sheet import labelled_sheet
 from vision_ttt.data.mask_folders import LabelledImage
 
 _WIDTH = 1024  # pixels, about that of the sheet

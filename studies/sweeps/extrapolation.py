@@ -57,7 +57,8 @@ def measure_larger(model: nn.Module, task: Segmentation) -> dict[str, float]:
             counts += own_counts
             loss += own_loss.item()
         pixels = len(pictures) * side**2
-        found[str(factor)] = SegmentationEvaluation(*counts, loss / pixels, len(pictures)).miou
+        evaluation = SegmentationEvaluation(*counts, loss / pixels, len(pictures))
+        found[str(factor)] = evaluation.metrics["miou"]
     return found
 
 

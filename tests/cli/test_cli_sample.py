@@ -13,11 +13,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vision_ttt.cli.main import main
-from vision_ttt.diffusion.pictures import grid
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import save_weights
 from vision_ttt.recipes import resolve
+from vision_ttt.tasks.diffusion.pictures import grid
 from vision_ttt.tasks.images.models import data_config
 
 Said = pytest.CaptureFixture[str]

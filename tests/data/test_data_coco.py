@@ -15,9 +15,8 @@ from pycocotools.coco import COCO
 
 from coco_files import CATEGORIES, annotation, octagon, rectangle, write_file, write_part
 from vision_ttt.data import DatasetError, ImageError
-from vision_ttt.data.coco import AnnotationError, CocoImages, corners
+from vision_ttt.data.coco import AnnotationError, CocoImages, PackedBytes, corners
 from vision_ttt.data.coco_reading import read_coco
-from vision_ttt.data.packed import PackedBytes
 
 HEIGHT, WIDTH = 40, 60
 IMAGE = {"id": 5, "file_name": "a.png", "height": HEIGHT, "width": WIDTH}

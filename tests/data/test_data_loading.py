@@ -12,10 +12,11 @@ from vision_ttt.data import (
     EpochOrder,
     EvenOrder,
     ImageError,
+    SeededItems,
     Share,
-    TransformedImages,
     collate,
     make_loader,
+    with_transform,
 )
 from vision_ttt.data.loading import (
     check_auto_augment,
@@ -33,11 +34,11 @@ DATA_CONFIG = {
 }
 
 
-def _augmented(seed: int = 0, epoch: int = 0) -> TransformedImages:
+def _augmented(seed: int = 0, epoch: int = 0) -> SeededItems:
     transform = train_transform(
         DATA_CONFIG, auto_augment="rand-m9-mstd0.5-inc1", random_erasing=0.5, color_jitter=0.3
     )
-    images = TransformedImages(Digits("test"), transform, seed)
+    images = with_transform(Digits("test"), transform, seed)
     images.epoch = epoch
     return images
 
@@ -158,7 +159,7 @@ class _SomeBad(Digits):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_damaged_images_are_named_and_left_out(num_workers: int) -> None:
-    images = TransformedImages(_SomeBad("test"), train_transform(DATA_CONFIG))
+    images = with_transform(_SomeBad("test"), train_transform(DATA_CONFIG), 0)
     batch = next(iter(make_loader(images, 4, collate, num_workers=num_workers)))
     assert batch["images"].shape == (2, 3, 32, 32)
     assert batch["targets"].tolist() == [images.items.targets[0], images.items.targets[3]]

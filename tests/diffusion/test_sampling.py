@@ -6,7 +6,7 @@ from diffusers import DDPMScheduler
 
 from tolerances import assert_close
 from vision_ttt.diffusion import FlowMatching, NoisePrediction, draw, make_process, sample
-from vision_ttt.diffusion.pictures import grid, to_pixels, to_png
+from vision_ttt.tasks.diffusion.pictures import grid, to_pixels, to_png
 
 LABELS = torch.tensor([0, 1, 2, 1])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from vision_ttt.tasks.classification.evaluation import summarise
+from vision_ttt.tasks.classification.task import summarise
 
 
 def test_figures_of_two_unequal_classes() -> None:

@@ -36,12 +36,7 @@ from vision_ttt.tasks import load_model
 from vision_ttt.tasks.detection.config import DetectionSection
 from vision_ttt.tasks.detection.pictures import DrawnObject, drawn, drawn_with_legend
 from vision_ttt.tasks.detection.predict import ObjectPredictor
-from vision_ttt.tasks.detection.report import (
-    class_bars,
-    learning_curves,
-    overlay_sheet,
-    precision_curves,
-)
+from vision_ttt.tasks.detection.report import overlay_sheet, precision_curves
 from vision_ttt.tasks.detection.task import Detection
 from vision_ttt.tasks.images.pictures import palette
 
@@ -215,17 +210,11 @@ def test_who_finds_all_that_is_there_has_an_ap_of_one(result: TrainResult, batch
     # The pictures of the report, but for drawing them, which takes seconds.
     sheet = overlay_sheet(task, found, 3)
     assert sheet.width > 2 * 480
-    for figure in (class_bars(found), precision_curves(found), learning_curves([_row()])):
-        assert figure.axes
+    assert len(precision_curves(found).axes) == 2
     figures = task.figures(found)
     json.dumps(figures)
     assert [row["class"] for row in figures["classes"]] == ["square", "disc"]
     assert len(task.table("x", figures).rows) == 6
-
-
-def _row() -> dict[str, float]:
-    names = [f"test_{kind}_{name}" for kind in ("box", "mask") for name in ("ap", "ap50")]
-    return {"epoch": 1, "train_loss": 2.0, **dict.fromkeys(names, 0.5)}
 
 
 def test_eval_is_that_of_the_run(result: TrainResult, capsys: pytest.CaptureFixture) -> None:
@@ -293,7 +282,7 @@ def test_a_damaged_description_is_refused(result: TrainResult, changes: dict[str
     with pytest.raises((ValueError, TypeError, KeyError)):
         DetectionSection.rebuild(damaged)
     machine = {"part": "test", "precision": "float32", "num_workers": 0}
-    with pytest.raises(UserError, match="does not name its data; give --dataset"):
+    with pytest.raises(UserError, match="does not name its dataset; give --dataset"):
         DetectionSection.reopen(replace(metadata, data={}), {}, **machine)
     with pytest.raises(UserError, match=r"the checkpoint's data: .*unexpected.*colour"):
         DetectionSection.reopen(

@@ -13,7 +13,6 @@ from vision_ttt.engine import ModelMetadata
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import UserError
 from vision_ttt.models.registry import list_models
-from vision_ttt.tasks import find
 from vision_ttt.tasks.images.backbones import (
     ViewError,
     WholeImage,
@@ -66,11 +65,10 @@ def test_a_classifier_sees_crops_or_whole_images_with_the_same_weights(name):
     torch.manual_seed(0)
     model = timm.create_model(name, **NANO, img_size=32)
     metadata = describe_classifier(name, {**NANO, "img_size": 32}, "ab", data_config(model, 32))
-    section = find("classification")
-    cropped = section.image_backbone(model.eval(), metadata, shorter_side=None)
+    cropped = checkpoint_backbone(model.eval(), metadata, shorter_side=None)
     assert cropped.model is cropped.around is model
     assert cropped.prepare(picture(90, 50)).shape == (3, 32, 32)
-    whole = section.image_backbone(model, metadata, shorter_side=32)
+    whole = checkpoint_backbone(model, metadata, shorter_side=32)
     image = whole.prepare(picture(96, 64))[None]
     assert image.shape == (1, 3, 32, 48)
     assert not whole.model.training

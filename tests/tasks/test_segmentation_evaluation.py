@@ -12,15 +12,19 @@ from vision_ttt.data import DatasetError
 from vision_ttt.data.mask_folders import IGNORED
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.parallel import make_accelerator
-from vision_ttt.tasks.segmentation import resized_logits, sliding_window
+from vision_ttt.tasks.segmentation import logits as logits_module
 from vision_ttt.tasks.segmentation.evaluation import (
     SegmentationEvaluation,
-    evaluate,
     measured,
 )
-from vision_ttt.tasks.segmentation.resized_logits import predicted_labels, resized_bands
-from vision_ttt.tasks.segmentation.sliding_window import sliding_logits, window_places
-from vision_ttt.tasks.segmentation.views import TestView
+from vision_ttt.tasks.segmentation.logits import (
+    TestView,
+    predicted_labels,
+    resized_bands,
+    sliding_logits,
+    window_places,
+)
+from vision_ttt.tasks.segmentation.task import Segmentation
 
 CLASSES = 5
 
@@ -29,6 +33,11 @@ def _per_pixel(images: Tensor) -> Tensor:
     """Logits that depend on a pixel alone: windows cannot change them."""
     weights = torch.linspace(-1, 1, CLASSES * 3).view(CLASSES, 3, 1, 1)
     return F.conv2d(images, weights)
+
+
+class _PerPixel(torch.nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return _per_pixel(images)
 
 
 def _blurred(images: Tensor) -> Tensor:
@@ -56,7 +65,7 @@ def test_one_window_is_the_whole_image(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_windows_do_not_change_a_model_of_single_pixels(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], at_once: int
 ) -> None:
-    monkeypatch.setattr(sliding_window, "_MOST_LOGITS", at_once * CLASSES * 12**2)
+    monkeypatch.setattr(logits_module, "_MOST_IN_WINDOWS", at_once * CLASSES * 12**2)
     seen = []
 
     def model(images: Tensor) -> Tensor:
@@ -90,7 +99,7 @@ def test_bands_are_what_interpolate_returns(
     logits = torch.randn(CLASSES, 16, 12)
     whole = F.interpolate(logits[None], size, mode="bilinear", align_corners=False)[0]
     for most in (1, 3 * CLASSES * max(size[1], 12), 2**24):
-        monkeypatch.setattr(resized_logits, "_MOST_LOGITS", most)
+        monkeypatch.setattr(logits_module, "_MOST_IN_BAND", most)
         bands = list(resized_bands(logits, size))
         assert [rows.start for rows, _ in bands] == [
             0,
@@ -121,15 +130,15 @@ def _batches(sizes: list[tuple[int, int]], labels_below: int) -> list[dict]:
 
 
 def _evaluate(batches: list[dict], classes: int = CLASSES) -> SegmentationEvaluation:
-    model = torch.nn.Identity()
-    view = TestView("whole", 1, 1)
-    return evaluate(
-        view.segment(_per_pixel, classes, "float32"),
-        model,
+    task = Segmentation.__new__(Segmentation)  # without data: these are the batches
+    task.classes, task.precision = ("",) * classes, "float32"
+    task.view = TestView("whole", 1, 1)
+    return task.evaluate(
+        _PerPixel(),
         batches,
         make_accelerator(),
-        num_classes=classes,
         damaged=DamagedItems(skip=True),
+        between=lambda: None,
     )
 
 
@@ -157,9 +166,11 @@ def test_figures_are_those_of_a_confusion_matrix_and_of_torchmetrics() -> None:
     assert true[-1] == 0  # only ever predicted: its IoU is 0 and counts
     assert other[-1] > 0
     assert found.iou.tolist() == (diagonal / (true + other - diagonal).double()).tolist()
-    assert found.miou == pytest.approx(jaccard.compute().item(), abs=1e-6)
-    assert found.mean_accuracy == pytest.approx((diagonal[:-1] / true[:-1].double()).mean().item())
-    assert found.pixel_accuracy == pytest.approx(diagonal.sum().item() / pixels)
+    assert found.metrics["miou"] == pytest.approx(jaccard.compute().item(), abs=1e-6)
+    assert found.metrics["mean_accuracy"] == pytest.approx(
+        (diagonal[:-1] / true[:-1].double()).mean().item()
+    )
+    assert found.metrics["pixel_accuracy"] == pytest.approx(diagonal.sum().item() / pixels)
     assert found.loss == pytest.approx(loss / pixels, rel=1e-5)
     assert found.images == 4
 

@@ -18,7 +18,7 @@ from vision_ttt.data.mask_folders import open_mask_folders
 from vision_ttt.engine import ConfigError
 from vision_ttt.engine.checkpoint import read_weights, save_weights
 from vision_ttt.tasks.segmentation import LabelledSet, register_root
-from vision_ttt.tasks.segmentation.roots import ROOTS
+from vision_ttt.tasks.segmentation.config import ROOTS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from segmentation_scenes import CLASSES, write_scenes

@@ -9,6 +9,7 @@ from PIL import Image
 
 from vision_ttt.data import SeededItems
 from vision_ttt.data.mask_folders import IGNORED, LabelledImage
+from vision_ttt.tasks.segmentation.config import SegmentationData
 from vision_ttt.tasks.segmentation.transforms import (
     TestTransform,
     TrainTransform,
@@ -24,6 +25,7 @@ def _transform(**changes: float) -> TrainTransform:
         "crop_size": 32,
         "longer_side": 128,
         "shorter_side": 64,
+        "test_shorter_side": 32,
         "scale_min": 1.0,
         "scale_max": 1.0,
         "largest_class_share": 1.0,
@@ -31,7 +33,7 @@ def _transform(**changes: float) -> TrainTransform:
         "photometric_distortion": 0.0,
         **changes,
     }
-    return TrainTransform(PLAIN, **fields)
+    return TrainTransform(PLAIN, SegmentationData(**fields))
 
 
 def _written(height: int, width: int) -> LabelledImage:
@@ -101,13 +103,14 @@ def test_a_crop_is_that_of_the_resized_image(scale: float) -> None:
 
 
 def test_what_lies_beyond_a_small_image_has_no_class() -> None:
-    image, labels, _ = _transform(shorter_side=20, longer_side=24)(_written(20, 24), 0)
-    assert (labels[:20, :24] != IGNORED).all()
-    assert (labels[20:] == IGNORED).all()
-    assert (labels[:, 24:] == IGNORED).all()
-    assert not image[:, 20:].any()
-    assert not image[:, :, 24:].any()
-    assert image[:, :20, :24].any()
+    sizes = {"crop_size": 64, "shorter_side": 40, "longer_side": 48}
+    image, labels, _ = _transform(**sizes)(_written(40, 48), 0)
+    assert (labels[:40, :48] != IGNORED).all()
+    assert (labels[40:] == IGNORED).all()
+    assert (labels[:, 48:] == IGNORED).all()
+    assert not image[:, 40:].any()
+    assert not image[:, :, 48:].any()
+    assert image[:, :40, :48].any()
 
 
 def test_a_crop_of_one_class_is_drawn_anew() -> None:

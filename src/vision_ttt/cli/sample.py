@@ -23,7 +23,7 @@ from vision_ttt.tasks import load_model
 def run(arguments: jsonargparse.Namespace) -> int:
     """Generate, write, and say what was written."""
     # Needs diffusers, which the other commands and --help do without.
-    from vision_ttt.diffusion.pictures import grid, to_pixels, to_png
+    from vision_ttt.tasks.diffusion.pictures import grid, to_pixels, to_png
 
     output = Path(arguments.output)
     model, metadata = load_model(arguments.checkpoint, task="diffusion")

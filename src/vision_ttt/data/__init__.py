@@ -5,13 +5,12 @@ from vision_ttt.extras import require
 require("train", "vision_ttt.data")
 
 from vision_ttt.data.digits import Digits
-from vision_ttt.data.folder_walk import find_images
+from vision_ttt.data.image_files import find_images
 from vision_ttt.data.images import ImageError, open_image
 from vision_ttt.data.loading import (
     LoaderError,
     SeededItems,
     StreamedImages,
-    TransformedImages,
     collate,
     evaluation_transform,
     make_loader,
@@ -34,7 +33,6 @@ __all__ = [
     "find_images",
     "ImageError",
     "SeededItems",
-    "TransformedImages",
     "StreamedImages",
     "with_transform",
     "EpochOrder",

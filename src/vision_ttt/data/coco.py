@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
+import faster_coco_eval.core.mask as rle_masks
 import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vision_ttt.data.coco_checks import Rle, encoded, mask_area
+from vision_ttt.data.coco_checks import Rle, encoded
 from vision_ttt.data.images import ImageError, open_labelled
-from vision_ttt.data.packed import PackedBytes
 from vision_ttt.errors import DamagedItem
 
 
@@ -55,6 +55,31 @@ class Counts:
     """Objects and crowd regions of which a part lay outside of the image and was cut off."""
     faulty_images: int = 0
     """Images with an annotation that is wrong; each raises an AnnotationError when it is read."""
+
+
+class PackedBytes:
+    """A sequence of byte strings, kept as one.
+
+    A Python object's reference count lies beside its content: a forked process that only reads a
+    list of a million objects ends up with a copy of each page that they lie on. This is one object.
+    """
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        content = bytearray()
+        ends = [0]
+        for part in parts:
+            content += part
+            ends.append(len(content))
+        self._content = bytes(content)
+        self._ends = np.array(ends, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> bytes:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} parts")
+        return self._content[self._ends[index] : self._ends[index + 1]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,12 +139,11 @@ class CocoAnnotations:
 
         Images with faults are among them in any case.
         """
-        every = np.arange(len(self))
         if empty_images == "keep":
-            return every
+            return np.arange(len(self))
         filled = self._objects() > 0
         filled[list(self.faults)] = True
-        return every[filled]
+        return filled.nonzero()[0]
 
     def ids_in_names(self) -> bool:
         """Whether every file is named by its image's id, as COCO's are (000000000139.jpg)."""
@@ -149,7 +173,7 @@ class CocoAnnotations:
     def objects_beside(self, missing: Collection[str]) -> int:
         """Return the number of objects to train on in the images but those of these names."""
         lost = set(missing)
-        held = [index for index in range(len(self)) if self.name(index) not in lost]
+        held = [self.name(index) not in lost for index in range(len(self))]
         return int(self._objects()[held].sum())
 
     def truth(self, index: int) -> list[dict[str, Any]]:
@@ -166,7 +190,7 @@ class CocoAnnotations:
                     "image_id": int(self.image_ids[index]),
                     "category_id": self.category_ids[self.labels[place] - 1],
                     "bbox": self.boxes[place].tolist(),
-                    "area": mask_area(mask) if np.isnan(area) else area,
+                    "area": float(rle_masks.area(mask)) if np.isnan(area) else area,
                     "iscrowd": int(self.crowd[place]),
                     "segmentation": mask,
                 }
@@ -183,10 +207,10 @@ class CocoImages(Dataset[AnnotatedImage]):
     """The images of a COCO file, each with its objects; crowd regions are left out."""
 
     def __init__(self, annotations: CocoAnnotations, folder: Path, places: np.ndarray) -> None:
-        """Read the images at `places` of `annotations` from `folder`."""
         self.annotations = annotations
         self.folder = folder
         self.places = places
+        """Of the images among the annotations."""
 
     def __len__(self) -> int:
         return len(self.places)

@@ -84,11 +84,6 @@ def encoded(segmentation: Any, height: int, width: int) -> Rle:
     return rle_masks.merge(rle_masks.frPyObjects(segmentation, height, width))
 
 
-def mask_area(mask: Rle) -> float:
-    """Return the number of pixels of a mask."""
-    return float(rle_masks.area(mask))
-
-
 def _box(box: Any, height: int, width: int) -> tuple[tuple[float, float, float, float], bool]:
     if not isinstance(box, list) or len(box) != 4 or not _are_finite(box) or min(box[2:]) < 0:
         raise Fault(f"bbox is {shown(box)}; it must be {_BOX}")

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vision_ttt.data.coco import CocoAnnotations, Counts, corners
+from vision_ttt.data.coco import CocoAnnotations, Counts, PackedBytes, corners
 from vision_ttt.data.coco_checks import Checked, Fault, check_annotation, shown
-from vision_ttt.data.packed import PackedBytes
 from vision_ttt.data.shards import DatasetError
 from vision_ttt.file_kinds import UnreadableFile, is_text, read_regular
 
@@ -39,7 +38,7 @@ def read_coco(path: str | Path) -> CocoAnnotations:
     images, annotations, categories = _lists(path)
     names = _names_of_categories(path, categories)
     label_of = {category: label for label, category in enumerate(names, start=1)}
-    sizes = [(image["height"], image["width"]) for image in _checked_images(path, images)]
+    sizes = _sizes(path, images)
     by_image = _by_image(path, images, annotations, label_of)
     ordered = [annotation for own in by_image for annotation in own]
     faults: dict[int, str] = {}
@@ -97,21 +96,20 @@ def _lists(path: Path) -> list[list[dict[str, Any]]]:
         raise DatasetError(str(error)) from error
     except (ValueError, RecursionError) as error:  # of JSON and of UTF-8, or nested too deep
         raise DatasetError(f"{path} is no JSON, or damaged: {error}") from error
+    needed = f"a mapping with the lists {', '.join(_LISTS)} is needed"
     if not isinstance(content, dict):
-        raise DatasetError(f"{path} holds a {type(content).__name__}; {_needed()}")
+        raise DatasetError(f"{path} holds a {type(content).__name__}; {needed}")
     for name in _LISTS:
         entries = content.get(name)
         if not isinstance(entries, list):
             reason = f"its {name} are {shown(entries)}" if name in content else f"it has no {name}"
-            raise DatasetError(f"{path} is no COCO file of instances: {reason}; {_needed()}")
+            raise DatasetError(f"{path} is no COCO file of instances: {reason}; {needed}")
         seen: set[int] = set()
         for place, entry in enumerate(entries):
-            if not isinstance(entry, dict):
-                raise DatasetError(
-                    f"{path}: entry {place} of {name} is {shown(entry)}; it must be a mapping"
-                )
+            what = f"entry {place} of {name}"
+            _check(path, what, entry, isinstance(entry, dict), "a mapping")
             number = entry.get("id")
-            _check_id(path, f"the id of entry {place} of {name}", number)
+            _check_id(path, f"the id of {what}", number)
             if number in seen:
                 raise DatasetError(f"{path}: the id {number} is there twice among its {name}")
             seen.add(number)
@@ -125,38 +123,28 @@ def _names_of_categories(path: Path, categories: Sequence[Mapping[str, Any]]) ->
     names = {}
     for category in sorted(categories, key=lambda each: each["id"]):
         name = category.get("name")
-        if not isinstance(name, str) or not name or not is_text(name):
-            raise DatasetError(
-                f"{path}: the name of category {category['id']} is {shown(name)}; it must be a"
-                " non-empty string of Unicode characters"
-            )
+        good = isinstance(name, str) and name != "" and is_text(name)
+        what = f"the name of category {category['id']}"
+        _check(path, what, name, good, "a non-empty string of Unicode characters")
         names[category["id"]] = name
     return names
 
 
-def _checked_images(path: Path, images: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _sizes(path: Path, images: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Heights and widths of the images, whose names are checked, too."""
     for image in images:
         name = image.get("file_name")
-        if (
-            not isinstance(name, str)
-            or not PurePath(name).name
-            or "\0" in name
-            or not is_text(name)
-            or PurePath(name).is_absolute()
-            or ".." in PurePath(name).parts
-        ):
-            raise DatasetError(
-                f"{path}: the file_name of image {image['id']} is {shown(name)}; it must be a path"
-                " below the folder of images"
-            )
+        good = isinstance(name, str) and "\0" not in name and is_text(name)
+        place = PurePath(name if good else "")
+        good = bool(place.name) and not place.is_absolute() and ".." not in place.parts
+        what = f"the file_name of image {image['id']}"
+        _check(path, what, name, good, "a path below the folder of images")
         for side in ("height", "width"):
             value = image.get(side)
-            if type(value) is not int or not 1 <= value <= _LARGEST_SIDE:
-                raise DatasetError(
-                    f"{path}: the {side} of image {name} is {shown(value)}; it must be a whole"
-                    f" number from 1 to {_LARGEST_SIDE:,}"
-                )
-    return images
+            good = type(value) is int and 1 <= value <= _LARGEST_SIDE
+            accepted = f"a whole number from 1 to {_LARGEST_SIDE:,}"
+            _check(path, f"the {side} of image {name}", value, good, accepted)
+    return [(image["height"], image["width"]) for image in images]
 
 
 def _by_image(
@@ -169,28 +157,26 @@ def _by_image(
     place_of = {image["id"]: place for place, image in enumerate(images)}
     by_image: list[list[Mapping[str, Any]]] = [[] for _ in images]
     for annotation in annotations:
-        own = annotation["id"]
         for key, declared, among in (
             ("image_id", place_of, "images"),
             ("category_id", label_of, "categories"),
         ):
             value = annotation.get(key)
-            _check_id(path, f"the {key} of annotation {own}", value)
+            what = f"the {key} of annotation {annotation['id']}"
+            _check_id(path, what, value)
             if value not in declared:
                 raise DatasetError(
-                    f"{path}: the {key} of annotation {own} is {value}, which is not among its"
-                    f" {len(declared)} {among}"
+                    f"{path}: {what} is {value}, which is not among its {len(declared)} {among}"
                 )
         by_image[place_of[annotation["image_id"]]].append(annotation)
     return by_image
 
 
 def _check_id(path: Path, what: str, value: Any) -> None:
-    if type(value) is not int or not 0 <= value <= _LARGEST_ID:
-        raise DatasetError(
-            f"{path}: {what} is {shown(value)}; it must be a whole number from 0 to {_LARGEST_ID}"
-        )
+    good = type(value) is int and 0 <= value <= _LARGEST_ID
+    _check(path, what, value, good, f"a whole number from 0 to {_LARGEST_ID}")
 
 
-def _needed() -> str:
-    return f"a mapping with the lists {', '.join(_LISTS)} is needed"
+def _check(path: Path, what: str, value: Any, good: bool, accepted: str) -> None:
+    if not good:
+        raise DatasetError(f"{path}: {what} is {shown(value)}; it must be {accepted}")

@@ -1,15 +1,17 @@
-"""Image files as a dataset, to predict for."""
+"""The images below a folder, links followed, but not round in circles; image files as a dataset."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vision_ttt.data.folder_walk import find_images
-from vision_ttt.data.images import open_listed
+from vision_ttt.data.images import IMAGE_SUFFIXES, open_listed
+from vision_ttt.data.shards import DatasetError
+from vision_ttt.file_kinds import is_of_the_system
 
 
 class ImageFiles(Dataset[Image.Image]):
@@ -33,3 +35,58 @@ def files_and_folders(given: Sequence[str]) -> list[Path]:
     """
     paths = map(Path, given)
     return [file for path in paths for file in (find_images(path) if path.is_dir() else [path])]
+
+
+def find_images(folder: str | Path) -> list[Path]:
+    """Return all image files below `folder`, sorted; links are followed, hidden entries left out.
+
+    Raises:
+        DatasetError: there are none, the folder is the system's, or links have no end.
+        OSError: there is no such folder, or one cannot be read.
+    """
+    if is_of_the_system(Path(folder)):  # where links lead to everything
+        raise DatasetError(f"the folder {folder} is the system's, and holds no images")
+    paths = sorted(path for path in map(Path, images_below(str(folder))) if path.is_file())
+    if not paths:
+        raise DatasetError(
+            f"no image in the folder {folder} (accepted: {', '.join(IMAGE_SUFFIXES)})"
+        )
+    return paths
+
+
+def images_below(folder: str) -> list[str]:
+    """Return the paths of the images below `folder`, ordered by their folders' paths, then names.
+
+    Hidden files and folders, whose names begin with a dot, are left out: copies of images among
+    them (.thumbnails, ._x.jpg) are made by programs.
+
+    Raises:
+        DatasetError: a link leads to a folder that it lies in, so that there would be no end.
+        OSError: a folder cannot be read.
+    """
+    names: dict[str, list[str]] = {}
+    waiting = [(folder, (os.path.realpath(folder),))]
+    while waiting:
+        place, around = waiting.pop()  # `around`: the real paths of `place` and what is above it
+        names[place] = []
+        with os.scandir(place) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if not entry.is_dir():
+                    names[place].append(entry.name)
+                    continue
+                real = os.path.join(around[-1], entry.name)
+                if entry.is_symlink():
+                    real = os.path.realpath(entry.path)
+                    if any(os.path.commonpath((real, each)) == real for each in around):
+                        raise DatasetError(
+                            f"the link {entry.path} leads to a folder that it lies in"
+                        )
+                waiting.append((entry.path, (*around, real)))
+    return [
+        os.path.join(place, name)
+        for place in sorted(names)
+        for name in sorted(names[place])
+        if name.lower().endswith(IMAGE_SUFFIXES)
+    ]

@@ -3,12 +3,12 @@
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import ExifTags, Image
+from PIL import Image, ImageOps
 
 from vision_ttt.errors import DamagedItem
 from vision_ttt.file_kinds import UnreadableFile, check_regular
@@ -52,18 +52,6 @@ class ImageError(DamagedItem):
         return type(self), (self.name, self.reason)  # so that worker processes can send it
 
 
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""EXIF orientation → what makes the picture upright."""
-
-
 def open_image(
     source: str | Path | BinaryIO, name: str | None = None, *, upright: bool = True
 ) -> Image.Image:
@@ -81,12 +69,13 @@ def open_image(
     """
     name = str(source) if name is None else name
     with decoded(source, name) as image:
-        turned = _upright(image) if upright else image
-        if turned.mode == "F" or turned.mode.startswith("I"):
-            return _from_grey_levels(turned, name)
-        if turned.mode in _WITH_ALPHA or "transparency" in turned.info:
-            return _on_white(turned)
-        return turned.convert("RGB")
+        if upright:
+            _turn_upright(image)
+        if image.mode == "F" or image.mode.startswith("I"):
+            return _from_grey_levels(image, name)
+        if image.mode in _WITH_ALPHA or "transparency" in image.info:
+            return _on_white(image)
+        return image.convert("RGB")
 
 
 def open_listed(source: str | Path) -> Image.Image:
@@ -141,13 +130,10 @@ def _readable() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _turn_upright(image: Image.Image) -> None:
     image.load()  # so that what fails below is the EXIF data alone; the pixels are whole
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except _DECODING_ERRORS:
-        return image
-    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+    with suppress(*_DECODING_ERRORS):
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def _on_white(image: Image.Image) -> Image.Image:

@@ -73,26 +73,13 @@ class SeededItems(Dataset):
             return error
 
 
-class TransformedImages(SeededItems):
-    """Labelled images as tensors [3, H, W] with class and index.
-
-    Args:
-        images: a dataset of PIL images and classes.
-        transform: PIL image → tensor [3, H, W].
-        seed: of the augmentation.
-    """
-
-    def __init__(self, images: Dataset, transform: Transform, seed: int = 0) -> None:
-        super().__init__(images, partial(_transformed, transform), seed)
-
-
 def _transformed(transform: Transform, item: tuple[Image.Image, int], index: int) -> Item:
     image, target = item
     return transform(image), target, index
 
 
 class StreamedImages(IterableDataset):
-    """The same for datasets that can only be read in order (timm's wds/, tfds/, hfids/).
+    """Transformed images of datasets that are read in order only (timm's wds/, tfds/, hfids/).
 
     Their order is timm's; the augmentation depends on (seed, epoch, index), an image's index being
     its turn among the worker processes.
@@ -130,17 +117,16 @@ class StreamedImages(IterableDataset):
 
 def with_transform(
     images: Dataset, transform: Transform, seed: int, num_workers: int = 0
-) -> TransformedImages | StreamedImages:
-    """Return `images` as tensors by `transform`, whether they are random-access or streamed."""
+) -> SeededItems | StreamedImages:
+    """Return labelled images by `transform`, whether they are random-access or streamed."""
     if isinstance(images, IterableDataset):
         return StreamedImages(images, transform, seed, num_workers)
-    return TransformedImages(images, transform, seed)
+    return SeededItems(images, partial(_transformed, transform), seed)
 
 
 def collate(items: Sequence[Item], image_shape: Sequence[int] = (3, 1, 1)) -> Batch:
     """Stack the good images and list the bad ones; `image_shape` is for batches of bad ones."""
-    damaged = [item for item in items if isinstance(item, ImageError)]
-    good = [item for item in items if not isinstance(item, ImageError)]
+    good, damaged = without_damaged(items)
     images = [image for image, _, _ in good]
     return {
         "images": torch.stack(images) if good else torch.empty(0, *image_shape),
@@ -148,6 +134,12 @@ def collate(items: Sequence[Item], image_shape: Sequence[int] = (3, 1, 1)) -> Ba
         "indices": torch.tensor([index for _, _, index in good], dtype=torch.int64),
         "damaged": damaged,
     }
+
+
+def without_damaged(items: Sequence[Any]) -> tuple[list[Any], list[DamagedItem]]:
+    """Return the good ones of some items, and the errors of the others."""
+    damaged = [item for item in items if isinstance(item, DamagedItem)]
+    return [item for item in items if not isinstance(item, DamagedItem)], damaged
 
 
 def make_loader(

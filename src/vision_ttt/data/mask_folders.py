@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vision_ttt.data.folder_walk import images_below
+from vision_ttt.data.image_files import images_below
 from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, decoded, open_labelled
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, read_class_lines
 from vision_ttt.errors import DamagedItem
@@ -73,7 +73,10 @@ class MaskFolders(Dataset):
         image_file, mask_file = self.pairs[index]
         labels = read_labels(mask_file, self.classes, zero_is_unlabelled=self.zero_is_unlabelled)
         height, width = labels.shape
-        image = _there_still(image_file, (width, height))
+        try:
+            image = open_labelled(image_file, (width, height))
+        except FileNotFoundError as error:
+            raise ImageError(str(image_file), "it is there no more") from error
         if image.size != (width, height):
             raise MaskError(
                 str(mask_file),
@@ -94,14 +97,14 @@ def open_mask_folders(
             files differ by their suffix alone; names them.
     """
     image_files, mask_files = _by_name(images), _by_name(masks, MASK_SUFFIX)
-    alone = [str(path) for name, path in image_files.items() if name not in mask_files]
-    if alone:
-        raise DatasetError(
-            f"{_some(alone)} {_has(alone)} no mask: {masks} needs a {MASK_SUFFIX} of the same name"
-        )
-    alone = [str(path) for name, path in mask_files.items() if name not in image_files]
-    if alone:
-        raise DatasetError(f"{_some(alone)} {_has(alone)} no image of the same name in {images}")
+    for files, others, what in (
+        (image_files, mask_files, f"mask: {masks} needs a {MASK_SUFFIX} of the same name"),
+        (mask_files, image_files, f"image of the same name in {images}"),
+    ):
+        alone = [str(path) for name, path in files.items() if name not in others]
+        if alone:
+            has = "has" if len(alone) == 1 else "have"
+            raise DatasetError(f"{_some(alone)} {has} no {what}")
     pairs = [(path, mask_files[name]) for name, path in image_files.items()]
     return MaskFolders(pairs, classes, zero_is_unlabelled)
 
@@ -232,17 +235,6 @@ def _by_name(folder: Path, suffix: str | None = None) -> dict[str, Path]:
     return found
 
 
-def _there_still(file: Path, size: tuple[int, int]) -> Image.Image:
-    try:
-        return open_labelled(file, size)
-    except FileNotFoundError as error:
-        raise ImageError(str(file), "it is there no more") from error
-
-
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_SHOWN])
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
-
-
-def _has(names: Sequence[str]) -> str:
-    return "has" if len(names) == 1 else "have"

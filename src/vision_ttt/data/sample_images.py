@@ -10,6 +10,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from vision_ttt.data.digits import TEST_IMAGES, Digits
+from vision_ttt.data.scene_images import render_object, render_scene
 from vision_ttt.errors import UserError, nearest
 
 PHOTOGRAPHS = ("china", "flower")
@@ -81,15 +82,10 @@ def _digit(number: int) -> Image.Image:
 
 
 def _object(number: int) -> Image.Image:
-    from vision_ttt.data.scene_images import render_object
-
-    picture, _ = render_object(0, "test", number, OBJECT_SIDE)
-    return picture
+    return render_object(0, "test", number, OBJECT_SIDE)[0]
 
 
 def _scene(number: int) -> Image.Image:
-    from vision_ttt.data.scene_images import render_scene
-
     return render_scene(0, "test", number, SCENE_SIDE).image
 
 

@@ -5,9 +5,10 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -21,7 +22,7 @@ from torchvision.datasets import ImageFolder
 from vision_ttt.data.digits import Digits
 from vision_ttt.data.elpv import ELPV
 from vision_ttt.data.fashion_mnist import FashionMNIST
-from vision_ttt.data.folder_walk import images_below
+from vision_ttt.data.image_files import images_below
 from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, open_image, open_listed
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages, read_class_lines
 from vision_ttt.file_kinds import is_hidden, is_text
@@ -130,16 +131,9 @@ class FolderImages(ImageFolder):
 
     @staticmethod
     def make_dataset(
-        directory: str,
-        class_to_idx: dict[str, int],
-        extensions: tuple[str, ...] | None = None,
-        is_valid_file: Callable[[str], bool] | None = None,
-        allow_empty: bool = False,
+        directory: str, class_to_idx: dict[str, int], *_: Any, **_by_name: Any
     ) -> list[tuple[str, int]]:
-        """List the images of the classes; torchvision's own would follow links for ever.
-
-        The last three arguments are torchvision's, and always as they are by default here.
-        """
+        """List the images of the classes; torchvision's own would follow links for ever."""
         samples: list[tuple[str, int]] = []
         for name, index in class_to_idx.items():
             images = images_below(os.path.join(directory, name))
@@ -271,24 +265,10 @@ def _split(
 
 
 class TimmImages(Dataset[tuple[Image.Image, int]]):
-    """A random-access dataset of timm's, its images opened by us: timm itself would put another
-    image in a damaged one's place.
+    """A random-access dataset of timm's or torchvision's, with errors that name the image.
+
+    timm's images are opened by us: timm itself would put another one in a damaged one's place.
     """
-
-    def __init__(self, dataset: ImageDataset, name: str) -> None:
-        self.dataset = dataset
-        self.name = name
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        file, target, *_ = self.dataset.reader[index]
-        return open_image(file, f"{index} of {self.name}"), int(target)
-
-
-class TorchvisionImages(Dataset[tuple[Image.Image, int]]):
-    """A dataset of torchvision's, with errors that name the image."""
 
     def __init__(self, dataset: Dataset, name: str) -> None:
         self.dataset = dataset
@@ -298,10 +278,14 @@ class TorchvisionImages(Dataset[tuple[Image.Image, int]]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        name = f"{index} of {self.name}"
+        if isinstance(self.dataset, ImageDataset):
+            file, target, *_ = self.dataset.reader[index]
+            return open_image(file, name), int(target)
         try:
             image, target = self.dataset[index]
         except OSError as error:
-            raise ImageError(f"{index} of {self.name}", str(error)) from error
+            raise ImageError(name, str(error)) from error
         return image.convert("RGB"), int(target)
 
 
@@ -331,11 +315,9 @@ def _timm_part(spec: DatasetSpec, split: str, *, is_training: bool) -> Dataset:
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise DatasetError(f"timm cannot open {spec.dataset} (split {split}): {reason}") from error
-    if isinstance(dataset, ImageDataset):
-        return TimmImages(dataset, spec.dataset)
     if isinstance(dataset, IterableImageDataset):
         return dataset
-    return TorchvisionImages(dataset, spec.dataset)
+    return TimmImages(dataset, spec.dataset)
 
 
 def _timm_classes(dataset: Dataset, spec: DatasetSpec) -> tuple[str, ...]:

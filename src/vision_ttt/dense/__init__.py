@@ -8,12 +8,11 @@ if TYPE_CHECKING:
     from vision_ttt.dense.backbone_weights import BackboneLoad, load_backbone
     from vision_ttt.dense.building import DenseModelError, build_detector, build_segmenter
     from vision_ttt.dense.detector import Detector
-    from vision_ttt.dense.linear_segmenter import LinearSegmenter
     from vision_ttt.dense.model import DenseModel
-    from vision_ttt.dense.segmenter import Segmenter
+    from vision_ttt.dense.plain_encoder import TokenMap
+    from vision_ttt.dense.segmenter import LinearSegmenter, Segmenter
     from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
     from vision_ttt.dense.stage_maps import StageMaps
-    from vision_ttt.dense.token_map import TokenMap
     from vision_ttt.dense.vit_adapter import ViTAdapter
 
 __all__ = [
@@ -41,11 +40,11 @@ lazy_exports(
         "DenseModelError": "building",
         "Detector": "detector",
         "DetectorSizes": "sizes",
-        "LinearSegmenter": "linear_segmenter",
+        "LinearSegmenter": "segmenter",
         "Segmenter": "segmenter",
         "SegmenterSizes": "sizes",
         "StageMaps": "stage_maps",
-        "TokenMap": "token_map",
+        "TokenMap": "plain_encoder",
         "ViTAdapter": "vit_adapter",
         "build_detector": "building",
         "build_segmenter": "building",

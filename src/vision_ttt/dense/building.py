@@ -11,27 +11,21 @@ import timm
 from torch import nn
 
 from vision_ttt.dense.detector import Detector
-from vision_ttt.dense.linear_segmenter import LinearSegmenter
-from vision_ttt.dense.segmenter import Segmenter
+from vision_ttt.dense.plain_encoder import TokenMap
+from vision_ttt.dense.segmenter import LinearSegmenter, Segmenter
 from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
 from vision_ttt.dense.stage_maps import StageMaps
-from vision_ttt.dense.token_map import TokenMap
+from vision_ttt.dense.vit_adapter import ViTAdapter
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, list_models
 
 _Sizes = TypeVar("_Sizes", DetectorSizes, SegmenterSizes)
 
 
-def _adapter() -> type[nn.Module]:
-    from vision_ttt.dense.vit_adapter import ViTAdapter
-
-    return ViTAdapter
-
-
-_MAPS: dict[str, Callable[[], type[nn.Module]]] = {
-    "adapter": _adapter,
-    "stages": lambda: StageMaps,
-    "tokens": lambda: TokenMap,
+_MAPS: dict[str, type[nn.Module]] = {
+    "adapter": ViTAdapter,
+    "stages": StageMaps,
+    "tokens": TokenMap,
 }
 _OF_ONE_MAP = "tokens"
 
@@ -70,15 +64,13 @@ def build_segmenter(
     """A UperNet, or a linear layer, on a backbone of timm's registry, randomly initialised.
 
     Args:
-        name: of the backbone.
+        name, backbone_arguments: as in :func:`build_detector`.
         num_classes: of pixels.
-        dense: as in :func:`build_detector`, with the fields of :class:`SegmenterSizes`. ``maps``
-            may also be "tokens": a :class:`LinearSegmenter`, which has no sizes.
-        backbone_arguments: of the backbone's constructor.
+        dense: likewise, with the fields of :class:`SegmenterSizes`. ``maps`` may also be "tokens":
+            a :class:`LinearSegmenter`, which has no sizes.
 
     Raises:
-        DenseModelError: an unknown backbone or key, with the nearest known, or a value that is not
-            accepted.
+        DenseModelError: as :func:`build_detector`.
         MissingPackageError: transformers is not installed.
     """
     if dense.get("maps") == _OF_ONE_MAP:
@@ -127,7 +119,7 @@ def _make_maps(
     for other in _MAPS:
         if other != which and rest.get(other):
             raise DenseModelError(f"dense.{other} is given, but dense.maps is {which!r}")
-    kind = _MAPS[which]()
+    kind = _MAPS[which]
     keywords = rest.get(which, {})
     own = [key for key in inspect.signature(kind).parameters if key != "backbone"]
     _check_keys(f"dense.{which}", keywords, own)

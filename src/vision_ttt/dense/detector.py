@@ -37,11 +37,8 @@ class Detector(DenseModel):
 
     Args:
         maps: a map module, see :class:`vision_ttt.dense.model.DenseModel`.
-        num_classes: of objects, without the background.
+        num_classes: of objects, without the background; at least 1.
         sizes: of pyramid and heads.
-
-    Raises:
-        ValueError: ``num_classes`` is below 1.
     """
 
     class_layers = ("heads.box_predictor", "heads.mask_predictor.mask_fcn_logits")
@@ -166,22 +163,21 @@ def _check_targets(
                     f"targets[{index}]['{name}'] must be {dtype} {list(wanted[name])}, got"
                     f" {x.dtype} {list(x.shape)}"
                 )
-    # On a device, reading the values would wait for it at each step. Readers of data check them.
-    if not all(target[name].is_cpu for target in targets for name in ("boxes", "labels")):
-        return
-    boxes = torch.cat([target["boxes"] for target in targets])
-    labels = torch.cat([target["labels"] for target in targets])
-    wrong_box = ~(boxes.isfinite().all(1) & (boxes[:, 2:] > boxes[:, :2]).all(1))
-    wrong = wrong_box | (labels < 1) | (labels > num_classes)
-    if not wrong.any():
-        return
-    row = int(wrong.nonzero()[0])
-    counts = [len(target["labels"]) for target in targets]
-    index = next(i for i in range(len(counts)) if row < sum(counts[: i + 1]))
-    place = f"targets[{index}], object {row - sum(counts[:index])}"
-    if wrong_box[row]:
-        raise ValueError(
-            f"{place}: the box {boxes[row].tolist()} must be finite (x0, y0, x1, y1) with x0 < x1"
-            " and y0 < y1"
-        )
-    raise ValueError(f"{place}: the label {int(labels[row])} must be from 1 to {num_classes}")
+        # On a device, reading the values would wait for it at each step.
+        boxes, labels = target["boxes"], target["labels"]
+        if not (boxes.is_cpu and labels.is_cpu):
+            continue
+        wrong = ~(boxes.isfinite().all(1) & (boxes[:, 2:] > boxes[:, :2]).all(1))
+        if wrong.any():
+            place = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"targets[{index}], object {place}: the box {boxes[place].tolist()} must be finite"
+                " (x0, y0, x1, y1) with x0 < x1 and y0 < y1"
+            )
+        wrong = (labels < 1) | (labels > num_classes)
+        if wrong.any():
+            place = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"targets[{index}], object {place}: the label {int(labels[place])} must be from 1"
+                f" to {num_classes}"
+            )

@@ -1,10 +1,11 @@
-"""The interactions of ViT-Adapter: injector and extractor between a backbone and a pyramid.
+"""The parts of ViT-Adapter: a spatial prior, injectors and extractors between it and a backbone.
 
 Shape letters: B images, T tokens of the backbone, S tokens of the pyramid, D width.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from vision_ttt.dense.deformable_attention import DeformableAttention, Grid, centres
 from vision_ttt.layers import DepthwiseConv2d
+from vision_ttt.layers.conv_stem import ConvNorm
 from vision_ttt.models.block_sequence import run_block
 
 
@@ -38,12 +40,57 @@ class Layout(NamedTuple):
         return cls(grid, levels, centres(grid, like=like), places)
 
 
-class ConvFFN(nn.Module):
-    """fc₂ GELU(DWConv3×3(fc₁ x)) of a pyramid's tokens, each level convolved on its own grid.
+class SpatialPrior(nn.Module):
+    """Images [B, C, H, W] → tokens [B, h · w, D] at strides 4, 8, 16, 32 (ViT-Adapter, Sec. 3.3).
+
+    A stem of three 3×3 convolutions, the first of stride 2, and a 3×3 max-pooling of stride 2, then
+    three 3×3 convolutions of stride 2; each with BatchNorm and ReLU. A linear layer per stride
+    projects to D channels.
 
     Args:
+        in_chans: C.
+        width: channels of the stem; those at strides 8, 16 and 32 are 2, 4 and 4 times it.
         dim: D.
-        hidden: width between the projections.
+
+    Initialisation: convolutions and projections normal with variance 2 / fan-out, biases zero.
+    """
+
+    def __init__(self, in_chans: int, width: int, dim: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            ConvNorm(in_chans, width, stride=2),
+            ConvNorm(width, width),
+            ConvNorm(width, width),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        )
+        widths = (width, 2 * width, 4 * width, 4 * width)
+        self.stages = nn.ModuleList(
+            ConvNorm(narrow, wide, stride=2) for narrow, wide in itertools.pairwise(widths)
+        )
+        self.projections = nn.ModuleList(nn.Linear(channels, dim) for channels in widths)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                fan_out = module.out_channels * math.prod(module.kernel_size)
+                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+            elif isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=math.sqrt(2 / dim))
+                nn.init.zeros_(module.bias)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Four tensors of tokens, finest first; h and w are the image's sides over the stride."""
+        # In this format, which a convolution passes on, tokens are a view of a map.
+        x = self.stem(images.contiguous(memory_format=torch.channels_last))
+        maps = [x]
+        for stage in self.stages:
+            maps.append(stage(maps[-1]))
+        return [
+            project(x.flatten(2).transpose(1, 2))
+            for project, x in zip(self.projections, maps, strict=True)
+        ]
+
+
+class ConvFFN(nn.Module):
+    """fc₂ GELU(DWConv3×3(fc₁ x)) of a pyramid's tokens, each level convolved on its own grid.
 
     Initialisation: projections normal with standard deviation 0.02, the convolution with variance
     2 / 9, biases zero.
@@ -70,11 +117,8 @@ class ConvFFN(nn.Module):
 class Injector(nn.Module):
     """x + γ · attention(LN(x) → LN(c)): the backbone's tokens x read the pyramid c.
 
-    ViT-Adapter, Eq. 1. γ [D] starts at 0, so that a pre-trained backbone starts unchanged.
-
-    Args:
-        attention: of one level per level of the pyramid.
-        dim: D.
+    ViT-Adapter, Eq. 1. γ [D] starts at 0, so that a pre-trained backbone starts unchanged. The
+    attention has a level for each one of the pyramid.
     """
 
     def __init__(self, attention: DeformableAttention, dim: int) -> None:
@@ -102,11 +146,7 @@ class Extractor(nn.Module):
         c ← c + attention(LN(c) → LN(x))
         c ← c + FFN(LN(c))
 
-    Args:
-        attention: of one level.
-        ffn: e.g. :class:`ConvFFN`.
-        dim: D.
-        drop_path: stochastic depth of the FFN.
+    The attention is of one level, the FFN e.g. :class:`ConvFFN`, with stochastic depth.
     """
 
     def __init__(
@@ -129,12 +169,7 @@ class Extractor(nn.Module):
 
 
 class Interaction(nn.Module):
-    """What happens around a group of the backbone's blocks: injection before, extraction after.
-
-    Args:
-        injector: before the blocks.
-        extractors: after them, one after the other.
-    """
+    """Injection before a group of the backbone's blocks, and after it one or more extractors."""
 
     def __init__(self, injector: Injector, extractors: Sequence[Extractor]) -> None:
         super().__init__()

@@ -1,10 +1,11 @@
-"""How the blocks of any plain backbone are run: one contract for ours and for timm's."""
+"""Plain backbones, ours and timm's: how their blocks are run, and a map of their tokens."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.models import VisionTransformer, checkpoint
 from torch import Tensor, nn
 
@@ -13,31 +14,11 @@ from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.models.registry import create_model
 
 
-class PlainEncoder(Protocol):
-    """A plain backbone, run group of blocks by group of blocks.
-
-    :class:`vision_ttt.models.plain_backbone.PlainBackbone` documents the methods. A sequence has N
-    tokens: T of the image, row by row, and others.
-    """
-
-    def embed(self, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]: ...
-
-    def run_blocks(
-        self, x: Tensor, context: tuple[Any, ...], start: int = 0, stop: int | None = None
-    ) -> Tensor: ...
-
-    def split_tokens(self, x: Tensor) -> tuple[Tensor, Tensor | None]: ...
-
-    def join_tokens(self, image: Tensor, others: Tensor | None) -> Tensor: ...
-
-
 class VisionTransformerEncoder:
-    """timm's VisionTransformer, of which DeiT is one, as a :class:`PlainEncoder`.
+    """timm's VisionTransformer, of which DeiT is one, with the methods of a `PlainBackbone`.
 
-    It holds no parameters: the model's keep their names.
-
-    Args:
-        model: with ``dynamic_img_size``.
+    A sequence has N tokens: T of the image, row by row, and others. The encoder holds no
+    parameters: those of the model, made with ``dynamic_img_size``, keep their names.
     """
 
     def __init__(self, model: VisionTransformer) -> None:
@@ -66,8 +47,8 @@ class VisionTransformerEncoder:
         return image if others is None else torch.cat((others, image), dim=1)
 
 
-def as_encoder(backbone: nn.Module) -> PlainEncoder:
-    """A plain backbone by the contract.
+def as_encoder(backbone: nn.Module) -> PlainBackbone | VisionTransformerEncoder:
+    """A plain backbone, whose blocks are run group by group: ours, or timm's.
 
     Raises:
         TypeError: the model is of a family that has no such form.
@@ -89,21 +70,74 @@ def headless(backbone: str | nn.Module) -> nn.Module:
         backbone: a model, which is changed, or the name of one, built with random weights.
 
     Raises:
-        RuntimeError: no model has this name.
-        TypeError: the model is not plain.
-        ValueError: it accepts images of one size only, or its patches overlap.
+        RuntimeError, TypeError, ValueError: as :class:`TokenMap`, but any patches are accepted
+            that do not overlap.
     """
+    backbone = _plain(backbone)
+    backbone.prune_intermediate_layers([len(backbone.blocks) - 1], prune_norm=True)
+    return backbone
+
+
+def _plain(backbone: str | nn.Module) -> nn.Module:
     if isinstance(backbone, str):
         backbone = create_model(backbone, num_classes=0, dynamic_img_size=True)
     as_encoder(backbone)
+    name = type(backbone).__name__
     if not backbone.dynamic_img_size:
         raise ValueError(
-            f"this {type(backbone).__name__} accepts images of one size; make it with"
-            " dynamic_img_size=True"
+            f"this {name} accepts images of one size; make it with dynamic_img_size=True"
         )
     if isinstance(backbone.patch_embed, OverlappingPatchEmbed):
-        raise ValueError(
-            f"this {type(backbone).__name__}'s patches overlap; make it without stride"
-        )
-    backbone.prune_intermediate_layers([len(backbone.blocks) - 1], prune_norm=True)
+        raise ValueError(f"this {name}'s patches overlap; make it without stride")
     return backbone
+
+
+class TokenMap(nn.Module):
+    """Images [B, 3, H, W] → one map [B, D, ⌈H / p⌉, ⌈W / p⌉] of a plain backbone's tokens.
+
+    The tokens are those that the classifier pools, after the final norm. Nothing is added to the
+    backbone: what a head on this map knows, the backbone has found out. Images are padded with
+    zeros, right and bottom, to whole patches.
+
+    Args:
+        backbone: the name of a plain model, built with random weights, or the model itself, made
+            with ``dynamic_img_size=True``. Its head is removed.
+
+    Attributes:
+        channels: (D,).
+        strides: (p,), pixels along a patch's side.
+
+    Raises:
+        RuntimeError: no model has the backbone's name.
+        TypeError: the backbone is not plain.
+        ValueError: it accepts images of one size only, or its patches overlap or are not square.
+    """
+
+    def __init__(self, backbone: str | nn.Module) -> None:
+        super().__init__()
+        backbone = _plain(backbone)
+        height, width = backbone.patch_embed.patch_size
+        if height != width:
+            raise ValueError(
+                f"this {type(backbone).__name__}'s patches are {height} × {width}; they must be"
+                " square"
+            )
+        self.last = len(backbone.blocks) - 1
+        backbone.reset_classifier(0)
+        self.backbone = backbone
+        self.channels = (backbone.embed_dim,)
+        self.strides = (int(height),)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trade compute for memory: keep only the inputs of the backbone's blocks."""
+        self.backbone.set_grad_checkpointing(enable)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """The map, alone in a list."""
+        (stride,) = self.strides
+        down, across = (-side % stride for side in images.shape[-2:])
+        if down or across:
+            images = F.pad(images, (0, across, 0, down))
+        return self.backbone.forward_intermediates(
+            images, indices=[self.last], norm=True, output_fmt="NCHW", intermediates_only=True
+        )

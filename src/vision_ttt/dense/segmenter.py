@@ -1,4 +1,4 @@
-"""UperNet: the class of each pixel."""
+"""The class of each pixel: UperNet, or a linear layer on a backbone's tokens."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ class Segmenter(DenseModel):
 
     Args:
         maps: a map module, see :class:`vision_ttt.dense.model.DenseModel`.
-        num_classes: of pixels.
+        num_classes: of pixels, at least 2.
         sizes: of the heads.
 
     Raises:
-        ValueError: ``num_classes`` is below 2.
         MissingPackageError: transformers is not installed.
     """
 
@@ -68,6 +67,42 @@ class Segmenter(DenseModel):
         size = images.shape[-2:]
         logits = _upsampled(self.head(maps), size)
         return (logits, _upsampled(self.auxiliary_head(maps), size)) if auxiliary else logits
+
+
+class LinearSegmenter(DenseModel):
+    """Each token's class logits, by one linear layer, interpolated to pixels.
+
+    The head of linear evaluation (DINOv2, Sec. 7.4): all that it segments by is in the tokens.
+
+    Initialisation: the layer normal with standard deviation 0.02, its bias zero.
+
+    Args:
+        maps: a :class:`vision_ttt.dense.TokenMap`.
+        num_classes: of pixels, at least 2.
+    """
+
+    class_layers = ("head",)
+
+    def __init__(self, maps: nn.Module, num_classes: int) -> None:
+        super().__init__(maps)
+        if num_classes < 2:
+            raise ValueError(f"num_classes is {num_classes}; accepted: 2 and above")
+        self.num_classes = num_classes
+        self.head = nn.Conv2d(maps.channels[0], num_classes, kernel_size=1)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images: Tensor, auxiliary: bool = False) -> Tensor | tuple[Tensor]:
+        """Logits as of :meth:`Segmenter.forward`; with ``auxiliary`` alone in a tuple."""
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise ValueError(f"images must be [B, 3, H, W], got {list(images.shape)}")
+        (tokens,) = self.maps(images)
+        height, width = images.shape[-2:]
+        (stride,) = self.maps.strides
+        logits = F.interpolate(
+            self.head(tokens).float(), scale_factor=stride, mode="bilinear", align_corners=False
+        )[..., :height, :width]
+        return (logits,) if auxiliary else logits
 
 
 def _upsampled(logits: Tensor, size: Any) -> Tensor:

@@ -15,12 +15,7 @@ _MOST_OF_OTHERS = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorSizes:
-    """Mask R-CNN's parts as in mmdet's configuration for a ResNet-50 with a feature pyramid.
-
-    Raises:
-        ValueError: a value is out of its range.
-        TypeError: a value is of another type.
-    """
+    """Mask R-CNN's parts as in mmdet's configuration for a ResNet-50 with a feature pyramid."""
 
     channels: int = 256
     """Width of the feature pyramid."""
@@ -60,12 +55,7 @@ class DetectorSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmenterSizes:
-    """UperNet's parts as in mmseg's configuration for a Swin Transformer.
-
-    Raises:
-        ValueError: a value is out of its range.
-        TypeError: a value is of another type.
-    """
+    """UperNet's parts as in mmseg's configuration for a Swin Transformer."""
 
     channels: int = 512
     """Width of the head."""

@@ -10,21 +10,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision_ttt.dense.deformable_attention import DeformableAttention, Grid
-from vision_ttt.dense.interaction import ConvFFN, Extractor, Injector, Interaction, Layout
+from vision_ttt.dense.interaction import (
+    ConvFFN,
+    Extractor,
+    Injector,
+    Interaction,
+    Layout,
+    SpatialPrior,
+)
 from vision_ttt.dense.plain_encoder import as_encoder, headless
-from vision_ttt.dense.spatial_prior import SpatialPrior
 from vision_ttt.models.arguments import mlp_width
 from vision_ttt.models.weight_decay import undecayed_parameters
 
 STRIDES = (4, 8, 16, 32)
 """Pixels per cell of the four maps."""
 
-EXTRA_EXTRACTORS = 2
-"""Extractors of the last interaction in addition to its first."""
-
-_WIDEST_OF_SIX_HEADS = 384
-"""D of Vittt-S. Up to it, the published adapters have 6 heads and values of D channels; above, 12
-and D / 2."""
+_EXTRA_EXTRACTORS = 2  # of the last interaction in addition to its first
+_WIDEST_OF_SIX_HEADS = 384  # D of Vittt-S
 
 
 class ViTAdapter(nn.Module):
@@ -112,7 +114,7 @@ class ViTAdapter(nn.Module):
         self.interactions = nn.ModuleList(
             Interaction(
                 Injector(attention(coarse), dim),
-                [extractor() for _ in range(1 + (EXTRA_EXTRACTORS if index == last else 0))],
+                [extractor() for _ in range(1 + (_EXTRA_EXTRACTORS if index == last else 0))],
             )
             for index in range(len(self.groups))
         )
@@ -132,11 +134,7 @@ class ViTAdapter(nn.Module):
             interaction.grad_checkpointing = enable
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Four maps, finest first.
-
-        Raises:
-            ValueError: images are not [B, C, H, W] with the backbone's C and sides of at least 1.
-        """
+        """Four maps, finest first."""
         if images.ndim != 4 or images.shape[1] != self.in_chans or 0 in images.shape[2:]:
             raise ValueError(f"images must be [B, {self.in_chans}, H, W], got {list(images.shape)}")
         height, width = images.shape[2:]

@@ -9,7 +9,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from vision_ttt.diffusion.solver import Predict, Solver
+from vision_ttt.diffusion.noise import Predict, Solver
 
 TIME_SCALE = 1000
 """The model receives 1000 σ, times of the range of noise prediction's."""
@@ -31,14 +31,7 @@ class FlowMatching:
     def losses(
         self, predict: Predict, images: Tensor, labels: Tensor, places: Tensor, noise: Tensor
     ) -> Tensor:
-        """‖ε - x₀ - v_θ(x_σ, σ)‖² / (C H W) of each image [B].
-
-        Args:
-            predict: the model.
-            images: x₀ [B, C, H, W].
-            labels: classes [B].
-            places: σ [B], from 0 to below 1.
-            noise: ε [B, C, H, W].
+        """‖ε - x₀ - v_θ(x_σ, σ)‖² / (C H W) of each image [B]; `places` are σ, from 0 to below 1.
 
         Raises:
             ValueError: the model's answer has not C channels.
@@ -54,13 +47,9 @@ class FlowMatching:
         return (noise - images - answer).square().flatten(1).mean(1)
 
     def solver(self, sampler: str, steps: int, *, clip: bool, learned_variances: bool) -> Solver:
-        """Euler's steps, of equal lengths in σ.
+        """Euler's steps, of equal lengths in σ; arguments as of `NoisePrediction.solver`.
 
-        Args:
-            sampler: "euler".
-            steps: at least 1.
-            clip: is ignored: a velocity gives no x₀ to clip.
-            learned_variances: False.
+        `clip` is ignored: a velocity gives no x₀ to clip.
 
         Raises:
             ValueError: an unknown sampler; no step; learned variances.

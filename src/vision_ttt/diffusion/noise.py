@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler
 from torch import Tensor
 
-from vision_ttt.diffusion.solver import Predict, Solver
 from vision_ttt.diffusion.variational import bits_per_dimension
 
 BOUND_WEIGHT = 1e-3
@@ -17,6 +16,20 @@ BOUND_WEIGHT = 1e-3
 _ON_CPU = torch.device("cpu")  # diffusers' schedulers would use PyTorch's default device
 SCHEDULES = {"linear": "linear", "cosine": "squaredcos_cap_v2"}
 """Our name of a noise schedule → diffusers' one."""
+
+
+Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(noisy images [B, C, H, W], times [B], labels [B]) → what a model says, [B, C or 2 C, H, W]."""
+
+
+class Solver(NamedTuple):
+    """Steps from noise to images; it goes through them once."""
+
+    times: Sequence[float]
+    """The time that the model receives at each step, from noise to images."""
+    step: Callable[[int, Tensor, Tensor, list[torch.Generator]], Tensor]
+    """(number of the step, the model's answer, noisy images [B, C, H, W], a generator for each
+    image) → less noisy images."""
 
 
 class NoisePrediction:

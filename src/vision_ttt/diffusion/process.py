@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vision_ttt.diffusion.flow import FlowMatching
 from vision_ttt.diffusion.noise import NoisePrediction
-from vision_ttt.diffusion.solver import Predict, Solver
 
 OBJECTIVES = {"noise": NoisePrediction, "flow": FlowMatching}
 """What a model learns to predict → the process."""
 
 
-class Process(Protocol):
-    """How images become noise, what a model learns of it, and the way back."""
-
-    samplers: tuple[str, ...]
-    """Names that `solver` accepts, the default first."""
-
-    def describe(self) -> dict[str, Any]:
-        """The arguments of :func:`make_process` that make this process."""
-
-    def losses(
-        self, predict: Predict, images: Tensor, labels: Tensor, places: Tensor, noise: Tensor
-    ) -> Tensor:
-        """The loss of each image [B], noised with ``noise`` to ``places`` [B] of the way."""
-
-    def solver(self, sampler: str, steps: int, *, clip: bool, learned_variances: bool) -> Solver:
-        """The steps back from noise to images."""
+Process = NoisePrediction | FlowMatching
+"""How images become noise, what a model learns of it, and the way back."""
 
 
 def make_process(objective: str = "noise", **options: Any) -> Process:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vision_ttt.diffusion.noise import Solver
 from vision_ttt.diffusion.process import Process
-from vision_ttt.diffusion.solver import Solver
 from vision_ttt.models import DiT3
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from studies.letters.annotation_files import polygons
 from studies.letters.dataset import LetterImages
 from studies.letters.folders import LetterSet, holds_letters, render_letter_folder
 from studies.letters.images import INKS, LetterSettings, render_letters
@@ -184,3 +185,15 @@ def test_numbers_of_pictures_are_checked(values: dict):
     ((name, value),) = values.items()
     with pytest.raises(ValueError, match=f"{name} is {value}; it must be a whole number from 1"):
         LetterSet(**values)
+
+
+def test_outlines_of_any_form_survive_their_encoding():
+    generator = np.random.default_rng(0)
+    for density in (0.05, 0.5, 0.95):
+        mask = generator.random((13, 9)) < density
+        outlines = polygons(mask)
+        if outlines is not None:
+            encoded = rle_masks.merge(rle_masks.frPyObjects(outlines, 13, 9))
+            assert np.array_equal(rle_masks.decode(encoded), mask)
+    assert polygons(np.pad(np.zeros((1, 1), bool), 1, constant_values=True)) is None
+    assert polygons(np.ones((3, 4), bool)) is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.section import NOT_NEGATIVE, SHARE, number
-from vision_ttt.tasks.images.config import HasImageBackbone, ImageData, check_repeats
+from vision_ttt.tasks.images.config import ImageData, check_repeats
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -16,11 +16,10 @@ if TYPE_CHECKING:  # they need PyTorch
     from vision_ttt.engine.checkpoint import ModelMetadata
     from vision_ttt.tasks.classification.predict import ClassPredictor
     from vision_ttt.tasks.classification.task import Classification
-    from vision_ttt.tasks.images.backbones import ImageBackbone
 
 
 @dataclass(frozen=True)
-class ClassificationSection(TaskSection, HasImageBackbone):
+class ClassificationSection(TaskSection):
     """Classification of images by cross-entropy."""
 
     name: Literal["classification"] = "classification"
@@ -83,7 +82,7 @@ class ClassificationSection(TaskSection, HasImageBackbone):
     @classmethod
     def rebuild(cls, metadata: ModelMetadata) -> nn.Module:
         """Build the classifier that a checkpoint describes."""
-        from vision_ttt.tasks.images.metadata import rebuild
+        from vision_ttt.tasks.images.models import rebuild
 
         return rebuild(metadata)
 
@@ -91,8 +90,8 @@ class ClassificationSection(TaskSection, HasImageBackbone):
     def reopen(
         cls, metadata: ModelMetadata, changes: Mapping[str, Any], **machine: Any
     ) -> Classification:
-        """Open a checkpoint's images again; see `vision_ttt.tasks.images.reopening`."""
-        from vision_ttt.tasks.images.reopening import reopen
+        """Open a checkpoint's images again; see `vision_ttt.tasks.images.task`."""
+        from vision_ttt.tasks.images.task import reopen
 
         # How a classifier was trained does not matter to its evaluation.
         return reopen(cls(), metadata, changes, **machine)
@@ -105,16 +104,3 @@ class ClassificationSection(TaskSection, HasImageBackbone):
         from vision_ttt.tasks.classification.predict import ClassPredictor
 
         return ClassPredictor(model, metadata, topk=5 if topk is None else topk, **options)
-
-    @classmethod
-    def image_backbone(
-        cls, model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
-    ) -> ImageBackbone:
-        """Return the classifier itself; without `shorter_side` it sees what predict shows it."""
-        from vision_ttt.tasks.images.backbones import classifier_backbone
-        from vision_ttt.tasks.images.metadata import check_carried
-
-        input_config = check_carried(metadata)["input"]
-        return classifier_backbone(
-            model, metadata.model, metadata.model_args, input_config, shorter_side
-        )

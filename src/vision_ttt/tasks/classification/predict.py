@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,72 +12,48 @@ from PIL import Image
 from rich.table import Table
 from torch import Tensor
 
-from vision_ttt.data import (
-    TransformedImages,
-    collate,
-    evaluation_transform,
-    make_loader,
-    open_image,
-    watched,
-)
-from vision_ttt.data.image_files import ImageFiles
+from vision_ttt.data import evaluation_transform, open_image
 from vision_ttt.engine.evaluation import autocast
-from vision_ttt.errors import DamagedItem, DamagedModel
-from vision_ttt.tasks.images.pictures import Colour, palette, with_legend
-from vision_ttt.tasks.images.predicting import ImagePredictor
-
-Prediction = dict[str, Any]
-"""image: its path; top: class and probability of the most probable classes, best first."""
+from vision_ttt.errors import DamagedModel
+from vision_ttt.tasks.images.pictures import with_legend
+from vision_ttt.tasks.images.predicting import ImagePredictor, Prediction, SeenImage
 
 
 @dataclass(frozen=True)
 class ClassPredictor(ImagePredictor):
-    """Predicts the most probable classes of image files, `topk` of them."""
+    """Predicts the most probable classes of image files, `topk` of them.
+
+    A prediction has `top`: class and probability of the most probable classes, best first.
+    """
 
     @property
     def columns(self) -> list[str]:
         """Image, class_1, probability_1, class_2, …"""
-        ranks = range(1, min(self.topk, len(self.metadata.carried["classes"])) + 1)
+        ranks = range(1, min(self.topk, len(self.carried["classes"])) + 1)
         return ["image", *(f"{name}_{rank}" for rank in ranks for name in ("class", "probability"))]
 
-    def predict(
-        self, files: Sequence[Path]
-    ) -> Iterator[tuple[list[Prediction], list[DamagedItem]]]:
-        """Yield per batch the predictions, and the errors of the images that do not decode.
+    @property
+    def transform(self) -> Callable[[Image.Image], Tensor]:
+        """timm's for evaluation."""
+        return evaluation_transform(self.carried["input"])
 
-        Raises:
-            UserError: the model predicts NaN.
-        """
-        carried = self.metadata.carried
-        loader = make_loader(
-            TransformedImages(_UnlabelledImages(files), evaluation_transform(carried["input"])),
-            self.batch_size,
-            partial(collate, image_shape=tuple(carried["input"]["input_size"])),
-            num_workers=self.num_workers,
-        )
-        for batch in watched(loader):
-            images = batch["images"]
-            probabilities = torch.empty(0, len(carried["classes"]))
-            if len(images):
-                with torch.inference_mode(), autocast(self.device, self.precision):
-                    logits = self.model(images.to(self.device))
-                probabilities = logits.float().softmax(dim=-1).cpu()
-            places = batch["indices"].tolist()
-            yield (
-                [self._prediction(files[n], p) for n, p in zip(places, probabilities, strict=True)],
-                batch["damaged"],
-            )
-
-    def _prediction(self, path: Path, probabilities: Tensor) -> Prediction:
-        if not torch.isfinite(probabilities).all():
-            raise DamagedModel(f"the model predicts NaN for {path}: its weights are damaged")
-        classes = self.metadata.carried["classes"]
-        best = probabilities.topk(min(self.topk, len(classes)))
-        named = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        return {
-            "image": str(path),
-            "top": [{"class": classes[index], "probability": value} for value, index in named],
-        }
+    def predictions(self, seen: Sequence[SeenImage], files: Sequence[Path]) -> list[Prediction]:
+        """Return the most probable classes of some images."""
+        if not seen:
+            return []
+        with autocast(self.device, self.precision):
+            logits = self.model(torch.stack([each.image for each in seen]).to(self.device))
+        classes = self.carried["classes"]
+        found = []
+        for each, own in zip(seen, logits.float().softmax(dim=-1).cpu(), strict=True):
+            path = files[each.index]
+            if not torch.isfinite(own).all():
+                raise DamagedModel(f"the model predicts NaN for {path}: its weights are damaged")
+            best = own.topk(min(self.topk, len(classes)))
+            named = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            top = [{"class": classes[index], "probability": value} for value, index in named]
+            found.append({"image": str(path), "top": top})
+        return found
 
     def rows(self, prediction: Prediction) -> list[dict[str, Any]]:
         """Return a prediction as one row."""
@@ -89,8 +64,7 @@ class ClassPredictor(ImagePredictor):
 
     def table(self, prediction: Prediction) -> Table:
         """Return a prediction as a table for the terminal."""
-        table = Table(title=prediction["image"], title_justify="left")
-        table.add_column("class")
+        table = Table("class", title=prediction["image"], title_justify="left")
         table.add_column("probability", justify="right")
         for entry in prediction["top"]:
             table.add_row(entry["class"], f"{entry['probability']:.2%}")
@@ -98,20 +72,9 @@ class ClassPredictor(ImagePredictor):
 
     def drawn(self, drawing: str, prediction: Prediction) -> Image.Image:
         """Return the image with its most probable classes beside it."""
-        colours = dict(zip(self.metadata.carried["classes"], self._colours, strict=True))
+        colours = dict(zip(self.carried["classes"], self.colours, strict=True))
         named = [
             (f"{entry['probability']:.0%} {entry['class']}", colours[entry["class"]])
             for entry in prediction["top"]
         ]
         return with_legend(open_image(prediction["image"]), named)
-
-    @cached_property
-    def _colours(self) -> list[Colour]:
-        return palette(len(self.metadata.carried["classes"]))
-
-
-class _UnlabelledImages(ImageFiles):
-    """The images of files, of no known class."""
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return super().__getitem__(index), -1

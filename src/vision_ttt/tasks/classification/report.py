@@ -14,14 +14,10 @@ from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import gradient_layers, gradient_magnitude, mean_map
 from vision_ttt.explain.feature_maps import token_step
-from vision_ttt.explain.figures import (
-    confusion_matrix,
-    inner_loss_curves,
-    training_curves,
-)
+from vision_ttt.explain.figures import confusion_matrix, inner_loss_curves, training_curves
 from vision_ttt.explain.map_figures import gradient_map_sheet
 from vision_ttt.explain.report import Section
-from vision_ttt.files import write_bytes
+from vision_ttt.tasks.images.figures import save, section
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.classification.task import Classification
@@ -37,27 +33,21 @@ def write_report(task: Classification, result: TrainResult) -> Report:
     """
     history, evaluation = result.metrics["history"], result.evaluation
     sections = {
-        "curves": Section(
-            "Training",
-            _reading(history),
-            training_curves(history),
-            training_curves(history, narrow=True),
-        ),
-        "confusion": Section(
+        "curves": section("Training", _reading(history), training_curves, history),
+        "confusion": section(
             "Confusion matrix",
             "Counts of test images: the true class by row, the predicted one by column.",
-            confusion_matrix(evaluation.confusion, task.classes),
-            confusion_matrix(evaluation.confusion, task.classes, narrow=True),
+            confusion_matrix,
+            *(evaluation.confusion, task.classes),
         ),
     }
-    inner = inner_loss_curves(history)
-    if inner is not None:
-        sections["inner_loss"] = Section(
+    if history[-1]["inner_losses"]:
+        sections["inner_loss"] = section(
             "What the inner learners lose along the image",
             "Mean inner loss of each layer on successive mini-batches of tokens, before learning "
             "from them; both scan directions, each in its own order.",
-            inner,
-            inner_loss_curves(history, narrow=True),
+            inner_loss_curves,
+            history,
         )
     if gradient_layers(result.model) and not isinstance(task.test_set, IterableDataset):
         *maps, patch = _gradient_maps(task, result)
@@ -69,8 +59,6 @@ def write_report(task: Classification, result: TrainResult) -> Report:
             gradient_map_sheet(*maps, patch=patch),
             gradient_map_sheet(*maps, per_row=4, patch=patch),
         )
-    for name, section in sections.items():
-        write_bytes(result.run_dir / f"{name}.png", section.png)
     metrics = result.metrics
     measured = {
         "test accuracy": f"{metrics['test_accuracy']:.2%}",
@@ -80,7 +68,7 @@ def write_report(task: Classification, result: TrainResult) -> Report:
     last = history[-1]
     if last["inner_loss_reduction"] is not None:
         measured["inner loss, last against first"] = f"−{last['inner_loss_reduction']:.0%}"
-    return Report(list(sections.values()), measured, {})
+    return Report(save(sections, result.run_dir), measured, {})
 
 
 def _reading(history: Sequence[Mapping[str, Any]]) -> str:

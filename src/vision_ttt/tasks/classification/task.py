@@ -3,24 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from rich.table import Table
+from sklearn.metrics import roc_auc_score
 from timm.data import Mixup
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
-from vision_ttt.engine.evaluation import at_least_one, autocast
+from vision_ttt.engine.evaluation import at_least_one, autocast, rows_of_items
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.models import DiT3
-from vision_ttt.tasks.classification.evaluation import ClassifierEvaluation, evaluate
 from vision_ttt.tasks.images.task import ImageTask
+
+
+@dataclass(frozen=True)
+class ClassifierEvaluation:
+    """What a model says about a dataset of N images in C classes."""
+
+    loss: float
+    """Mean cross-entropy in nats."""
+    accuracy: float
+    """Share of images whose most probable class is theirs, from 0 to 1."""
+    top5_accuracy: float
+    """Share of images whose class is among the five most probable, from 0 to 1."""
+    balanced_accuracy: float
+    """Mean over the classes that have images of the share of their images predicted right."""
+    roc_auc: float | None
+    """Area under the ROC curve of the second class's probability, where there are two classes with
+    images; None otherwise."""
+    targets: Tensor
+    """True class indices [N], in the dataset's order, damaged images left out."""
+    predictions: Tensor
+    """Most probable class indices [N]."""
+    probabilities: Tensor
+    """Class probabilities [N, C] float32."""
+    confusion: Tensor
+    """Counts [C, C]: row = true class, column = predicted class."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Loss and accuracy."""
+        return {"loss": self.loss, "accuracy": self.accuracy}
+
+
+def summarise(logits: Tensor, targets: Tensor) -> ClassifierEvaluation:
+    """Return the evaluation of logits [N, C] against class indices [N]."""
+    count, classes = logits.shape
+    predictions, probabilities = logits.argmax(dim=1), logits.softmax(dim=1)
+    top = logits.topk(min(5, classes), dim=1).indices
+    pairs = targets * classes + predictions
+    confusion = torch.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+    counts = confusion.sum(dim=1)
+    has_both = classes == 2 and bool((counts > 0).all())
+    return ClassifierEvaluation(
+        loss=F.cross_entropy(logits, targets).item(),
+        accuracy=(predictions == targets).sum().item() / count,
+        top5_accuracy=(top == targets[:, None]).any(dim=1).sum().item() / count,
+        balanced_accuracy=(confusion.diagonal() / counts)[counts > 0].mean().item(),
+        roc_auc=float(roc_auc_score(targets, probabilities[:, 1])) if has_both else None,
+        targets=targets,
+        predictions=predictions,
+        probabilities=probabilities,
+        confusion=confusion,
+    )
 
 
 class Classification(ImageTask):
@@ -29,7 +82,6 @@ class Classification(ImageTask):
     primary = Metric("accuracy", higher_is_better=True, form=".2%")
 
     def __init__(self, config: TrainConfig) -> None:
-        """Open the images; raises as :class:`ImageTask` does."""
         super().__init__(config)
         own = config.task
         self.precision = config.machine.precision
@@ -95,14 +147,15 @@ class Classification(ImageTask):
         between: Callable[[], None],
     ) -> ClassifierEvaluation:
         """Return loss, accuracy and every prediction."""
-        return evaluate(
-            model,
-            loader,
-            accelerator,
-            damaged=damaged,
-            precision=self.precision,
-            between=between,
-        )
+
+        def measure(batch: Batch) -> dict[str, Tensor]:
+            images = batch["images"]
+            with autocast(images.device, self.precision):
+                logits = model(at_least_one(images))[: len(images)]
+            return {"logits": logits.float(), "targets": batch["targets"]}
+
+        rows = rows_of_items(measure, model, loader, accelerator, damaged=damaged, between=between)
+        return summarise(rows["logits"], rows["targets"])
 
     def figures(self, evaluation: ClassifierEvaluation) -> dict[str, Any]:
         """Return loss and accuracies, over all and by class."""

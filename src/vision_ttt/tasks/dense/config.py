@@ -10,11 +10,10 @@ from typing import Any, Literal
 
 from vision_ttt.engine.config import TaskSection
 from vision_ttt.errors import UserError
-from vision_ttt.tasks.images.config import HasImageBackbone
 
 
 @dataclass(frozen=True)
-class DenseSection(TaskSection, HasImageBackbone):
+class DenseSection(TaskSection):
     """A task whose model is a backbone, maps around it, and heads on these."""
 
     maps: Literal["adapter", "stages"] = "adapter"

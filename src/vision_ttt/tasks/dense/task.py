@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from vision_ttt.dense.backbone_weights import load_backbone
 from vision_ttt.engine.building import load_weights
@@ -15,7 +14,6 @@ from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.initial_weights import trained_for, whose
 from vision_ttt.engine.task import Task
 from vision_ttt.engine.tensor_files import read_tensors
-from vision_ttt.models.registry import model_config
 
 _MAPS = "maps."
 """What the names of backbone and adapter begin with in a dense model's weights."""
@@ -33,18 +31,11 @@ class DenseTask(Task):
 
     unit = "images"
     config: TrainConfig
-
-    @property
-    @abstractmethod
-    def classes(self) -> Sequence[str]:
-        """Class names, by index."""
+    classes: tuple[str, ...]
+    """Class names, by index."""
 
     def model_arguments(self) -> dict[str, Any]:
-        """Return the number of classes, the parts around the backbone, and the backbone's own.
-
-        Raises:
-            ConfigError: the config holds an argument that is decided elsewhere.
-        """
+        """Return the number of classes, the parts around the backbone, and the backbone's own."""
         own = self.config.model.arguments
         for key in own:
             if key in _ELSEWHERE:
@@ -107,16 +98,3 @@ def _line(
         if names:
             parts.append(f"{len(names)} {what} ({', '.join(names)})")
     return f"starting from {path}; {whose(text)}: {', '.join(parts)}."
-
-
-def input_statistics(name: str) -> dict[str, tuple[float, ...]]:
-    """Return mean and standard deviation of the colours that a backbone expects, by channel."""
-    config = model_config(name)
-    return {"mean": tuple(config.mean), "std": tuple(config.std)}
-
-
-def normalise(image: Tensor, statistics: Mapping[str, Sequence[float]]) -> Tensor:
-    """Return an image [3, H, W] of uint8 or of floats from 0 to 1 as the backbone expects it."""
-    scaled = image.float() / 255 if not image.is_floating_point() else image
-    mean, std = (scaled.new_tensor(statistics[key])[:, None, None] for key in ("mean", "std"))
-    return (scaled - mean) / std

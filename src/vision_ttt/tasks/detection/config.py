@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.section import PROBABILITY, Range, Section, number
-from vision_ttt.errors import UserError
 from vision_ttt.extras import require
-from vision_ttt.tasks.dense.config import DenseSection, check_below_root
+from vision_ttt.tasks.dense.config import DenseSection
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -19,7 +18,6 @@ if TYPE_CHECKING:  # they need PyTorch
     from vision_ttt.engine.checkpoint import ModelMetadata
     from vision_ttt.tasks.detection.predict import ObjectPredictor
     from vision_ttt.tasks.detection.task import Detection
-    from vision_ttt.tasks.images.backbones import ImageBackbone
 
 _SIDE = Range(32, 16_384, "from 32 to 16,384")
 
@@ -89,63 +87,35 @@ class DetectionSection(DenseSection):
     def open(self, config: TrainConfig) -> Detection:
         """Read both COCO files."""
         require("dense", "detection")
-        from vision_ttt.tasks.detection.task import open_detection
+        from vision_ttt.data.coco_reading import read_coco
+        from vision_ttt.tasks.detection.task import Detection
 
-        return open_detection(config)
+        data = config.data
+        return Detection(config, read_coco(data.file("test")), read_coco(data.file("train")))
 
     @classmethod
     def rebuild(cls, metadata: ModelMetadata) -> nn.Module:
         """Build the detector that a checkpoint describes."""
         require("dense", "detection")
-        from vision_ttt.tasks.detection.metadata import rebuild
+        from vision_ttt.tasks.detection.task import rebuild
 
         return rebuild(metadata)
 
     @classmethod
     def reopen(
-        cls,
-        metadata: ModelMetadata,
-        changes: Mapping[str, Any],
-        *,
-        part: str,
-        precision: str,
-        num_workers: int,
+        cls, metadata: ModelMetadata, changes: Mapping[str, Any], *, part: str, **machine: Any
     ) -> Detection:
         """Read the COCO file of a part of a checkpoint's data, or of another folder's.
 
         Args:
             changes: `dataset`, a folder that takes the place of `root`.
-            part: "test" or "train".
-            precision, num_workers: as in the section `machine`.
-
-        Raises:
-            UserError: the categories are not those that the model was trained for; the checkpoint
-                names no data and none are given, or their description is damaged; a path of theirs
-                is absolute, which another root does not change; part is "all": two files may give
-                one id to two images.
+            part: "test" or "train"; not "all", as two files may give one id to two images.
         """
         require("dense", "detection")
-        from vision_ttt.tasks.detection.task import reopen_detection
+        from vision_ttt.tasks.detection.task import reopen
 
-        if part not in ("train", "test"):
-            raise UserError(
-                f"a detector is evaluated on one COCO file, of the part test or train, not {part!r}"
-            )
-        for name in changes:
-            if name != "dataset":
-                raise UserError(f"{name}: a detector's data have none; give the folder as dataset")
-        data = {**metadata.data, **({"root": changes["dataset"]} if changes else {})}
-        if "root" not in data:
-            raise UserError("the checkpoint does not name its data; give --dataset")
-        try:
-            described = DetectionData(**data)
-        except TypeError as error:  # of another version, or damaged
-            raise UserError(f"the checkpoint's data: {error}") from error
-        if changes:
-            check_below_root(described, (f"{part}_images", f"{part}_annotations"))
         # How a detector was trained does not matter to its evaluation.
-        machine = {"precision": precision, "num_workers": num_workers}
-        return reopen_detection(cls(), described, metadata, part=part, **machine)
+        return reopen(cls(), metadata, changes, part=part, **machine)
 
     @classmethod
     def predictor(
@@ -156,20 +126,3 @@ class DetectionSection(DenseSection):
         from vision_ttt.tasks.detection.predict import ObjectPredictor
 
         return ObjectPredictor(model, metadata, **options)
-
-    @classmethod
-    def image_backbone(
-        cls, model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
-    ) -> ImageBackbone:
-        """Return the detector's backbone, on whole images of the size at test."""
-        require("dense", "detection")
-        from vision_ttt.tasks.detection.metadata import check_carried
-        from vision_ttt.tasks.images.backbones import dense_backbone
-
-        carried = check_carried(metadata)
-        return dense_backbone(
-            model.maps,
-            carried["input"],
-            shorter_side=shorter_side,
-            at_test=(carried["shorter_side"], carried["longer_side"]),
-        )

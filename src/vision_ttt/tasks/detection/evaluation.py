@@ -15,7 +15,7 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from vision_ttt.data import DatasetError
 from vision_ttt.data.coco import CocoAnnotations
-from vision_ttt.data.coco_checks import Rle, mask_area
+from vision_ttt.data.coco_checks import Rle
 from vision_ttt.engine.evaluation import autocast
 from vision_ttt.errors import DamagedModel
 
@@ -205,7 +205,7 @@ def _run(
             "iscrowd": 0,
             "area": entry["bbox"][2] * entry["bbox"][3]
             if kind == "box"
-            else mask_area(entry["segmentation"]),
+            else float(rle_masks.area(entry["segmentation"])),
         }
         for entry in results(annotations, found)
     ]

@@ -8,8 +8,11 @@ from typing import NamedTuple
 
 import faster_coco_eval.core.mask as rle_masks
 import numpy as np
+import torch
 from matplotlib.font_manager import findfont
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+from torchvision.utils import draw_bounding_boxes
 
 from vision_ttt.data.coco_checks import Rle
 from vision_ttt.tasks.images.pictures import Colour, with_legend
@@ -60,17 +63,27 @@ def drawn(
     scale = 1.0 if longer_side is None else longer_side / max(image.size)
     width, height = (max(round(side * scale), 1) for side in image.size)
     picture = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
-    draw = ImageDraw.Draw(picture)
+    if not ordered:
+        return picture
+    names = [classes[each.label - 1] for each in ordered]
+    scores = ["" if each.score is None else f" {each.score:.0%}" for each in ordered]
+    own = [colours[each.label - 1] for each in ordered]
+    # Black on light colours, white on dark ones, by the weights of ITU-R BT.601.
+    light = [0.299 * red + 0.587 * green + 0.114 * blue > 128 for red, green, blue in own]
     size = min(max(min(picture.size) // 32, _SMALLEST), _LARGEST)
-    font = ImageFont.truetype(findfont("DejaVu Sans"), size)
-    for each in ordered:
-        colour = colours[each.label - 1]
-        box = [side * scale for side in each.box]
-        draw.rectangle(tuple(box), outline=colour, width=max(size // 6, 2))
-        name = classes[each.label - 1]
-        tag = name if each.score is None else f"{name} {each.score:.0%}"
-        _write_tag(draw, tag, box, colour, font, picture.size)
-    return picture
+    shown = draw_bounding_boxes(
+        pil_to_tensor(picture),
+        torch.tensor([each.box for each in ordered], dtype=torch.float32) * scale,
+        labels=[name + score for name, score in zip(names, scores, strict=True)],
+        colors=own,
+        width=max(size // 6, 2),
+        font=findfont("DejaVu Sans"),
+        font_size=size,
+        label_colors=["black" if each else "white" for each in light],
+        label_background_colors=own,
+        fill_labels=True,
+    )
+    return to_pil_image(shown)
 
 
 def drawn_with_legend(
@@ -89,20 +102,7 @@ def drawn_with_legend(
     return with_legend(drawn(image, objects, classes, colours, longer_side=side), entries)
 
 
-def _write_tag(
-    draw: ImageDraw.ImageDraw,
-    text: str,
-    box: Sequence[float],
-    colour: Colour,
-    font: ImageFont.FreeTypeFont,
-    size: tuple[int, int],
-) -> None:
-    """Write on a field of `colour` above the box's top left corner, but within the image."""
-    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
-    width, height = right - left + 4, bottom - top + 4
-    x = max(min(box[0], size[0] - width), 0)
-    y = max(min(box[1] - height, size[1] - height), 0)
-    draw.rectangle((x, y, x + width, y + height), fill=colour)
-    # Black on light colours, white on dark ones, by the weights of ITU-R BT.601.
-    light = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 128
-    draw.text((x + 2 - left, y + 2 - top), text, fill="black" if light else "white", font=font)
+def corners(box: Sequence[float]) -> tuple[float, float, float, float]:
+    """Return a box x, y, width, height as corners x, y, x, y."""
+    x, y, width, height = box
+    return x, y, x + width, y + height

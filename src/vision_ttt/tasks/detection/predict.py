@@ -2,63 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from rich.table import Table
+from torch import Tensor
 
-from vision_ttt.data import SeededItems, make_loader, open_image, watched
-from vision_ttt.data.image_files import ImageFiles
-from vision_ttt.engine.task import Batch
+from vision_ttt.data import open_image
 from vision_ttt.errors import DamagedItem
-from vision_ttt.tasks.dense.task import normalise
 from vision_ttt.tasks.detection.evaluation import check_weights, detect, entries
-from vision_ttt.tasks.detection.metadata import check_carried
-from vision_ttt.tasks.detection.pictures import SHOWN_SCORE, DrawnObject, drawn_with_legend
-from vision_ttt.tasks.detection.transforms import Sample, TestTransform
-from vision_ttt.tasks.images.pictures import Colour, palette
-from vision_ttt.tasks.images.predicting import ImagePredictor
-
-Prediction = dict[str, Any]
-"""image: its path; objects: what was found, the best first, each in COCO's format of results but
-for the image (category_id, bbox, score, segmentation), with its class."""
+from vision_ttt.tasks.detection.pictures import (
+    SHOWN_SCORE,
+    DrawnObject,
+    corners,
+    drawn_with_legend,
+)
+from vision_ttt.tasks.detection.transforms import TestTransform
+from vision_ttt.tasks.images.models import normalise
+from vision_ttt.tasks.images.predicting import ImagePredictor, Prediction, SeenImage
 
 
 @dataclass(frozen=True)
 class ObjectPredictor(ImagePredictor):
-    """Finds the objects in image files."""
+    """Finds the objects in image files.
+
+    A prediction has `objects`: what was found, the best first, each in COCO's format of results but
+    for the image (category_id, bbox, score, segmentation), with its class.
+    """
 
     columns = ("image", "class", "category_id", "score", "x", "y", "width", "height")
+
+    @property
+    def transform(self) -> Callable[[Image.Image], Tensor]:
+        """The one at test."""
+        return TestTransform(self.carried["shorter_side"], self.carried["longer_side"]).image
 
     def predict(
         self, files: Sequence[Path]
     ) -> Iterator[tuple[list[Prediction], list[DamagedItem]]]:
-        """Yield per batch the predictions, and the errors of the images that do not decode.
-
-        Raises:
-            UserError: the detector computes NaN.
-        """
+        """Check the weights once, then predict."""
         check_weights(self.model)
-        carried = self._carried
-        loader = make_loader(
-            SeededItems(
-                ImageFiles(files),
-                TestTransform(carried["shorter_side"], carried["longer_side"]).image,
-            ),
-            self.batch_size,
-            _collate,
-            num_workers=self.num_workers,
-        )
-        for batch in watched(loader):
-            yield (
-                [self._prediction(files[each.index], each) for each in batch["samples"]],
-                batch["damaged"],
-            )
+        return super().predict(files)
+
+    def predictions(self, seen: Sequence[SeenImage], files: Sequence[Path]) -> list[Prediction]:
+        """Return the objects in some images."""
+        ids = self.carried["category_ids"]
+        names = dict(zip(ids, self.carried["classes"], strict=True))
+        predictions = []
+        for each in seen:
+            image = normalise(each.image.to(self.device), self.carried["input"])
+            found = entries(detect(self.model, image, each.size, self.precision), ids)
+            objects = [
+                {
+                    "class": names[entry["category_id"]],
+                    **entry,
+                    "segmentation": {
+                        "size": list(each.size),
+                        "counts": entry["segmentation"]["counts"].decode("ascii"),
+                    },
+                }
+                for entry in found[: self.topk]
+            ]
+            predictions.append({"image": str(files[each.index]), "objects": objects})
+        return predictions
 
     def answer(self, predictions: Sequence[Prediction], skipped: Sequence[str]) -> list[Any]:
         """Return all that was found, in COCO's format of results.
@@ -74,18 +83,18 @@ class ObjectPredictor(ImagePredictor):
 
     def rows(self, prediction: Prediction) -> list[dict[str, Any]]:
         """Return a row for each object: image, class, category_id, score, x, y, width, height."""
-        rows = []
-        for found in prediction["objects"]:
-            x, y, width, height = found["bbox"]
-            row = {name: found[name] for name in ("class", "category_id", "score")}
-            box = {"x": x, "y": y, "width": width, "height": height}
-            rows.append({"image": prediction["image"], **row, **box})
-        return rows
+        return [
+            {
+                "image": prediction["image"],
+                **{name: found[name] for name in self.columns[1:4]},
+                **dict(zip(self.columns[4:], found["bbox"], strict=True)),
+            }
+            for found in prediction["objects"]
+        ]
 
     def table(self, prediction: Prediction) -> Table:
         """Return the best objects as a table for the terminal."""
-        table = Table(title=prediction["image"], title_justify="left")
-        table.add_column("class")
+        table = Table("class", title=prediction["image"], title_justify="left")
         for name in ("score", "x", "y", "width", "height"):
             table.add_column(name, justify="right")
         for found in self._shown(prediction):
@@ -95,64 +104,24 @@ class ObjectPredictor(ImagePredictor):
 
     def drawn(self, drawing: str, prediction: Prediction) -> Image.Image:
         """Return the image with the best objects' boxes, masks and classes, and a legend."""
-        labels = {number: n for n, number in enumerate(self._carried["category_ids"], start=1)}
+        labels = {number: n for n, number in enumerate(self.carried["category_ids"], start=1)}
         objects = [
-            DrawnObject(labels[found["category_id"]], _corners(found["bbox"]), mask, score)
+            DrawnObject(
+                labels[found["category_id"]],
+                corners(found["bbox"]),
+                found["segmentation"],
+                found["score"],
+            )
             for found in self._shown(prediction)
-            for mask, score in [(_compressed(found["segmentation"]), found["score"])]
         ]
         image = open_image(prediction["image"])
-        return drawn_with_legend(image, objects, self._carried["classes"], self._colours)
+        return drawn_with_legend(image, objects, self.carried["classes"], self.colours)
 
     def _shown(self, prediction: Prediction) -> list[dict[str, Any]]:
         return [each for each in prediction["objects"] if each["score"] >= SHOWN_SCORE]
 
     def _image(self, path: str) -> dict[str, Any]:
         stem = Path(path).stem
-        if self._carried["ids_in_names"] and stem.isdecimal():
+        if self.carried["ids_in_names"] and stem.isdecimal():
             return {"image_id": int(stem), "file_name": path}
         return {"file_name": path}
-
-    def _prediction(self, path: Path, sample: Sample) -> Prediction:
-        carried = self._carried
-        names = dict(zip(carried["category_ids"], carried["classes"], strict=True))
-        image = normalise(sample.image.to(self.device), carried["input"])
-        with torch.inference_mode():
-            found = detect(self.model, image, sample.size, self.precision)
-        return {
-            "image": str(path),
-            "objects": [
-                {"class": names[each["category_id"]], **each, "segmentation": _text(each)}
-                for each in entries(found, carried["category_ids"])[: self.topk]
-            ],
-        }
-
-    @cached_property
-    def _carried(self) -> dict[str, Any]:
-        return check_carried(self.metadata)
-
-    @cached_property
-    def _colours(self) -> list[Colour]:
-        return palette(len(self._carried["classes"]))
-
-
-def _collate(items: Sequence[Sample | DamagedItem]) -> Batch:
-    return {
-        "samples": [item for item in items if not isinstance(item, DamagedItem)],
-        "damaged": [item for item in items if isinstance(item, DamagedItem)],
-    }
-
-
-def _corners(box: Sequence[float]) -> tuple[float, float, float, float]:
-    x, y, width, height = box
-    return x, y, x + width, y + height
-
-
-def _text(found: dict[str, Any]) -> dict[str, Any]:
-    """A mask as JSON holds it."""
-    mask = found["segmentation"]
-    return {"size": [int(side) for side in mask["size"]], "counts": mask["counts"].decode("ascii")}
-
-
-def _compressed(mask: dict[str, Any]) -> dict[str, Any]:
-    return {"size": mask["size"], "counts": mask["counts"].encode("ascii")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,15 +16,19 @@ from torch.utils.data import DataLoader
 from vision_ttt.data import DatasetError, SeededItems
 from vision_ttt.data.coco import CocoAnnotations, CocoImages
 from vision_ttt.data.coco_reading import read_coco
+from vision_ttt.data.loading import without_damaged
+from vision_ttt.dense.building import build_detector
 from vision_ttt.dense.detector import Detector
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import MachineSection, TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
+from vision_ttt.engine.described import check_number, check_texts, check_whole_numbers
 from vision_ttt.engine.evaluation import autocast, objects_of_items
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.errors import DamagedItem
-from vision_ttt.tasks.dense.task import DenseTask, input_statistics, normalise
+from vision_ttt.errors import DamagedItem, UserError
+from vision_ttt.tasks.dense.config import check_below_root
+from vision_ttt.tasks.dense.task import DenseTask
 from vision_ttt.tasks.detection.config import DetectionData, DetectionSection
 from vision_ttt.tasks.detection.evaluation import (
     KINDS,
@@ -33,8 +38,14 @@ from vision_ttt.tasks.detection.evaluation import (
     detect,
     summarise,
 )
-from vision_ttt.tasks.detection.metadata import build, check_carried
 from vision_ttt.tasks.detection.transforms import Sample, TestTransform, TrainTransform
+from vision_ttt.tasks.images.models import (
+    SIDE,
+    check_statistics,
+    described_data,
+    input_statistics,
+    normalise,
+)
 
 _BLANK = 64  # pixels; side of the image that stands in where there is none
 
@@ -57,16 +68,12 @@ class Detection(DenseTask):
         self.config = config
         self.annotations = test
         self.train_annotations = train
+        self.classes = test.classes
         self.precision = config.machine.precision
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names; the label of the first is 1."""
-        return self.annotations.classes
 
     def build_model(self, name: str, arguments: Mapping[str, Any]) -> Detector:
         """Build the detector on the backbone `name`; see `vision_ttt.dense.build_detector`."""
-        return build(name, arguments)
+        return build_detector(name, **arguments)
 
     def prepare(self, model: nn.Module) -> None:
         """Set the images as the detector is to see them.
@@ -100,17 +107,17 @@ class Detection(DenseTask):
                 )
         images = CocoImages(train, data.folder("train"), train.places(data.empty_images))
         self.train_set = SeededItems(images, TrainTransform(data), self.config.run.seed)
-        self._set_test(data.folder("test"), data.shorter_side, data.longer_side)
+        self.set_test(data.folder("test"), data.shorter_side, data.longer_side)
 
     def collate(self, items: Sequence[Sample | DamagedItem]) -> Batch:
         """Return images [3, h, w] uint8, targets, sizes before, places, and the damaged ones."""
-        good = [item for item in items if not isinstance(item, DamagedItem)]
+        good, damaged = without_damaged(items)
         return {
             "images": [item.image for item in good],
             "targets": [item.target for item in good if item.target is not None],
             "sizes": [item.size for item in good],
             "indices": torch.tensor([item.index for item in good], dtype=torch.int64),
-            "damaged": [item for item in items if isinstance(item, DamagedItem)],
+            "damaged": damaged,
         }
 
     def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:
@@ -121,7 +128,9 @@ class Detection(DenseTask):
         images, targets = batch["images"], batch["targets"]
         count = len(images)
         if not count:
-            blank = torch.zeros(3, _BLANK, _BLANK, dtype=torch.uint8, device=_device(batch))
+            blank = torch.zeros(
+                3, _BLANK, _BLANK, dtype=torch.uint8, device=batch["indices"].device
+            )
             images, targets = [blank], [_no_objects(blank)]
         with autocast(images[0].device, self.precision):
             losses = forward(self._normalised(images), targets)
@@ -218,26 +227,8 @@ class Detection(DenseTask):
 
         return write_report(self, result)
 
-    def set_evaluation_data(self, metadata: ModelMetadata, part: Literal["train", "test"]) -> None:
-        """Set `test_set` to the annotations' images, of a part's folder, as a checkpoint says.
-
-        Raises:
-            DatasetError: the checkpoint's categories are not those of the data.
-        """
-        carried = check_carried(metadata)
-        own = dict(zip(self.annotations.category_ids, self.classes, strict=True))
-        trained = dict(zip(carried["category_ids"], carried["classes"], strict=True))
-        if own != trained:
-            raise DatasetError(
-                f"{self.annotations.path} has {len(own)} categories, the checkpoint {len(trained)};"
-                f" they differ in {_differing(own, trained)}"
-            )
-        self.input = carried["input"]
-        self._set_test(
-            self.config.data.folder(part), carried["shorter_side"], carried["longer_side"]
-        )
-
-    def _set_test(self, folder: Any, shorter_side: int, longer_side: int) -> None:
+    def set_test(self, folder: Path, shorter_side: int, longer_side: int) -> None:
+        """Set `test_set` to the annotations' images in a folder."""
         images = CocoImages(self.annotations, folder, self.annotations.places())
         self.test_set = SeededItems(images, TestTransform(shorter_side, longer_side))
 
@@ -245,33 +236,74 @@ class Detection(DenseTask):
         return list(map(partial(normalise, statistics=self.input), images))
 
 
-def open_detection(config: TrainConfig) -> Detection:
-    """Read the COCO files of both parts.
+def rebuild(metadata: ModelMetadata) -> Detector:
+    """Build the detector that a checkpoint describes, randomly initialised.
 
     Raises:
-        DatasetError, FileNotFoundError: one cannot be read, or they have other categories.
+        ValueError, TypeError, KeyError: the description is damaged.
     """
-    data = config.data
-    return Detection(config, read_coco(data.file("test")), read_coco(data.file("train")))
+    _check_carried(metadata)
+    return build_detector(metadata.model, **metadata.model_args)
 
 
-def reopen_detection(
+def _check_carried(metadata: ModelMetadata) -> None:
+    """Check what a checkpoint carries.
+
+    It is: `classes`, the names by label - 1; `category_ids`, theirs in the data; `input`, mean and
+    standard deviation of the colours; `shorter_side` and `longer_side` of the images in pixels;
+    `ids_in_names`, whether files are named by their images' ids.
+    """
+    carried = metadata.carried
+    count = metadata.model_args["num_classes"]
+    check_texts("classes", carried["classes"], count)
+    check_whole_numbers("category_ids", carried["category_ids"], count)
+    if len(set(carried["category_ids"])) != count:
+        raise ValueError("category_ids has one twice")
+    for name in ("shorter_side", "longer_side"):
+        check_number(name, carried[name], SIDE, whole=True)
+    check_statistics(carried["input"])
+    if not isinstance(carried["ids_in_names"], bool):
+        raise TypeError("ids_in_names is not true or false")
+
+
+def reopen(
     section: DetectionSection,
-    data: DetectionData,
     metadata: ModelMetadata,
+    changes: Mapping[str, Any],
     *,
     part: Literal["train", "test"],
-    precision: str,
-    num_workers: int,
+    **machine: Any,
 ) -> Detection:
     """Read the COCO file of one part, as the test set of a checkpoint's detector.
 
     Raises:
-        DatasetError, FileNotFoundError: it cannot be read, or has not the detector's categories.
+        UserError: the categories are not those that the model was trained for; the checkpoint names
+            no data and none are given, or their description is damaged; a path of theirs is
+            absolute, which another root does not change; part is "all".
     """
-    machine = MachineSection(precision=precision, num_workers=num_workers)
-    task = Detection(TrainConfig(section, data, machine=machine), read_coco(data.file(part)))
-    task.set_evaluation_data(metadata, part)
+    if part not in ("train", "test"):
+        raise UserError(
+            f"a detector is evaluated on one COCO file, of the part test or train, not {part!r}"
+        )
+    for name in changes:
+        if name != "dataset":
+            raise UserError(f"{name}: a detector's data have none; give the folder as dataset")
+    data = {**metadata.data, **({"root": changes["dataset"]} if changes else {})}
+    described = described_data(DetectionData, data, root="root")
+    if changes:
+        check_below_root(described, (f"{part}_images", f"{part}_annotations"))
+    config = TrainConfig(section, described, machine=MachineSection(**machine))
+    task = Detection(config, read_coco(described.file(part)))
+    carried = metadata.carried
+    own = dict(zip(task.annotations.category_ids, task.classes, strict=True))
+    trained = dict(zip(carried["category_ids"], carried["classes"], strict=True))
+    if own != trained:
+        raise DatasetError(
+            f"{task.annotations.path} has {len(own)} categories, the checkpoint {len(trained)};"
+            f" they differ in {_differing(own, trained)}"
+        )
+    task.input = carried["input"]
+    task.set_test(described.folder(part), carried["shorter_side"], carried["longer_side"])
     return task
 
 
@@ -286,10 +318,6 @@ def _check_alike(train: CocoAnnotations, test: CocoAnnotations) -> None:
 def _differing(first: Mapping[int, str], second: Mapping[int, str]) -> str:
     differing = sorted(set(first.items()) ^ set(second.items()))
     return ", ".join(f"{number} ({name})" for number, name in differing[:6])
-
-
-def _device(batch: Batch) -> torch.device:
-    return batch["indices"].device
 
 
 def _no_objects(image: Tensor) -> dict[str, Tensor]:

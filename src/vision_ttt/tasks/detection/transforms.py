@@ -58,14 +58,13 @@ class TestTransform:
 
     def __call__(self, item: AnnotatedImage, index: int) -> Sample:
         """Return the sample of an item."""
-        return self.image(item.image, index)
+        width, height = item.image.size
+        return Sample(self.image(item.image), None, (height, width), index)
 
-    def image(self, image: Image.Image, index: int) -> Sample:
-        """Return the sample of an RGB image of which nothing is known."""
-        width, height = image.size
-        size = resized(height, width, self.shorter_side, self.longer_side)
-        seen = image.resize(size[::-1], Image.Resampling.BILINEAR)
-        return Sample(pil_to_tensor(seen), None, (height, width), index)
+    def image(self, image: Image.Image) -> Tensor:
+        """Return an RGB image, resized, as [3, h, w] uint8."""
+        size = resized(image.height, image.width, self.shorter_side, self.longer_side)
+        return pil_to_tensor(image.resize(size[::-1], Image.Resampling.BILINEAR))
 
 
 @dataclass(frozen=True)

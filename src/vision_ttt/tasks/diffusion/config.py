@@ -59,7 +59,7 @@ class DiffusionSection(TaskSection):
     @classmethod
     def rebuild(cls, metadata: ModelMetadata) -> nn.Module:
         """Build the model that a checkpoint describes."""
-        from vision_ttt.tasks.images.metadata import rebuild
+        from vision_ttt.tasks.images.models import rebuild
 
         process = metadata.carried["process"]
         if not isinstance(process, dict):
@@ -73,7 +73,7 @@ class DiffusionSection(TaskSection):
     def reopen(
         cls, metadata: ModelMetadata, changes: Mapping[str, Any], **machine: Any
     ) -> Diffusion:
-        """Open a checkpoint's images again; see `vision_ttt.tasks.images.reopening`."""
-        from vision_ttt.tasks.images.reopening import reopen
+        """Open a checkpoint's images again; see `vision_ttt.tasks.images.task`."""
+        from vision_ttt.tasks.images.task import reopen
 
         return reopen(cls(**metadata.task), metadata, changes, **machine)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from torch import Tensor
 
 from vision_ttt.diffusion import sample
-from vision_ttt.diffusion.pictures import grid, to_pixels, to_png
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.explain.report import Section
-from vision_ttt.files import write_bytes
+from vision_ttt.explain.report import Picture, Section
+from vision_ttt.tasks.diffusion.pictures import grid, to_pixels, to_png
+from vision_ttt.tasks.images.figures import Curves, learning_curves, save
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.diffusion.task import Diffusion
@@ -37,47 +33,22 @@ def write_report(task: Diffusion, result: TrainResult) -> Report:
         seed=result.metrics["seed"],
     )
     pixels = to_pixels(samples, task.input["mean"], task.input["std"])
-    picture = grid(pixels, _PER_CLASS, shown)
-    pictures = result.run_dir / "samples.png"
-    write_bytes(pictures, to_png(picture))
     history = result.metrics["history"]
-    curves = _loss_curves(history)
-    training = Section("Training", "The objective after each epoch.", curves)
-    write_bytes(result.run_dir / "curves.png", training.png)
-    sections = [
-        training,
-        Section(
+    lines = {"train_loss": "training", "test_loss": "test"}
+    curves = learning_curves(history, [Curves("Objective", "mean per image", lines)])
+    curves.axes[0].set_yscale("log")
+    sections = {
+        "curves": Section("Training", "The objective after each epoch.", curves),
+        "samples": Picture(
             "Samples",
             f"A row for each of {', '.join(shown)}; guidance {_GUIDANCE}, not selected.",
-            _shown(picture),
+            to_png(grid(pixels, _PER_CLASS, shown)),
         ),
-    ]
+    }
     measured = {
         "train loss": f"{history[-1]['train_loss']:.4f}",
         "test loss": f"{result.metrics['test_loss']:.4f}",
     }
     next_command = f"vision-ttt sample --checkpoint {result.run_dir / WEIGHTS_FILE}"
-    return Report(sections, measured, {"samples": pictures}, next_command)
-
-
-def _loss_curves(history: Sequence[Mapping[str, Any]]) -> Figure:
-    figure = Figure(figsize=(4.2, 3.4), layout="constrained")
-    axis = figure.subplots()
-    epochs = [row["epoch"] for row in history]
-    for key, name in (("train_loss", "training"), ("test_loss", "test")):
-        axis.plot(epochs, [row[key] for row in history], label=name)
-    axis.set(title="Objective, mean per image", xlabel="epoch", yscale="log")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.3, which="both")
-    axis.legend(frameon=False)
-    return figure
-
-
-def _shown(picture: Tensor) -> Figure:
-    """A figure of nothing but a picture [3, H, W] uint8, a pixel for a pixel."""
-    height, width = picture.shape[1:]
-    figure = Figure(figsize=(width / 130, height / 130))
-    axis = figure.add_axes((0, 0, 1, 1))
-    axis.imshow(picture.permute(1, 2, 0).numpy())
-    axis.axis("off")
-    return figure
+    pictures = {"samples": result.run_dir / "samples.png"}
+    return Report(save(sections, result.run_dir), measured, pictures, next_command)

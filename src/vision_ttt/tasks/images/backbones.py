@@ -19,8 +19,9 @@ from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import UserError
 from vision_ttt.models.registry import is_model
-from vision_ttt.tasks.images.config import HasImageBackbone
-from vision_ttt.tasks.images.models import data_config
+from vision_ttt.tasks.classification.config import ClassificationSection
+from vision_ttt.tasks.dense.config import DenseSection
+from vision_ttt.tasks.images.models import data_config, normalise
 
 _USUAL_REDUCTION = 32  # pixels per cell of the last feature map, for models that do not tell
 _STATISTICS = ("mean", "std")
@@ -44,9 +45,7 @@ class ImageBackbone:
 
     def shown(self, image: Tensor) -> Tensor:
         """Undo the normalisation: an image [3, H, W] of `prepare` → its colours from 0 to 1."""
-        mean, std = (
-            image.new_tensor(self.statistics[key])[:, None, None] for key in ("mean", "std")
-        )
+        mean, std = (image.new_tensor(self.statistics[key])[:, None, None] for key in _STATISTICS)
         return (image * std + mean).clamp(0, 1)
 
 
@@ -86,9 +85,8 @@ class WholeImage:
                 f" resized to {size[0]} × {size[1]}; at most {_LARGEST_VIEW / 1e6:.1f} million"
                 " pixels are accepted"
             )
-        levels = pil_to_tensor(image.resize(size, Image.Resampling.BILINEAR)).float() / 255
-        mean, std = (levels.new_tensor(self.statistics[k])[:, None, None] for k in _STATISTICS)
-        return (levels - mean) / std
+        levels = pil_to_tensor(image.resize(size, Image.Resampling.BILINEAR))
+        return normalise(levels, self.statistics)
 
 
 def classifier_backbone(
@@ -101,8 +99,7 @@ def classifier_backbone(
     """The classifier itself, on images as `vision-ttt predict` prepares them, or on whole ones.
 
     Args:
-        model: in evaluation mode.
-        name: of the model, which was built with `arguments`.
+        model: built as `name` with `arguments`, in evaluation mode.
         input_config: timm's data config of its images.
         shorter_side: see :class:`WholeImage`; None for the centre crop of the model's own size.
     """
@@ -123,14 +120,18 @@ def checkpoint_backbone(
         shorter_side: in pixels, of whole images; None: as the task shows images at test.
 
     Raises:
-        UserError: the task's models have none.
+        UserError: the model has none.
     """
-    section = tasks.find(metadata.task["name"])
-    if not issubclass(section, HasImageBackbone):
-        raise UserError(
-            f"the checkpoint holds {section.HOLDS}; it has no image backbone to explain"
-        )
-    return section.image_backbone(model, metadata, shorter_side=shorter_side)
+    carried, section = metadata.carried, tasks.find(metadata.task["name"])
+    if issubclass(section, DenseSection):
+        shown = {**carried, **carried["input"]}
+        shorter = shown["test_shorter_side" if "test_shorter_side" in shown else "shorter_side"]
+        at_test = (shorter, shown["longer_side"])
+        return dense_backbone(model.maps, shown, shorter_side=shorter_side, at_test=at_test)
+    if issubclass(section, ClassificationSection):
+        own = (metadata.model, metadata.model_args, carried["input"])
+        return classifier_backbone(model, *own, shorter_side)
+    raise UserError(f"the checkpoint holds {section.HOLDS}; it has no image backbone to explain")
 
 
 def named_backbone(
@@ -139,7 +140,7 @@ def named_backbone(
     """A model of this package or of timm with random weights, drawn from torch's generator.
 
     Args:
-        shorter_side: see :class:`WholeImage`; None for the centre crop of the model's own size.
+        shorter_side: as for :func:`classifier_backbone`.
         arguments: of the model's constructor; an `img_size` is that of the images, too.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,26 +18,7 @@ from vision_ttt.engine.section import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from vision_ttt.engine.checkpoint import ModelMetadata
     from vision_ttt.engine.config import TrainConfig
-    from vision_ttt.tasks.images.backbones import ImageBackbone
-
-
-class HasImageBackbone(ABC):
-    """A task's section whose models have a backbone of images, which can be looked into."""
-
-    @classmethod
-    @abstractmethod
-    def image_backbone(
-        cls, model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
-    ) -> ImageBackbone:
-        """Return the backbone of a checkpoint's model.
-
-        Args:
-            shorter_side: in pixels, of whole images; None: as the task shows images at test.
-        """
 
 
 @dataclass(frozen=True)

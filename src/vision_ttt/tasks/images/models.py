@@ -1,15 +1,36 @@
-"""A model's arguments that follow from its images, and whether it accepts them."""
+"""A model's arguments and input that follow from its images, and what checkpoints say of them."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from timm.data import resolve_data_config
 from torch import Tensor, nn
 
+from vision_ttt.engine.building import build_model
+from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError
+from vision_ttt.engine.described import (
+    check_number,
+    check_numbers,
+    check_texts,
+    check_whole_numbers,
+)
+from vision_ttt.engine.section import FRACTION, Range, Section
+from vision_ttt.errors import UserError
 from vision_ttt.models.registry import is_model, model_config
 
+_Data = TypeVar("_Data", bound=Section)
+SIDE = Range(1, 16_384, "from 1 to 16,384")
+"""Pixels; beyond it metadata is damaged rather than ambitious."""
+_MOST_PIXELS = 100_000_000  # of an image before the crop; Pillow makes none of twice as many
+_LEVEL = Range(-1e6, 1e6, "from -1,000,000 to 1,000,000")
+_DEVIATION = Range(1e-6, 1e6, "from 0.000001 to 1,000,000")
+_WORDS = {
+    "interpolation": ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"),
+    "crop_mode": ("center", "squash", "border"),
+}
+"""What timm's transforms accept."""
 _ELSEWHERE = {
     "num_classes": "the dataset gives it",
     "in_chans": "images are RGB",
@@ -79,3 +100,90 @@ def check_accepts(model: nn.Module, images: Tensor) -> None:
         ) from error
     finally:
         model.train(was_training)
+
+
+def input_statistics(name: str) -> dict[str, tuple[float, ...]]:
+    """Return mean and standard deviation of the colours that a backbone expects, by channel."""
+    config = model_config(name)
+    return {"mean": tuple(config.mean), "std": tuple(config.std)}
+
+
+def normalise(image: Tensor, statistics: Mapping[str, Sequence[float]]) -> Tensor:
+    """Return an image [3, H, W] of uint8 or of floats from 0 to 1 as the backbone expects it."""
+    scaled = image.float() / 255 if not image.is_floating_point() else image
+    mean, std = (scaled.new_tensor(statistics[key])[:, None, None] for key in ("mean", "std"))
+    return (scaled - mean) / std
+
+
+def _check_carried(metadata: ModelMetadata) -> dict[str, Any]:
+    carried = metadata.carried
+    check_texts("classes", carried["classes"], metadata.model_args["num_classes"])
+    values = carried["input"]
+    size = values["input_size"]
+    check_whole_numbers("input_size", size, 3)
+    for place, side in enumerate(size):
+        check_number(f"input_size[{place}]", side, SIDE, whole=True)
+    check_statistics(values, size[0])
+    for name, accepted in _WORDS.items():
+        if values[name] not in accepted:
+            raise ValueError(f"{name} is {values[name]!r}; accepted are {', '.join(accepted)}")
+    check_number("crop_pct", values["crop_pct"], FRACTION)
+    if size[1] * size[2] / values["crop_pct"] ** 2 > _MOST_PIXELS:
+        raise ValueError(
+            f"crop_pct is {values['crop_pct']}; images of {size[1]} × {size[2]} pixels would be"
+            f" cut from ones of more than {_MOST_PIXELS:,}"
+        )
+    return carried
+
+
+def check_statistics(given: Mapping[str, Any], channels: int = 3) -> None:
+    """Check the mean and the standard deviation of the colours.
+
+    Raises:
+        ValueError, TypeError, KeyError: they are not those of so many channels.
+    """
+    check_numbers("mean", given["mean"], channels, _LEVEL)
+    check_numbers("std", given["std"], channels, _DEVIATION)
+
+
+def check_classes(metadata: ModelMetadata, classes: Sequence[str]) -> None:
+    """Raise UserError unless a checkpoint's classes are those of the data."""
+    known = metadata.carried["classes"]
+    if list(known) != list(classes):
+        differing = sorted(set(known) ^ set(classes)) or ["their order"]
+        raise UserError(
+            f"the checkpoint has {len(known)} classes and the dataset {len(classes)}; they differ"
+            f" in {', '.join(differing[:10])}"
+        )
+
+
+def rebuild(metadata: ModelMetadata) -> nn.Module:
+    """Build the model that a checkpoint describes, randomly initialised.
+
+    Raises:
+        ValueError, TypeError, KeyError: the description is damaged.
+    """
+    carried = _check_carried(metadata)
+    model = build_model(metadata.model, metadata.model_args)
+    size = list(carried["input"]["input_size"])
+    # Its usual size needs no look.
+    if "img_size" in metadata.model_args or list(data_config(model)["input_size"]) != size:
+        check_accepts(model, torch.zeros(1, *size))
+    return model
+
+
+def described_data(kind: type[_Data], data: Mapping[str, Any], *, root: str) -> _Data:
+    """Return the section `data` that a checkpoint describes.
+
+    Args:
+        root: the field that says where the data are.
+
+    Raises:
+        UserError: that field is missing, or there is one that the section does not have.
+    """
+    if root not in data:
+        raise UserError("the checkpoint does not name its dataset; give --dataset")
+    try:
+        return kind(**data)
+    except TypeError as error:  # of another version, or damaged
+        raise UserError(f"the checkpoint's data: {error}; give --dataset") from error

@@ -1,4 +1,4 @@
-"""Colours of classes, legends that name them beside a picture, and what pictures are shown as."""
+"""Colours of classes, legends that name them beside a picture, and sheets of pictures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import colorsys
 import io
 from collections.abc import Sequence
 
-import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from PIL import Image, ImageDraw, ImageFont
 
@@ -22,6 +20,8 @@ _TIERS = ((0.65, 1.0), (0.65, 0.7), (0.8, 1.0), (0.95, 0.85), (0.5, 1.0), (0.65,
 _SMALLEST, _LARGEST = 12, 28  # pixels of a legend's letters
 _LONGEST = 12  # times its letters' height, is how wide a name may be
 _FEWEST_ROWS = 8  # of a legend, however low the picture is
+_GAP = 6  # pixels between the pictures of a sheet
+_HEADING = 24  # pixels of height
 
 
 def palette(count: int) -> list[Colour]:
@@ -58,7 +58,7 @@ def with_legend(picture: Image.Image, entries: Sequence[tuple[str, Colour]]) -> 
         return picture
     size = min(max(picture.height // 32, _SMALLEST), _LARGEST)
     font = ImageFont.truetype(findfont("DejaVu Sans"), size)  # matplotlib brings it along
-    shown = [(_shortened(name, font, _LONGEST * size), colour) for name, colour in entries]
+    shown = [(shortened(name, font, _LONGEST * size), colour) for name, colour in entries]
     line = round(1.5 * size)
     rows = min(max(picture.height // line, _FEWEST_ROWS), len(shown))
     columns = [shown[start : start + rows] for start in range(0, len(shown), rows)]
@@ -82,8 +82,8 @@ def with_legend(picture: Image.Image, entries: Sequence[tuple[str, Colour]]) -> 
     return canvas
 
 
-def _shortened(name: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """The name on one line, its end cut off where it is longer than `width` pixels."""
+def shortened(name: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """Return a name on one line, its end cut off where it is longer than `width` pixels."""
     name = " ".join(name.split())
     if font.getlength(name) <= width:
         return name
@@ -92,13 +92,21 @@ def _shortened(name: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     return name + "…"
 
 
-def as_figure(picture: Image.Image) -> Figure:
-    """Return a figure of nothing but a picture, a pixel for a pixel."""
-    figure = Figure(figsize=(picture.width / 130, picture.height / 130))
-    axis = figure.add_axes((0, 0, 1, 1))
-    axis.imshow(np.asarray(picture))
-    axis.axis("off")
-    return figure
+def picture_rows(rows: Sequence[Sequence[Image.Image]], headings: Sequence[str]) -> Image.Image:
+    """Return rows of pictures in columns under their headings; those of a row have one size."""
+    column = max(row[0].width for row in rows) + _GAP
+    height = _HEADING + sum(row[0].height + _GAP for row in rows) - _GAP
+    sheet = Image.new("RGB", (len(headings) * column - _GAP, height), "white")
+    draw = ImageDraw.Draw(sheet)
+    font = ImageFont.truetype(findfont("DejaVu Sans"), _HEADING * 2 // 3)
+    for place, heading in enumerate(headings):
+        draw.text((place * column, _HEADING // 2), heading, fill="black", font=font, anchor="lm")
+    top = _HEADING
+    for row in rows:
+        for place, picture in enumerate(row):
+            sheet.paste(picture, (place * column, top))
+        top += row[0].height + _GAP
+    return sheet
 
 
 def as_png(picture: Image.Image) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,22 @@ from vision_ttt.data import (
     with_transform,
 )
 from vision_ttt.engine.checkpoint import ModelMetadata
-from vision_ttt.engine.config import ConfigError, TrainConfig
+from vision_ttt.engine.config import ConfigError, MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.task import Batch, Task
 from vision_ttt.tasks.images.config import ImageData
-from vision_ttt.tasks.images.metadata import check_carried
-from vision_ttt.tasks.images.models import check_accepts, data_config, model_arguments
+from vision_ttt.tasks.images.models import (
+    check_accepts,
+    check_classes,
+    data_config,
+    described_data,
+    model_arguments,
+)
 
 _WATCHED = 32  # images
+_AUGMENTATION = (
+    *("crop_scale", "crop_ratio", "horizontal_flip"),
+    *("color_jitter", "auto_augment", "random_erasing"),
+)
 
 
 class ImageTask(Task):
@@ -45,13 +54,10 @@ class ImageTask(Task):
     """timm's data config, from `prepare` on: input_size, mean, std, …"""
 
     def __init__(self, config: TrainConfig) -> None:
-        """Open the data.
-
-        Raises:
-            DatasetError, FileNotFoundError: the dataset cannot be used.
-        """
+        """Open the data; raises as :func:`vision_ttt.data.open_dataset` does."""
         self.config = config
-        self.source = dataset_spec(config.data)
+        names = (field.name for field in dataclasses.fields(DatasetSpec))
+        self.source = DatasetSpec(**{name: getattr(config.data, name) for name in names})
         self.data = open_dataset(self.source)
         self.repeats = config.data.repeated_augmentation
 
@@ -61,12 +67,7 @@ class ImageTask(Task):
         return self.data.classes
 
     def model_arguments(self) -> dict[str, Any]:
-        """Return the number of classes, the image size where it counts, and the config's own.
-
-        Raises:
-            ConfigError: the config states another number of classes than the data have, or an
-                argument that they decide.
-        """
+        """Return the number of classes, the image size where it counts, and the config's own."""
         data, model = self.config.data, self.config.model
         if data.num_classes not in (None, len(self.classes)):
             raise ConfigError(
@@ -85,25 +86,13 @@ class ImageTask(Task):
         """Raise ConfigError unless the model is one for this task."""
 
     def prepare(self, model: nn.Module) -> None:
-        """Set the images as `model` is to see them.
-
-        Raises:
-            ConfigError: the model is none for this task, or does not accept them; timm cannot read
-                `auto_augment`.
-        """
+        """Set the images as `model` is to see them."""
         self.check_model(model)
         data = self.config.data
         self.input = data_config(model, data.image_size, data.crop_fraction)
         try:
-            for_training = train_transform(
-                self.input,
-                crop_scale=data.crop_scale,
-                crop_ratio=data.crop_ratio,
-                horizontal_flip=data.horizontal_flip,
-                color_jitter=data.color_jitter,
-                auto_augment=data.auto_augment,
-                random_erasing=data.random_erasing,
-            )
+            augmentation = {name: getattr(data, name) for name in _AUGMENTATION}
+            for_training = train_transform(self.input, **augmentation)
         except (AssertionError, ValueError, KeyError) as error:  # timm's, on a policy unknown to it
             raise ConfigError(f"auto_augment is {data.auto_augment!r}: {error}") from error
         workers, seed = self.config.machine.num_workers, self.config.run.seed
@@ -138,47 +127,52 @@ class ImageTask(Task):
             "test_images": len(self.data.test),
         }
 
-    def set_evaluation_data(self, metadata: ModelMetadata, part: str = "test") -> None:
-        """Set `test_set` to a part of the data as the model of a checkpoint expects it.
 
-        Args:
-            part: "test", "train" or "all".
+def reopen(
+    section: TaskSection,
+    metadata: ModelMetadata,
+    changes: Mapping[str, Any],
+    *,
+    part: str,
+    **machine: Any,
+) -> ImageTask:
+    """Return the task of a checkpoint with its data open, or with other data.
 
-        Raises:
-            DatasetError: the checkpoint's classes are not those of the data, its model is not one
-                of RGB images, or its run held out other images of the same data for test.
-            ValueError: no such part.
-        """
-        carried = check_carried(metadata)
-        channels = carried["input"]["input_size"][0]
-        if channels != 3:
-            raise DatasetError(
-                f"the checkpoint's model expects {channels} channels; images are RGB, of 3"
-            )
-        if tuple(carried["classes"]) != self.classes:
-            differing = sorted(set(carried["classes"]) ^ set(self.classes)) or ["their order"]
-            raise DatasetError(
-                f"the checkpoint has {len(carried['classes'])} classes and the dataset"
-                f" {len(self.classes)}; they differ in {', '.join(differing[:10])}"
-            )
-        then = carried.get("held_out")  # checkpoints of earlier versions do not say it
-        same_data = metadata.data.get("dataset") == self.source.dataset
-        if part != "all" and same_data and then not in (None, self.data.held_out):
-            raise DatasetError(
-                f"other images of {self.source.dataset} would be held out for test now than in the"
-                " checkpoint's run, which was trained on some of them: files were added, removed or"
-                " renamed, or test_fraction was another; take part 'all' (--split all)"
-            )
-        self.input = carried["input"]
-        transform = evaluation_transform(self.input)
-        workers = self.config.machine.num_workers
-        self.test_set = with_transform(self.data.part(part), transform, 0, workers)
+    Args:
+        section: of the task, as far as it matters to the evaluation.
+        changes: fields of the section `data`; another `dataset` leaves nothing of the former one.
+        part: of the data that becomes the test set: "test", "train" or "all".
+        machine: fields of the section `machine`.
 
-
-def dataset_spec(data: ImageData) -> DatasetSpec:
-    """Return what of the section identifies its dataset."""
-    names = (field.name for field in dataclasses.fields(DatasetSpec))
-    return DatasetSpec(**{name: getattr(data, name) for name in names})
+    Raises:
+        UserError: the checkpoint holds no dataset and none is given, or its description is damaged;
+            the classes are not the model's, or that is not one of RGB images; the run held out
+            other images of the same data for test.
+    """
+    data = {**metadata.data, **changes}
+    if "dataset" in changes:
+        data = {**changes, "num_classes": len(metadata.carried["classes"])}
+    described = described_data(ImageData, data, root="dataset")
+    opened = section.open(TrainConfig(section, described, machine=MachineSection(**machine)))
+    channels = metadata.carried["input"]["input_size"][0]
+    if channels != 3:
+        raise DatasetError(
+            f"the checkpoint's model expects {channels} channels; images are RGB, of 3"
+        )
+    check_classes(metadata, opened.classes)
+    then = metadata.carried.get("held_out")  # checkpoints of earlier versions do not say it
+    same_data = metadata.data.get("dataset") == opened.source.dataset
+    if part != "all" and same_data and then not in (None, opened.data.held_out):
+        raise DatasetError(
+            f"other images of {opened.source.dataset} would be held out for test now than in the"
+            " checkpoint's run, which was trained on some of them: files were added, removed or"
+            " renamed, or test_fraction was another; take part 'all' (--split all)"
+        )
+    opened.input = metadata.carried["input"]
+    transform = evaluation_transform(opened.input)
+    workers = opened.config.machine.num_workers
+    opened.test_set = with_transform(opened.data.part(part), transform, 0, workers)
+    return opened
 
 
 def spread_images(test_set: Dataset, count: int) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.section import (
@@ -17,13 +17,12 @@ from vision_ttt.engine.section import (
     number,
 )
 from vision_ttt.tasks.dense.config import DenseSection
-from vision_ttt.tasks.segmentation.roots import ROOTS
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
+    from torch.utils.data import Dataset
 
     from vision_ttt.engine.checkpoint import ModelMetadata
-    from vision_ttt.tasks.images.backbones import ImageBackbone
     from vision_ttt.tasks.segmentation.predict import SegmentPredictor
     from vision_ttt.tasks.segmentation.task import Segmentation
 
@@ -32,6 +31,36 @@ LARGEST_SIDE = 16_384
 _SIDE = Range(32, LARGEST_SIDE, f"from 32 to {LARGEST_SIDE:,}")
 _STRIDE = Range(1, LARGEST_SIDE, f"from 1 to {LARGEST_SIDE:,}")
 _SCALE = Range(0.01, 100.0, "from 0.01 to 100")
+
+
+class LabelledSet(NamedTuple):
+    """A set of images with their masks, in two parts."""
+
+    classes: tuple[str, ...]
+    """Names of the labels, from 0."""
+    train: Dataset
+    """Its items are :class:`vision_ttt.data.mask_folders.LabelledImage`."""
+    test: Dataset
+
+
+ROOTS: dict[str, Callable[[Mapping[str, Any]], LabelledSet]] = {}
+"""Root → what opens the set that it stands for, given the run's `root_options`."""
+
+
+def register_root(name: str, open_set: Callable[[Mapping[str, Any]], LabelledSet]) -> None:
+    """Let a root stand for the images and masks of another package, in place of a folder.
+
+    Args:
+        name: the value of the field `root`. A folder of that name is `./NAME`.
+        open_set: a function of the field `root_options`. It raises
+            :class:`vision_ttt.data.DatasetError` for an option that it does not accept. Recipes are
+            read without PyTorch: import the set's module inside the function.
+
+    Raises:
+        ValueError: another set has the name.
+    """
+    if ROOTS.setdefault(name, open_set) is not open_set:
+        raise ValueError(f"there is a set of images and masks {name!r} already")
 
 
 @dataclass(frozen=True)
@@ -145,7 +174,7 @@ class SegmentationSection(DenseSection):
     @classmethod
     def rebuild(cls, metadata: ModelMetadata) -> nn.Module:
         """Build the segmenter that a checkpoint describes."""
-        from vision_ttt.tasks.segmentation.metadata import rebuild
+        from vision_ttt.tasks.segmentation.task import rebuild
 
         return rebuild(metadata)
 
@@ -159,7 +188,7 @@ class SegmentationSection(DenseSection):
             changes: fields of `SegmentationData`; `dataset` stands for another root, of which the
                 folders have the same names.
         """
-        from vision_ttt.tasks.segmentation.reopening import reopen
+        from vision_ttt.tasks.segmentation.task import reopen
 
         return reopen(cls(), metadata, changes, **machine)
 
@@ -171,19 +200,3 @@ class SegmentationSection(DenseSection):
         from vision_ttt.tasks.segmentation.predict import SegmentPredictor
 
         return SegmentPredictor(model, metadata, **options)
-
-    @classmethod
-    def image_backbone(
-        cls, model: nn.Module, metadata: ModelMetadata, *, shorter_side: int | None
-    ) -> ImageBackbone:
-        """Return the segmenter's backbone, on whole images of the size at test."""
-        from vision_ttt.tasks.images.backbones import dense_backbone
-        from vision_ttt.tasks.segmentation.metadata import check_carried
-
-        input_config = check_carried(metadata)["input"]
-        return dense_backbone(
-            model.maps,
-            input_config,
-            shorter_side=shorter_side,
-            at_test=(input_config["test_shorter_side"], input_config["longer_side"]),
-        )

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import Tensor
 
-from vision_ttt.data import DatasetError
 from vision_ttt.data.mask_folders import IGNORED
-from vision_ttt.engine.damaged import DamagedItems
-from vision_ttt.engine.evaluation import rows_of_items
-from vision_ttt.engine.task import Batch
-from vision_ttt.errors import DamagedModel
-from vision_ttt.tasks.segmentation.resized_logits import resized_bands
-
-Segment = Callable[[Tensor], Tensor]
-"""From an image [3, h, w] to its logits [C, h, w]."""
+from vision_ttt.tasks.segmentation.logits import resized_bands
 
 
 @dataclass(frozen=True)
@@ -51,81 +39,18 @@ class SegmentationEvaluation:
         return self.intersections.double() / self.true
 
     @property
-    def miou(self) -> float:
-        """Mean of `iou` over the classes that are true or predicted anywhere."""
-        return self.iou.nanmean().item()
-
-    @property
-    def mean_accuracy(self) -> float:
-        """Mean of `accuracy` over the classes that are true anywhere."""
-        return self.accuracy.nanmean().item()
-
-    @property
-    def pixel_accuracy(self) -> float:
-        """Share of all pixels whose class is predicted."""
-        return (self.intersections.sum().double() / self.true.sum()).item()
-
-    @property
     def metrics(self) -> dict[str, float]:
-        """The means over classes and pixels."""
+        """The loss, and means over the classes that occur and over all pixels.
+
+        `miou` is over the classes that are true or predicted anywhere, `mean_accuracy` over those
+        that are true; `pixel_accuracy` is the share of all pixels whose class is predicted.
+        """
         return {
-            "miou": self.miou,
-            "mean_accuracy": self.mean_accuracy,
-            "pixel_accuracy": self.pixel_accuracy,
+            "miou": self.iou.nanmean().item(),
+            "mean_accuracy": self.accuracy.nanmean().item(),
+            "pixel_accuracy": (self.intersections.sum().double() / self.true.sum()).item(),
             "loss": self.loss,
         }
-
-
-def evaluate(
-    segment: Segment,
-    model: nn.Module,
-    loader: DataLoader,
-    accelerator: Accelerator,
-    *,
-    num_classes: int,
-    damaged: DamagedItems,
-    between: Callable[[], None] = lambda: None,
-) -> SegmentationEvaluation:
-    """Run `segment` over `loader`, which holds this process's images.
-
-    Every process gets the evaluation of all images, each of which counts once. Logits are resized
-    to the masks' own sizes. `between` is called before each batch; what it raises ends the
-    evaluation.
-
-    Args:
-        segment: an image's logits by `model`, which is in evaluation mode meanwhile.
-        num_classes: C.
-
-    Raises:
-        DamagedItem: an image or mask cannot be read and is not to be skipped.
-        DatasetError: there is no image, or no pixel with a class.
-        DamagedModel: the loss is not finite: the classes of such logits mean nothing.
-    """
-
-    def measure(batch: Batch) -> dict[str, Tensor]:
-        each = [
-            measured(segment(image), labels)
-            for image, labels in zip(batch["images"], batch["labels"], strict=True)
-        ]
-        if not each:
-            return {
-                "counts": torch.zeros(0, 3, num_classes, dtype=torch.int64),
-                "loss": torch.zeros(0, dtype=torch.float64),
-            }
-        counts, losses = zip(*each, strict=True)
-        return {"counts": torch.stack(counts), "loss": torch.stack(losses)}
-
-    rows = rows_of_items(measure, model, loader, accelerator, damaged=damaged, between=between)
-    intersections, predicted, true = rows["counts"].sum(dim=0)
-    pixels = int(true.sum())
-    if not pixels:
-        raise DatasetError(f"no pixel of the {len(rows['loss'])} test images has a class")
-    loss = rows["loss"].sum().item() / pixels
-    if not math.isfinite(loss):
-        raise DamagedModel(
-            f"the model's loss is {loss}: its weights are damaged, or it has diverged"
-        )
-    return SegmentationEvaluation(intersections, predicted, true, loss, len(rows["loss"]))
 
 
 def measured(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

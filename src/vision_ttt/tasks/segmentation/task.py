@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,37 +16,40 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from vision_ttt.data import DatasetError, SeededItems
+from vision_ttt.data.loading import without_damaged
 from vision_ttt.data.mask_folders import IGNORED, open_mask_folders, read_classes
 from vision_ttt.dense.building import build_segmenter
 from vision_ttt.engine.checkpoint import ModelMetadata
-from vision_ttt.engine.config import TrainConfig
+from vision_ttt.engine.config import MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
-from vision_ttt.engine.evaluation import autocast
+from vision_ttt.engine.described import check_numbers, check_texts, check_whole_numbers
+from vision_ttt.engine.evaluation import autocast, rows_of_items
+from vision_ttt.engine.section import Range
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.errors import DamagedItem
+from vision_ttt.errors import DamagedItem, DamagedModel
 from vision_ttt.extras import require
-from vision_ttt.tasks.dense.task import DenseTask, input_statistics
-from vision_ttt.tasks.segmentation.config import SegmentationData
-from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, evaluate
-from vision_ttt.tasks.segmentation.metadata import INPUT
+from vision_ttt.tasks.dense.config import check_below_root
+from vision_ttt.tasks.dense.task import DenseTask
+from vision_ttt.tasks.images.models import (
+    check_classes,
+    check_statistics,
+    described_data,
+    input_statistics,
+)
+from vision_ttt.tasks.segmentation.config import ROOTS, SegmentationData
+from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, measured
+from vision_ttt.tasks.segmentation.logits import TestView
 from vision_ttt.tasks.segmentation.pictures import class_colours
-from vision_ttt.tasks.segmentation.roots import ROOTS
 from vision_ttt.tasks.segmentation.transforms import LabelledTensors, TestTransform, TrainTransform
-from vision_ttt.tasks.segmentation.views import TestView
 
 PARTS = ("train", "test")
+_BYTE = Range(0, 255, "from 0 to 255")
+_INPUT = ("longer_side", "test_shorter_side", "evaluation", "window", "stride")
+"""The fields of `SegmentationData` that say how a model sees images at test."""
+_FORMER = {"letters": "root_options"}
+"""Name of a field in checkpoints of earlier versions → its present name."""
 _LEAST_IMAGES = 2  # that a batch norm over one pixel of each image accepts, where there is one
-_OF_TRAINING = (
-    "crop_size",
-    "longer_side",
-    "shorter_side",
-    "scale_min",
-    "scale_max",
-    "largest_class_share",
-    "horizontal_flip",
-    "photometric_distortion",
-)
 
 
 class Segmentation(DenseTask):
@@ -68,16 +72,11 @@ class Segmentation(DenseTask):
         """
         require("dense", "segmentation")
         self.config = config
-        self._classes, self.parts = open_parts(config.data, parts)
+        self.classes, self.parts = open_parts(config.data, parts)
         self.precision = config.machine.precision
         self.auxiliary_weight = config.task.auxiliary_weight
         self.least_images = 1 if config.task.maps == "tokens" else _LEAST_IMAGES
-        self.palette = class_colours(self._classes)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names, by index."""
-        return self._classes
+        self.palette = class_colours(self.classes)
 
     def build_model(self, name: str, arguments: Mapping[str, Any]) -> nn.Module:
         """Build the segmenter on a backbone, randomly initialised."""
@@ -85,47 +84,28 @@ class Segmentation(DenseTask):
 
     def prepare(self, model: nn.Module) -> None:
         """Set the images as `model` is to see them."""
-        data, workers_seed = self.config.data, self.config.run.seed
+        data = self.config.data
         self.statistics = input_statistics(self.config.model.name)
-        for_training = TrainTransform(
-            self.statistics, **{name: getattr(data, name) for name in _OF_TRAINING}
-        )
-        self.train_set = SeededItems(self.parts["train"], for_training, workers_seed)
+        for_training = TrainTransform(self.statistics, data)
+        self.train_set = SeededItems(self.parts["train"], for_training, self.config.run.seed)
         self.show(data, self.parts["test"])
 
     def show(self, data: SegmentationData, items: Dataset) -> None:
         """Set the test images, and how the model sees them."""
-        self.input = {name: getattr(data, name) for name in INPUT}
+        self.input = {name: getattr(data, name) for name in _INPUT}
         self.view = TestView(data.evaluation, data.window, data.stride)
         transform = TestTransform(self.statistics, data.longer_side, data.test_shorter_side)
         self.test_set = SeededItems(items, transform)
 
-    def set_evaluation_data(self, metadata: ModelMetadata, part: str) -> None:
-        """Make a part of the data the test set, as the model of a checkpoint sees it.
-
-        Raises:
-            DatasetError: the checkpoint's classes are others.
-        """
-        known = tuple(metadata.carried["classes"])
-        if known != self.classes:
-            differing = sorted(set(known) ^ set(self.classes)) or ["their order"]
-            raise DatasetError(
-                f"the checkpoint has {len(known)} classes and the dataset {len(self.classes)};"
-                f" they differ in {', '.join(differing[:10])}"
-            )
-        self.statistics = {name: metadata.carried["input"][name] for name in ("mean", "std")}
-        items = ConcatDataset(self.parts.values()) if part == "all" else self.parts[part]
-        self.show(self.config.data, items)
-
     def collate(self, items: Sequence[LabelledTensors | DamagedItem]) -> Batch:
         """Return lists of the good images [3, h, w] and labels [H, W], and the damaged ones'
         errors; crops of training are stacked in `loss`."""
-        good = [item for item in items if not isinstance(item, DamagedItem)]
+        good, damaged = without_damaged(items)
         return {
             "images": [item.image for item in good],
             "labels": [item.labels for item in good],
             "indices": torch.tensor([item.index for item in good], dtype=torch.int64),
-            "damaged": [item for item in items if isinstance(item, DamagedItem)],
+            "damaged": damaged,
         }
 
     def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:
@@ -160,16 +140,39 @@ class Segmentation(DenseTask):
         damaged: DamagedItems,
         between: Callable[[], None],
     ) -> SegmentationEvaluation:
-        """Return intersections, unions and loss at the masks' own sizes."""
-        return evaluate(
-            self.view.segment(model, len(self.classes), self.precision),
-            model,
-            loader,
-            accelerator,
-            num_classes=len(self.classes),
-            damaged=damaged,
-            between=between,
-        )
+        """Return intersections, unions and loss at the masks' own sizes.
+
+        Raises:
+            DatasetError: no pixel has a class.
+            DamagedModel: the loss is not finite: the classes of such logits mean nothing.
+        """
+        classes = len(self.classes)
+        segment = self.view.segment(model, classes, self.precision)
+
+        def measure(batch: Batch) -> dict[str, Tensor]:
+            each = [
+                measured(segment(image), labels)
+                for image, labels in zip(batch["images"], batch["labels"], strict=True)
+            ]
+            if not each:
+                return {
+                    "counts": torch.zeros(0, 3, classes, dtype=torch.int64),
+                    "loss": torch.zeros(0, dtype=torch.float64),
+                }
+            counts, losses = zip(*each, strict=True)
+            return {"counts": torch.stack(counts), "loss": torch.stack(losses)}
+
+        rows = rows_of_items(measure, model, loader, accelerator, damaged=damaged, between=between)
+        intersections, predicted, true = rows["counts"].sum(dim=0)
+        pixels = int(true.sum())
+        if not pixels:
+            raise DatasetError(f"no pixel of the {len(rows['loss'])} test images has a class")
+        loss = rows["loss"].sum().item() / pixels
+        if not math.isfinite(loss):
+            raise DamagedModel(
+                f"the model's loss is {loss}: its weights are damaged, or it has diverged"
+            )
+        return SegmentationEvaluation(intersections, predicted, true, loss, len(rows["loss"]))
 
     def example(self) -> Tensor:
         """Return a black image of the size of the training crops."""
@@ -259,6 +262,69 @@ def open_parts(
         )
         for part in parts
     }
+
+
+def rebuild(metadata: ModelMetadata) -> nn.Module:
+    """Build the model that a checkpoint describes, randomly initialised.
+
+    Raises:
+        ValueError, TypeError, KeyError: the description is damaged.
+    """
+    _check_carried(metadata)
+    return build_segmenter(metadata.model, **metadata.model_args)
+
+
+def _check_carried(metadata: ModelMetadata) -> None:
+    carried = metadata.carried
+    check_texts("classes", carried["classes"], metadata.model_args["num_classes"])
+    colours = carried["palette"]
+    if not isinstance(colours, Sequence) or len(colours) != len(carried["classes"]):
+        raise ValueError("palette does not have a colour for each class")
+    for place, colour in enumerate(colours):
+        check_whole_numbers(f"palette[{place}]", colour, 3)
+        check_numbers(f"palette[{place}]", colour, 3, _BYTE)
+    check_statistics(carried["input"])
+    shown = {name: carried["input"][name] for name in _INPUT}
+    SegmentationData(**shown, shorter_side=shown["test_shorter_side"])  # checks them
+
+
+def reopen(
+    section: TaskSection,
+    metadata: ModelMetadata,
+    changes: Mapping[str, Any],
+    *,
+    part: str,
+    **machine: Any,
+) -> Segmentation:
+    """Return the task of a checkpoint with its data open, or with other data.
+
+    Args:
+        section: of the task, as far as it matters to the evaluation.
+        changes: fields of the section `data`; `dataset` stands for `root`.
+        part: of the data that becomes the test set: "test", "train" or "all".
+        machine: fields of the section `machine`.
+
+    Raises:
+        UserError: the checkpoint names no data and none are given; a change is of no field; the
+            classes are not the model's; with `dataset`, a path of the checkpoint's data is
+            absolute.
+    """
+    fields = {name: value for name, value in changes.items() if name != "dataset"}
+    if "dataset" in changes:
+        fields = {"root_options": {}, **fields, "root": changes["dataset"]}
+    former = {_FORMER.get(name, name): value for name, value in metadata.data.items()}
+    shown = {name: metadata.carried["input"][name] for name in _INPUT}
+    data = described_data(SegmentationData, {**former, **shown, **fields}, root="root")
+    parts = PARTS if part == "all" else (part,)
+    if "dataset" in changes and data.root not in ROOTS:
+        paths = [f"{each}_{kind}" for each in parts for kind in ("images", "masks")]
+        check_below_root(data, [name for name in paths if name not in changes])
+    opened = Segmentation(TrainConfig(section, data, machine=MachineSection(**machine)), parts)
+    check_classes(metadata, opened.classes)
+    opened.statistics = {name: metadata.carried["input"][name] for name in ("mean", "std")}
+    items = ConcatDataset(opened.parts.values()) if part == "all" else opened.parts[part]
+    opened.show(data, items)
+    return opened
 
 
 def _number(value: float) -> float | None:

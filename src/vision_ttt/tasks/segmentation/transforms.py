@@ -15,7 +15,8 @@ from torch import Tensor
 from torchvision.transforms import functional as vision
 
 from vision_ttt.data.mask_folders import IGNORED, LabelledImage
-from vision_ttt.tasks.dense.task import normalise
+from vision_ttt.tasks.images.models import normalise
+from vision_ttt.tasks.segmentation.config import SegmentationData
 
 _CROPS = 10  # tries to find one that no class fills
 _BRIGHTNESS = 32  # of 255 levels
@@ -36,38 +37,31 @@ class LabelledTensors(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """Random size, crop, flip and colours; fields as in `SegmentationData`.
+    """Random size, crop, flip and colours.
 
     What is random is drawn from Python's global generator, which the items' reader seeds.
     """
 
     statistics: Mapping[str, Sequence[float]]
     """Mean and standard deviation of the colours, by channel."""
-    crop_size: int
-    longer_side: int
-    shorter_side: int
-    scale_min: float
-    scale_max: float
-    largest_class_share: float
-    horizontal_flip: float
-    photometric_distortion: float
+    data: SegmentationData
 
     def __call__(self, item: LabelledImage, index: int) -> LabelledTensors:
         """Return a crop: image [3, c, c] and labels [c, c]; beyond the image they are 0 and
         `IGNORED`."""
         image, labels = item
-        scale = random.uniform(self.scale_min, self.scale_max)
-        size = fitted(image.size, scale * self.longer_side, scale * self.shorter_side)
+        scale = random.uniform(self.data.scale_min, self.data.scale_max)
+        size = fitted(image.size, scale * self.data.longer_side, scale * self.data.shorter_side)
         labels = np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
         left, top, right, bottom = self._crop(labels)
         image = _resized_part(image, size, (left, top, right, bottom))
         labels = labels[top:bottom, left:right]
-        if random.random() < self.horizontal_flip:
+        if random.random() < self.data.horizontal_flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             labels = labels[:, ::-1]
-        image = distorted(image, self.photometric_distortion)
+        image = distorted(image, self.data.photometric_distortion)
         pixels = normalise(vision.pil_to_tensor(image), self.statistics)
-        missing = (0, self.crop_size - (right - left), 0, self.crop_size - (bottom - top))
+        missing = (0, self.data.crop_size - (right - left), 0, self.data.crop_size - (bottom - top))
         return LabelledTensors(
             F.pad(pixels, missing),
             F.pad(torch.from_numpy(labels.copy()), missing, value=IGNORED),
@@ -76,15 +70,15 @@ class TrainTransform:
 
     def _crop(self, labels: np.ndarray) -> tuple[int, int, int, int]:
         """The first of some random boxes in which no class has too large a share, or the last."""
-        height, width = labels.shape
+        (height, width), side = labels.shape, self.data.crop_size
         for _ in range(_CROPS):
-            top = random.randint(0, max(height - self.crop_size, 0))
-            left = random.randint(0, max(width - self.crop_size, 0))
-            right, bottom = min(left + self.crop_size, width), min(top + self.crop_size, height)
+            top = random.randint(0, max(height - side, 0))
+            left = random.randint(0, max(width - side, 0))
+            right, bottom = min(left + side, width), min(top + side, height)
             counts = np.bincount(labels[top:bottom, left:right].ravel(), minlength=IGNORED + 1)
             counts = counts[:IGNORED]
-            if self.largest_class_share == 1 or (
-                counts.max() < self.largest_class_share * counts.sum()
+            if self.data.largest_class_share == 1 or (
+                counts.max() < self.data.largest_class_share * counts.sum()
             ):
                 break
         return left, top, right, bottom

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +10,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 from torchvision.utils import make_grid
+
+from vision_ttt.tasks.images.pictures import as_png, shortened
 
 _SHOWN_WIDTH = 48  # pixels that a small image is magnified to in a grid, at least about
 _LONGEST = 12  # times its height, is how long a label may be
@@ -31,9 +32,7 @@ def to_pixels(samples: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
 
 def to_png(pixels: Tensor) -> bytes:
     """The content of a PNG file of pixels [3, H, W] uint8."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(buffer, format="png")
-    return buffer.getvalue()
+    return as_png(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()))
 
 
 def grid(pixels: Tensor, columns: int, labels: Sequence[str] = ()) -> Tensor:
@@ -63,7 +62,7 @@ def _label_column(labels: Sequence[str], height: int) -> Tensor:
     row = height / len(labels)
     size = max(14, round(row / 8))
     font = ImageFont.truetype(findfont("DejaVu Sans"), size)  # matplotlib brings it along
-    shown = [_shortened(label, font, _LONGEST * size) for label in labels]
+    shown = [shortened(label, font, _LONGEST * size) for label in labels]
     width = round(max(map(font.getlength, shown))) + size
     column = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(column)
@@ -71,13 +70,3 @@ def _label_column(labels: Sequence[str], height: int) -> Tensor:
         place = (width - size // 2, (number + 0.5) * row)
         draw.text(place, label, fill="black", font=font, anchor="rm")
     return pil_to_tensor(column)
-
-
-def _shortened(label: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """The label on one line, its end cut off where it is longer than ``width`` pixels."""
-    label = " ".join(label.split())
-    if font.getlength(label) <= width:
-        return label
-    while label and font.getlength(label + "…") > width:
-        label = label[:-1]
-    return label + "…"

@@ -27,7 +27,7 @@ class SceneResult:
 
     task: str
     model: str
-    """Its name in :data:`vision_ttt.demo_dense.runs.MODELS`."""
+    """Its name in :data:`studies.scenes.MODELS`."""
     seed: int
     backbone: str
     arguments: str
@@ -93,7 +93,7 @@ def describe_result(
     """Return the row of a run.
 
     Args:
-        model: its name in :data:`vision_ttt.demo_dense.runs.MODELS`.
+        model: its name in :data:`studies.scenes.MODELS`.
         side: of the images.
         counts: train_images and test_images.
         trained: what the run left.

@@ -8,7 +8,7 @@ from typing import Any
 import contourpy
 import numpy as np
 
-from vision_ttt.data.rendered_folder import Entries
+from studies.letters.rendered_folder import Entries
 
 
 def coco_file(
@@ -64,14 +64,3 @@ def polygons(mask: np.ndarray) -> list[list[float]] | None:
         bends = steps[:, 0] * following[:, 1] != steps[:, 1] * following[:, 0]
         outlines.append(corners[bends].ravel().tolist())
     return outlines
-
-
-def run_lengths(mask: np.ndarray) -> dict[str, Any]:
-    """Return a mask [H, W] in COCO's run-length encoding, not compressed.
-
-    The lengths of runs of 0 and 1 take turns, column by column, and begin with one of 0.
-    """
-    values = mask.ravel(order="F")
-    changes = np.flatnonzero(np.diff(values)) + 1
-    counts = np.diff([0, *changes, values.size]).tolist()
-    return {"counts": [0, *counts] if values[0] else counts, "size": list(mask.shape)}

@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from studies.scenes.results import Finished
 from vision_ttt.bench.spread import Spread
 from vision_ttt.bench.tables import Table
-from vision_ttt.demo_dense.results import Finished
-from vision_ttt.demo_dense.runs import GOALS
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure that a run is judged by."""
+
+    metric: str
+    """Its name in metrics.json without "test_"."""
+    title: str
+    bar: float
+    """What is asked for, from 0 to 1."""
+    goal: float
+    """What is hoped for."""
+
+
+GOALS = {
+    "classification": (Goal("accuracy", "accuracy", 0.85, 0.95),),
+    "detection": (
+        Goal("box_ap50", "box AP at IoU 0.5", 0.75, 0.90),
+        Goal("mask_ap50", "mask AP at IoU 0.5", 0.65, 0.85),
+    ),
+    "segmentation": (Goal("miou", "mean IoU", 0.80, 0.90),),
+}
+"""Task → what its runs are judged by, on held-out images."""
 
 _CLASS_METRICS = {
     "classification": {"accuracy": "accuracy"},
