@@ -21,7 +21,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The dtypes that ops accept. Kernels support fewer."""
 
 MOST_SIGNATURES = 1024
-"""The number of accepted calls that a contract caches."""
+"""The number of accepted calls that a contract remembers."""
 
 
 class Whole(NamedTuple):
@@ -35,6 +35,10 @@ class Real(NamedTuple):
     """A number of at least ``least``."""
 
     least: float
+
+
+class Flag(NamedTuple):
+    """True or False."""
 
 
 class _Row(NamedTuple):
@@ -75,7 +79,7 @@ class Contract:
         self,
         op: str,
         tensors: Mapping[str, str],
-        numbers: Mapping[str, Whole | Real] | None = None,
+        numbers: Mapping[str, Whole | Real | Flag] | None = None,
         *,
         odd: Sequence[str] = (),
         alike: Sequence[str] = (),
@@ -98,17 +102,31 @@ class Contract:
         self._dense_places = [self.names.index(name) for name in dense]
         self.may_be_0 = tuple(may_be_0)
         self._rows = self._solvable([_row(*item) for item in tensors.items()])
-        self._accepted: set[tuple[Any, ...]] = set()
+        self._accepted: dict[tuple[Any, ...], dict[Any, Any]] = {}
 
-    def preceded_by(self, **tensors: str) -> Contract:
-        """The contract of the op's backward pass, whose arguments begin with these tensors."""
+    def backward(
+        self,
+        grads: Mapping[str, str],
+        kept: Mapping[str, str] | None = None,
+        may_be_0: Sequence[str] | None = None,
+    ) -> Contract:
+        """The contract of the op's backward pass.
+
+        Args:
+            grads: gradients of the results → their shapes. They precede the op's tensors.
+            kept: saved tensors → their shapes. They follow the op's tensors.
+            may_be_0: as of the contract, whose symbols are the default.
+        """
         return Contract(
             f"{self.op}_backward",
-            {**tensors, **self.tensors},
+            {**grads, **self.tensors, **(kept or {})},
             self.numbers,
             odd=self.odd,
+            alike=self.alike,
             together=self.together,
-            may_be_0=self.may_be_0,
+            may_be_0=self.may_be_0 if may_be_0 is None else may_be_0,
+            others=self.others,
+            further=self.further,
         )
 
     def _solvable(self, rows: list[_Row]) -> list[_Row]:
@@ -130,31 +148,49 @@ class Contract:
                 known |= unknown(row)
         return ordered
 
-    def check(self, arguments: Sequence[Any]) -> None:
+    def check(self, arguments: Sequence[Any]) -> dict[Any, Any]:
         """Raise an error unless the arguments, in the order of ``names``, meet the contract.
+
+        The calls of a model repeat, and for small images the checks would take longer than the
+        kernels: of a call whose types, shapes, dtypes, devices and numbers were accepted before,
+        storages and strides alone are checked.
+
+        Returns:
+            What is remembered of calls of this signature. A caller may add what depends on nothing
+            else.
 
         Raises:
             TypeError: an argument's type or dtype is not accepted.
             ValueError: a shape, device, stride or number is not accepted, or a tensor's storage
                 has been freed.
         """
-        # The calls of a model repeat, and for small images a full check would take longer than the
-        # kernels.
         if torch.compiler.is_compiling():
             self._check_table(self._by_name(arguments))
             self._check_strides(arguments)
-        else:
-            self._check_table_once(arguments)
-            self.check_memory(arguments)
-
-    def check_memory(self, arguments: Sequence[Any]) -> None:
-        """Raise an error unless the arguments, of accepted shapes, can be read where they lie.
-
-        Raises:
-            ValueError: a stride is not accepted, or a tensor's storage has been freed.
-        """
+            return {}
+        key = (
+            self.autocast and (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+            *[
+                (x.shape, x.dtype, x.layout, x.device)
+                if isinstance(x, Tensor)
+                else (type(x), tuple(x) if isinstance(x, list) else x)  # the dispatcher makes lists
+                for x in arguments
+            ],
+        )
+        try:
+            known = self._accepted.get(key)
+        except TypeError:  # an argument has no hash, such as a symbolic size
+            known, key = None, None
+        if known is None:
+            self._check_table(self._by_name(arguments))
+            known = {}
+            if key is not None:
+                if len(self._accepted) >= MOST_SIGNATURES:
+                    self._accepted.clear()
+                self._accepted[key] = known
         self.check_storages(arguments)
         self._check_strides(arguments)
+        return known
 
     def check_storages(self, arguments: Sequence[Any]) -> None:
         """Raise an error if the storage of a tensor among the first arguments has been freed.
@@ -189,28 +225,6 @@ class Contract:
 
     def _by_name(self, arguments: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.names, arguments, strict=True))
-
-    def _check_table_once(self, arguments: Sequence[Any]) -> None:
-        """Check the table, unless a call with the same shapes, dtypes and numbers has passed."""
-        key = (
-            self.autocast and (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
-            *[
-                (x.shape, x.dtype, x.layout, x.device)
-                if isinstance(x, Tensor)
-                else (type(x), tuple(x) if isinstance(x, list) else x)  # the dispatcher makes lists
-                for x in arguments
-            ],
-        )
-        try:
-            if key in self._accepted:
-                return
-        except TypeError:  # an argument has no hash, such as a symbolic size
-            self._check_table(self._by_name(arguments))
-            return
-        self._check_table(self._by_name(arguments))
-        if len(self._accepted) == MOST_SIGNATURES:
-            self._accepted.clear()
-        self._accepted.add(key)
 
     def _check_table(self, values: Mapping[str, Any]) -> None:
         if len({values[name] is None for name in self.together}) > 1:
@@ -289,11 +303,15 @@ class Contract:
                 raise TypeError(f"{self.op}: {name} is float64, {leader} is not ({first.dtype})")
 
 
-def check_number(op: str, name: str, value: Any, limits: Whole | Real) -> None:
+def check_number(op: str, name: str, value: Any, limits: Whole | Real | Flag) -> None:
     """Raise an error unless value has the type of ``limits`` and is in its range.
 
     The contract checks a range that ends at a tensor's size itself, after it has bound the size.
     """
+    if isinstance(limits, Flag):
+        if not isinstance(value, bool):
+            raise TypeError(f"{op}: {name} must be a bool, got {value!r}")
+        return
     if isinstance(limits, Whole):
         accepted, kinds = "an int", (int, torch.SymInt)
     else:

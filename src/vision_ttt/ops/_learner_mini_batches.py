@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._op import Op, autocast_kind
+from vision_ttt.ops._backend import autocast_kind
+from vision_ttt.ops._op import Op
 
 if TYPE_CHECKING:
     from vision_ttt.ops._learner_part import LearnerPart

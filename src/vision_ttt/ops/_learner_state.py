@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._backend import AUTO
+from vision_ttt.ops._backend import AUTO, autocast_kind
 from vision_ttt.ops._contract import Contract, check_range
 from vision_ttt.ops._learner_lengths import fill_views, run_lengths
 from vision_ttt.ops._learner_mini_batches import Opened, Parts
-from vision_ttt.ops._op import Op, autocast_kind
+from vision_ttt.ops._op import Op
 from vision_ttt.ops.padding import fill_padding
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._op import autocast_kind
+from vision_ttt.ops._backend import autocast_kind
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.depthwise_conv2d.op import depthwise_conv2d
 
