@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._contract import Contract, Real, Whole, check_whole_numbers
+from vision_ttt.ops._contract import Contract, Flag, Real, Whole, check_whole_numbers
 
 
 class LearnerContracts(NamedTuple):
@@ -69,7 +69,8 @@ def learner_contracts(op: str, state: Mapping[str, str], fields: Sequence[str]) 
                 **{name: f"B H {shape}" for name, shape in state.items()},
                 **{f"sum_{name}": f"B H {shape}" for name, shape in state.items()},
             },
-            {"position": Whole(0), "mini_batch_size": Whole(1), "eps": Real(0)},
+            {"position": Whole(0), "mini_batch_size": Whole(1), "eps": Real(0)}
+            | {"return_state": Flag()},
             **rules,
             others=("positions",),
             further=_check_places,

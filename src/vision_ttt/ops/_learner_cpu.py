@@ -6,15 +6,17 @@ The structures below mirror csrc/scans/learner/problem.h field by field.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import c_float, c_int64, c_void_p
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
+from vision_ttt.ops._learner_dual import checkpoint_interval
 from vision_ttt.ops._native import contiguous_last, mirrors, pointer, run_kernel
+from vision_ttt.ops._registration import Backend
 
 DIMENSIONS = (16, 32, 64, 128)
 """Head dimensions d that the kernels support."""
@@ -136,13 +138,6 @@ class LearnerCall:
             when they load q and k.
     """
 
-    op: ClassVar[str]
-    """The op's name, which is part of the kernels' names."""
-    layers: ClassVar[int]
-    """The number of layers of the inner model."""
-    checkpoint_interval: ClassVar[Callable[[int, int], int]]
-    """(d, b) → the number of mini-batches between two saved states."""
-
     def __init__(
         self,
         inputs: Sequence[Any],
@@ -157,7 +152,8 @@ class LearnerCall:
         self.state = [_plain(x) for x in _with_one_batch_axis(state, batch)]
         self.others = [None if x is None else _plain(x) for x in (eta, ln_weight, ln_bias, scale)]
         self.taps = [(w.contiguous(), b.contiguous()) for w, b in convolutions or ()]
-        self.interval = self.checkpoint_interval(dim, mini_batch_size)
+        self.layers = len(state) // 2
+        self.interval = checkpoint_interval(dim, mini_batch_size, self.layers)
         self.mini_batch_size = mini_batch_size
         self.problem = _Problem.pack(
             *(field for view in self.views for field in _tokens(view)),
@@ -283,28 +279,29 @@ class LearnerCall:
         return [deta, *dstate, *rest, *taps]
 
     def _run(self, direction: str, results: bytes) -> None:
-        run_kernel(f"vision_ttt_{self.op}_{direction}", self.problem, results)
+        op = "ttt_linear" if self.layers == 1 else "ttt_mlp"
+        run_kernel(f"vision_ttt_{op}_{direction}", self.problem, results)
 
-    @classmethod
-    def run_forward(cls, inputs: Any, save_states: bool) -> tuple[Tensor, ...]:
-        """The op's forward pass. Arguments and results are those of the dual form."""
-        return cls(inputs).forward(save_states)
 
-    @classmethod
-    def run_inference(cls, inputs: Any, wanted: int) -> tuple[Tensor, ...]:
-        """The op's first ``wanted`` results, without saved states."""
-        return cls(inputs).results(last_state=wanted > 1)
+def _forward(inputs: Any, save_states: bool) -> tuple[Tensor, ...]:
+    return LearnerCall(inputs).forward(save_states)
 
-    @classmethod
-    def run_backward(cls, inputs: Any, *grads_and_kept: Tensor) -> tuple[Tensor, ...]:
-        """The op's backward pass. Arguments and results are those of the dual form."""
-        states = 2 * cls.layers
-        incoming, kept = grads_and_kept[:-states], grads_and_kept[-states:]
-        q = inputs.q
-        views = tuple(q.new_empty(q.shape) for _ in range(3))
-        shares = cls(inputs).backward(incoming, kept, views)
-        tensors = inputs[3:-3]  # all but the views
-        return *views, *(add_shares(*pair, q) for pair in zip(shares, tensors, strict=True))
+
+def _inference(inputs: Any, wanted: int) -> tuple[Tensor, ...]:
+    return LearnerCall(inputs).results(last_state=wanted > 1)
+
+
+def _backward(inputs: Any, *grads_and_kept: Tensor) -> tuple[Tensor, ...]:
+    call, q = LearnerCall(inputs), inputs.q
+    states = 2 * call.layers
+    views = tuple(q.new_empty(q.shape) for _ in range(3))
+    shares = call.backward(grads_and_kept[:-states], grads_and_kept[-states:], views)
+    tensors = inputs[3:-3]  # all but the views
+    return *views, *(add_shares(*pair, q) for pair in zip(shares, tensors, strict=True))
+
+
+BACKEND = Backend(_forward, _backward, refusal, _inference)
+"""Arguments and results are those of :mod:`vision_ttt.ops._learner_dual`."""
 
 
 def _with_one_batch_axis(state: Sequence[Tensor], batch: int) -> Sequence[Tensor]:

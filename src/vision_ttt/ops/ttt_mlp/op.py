@@ -7,64 +7,14 @@ from typing import Literal, overload
 from torch import Tensor
 
 from vision_ttt.ops._learner_op import learner_op
-from vision_ttt.ops._learner_part import LearnerPart
+from vision_ttt.ops._learner_part import learner_part
 from vision_ttt.ops._learner_state import run_learner
 from vision_ttt.ops._torch_function import overridable
-from vision_ttt.ops.ttt_linear.scan_order import mini_batches
-from vision_ttt.ops.ttt_mlp import cpu, dual
-from vision_ttt.ops.ttt_mlp.contract import CONTRACTS, Inputs
+from vision_ttt.ops.ttt_mlp.contract import CONTRACTS, Inputs, MLPState
 from vision_ttt.ops.ttt_mlp.definition import ttt_mlp_definition
-from vision_ttt.ops.ttt_mlp.dual import checkpoint_interval, num_checkpoints
-from vision_ttt.ops.ttt_mlp.scan import ttt_mlp_scan
-from vision_ttt.ops.ttt_mlp.state import MLPState, ttt_mlp_mini_batch
 
-INITIAL = ("w1", "b1", "w2", "b2")
-"""The initial state among the arguments."""
-
-
-def _products(tokens: int, dim: int, hidden: int, wide: int, narrow: int = 0) -> int:
-    """FLOPs of ``wide`` products n·d·h, and ``narrow`` ones n·n·d and n·n·h each."""
-    return 2 * tokens * (wide * dim * hidden + narrow * tokens * (dim + hidden))
-
-
-def ttt_mlp_flops(shapes: Inputs) -> int:
-    """28 T d² + 10 b T d multiply-adds per head, for a hidden width of 4 d."""
-    batch, length, heads, dim = shapes.q
-    sizes = [stop - start for start, stop in mini_batches(length, shapes.mini_batch_size)]
-    return batch * heads * sum(_products(n, dim, shapes.w1[-1], wide=7, narrow=2) for n in sizes)
-
-
-def ttt_mlp_backward_flops(shapes: Inputs) -> int:
-    """FLOPs of every mini-batch's products, of their derivatives and of the state's replay."""
-    batch, length, heads, dim = shapes.q
-    hidden, mini_batch_size = shapes.w1[-1], shapes.mini_batch_size
-    sizes = [stop - start for start, stop in mini_batches(length, mini_batch_size)]
-    interval = checkpoint_interval(dim, mini_batch_size)
-    replayed = [n for i, n in enumerate(sizes[:-1]) if (i + 1) % interval]
-    total = sum(_products(n, dim, hidden, wide=19, narrow=6) for n in sizes)
-    total += sum(_products(n, dim, hidden, wide=5) for n in replayed)
-    return batch * heads * total
-
-
-def ttt_mlp_part_flops(shapes: Inputs) -> int:
-    """FLOPs of a part of a mini-batch, which also reads and adds to the sums: 9 n d h + …."""
-    batch, length, heads, dim = shapes.q
-    return batch * heads * _products(length, dim, shapes.w1[-1], wide=9, narrow=2)
-
-
-OP = learner_op(
-    "ttt_mlp",
-    Inputs,
-    CONTRACTS,
-    ttt_mlp_definition,
-    {"cpu": cpu.BACKEND, "dual": dual.BACKEND},
-    state=INITIAL,
-    num_checkpoints=num_checkpoints,
-    exported=ttt_mlp_scan,
-    flops=ttt_mlp_flops,
-    backward_flops=ttt_mlp_backward_flops,
-)
-PART = LearnerPart(OP, cpu.Call, CONTRACTS.part, INITIAL, ttt_mlp_mini_batch, ttt_mlp_part_flops)
+OP = learner_op("ttt_mlp", Inputs, CONTRACTS, ttt_mlp_definition, {})
+PART = learner_part(OP, CONTRACTS.part)
 
 
 @overload
@@ -186,14 +136,7 @@ def ttt_mlp(
     tensors = (q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale)
     inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)
     return run_learner(
-        OP,
-        inputs,
-        INITIAL,
-        MLPState,
-        CONTRACTS.state,
-        state,
-        PART,
-        backend,
+        *(OP, PART, CONTRACTS.state, MLPState, inputs, state, backend),
         return_state=return_state,
         lengths=lengths,
     )
