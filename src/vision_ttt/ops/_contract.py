@@ -100,6 +100,7 @@ class Contract:
         self.autocast = autocast
         self._dense_last_places = [self.names.index(name) for name in dense_last]
         self._dense_places = [self.names.index(name) for name in dense]
+        self._has_strides = bool(dense_last or dense)
         self.may_be_0 = tuple(may_be_0)
         self._rows = self._solvable([_row(*item) for item in tensors.items()])
         self._accepted: dict[tuple[Any, ...], dict[Any, Any]] = {}
@@ -148,12 +149,16 @@ class Contract:
                 known |= unknown(row)
         return ordered
 
-    def check(self, arguments: Sequence[Any]) -> dict[Any, Any]:
+    def check(self, arguments: Sequence[Any], plain: bool = False) -> dict[Any, Any]:
         """Raise an error unless the arguments, in the order of ``names``, meet the contract.
 
         The calls of a model repeat, and for small images the checks would take longer than the
         kernels: of a call whose types, shapes, dtypes, devices and numbers were accepted before,
         storages and strides alone are checked.
+
+        Args:
+            arguments: the arguments.
+            plain: whether it is known that neither autocast nor a tracer is active.
 
         Returns:
             What is remembered of calls of this signature. A caller may add what depends on nothing
@@ -164,12 +169,16 @@ class Contract:
             ValueError: a shape, device, stride or number is not accepted, or a tensor's storage
                 has been freed.
         """
-        if torch.compiler.is_compiling():
-            self._check_table(self._by_name(arguments))
-            self._check_strides(arguments)
-            return {}
+        modes = None
+        if not plain:
+            if torch.compiler.is_compiling():
+                self._check_table(self._by_name(arguments))
+                self._check_strides(arguments)
+                return {}
+            if self.autocast:
+                modes = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
         key = (
-            self.autocast and (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+            modes,
             *[
                 (x.shape, x.dtype, x.layout, x.device)
                 if isinstance(x, Tensor)
@@ -189,7 +198,8 @@ class Contract:
                     self._accepted.clear()
                 self._accepted[key] = known
         self.check_storages(arguments)
-        self._check_strides(arguments)
+        if self._has_strides:
+            self._check_strides(arguments)
         return known
 
     def check_storages(self, arguments: Sequence[Any]) -> None:

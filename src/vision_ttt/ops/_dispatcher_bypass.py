@@ -15,6 +15,7 @@ from torch import Tensor
 from vision_ttt.ops import _backend
 from vision_ttt.ops._registration import Declaration
 
+is_legacy_batchedtensor = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
 HAS_QUERIES = (
     all(
         hasattr(torch._C, name)
@@ -22,9 +23,11 @@ HAS_QUERIES = (
     )
     and hasattr(torch.autograd, "_profiler_enabled")
     and hasattr(Tensor, "_is_zerotensor")
-    and hasattr(torch._C._functorch, "is_legacy_batchedtensor")
+    and is_legacy_batchedtensor is not None
 )
 """Whether this PyTorch has the private queries below. Without them every call is dispatched."""
+
+_PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 
 
 def is_plain(inputs: Sequence[Any]) -> bool:
@@ -45,13 +48,15 @@ def is_plain(inputs: Sequence[Any]) -> bool:
     ):
         return False
     for x in inputs:  # a loop: any() would take twice the time
-        if isinstance(x, Tensor) and (
-            type(x) not in (Tensor, torch.nn.Parameter)
-            or x.is_meta
-            or x.is_neg()  # a view that PyTorch has yet to negate
-            or x._is_zerotensor()  # zeros without memory
-            or torch._C._functorch.is_legacy_batchedtensor(x)  # gradients for is_grads_batched
-        ):
+        if type(x) in _PLAIN_TYPES:
+            if (
+                x.is_meta
+                or x.is_neg()  # a view that PyTorch has yet to negate
+                or x._is_zerotensor()  # zeros without memory
+                or is_legacy_batchedtensor(x)  # gradients for is_grads_batched
+            ):
+                return False
+        elif isinstance(x, Tensor):
             return False
     return True
 

@@ -57,8 +57,9 @@ class Op(Declaration):
             TypeError, ValueError: the inputs violate the contract.
             ValueError: the requested backend is unknown or does not support the inputs.
         """
-        known = self.contract.check(inputs)
-        if is_plain(inputs):
+        plain = is_plain(inputs)
+        known = self.contract.check(inputs, plain)
+        if plain:
             # Of calls of the same signature the same backends support all or none.
             key = backend, _native.LIBRARY
             name = known.get(key)
