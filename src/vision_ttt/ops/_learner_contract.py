@@ -58,10 +58,11 @@ def learner_contracts(op: str, state: Mapping[str, str], fields: Sequence[str]) 
     numbers = {"mini_batch_size": Whole(1), "reverse_heads": Whole(0, "H"), "eps": Real(0)}
 
     rules: dict[str, Any] = {"alike": views, "together": ("ln_weight", "ln_bias")}
+    forward = Contract(op, tensors, numbers, **rules)
     return LearnerContracts(
         Contract(op, tensors, numbers, **rules, autocast=True, dense_last=views),
-        Contract(op, tensors, numbers, **rules),
-        Contract(f"{op}_backward", {**grads, **tensors, **kept}, numbers, **rules, may_be_0="BN"),
+        forward,
+        forward.backward(grads, kept, may_be_0="BN"),
         Contract(
             f"{op}_part",
             {

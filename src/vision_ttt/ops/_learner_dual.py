@@ -55,6 +55,12 @@ def initial_state(inputs: Any) -> Tensors:
     return inputs[4:-6]
 
 
+def with_batch(state: Sequence[Tensor], batch: int) -> Tensors:
+    """The tensors of a state [H, …] or [B, H, …], all with B."""
+    ranks = (3, 2) * (len(state) // 2)  # of a weight and of a bias, [H] included
+    return tuple(x.expand(batch, *x.shape[-n:]) for x, n in zip(state, ranks, strict=True))
+
+
 def checkpoint_interval(dim: int, mini_batch_size: int, layers: int = 1) -> int:
     """The number of mini-batches between two saved states, which are at least 4 d tokens per layer.
 
@@ -132,10 +138,7 @@ class _Problem:
         self.pieces = list(mini_batches(q.shape[1], inputs.mini_batch_size))
         state = initial_state(inputs)
         self.interval = checkpoint_interval(q.shape[-1], inputs.mini_batch_size, len(state) // 2)
-        self.first = tuple(
-            x.to(self.dtype).expand(len(q), *x.shape[-rank:])
-            for x, rank in zip(state, (3, 2) * (len(state) // 2), strict=True)
-        )
+        self.first = with_batch([x.to(self.dtype) for x in state], len(q))
 
     def load(self, start: int, stop: int, *tensors: Tensor) -> list[Tensor]:
         """Tokens of tensors [B, T, H, …] as [B, H, n, …]."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._backend import autocast_kind
-from vision_ttt.ops._learner_dual import Part, Tensors, after, initial_state, mini_batch
+from vision_ttt.ops._learner_dual import Part, Tensors, after, initial_state, mini_batch, with_batch
 from vision_ttt.ops._op import Op
 
 
@@ -164,12 +164,8 @@ class Parts:
 
         That shall not change with the parameters, so that it is a copy, one for all sequences.
         """
-        batch = self.inputs.q.shape[0]
         state = [x.to(self.dtype, copy=True) for x in initial_state(self.inputs)]
-        ranks = (3, 2) * (len(state) // 2)
-        return no_tokens(
-            tuple(x.expand(batch, *x.shape[-rank:]) for x, rank in zip(state, ranks, strict=True))
-        )
+        return no_tokens(with_batch(state, self.inputs.q.shape[0]))
 
     def last_state(self, opened: Opened) -> Tensors:
         """θ_T = θ' − p_m Σ, the state that the last token has seen."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._graph_loop import State, detached, graph_loop, in_scan_order
-from vision_ttt.ops._learner_dual import Part, after, initial_state, mini_batch
+from vision_ttt.ops._learner_dual import Part, after, initial_state, mini_batch, with_batch
 
 
 def learn_by_scan(inputs: Any) -> tuple[Tensor, ...]:
@@ -36,11 +36,7 @@ def learn_by_scan(inputs: Any) -> tuple[Tensor, ...]:
         return after(state, sums, last), o
 
     # Copies, because the carried tensors of a scan must not be views of an input.
-    state = initial_state(inputs)
-    beginning = tuple(
-        x.to(dtype).expand(batch, *x.shape[-rank:]).clone()
-        for x, rank in zip(state, (3, 2) * (len(state) // 2), strict=True)
-    )
+    beginning = tuple(x.to(dtype).clone() for x in with_batch(initial_state(inputs), batch))
     tokens = (
         _mini_batches(x.to(dtype), count, size, reverse_heads, fill)
         for x, fill in zip(inputs[:4], (1, 1, 1, 0), strict=True)

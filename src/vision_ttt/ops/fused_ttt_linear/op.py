@@ -12,9 +12,11 @@ from vision_ttt.ops._learner_op import learner_backward_flops, learner_flops
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.fused_ttt_linear import cpu
-from vision_ttt.ops.fused_ttt_linear.composition import fused_ttt_linear_composition
 from vision_ttt.ops.fused_ttt_linear.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
-from vision_ttt.ops.fused_ttt_linear.definition import fused_ttt_linear_definition
+from vision_ttt.ops.fused_ttt_linear.definition import (
+    fused_ttt_linear_composition,
+    fused_ttt_linear_definition,
+)
 from vision_ttt.ops.ttt_linear import contract as learner
 
 _TENSORS = ", ".join(f"Tensor {name}" for name in CONTRACT.tensors)

@@ -12,8 +12,7 @@ from torch import Tensor
 from vision_ttt.ops import _native
 from vision_ttt.ops._native import contiguous_last, mirrors, pointer, run_kernel
 from vision_ttt.ops._op import Backend
-from vision_ttt.ops.selective_scan.chunks import num_chunks
-from vision_ttt.ops.selective_scan.contract import Inputs, num_groups, parts
+from vision_ttt.ops.selective_scan.contract import Inputs, num_chunks, num_groups, parts
 
 DTYPES = (torch.float32, torch.bfloat16)
 """The dtypes of u, delta, B, C and z that the kernels support."""
@@ -46,16 +45,6 @@ class _SelectiveScanGradients(ctypes.Structure):
 
 def refusal(inputs: Inputs) -> str | None:
     """The reason why the kernels do not support the inputs, or None if they do."""
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    for x in tensors:
-        if not x.is_cpu:
-            return f"a tensor is on {x.device.type}"
-        if x.numel() == 0:
-            return "a tensor is empty"
-    if inputs.u.dtype not in DTYPES:
-        return f"dtype {inputs.u.dtype} is not one of {DTYPES}"
-    if _native.LIBRARY is None:
-        return "the compiled kernels are missing"
     channels, groups = inputs.u.shape[2], num_groups(inputs.B)
     for part in parts(channels, groups, inputs.reverse_channels):
         of_group = (part.channels.stop - part.channels.start) // (
@@ -64,7 +53,7 @@ def refusal(inputs: Inputs) -> str | None:
         reason = _native.no_vectors(of_group)
         if reason is not None:
             return reason
-    return None
+    return _native.refusal(inputs.u, dtypes=DTYPES)
 
 
 class _Prepared(NamedTuple):

@@ -37,10 +37,8 @@ class MLPState(NamedTuple):
 
     ``w1`` [B, H, d, 4d], ``b1`` [B, H, 4d], ``w2`` [B, H, 4d, d] and ``b2`` [B, H, d] are θ_T, as
     the last token sees them. The fields of ``start_`` are θ' before the mini-batch of that token,
-    those of ``sum_`` its Σ η_s ∂ℓ_s/∂θ', ``position`` the number of its tokens: 0 where the last
-    mini-batch is complete, in which case θ_T is θ'. Sequences at different places of their
-    mini-batches have a position each, [B]; they go on token by token. The rest is None where heads
-    scan in two directions, and such a state does not go on.
+    those of ``sum_`` its Σ η_s ∂ℓ_s/∂θ'. ``position``, and where fields are None, are as of
+    :class:`vision_ttt.ops.LinearState`.
     """
 
     w1: Tensor
