@@ -69,7 +69,6 @@ class Contract:
         autocast: whether active autocast casts the tensors of ``alike`` itself.
         together: tensors that must be given all or none.
         dense_last: tensors whose last axis must be contiguous.
-        dense: tensors that must be contiguous, such as those that a kernel writes to.
         may_be_0: symbols of sizes that may be 0. Leading axes matched by ``...`` may be 0, too.
         others: arguments between the tensors and the numbers that the table does not check.
         further: (op, arguments by name): raises an error for what the table cannot express.
@@ -86,7 +85,6 @@ class Contract:
         autocast: bool = False,
         together: Sequence[str] = (),
         dense_last: Sequence[str] = (),
-        dense: Sequence[str] = (),
         may_be_0: Sequence[str] = "B",
         others: Sequence[str] = (),
         further: Callable[[str, Mapping[str, Any]], None] | None = None,
@@ -99,8 +97,6 @@ class Contract:
         self.odd, self.alike, self.together = tuple(odd), tuple(alike), tuple(together)
         self.autocast = autocast
         self._dense_last_places = [self.names.index(name) for name in dense_last]
-        self._dense_places = [self.names.index(name) for name in dense]
-        self._has_strides = bool(dense_last or dense)
         self.may_be_0 = tuple(may_be_0)
         self._rows = self._solvable([_row(*item) for item in tensors.items()])
         self._accepted: dict[tuple[Any, ...], dict[Any, Any]] = {}
@@ -198,7 +194,7 @@ class Contract:
                     self._accepted.clear()
                 self._accepted[key] = known
         self.check_storages(arguments)
-        if self._has_strides:
+        if self._dense_last_places:
             self._check_strides(arguments)
         return known
 
@@ -226,12 +222,6 @@ class Contract:
                     f"{self.op}: {self.names[place]}'s last axis must be contiguous, "
                     f"got strides {x.stride()}"
                 )
-        for place in self._dense_places:
-            x = arguments[place]
-            if not x.is_contiguous():
-                raise ValueError(
-                    f"{self.op}: {self.names[place]} must be contiguous, got strides {x.stride()}"
-                )
 
     def _by_name(self, arguments: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.names, arguments, strict=True))
@@ -250,13 +240,18 @@ class Contract:
                 continue
             if not isinstance(x, Tensor):
                 raise TypeError(f"{self.op}: {name} must be a tensor, got {type(x).__name__}")
-            if not any(bind(x.shape, shape, known) for shape in shapes):
+            shape = next((shape for shape in shapes if bind(x.shape, shape, known)), None)
+            if shape is None:
                 accepted = " or ".join(shape_text(shape, known) for shape in shapes)
                 raise ValueError(
                     f"{self.op}: {name} must have shape {accepted}, got {list(x.shape)}"
                 )
-            if 0 in x.shape:
-                self._check_empty(name, x, shapes)
+            for axis, size in zip(reversed(shape), reversed(x.shape), strict=False):
+                if size == 0 and axis not in ("...", *self.may_be_0):
+                    raise ValueError(
+                        f"{self.op}: {axis_text(axis, {})} must be at least 1, "
+                        f"got {name} {list(x.shape)}"
+                    )
             first = first or (name, x)
             if x.device != first[1].device:
                 raise ValueError(
@@ -268,27 +263,13 @@ class Contract:
                 raise ValueError(f"{self.op}: {name} must be odd, got {known[name]}")
         for name, limits in self.numbers.items():
             if isinstance(limits, Whole) and limits.most is not None:
-                self._check_range(name, known[name], limits, known)
+                most = known[limits.most] if isinstance(limits.most, str) else limits.most
+                if not limits.least <= known[name] <= most:
+                    raise ValueError(
+                        f"{self.op}: {name} must be in {limits.least} … {most}, got {known[name]}"
+                    )
         if self.further is not None:
             self.further(self.op, values)
-
-    def _check_range(self, name: str, value: int, limits: Whole, known: Mapping[str, Any]) -> None:
-        most = known[limits.most] if isinstance(limits.most, str) else limits.most
-        if not limits.least <= value <= most:
-            raise ValueError(f"{self.op}: {name} must be in {limits.least} … {most}, got {value}")
-
-    def _check_empty(self, name: str, x: Tensor, shapes: tuple[Shape, ...]) -> None:
-        shape = next(shape for shape in shapes if "..." in shape or len(shape) == x.ndim)
-        if "..." in shape:
-            axes = zip(shape[1:], x.shape[1 - len(shape) :], strict=True)
-        else:
-            axes = zip(shape, x.shape, strict=True)
-        for axis, size in axes:
-            if size == 0 and axis not in self.may_be_0:
-                raise ValueError(
-                    f"{self.op}: {axis_text(axis, {})} must be at least 1, "
-                    f"got {name} {list(x.shape)}"
-                )
 
     def _check_dtypes(self, values: Mapping[str, Any]) -> None:
         leader, *_ = self.tensors

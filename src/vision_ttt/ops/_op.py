@@ -110,20 +110,19 @@ class Op(Declaration):
         if not running and _backend.exporting_onnx():
             return REFERENCE
         wanted, source = _backend.requested(None if requested == AUTO else requested)
+        if wanted is None and self.backend_at_runtime and not running:
+            return REFERENCE if _backend.is_transformed() else AUTO
         preferred = source != _backend.BY_CALL and (running or self.composition is not None)
         names = [name for name in self.backends if name != "triton" or not inputs[0].is_cpu]
         if wanted in self.backends:
             names = [wanted, *names] if preferred and running else [wanted]
-        elif wanted is None:
-            if self.backend_at_runtime and not running:
-                return REFERENCE if _backend.is_transformed() else AUTO
-        elif wanted not in PYTORCH and not preferred:
+        elif wanted is not None and not (preferred and running):
+            if wanted in PYTORCH or preferred:
+                return REFERENCE
             available = sorted({*self.backends, *PYTORCH})
             raise ValueError(
                 f"{self.name}: unknown backend {wanted!r} (from {source}); available: {available}"
             )
-        elif not (preferred and running):
-            return REFERENCE
         for name in names:
             reason = None if running else self._mode_refusal(name)
             reason = reason or self.backends[name].refusal(inputs)
