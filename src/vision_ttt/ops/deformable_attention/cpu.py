@@ -42,12 +42,15 @@ class _DeformableAttentionGradients(ctypes.Structure):
 def refusal(inputs: Inputs) -> str | None:
     """The reason why the kernels do not support the inputs, or None if they do."""
     value, locations, _, shapes = inputs
+    reason = _native.refusal(*inputs[:3], dtypes=DTYPES) or _native.no_vectors(value.shape[-1])
+    if reason is not None:
+        return reason
     points = locations.shape[3] * locations.shape[4]
     if points > MOST_POINTS:
         return f"{points} points per head are over {MOST_POINTS}"
     if value.shape[1] >= MOST_CELLS or max(shapes) >= LONGEST_SIDE:
         return f"{value.shape[1]} cells in maps of {list(shapes)} are too many"
-    return _native.no_vectors(value.shape[-1]) or _native.refusal(*inputs[:3], dtypes=DTYPES)
+    return None
 
 
 def _prepared(inputs: Inputs) -> Inputs:
