@@ -29,9 +29,9 @@ def _products(inputs: Any, tokens: int, wide: int, between: int, narrow: int) ->
 
 
 def learner_flops(shapes: Any) -> int:
-    """Multiply-adds per head: 3 T d² + 2 b T d of a linear model, as in Vision-TTT's Eq. 13.
+    """3 T d² + 2 b T d multiply-adds per head of a linear model, as in Vision-TTT's Eq. 13.
 
-    Of the MLP 28 T d² + 10 b T d, for a hidden width of 4 d.
+    28 T d² + 10 b T d of the MLP, for a hidden width of 4 d.
     """
     batch, length, heads, _ = shapes.q
     sizes = [stop - start for start, stop in mini_batches(length, shapes.mini_batch_size)]

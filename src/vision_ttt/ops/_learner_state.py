@@ -73,10 +73,10 @@ def run_learner(
     may_use_kernels = op.choose(inputs, backend) in (AUTO, "cpu")
     if op.autocast and torch.is_autocast_enabled(autocast_kind(inputs.q)):
         inputs = op.cast(inputs)
-    parts = Parts(op, inputs, backend)
     state_tensors = () if opened is None else (*opened.start, *opened.sums)
-    if may_use_kernels and not needs_gradient((*inputs, *state_tensors)):
-        parts.kernels = part if part.backends["cpu"].refusal(inputs) is None else None
+    may_use_kernels = may_use_kernels and not needs_gradient((*inputs, *state_tensors))
+    may_use_kernels = may_use_kernels and part.backends["cpu"].refusal(inputs) is None
+    parts = Parts(op, inputs, backend, part if may_use_kernels else None)
     length = inputs.q.shape[1]
     each = opened is not None and isinstance(opened.position, Tensor)
     if each and length == 1 and lengths is None:
