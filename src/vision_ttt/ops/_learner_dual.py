@@ -106,7 +106,7 @@ def _read(x_q: Tensor, x: Tensor, step: Tensor, w: Tensor, b: Tensor, p: Tensor)
 
 
 def mini_batch(
-    part: Part, start: Tensors, sums: Tensors | None, inputs: Any
+    part: Part, start: Tensors, sums: Tensors | None, norm: InnerNorm | None
 ) -> tuple[Tensor, Tensors]:
     """o [B, H, n, d] of tokens of one mini-batch, and Σ η_s ∂ℓ_s/∂θ' after them.
 
@@ -115,10 +115,10 @@ def mini_batch(
         Z_q = X_q W + b − P (A G + X_q S + s),    S ← S + Xᵀ G,    s ← s + Σ G
     """
     q, k, v, eta, p = part
-    norm = InnerNorm.of(inputs.ln_weight, inputs.ln_bias, inputs.eps, q.dtype)
-    inner = inner_step(k, v, start, norm)
+    layers = layers_of(start)
+    inner = inner_step(k, v, layers, norm)
     z_q, found = q, []
-    for i, (w, b) in enumerate(layers_of(start)):
+    for i, (w, b) in enumerate(layers):
         x_q, x, step = gelu(z_q) if i else q, inner.x[i], eta.unsqueeze(-1) * inner.g[i]
         z_q = _read(x_q, x, step, w, b, p).z_q
         of_w, of_b = x.transpose(-1, -2) @ step, step.sum(2)
@@ -139,6 +139,7 @@ class _Problem:
         state = initial_state(inputs)
         self.interval = checkpoint_interval(q.shape[-1], inputs.mini_batch_size, len(state) // 2)
         self.first = with_batch([x.to(self.dtype) for x in state], len(q))
+        self.norm = InnerNorm.of(inputs.ln_weight, inputs.ln_bias, inputs.eps, self.dtype)
 
     def load(self, start: int, stop: int, *tensors: Tensor) -> list[Tensor]:
         """Tokens of tensors [B, T, H, …] as [B, H, n, …]."""
@@ -164,7 +165,7 @@ def learner_dual(inputs: Any, save_states: bool) -> Tensors:
         if save_states and index and index % problem.interval == 0:
             kept.append(state)
         part = problem.part(start, stop)
-        o_t, sums = mini_batch(part, state, None, inputs)
+        o_t, sums = mini_batch(part, state, None, problem.norm)
         put(o, o_t.to(o.dtype), start, stop, inputs.reverse_heads)
         state = after(state, sums, part.p[:, -1, 0])
     if kept:
@@ -229,8 +230,8 @@ def learner_dual_backward(inputs: Any, grad_o: Tensor, *grads_and_kept: Tensor) 
         A gradient of the dtype and the shape of each tensor, an empty tensor for None.
     """
     problem = _Problem(inputs)
-    q, k, v, eta, *_, ln_weight, ln_bias, position_scale, size, reverse_heads, eps = inputs
-    norm = InnerNorm.of(ln_weight, ln_bias, eps, problem.dtype)
+    q, k, v, eta, *_, position_scale, size, reverse_heads, _ = inputs
+    norm = problem.norm
     count = len(grads_and_kept) // 2
     grads, kept = grads_and_kept[:count], grads_and_kept[count:]
     dq, dk, dv, deta = (x.new_empty(x.shape) for x in (q, k, v, eta))
@@ -249,7 +250,7 @@ def learner_dual_backward(inputs: Any, grad_o: Tensor, *grads_and_kept: Tensor) 
             states = [tuple(x[index].to(problem.dtype) for x in kept)]
         for piece in members[:-1]:
             part = problem.part(*piece)
-            inner = inner_step(part.k, part.v, states[-1], norm)
+            inner = inner_step(part.k, part.v, layers_of(states[-1]), norm)
             steps = [part.eta.unsqueeze(-1) * g for g in inner.g]
             pairs = zip(inner.x, steps, strict=True)
             sums = [s for x, g in pairs for s in (x.transpose(-1, -2) @ g, g.sum(2))]
@@ -261,8 +262,9 @@ def learner_dual_backward(inputs: Any, grad_o: Tensor, *grads_and_kept: Tensor) 
             eta_t = eta_t.unsqueeze(-1)
 
             # The forward pass, again.
-            inner, read = inner_step(k_t, v_t, state, norm), []
-            for x, g, (w, b) in zip(inner.x, inner.g, layers_of(state), strict=True):
+            layers, read = layers_of(state), []
+            inner = inner_step(k_t, v_t, layers, norm)
+            for x, g, (w, b) in zip(inner.x, inner.g, layers, strict=True):
                 x_q = gelu(read[-1].z_q) if read else q_t
                 read.append(_read(x_q, x, eta_t * g, w, b, p_t))
 

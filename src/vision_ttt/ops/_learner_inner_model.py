@@ -169,9 +169,10 @@ class InnerStep(NamedTuple):
     e: list[Tensor]
 
 
-def inner_step(k: Tensor, v: Tensor, state: Sequence[Tensor], norm: InnerNorm | None) -> InnerStep:
-    """The gradients of every token's loss, all at the same state."""
-    layers = layers_of(state)
+def inner_step(
+    k: Tensor, v: Tensor, layers: Sequence[tuple[Tensor, Tensor]], norm: InnerNorm | None
+) -> InnerStep:
+    """The gradients of every token's loss, all at the same state, of :func:`layers_of`."""
     x, z = [], []
     for w, b in layers:
         x.append(gelu(z[-1]) if z else k)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vision_ttt.ops._backend import autocast_kind
 from vision_ttt.ops._learner_dual import Part, Tensors, after, initial_state, mini_batch, with_batch
+from vision_ttt.ops._learner_inner_model import InnerNorm
 from vision_ttt.ops._op import Op
 
 
@@ -97,9 +98,11 @@ class Parts:
     def dual(self, views: Views, p: Tensor, opened: Opened) -> tuple[Tensor, Tensors]:
         """Go through tokens of one mini-batch in PyTorch: o [B, n, H, d], and the sums after it."""
         tokens = [views[name].transpose(1, 2).to(self.dtype) for name in _VIEWS]
-        with torch.autocast(autocast_kind(self.inputs.q), enabled=False):
-            o, sums = mini_batch(Part(*tokens, p), opened.start, opened.sums, self.inputs)
-        return o.transpose(1, 2).to(self.inputs.q.dtype), sums
+        x = self.inputs
+        norm = InnerNorm.of(x.ln_weight, x.ln_bias, x.eps, self.dtype)
+        with torch.autocast(autocast_kind(x.q), enabled=False):
+            o, sums = mini_batch(Part(*tokens, p), opened.start, opened.sums, norm)
+        return o.transpose(1, 2).to(x.q.dtype), sums
 
     def views(self, of: Callable[[Tensor], Tensor]) -> Views:
         """q, k, v and η of some tokens."""

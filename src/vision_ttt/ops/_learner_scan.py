@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vision_ttt.ops._graph_loop import State, detached, graph_loop, in_scan_order
 from vision_ttt.ops._learner_dual import Part, after, initial_state, mini_batch, with_batch
+from vision_ttt.ops._learner_inner_model import InnerNorm
 
 
 def learn_by_scan(inputs: Any) -> tuple[Tensor, ...]:
@@ -32,7 +33,8 @@ def learn_by_scan(inputs: Any) -> tuple[Tensor, ...]:
 
     def one_mini_batch(state: State, slices: Sequence[Tensor]) -> tuple[State, Tensor]:
         *tokens, last = slices
-        o, sums = mini_batch(Part(*tokens, p.unsqueeze(-1)), state, None, inputs)
+        norm = InnerNorm.of(inputs.ln_weight, inputs.ln_bias, inputs.eps, dtype)
+        o, sums = mini_batch(Part(*tokens, p.unsqueeze(-1)), state, None, norm)
         return after(state, sums, last), o
 
     # Copies, because the carried tensors of a scan must not be views of an input.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vision_ttt.ops._contract import Contract
 from vision_ttt.ops._learner_dual import Tensors, initial_state, learner_dual
-from vision_ttt.ops._learner_inner_model import InnerNorm, inner_output, inner_step
+from vision_ttt.ops._learner_inner_model import InnerNorm, inner_output, inner_step, layers_of
 from vision_ttt.ops._learner_scan_order import mini_batches, put, take
 
 TOKENS_AT_ONCE = 1024
@@ -91,7 +91,7 @@ def _look(k: Tensor, v: Tensor, state: Tensors, norm: tuple[Any, ...]) -> TokenL
     The gradient of a token is that of the weight matrices, x_tᵀ g_t of each layer.
     """
     inner_norm = InnerNorm.of(*norm, k.dtype)
-    inner = inner_step(k, v, tuple(x.to(k.dtype) for x in state), inner_norm)
+    inner = inner_step(k, v, layers_of([x.to(k.dtype) for x in state]), inner_norm)
     norms = [x.norm(dim=-1) * g.norm(dim=-1) for x, g in zip(inner.x, inner.g, strict=True)]
     loss = _half_square(inner_output(k, inner.z[-1], inner_norm) - v)
     return TokenLosses(loss, norms[0] if len(norms) == 1 else torch.hypot(*norms))

@@ -12,6 +12,7 @@ from vision_ttt.ops._learner_inner_model import (
     gelu_second_derivative,
     inner_output,
     inner_step,
+    layers_of,
 )
 
 
@@ -33,7 +34,7 @@ def test_inner_step_is_the_gradient_of_the_loss(with_norm):
     state = [torch.randn(2, *shape, dtype=torch.float64) for shape in shapes]
     weight, bias = torch.randn(2, 3, 1, 8, dtype=torch.float64)
     norm = InnerNorm(weight, bias, 1e-6) if with_norm else None
-    step = inner_step(k, v, state, norm)
+    step = inner_step(k, v, layers_of(state), norm)
     z1, x2, z2 = (x.detach().requires_grad_() for x in (step.z[0], step.x[1], step.z[1]))
     for leaf, wanted in ((z1, step.g[0]), (x2, step.e[0]), (z2, step.g[1])):
         hidden = gelu(z1) if leaf is z1 else x2
