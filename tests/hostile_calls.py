@@ -432,11 +432,11 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
         (ttt_linear_part, ((s.dim, s.dim), (s.dim,))),
         (ttt_mlp_part, ((s.dim, h), (h,), (h, s.dim), (s.dim,))),
     ):
-        calls[f"{part.op.name}_part"] = partial(
+        calls[part.name] = partial(
             lambda part, state: Call(
-                lambda *a: part.custom_op(*a, s.batch > 1),
+                lambda *a: part.forward_op(*a, s.batch > 1),
                 part_arguments(s, *state),
-                lambda *a: part.definition(*a, s.batch > 1),
+                lambda *a: part.definition(part.inputs(*a, s.batch > 1)),
             ),
             *(part, state),
         )

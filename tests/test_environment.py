@@ -54,7 +54,10 @@ def test_the_number_of_processes(monkeypatch):
 
 
 def test_the_backends_that_are_accepted_are_those_of_the_ops():
-    assert set(_backend.BACKENDS) == {name for op in TABLE.values() for name in op.backend_names()}
+    assert set(_backend.BACKENDS) == {
+        *_backend.PYTORCH,
+        *(name for op in TABLE.values() for name in op.backends),
+    }
 
 
 @pytest.mark.parametrize("asked", [*_native.INSTRUCTION_SETS, "AVX2", " avx2"])

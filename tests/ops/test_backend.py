@@ -2,16 +2,15 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 
-from vision_ttt.ops import _backend
-from vision_ttt.ops._backend import AUTO, requested_backend, use_backend
-
-REASONS = {"fast": "needs a moon", "slow": None, "slower": None}
-REFUSALS = (REASONS, REASONS.get)
+from vision_ttt.ops import _backend, ttt_linear
+from vision_ttt.ops._backend import requested, use_backend
 
 
 @pytest.fixture(autouse=True)
@@ -21,24 +20,24 @@ def _no_override(monkeypatch):
 
 
 def test_nobody_is_asked_for():
-    assert requested_backend("op", None, *REFUSALS) == AUTO
+    assert requested(None)[0] is None
 
 
 def test_a_request_goes_before_an_override():
     with use_backend("slow"):
-        assert requested_backend("op", None, *REFUSALS) == "slow"
-        assert requested_backend("op", "slower", *REFUSALS) == "slower"
+        assert requested(None)[0] == "slow"
+        assert requested("slower") == ("slower", "backend=")
 
 
 def test_overrides_nest_and_end():
     with use_backend("slower"):
         with use_backend(None):
-            assert requested_backend("op", None, *REFUSALS) == AUTO
-        assert requested_backend("op", None, *REFUSALS) == "slower"
+            assert requested(None)[0] is None
+        assert requested(None)[0] == "slower"
         with pytest.raises(KeyError), use_backend("slow"):
             raise KeyError
-        assert requested_backend("op", None, *REFUSALS) == "slower"
-    assert requested_backend("op", None, *REFUSALS) == AUTO
+        assert requested(None)[0] == "slower"
+    assert requested(None)[0] is None
 
 
 def test_blocks_that_overlap_end_each_for_itself():
@@ -47,25 +46,27 @@ def test_blocks_that_overlap_end_each_for_itself():
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert requested_backend("op", None, *REFUSALS) == "slower"
+    assert requested(None)[0] == "slower"
     second.__exit__(None, None, None)
-    assert requested_backend("op", None, *REFUSALS) == AUTO
+    assert requested(None)[0] is None
 
 
-def test_an_explicit_backend_that_cannot_serve_raises():
-    message = r"op: backend 'fast' \(from {}\) does not support this call: needs a moon"
-    with pytest.raises(ValueError, match=message.format("backend=")):
-        requested_backend("op", "fast", *REFUSALS)
-    with use_backend("fast"), pytest.raises(ValueError, match=message.format(r"use_backend\(\)")):
-        requested_backend("op", None, *REFUSALS)
+@pytest.mark.parametrize("source", ["backend=", "use_backend()"])
+def test_an_explicit_backend_that_cannot_serve_raises(source):
+    views = torch.randn(3, 1, 4, 2, 24).unbind()
+    others = torch.rand(1, 4, 2), torch.randn(2, 24, 24), torch.zeros(2, 24)
+    given = source == "backend="
+    message = re.escape(f"ttt_linear: backend 'cpu' (from {source}) does not support this call")
+    with use_backend("dual" if given else "cpu"), pytest.raises(ValueError, match=message):
+        ttt_linear(*views, *others, backend="cpu" if given else None)
 
 
 @pytest.fixture(scope="module")
 def fresh_process():
-    """A process with an override that imports the package, then requests a backend."""
+    """A process with an override that imports the package, then calls an op."""
     code = "import sys, vision_ttt\nprint([m for m in sys.modules if m.startswith('vision_ttt')])\n"
-    code += "vision_ttt.ops._backend.requested_backend('op', None, ['a'], None)"
-    environment = os.environ | {"VISION_TTT_BACKEND": "dual"}
+    code += "import torch\nvision_ttt.ops.swiglu(torch.zeros(1, 6))"
+    environment = os.environ | {"VISION_TTT_BACKEND": "cpu"}
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
@@ -73,7 +74,7 @@ def fresh_process():
 
 def test_the_environment_variable_overrides(fresh_process):
     assert fresh_process.returncode == 1
-    message = "unknown backend 'dual' (from the environment variable VISION_TTT"
+    message = "backend 'cpu' (from the environment variable VISION_TTT_BACKEND) does not support"
     assert message in fresh_process.stderr
 
 

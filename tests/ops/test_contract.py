@@ -176,7 +176,7 @@ def test_what_the_table_does_not_say_is_refused(change, message):
 
 
 def test_what_was_accepted_once_says_nothing_of_other_calls():
-    contract = Contract("op", {"x": "C"}, {"count": Whole(1, "C")}, dense=("x",))
+    contract = Contract("op", {"x": "C"}, {"count": Whole(1, "C")}, dense_last=("x",))
     contract.check((ones(4), 1))
     for change in ({"count": True}, {"count": 1.0}, {"x": ones(4).bool()}, {"x": [1.0] * 4}):
         with pytest.raises(TypeError):

@@ -10,15 +10,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_calls import record_kernel_calls
 from vision_ttt.ops import (
+    _contract,
     _dispatcher_bypass,
     _native,
-    _op,
     depthwise_conv2d,
     ttt_linear,
     ttt_mlp,
     use_backend,
 )
-from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
+from vision_ttt.ops._dispatcher_bypass import is_plain
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.swiglu import swiglu
 
@@ -73,7 +73,7 @@ def negated_later() -> torch.Tensor:
 )
 def test_tensors_that_the_dispatcher_must_see(make, dispatched):
     x = make()
-    assert not may_bypass_dispatcher((x,))
+    assert not is_plain((x,))
     y = swiglu(x)
     if x.is_meta:
         assert y.is_meta
@@ -111,12 +111,12 @@ def test_a_call_that_was_served_says_nothing_of_others(dispatched, monkeypatch):
     assert len(dispatched) == 2  # the definition ran
 
 
-def test_the_signatures_that_an_op_keeps_are_limited(monkeypatch):
-    monkeypatch.setattr(_op, "MOST_SIGNATURES", 3)
-    monkeypatch.setattr(OP, "_served", {})
+def test_the_signatures_that_an_op_remembers_are_limited(monkeypatch):
+    monkeypatch.setattr(_contract, "MOST_SIGNATURES", 3)
+    monkeypatch.setattr(OP.contract, "_accepted", {})
     for rows in range(1, 9):
         swiglu(torch.randn(rows, 64))
-        assert 1 <= len(OP._served) <= 3
+        assert 1 <= len(OP.contract._accepted) <= 3
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def test_the_signatures_that_an_op_keeps_are_limited(monkeypatch):
 )
 def test_whoever_listens_hears_the_call(listener):
     x = torch.randn(3, 64)
-    assert may_bypass_dispatcher((x,))
+    assert is_plain((x,))
     with listener():
-        assert not may_bypass_dispatcher((x,))
-    assert may_bypass_dispatcher((x,))
+        assert not is_plain((x,))
+    assert is_plain((x,))
 
 
 def test_a_profile_names_the_op():

@@ -193,7 +193,7 @@ def test_opcheck(op, backend, plain):
         inputs = op.inputs(*arguments)
         given = {name: getattr(inputs, name) for name in op.autocast}
         inputs = inputs._replace(**{n: x.bfloat16() for n, x in given.items() if x is not None})
-        if op.refusal(backend, inputs) is None:
+        if op.backends[backend].refusal(inputs) is None:
             arguments = list(inputs)
     extra = () if op.kept is None else (True, backend) if op.backend_at_runtime else (True,)
     with use_backend(None if op.backend_at_runtime else backend):
@@ -351,14 +351,11 @@ def test_who_serves_unasked(op):
     arguments = arguments_of(op)
     inputs = op.inputs(*arguments)
     assert op.choose(inputs) == ("auto" if op.backend_at_runtime else "cpu")
-    assert op.select_backend(inputs) is op.backends["cpu"]
+    assert op.choose(inputs, running=True) == "cpu"
     exact = op.inputs(*changed(arguments, Tensor.double))
-    if op.backend_at_runtime:
-        assert op.choose(exact) == "auto"
-    else:
-        assert op.choose(exact) == ("dual" if "dual" in op.backends else "reference")
-    if op.backend_at_runtime:
-        assert op.select_backend(exact) is op.backends["dual"]
+    other = "dual" if "dual" in op.backends else "reference"
+    assert op.choose(exact) == ("auto" if op.backend_at_runtime else other)
+    assert op.choose(exact, running=True) == other
 
 
 @every_backend_in_pytorch
@@ -371,7 +368,7 @@ def test_autocast(op, backend):
     casts = {name: getattr(op.inputs(*arguments), name).detach() for name in op.autocast}
     casts = {name: x.bfloat16().requires_grad_() for name, x in casts.items()}
     rounded = list(op.inputs(*arguments)._replace(**casts))
-    if op.refusal(backend, op.inputs(*rounded)) is not None:
+    if op.backends[backend].refusal(op.inputs(*rounded)) is not None:
         pytest.skip("raises: it was asked for and does not take what autocast makes")
     wanted = solve(by(op, backend), rounded)
 

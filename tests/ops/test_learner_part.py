@@ -41,12 +41,13 @@ def runs(monkeypatch) -> list[int]:
     """The tokens of each call that the kernels have served."""
     seen = []
     for part in PARTS.values():
+        own = part.backends["cpu"]
 
-        def compute(inputs, *rest, part=part, own=part._compute):
+        def compute(inputs, own=own):
             seen.append(inputs.q.shape[1])
-            return own(inputs, *rest)
+            return own.forward(inputs)
 
-        monkeypatch.setattr(part, "_compute", compute)
+        monkeypatch.setitem(part.backends, "cpu", own._replace(forward=compute))
     return seen
 
 
@@ -166,7 +167,7 @@ def test_the_custom_op(op, each):
     """Its shapes without content, its numbers beside PyTorch's, and what it refuses."""
     part, problem = PARTS[op], make(op)
     _, state = OPS[op](**tokens_of(problem, 0, 3), mini_batch_size=SIZE, return_state=True)
-    names, count = list(problem), len(part.names)
+    names, count = list(problem), (len(state) - 1) // 3
     values = tokens_of(problem, 3, 4)
     start, sums = state[count : 2 * count], state[2 * count : 3 * count]
     norm = [values[n] for n in ("ln_weight", "ln_bias", "position_scale")]
@@ -174,8 +175,9 @@ def test_the_custom_op(op, each):
     positions = torch.tensor([3, 4]) if each else None
     arguments = [*(values[n] for n in TOKENS), *start, *norm, *sums, positions]
     numbers = [0 if each else 3, SIZE, 1e-6, True]
-    torch.library.opcheck(part.custom_op, (*arguments, *numbers))
-    got, wanted = part.custom_op(*arguments, *numbers), part.definition(*arguments, *numbers)
+    torch.library.opcheck(part.forward_op, (*arguments, *numbers))
+    got = part.forward_op(*arguments, *numbers)
+    wanted = part.definition(part.inputs(*arguments, *numbers))
     assert len(got) == 1 + count * (3 if each else 2)
     for x, y in zip(got, wanted, strict=True):
         assert_close(x, y, 1e-5)
@@ -183,7 +185,7 @@ def test_the_custom_op(op, each):
     longer = [x.repeat_interleave(many, dim=1) for x in arguments[:4]]
     message = "must be one token, got 2" if each else r"at most mini_batch_size=5, got 3 \+ 3"
     with pytest.raises(ValueError, match=message):
-        part.custom_op(*longer, *arguments[4:], *numbers)
+        part.forward_op(*longer, *arguments[4:], *numbers)
 
 
 @each_op

@@ -24,8 +24,12 @@ FOLDER_OF = {"depthwise_correlation": "vit3_ttt"}
 """Folders that are not named like their op, because they hold more of the same computation."""
 
 
-ALIKE = {"swiglu_mlp": {"cpu.py", "matrix_products.py"}}
-"""Files of backends that are alike, being matrix products around another op."""
+ALIKE = {
+    "swiglu_mlp": {"cpu.py", "matrix_products.py"},
+    "ttt_linear": {"triton_backend.py"},
+    "ttt_mlp": set(),
+}
+"""Files of backends where some are alike: matrix products around another op, or the learners'."""
 
 
 def names_in(schema) -> list[str]:

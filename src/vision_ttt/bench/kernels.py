@@ -62,6 +62,4 @@ def _backend_of(op: str, args: tuple[Any, ...]) -> str:
     backend = args[-1]
     if backend != AUTO:
         return backend
-    # The op selects its backend in the same way.
-    inputs = TABLE[op].inputs(*args[: TABLE[op].width])
-    return next(name for name in TABLE[op].backends if TABLE[op].refusal(name, inputs) is None)
+    return TABLE[op].choose(TABLE[op].inputs(*args[: TABLE[op].width]), running=True)

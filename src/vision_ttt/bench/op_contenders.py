@@ -83,10 +83,10 @@ def refusal(name: str, problem: Problem, dtype: torch.dtype, device: torch.devic
         small = problem._replace(batch=1, tokens=1)
         tensors = small.inputs(dtype, device, requires_grad=False)
         inputs = op.inputs(**tensors, delta_softplus=True, reverse_channels=0)
-        return op.refusal(name, inputs._replace(reverse_channels=small.channels // 2))
+        return op.backends[name].refusal(inputs._replace(reverse_channels=small.channels // 2))
     view = torch.empty(1, 1, 1, problem.dim, dtype=dtype, device=device)
     inputs = op.inputs(*[None] * op.width)._replace(q=view, mini_batch_size=problem.mini_batch_size)
-    return op.refusal(name, inputs)
+    return op.backends[name].refusal(inputs)
 
 
 def op_contender(name: str, problem: Problem) -> OpContender:

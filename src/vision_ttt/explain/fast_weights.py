@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vision_ttt.explain.inner_loop import Problem, examine, inner_op, learner_layers
 from vision_ttt.explain.inner_losses import in_scan_order
 from vision_ttt.layers import TTTLayer
-from vision_ttt.ops.ttt_linear.scan_order import mini_batches
+from vision_ttt.ops._learner_scan_order import mini_batches
 
 _VIEWS = ("q", "k", "v", "eta")
 

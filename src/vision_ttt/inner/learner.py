@@ -14,7 +14,7 @@ from vision_ttt.inner.losses import Loss, squared_error
 from vision_ttt.inner.models import Axes, Params
 from vision_ttt.ops._backend import is_transformed
 from vision_ttt.ops._contract import FLOATS, Contract, Whole, check_number
-from vision_ttt.ops.ttt_linear.scan_order import mini_batches, take
+from vision_ttt.ops._learner_scan_order import mini_batches, take
 
 Model = Callable[[Params, Tensor], Tensor]
 """f(params, x [n, d]) → [n, d]."""

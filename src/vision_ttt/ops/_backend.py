@@ -9,7 +9,7 @@ to another backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -24,8 +24,13 @@ BACKENDS = ("cpu", "triton", "dual", "reference")
 """The names of all ops' backends."""
 AUTO = "auto"
 """The name that requests no backend: the op selects the fastest when it runs."""
-PYTORCH = ("dual", "reference")
+REFERENCE = "reference"
+"""The backend that every op has: its definition, differentiated by autograd."""
+PYTORCH = ("dual", REFERENCE)
 """The names that select PyTorch's own operations. An op without a dual form accepts both."""
+
+BY_CALL = "backend="
+"""The source of a request that is not an override."""
 
 # Plain module state and not a ContextVar: torch.compile guards on it, so that code compiled under
 # one override is compiled again, and not reused, under another.
@@ -33,9 +38,6 @@ _override: str | None = environment.one_of(ENVIRONMENT_VARIABLE, BACKENDS)
 _override_source = f"the environment variable {ENVIRONMENT_VARIABLE}"
 _outside = _override, _override_source
 _blocks: list[list[str | None]] = []  # [name] of each use_backend block that is open, oldest first
-
-Refusal = Callable[[str], str | None]
-"""Backend name → the reason why that backend does not support a call, or None if it does."""
 
 
 @contextmanager
@@ -94,30 +96,6 @@ def written_out() -> bool:
     return exporting_onnx() or (torch.compiler.is_exporting() and _override in PYTORCH)
 
 
-def requested_backend(
-    op: str, requested: str | None, names: Iterable[str], refusal: Refusal
-) -> str:
-    """Return the backend that a call of ``op`` or an override requests, or AUTO without a request.
-
-    Args:
-        op: the op's public name, for error messages.
-        requested: the call's ``backend`` argument.
-        names: the op's backends.
-        refusal: backend name → the reason why it does not support this call, or None.
-
-    Raises:
-        ValueError: the requested backend is unknown or does not support this call.
-    """
-    name, source = (requested, "backend=") if requested else (_override, _override_source)
-    if name is None:
-        return AUTO
-    if name not in names:
-        raise ValueError(
-            f"{op}: unknown backend {name!r} (from {source}); available: {sorted(names)}"
-        )
-    reason = refusal(name)
-    if reason is not None:
-        raise ValueError(
-            f"{op}: backend {name!r} (from {source}) does not support this call: {reason}"
-        )
-    return name
+def requested(backend: str | None) -> tuple[str | None, str]:
+    """The backend that a call requests, or else an override does, and who does."""
+    return (backend, BY_CALL) if backend else (_override, _override_source)

@@ -21,7 +21,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The dtypes that ops accept. Kernels support fewer."""
 
 MOST_SIGNATURES = 1024
-"""The number of accepted calls that a contract caches."""
+"""The number of accepted calls that a contract remembers."""
 
 
 class Whole(NamedTuple):
@@ -35,6 +35,10 @@ class Real(NamedTuple):
     """A number of at least ``least``."""
 
     least: float
+
+
+class Flag(NamedTuple):
+    """True or False."""
 
 
 class _Row(NamedTuple):
@@ -65,7 +69,6 @@ class Contract:
         autocast: whether active autocast casts the tensors of ``alike`` itself.
         together: tensors that must be given all or none.
         dense_last: tensors whose last axis must be contiguous.
-        dense: tensors that must be contiguous, such as those that a kernel writes to.
         may_be_0: symbols of sizes that may be 0. Leading axes matched by ``...`` may be 0, too.
         others: arguments between the tensors and the numbers that the table does not check.
         further: (op, arguments by name): raises an error for what the table cannot express.
@@ -75,14 +78,13 @@ class Contract:
         self,
         op: str,
         tensors: Mapping[str, str],
-        numbers: Mapping[str, Whole | Real] | None = None,
+        numbers: Mapping[str, Whole | Real | Flag] | None = None,
         *,
         odd: Sequence[str] = (),
         alike: Sequence[str] = (),
         autocast: bool = False,
         together: Sequence[str] = (),
         dense_last: Sequence[str] = (),
-        dense: Sequence[str] = (),
         may_be_0: Sequence[str] = "B",
         others: Sequence[str] = (),
         further: Callable[[str, Mapping[str, Any]], None] | None = None,
@@ -95,20 +97,33 @@ class Contract:
         self.odd, self.alike, self.together = tuple(odd), tuple(alike), tuple(together)
         self.autocast = autocast
         self._dense_last_places = [self.names.index(name) for name in dense_last]
-        self._dense_places = [self.names.index(name) for name in dense]
         self.may_be_0 = tuple(may_be_0)
         self._rows = self._solvable([_row(*item) for item in tensors.items()])
-        self._accepted: set[tuple[Any, ...]] = set()
+        self._accepted: dict[tuple[Any, ...], dict[Any, Any]] = {}
 
-    def preceded_by(self, **tensors: str) -> Contract:
-        """The contract of the op's backward pass, whose arguments begin with these tensors."""
+    def backward(
+        self,
+        grads: Mapping[str, str],
+        kept: Mapping[str, str] | None = None,
+        may_be_0: Sequence[str] | None = None,
+    ) -> Contract:
+        """The contract of the op's backward pass.
+
+        Args:
+            grads: gradients of the results → their shapes. They precede the op's tensors.
+            kept: saved tensors → their shapes. They follow the op's tensors.
+            may_be_0: as of the contract, whose symbols are the default.
+        """
         return Contract(
             f"{self.op}_backward",
-            {**tensors, **self.tensors},
+            {**grads, **self.tensors, **(kept or {})},
             self.numbers,
             odd=self.odd,
+            alike=self.alike,
             together=self.together,
-            may_be_0=self.may_be_0,
+            may_be_0=self.may_be_0 if may_be_0 is None else may_be_0,
+            others=self.others,
+            further=self.further,
         )
 
     def _solvable(self, rows: list[_Row]) -> list[_Row]:
@@ -130,31 +145,58 @@ class Contract:
                 known |= unknown(row)
         return ordered
 
-    def check(self, arguments: Sequence[Any]) -> None:
+    def check(self, arguments: Sequence[Any], plain: bool = False) -> dict[Any, Any]:
         """Raise an error unless the arguments, in the order of ``names``, meet the contract.
+
+        The calls of a model repeat, and for small images the checks would take longer than the
+        kernels: of a call whose types, shapes, dtypes, devices and numbers were accepted before,
+        storages and strides alone are checked.
+
+        Args:
+            arguments: the arguments.
+            plain: whether it is known that neither autocast nor a tracer is active.
+
+        Returns:
+            What is remembered of calls of this signature. A caller may add what depends on nothing
+            else.
 
         Raises:
             TypeError: an argument's type or dtype is not accepted.
             ValueError: a shape, device, stride or number is not accepted, or a tensor's storage
                 has been freed.
         """
-        # The calls of a model repeat, and for small images a full check would take longer than the
-        # kernels.
-        if torch.compiler.is_compiling():
+        modes = None
+        if not plain:
+            if torch.compiler.is_compiling():
+                self._check_table(self._by_name(arguments))
+                self._check_strides(arguments)
+                return {}
+            if self.autocast:
+                modes = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+        key = (
+            modes,
+            *[
+                (x.shape, x.dtype, x.layout, x.device)
+                if isinstance(x, Tensor)
+                else (type(x), tuple(x) if isinstance(x, list) else x)  # the dispatcher makes lists
+                for x in arguments
+            ],
+        )
+        try:
+            known = self._accepted.get(key)
+        except TypeError:  # an argument has no hash, such as a symbolic size
+            known, key = None, None
+        if known is None:
             self._check_table(self._by_name(arguments))
-            self._check_strides(arguments)
-        else:
-            self._check_table_once(arguments)
-            self.check_memory(arguments)
-
-    def check_memory(self, arguments: Sequence[Any]) -> None:
-        """Raise an error unless the arguments, of accepted shapes, can be read where they lie.
-
-        Raises:
-            ValueError: a stride is not accepted, or a tensor's storage has been freed.
-        """
+            known = {}
+            if key is not None:
+                if len(self._accepted) >= MOST_SIGNATURES:
+                    self._accepted.clear()
+                self._accepted[key] = known
         self.check_storages(arguments)
-        self._check_strides(arguments)
+        if self._dense_last_places:
+            self._check_strides(arguments)
+        return known
 
     def check_storages(self, arguments: Sequence[Any]) -> None:
         """Raise an error if the storage of a tensor among the first arguments has been freed.
@@ -180,37 +222,9 @@ class Contract:
                     f"{self.op}: {self.names[place]}'s last axis must be contiguous, "
                     f"got strides {x.stride()}"
                 )
-        for place in self._dense_places:
-            x = arguments[place]
-            if not x.is_contiguous():
-                raise ValueError(
-                    f"{self.op}: {self.names[place]} must be contiguous, got strides {x.stride()}"
-                )
 
     def _by_name(self, arguments: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.names, arguments, strict=True))
-
-    def _check_table_once(self, arguments: Sequence[Any]) -> None:
-        """Check the table, unless a call with the same shapes, dtypes and numbers has passed."""
-        key = (
-            self.autocast and (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
-            *[
-                (x.shape, x.dtype, x.layout, x.device)
-                if isinstance(x, Tensor)
-                else (type(x), tuple(x) if isinstance(x, list) else x)  # the dispatcher makes lists
-                for x in arguments
-            ],
-        )
-        try:
-            if key in self._accepted:
-                return
-        except TypeError:  # an argument has no hash, such as a symbolic size
-            self._check_table(self._by_name(arguments))
-            return
-        self._check_table(self._by_name(arguments))
-        if len(self._accepted) == MOST_SIGNATURES:
-            self._accepted.clear()
-        self._accepted.add(key)
 
     def _check_table(self, values: Mapping[str, Any]) -> None:
         if len({values[name] is None for name in self.together}) > 1:
@@ -226,13 +240,18 @@ class Contract:
                 continue
             if not isinstance(x, Tensor):
                 raise TypeError(f"{self.op}: {name} must be a tensor, got {type(x).__name__}")
-            if not any(bind(x.shape, shape, known) for shape in shapes):
+            shape = next((shape for shape in shapes if bind(x.shape, shape, known)), None)
+            if shape is None:
                 accepted = " or ".join(shape_text(shape, known) for shape in shapes)
                 raise ValueError(
                     f"{self.op}: {name} must have shape {accepted}, got {list(x.shape)}"
                 )
-            if 0 in x.shape:
-                self._check_empty(name, x, shapes)
+            for axis, size in zip(reversed(shape), reversed(x.shape), strict=False):
+                if size == 0 and axis not in ("...", *self.may_be_0):
+                    raise ValueError(
+                        f"{self.op}: {axis_text(axis, {})} must be at least 1, "
+                        f"got {name} {list(x.shape)}"
+                    )
             first = first or (name, x)
             if x.device != first[1].device:
                 raise ValueError(
@@ -244,27 +263,13 @@ class Contract:
                 raise ValueError(f"{self.op}: {name} must be odd, got {known[name]}")
         for name, limits in self.numbers.items():
             if isinstance(limits, Whole) and limits.most is not None:
-                self._check_range(name, known[name], limits, known)
+                most = known[limits.most] if isinstance(limits.most, str) else limits.most
+                if not limits.least <= known[name] <= most:
+                    raise ValueError(
+                        f"{self.op}: {name} must be in {limits.least} … {most}, got {known[name]}"
+                    )
         if self.further is not None:
             self.further(self.op, values)
-
-    def _check_range(self, name: str, value: int, limits: Whole, known: Mapping[str, Any]) -> None:
-        most = known[limits.most] if isinstance(limits.most, str) else limits.most
-        if not limits.least <= value <= most:
-            raise ValueError(f"{self.op}: {name} must be in {limits.least} … {most}, got {value}")
-
-    def _check_empty(self, name: str, x: Tensor, shapes: tuple[Shape, ...]) -> None:
-        shape = next(shape for shape in shapes if "..." in shape or len(shape) == x.ndim)
-        if "..." in shape:
-            axes = zip(shape[1:], x.shape[1 - len(shape) :], strict=True)
-        else:
-            axes = zip(shape, x.shape, strict=True)
-        for axis, size in axes:
-            if size == 0 and axis not in self.may_be_0:
-                raise ValueError(
-                    f"{self.op}: {axis_text(axis, {})} must be at least 1, "
-                    f"got {name} {list(x.shape)}"
-                )
 
     def _check_dtypes(self, values: Mapping[str, Any]) -> None:
         leader, *_ = self.tensors
@@ -289,11 +294,15 @@ class Contract:
                 raise TypeError(f"{self.op}: {name} is float64, {leader} is not ({first.dtype})")
 
 
-def check_number(op: str, name: str, value: Any, limits: Whole | Real) -> None:
+def check_number(op: str, name: str, value: Any, limits: Whole | Real | Flag) -> None:
     """Raise an error unless value has the type of ``limits`` and is in its range.
 
     The contract checks a range that ends at a tensor's size itself, after it has bound the size.
     """
+    if isinstance(limits, Flag):
+        if not isinstance(value, bool):
+            raise TypeError(f"{op}: {name} must be a bool, got {value!r}")
+        return
     if isinstance(limits, Whole):
         accepted, kinds = "an int", (int, torch.SymInt)
     else:

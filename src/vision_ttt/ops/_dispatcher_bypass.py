@@ -1,20 +1,21 @@
-"""The calls that may bypass PyTorch's dispatcher: those that it would pass on unchanged.
+"""The way past PyTorch's dispatcher, for calls that it would pass on unchanged.
 
-A custom op written in Python spends tens of microseconds in the dispatcher. For small images that
-is most of a call.
+A custom op in Python and its derivative spend more than a hundred microseconds a call in the
+dispatcher. For small images that is most of a call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._backend import is_transformed
+from vision_ttt.ops import _backend
+from vision_ttt.ops._registration import Declaration
 
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-
+is_legacy_batchedtensor = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
 HAS_QUERIES = (
     all(
         hasattr(torch._C, name)
@@ -22,71 +23,84 @@ HAS_QUERIES = (
     )
     and hasattr(torch.autograd, "_profiler_enabled")
     and hasattr(Tensor, "_is_zerotensor")
-    and hasattr(torch._C._functorch, "is_legacy_batchedtensor")
+    and is_legacy_batchedtensor is not None
 )
 """Whether this PyTorch has the private queries below. Without them every call is dispatched."""
 
+_PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 
-def is_plain_mode() -> bool:
-    """Whether no autocast, tracer, transform, mode or profiler is active."""
-    return HAS_QUERIES and not (
-        torch.compiler.is_compiling()
-        or is_transformed()
+
+def is_plain(inputs: Sequence[Any]) -> bool:
+    """Whether a call needs only a kernel, or autograd.
+
+    No override, autocast, tracer, transform, mode or profiler is active, and all tensors among the
+    inputs are ones that the dispatcher passes on unchanged.
+    """
+    if (
+        not HAS_QUERIES
+        or torch.compiler.is_compiling()
+        or _backend.override() is not None
+        or _backend.is_transformed()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_tracing()
         or torch._C._is_any_autocast_enabled()
         or torch.autograd._profiler_enabled()
-    )
+    ):
+        return False
+    for x in inputs:  # a loop: any() would take twice the time
+        if type(x) in _PLAIN_TYPES:
+            if (
+                x.is_meta
+                or x.is_neg()  # a view that PyTorch has yet to negate
+                or x._is_zerotensor()  # zeros without memory
+                or is_legacy_batchedtensor(x)  # gradients for is_grads_batched
+            ):
+                return False
+        elif isinstance(x, Tensor):
+            return False
+    return True
 
 
-def are_plain(inputs: tuple[Any, ...]) -> bool:
-    """Whether all tensors among the inputs are ones that the dispatcher passes on unchanged."""
-    return not any(
-        isinstance(x, Tensor)
-        and (
-            type(x) not in _PLAIN_TYPES
-            or x.is_meta
-            or x.is_neg()  # a view that PyTorch has yet to negate
-            or x._is_zerotensor()  # zeros without memory
-            or torch._C._functorch.is_legacy_batchedtensor(x)  # gradients for is_grads_batched
-        )
-        for x in inputs
-    )
-
-
-def is_plain_call(inputs: tuple[Any, ...]) -> bool:
-    """Whether a call needs only a kernel, or autograd: a plain mode and plain tensors.
-
-    The inputs must have passed the op's contract.
-    """
-    return is_plain_mode() and are_plain(inputs)
-
-
-def signature(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a contract, :func:`are_plain` and the backends look at, but for strides.
-
-    In a plain mode calls of the same signature are accepted, and served, or refused alike.
-    """
-    return tuple(
-        [
-            (
-                *(type(x), x.shape, x.dtype, x.layout, x.device, x.is_neg(), x._is_zerotensor()),
-                torch._C._functorch.is_legacy_batchedtensor(x),
-            )
-            if isinstance(x, Tensor)
-            else (type(x), x)
-            for x in inputs
-        ]
-    )
-
-
-def needs_gradient(inputs: tuple[Any, ...]) -> bool:
+def needs_gradient(inputs: Sequence[Any]) -> bool:
     """Whether autograd is to record a call."""
-    return torch.is_grad_enabled() and any(
-        isinstance(x, Tensor) and x.requires_grad for x in inputs
-    )
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return False
 
 
-def may_bypass_dispatcher(inputs: tuple[Any, ...]) -> bool:
+class RecordedCall(torch.autograd.Function):
+    """The op's results, recorded by autograd: ``apply(op, name of its backend, *inputs)``.
+
+    Each op has a subclass, under whose name its calls appear in autograd's graphs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, op: Declaration, name: str, *inputs: Any) -> Any:
+        keep = () if op.kept is None else (True,)
+        results, kept = op.backends[name].forward(op.inputs(*inputs), *keep), ()
+        if keep:
+            results, kept = results[: op.results], results[op.results :]
+            results = results if op.results > 1 else results[0]
+        ctx.save_for_backward(*inputs[: op.tensors], *kept)
+        ctx.op, ctx.backend, ctx.options = op, name, inputs[op.tensors :]
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        op, saved, options = ctx.op, ctx.saved_tensors, ctx.options
+        # The gradient is differentiated again, or a mode wants to see it.
+        if torch.is_grad_enabled() or not is_plain((*grads, *saved)):
+            name = (ctx.backend,) if op.backend_at_runtime else ()
+            gradients = op.backward_op(*grads, *saved, *options, *name)
+        else:
+            op.backward_contract.check_storages((*grads, *saved))
+            inputs = op.inputs(*saved[: op.tensors], *options)
+            gradients = op.backends[ctx.backend].backward(inputs, *grads, *saved[op.tensors :])
+        return None, None, *op.per_argument(saved, gradients), *[None] * len(options)
+
+
+def may_bypass_dispatcher(inputs: Sequence[Any]) -> bool:
     """Whether a call needs only a kernel: a plain call without a gradient."""
-    return is_plain_call(inputs) and not needs_gradient(inputs)
+    return is_plain(inputs) and not needs_gradient(inputs)

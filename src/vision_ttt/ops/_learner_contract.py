@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._contract import Contract, Real, Whole, check_whole_numbers
+from vision_ttt.ops._contract import Contract, Flag, Real, Whole, check_whole_numbers
 
 
 class LearnerContracts(NamedTuple):
@@ -58,10 +58,11 @@ def learner_contracts(op: str, state: Mapping[str, str], fields: Sequence[str]) 
     numbers = {"mini_batch_size": Whole(1), "reverse_heads": Whole(0, "H"), "eps": Real(0)}
 
     rules: dict[str, Any] = {"alike": views, "together": ("ln_weight", "ln_bias")}
+    forward = Contract(op, tensors, numbers, **rules)
     return LearnerContracts(
         Contract(op, tensors, numbers, **rules, autocast=True, dense_last=views),
-        Contract(op, tensors, numbers, **rules),
-        Contract(f"{op}_backward", {**grads, **tensors, **kept}, numbers, **rules, may_be_0="BN"),
+        forward,
+        forward.backward(grads, kept, may_be_0="BN"),
         Contract(
             f"{op}_part",
             {
@@ -69,7 +70,8 @@ def learner_contracts(op: str, state: Mapping[str, str], fields: Sequence[str]) 
                 **{name: f"B H {shape}" for name, shape in state.items()},
                 **{f"sum_{name}": f"B H {shape}" for name, shape in state.items()},
             },
-            {"position": Whole(0), "mini_batch_size": Whole(1), "eps": Real(0)},
+            {"position": Whole(0), "mini_batch_size": Whole(1), "eps": Real(0)}
+            | {"return_state": Flag()},
             **rules,
             others=("positions",),
             further=_check_places,

@@ -6,15 +6,17 @@ The structures below mirror csrc/scans/learner/problem.h field by field.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import c_float, c_int64, c_void_p
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
+from vision_ttt.ops._learner_dual import checkpoint_interval, with_batch
 from vision_ttt.ops._native import contiguous_last, mirrors, pointer, run_kernel
+from vision_ttt.ops._registration import Backend
 
 DIMENSIONS = (16, 32, 64, 128)
 """Head dimensions d that the kernels support."""
@@ -109,17 +111,11 @@ class _OpenMiniBatch(ctypes.Structure):
 def refusal(inputs: Any) -> str | None:
     """The reason why the kernels do not support a learner's inputs, or None if they do."""
     q, mini_batch_size = inputs.q, inputs.mini_batch_size
-    if q.device.type != "cpu":
-        return f"tensors are on {q.device.type}"
-    if q.dtype not in DTYPES:
-        return f"dtype {q.dtype} is not one of {DTYPES}"
     if q.shape[-1] not in DIMENSIONS:
         return f"head dimension {q.shape[-1]} is not one of {DIMENSIONS}"
     if mini_batch_size > LARGEST_MINI_BATCH:
         return f"mini_batch_size {mini_batch_size} is over {LARGEST_MINI_BATCH}"
-    if _native.LIBRARY is None:
-        return "the compiled kernels are missing"
-    return None
+    return _native.refusal(q, dtypes=DTYPES, may_be_empty=True)
 
 
 _NO_CONVOLUTIONS = (0, 0, 0, 0)
@@ -136,13 +132,6 @@ class LearnerCall:
             when they load q and k.
     """
 
-    op: ClassVar[str]
-    """The op's name, which is part of the kernels' names."""
-    layers: ClassVar[int]
-    """The number of layers of the inner model."""
-    checkpoint_interval: ClassVar[Callable[[int, int], int]]
-    """(d, b) → the number of mini-batches between two saved states."""
-
     def __init__(
         self,
         inputs: Sequence[Any],
@@ -154,10 +143,13 @@ class LearnerCall:
         )
         batch, length, heads, dim = q.shape
         self.views = [contiguous_last(x) for x in (q, k, v)]
-        self.state = [_plain(x) for x in _with_one_batch_axis(state, batch)]
+        if len({x.ndim - rank for x, rank in zip(state, (3, 2, 3, 2), strict=False)}) > 1:
+            state = with_batch(state, batch)  # as one of the tensors has an axis B
+        self.state = [_plain(x) for x in state]
         self.others = [None if x is None else _plain(x) for x in (eta, ln_weight, ln_bias, scale)]
         self.taps = [(w.contiguous(), b.contiguous()) for w, b in convolutions or ()]
-        self.interval = self.checkpoint_interval(dim, mini_batch_size)
+        self.layers = len(state) // 2
+        self.interval = checkpoint_interval(dim, mini_batch_size, self.layers)
         self.mini_batch_size = mini_batch_size
         self.problem = _Problem.pack(
             *(field for view in self.views for field in _tokens(view)),
@@ -182,18 +174,13 @@ class LearnerCall:
         ranks = (3, 2) * self.layers  # of a weight and of a bias, [H] included
         return [(*lead, *x.shape[-rank:]) for x, rank in zip(self.state, ranks, strict=True)]
 
-    def forward(
-        self, save_states: bool, *, last_state: bool = True, o: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
-        """Return o, the last state (empty unless ``last_state``) and the saved states.
-
-        The kernels write to ``o`` [B, T, H, d] if given; it may be v itself.
-        """
+    def forward(self, save_states: bool, *, last_state: bool = True) -> tuple[Tensor, ...]:
+        """Return o, the last state (empty unless ``last_state``) and the saved states."""
         q = self.views[0]
         batch, length = q.shape[:2]
         tokens_per_state = self.mini_batch_size * self.interval
         count = (length - 1) // tokens_per_state if save_states else 0
-        o = q.new_empty(q.shape) if o is None else o
+        o = q.new_empty(q.shape)
         last = [self._empty(s) for s in self._state_shapes(batch if last_state else 0)]
         kept = [self._empty(s) for s in self._state_shapes(count, batch)]
         self._run("forward", _Outputs.pack(*_tokens(o), *_state(last), *_state(kept)))
@@ -283,36 +270,29 @@ class LearnerCall:
         return [deta, *dstate, *rest, *taps]
 
     def _run(self, direction: str, results: bytes) -> None:
-        run_kernel(f"vision_ttt_{self.op}_{direction}", self.problem, results)
-
-    @classmethod
-    def run_forward(cls, inputs: Any, save_states: bool) -> tuple[Tensor, ...]:
-        """The op's forward pass. Arguments and results are those of the dual form."""
-        return cls(inputs).forward(save_states)
-
-    @classmethod
-    def run_inference(cls, inputs: Any, wanted: int) -> tuple[Tensor, ...]:
-        """The op's first ``wanted`` results, without saved states."""
-        return cls(inputs).results(last_state=wanted > 1)
-
-    @classmethod
-    def run_backward(cls, inputs: Any, *grads_and_kept: Tensor) -> tuple[Tensor, ...]:
-        """The op's backward pass. Arguments and results are those of the dual form."""
-        states = 2 * cls.layers
-        incoming, kept = grads_and_kept[:-states], grads_and_kept[-states:]
-        q = inputs.q
-        views = tuple(q.new_empty(q.shape) for _ in range(3))
-        shares = cls(inputs).backward(incoming, kept, views)
-        tensors = inputs[3:-3]  # all but the views
-        return *views, *(add_shares(*pair, q) for pair in zip(shares, tensors, strict=True))
+        op = "ttt_linear" if self.layers == 1 else "ttt_mlp"
+        run_kernel(f"vision_ttt_{op}_{direction}", self.problem, results)
 
 
-def _with_one_batch_axis(state: Sequence[Tensor], batch: int) -> Sequence[Tensor]:
-    """The state's tensors [H, ...], or all as [B, H, ...] if one of them has a batch axis."""
-    ranks = (3, 2) * (len(state) // 2)
-    if len({x.ndim - rank for x, rank in zip(state, ranks, strict=True)}) == 1:
-        return state
-    return [x.expand(batch, *x.shape[-rank:]) for x, rank in zip(state, ranks, strict=True)]
+def _forward(inputs: Any, save_states: bool) -> tuple[Tensor, ...]:
+    return LearnerCall(inputs).forward(save_states)
+
+
+def _inference(inputs: Any, wanted: int) -> tuple[Tensor, ...]:
+    return LearnerCall(inputs).results(last_state=wanted > 1)
+
+
+def _backward(inputs: Any, *grads_and_kept: Tensor) -> tuple[Tensor, ...]:
+    call, q = LearnerCall(inputs), inputs.q
+    states = 2 * call.layers
+    views = tuple(q.new_empty(q.shape) for _ in range(3))
+    shares = call.backward(grads_and_kept[:-states], grads_and_kept[-states:], views)
+    tensors = inputs[3:-3]  # all but the views
+    return *views, *(add_shares(*pair, q) for pair in zip(shares, tensors, strict=True))
+
+
+BACKEND = Backend(_forward, _backward, refusal, _inference)
+"""Arguments and results are those of :mod:`vision_ttt.ops._learner_dual`."""
 
 
 def add_shares(share: Tensor | None, like: Tensor | None, q: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._learner_mini_batches import Opened, Parts, Tensors, Views, no_tokens
+from vision_ttt.ops._learner_dual import Tensors
+from vision_ttt.ops._learner_mini_batches import Opened, Parts, Views, no_tokens
 from vision_ttt.ops.padding import fill_padding, padding_of
 from vision_ttt.ops.states import take
 

@@ -3,24 +3,22 @@
 A mini-batch that a call leaves open is kept as what it has summed so far, for each tensor θ of the
 state Σ η_s ∂ℓ_s/∂θ', taken at θ' before the mini-batch. The next call goes on with θ', the sums and
 their number of tokens m. Complete mini-batches run on the op's backends, what is left of one at
-either end in its dual form in PyTorch, or without gradients on a CPU in the kernels of
+either end in its dual form in PyTorch, or without gradients on a CPU in the kernels of the op of
 :mod:`vision_ttt.ops._learner_part`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._op import Op, autocast_kind
-
-if TYPE_CHECKING:
-    from vision_ttt.ops._learner_part import LearnerPart
-
-Tensors = tuple[Tensor, ...]
+from vision_ttt.ops._backend import autocast_kind
+from vision_ttt.ops._learner_dual import Part, Tensors, after, initial_state, mini_batch, with_batch
+from vision_ttt.ops._learner_inner_model import InnerNorm
+from vision_ttt.ops._op import Op
 
 
 class Opened(NamedTuple):
@@ -36,37 +34,25 @@ class Opened(NamedTuple):
     """θ after the last token, where it has been computed."""
 
 
-class Part(NamedTuple):
-    """Tokens of one mini-batch, as many of it as there are: q, k, v [B, H, n, d], η [B, H, n], and
-    p of the tokens, [H or 1, n, 1], or [B, H or 1, 1, 1] where sequences are at different ones.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    eta: Tensor
-    p: Tensor
-
-
 _VIEWS = ("q", "k", "v", "eta")
 
 Views = dict[str, Tensor]
 """q, k, v [B, n, H, d] and η [B, n, H] of some tokens, by these names."""
 
-OpenMiniBatch = Callable[[Part, Tensors, Tensors, Any], tuple[Tensor, Tensors]]
-"""(tokens, θ', sums before them, the op's inputs) → o [B, H, n, d] and the sums after them."""
-
 
 class Parts:
-    """A call of a learner op on the next tokens of a sequence."""
+    """A call of a learner op on the next tokens of a sequence.
 
-    def __init__(
-        self, op: Op, inputs: Any, names: Sequence[str], mini_batch: OpenMiniBatch, backend: Any
-    ) -> None:
-        self.op, self.inputs, self.names = op, inputs, names
-        self.mini_batch, self.backend = mini_batch, backend
-        self.kernels: LearnerPart | None = None
-        """What goes through parts of mini-batches in place of ``mini_batch``."""
+    Args:
+        op: the learner op.
+        inputs: its arguments.
+        backend: what is requested for the complete mini-batches.
+        kernels: the op that goes through parts of mini-batches in place of PyTorch.
+    """
+
+    def __init__(self, op: Op, inputs: Any, backend: Any, kernels: Op | None = None) -> None:
+        self.op, self.inputs, self.backend, self.kernels = op, inputs, backend, kernels
+        self.names = op.inputs._fields[4:-6]
         self.size = inputs.mini_batch_size
         self.dtype = torch.promote_types(inputs.q.dtype, torch.float32)
 
@@ -92,8 +78,7 @@ class Parts:
         # Without a wish for the state, the last mini-batch may be short in the op's own call.
         stop = length - (length - done) % self.size if return_state else length
         if done < stop:
-            initial = (getattr(self.inputs, name) for name in self.names)
-            start = tuple(initial) if opened is None else opened.start
+            start = initial_state(self.inputs) if opened is None else opened.start
             views = self.views(lambda x: x[:, done:stop])
             o, *start = self.whole(views, start, None if return_state else 1)
             outputs.append(o)
@@ -113,9 +98,11 @@ class Parts:
     def dual(self, views: Views, p: Tensor, opened: Opened) -> tuple[Tensor, Tensors]:
         """Go through tokens of one mini-batch in PyTorch: o [B, n, H, d], and the sums after it."""
         tokens = [views[name].transpose(1, 2).to(self.dtype) for name in _VIEWS]
-        with torch.autocast(autocast_kind(self.inputs.q), enabled=False):
-            o, sums = self.mini_batch(Part(*tokens, p), opened.start, opened.sums, self.inputs)
-        return o.transpose(1, 2).to(self.inputs.q.dtype), sums
+        x = self.inputs
+        norm = InnerNorm.of(x.ln_weight, x.ln_bias, x.eps, self.dtype)
+        with torch.autocast(autocast_kind(x.q), enabled=False):
+            o, sums = mini_batch(Part(*tokens, p), opened.start, opened.sums, norm)
+        return o.transpose(1, 2).to(x.q.dtype), sums
 
     def views(self, of: Callable[[Tensor], Tensor]) -> Views:
         """q, k, v and η of some tokens."""
@@ -132,7 +119,7 @@ class Parts:
         whole = n == inputs.q.shape[1]
         views = self.views(lambda x: x if whole else x[:, first:last])
         if self.kernels is not None:
-            return self.kernels.run(inputs._replace(**views), opened, goes_on)
+            return self._by_kernels(views, opened, goes_on)
         position = opened.position
         if isinstance(position, Tensor):
             p = self.scale[:, position].transpose(0, 1)[:, :, None, None]  # [B, H or 1, 1, 1]
@@ -141,53 +128,57 @@ class Parts:
         o, sums = self.dual(views, p, opened)
         return o, self.close(Opened(opened.start, sums, position + n))
 
+    def _by_kernels(self, views: Views, opened: Opened, goes_on: bool) -> tuple[Tensor, Opened]:
+        start, sums, position, _ = opened
+        each = isinstance(position, Tensor)
+        places = (position.to(torch.int64).contiguous(), 0) if each else (None, position)
+        others, count = self.inputs[-6:-3], len(start)
+        tensors = *views.values(), *start, *others, *sums
+        options = self.size, self.inputs.eps, goes_on
+        o, *states = self.kernels(self.kernels.inputs(*tensors, *places, *options))
+        if not goes_on:
+            return o, opened
+        last, sums, following = (tuple(states[i * count : (i + 1) * count]) for i in range(3))
+        if each:
+            position = position + 1
+            full = position == self.size
+            return o, Opened(following, sums, position.masked_fill(full, 0), last)
+        if not sums:
+            return o, no_tokens(last)
+        return o, Opened(start, sums, position + views["q"].shape[1], last)
+
     def close(self, opened: Opened) -> Opened:
         """Begin the next mini-batch where the last one is complete."""
         start, sums, position, _ = opened
         if isinstance(position, Tensor):
             full = position == self.size
-            p = self.scale[:, -1]
+            moved = zip(start, after(start, sums, self.scale[:, -1]), strict=True)
             return Opened(
-                tuple(
-                    torch.where(_over(full, x.ndim), x - _over(p, x.ndim - 1) * s, x)
-                    for x, s in zip(start, sums, strict=True)
-                ),
+                tuple(torch.where(_over(full, x.ndim), y, x) for x, y in moved),
                 tuple(s.masked_fill(_over(full, s.ndim), 0) for s in sums),
                 torch.where(full, 0, position),
             )
         if position < self.size:
             return opened
-        after = zip(start, sums, strict=True)
-        return no_tokens(tuple(x - _over(self.scale[:, -1], x.ndim - 1) * s for x, s in after))
+        return no_tokens(after(start, sums, self.scale[:, -1]))
 
     def beginning(self) -> Opened:
         """Every sequence at its initial state, for a call that returns a state.
 
         That shall not change with the parameters, so that it is a copy, one for all sequences.
         """
-        batch = self.inputs.q.shape[0]
-        state = [getattr(self.inputs, name).to(self.dtype, copy=True) for name in self.names]
-        ranks = (3, 2) * (len(state) // 2)
-        return no_tokens(
-            tuple(x.expand(batch, *x.shape[-rank:]) for x, rank in zip(state, ranks, strict=True))
-        )
+        state = [x.to(self.dtype, copy=True) for x in initial_state(self.inputs)]
+        return no_tokens(with_batch(state, self.inputs.q.shape[0]))
 
-    def after(self, opened: Opened) -> Tensors:
+    def last_state(self, opened: Opened) -> Tensors:
         """θ_T = θ' − p_m Σ, the state that the last token has seen."""
         start, sums, position, last = opened
         if last is not None:
             return last
         if isinstance(position, Tensor):
             # p_0 stands for any: the sums of an empty mini-batch are 0.
-            p = self.scale[:, (position - 1).clamp(min=0)].transpose(0, 1)  # [B, H or 1]
-            return tuple(
-                x - p.reshape(*p.shape, *[1] * (x.ndim - 2)) * s
-                for x, s in zip(start, sums, strict=True)
-            )
-        if position == 0:
-            return start
-        p = self.scale[:, position - 1]
-        return tuple(x - _over(p, x.ndim - 1) * s for x, s in zip(start, sums, strict=True))
+            return after(start, sums, self.scale[:, (position - 1).clamp(min=0)].transpose(0, 1))
+        return start if position == 0 else after(start, sums, self.scale[:, position - 1])
 
 
 def no_tokens(start: Tensors) -> Opened:
@@ -196,5 +187,5 @@ def no_tokens(start: Tensors) -> Opened:
 
 
 def _over(x: Tensor, rank: int) -> Tensor:
-    """x [n] or [1] with dimensions behind, to stand over the first dimension of one of a rank."""
+    """x [B] with dimensions behind, to stand over the first dimension of a tensor of a rank."""
     return x.reshape(-1, *[1] * (rank - 1))

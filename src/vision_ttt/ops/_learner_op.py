@@ -1,15 +1,58 @@
-"""The common part of the learner ops: schemas, shapes and saved states."""
+"""The common part of the learner ops: schemas, shapes, saved states, FLOPs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vision_ttt.ops import _learner_cpu, _learner_dual
 from vision_ttt.ops._learner_contract import LearnerContracts
+from vision_ttt.ops._learner_dual import checkpoint_interval, initial_state, num_checkpoints
+from vision_ttt.ops._learner_scan import learn_by_scan
+from vision_ttt.ops._learner_scan_order import mini_batches
 from vision_ttt.ops._op import Backend, Op
+
+
+def _products(inputs: Any, tokens: int, wide: int, between: int, narrow: int) -> int:
+    """FLOPs of products in a mini-batch of n tokens.
+
+    A layer [i, j] has ``wide`` products n·i·j, and ``narrow`` pairs of n·n·i and n·n·j. There are
+    ``between`` further products n·i·j between two layers.
+    """
+    layers, dim = len(initial_state(inputs)) // 2, inputs.q[-1]
+    hidden = dim if layers == 1 else inputs.w1[-1]
+    products = (wide * layers + between * (layers - 1)) * dim * hidden
+    return 2 * tokens * (products + narrow * layers * tokens * (dim + hidden))
+
+
+def learner_flops(shapes: Any) -> int:
+    """3 T d² + 2 b T d multiply-adds per head of a linear model, as in Vision-TTT's Eq. 13.
+
+    28 T d² + 10 b T d of the MLP, for a hidden width of 4 d.
+    """
+    batch, length, heads, _ = shapes.q
+    sizes = [stop - start for start, stop in mini_batches(length, shapes.mini_batch_size)]
+    return batch * heads * sum(_products(shapes, n, 3, 1, 1) for n in sizes)
+
+
+def learner_backward_flops(shapes: Any) -> int:
+    """FLOPs of every mini-batch's products, of their derivatives and of the state's replay."""
+    batch, length, heads, dim = shapes.q
+    sizes = [stop - start for start, stop in mini_batches(length, shapes.mini_batch_size)]
+    layers = len(initial_state(shapes)) // 2
+    interval = checkpoint_interval(dim, shapes.mini_batch_size, layers)
+    replayed = [n for i, n in enumerate(sizes[:-1]) if (i + 1) % interval]
+    total = sum(_products(shapes, n, 8, 3, 3) for n in sizes)
+    return batch * heads * (total + sum(_products(shapes, n, 2, 1, 0) for n in replayed))
+
+
+def part_flops(shapes: Any) -> int:
+    """FLOPs of a part of a mini-batch, which also reads and adds to the sums."""
+    batch, length, heads, _ = shapes.q
+    return batch * heads * _products(shapes, length, 4, 1, 1)
 
 
 def learner_op(
@@ -17,22 +60,16 @@ def learner_op(
     inputs: type[Any],
     contracts: LearnerContracts,
     definition: Callable[[Any], tuple[Tensor, ...]],
-    backends: Mapping[str, Backend],
-    *,
-    state: Sequence[str],
-    num_checkpoints: Callable[[int, int, int], int],
-    exported: Callable[[Any], tuple[Tensor, ...]],
-    flops: Callable[[Any], int],
-    backward_flops: Callable[[Any], int],
+    backends: dict[str, Backend],
 ) -> Op:
     """Make the :class:`Op` of a learner: results o and the last state; saved: intermediate states.
 
     Args:
-        name, inputs, definition, backends, exported, flops, backward_flops: see :class:`Op`.
+        name, inputs, definition: see :class:`Op`.
         contracts: the checks of the public function and of the custom ops.
-        state: names of the state's tensors: a weight and a bias of every layer.
-        num_checkpoints: (T, d, b) → the number of states that a forward pass saves.
+        backends: others than the common ones, by PyTorch and by the compiled kernels.
     """
+    state = inputs._fields[4:-6]
     names = list(contracts.public.tensors)
     optional = names[-3:]
     arguments = ", ".join(f"Tensor{'?' if x in optional else ''} {x}" for x in names)
@@ -42,14 +79,13 @@ def learner_op(
 
     def places(x: Any) -> int:
         _, length, _, dim = x.q.shape
-        return num_checkpoints(length, dim, x.mini_batch_size)
+        return num_checkpoints(length, dim, x.mini_batch_size, len(ranks) // 2)
 
     def fake(x: Any, save_states: bool) -> tuple[Tensor, ...]:
         batch, _, heads, _ = x.q.shape
         dtype = torch.promote_types(x.q.dtype, torch.float32)
         count = places(x) if save_states else 0
-        initial = (getattr(x, name) for name in state)
-        shapes = [s.shape[-rank:] for s, rank in zip(initial, ranks, strict=True)]
+        shapes = [s.shape[-rank:] for s, rank in zip(initial_state(x), ranks, strict=True)]
         new = x.q.new_empty
         return (
             new(x.q.shape),
@@ -62,7 +98,7 @@ def learner_op(
         inputs,
         contracts.public,
         definition,
-        backends,
+        {"cpu": _learner_cpu.BACKEND, **backends, "dual": _learner_dual.BACKEND},
         fake,
         schema=f"({arguments}, {options}, bool save_states, str backend) "
         f"-> (Tensor o, {_tensors('last_', state)}, {kept})",
@@ -73,9 +109,9 @@ def learner_op(
         results=1 + len(state),
         kept=places,
         autocast=("q", "k", "v"),
-        exported=exported,
-        flops=flops,
-        backward_flops=backward_flops,
+        exported=learn_by_scan,
+        flops=learner_flops,
+        backward_flops=learner_backward_flops,
     )
 
 

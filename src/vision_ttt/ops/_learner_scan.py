@@ -2,69 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vision_ttt.ops._graph_loop import State, detached, graph_loop, in_scan_order
-
-Step = Callable[[State, Sequence[Tensor], Tensor, Tensor], tuple[State, Tensor]]
-"""One mini-batch of b tokens in dual form.
-
-From the state, (q, k, v [B, H, b, d], eta [B, H, b]), p [H, b, 1] and the last token's p [H, 1, 1]
-to the next state and o [B, H, b, d].
-"""
+from vision_ttt.ops._learner_dual import Part, after, initial_state, mini_batch, with_batch
+from vision_ttt.ops._learner_inner_model import InnerNorm
 
 
-def learn_by_scan(
-    step: Step,
-    views: Sequence[Tensor],
-    state: Sequence[Tensor],
-    position_scale: Tensor | None,
-    mini_batch_size: int,
-    reverse_heads: int,
-) -> tuple[Tensor, ...]:
+def learn_by_scan(inputs: Any) -> tuple[Tensor, ...]:
     """Compute o [B, T, H, d] and the last state [B, H, …], without gradients.
 
     A short last mini-batch is padded with tokens of ones whose learning rate is 0. Tokens of zeros
     would leave z = b, and where b is constant the inner norm has no value if eps is 0.
-
-    Args:
-        step: one mini-batch, as of :func:`vision_ttt.ops._graph_loop.graph_loop`.
-        views: q, k, v [B, T, H, d] and eta [B, T, H].
-        state: of each layer its weight [H, i, j] and its bias [H, j], or with a leading B.
-        position_scale: p [b] or [H, b]; None for ones.
-        mini_batch_size: b.
-        reverse_heads: the last this-many heads scan from T to 1.
     """
-    views, state = detached(*views), detached(*state)
-    q = views[0]
+    inputs = type(inputs)(*detached(*inputs[:-3]), *inputs[-3:])
+    q, size, reverse_heads = inputs.q, inputs.mini_batch_size, inputs.reverse_heads
     batch, length, heads, dim = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
-    count = (length + mini_batch_size - 1) // mini_batch_size
-    if position_scale is None:
-        position_scale = q.new_ones(mini_batch_size, dtype=dtype)
-    p = position_scale.detach().to(dtype).expand(heads, mini_batch_size)
+    count = (length + size - 1) // size
+    scale = inputs.position_scale
+    scale = q.new_ones(size, dtype=dtype) if scale is None else scale.to(dtype)
+    p = scale.expand(heads, size)
     # p of each mini-batch's last token, which scales the update of the state: [N, H].
-    starts = mini_batch_size * torch.arange(count, device=q.device)
-    p_last = p[:, (length - starts).clamp(max=mini_batch_size) - 1].transpose(0, 1)
+    starts = size * torch.arange(count, device=q.device)
+    p_last = p[:, (length - starts).clamp(max=size) - 1].transpose(0, 1)
 
-    def one_mini_batch(state: State, inputs: Sequence[Tensor]) -> tuple[State, Tensor]:
-        *tokens, last = inputs
-        return step(state, tokens, p.unsqueeze(-1), last[:, None, None])
+    def one_mini_batch(state: State, slices: Sequence[Tensor]) -> tuple[State, Tensor]:
+        *tokens, last = slices
+        norm = InnerNorm.of(inputs.ln_weight, inputs.ln_bias, inputs.eps, dtype)
+        o, sums = mini_batch(Part(*tokens, p.unsqueeze(-1)), state, None, norm)
+        return after(state, sums, last), o
 
     # Copies, because the carried tensors of a scan must not be views of an input.
-    beginning = tuple(
-        x.to(dtype).expand(batch, *x.shape[-rank:]).clone()
-        for x, rank in zip(state, (3, 2) * (len(state) // 2), strict=True)
-    )
+    beginning = tuple(x.to(dtype).clone() for x in with_batch(initial_state(inputs), batch))
     tokens = (
-        _mini_batches(x.to(dtype), count, mini_batch_size, reverse_heads, fill)
-        for x, fill in zip(views, (1, 1, 1, 0), strict=True)
+        _mini_batches(x.to(dtype), count, size, reverse_heads, fill)
+        for x, fill in zip(inputs[:4], (1, 1, 1, 0), strict=True)
     )
     end, o = graph_loop(one_mini_batch, beginning, (*tokens, p_last))
-    o = o.permute(1, 0, 3, 2, 4).reshape(batch, count * mini_batch_size, heads, dim)
+    o = o.permute(1, 0, 3, 2, 4).reshape(batch, count * size, heads, dim)
     return in_scan_order(o[:, :length], reverse_heads).to(q.dtype), *end
 
 

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vision_ttt.ops._backend import AUTO
+from vision_ttt.ops._backend import AUTO, autocast_kind
 from vision_ttt.ops._contract import Contract, check_range
+from vision_ttt.ops._dispatcher_bypass import needs_gradient
 from vision_ttt.ops._learner_lengths import fill_views, run_lengths
 from vision_ttt.ops._learner_mini_batches import Opened, Parts
-from vision_ttt.ops._op import Op, autocast_kind
+from vision_ttt.ops._op import Op
 from vision_ttt.ops.padding import fill_padding
-
-if TYPE_CHECKING:
-    from vision_ttt.ops._learner_part import LearnerPart
 
 
 def run_learner(
     op: Op,
-    inputs: Any,
-    names: Sequence[str],
-    kind: type[Any],
+    part: Op,
     contract: Contract,
+    kind: type[Any],
+    inputs: Any,
     state: Any,
-    part: LearnerPart,
     backend: str | None,
     *,
     return_state: bool,
@@ -36,13 +32,12 @@ def run_learner(
 
     Args:
         op: the learner op.
-        inputs: its arguments; the initial state among them is used where ``state`` is None.
-        names: of the state's tensors among the inputs.
-        kind: the state's type: the state after the last token, θ' and the sums, one field for each
-            name, then the position. Of heads that scan in two directions it has the first alone.
-        contract: the checks on the arguments where there is a state.
-        state: where the sequence is; None at its beginning.
         part: the op on a part of a mini-batch.
+        contract: the checks on the arguments where there is a state.
+        kind: the state's type: the state after the last token, θ' and the sums, one field for each
+            tensor, then the position. Of heads that scan in two directions it has the first alone.
+        inputs: the arguments; the initial state among them is used where ``state`` is None.
+        state: where the sequence is; None at its beginning.
         backend: for the complete mini-batches. Where it is PyTorch's, the parts are so, too.
         return_state: whether the state after the last token is wanted.
         lengths: tokens of each sequence [B]; the state is the one after them. What is behind them
@@ -78,10 +73,10 @@ def run_learner(
     may_use_kernels = op.choose(inputs, backend) in (AUTO, "cpu")
     if op.autocast and torch.is_autocast_enabled(autocast_kind(inputs.q)):
         inputs = op.cast(inputs)
-    parts = Parts(op, inputs, names, part.mini_batch, backend)
     state_tensors = () if opened is None else (*opened.start, *opened.sums)
-    if may_use_kernels and part.refusal(inputs, state_tensors) is None:
-        parts.kernels = part
+    may_use_kernels = may_use_kernels and not needs_gradient((*inputs, *state_tensors))
+    may_use_kernels = may_use_kernels and part.backends["cpu"].refusal(inputs) is None
+    parts = Parts(op, inputs, backend, part if may_use_kernels else None)
     length = inputs.q.shape[1]
     each = opened is not None and isinstance(opened.position, Tensor)
     if each and length == 1 and lengths is None:
@@ -95,7 +90,7 @@ def run_learner(
         o, opened = parts.run(opened, return_state)
     if not return_state:
         return o
-    return o, kind(*parts.after(opened), *opened.start, *opened.sums, opened.position)
+    return o, kind(*parts.last_state(opened), *opened.start, *opened.sums, opened.position)
 
 
 def _opened(op: str, state: Any, kind: type[Any], inputs: Any, contract: Contract) -> Opened:

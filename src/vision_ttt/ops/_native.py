@@ -9,7 +9,7 @@ import shlex
 import struct
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_int64, c_void_p
 from importlib import metadata
 from pathlib import Path
@@ -102,16 +102,20 @@ def instruction_set() -> str | None:
     return None if LIBRARY is None else LIBRARY.vision_ttt_instruction_set().decode()
 
 
-def refusal(*tensors: Tensor | None) -> str | None:
-    """The reason why the float32 kernels do not support these tensors, or None if they do."""
+def refusal(
+    *tensors: Tensor | None,
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
+    may_be_empty: bool = False,
+) -> str | None:
+    """The reason why the kernels do not support these tensors, or None if they do."""
     for x in tensors:
         if x is None:
             continue
         if not x.is_cpu:
             return f"a tensor is on {x.device.type}"
-        if x.dtype is not torch.float32:
-            return f"dtype {x.dtype} is not torch.float32"
-        if x.numel() == 0:
+        if x.dtype not in dtypes:
+            return f"dtype {x.dtype} is not one of {dtypes}"
+        if not may_be_empty and x.numel() == 0:
             return "a tensor is empty"
     return None if LIBRARY is not None else "the compiled kernels are missing"
 

@@ -13,7 +13,7 @@ from vision_ttt.ops import selective_scan
 from vision_ttt.ops.selective_scan.op import OP
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-BACKENDS = [name for name in OP.backend_names() if name != "triton"]
+BACKENDS = [*(name for name in OP.backends if name != "triton"), "reference"]
 KERNELS = [name for name in BACKENDS if name != "reference"]
 
 

@@ -10,7 +10,7 @@ import torch
 from tolerances import FORWARD, GRADIENT, assert_close
 from vision_ttt.ops import selective_scan
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.selective_scan import chunks, triton_backend
+from vision_ttt.ops.selective_scan import contract, triton_backend
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.interpreted
@@ -36,7 +36,7 @@ def _short_chunks(monkeypatch):
 
 
 def set_chunk(monkeypatch, tokens):
-    for module in (chunks, triton_backend):
+    for module in (contract, triton_backend):
         monkeypatch.setattr(module, "CHUNK_TOKENS", tokens)
 
 

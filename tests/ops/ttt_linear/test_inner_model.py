@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tolerances import assert_close
-from vision_ttt.ops.ttt_linear.inner_model import InnerNorm, inner_gradient, inner_output
+from vision_ttt.ops._learner_inner_model import InnerNorm, inner_gradient, inner_output
 
 
 @pytest.mark.parametrize("with_norm", [True, False])

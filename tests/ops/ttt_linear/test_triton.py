@@ -29,5 +29,5 @@ def test_refusals(changes, reason):
 
     size = changes.get("mini_batch_size", 16)
     inputs = OP.inputs(*[None] * OP.width)._replace(q=Views(), mini_batch_size=size)
-    got = OP.refusal("triton", inputs)
+    got = OP.backends["triton"].refusal(inputs)
     assert got is None if reason is None else got.startswith(reason)

@@ -14,7 +14,7 @@ from ttt_mlp_problems import (
     solve,
 )
 from vision_ttt.ops import ttt_mlp
-from vision_ttt.ops.ttt_mlp.dual import num_checkpoints
+from vision_ttt.ops._learner_dual import num_checkpoints
 
 LOW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [  # B, T, H, d, b
@@ -48,7 +48,7 @@ def test_dual_is_the_reference_to_ten_digits(shape, norm, scale):
 
 
 def test_the_shapes_above_reach_kept_states():
-    assert max(num_checkpoints(shape[1], *shape[3:]) for shape in SHAPES) >= 2
+    assert max(num_checkpoints(shape[1], *shape[3:], layers=2) for shape in SHAPES) >= 2
 
 
 @pytest.mark.parametrize("backend", KERNELS)
@@ -102,7 +102,7 @@ def test_memory_kept_for_backward_is_of_the_order_of_the_inputs(backend):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         ttt_mlp(**problem, mini_batch_size=16, backend=backend).sum()
     inputs = sum(x.numel() for x in problem.values())
-    assert num_checkpoints(length, dim, 16) > 10
+    assert num_checkpoints(length, dim, 16, layers=2) > 10
     assert sum(kept.values()) <= inputs + 1.1 * batch * length * heads * dim
 
 

@@ -43,13 +43,10 @@ def _check_levels(op: str, values: Mapping[str, Any]) -> None:
         )
 
 
-_TENSORS = {"value": "B S H d", "locations": "B Q H L P 2", "weights": "B Q H L P"}
 CONTRACT = Contract(
-    "deformable_attention", _TENSORS, others=("spatial_shapes",), further=_check_levels
-)
-BACKWARD_CONTRACT = Contract(
-    "deformable_attention_backward",
-    {"grad": "B Q H*d", **_TENSORS},
+    "deformable_attention",
+    {"value": "B S H d", "locations": "B Q H L P 2", "weights": "B Q H L P"},
     others=("spatial_shapes",),
     further=_check_levels,
 )
+BACKWARD_CONTRACT = CONTRACT.backward({"grad": "B Q H*d"})

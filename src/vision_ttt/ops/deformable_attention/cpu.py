@@ -41,22 +41,16 @@ class _DeformableAttentionGradients(ctypes.Structure):
 
 def refusal(inputs: Inputs) -> str | None:
     """The reason why the kernels do not support the inputs, or None if they do."""
-    value, locations, weights, shapes = inputs
-    for x in (value, locations, weights):
-        if not x.is_cpu:
-            return f"a tensor is on {x.device.type}"
-        if x.dtype not in DTYPES:
-            return f"dtype {x.dtype} is not one of {DTYPES}"
-        if x.numel() == 0:
-            return "a tensor is empty"
+    value, locations, _, shapes = inputs
+    reason = _native.refusal(*inputs[:3], dtypes=DTYPES) or _native.no_vectors(value.shape[-1])
+    if reason is not None:
+        return reason
     points = locations.shape[3] * locations.shape[4]
     if points > MOST_POINTS:
         return f"{points} points per head are over {MOST_POINTS}"
     if value.shape[1] >= MOST_CELLS or max(shapes) >= LONGEST_SIDE:
         return f"{value.shape[1]} cells in maps of {list(shapes)} are too many"
-    if _native.LIBRARY is None:
-        return "the compiled kernels are missing"
-    return _native.no_vectors(value.shape[-1])
+    return None
 
 
 def _prepared(inputs: Inputs) -> Inputs:

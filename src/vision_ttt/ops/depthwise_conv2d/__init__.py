@@ -1,6 +1,5 @@
 """Depth-wise convolution of image tokens on their grid."""
 
-from vision_ttt.ops.depthwise_conv2d.op import depthwise_conv2d
-from vision_ttt.ops.depthwise_conv2d.residual import residual_depthwise_conv2d
+from vision_ttt.ops.depthwise_conv2d.op import depthwise_conv2d, residual_depthwise_conv2d
 
 __all__ = ["depthwise_conv2d", "residual_depthwise_conv2d"]

@@ -27,4 +27,4 @@ CONTRACT = Contract(
     odd=("K",),
     may_be_0="BC",  # images may be folded into the channels
 )
-BACKWARD_CONTRACT = CONTRACT.preceded_by(grad="B height*width C")
+BACKWARD_CONTRACT = CONTRACT.backward({"grad": "B height*width C"})

@@ -21,4 +21,4 @@ CONTRACT = Contract(
     {"x": "B T C", "weight": "C 1 K", "bias": "C"},
     {"reverse_channels": Whole(0, "C")},
 )
-BACKWARD_CONTRACT = CONTRACT.preceded_by(grad="B T C")
+BACKWARD_CONTRACT = CONTRACT.backward({"grad": "B T C"})

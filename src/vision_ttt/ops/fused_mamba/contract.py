@@ -41,20 +41,20 @@ def _check_columns(op: str, values: Mapping[str, Any]) -> None:
         )
 
 
-_TENSORS = {
-    "projected": "B T 2*E",
-    "conv_weight": "2*E 1 K",
-    "conv_bias": "2*E",
-    "x_proj": "2 O E",
-    "dt_proj": "2 E R",
-    "dt_bias": "2*E",
-    "A": "2*E N",
-    "D": "2*E",
-}
-CONTRACT = Contract("fused_mamba", _TENSORS, further=_check_columns)
-BACKWARD_CONTRACT = Contract(
-    "fused_mamba_backward",
-    {"grad": "B T E", **_TENSORS, "kept_states": "P B 2*E N"},
-    may_be_0="BP",
+CONTRACT = Contract(
+    "fused_mamba",
+    {
+        "projected": "B T 2*E",
+        "conv_weight": "2*E 1 K",
+        "conv_bias": "2*E",
+        "x_proj": "2 O E",
+        "dt_proj": "2 E R",
+        "dt_bias": "2*E",
+        "A": "2*E N",
+        "D": "2*E",
+    },
     further=_check_columns,
+)
+BACKWARD_CONTRACT = CONTRACT.backward(
+    {"grad": "B T E"}, {"kept_states": "P B 2*E N"}, may_be_0="BP"
 )

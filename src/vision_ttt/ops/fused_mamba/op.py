@@ -9,7 +9,7 @@ from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.fused_mamba import cpu, triton_backend
 from vision_ttt.ops.fused_mamba.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
 from vision_ttt.ops.fused_mamba.definition import fused_mamba_composition, fused_mamba_definition
-from vision_ttt.ops.selective_scan.chunks import num_chunks
+from vision_ttt.ops.selective_scan.contract import num_chunks
 
 _TENSORS = ", ".join(f"Tensor {name}" for name in CONTRACT.tensors)
 

@@ -55,37 +55,33 @@ def _check_layer(op: str, values: Mapping[str, Any]) -> None:
         )
 
 
-_TENSORS = {
-    "projected": "B T C",
-    "rate_logits": "B T H",
-    "conv_q_weight": "H*d 1 K",
-    "conv_q_bias": "H*d",
-    "conv_k_weight": "H*d 1 K",
-    "conv_k_bias": "H*d",
-    "w0": "H d d",
-    "b0": "H d",
-    "ln_weight": "H d",
-    "ln_bias": "H d",
-    "position_scale": "S mini_batch_size",
-    "post_weight": "R D",
-    "post_bias": "R D",
-}
-_KEPT = {"z": "B T H*d", "kept_w": "N B H d d", "kept_b": "N B H d"}
-_NUMBERS = {
-    "mini_batch_size": Whole(1),
-    "reverse_heads": Whole(0, "H"),
-    "base_learning_rate": Real(0),
-    "inner_eps": Real(0),
-    "post_eps": Real(0),
-}
 CONTRACT = Contract(
-    "fused_ttt_linear", _TENSORS, _NUMBERS, others=("widths",), further=_check_layer
-)
-BACKWARD_CONTRACT = Contract(
-    "fused_ttt_linear_backward",
-    {"grad": "B T D", **_TENSORS, **_KEPT},
-    _NUMBERS,
-    may_be_0="BN",
+    "fused_ttt_linear",
+    {
+        "projected": "B T C",
+        "rate_logits": "B T H",
+        "conv_q_weight": "H*d 1 K",
+        "conv_q_bias": "H*d",
+        "conv_k_weight": "H*d 1 K",
+        "conv_k_bias": "H*d",
+        "w0": "H d d",
+        "b0": "H d",
+        "ln_weight": "H d",
+        "ln_bias": "H d",
+        "position_scale": "S mini_batch_size",
+        "post_weight": "R D",
+        "post_bias": "R D",
+    },
+    {
+        "mini_batch_size": Whole(1),
+        "reverse_heads": Whole(0, "H"),
+        "base_learning_rate": Real(0),
+        "inner_eps": Real(0),
+        "post_eps": Real(0),
+    },
     others=("widths",),
     further=_check_layer,
+)
+BACKWARD_CONTRACT = CONTRACT.backward(
+    {"grad": "B T D"}, {"z": "B T H*d", "kept_w": "N B H d d", "kept_b": "N B H d"}, may_be_0="BN"
 )

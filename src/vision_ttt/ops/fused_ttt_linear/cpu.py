@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _native
-from vision_ttt.ops._learner_cpu import DIMENSIONS, LARGEST_MINI_BATCH, add_shares
+from vision_ttt.ops._learner_cpu import DIMENSIONS, LARGEST_MINI_BATCH, LearnerCall, add_shares
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.fused_ttt_linear.contract import Inputs
 from vision_ttt.ops.gated_norm import contract as merge
 from vision_ttt.ops.gated_norm.cpu import gated_norm_backward, gated_norm_forward
 from vision_ttt.ops.ttt_linear import contract as learner
-from vision_ttt.ops.ttt_linear.cpu import Call
 
 
 def refusal(x: Inputs) -> str | None:
@@ -44,7 +43,7 @@ class _Columns(NamedTuple):
         return cls(k, q if widths[1] else None, v, gate if widths[3] else None)
 
 
-def _call(x: Inputs, columns: _Columns) -> Call:
+def _call(x: Inputs, columns: _Columns) -> LearnerCall:
     heads, dim, _ = x.w0.shape
     k, v = (view.unflatten(-1, (heads, dim)) for view in (columns.k, columns.v))
     q = k if columns.q is None else columns.q.unflatten(-1, (heads, dim))
@@ -53,7 +52,7 @@ def _call(x: Inputs, columns: _Columns) -> Call:
         *(x.mini_batch_size, x.reverse_heads, x.inner_eps),
     )
     convolutions = ((x.conv_q_weight, x.conv_q_bias), (x.conv_k_weight, x.conv_k_bias))
-    return Call(inputs, x.base_learning_rate / dim, convolutions)
+    return LearnerCall(inputs, x.base_learning_rate / dim, convolutions)
 
 
 def _to_merge(x: Inputs, z: Tensor, columns: _Columns) -> merge.Inputs:

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from vision_ttt.ops._learner_dual import num_checkpoints
+from vision_ttt.ops._learner_op import learner_backward_flops, learner_flops
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.fused_ttt_linear import cpu
-from vision_ttt.ops.fused_ttt_linear.composition import fused_ttt_linear_composition
 from vision_ttt.ops.fused_ttt_linear.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
-from vision_ttt.ops.fused_ttt_linear.definition import fused_ttt_linear_definition
+from vision_ttt.ops.fused_ttt_linear.definition import (
+    fused_ttt_linear_composition,
+    fused_ttt_linear_definition,
+)
 from vision_ttt.ops.ttt_linear import contract as learner
-from vision_ttt.ops.ttt_linear.dual import num_checkpoints
-from vision_ttt.ops.ttt_linear.op import ttt_linear_backward_flops, ttt_linear_flops
 
 _TENSORS = ", ".join(f"Tensor {name}" for name in CONTRACT.tensors)
 _OPTIONS = (
@@ -51,13 +53,13 @@ def _inner(shapes: Inputs) -> tuple[learner.Inputs, int]:
 def _flops(shapes: Inputs) -> int:
     """FLOPs of ttt_linear and of two convolutions."""
     inner, convolutions = _inner(shapes)
-    return ttt_linear_flops(inner) + convolutions
+    return learner_flops(inner) + convolutions
 
 
 def _backward_flops(shapes: Inputs) -> int:
     """FLOPs of ttt_linear's backward pass, and twice those of the convolutions: views, weights."""
     inner, convolutions = _inner(shapes)
-    return ttt_linear_backward_flops(inner) + 2 * convolutions
+    return learner_backward_flops(inner) + 2 * convolutions
 
 
 OP = Op(

@@ -24,4 +24,4 @@ CONTRACT = Contract(
     {"z": "B T R*D", "gate": "? B T D", "weight": "R D", "bias": "R D"},
     {"eps": Real(0)},
 )
-BACKWARD_CONTRACT = CONTRACT.preceded_by(grad="B T D")
+BACKWARD_CONTRACT = CONTRACT.backward({"grad": "B T D"})

@@ -15,10 +15,10 @@ class Inputs(NamedTuple):
     bias: Tensor | None
 
 
-_TENSORS = {"x": "... D", "weight": "C D", "bias": "? C"}
-_ALIKE = tuple(_TENSORS)
-PUBLIC_CONTRACT = Contract("linear", _TENSORS, alike=_ALIKE, autocast=True)
-CONTRACT = Contract("linear", _TENSORS, alike=_ALIKE)
-BACKWARD_CONTRACT = Contract(
-    "linear_backward", {"grad": "... C", **_TENSORS}, alike=("grad", *_ALIKE)
+CONTRACT = Contract(
+    "linear",
+    {"x": "... D", "weight": "C D", "bias": "? C"},
+    alike=("x", "weight", "bias"),
+    autocast=True,
 )
+BACKWARD_CONTRACT = CONTRACT.backward({"grad": "... C"})

@@ -9,7 +9,7 @@ from torch import Tensor
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.linear import cpu
-from vision_ttt.ops.linear.contract import BACKWARD_CONTRACT, CONTRACT, PUBLIC_CONTRACT, Inputs
+from vision_ttt.ops.linear.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
 from vision_ttt.ops.linear.definition import linear_definition
 
 
@@ -26,7 +26,7 @@ def _flops(shapes: Inputs) -> int:
 OP = Op(
     "linear",
     Inputs,
-    PUBLIC_CONTRACT,
+    CONTRACT,
     linear_definition,
     {"cpu": cpu.BACKEND},
     _fake,
@@ -34,7 +34,6 @@ OP = Op(
     backward_schema="(Tensor grad, Tensor x, Tensor weight, Tensor? bias) "
     "-> (Tensor, Tensor, Tensor)",
     backward_contract=BACKWARD_CONTRACT,
-    bare_contract=CONTRACT,
     autocast=("x", "weight", "bias"),
     flops=_flops,
     backward_flops=lambda shapes: 2 * _flops(shapes),

@@ -1,4 +1,4 @@
-"""The contract of selective_scan."""
+"""The arguments of selective_scan, and how they are divided."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from vision_ttt.ops._contract import Contract, Whole
+from vision_ttt.ops._contract import Contract, Flag, Whole
+
+CHUNK_TOKENS = 64
+"""Tokens between two saved states: N numbers per 64 tokens and channel, a quarter of u for N = 16.
+
+The kernels in csrc/scans/selective_scan have the same number.
+"""
+
+
+def num_chunks(length: int) -> int:
+    """The number of saved states of a sequence, the initial one among them.
+
+    State i is the one before a channel's tokens 64 i … 64 i + 63 in its own scan order.
+    """
+    return -(-length // CHUNK_TOKENS)
 
 
 class Inputs(NamedTuple):
@@ -52,8 +66,6 @@ def num_groups(b: Tensor) -> int:
 
 def _check_groups(op: str, values: Mapping[str, Any]) -> None:
     """Raise an error unless the channels form groups of one direction each."""
-    if not isinstance(values["delta_softplus"], bool):
-        raise TypeError(f"{op}: delta_softplus must be a bool, got {values['delta_softplus']!r}")
     b, c, reverse = values["B"], values["C"], values["reverse_channels"]
     channels, groups = values["u"].shape[2], num_groups(b)
     if b.shape != c.shape:
@@ -69,31 +81,24 @@ def _check_groups(op: str, values: Mapping[str, Any]) -> None:
         )
 
 
-_TENSORS = {
-    "u": "B T D",
-    "delta": "B T D",
-    "A": "D N",
-    "B": "B T N | B T G N",
-    "C": "B T N | B T G N",
-    "D": "? D",
-    "z": "? B T D",
-    "delta_bias": "? D",
-    "initial_state": "? B D N",
-}
-_ALIKE = "u", "delta", "B", "C", "z"
-_RULES: dict[str, Any] = {
-    "alike": _ALIKE,
-    "others": ("delta_softplus",),
-    "further": _check_groups,
-}
-_NUMBERS = {"reverse_channels": Whole(0, "D")}
-
-CONTRACT = Contract("selective_scan", _TENSORS, _NUMBERS, autocast=True, **_RULES)
-FORWARD_CONTRACT = Contract("selective_scan", _TENSORS, _NUMBERS, **_RULES)
-BACKWARD_CONTRACT = Contract(
-    "selective_scan_backward",
-    {"grad_y": "B T D", "grad_state": "B D N", **_TENSORS, "kept_states": "P B D N"},
-    _NUMBERS,
-    may_be_0="BP",
-    **_RULES,
+CONTRACT = Contract(
+    "selective_scan",
+    {
+        "u": "B T D",
+        "delta": "B T D",
+        "A": "D N",
+        "B": "B T N | B T G N",
+        "C": "B T N | B T G N",
+        "D": "? D",
+        "z": "? B T D",
+        "delta_bias": "? D",
+        "initial_state": "? B D N",
+    },
+    {"delta_softplus": Flag(), "reverse_channels": Whole(0, "D")},
+    alike=("u", "delta", "B", "C", "z"),
+    autocast=True,
+    further=_check_groups,
+)
+BACKWARD_CONTRACT = CONTRACT.backward(
+    {"grad_y": "B T D", "grad_state": "B D N"}, {"kept_states": "P B D N"}, may_be_0="BP"
 )

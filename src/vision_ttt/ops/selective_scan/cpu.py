@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_int64, c_void_p
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +11,7 @@ from torch import Tensor
 from vision_ttt.ops import _native
 from vision_ttt.ops._native import contiguous_last, mirrors, pointer, run_kernel
 from vision_ttt.ops._op import Backend
-from vision_ttt.ops.selective_scan.chunks import num_chunks
-from vision_ttt.ops.selective_scan.contract import Inputs, num_groups, parts
+from vision_ttt.ops.selective_scan.contract import Inputs, num_chunks, num_groups, parts
 
 DTYPES = (torch.float32, torch.bfloat16)
 """The dtypes of u, delta, B, C and z that the kernels support."""
@@ -46,16 +44,6 @@ class _SelectiveScanGradients(ctypes.Structure):
 
 def refusal(inputs: Inputs) -> str | None:
     """The reason why the kernels do not support the inputs, or None if they do."""
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    for x in tensors:
-        if not x.is_cpu:
-            return f"a tensor is on {x.device.type}"
-        if x.numel() == 0:
-            return "a tensor is empty"
-    if inputs.u.dtype not in DTYPES:
-        return f"dtype {inputs.u.dtype} is not one of {DTYPES}"
-    if _native.LIBRARY is None:
-        return "the compiled kernels are missing"
     channels, groups = inputs.u.shape[2], num_groups(inputs.B)
     for part in parts(channels, groups, inputs.reverse_channels):
         of_group = (part.channels.stop - part.channels.start) // (
@@ -64,30 +52,17 @@ def refusal(inputs: Inputs) -> str | None:
         reason = _native.no_vectors(of_group)
         if reason is not None:
             return reason
-    return None
+    return _native.refusal(inputs.u, dtypes=DTYPES)
 
 
-class _Prepared(NamedTuple):
+def _prepared(inputs: Inputs) -> Inputs:
     """The inputs in the dtypes and strides that the kernels read."""
-
-    u: Tensor
-    delta: Tensor
-    b: Tensor
-    c: Tensor
-    z: Tensor | None
-    a: Tensor
-    skip: Tensor | None
-    delta_bias: Tensor | None
-    initial_state: Tensor | None
-
-
-def _prepared(inputs: Inputs) -> _Prepared:
-    tokens = (inputs.u, inputs.delta, inputs.B, inputs.C, inputs.z)
-    others = (inputs.A, inputs.D, inputs.delta_bias, inputs.initial_state)
-    return _Prepared(
-        *(None if x is None else contiguous_last(x) for x in tokens),
-        *(None if x is None else x.float().contiguous() for x in others),
+    u, delta, a, b, c, skip, z, bias, initial, *options = inputs
+    u, delta, b, c, z = (None if x is None else contiguous_last(x) for x in (u, delta, b, c, z))
+    a, skip, bias, initial = (
+        None if x is None else x.float().contiguous() for x in (a, skip, bias, initial)
     )
+    return Inputs(u, delta, a, b, c, skip, z, bias, initial, *options)
 
 
 def _scan_tensor(x: Tensor | None) -> tuple[int | None, int, int, int]:
@@ -97,25 +72,24 @@ def _scan_tensor(x: Tensor | None) -> tuple[int | None, int, int, int]:
     return x.data_ptr(), *x.stride()[:2], x.stride(2) if x.ndim == 4 else 0
 
 
-def _problem(
-    inputs: Inputs, prepared: _Prepared, y: Tensor, state: Tensor, kept: Tensor | None
-) -> _SelectiveScan:
-    u, b = prepared.u, prepared.b
+def _problem(inputs: Inputs, y: Tensor, state: Tensor, kept: Tensor | None) -> _SelectiveScan:
+    """A call on prepared inputs."""
+    u, delta, a, b, c, skip, z, bias, initial, softplus, reverse_channels = inputs
     return _SelectiveScan(
-        *map(_scan_tensor, (*prepared[:5], y)),
-        *map(pointer, (*prepared[5:], state, kept)),
+        *map(_scan_tensor, (u, delta, b, c, z, y)),
+        *map(pointer, (a, skip, bias, initial, state, kept)),
         *(*u.shape, b.shape[-1], num_groups(b)),
-        *(inputs.reverse_channels, inputs.delta_softplus, u.dtype == torch.bfloat16),
-        torch.get_num_threads(),
+        *(reverse_channels, softplus, u.dtype == torch.bfloat16, torch.get_num_threads()),
     )
 
 
 def _forward(inputs: Inputs, save_states: bool) -> tuple[Tensor, Tensor, Tensor]:
-    prepared, u = _prepared(inputs), inputs.u
+    inputs = _prepared(inputs)
+    u = inputs.u
     state = u.new_empty(u.shape[0], *inputs.A.shape, dtype=torch.float32)
     count = num_chunks(u.shape[1]) if save_states else 0
     y, kept = u.new_empty(u.shape), state.new_empty(count, *state.shape)
-    problem = _problem(inputs, prepared, y, state, kept if save_states else None)
+    problem = _problem(inputs, y, state, kept if save_states else None)
     run_kernel("vision_ttt_selective_scan", problem)
     return y, state, kept
 
@@ -123,10 +97,10 @@ def _forward(inputs: Inputs, save_states: bool) -> tuple[Tensor, Tensor, Tensor]
 def _backward(
     inputs: Inputs, grad_y: Tensor, grad_state: Tensor, kept: Tensor
 ) -> tuple[Tensor, ...]:
-    prepared = _prepared(inputs)
+    given, inputs = inputs[:9], _prepared(inputs)
     grad_y = contiguous_last(grad_y.to(inputs.u.dtype))
     grad_state, kept = grad_state.float().contiguous(), kept.float().contiguous()
-    problem = _problem(inputs, prepared, grad_y, grad_state, kept)
+    problem = _problem(inputs, grad_y, grad_state, kept)
     u, state, channels = inputs.u, kept.shape[1:], inputs.u.shape[2]
     tokens = [u.new_empty(u.shape), u.new_empty(u.shape)]
     dz = u.new_empty(u.shape if inputs.z is not None else 0)
@@ -135,7 +109,6 @@ def _backward(
     sums = [u.new_empty(shape, dtype=torch.float32) for shape in of_matrices]
     gradients = _SelectiveScanGradients(*(x.data_ptr() for x in (*tokens, dz, *sums)))
     run_kernel("vision_ttt_selective_scan_backward", problem, gradients)
-    given = inputs[:9]
     found = (*tokens, *sums[:4], dz, *sums[4:])
     return tuple(
         u.new_empty(0) if like is None else x.to(like.dtype)

@@ -25,8 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.ops._op import Backend
-from vision_ttt.ops.selective_scan.chunks import CHUNK_TOKENS, num_chunks
-from vision_ttt.ops.selective_scan.contract import Inputs, Part, num_groups, parts
+from vision_ttt.ops.selective_scan.contract import (
+    CHUNK_TOKENS,
+    Inputs,
+    Part,
+    num_chunks,
+    num_groups,
+    parts,
+)
 from vision_ttt.ops.selective_scan.definition import softplus
 
 _MOST_STATES = 1 << 23

@@ -10,12 +10,11 @@ from torch import Tensor
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.selective_scan import cpu, dual, triton_backend
-from vision_ttt.ops.selective_scan.chunks import num_chunks
 from vision_ttt.ops.selective_scan.contract import (
     BACKWARD_CONTRACT,
     CONTRACT,
-    FORWARD_CONTRACT,
     Inputs,
+    num_chunks,
 )
 from vision_ttt.ops.selective_scan.definition import selective_scan_definition
 from vision_ttt.ops.selective_scan.scan import selective_scan_loop
@@ -64,7 +63,6 @@ OP = Op(
     backward_schema=f"(Tensor grad_y, Tensor grad_state, {_TENSORS}, Tensor kept_states, "
     f"{_OPTIONS}, str backend) -> ({_GRADIENTS})",
     backward_contract=BACKWARD_CONTRACT,
-    bare_contract=FORWARD_CONTRACT,
     results=2,
     kept=_num_kept,
     autocast=("u", "delta", "B", "C", "z"),

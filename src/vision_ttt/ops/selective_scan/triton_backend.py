@@ -10,8 +10,7 @@ from torch import Tensor
 from vision_ttt.ops import _triton
 from vision_ttt.ops._native import contiguous_last
 from vision_ttt.ops._op import Backend
-from vision_ttt.ops.selective_scan.chunks import CHUNK_TOKENS, num_chunks
-from vision_ttt.ops.selective_scan.contract import Inputs, num_groups
+from vision_ttt.ops.selective_scan.contract import CHUNK_TOKENS, Inputs, num_chunks, num_groups
 
 MOST_STATES = 256
 """The largest N that the kernels support."""

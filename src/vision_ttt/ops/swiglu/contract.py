@@ -14,4 +14,4 @@ class Inputs(NamedTuple):
 
 
 CONTRACT = Contract("swiglu", {"x": "... 2*H"})
-BACKWARD_CONTRACT = Contract("swiglu_backward", {"grad": "... H", "x": "... 2*H"})
+BACKWARD_CONTRACT = CONTRACT.backward({"grad": "... H"})

@@ -11,12 +11,7 @@ from torch import Tensor
 from vision_ttt.ops._backend import autocast_kind
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._torch_function import overridable
-from vision_ttt.ops.swiglu_mlp.contract import (
-    BACKWARD_CONTRACT,
-    CONTRACT,
-    PUBLIC_CONTRACT,
-    Inputs,
-)
+from vision_ttt.ops.swiglu_mlp.contract import BACKWARD_CONTRACT, CONTRACT, Inputs
 from vision_ttt.ops.swiglu_mlp.definition import layer_norm, swiglu_mlp_definition
 from vision_ttt.ops.swiglu_mlp.matrix_products import BACKENDS
 
@@ -41,7 +36,7 @@ def _backward_flops(shapes: Any) -> int:
 OP = Op(
     "swiglu_mlp",
     Inputs,
-    PUBLIC_CONTRACT,
+    CONTRACT,
     swiglu_mlp_definition,
     BACKENDS,
     _fake,
@@ -49,7 +44,6 @@ OP = Op(
     backward_schema=f"(Tensor grad, {_TENSORS}, {_OPTIONS}) "
     "-> (Tensor dx, Tensor dup, Tensor ddown, Tensor dnorm_weight, Tensor dnorm_bias)",
     backward_contract=BACKWARD_CONTRACT,
-    bare_contract=CONTRACT,
     autocast=("x", "up", "down"),
     flops=_flops,
     backward_flops=_backward_flops,
@@ -94,7 +88,7 @@ def swiglu_mlp(
     if (norm is None and not residual) or not torch.is_autocast_enabled(autocast_kind(x)):
         return OP(inputs)
     # Autocast casts what is multiplied; norms and sums stay as precise as x is.
-    PUBLIC_CONTRACT.check(inputs)
+    CONTRACT.check(inputs)
     normed = x if norm is None else layer_norm(x, *norm, eps)
     branch = OP(Inputs(normed, up, down))
     return x + branch if residual else branch

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vision_ttt.ops._learner_scan_order import mini_batches, take
 from vision_ttt.ops.ttt_linear.contract import Inputs
-from vision_ttt.ops.ttt_linear.scan_order import mini_batches, take
 
 
 def layer_norm(z: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

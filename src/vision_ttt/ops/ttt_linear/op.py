@@ -7,65 +7,17 @@ from typing import Literal, overload
 from torch import Tensor
 
 from vision_ttt.ops._learner_op import learner_op
-from vision_ttt.ops._learner_part import LearnerPart
+from vision_ttt.ops._learner_part import learner_part
 from vision_ttt.ops._learner_state import run_learner
 from vision_ttt.ops._torch_function import overridable
-from vision_ttt.ops.ttt_linear import cpu, dual, triton_backend
-from vision_ttt.ops.ttt_linear.contract import CONTRACTS, Inputs
+from vision_ttt.ops.ttt_linear import triton_backend
+from vision_ttt.ops.ttt_linear.contract import CONTRACTS, Inputs, LinearState
 from vision_ttt.ops.ttt_linear.definition import ttt_linear_definition
-from vision_ttt.ops.ttt_linear.dual import checkpoint_interval, num_checkpoints
-from vision_ttt.ops.ttt_linear.scan import ttt_linear_scan
-from vision_ttt.ops.ttt_linear.scan_order import mini_batches
-from vision_ttt.ops.ttt_linear.state import LinearState, ttt_linear_mini_batch
-
-INITIAL = ("w0", "b0")
-"""The initial state among the arguments."""
-
-
-def _products(tokens: int, dim: int, wide: int, narrow: int = 0) -> int:
-    """FLOPs of ``wide`` products n·d·d and ``narrow`` ones n·n·d in a mini-batch of n tokens."""
-    return 2 * tokens * dim * (wide * dim + narrow * tokens)
-
-
-def ttt_linear_flops(shapes: Inputs) -> int:
-    """The op's part of Vision-TTT's Eq. 13: 3 T d² + 2 b T d multiply-adds per head."""
-    batch, length, heads, dim = shapes.q
-    sizes = [stop - start for start, stop in mini_batches(length, shapes.mini_batch_size)]
-    return batch * heads * sum(_products(n, dim, wide=3, narrow=2) for n in sizes)
-
-
-def ttt_linear_backward_flops(shapes: Inputs) -> int:
-    """FLOPs of every mini-batch's products, of their derivatives and of the state's replay."""
-    batch, length, heads, dim = shapes.q
-    mini_batch_size = shapes.mini_batch_size
-    sizes = [stop - start for start, stop in mini_batches(length, mini_batch_size)]
-    interval = checkpoint_interval(dim, mini_batch_size)
-    replayed = [n for i, n in enumerate(sizes[:-1]) if (i + 1) % interval]
-    total = sum(_products(n, dim, wide=8, narrow=6) for n in sizes)
-    return batch * heads * (total + sum(_products(n, dim, wide=2) for n in replayed))
-
-
-def ttt_linear_part_flops(shapes: Inputs) -> int:
-    """FLOPs of a part of a mini-batch, which also reads and adds to the sums: 4 n d² + 2 n² d."""
-    batch, length, heads, dim = shapes.q
-    return batch * heads * _products(length, dim, wide=4, narrow=2)
-
 
 OP = learner_op(
-    "ttt_linear",
-    Inputs,
-    CONTRACTS,
-    ttt_linear_definition,
-    {"cpu": cpu.BACKEND, "triton": triton_backend.BACKEND, "dual": dual.BACKEND},
-    state=INITIAL,
-    num_checkpoints=num_checkpoints,
-    exported=ttt_linear_scan,
-    flops=ttt_linear_flops,
-    backward_flops=ttt_linear_backward_flops,
+    "ttt_linear", Inputs, CONTRACTS, ttt_linear_definition, {"triton": triton_backend.BACKEND}
 )
-PART = LearnerPart(
-    OP, cpu.Call, CONTRACTS.part, INITIAL, ttt_linear_mini_batch, ttt_linear_part_flops
-)
+PART = learner_part(OP, CONTRACTS.part)
 
 
 @overload
@@ -181,14 +133,7 @@ def ttt_linear(
     tensors = (q, k, v, eta, w0, b0, ln_weight, ln_bias, position_scale)
     inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)
     return run_learner(
-        OP,
-        inputs,
-        INITIAL,
-        LinearState,
-        CONTRACTS.state,
-        state,
-        PART,
-        backend,
+        *(OP, PART, CONTRACTS.state, LinearState, inputs, state, backend),
         return_state=return_state,
         lengths=lengths,
     )

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops import _triton
+from vision_ttt.ops._learner_dual import checkpoint_interval, num_checkpoints
 from vision_ttt.ops._native import contiguous_last
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.ttt_linear.contract import Inputs
-from vision_ttt.ops.ttt_linear.dual import checkpoint_interval, num_checkpoints
 
 DIMENSIONS = (16, 32, 64, 128)
 """Head dimensions d that the kernels support."""

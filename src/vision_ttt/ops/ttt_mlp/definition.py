@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vision_ttt.ops._learner_scan_order import mini_batches, take
 from vision_ttt.ops.ttt_linear.definition import layer_norm
-from vision_ttt.ops.ttt_linear.scan_order import mini_batches, take
 from vision_ttt.ops.ttt_mlp.contract import Inputs
 
 

@@ -7,64 +7,14 @@ from typing import Literal, overload
 from torch import Tensor
 
 from vision_ttt.ops._learner_op import learner_op
-from vision_ttt.ops._learner_part import LearnerPart
+from vision_ttt.ops._learner_part import learner_part
 from vision_ttt.ops._learner_state import run_learner
 from vision_ttt.ops._torch_function import overridable
-from vision_ttt.ops.ttt_linear.scan_order import mini_batches
-from vision_ttt.ops.ttt_mlp import cpu, dual
-from vision_ttt.ops.ttt_mlp.contract import CONTRACTS, Inputs
+from vision_ttt.ops.ttt_mlp.contract import CONTRACTS, Inputs, MLPState
 from vision_ttt.ops.ttt_mlp.definition import ttt_mlp_definition
-from vision_ttt.ops.ttt_mlp.dual import checkpoint_interval, num_checkpoints
-from vision_ttt.ops.ttt_mlp.scan import ttt_mlp_scan
-from vision_ttt.ops.ttt_mlp.state import MLPState, ttt_mlp_mini_batch
 
-INITIAL = ("w1", "b1", "w2", "b2")
-"""The initial state among the arguments."""
-
-
-def _products(tokens: int, dim: int, hidden: int, wide: int, narrow: int = 0) -> int:
-    """FLOPs of ``wide`` products n·d·h, and ``narrow`` ones n·n·d and n·n·h each."""
-    return 2 * tokens * (wide * dim * hidden + narrow * tokens * (dim + hidden))
-
-
-def ttt_mlp_flops(shapes: Inputs) -> int:
-    """28 T d² + 10 b T d multiply-adds per head, for a hidden width of 4 d."""
-    batch, length, heads, dim = shapes.q
-    sizes = [stop - start for start, stop in mini_batches(length, shapes.mini_batch_size)]
-    return batch * heads * sum(_products(n, dim, shapes.w1[-1], wide=7, narrow=2) for n in sizes)
-
-
-def ttt_mlp_backward_flops(shapes: Inputs) -> int:
-    """FLOPs of every mini-batch's products, of their derivatives and of the state's replay."""
-    batch, length, heads, dim = shapes.q
-    hidden, mini_batch_size = shapes.w1[-1], shapes.mini_batch_size
-    sizes = [stop - start for start, stop in mini_batches(length, mini_batch_size)]
-    interval = checkpoint_interval(dim, mini_batch_size)
-    replayed = [n for i, n in enumerate(sizes[:-1]) if (i + 1) % interval]
-    total = sum(_products(n, dim, hidden, wide=19, narrow=6) for n in sizes)
-    total += sum(_products(n, dim, hidden, wide=5) for n in replayed)
-    return batch * heads * total
-
-
-def ttt_mlp_part_flops(shapes: Inputs) -> int:
-    """FLOPs of a part of a mini-batch, which also reads and adds to the sums: 9 n d h + …."""
-    batch, length, heads, dim = shapes.q
-    return batch * heads * _products(length, dim, shapes.w1[-1], wide=9, narrow=2)
-
-
-OP = learner_op(
-    "ttt_mlp",
-    Inputs,
-    CONTRACTS,
-    ttt_mlp_definition,
-    {"cpu": cpu.BACKEND, "dual": dual.BACKEND},
-    state=INITIAL,
-    num_checkpoints=num_checkpoints,
-    exported=ttt_mlp_scan,
-    flops=ttt_mlp_flops,
-    backward_flops=ttt_mlp_backward_flops,
-)
-PART = LearnerPart(OP, cpu.Call, CONTRACTS.part, INITIAL, ttt_mlp_mini_batch, ttt_mlp_part_flops)
+OP = learner_op("ttt_mlp", Inputs, CONTRACTS, ttt_mlp_definition, {})
+PART = learner_part(OP, CONTRACTS.part)
 
 
 @overload
@@ -135,10 +85,9 @@ def ttt_mlp(
 ) -> Tensor | tuple[Tensor, MLPState]:
     """Mini-batch gradient descent on a two-layer inner model, along the tokens of each head.
 
-    The tokens of a head are a dataset: k_t the input (training view), v_t the target (label view),
-    q_t the input of the trained model (test view). With θ = (w1, b1, w2, b2) and θ' its value
-    before the current mini-batch, s ≤ t its tokens so far (TTT, Eq. 4-6 and Sec. 2.7; row
-    vectors)::
+    It is :func:`vision_ttt.ops.ttt_linear` with another inner model. With θ = (w1, b1, w2, b2) and
+    θ' its value before the current mini-batch, s ≤ t its tokens so far (TTT, Eq. 4-6 and Sec. 2.7;
+    row vectors)::
 
         θ_t = θ' − p_t Σ_{s≤t} η_s ∂/∂θ' ½‖f(k_s; θ') − v_s‖²
         o_t = f(q_t; θ_t)
@@ -147,31 +96,14 @@ def ttt_mlp(
     f(x) = GELU(x w1 + b1) w2 + b2 without. The papers' loss has no ½: their η is ``eta / 2``.
 
     Args:
-        q, k, v: test, training and label views [B, T, H, d], all float32, bfloat16, float16 or
-            float64; any strides with a contiguous last axis.
-        eta: inner learning rate of each token's gradient [B, T, H], ≥ 0.
-        w1, b1: initial hidden layer [H, d, 4d] and [H, 4d], or with a
-            leading B.
+        q, k, v, eta: as of ``ttt_linear``.
+        w1, b1: initial hidden layer [H, d, 4d] and [H, 4d], or with a leading B.
         w2, b2: initial output layer [H, 4d, d] and [H, d], or with a leading B.
-        ln_weight, ln_bias: inner LayerNorm [H, d], or both None for no norm and no residual.
-        mini_batch_size: tokens per gradient step, b ≥ 1. The last mini-batch may be short;
-            b ≥ T is batch gradient descent, b = 1 online.
-        position_scale: p_j [b], or [H, b] per head, multiplies the summed update that the j-th
-            token of a mini-batch sees; None for all ones. A short mini-batch of n tokens uses
-            p_1 … p_n.
-        reverse_heads: the last this-many heads scan the tokens from T to 1.
-        eps: added to the inner norm's variance.
-        state: where an earlier call has left the sequence, after any token; this call's tokens are
-            the next ones, and the initial state is not used. Both calls together return what one
-            call on all tokens does, and differentiate as it does.
-        lengths: tokens of each sequence in this call [B], whole numbers; the state is the one
-            after the last of them. What is behind them is padding: its values, NaN or not, are not
-            read, its outputs and gradients are 0. None: T. With ``reverse_heads`` there are none.
-        return_state: return ``(o, state)``, a :class:`MLPState` after the last token.
+        ln_weight, ln_bias, mini_batch_size, position_scale, reverse_heads, eps, lengths: as of
+            ``ttt_linear``.
+        state, return_state: as of ``ttt_linear``; a state is a :class:`MLPState`.
         backend: "cpu" (compiled kernels), "dual" (PyTorch's matrix products, any device) or
-            "reference" (primal form, differentiated by autograd). None selects the fastest that
-            supports the call, and the reference under torch.func transforms and forward-mode
-            derivatives. See :func:`vision_ttt.ops.use_backend`.
+            "reference" (primal form, differentiated by autograd). None as of ``ttt_linear``.
 
     Returns:
         o [B, T, H, d] in q's dtype; with ``return_state`` also the state, each tensor with a
@@ -179,21 +111,12 @@ def ttt_mlp(
         second derivative (``create_graph=True``) is the definition's, with a state per token.
 
     Raises:
-        TypeError: a dtype or type is not among those above.
-        ValueError: a tensor's shape or device does not fit, the state's included, its storage has
-            been freed, or the requested backend is unknown or does not support the call.
+        TypeError, ValueError: as ``ttt_linear``.
     """
     tensors = (q, k, v, eta, w1, b1, w2, b2, ln_weight, ln_bias, position_scale)
     inputs = Inputs(*tensors, mini_batch_size, reverse_heads, eps)
     return run_learner(
-        OP,
-        inputs,
-        INITIAL,
-        MLPState,
-        CONTRACTS.state,
-        state,
-        PART,
-        backend,
+        *(OP, PART, CONTRACTS.state, MLPState, inputs, state, backend),
         return_state=return_state,
         lengths=lengths,
     )

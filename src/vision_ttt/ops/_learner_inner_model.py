@@ -1,18 +1,25 @@
-"""The inner model f and the gradient of its loss in closed form, with the derivative of both.
+"""The inner models of the learner ops, and the gradients of their losses in closed form.
 
-    f(x) = x + LN(z) with z = x W + b, or f(x) = z without inner norm
+    f(x) = x + LN(z) with z = x W + b, or f(x) = z without inner norm                TTT-Linear
+    the same with z = GELU(x W1 + b1) W2 + b2                                        TTT-MLP
     loss = 1/2 ||f(k) - v||²
 
-Shapes: x, z, k, v [B, H, n, d]; the norm's weight and bias [H, 1, d]. This folder's README derives
-the formulas, and tests compare them with automatic differentiation of the loss.
+Shapes: x, z, k, v [B, H, n, d]; the norm's weight and bias [H, 1, d]. The READMEs of both ops
+derive the formulas, and tests compare them with automatic differentiation of the loss.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+_FREQUENCY = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715
 
 
 class InnerNorm(NamedTuple):
@@ -117,3 +124,61 @@ def inner_gradient_backward(
     grad_z = inverse_std * (remove_norm_directions(grad_x_hat, x_hat) - through_std)
     grad_weight = (grad_u * error + grad_error * x_hat).sum((0, 2))
     return GradientBackward(grad_z, grad_error, -grad_error, grad_weight, grad_error.sum((0, 2)))
+
+
+def gelu(z: Tensor) -> Tensor:
+    """σ(z) = z/2 (1 + tanh u) with u = √(2/π) (z + 0.044715 z³)."""
+    return F.gelu(z, approximate="tanh")
+
+
+def _tanh_and_slope(z: Tensor) -> tuple[Tensor, Tensor]:
+    """t = tanh u and u' = √(2/π) (1 + 3 · 0.044715 z²)."""
+    square = z.square()
+    t = torch.tanh(_FREQUENCY * z * (1 + _CUBIC * square))
+    return t, _FREQUENCY * (1 + 3 * _CUBIC * square)
+
+
+def gelu_derivative(z: Tensor) -> Tensor:
+    """σ'(z) = (1 + t)/2 + z/2 (1 − t²) u'."""
+    t, slope = _tanh_and_slope(z)
+    return 0.5 * (1 + t) + 0.5 * z * (1 - t.square()) * slope
+
+
+def gelu_second_derivative(z: Tensor) -> Tensor:
+    """σ''(z) = (1 − t²) (u' + z/2 u'' − z t u'²), with u'' = 6 · 0.044715 √(2/π) z."""
+    t, slope = _tanh_and_slope(z)
+    bend = 6 * _CUBIC * _FREQUENCY * z
+    return (1 - t.square()) * (slope + 0.5 * z * bend - z * t * slope.square())
+
+
+def layers_of(state: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """W [B, H, i, j] and b [B, H, 1, j] of each layer; a state has b [B, H, j]."""
+    return [(w, b.unsqueeze(-2)) for w, b in zip(state[::2], state[1::2], strict=True)]
+
+
+class InnerStep(NamedTuple):
+    """One pass forward and back through the inner model on training views k and labels v.
+
+    A tensor for each layer: its input x, its output z and the gradient g of each token's loss with
+    respect to z. ``e`` is the gradient with respect to x, of the layers behind the first.
+    """
+
+    x: list[Tensor]
+    z: list[Tensor]
+    g: list[Tensor]
+    e: list[Tensor]
+
+
+def inner_step(
+    k: Tensor, v: Tensor, layers: Sequence[tuple[Tensor, Tensor]], norm: InnerNorm | None
+) -> InnerStep:
+    """The gradients of every token's loss, all at the same state, of :func:`layers_of`."""
+    x, z = [], []
+    for w, b in layers:
+        x.append(gelu(z[-1]) if z else k)
+        z.append(x[-1] @ w + b)
+    g, e = [inner_gradient(z[-1], k, v, norm)], []
+    for (w, _), before in zip(reversed(layers[1:]), reversed(z[:-1]), strict=True):
+        e.insert(0, g[0] @ w.transpose(-1, -2))
+        g.insert(0, e[0] * gelu_derivative(before))
+    return InnerStep(x, z, g, e)
