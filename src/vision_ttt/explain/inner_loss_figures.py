@@ -30,7 +30,7 @@ _FADED = 0.25
 def inner_loss_course_figure(
     courses: Mapping[str, LossCourse], *, window: int | None = None, title: str = ""
 ) -> Figure:
-    """Inner loss at three states along the scan, a panel for each layer (TTT, Figs. 4 and 5).
+    """Inner loss at three states along the scan, a panel for each layer (TTT, Figs. 5 and 17).
 
     A token's loss at the initial state, at the state before its step and after it. The gap between
     the first two is what the learner has learnt from the tokens before, that between the last two

@@ -8,6 +8,7 @@ from vision_ttt.layers.extra_tokens import ExtraTokens
 from vision_ttt.layers.functional_learner import FunctionalLearner
 from vision_ttt.layers.gated_norm import GatedNorm, TanhGatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner
+from vision_ttt.layers.linear_attention import LinearAttention
 from vision_ttt.layers.linear_learner import LinearLearner
 from vision_ttt.layers.mamba import BidirectionalMamba, MambaBlock
 from vision_ttt.layers.mamba_mixer import Mamba, MambaState
@@ -32,6 +33,7 @@ __all__ = [
     "VitttMixer",
     "InnerLearner",
     "LinearLearner",
+    "LinearAttention",
     "MLPLearner",
     "MiniBatchRotary",
     "FunctionalLearner",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from vision_ttt.layers.inner_learner import InnerLearner
@@ -22,8 +24,7 @@ class LinearLearner(InnerLearner):
         *,
         mini_batch_size: int = 16,
         directions: int = 1,
-        learnable_states: int | None = None,
-        eps: float = 1e-6,
+        **options: Any,
     ) -> None:
         super().__init__(
             {"w0": (head_dim, head_dim), "b0": (head_dim,)},
@@ -31,8 +32,7 @@ class LinearLearner(InnerLearner):
             head_dim,
             mini_batch_size=mini_batch_size,
             directions=directions,
-            learnable_states=learnable_states,
-            eps=eps,
+            **options,
         )
 
     def forward(

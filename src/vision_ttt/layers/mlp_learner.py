@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from vision_ttt.layers.inner_learner import InnerLearner
@@ -23,8 +25,7 @@ class MLPLearner(InnerLearner):
         *,
         mini_batch_size: int = 16,
         directions: int = 1,
-        learnable_states: int | None = None,
-        eps: float = 1e-6,
+        **options: Any,
     ) -> None:
         hidden = 4 * head_dim
         super().__init__(
@@ -38,8 +39,7 @@ class MLPLearner(InnerLearner):
             head_dim,
             mini_batch_size=mini_batch_size,
             directions=directions,
-            learnable_states=learnable_states,
-            eps=eps,
+            **options,
         )
 
     def forward(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.mlp_learner import MLPLearner
 from vision_ttt.layers.ttt_layer import TTTLayer
 
@@ -19,14 +19,11 @@ class TTTMLP(TTTLayer):
         dim: D.
         num_heads: H; D must be a multiple of it.
         mini_batch_size: tokens per gradient step, b.
-        bidirectional: also scan from T to 1, with separate parameters (dual datasets, Sec. 4.3).
-        share_qk: project q and k by the same weights.
-        conv_kernel_size: taps of the Conv1d on q and on k; 0 for none.
-        gate: multiply by GELU(Linear_g(x)) before the output projection.
-        learnable_states: see :class:`MLPLearner`; one per direction by default.
+        learnable_states, state_std, inner_norm: as of :class:`InnerLearner`.
         base_learning_rate: η_base, 0.1 in the TTT paper, which warms it up linearly over the first
             tenth of training (Appendix C): see :func:`warm_up_inner_rates`.
-        merge, rotary: as of :class:`TTTLayer`.
+        options: as of :class:`TTTLayer`. Without ``learned_rates`` updates are not scaled by
+            position, either.
 
     Raises:
         ValueError: D is not a multiple of H, or an argument is out of its range.
@@ -41,27 +38,21 @@ class TTTMLP(TTTLayer):
         num_heads: int,
         *,
         mini_batch_size: int = 16,
-        bidirectional: bool = False,
-        share_qk: bool = False,
-        conv_kernel_size: int = 0,
-        gate: bool = False,
         learnable_states: int | None = None,
+        state_std: float = 0.02,
+        inner_norm: bool = True,
         base_learning_rate: float = 0.1,
-        merge: type[GatedNorm] = GatedNorm,
-        rotary: nn.Module | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            dim,
-            num_heads,
-            partial(MLPLearner, mini_batch_size=mini_batch_size, learnable_states=learnable_states),
-            bidirectional=bidirectional,
-            share_qk=share_qk,
-            conv_kernel_size=conv_kernel_size,
-            gate=gate,
-            base_learning_rate=base_learning_rate,
-            merge=merge,
-            rotary=rotary,
+        learner = partial(
+            MLPLearner,
+            mini_batch_size=mini_batch_size,
+            learnable_states=learnable_states,
+            state_std=state_std,
+            inner_norm=inner_norm,
+            scaled=options.get("learned_rates", True),
         )
+        super().__init__(dim, num_heads, learner, base_learning_rate=base_learning_rate, **options)
         # A tensor, so that a change of its value does not compile again. Not saved: a trained model
         # runs at its full rate.
         self.register_buffer("warmup", torch.ones((), dtype=torch.float32), persistent=False)
@@ -70,9 +61,9 @@ class TTTMLP(TTTLayer):
         """Set the buffer that state dicts lack; timm calls it for models made on ``meta``."""
         self.warmup.fill_(1)
 
-    def rates(self, logits: Tensor) -> Tensor:
-        """η = warm-up · η_base σ(logits) / d."""
-        return super().rates(logits) * self.warmup
+    def _scaled(self, rates: Tensor) -> Tensor:
+        """The rates of the layer, times the warm-up."""
+        return super()._scaled(rates) * self.warmup
 
 
 @torch.no_grad()
