@@ -123,7 +123,8 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
 def layer_name(name: str) -> str:
     """A layer's name in a panel's title: of ``blocks.3.mixer.ttt`` "block 4"."""
     parts = name.split(".")
-    place = parts.index("blocks") if "blocks" in parts[:-1] else -1
+    places = [i for i, part in enumerate(parts[:-1]) if part in ("blocks", "layers")]
+    place = places[0] if places else -1
     if place < 0 or not parts[place + 1].isdecimal():
         return name
     stage = f"stage {int(parts[1]) + 1}, " if parts[0] == "stages" else ""

@@ -44,6 +44,7 @@ _EPILOG = """Examples:
 
   vision-ttt explain gradient-map runs/digits/best.safetensors sample:digit-0-4 --output figures
   vision-ttt explain inner-loss C.safetensors photo.jpg FOLDER --random --output figures
+  vision-ttt explain inner-loss runs/text/last.safetensors --window 10 --output figures
   vision-ttt explain receptive-field vittt_tiny_patch16_224 deit_tiny_patch16_224 FOLDER \\
       --names Vittt DeiT --limit 64 --output figures
   vision-ttt explain gradient-map C.safetensors sample:flower --shorter-side 448 --output figures
@@ -120,7 +121,8 @@ def check(arguments: jsonargparse.Namespace) -> None:
             name_and_arguments(model)
     if not models:
         raise UserError(f"no model is given, only images ({shortened(images[0])}, …)")
-    if not images:
+    only_checkpoints = all(model.endswith(WEIGHTS) for model in models)
+    if not images and not (arguments.what == "inner-loss" and only_checkpoints):
         raise UserError(f"no image is given, only models ({shortened(models[0])}, …)")
     for image in images:
         if not image.startswith(SAMPLE):
@@ -189,7 +191,8 @@ def _add_common(parser: CommandParser) -> None:
         "given",
         type=str,
         nargs="+",
-        help="models or checkpoints, then image files, folders, or sample:NAME; see below",
+        help="models or checkpoints, then image files, folders, or sample:NAME; see below. Language"
+        " models are shown their test documents, by inner-loss, and need no images",
     )
     parser.add_argument("--output", type=str, required=True, help="folder to write into")
     parser.add_argument(
@@ -214,7 +217,11 @@ def _add_common(parser: CommandParser) -> None:
         help="use whole images with a shorter side of so many pixels; null: as in tests",
     )
     parser.add_argument(
-        "--limit", type=int | None, default=None, help="number of images, the first ones; null: all"
+        "--limit",
+        type=int | None,
+        default=None,
+        help="number of images, or of sequences of a language model, the first ones; null: all"
+        " images, 16 sequences",
     )
     parser.add_argument("--batch_size", type=int, default=8, help="images at once")
     parser.add_argument(
