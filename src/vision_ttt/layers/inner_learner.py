@@ -94,7 +94,7 @@ class InnerLearner(nn.Module, ABC):
         """Draw the initial state and set the other parameters to their neutral values."""
         for name in self.state_names:
             x = getattr(self, name)
-            if x.ndim > 2:  # [heads, i, j]
+            if x.ndim > 2 and self.state_std:  # [heads, i, j]; zeros draw no random numbers
                 nn.init.normal_(x, std=self.state_std)
             else:
                 nn.init.zeros_(x)
