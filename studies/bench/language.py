@@ -174,11 +174,12 @@ def _case(size: TTTConfig) -> str:
 
 def remarks(rows: Sequence[Row]) -> list[str]:
     """Sentences on how each row compares with the first other model's, and on their memory."""
-    found = []
+    found = throughputs(rows)
     for row in rows:
-        beside = (row.measured, row.tokens, row.run)
+        beside = (row.measured, row.tokens, row.batch_size, row.run)
         for other in rows:
-            if other is row or (other.measured, other.tokens, other.run) != beside:
+            same = (other.measured, other.tokens, other.batch_size, other.run) == beside
+            if other is row or not same:
                 continue
             if None in (row.seconds, other.seconds) or not row.contender.startswith("ttt"):
                 continue
@@ -192,6 +193,29 @@ def remarks(rows: Sequence[Row]) -> list[str]:
                 share = row.held_bytes / other.held_bytes
                 sentence += f", its state {share:.2%} of the other's cache"
             found.append(sentence)
+    return found
+
+
+def throughputs(rows: Sequence[Row]) -> list[str]:
+    """Sentences on the most tokens per second of each contender, where it ran several batches."""
+    groups: dict[tuple[str, str, int | None], list[Row]] = {}
+    for row in rows:
+        if row.seconds is not None:
+            groups.setdefault((row.contender, row.measured, row.tokens), []).append(row)
+    found = []
+    for (contender, measured, tokens), own in groups.items():
+        if len({row.batch_size for row in own}) < 2:
+            continue
+        per_call = 1 if measured == DECODE else tokens
+
+        def rate(row: Row, per_call: int = per_call) -> float:
+            return row.batch_size * per_call / row.seconds
+
+        best = max(own, key=rate)
+        found.append(
+            f"{contender}, {measured}, {tokens:,} tokens: {rate(best):,.0f} tokens per second at "
+            f"batch {best.batch_size}, the largest measured {max(r.batch_size for r in own)}"
+        )
     return found
 
 

@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    StaticCache,
+)
 
 from studies.bench.names import LANGUAGE_MODELS, LANGUAGE_VARIANTS
 from vision_ttt.acceleration.training import use_composite_ops
@@ -18,6 +24,7 @@ from vision_ttt.bench.runtimes import pack
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.language import TTTCache, TTTConfig, TTTForCausalLM
 from vision_ttt.ops import states, use_backend
+from vision_ttt.tasks.language.next_tokens import scans_as_one_op
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,12 @@ class LanguageContender:
         """The model with random weights, as large as another one's configuration says."""
         if self.name == "llama":
             return LlamaForCausalLM(_llama(size))
+        if self.name == "mamba":
+            own = sizes_of(size)
+            names = ("vocab_size", "hidden_size", "tie_word_embeddings")
+            layers = 2 * own["num_hidden_layers"]  # one of its blocks stands for mixer or MLP
+            kept = {name: own[name] for name in names}
+            return MambaForCausalLM(MambaConfig(**kept, num_hidden_layers=layers))
         layer, _, backbone = self.name.removeprefix("ttt-").partition("-")
         like = TTTConfig.of_size("125m", layer=layer, backbone=backbone or "transformer")
         kind = ("ttt_layer_type", "ttt_base_lr", "use_gate", "share_qk", "pre_conv")
@@ -53,6 +66,8 @@ class LanguageContender:
 
     def ops(self) -> AbstractContextManager[None]:
         """The backends of its ops, in whose context its calls run."""
+        if self.name == "mamba":
+            return scans_as_one_op()
         return use_backend("dual") if self.variant == "dual" else nullcontext()
 
     def read(
@@ -125,7 +140,9 @@ def cache_bytes(cache: Any) -> int:
 def _tensors(cache: Any) -> Iterator[Tensor]:
     if not isinstance(cache, TTTCache):
         for layer in cache.layers:
-            yield from (layer.keys, layer.values)
+            for value in vars(layer).values():
+                several = value.values() if isinstance(value, dict) else [value]
+                yield from (x for x in several if isinstance(x, Tensor))
         return
     found: list[Tensor] = []
     for block in cache.blocks:

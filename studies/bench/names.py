@@ -12,6 +12,7 @@ LANGUAGE_MODELS = {
     "ttt-linear-mamba": "TTT-Linear in the Mamba backbone",
     "ttt-mlp-mamba": "TTT-MLP in the Mamba backbone",
     "llama": "transformers' Llama of the same widths, depth and heads",
+    "mamba": "transformers' Mamba of the same width, with twice the blocks",
 }
 """Language models → their description."""
 
@@ -21,6 +22,7 @@ LANGUAGE_VARIANTS = {
     "ttt-linear-mamba": ("for_inference", "for_training", "dual"),
     "ttt-mlp-mamba": ("for_inference", "for_training", "dual"),
     "llama": ("for_inference", "static"),
+    "mamba": (),
 }
 """Language models → what a label may have after a colon.
 

@@ -70,20 +70,25 @@ def _language(arguments: jsonargparse.Namespace) -> int:
     size = TTTConfig.of_size(arguments.size, vocab_size=arguments.vocab_size, **layers)
     names = ("contexts", "decode_contexts", "train_contexts")
     lengths = {name: list(dict.fromkeys(arguments[name])) for name in names}
-    settings = settings_of(arguments, arguments.batch_size)
+    batches = list(dict.fromkeys(arguments.batch_size))
+    settings = settings_of(arguments, batches[0])
+    steps = language.steps_of_language(readers, learners, list(lengths.values()), settings.repeats)
     measure_and_show(
         arguments,
         settings,
-        language.steps_of_language(readers, learners, list(lengths.values()), settings.repeats),
-        lambda run, advance: language.measure_language(
-            readers,
-            learners,
-            size,
-            settings,
-            run,
-            decode_tokens=arguments.decode_tokens,
-            advance=advance,
-            **lengths,
+        steps * len(batches),
+        lambda run, advance: itertools.chain.from_iterable(
+            language.measure_language(
+                readers,
+                learners,
+                size,
+                settings_of(arguments, batch),
+                run,
+                decode_tokens=arguments.decode_tokens,
+                advance=advance,
+                **lengths,
+            )
+            for batch in batches
         ),
         language.remarks,
     )

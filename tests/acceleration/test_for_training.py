@@ -215,6 +215,10 @@ UNSUPPORTED = {
         lambda: make_layer(rotary=MiniBatchRotary(32, 16)),
         "the model (it rotates q and k)",
     ),
+    "constant rates": (
+        lambda: make_layer(learned_rates=False),
+        "the model (its rates are not learned, or its inner models have no norm)",
+    ),
     "hook": (lambda: _hooked(make_layer(), "learner"), "the model (learner has a hook)"),
     "some": (
         lambda: nn.Sequential(*(make_block() for _ in range(3)), _hooked(make_block(), "mlp.fc1")),

@@ -38,10 +38,10 @@ def test_parameters_of_the_published_sizes(backbone):
 
 def test_the_keys_of_a_released_config():
     _, keys, _ = read("ttt_lm_mlp_mamba")
-    released = {**keys, "architectures": ["TTTForCausalLM"], "torch_dtype": "float32", "custom": 3}
+    given = {"architectures": ["TTTForCausalLM"], "torch_dtype": "float32", "top_k": 50}
+    released = {**keys, **given, "_commit_hash": "0"}
     config = TTTConfig(**released)
     assert {key: getattr(config, key) for key in keys} == keys
-    assert config.custom == 3
     assert config.dtype == torch.float32
 
 
@@ -63,11 +63,15 @@ def test_a_saved_configuration(tmp_path):
         ({"vocab_size": 1.5}, TypeError, "vocab_size must be a whole number, got 1.5"),
         ({"use_gate": "yes"}, TypeError, "use_gate must be True or False, got 'yes'"),
         ({"rms_norm_eps": 0.0}, ValueError, "rms_norm_eps must be positive, got 0"),
-        ({"ttt_base_lr": None}, TypeError, "ttt_base_lr must be a number, got None"),
-        ({"ttt_layer_type": "conv"}, ValueError, "must be 'linear' or 'mlp', got 'conv'"),
+        ({"ttt_base_lr": "1"}, TypeError, "ttt_base_lr must be a number, got '1'"),
+        ({"ttt_layer_type": "conv"}, ValueError, "must be 'linear' or 'mlp' or .*, got 'conv'"),
         ({"hidden_act": "gelu"}, ValueError, "hidden_act must be 'silu', got 'gelu'"),
         ({"pretraining_tp": 2}, ValueError, "pretraining_tp must be 1, got 2"),
-        ({"hiden_size": 64}, ValueError, "no hiden_size: is hidden_size meant"),
+        ({"hiden_size": 64}, ValueError, "no hiden_size; nearest: hidden_size"),
+        ({"custom": 3}, ValueError, "TTTConfig has no custom; nearest: "),
+        ({"learnable_w0": 0}, TypeError, "learnable_w0 must be True or False, got 0"),
+        ({"learnable_w0": False, "ttt_layer_type": "mlp"}, ValueError, "at 0 an MLP has no"),
+        ({"ttt_layer_type": "linear_attention"}, ValueError, "must be False with linear_attention"),
     ],
 )
 def test_wrong_values(wrong, kind, told):
@@ -86,6 +90,14 @@ def test_no_code_of_a_hub(tmp_path):
     config.auto_map["AutoModel"] = "module.Class"
     config.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).auto_map == {"AutoModel": "module.Class"}
+
+
+def test_base_rates_are_the_papers(tmp_path):
+    assert TTTConfig().ttt_base_lr == 1.0
+    assert TTTConfig(ttt_layer_type="mlp").ttt_base_lr == 0.1
+    config = TTTConfig(ttt_layer_type="mlp", ttt_base_lr=1.0)
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).ttt_base_lr == 1.0
 
 
 def test_keys_of_transformers_are_no_misspelt_ones():

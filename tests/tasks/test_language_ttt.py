@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,11 +11,12 @@ from vision_ttt.acceleration.composite_linear import CompositeLinear
 from vision_ttt.cli.main import main
 from vision_ttt.engine import train
 from vision_ttt.engine.optimisation import make_optimizer
-from vision_ttt.explain import trace_layers
+from vision_ttt.explain import inner_loss_course, trace_layers
 from vision_ttt.layers import InnerLearner
 from vision_ttt.ops import ttt_linear
 from vision_ttt.recipes import load, resolve
 from vision_ttt.tasks import load_model
+from vision_ttt.tasks.language import LanguageSection
 from vision_ttt.tasks.language.models import build_language_model
 from vision_ttt.tasks.language.packing import Packed, Sequences
 from vision_ttt.tasks.language.report import inner_losses_along
@@ -137,3 +139,16 @@ def test_the_page_shows_inner_losses(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert told["bits_per_byte"] == pytest.approx(metrics["test_bits_per_byte"], rel=1e-5)
     assert main(["generate", weights, "--prompt", "so ", "--max-new-tokens", "9"]) == 0
     assert capsys.readouterr().out.startswith("so ")
+    explain = ["explain", "inner-loss", weights, "--output", str(tmp_path / "figures")]
+    assert main([*explain, "--limit", "3", "--batch-size", "2"]) == 0
+    model, metadata = load_model(weights, task="language")
+    task = LanguageSection.reopen(metadata, {}, part="test", precision="float32", num_workers=0)
+    tokens = torch.stack([task.test_set[index][0] for index in range(3)])
+    found = np.load(tmp_path / "figures" / "inner-loss.npz", allow_pickle=False)
+    for layer, course in inner_loss_course(model, tokens).items():
+        for name, values in course._asdict().items():
+            expected = torch.from_numpy(found[f"run/{layer}/{name}"])
+            torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
+    capsys.readouterr()
+    assert main([*explain[:3], "sample:digit-1", *explain[3:], "--overwrite"]) == 2
+    assert "run is a language model and shown its test documents" in capsys.readouterr().err

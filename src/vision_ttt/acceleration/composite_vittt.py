@@ -46,6 +46,8 @@ class CompositeTTTLinear(TTTLinear):
         require(layer.merge, "merge", GatedNorm)
         if layer.rotary is not None:
             raise UnsupportedPart("it rotates q and k")
+        if layer.rate_proj is None or layer.learner.norm_weight is None:
+            raise UnsupportedPart("its rates are not learned, or its inner models have no norm")
 
     def forward(
         self,

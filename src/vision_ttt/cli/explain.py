@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonargparse
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vision_ttt import tasks
 from vision_ttt.cli.arguments.explain import (
@@ -32,6 +32,9 @@ from vision_ttt.explain.saving import FORMATS, save_arrays, save_figure
 from vision_ttt.file_kinds import as_text
 from vision_ttt.tasks.images.backbones import ViewError, checkpoint_backbone, named_backbone
 
+_SEQUENCES = 16
+"""Of a language model's test documents that it is shown by default."""
+
 
 def run(arguments: jsonargparse.Namespace) -> int:
     """Look into each model on the images, and write figures and arrays of what is found."""
@@ -39,17 +42,18 @@ def run(arguments: jsonargparse.Namespace) -> int:
     models, given = split_models_and_images(arguments.given)
     images = _images(given)[: arguments.limit]
     subjects = _subjects(models, arguments)
+    shown = {subject.name: _shown(subject, images, arguments) for subject in subjects}
     kind = KINDS[arguments.what](arguments)
     folder = Path(arguments.output)
     console, errors = plain_console(), plain_console(stderr=True)
     found = {}
     with progress_on(errors) as progress:
-        bar = progress.add_task("", total=len(images) * len(subjects))
+        bar = progress.add_task("", total=sum(map(len, shown.values())))
         for subject in subjects:
             progress.update(bar, description=subject.name)
             subject.backbone.around.to(device)
             parts: list[Part] = []
-            for batch in _batches(subject, images, arguments.batch_size, device):
+            for batch in _batches(subject, shown[subject.name], arguments.batch_size, device):
                 parts.append(_looked_at(kind, subject, batch, parts))
                 progress.advance(bar, len(batch.names))
             subject.backbone.around.cpu()
@@ -67,14 +71,15 @@ def run(arguments: jsonargparse.Namespace) -> int:
         console.say(line)
     for name in drawn:
         console.say(f"{folder / name}: {', '.join(FORMATS)}")
-    console.say(f"{saved}: all arrays (models: {len(found)}, images: {len(images)})")
+    what, count = "images" if images else "sequences", max(map(len, shown.values()))
+    console.say(f"{saved}: all arrays (models: {len(found)}, {what}: {count})")
     return 0
 
 
 def _looked_at(kind: Kind, subject: Subject, batch: Batch, former: Sequence[Part]) -> Part:
     """What is found on a batch, beside the batch."""
     if kind.one_size and former:
-        sizes = [tuple(each.images.shape[-2:]) for each in (former[0][0], batch)]
+        sizes = [tuple(each.images.shape[2:]) for each in (former[0][0], batch)]
         if sizes[0] != sizes[1]:
             listed = " and ".join(f"{height} × {width}" for height, width in sizes)
             raise UserError(
@@ -121,6 +126,29 @@ def _batches(
     yield Batch(names, torch.stack(prepared).to(device))
 
 
+def _shown(
+    subject: Subject, images: Sequence[NamedImage], arguments: jsonargparse.Namespace
+) -> Sequence[NamedImage]:
+    """What a model is shown: the images, or a language model's own test documents.
+
+    Raises:
+        UserError: there are no images and it is no language model, or the other way round.
+    """
+    is_language = subject.metadata is not None and subject.metadata.task["name"] == "language"
+    if is_language == bool(images):
+        raise UserError(
+            f"{subject.name} is a language model and shown its test documents; give no images"
+            if is_language
+            else f"no image is given for {subject.name}"
+        )
+    if not is_language:
+        return images
+    from vision_ttt.tasks.language.explained import test_sequences
+
+    opened = test_sequences(subject.metadata, arguments.limit or _SEQUENCES)
+    return [NamedImage(f"sequence-{index}", each) for index, each in enumerate(opened)]
+
+
 def _images(given: Sequence[str]) -> list[NamedImage]:
     """The pictures that are given, each with a name of its own."""
     images = []
@@ -158,9 +186,9 @@ def _subjects(models: Sequence[str], arguments: jsonargparse.Namespace) -> list[
             with torch.random.fork_rng():
                 torch.manual_seed(arguments.seed)
                 untrained = tasks.find(metadata.task["name"]).rebuild(metadata).eval()
-            backbone = checkpoint_backbone(untrained, before, shorter_side=arguments.shorter_side)
+            backbone = _backbone(untrained, before, arguments.shorter_side)
             subjects.append(Subject(f"{name} untrained", backbone, before))
-        backbone = checkpoint_backbone(model, metadata, shorter_side=arguments.shorter_side)
+        backbone = _backbone(model, metadata, arguments.shorter_side)
         subjects.append(Subject(name, backbone, metadata))
         if len(subjects) > MOST_MODELS:
             raise UserError(
@@ -169,6 +197,15 @@ def _subjects(models: Sequence[str], arguments: jsonargparse.Namespace) -> list[
             )
     distinct = _distinct(subject.name for subject in subjects)
     return [each._replace(name=name) for each, name in zip(subjects, distinct, strict=True)]
+
+
+def _backbone(model: nn.Module, metadata: ModelMetadata, shorter_side: int | None) -> Any:
+    """What is looked into: a model's backbone of images, or a whole language model."""
+    if metadata.task["name"] == "language":
+        from vision_ttt.tasks.language.explained import ReadModel
+
+        return ReadModel(model)
+    return checkpoint_backbone(model, metadata, shorter_side=shorter_side)
 
 
 def _name(word: str) -> str:

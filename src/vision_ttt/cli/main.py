@@ -47,6 +47,7 @@ COMMANDS = {
         "vision_ttt.cli.explain", "draw gradient maps, receptive fields and inner losses"
     ),
     "sample": Command("vision_ttt.cli.sample", "generate images with a diffusion model"),
+    "tokenize": Command("vision_ttt.cli.tokenize", "write documents as tokens, for training"),
     "generate": Command("vision_ttt.cli.generate", "continue a text with a language model"),
     "models": Command("vision_ttt.cli.models", "list the models with parameters and MACs"),
     "convert": Command(

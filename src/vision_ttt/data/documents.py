@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import io
+import json
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from vision_ttt.data.shards import DatasetError
-from vision_ttt.errors import DamagedItem
-from vision_ttt.file_kinds import UnreadableFile, is_hidden, read_regular
+from vision_ttt.errors import DamagedItem, UserError
+from vision_ttt.extras import require
+from vision_ttt.file_kinds import UnreadableFile, check_regular, is_hidden, is_of_the_system
 
 STDLIB = "stdlib"
 """In place of a folder: the sources of the Python that runs."""
@@ -20,13 +24,15 @@ LEFT_OUT_FOLDERS = (
     *("idlelib", "lib2to3", "turtledemo", "ensurepip", "encodings", "pydoc_data"),
 )
 """Of the standard library: what others wrote, tests, applications, and files that are tables."""
-_LARGEST = 2**32  # bytes of a document, which is read whole
+_LARGEST = 2**40  # bytes of a file; more is none that a program wrote
+_PIECE = 2**22
+"""Bytes of a text file that are read at once; longer files come in pieces that end with a line."""
 LEFT_OUT_FILES = "_sysconfigdata"
 """What the names of its generated files begin with: they say how this machine is set up."""
 
 
 class DocumentError(DamagedItem):
-    """A document that cannot be read, or is no UTF-8 text."""
+    """A document that cannot be read, is no UTF-8 text, or has not the field that is asked for."""
 
 
 @dataclass(frozen=True)
@@ -57,23 +63,35 @@ class Documents:
         return self._those(n for n in self.names if n not in test), self._those(test)
 
     def read(self, name: str) -> str:
-        """Return the text of a document, its line ends as they are.
+        """Return the text of a file, its line ends as they are; see :meth:`pieces`."""
+        return "".join(piece for piece, _ in self.pieces(name))
+
+    def pieces(self, name: str, field: str = "text") -> Iterator[tuple[str, bool]]:
+        """Yield the texts in a file, each with whether a document ends behind it.
+
+        A file is a document, which comes in pieces where it is long. Of files .jsonl, .jsonl.zst
+        and .parquet each row is a document, the text in its field.
 
         Raises:
-            DocumentError: the file cannot be read, is too large, or is no UTF-8.
+            DocumentError: the file cannot be read, is no UTF-8, or a row has not the field.
+            MissingPackageError: .zst and .parquet need the extra corpora.
         """
         path = self.root / name
         try:
-            return read_regular(path, _LARGEST).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DocumentError(
-                f"document {path} is no UTF-8 text: byte {error.start} {error.reason}", str(path)
-            ) from error
+            check_regular(path, _LARGEST)
+            if is_of_the_system(path):
+                raise UnreadableFile(path, "it is the system's")
+            if name.endswith(".parquet"):
+                yield from _of_rows(path, _parquet_rows(path), field)
+            elif name.endswith((".jsonl", ".jsonl.zst")):
+                yield from _of_rows(path, _json_rows(path), field)
+            else:
+                yield from _of_text(path)
         except UnreadableFile as error:
             raise DocumentError(f"document {error}", str(path)) from error
         except OSError as error:
             raise DocumentError(
-                f"document {path} cannot be read: {error.strerror}", str(path)
+                f"document {path} cannot be read: {error.strerror or error}", str(path)
             ) from error
 
     def _those(self, names: Iterable[str]) -> Documents:
@@ -108,6 +126,65 @@ def find_documents(source: str, pattern: str) -> Documents:
         wanted = "sources" if is_stdlib else f"files of the pattern {pattern!r}"
         raise DatasetError(f"{root} holds no {wanted}")
     return Documents(root, tuple(sorted(names)))
+
+
+def _of_text(path: Path) -> Iterator[tuple[str, bool]]:
+    decoder, rest, done = codecs.getincrementaldecoder("utf-8")(), "", 0
+    with path.open("rb") as file:
+        while True:
+            block = file.read(_PIECE)
+            waiting = len(decoder.getstate()[0])
+            try:
+                rest += decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                place = done - waiting + error.start
+                raise DocumentError(
+                    f"document {path} is no UTF-8 text: byte {place} {error.reason}", str(path)
+                ) from error
+            if not block:
+                yield rest, True
+                return
+            done += len(block)
+            if len(block) == _PIECE:
+                cut = rest.rfind("\n") + 1 or len(rest)
+                yield rest[:cut], False
+                rest = rest[cut:]
+
+
+def _of_rows(path: Path, rows: Iterable[object], field: str) -> Iterator[tuple[str, bool]]:
+    number = 0
+    try:
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row, dict) or not isinstance(row.get(field), str):
+                raise DocumentError(
+                    f"document {path}, row {number}: no text in {field!r}", str(path)
+                )
+            yield row[field], True
+    except UserError:
+        raise
+    except Exception as error:  # what is no UTF-8 or no JSON; zstandard and pyarrow raise anything
+        raise DocumentError(f"document {path}, after row {number}: {error}", str(path)) from error
+
+
+def _json_rows(path: Path) -> Iterator[object]:
+    with path.open("rb") as file:
+        lines = file
+        if path.suffix == ".zst":
+            require("corpora", "reading .zst")
+            import zstandard
+
+            decompressor = zstandard.ZstdDecompressor()
+            lines = io.BufferedReader(
+                decompressor.stream_reader(file, read_across_frames=True), _PIECE
+            )
+        yield from (json.loads(line) for line in lines if line.strip())
+
+
+def _parquet_rows(path: Path) -> Iterable[object]:
+    require("corpora", "reading .parquet")
+    from datasets import Dataset
+
+    return Dataset.from_parquet(str(path), streaming=True)
 
 
 def _is_chosen(name: str) -> bool:

@@ -75,7 +75,8 @@ class EpochOrder(Sampler[int]):
             order = (order[:, None] + times).reshape(-1)
         taken = order[: self.batches * self.batch_size]
         batches = taken.reshape(-1, self.share.count, self.own_batch_size)
-        return iter(batches[self.skipped :, self.share.index].reshape(-1).tolist())
+        own = batches[self.skipped :, self.share.index].reshape(-1)
+        return map(int, own)  # a list would be several times as large
 
 
 class EvenOrder(Sampler[int]):

@@ -30,7 +30,7 @@ _FADED = 0.25
 def inner_loss_course_figure(
     courses: Mapping[str, LossCourse], *, window: int | None = None, title: str = ""
 ) -> Figure:
-    """Inner loss at three states along the scan, a panel for each layer (TTT, Figs. 4 and 5).
+    """Inner loss at three states along the scan, a panel for each layer (TTT, Figs. 5 and 17).
 
     A token's loss at the initial state, at the state before its step and after it. The gap between
     the first two is what the learner has learnt from the tokens before, that between the last two
@@ -111,7 +111,8 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
 def layer_name(name: str) -> str:
     """A layer's name in a panel's title: of ``blocks.3.mixer.ttt`` "block 4"."""
     parts = name.split(".")
-    place = parts.index("blocks") if "blocks" in parts[:-1] else -1
+    places = [i for i, part in enumerate(parts[:-1]) if part in ("blocks", "layers")]
+    place = places[0] if places else -1
     if place < 0 or not parts[place + 1].isdecimal():
         return name
     stage = f"stage {int(parts[1]) + 1}, " if parts[0] == "stages" else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -13,16 +14,30 @@ from vision_ttt.language.packing import Packing
 from vision_ttt.layers import (
     TTTMLP,
     DirectionalConv1d,
+    LinearAttention,
     MiniBatchRotary,
     SwiGLU,
     TanhGatedNorm,
+    TTTLayer,
     TTTLayerState,
     TTTLinear,
 )
 from vision_ttt.ops import states
 from vision_ttt.ops.padding import fill_padding, padding_of
 
-_LAYERS = {"linear": TTTLinear, "mlp": TTTMLP}
+
+def _ttt_layer(config: TTTConfig) -> Callable[..., TTTLayer]:
+    """The sequence modelling layer, but for (dim, heads) and what is the same of all kinds."""
+    size = config.mini_batch_size
+    if config.ttt_layer_type in ("linear", "mlp"):
+        return partial(
+            TTTLinear if config.ttt_layer_type == "linear" else TTTMLP,
+            mini_batch_size=size,
+            inner_norm=config.inner_norm,
+            **({} if config.learnable_w0 else {"learnable_states": 0, "state_std": 0.0}),
+        )
+    normalised = config.ttt_layer_type.startswith("normalised")
+    return partial(TTTLayer, learner=partial(LinearAttention, normalised=normalised, period=size))
 
 
 class TTTBlockState(NamedTuple):
@@ -58,15 +73,15 @@ class TTTBlock(GradientCheckpointingLayer):
             self.conv_norm = norm()
             self.conv = DirectionalConv1d(dim, config.conv_kernel)
         self.seq_norm = norm()
-        self.ttt = _LAYERS[config.ttt_layer_type](
+        self.ttt = _ttt_layer(config)(
             dim,
             heads,
-            mini_batch_size=config.mini_batch_size,
             share_qk=config.share_qk,
             conv_kernel_size=config.conv_kernel if config.share_qk else 0,
             gate=config.use_gate,
             merge=TanhGatedNorm,
             base_learning_rate=config.ttt_base_lr,
+            learned_rates=config.learnable_eta,
             rotary=MiniBatchRotary(dim // heads, config.mini_batch_size, config.rope_theta),
         )
         self.ffn_norm = norm()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any, ClassVar
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
+
+from vision_ttt.errors import nearest
 
 _SIZES = {
     "125m": (768, 2048, 12, 12),
@@ -19,11 +20,29 @@ _SIZES = {
 _BASE_RATES = {"linear": 1.0, "mlp": 0.1}
 """Inner model → ttt_base_lr (TTT, Sec. 2.7 and Appendix C)."""
 
+_ATTENTION = ("linear_attention", "normalised_linear_attention")
+"""What else a layer may have in the place of inner models (TTT, Table 1)."""
+
+_EARLIER_KEYS = frozenset(
+    (
+        *("torch_dtype", "torchscript", "pruned_heads", "tie_encoder_decoder", "is_decoder"),
+        *("use_bfloat16", "tf_legacy_loss", "finetuning_task", "tokenizer_class", "prefix"),
+        *("add_cross_attention", "cross_attention_hidden_size", "task_specific_params"),
+        *("num_labels", "name_or_path", "output_attentions", "attn_implementation"),
+        *("experts_implementation", "per_layer_config", "auto_map", "model_type"),
+        *("classifier_dropout", "hidden_dropout"),  # read by its heads
+    )
+)
+"""Keys that transformers, of this or an earlier version, gives to every configuration."""
+
 _COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "mini_batch_size", "conv_kernel", "max_position_embeddings"),
 )
-_SWITCHES = ("use_gate", "share_qk", "pre_conv", "tie_word_embeddings", "use_cache")
+_SWITCHES = (
+    *("use_gate", "share_qk", "pre_conv", "tie_word_embeddings", "use_cache"),
+    *("learnable_w0", "inner_norm", "learnable_eta"),
+)
 _POSITIVE = ("rms_norm_eps", "rope_theta", "ttt_base_lr", "initializer_range")
 
 
@@ -43,8 +62,15 @@ class TTTConfig(PreTrainedConfig):
         rms_norm_eps: of the RMSNorms; the inner norm and the norm after the inner model have 1e-6.
         rope_theta: base of the rotations within a mini-batch.
         mini_batch_size: tokens of an inner gradient step, b.
-        ttt_layer_type: the inner model, "linear" or "mlp".
-        ttt_base_lr: η_base.
+        ttt_layer_type: the inner model, "linear" or "mlp"; or "linear_attention" or
+            "normalised_linear_attention" (:class:`vision_ttt.layers.LinearAttention`), which need
+            the next two to be False.
+        learnable_w0: learn the initial state. False: it is 0, which only linear models support.
+        inner_norm: LN and residual connection in the inner model.
+        learnable_eta: compute the inner learning rate of each token, and scale the update that the
+            j-th token of a mini-batch sees by 1/j and a learned offset. False: the rate is η_base
+            / d, and no update is scaled.
+        ttt_base_lr: η_base. None: 0.1 for "mlp", 1 otherwise.
         use_gate: multiply the inner model's normalised output by GELU(Linear(x)).
         share_qk: project queries and keys by the same weights, each behind its own convolution.
         pre_conv: a residual convolution before each TTT layer.
@@ -59,11 +85,11 @@ class TTTConfig(PreTrainedConfig):
             by the ops.
         pad_token_id, bos_token_id, eos_token_id: of the tokenizer.
 
-    Further keys are kept as attributes, as transformers does.
+    Keys that transformers gives to every configuration are accepted, too.
 
     Raises:
         TypeError: a value has another type.
-        ValueError: a value is out of its range, or a key looks like a misspelt one of these.
+        ValueError: a value is out of its range, or a key is unknown.
     """
 
     model_type = "ttt"
@@ -79,7 +105,10 @@ class TTTConfig(PreTrainedConfig):
     rope_theta: float = 10_000.0
     mini_batch_size: int = 16
     ttt_layer_type: str = "linear"
-    ttt_base_lr: float = 1.0
+    learnable_w0: bool = True
+    inner_norm: bool = True
+    learnable_eta: bool = True
+    ttt_base_lr: float | None = None
     use_gate: bool = False
     share_qk: bool = False
     pre_conv: bool = False
@@ -95,11 +124,13 @@ class TTTConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
 
     def __post_init__(self, **further: Any) -> None:
-        # Only ours: those of transformers' have names alike, such as tie_encoder_decoder.
-        own = {field.name for field in dataclasses.fields(self)} & TTTConfig.__annotations__.keys()
-        for key in further:
-            if close := difflib.get_close_matches(key, own, n=1, cutoff=0.85):
-                raise ValueError(f"TTTConfig has no {key}: is {close[0]} meant?")
+        known = _EARLIER_KEYS | GenerationConfig().to_dict().keys()
+        for key in further.keys() - known:
+            if not key.startswith("_"):
+                own = {field.name for field in dataclasses.fields(self)}
+                raise ValueError(f"TTTConfig has no {key}; nearest: {nearest(key, own)}")
+        if self.ttt_base_lr is None:
+            self.ttt_base_lr = _BASE_RATES.get(self.ttt_layer_type, 1.0)
         # TRL reads it of every configuration, and transformers looks up names in it.
         super().__post_init__(**{"auto_map": {}, **further})
         self.check()
@@ -131,13 +162,20 @@ class TTTConfig(PreTrainedConfig):
                 f"{self.hidden_size} and {self.num_attention_heads}"
             )
         accepted = {
-            "ttt_layer_type": tuple(_BASE_RATES),
+            "ttt_layer_type": (*_BASE_RATES, *_ATTENTION),
             "hidden_act": ("silu",),
             "pretraining_tp": (1,),
         }
         for name, values in accepted.items():
             if (value := getattr(self, name)) not in values:
                 raise ValueError(f"{name} must be {' or '.join(map(repr, values))}, got {value!r}")
+        if self.ttt_layer_type in _ATTENTION and (self.learnable_w0 or self.inner_norm):
+            raise ValueError(
+                f"learnable_w0 and inner_norm must be False with {self.ttt_layer_type}, got "
+                f"{self.learnable_w0} and {self.inner_norm}"
+            )
+        if self.ttt_layer_type == "mlp" and not self.learnable_w0:
+            raise ValueError("learnable_w0 must be True with mlp: at 0 an MLP has no gradient")
 
     def to_dict(self) -> dict[str, Any]:
         """What is saved: all but an empty auto_map."""
@@ -186,7 +224,6 @@ class TTTConfig(PreTrainedConfig):
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "ttt_layer_type": layer,
-            "ttt_base_lr": _BASE_RATES[layer],
             **options,
         }
         return cls(**{**arguments, **others})

@@ -8,6 +8,7 @@ from vision_ttt.layers.extra_tokens import ExtraTokens
 from vision_ttt.layers.functional_learner import FunctionalLearner
 from vision_ttt.layers.gated_norm import GatedNorm, TanhGatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner, LinearLearner, MLPLearner
+from vision_ttt.layers.linear_attention import LinearAttention
 from vision_ttt.layers.mamba import BidirectionalMamba, MambaBlock
 from vision_ttt.layers.mamba_mixer import Mamba, MambaState
 from vision_ttt.layers.mlp import ConvMlp, Mlp
@@ -30,6 +31,7 @@ __all__ = [
     "VitttMixer",
     "InnerLearner",
     "LinearLearner",
+    "LinearAttention",
     "MLPLearner",
     "MiniBatchRotary",
     "FunctionalLearner",

@@ -25,10 +25,14 @@ class InnerLearner(nn.Module, ABC):
         directions: 1, or 2 for a forward and a backward scan.
         learnable_states: number of learned initial states (Vision-TTT, Fig. 7b): one per direction
             (the default), 1 shared by both directions, or 0 for random ones that are not trained.
+        state_std: standard deviation of the state's matrices at the beginning.
+        inner_norm: f(x) = x + LN(…). False: the inner model has neither norm nor residual.
+        scaled: scale the update that the j-th token of a mini-batch sees by 1/j and a learned
+            offset. False: by 1.
         eps: added to the inner norm's variance.
 
-    Initialisation: the state's matrices normal with standard deviation 0.02, its biases zero, inner
-    norm the identity, position scale 1/j for the j-th token of a mini-batch.
+    Initialisation: the state's matrices normal, its biases zero, inner norm the identity, position
+    scale 1/j for the j-th token of a mini-batch.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -45,10 +49,14 @@ class InnerLearner(nn.Module, ABC):
         mini_batch_size: int = 16,
         directions: int = 1,
         learnable_states: int | None = None,
+        state_std: float = 0.02,
+        inner_norm: bool = True,
+        scaled: bool = True,
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.eps = eps
+        self.state_std = state_std
         state_shapes = self.state_shapes(head_dim)
         if learnable_states is None:
             learnable_states = directions
@@ -75,11 +83,14 @@ class InnerLearner(nn.Module, ABC):
                 self.register_buffer(name, x)
             else:
                 self.register_parameter(name, nn.Parameter(x))
-        self.norm_weight = nn.Parameter(torch.empty(heads, head_dim))
-        self.norm_bias = nn.Parameter(torch.empty(heads, head_dim))
-        self.position_offset = nn.Parameter(torch.empty(directions, mini_batch_size))
+        for name in ("norm_weight", "norm_bias"):
+            x = nn.Parameter(torch.empty(heads, head_dim)) if inner_norm else None
+            self.register_parameter(name, x)
+        offset = nn.Parameter(torch.empty(directions, mini_batch_size)) if scaled else None
+        self.register_parameter("position_offset", offset)
         # A buffer, so that calls do not compute it again.
-        self.register_buffer("inverse_steps", self._inverse_steps(), persistent=False)
+        steps = self._inverse_steps() if scaled else None
+        self.register_buffer("inverse_steps", steps, persistent=False)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -87,13 +98,15 @@ class InnerLearner(nn.Module, ABC):
         """Draw the initial state and set the other parameters to their neutral values."""
         for name in self.state_names:
             x = getattr(self, name)
-            if x.ndim > 2:  # [heads, i, j]
-                nn.init.normal_(x, std=0.02)
+            if x.ndim > 2 and self.state_std:  # [heads, i, j]; zeros draw no random numbers
+                nn.init.normal_(x, std=self.state_std)
             else:
                 nn.init.zeros_(x)
-        nn.init.ones_(self.norm_weight)
-        nn.init.zeros_(self.norm_bias)
-        nn.init.zeros_(self.position_offset)
+        if self.norm_weight is not None:
+            nn.init.ones_(self.norm_weight)
+            nn.init.zeros_(self.norm_bias)
+        if self.position_offset is not None:
+            nn.init.zeros_(self.position_offset)
 
     def _inverse_steps(self, device: torch.device | None = None) -> Tensor:
         """1/j for j = 1 … b, in at least float32."""
@@ -107,6 +120,8 @@ class InnerLearner(nn.Module, ABC):
 
     def init_non_persistent_buffers(self) -> None:
         """Compute the buffers that state dicts lack; timm calls it for models made on ``meta``."""
+        if self.inverse_steps is None:
+            return
         device = self.inverse_steps.device
         if device.type == "meta":  # the parameters may have been put in their places before
             device = self.position_offset.device
@@ -119,12 +134,16 @@ class InnerLearner(nn.Module, ABC):
         self.init_non_persistent_buffers()
         return self
 
-    def position_scale(self) -> Tensor:
+    def position_scale(self) -> Tensor | None:
         """p_j = max(0, 1/j + learned offset) of each direction's heads: [directions, b].
+
+        None where updates are not scaled.
 
         Raises:
             ValueError: ``position_offset`` has another shape.
         """
+        if self.position_offset is None:
+            return None
         return _position_scale(self.position_offset, self.inverse_steps, self.directions)
 
     def state(self) -> tuple[Tensor, ...]:
@@ -141,7 +160,7 @@ class InnerLearner(nn.Module, ABC):
 
     def problem(
         self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor
-    ) -> dict[str, Tensor | int | float]:
+    ) -> dict[str, Tensor | int | float | None]:
         """The op's arguments for the views q, k, v [B, T, heads, d] and eta [B, T, heads]."""
         return {
             "q": q,
@@ -157,9 +176,9 @@ class InnerLearner(nn.Module, ABC):
             "eps": self.eps,
         }
 
-    def _of_each_head(self, x: Tensor) -> Tensor:
+    def _of_each_head(self, x: Tensor | None) -> Tensor | None:
         """x [directions, b] repeated for the heads of each direction: [heads, b]."""
-        return x.repeat_interleave(self.num_heads, dim=0)
+        return None if x is None else x.repeat_interleave(self.num_heads, dim=0)
 
     @staticmethod
     @abstractmethod

@@ -15,8 +15,8 @@ class MiniBatchRotary(nn.Module):
     """RoPE by a token's place n in its mini-batch, 0 ≤ n < b: [B, T, heads, d] → [B, T, heads, d].
 
     Each pair i of adjacent channels is rotated by the angle n · base^(-2 i / d). Places rather than
-    tokens are counted because only tokens of the same mini-batch meet in a product of q and k
-    (TTT, Appendix B).
+    tokens are counted, as in the released code of TTT, because only tokens of the same mini-batch
+    meet in a product of q and k.
 
     Args:
         head_dim: d.

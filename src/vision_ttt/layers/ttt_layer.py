@@ -62,6 +62,7 @@ class TTTLayer(nn.Module):
         gate: multiply by GELU(Linear_g(x)) before the output projection.
         merge: the class of the norms behind the learner and of the gate.
         base_learning_rate: η_base.
+        learned_rates: compute η of each token. False: η = η_base / d for all.
         rotary: (x [B, T, heads, d], position) → x rotated, applied to q and k after their
             convolutions, e.g. :class:`vision_ttt.layers.MiniBatchRotary`; the first token is at
             ``position`` of its mini-batch. None for no rotation.
@@ -87,6 +88,7 @@ class TTTLayer(nn.Module):
         gate: bool = False,
         merge: type[GatedNorm] = GatedNorm,
         base_learning_rate: float = 1.0,
+        learned_rates: bool = True,
         rotary: nn.Module | None = None,
     ) -> None:
         super().__init__()
@@ -107,7 +109,7 @@ class TTTLayer(nn.Module):
             "gate": dim if gate else 0,
         }
         self.in_proj = nn.Linear(dim, sum(self.widths.values()), bias=False)
-        self.rate_proj = nn.Linear(dim, self.heads)
+        self.rate_proj = nn.Linear(dim, self.heads) if learned_rates else None
         self.has_conv = conv_kernel_size > 0
         if conv_kernel_size:
             self.conv_q, self.conv_k = (
@@ -121,8 +123,10 @@ class TTTLayer(nn.Module):
         self.merge = merge(dim, directions)
         self.out_proj = nn.Linear(dim, dim, bias=False)
         for projection in (self.in_proj, self.rate_proj, self.out_proj):
-            nn.init.trunc_normal_(projection.weight, std=0.02)
-        nn.init.zeros_(self.rate_proj.bias)
+            if projection is not None:
+                nn.init.trunc_normal_(projection.weight, std=0.02)
+        if self.rate_proj is not None:
+            nn.init.zeros_(self.rate_proj.bias)
 
     def views(
         self,
@@ -151,7 +155,11 @@ class TTTLayer(nn.Module):
             position = 0 if state is None else state.learner.position
             q, k = self.rotary(q, position), self.rotary(k, position)
         # Rates are at least float32, as the sums of gradients that they multiply.
-        eta = self.rates(_at_least_float32(self.rate_proj(x)))
+        if self.rate_proj is None:
+            ones = _at_least_float32(torch.ones_like(x[..., :1]))
+            eta = self._scaled(ones).repeat(1, 1, self.heads)
+        else:
+            eta = self.rates(_at_least_float32(self.rate_proj(x)))
         views = q, k, v, eta, gate if self.widths["gate"] else None
         return (views, taps) if return_state else views
 
@@ -161,8 +169,11 @@ class TTTLayer(nn.Module):
         return self.learner.problem(q, k, v, eta)
 
     def rates(self, logits: Tensor) -> Tensor:
-        """η = η_base σ(logits) / d (TTT, Sec. 2.7)."""
-        return torch.sigmoid(logits) * (self.base_learning_rate / self.head_dim)
+        """η = η_base σ(logits) / d: TTT, Sec. 2.7, and the 1/d of the released code."""
+        return self._scaled(torch.sigmoid(logits))
+
+    def _scaled(self, rates: Tensor) -> Tensor:
+        return rates * (self.base_learning_rate / self.head_dim)
 
     def forward(
         self,
@@ -238,15 +249,25 @@ class OpTTTLayer(TTTLayer):
         conv_kernel_size: int = 0,
         gate: bool = False,
         learnable_states: int | None = None,
+        state_std: float = 0.02,
+        inner_norm: bool = True,
         base_learning_rate: float | None = None,
+        learned_rates: bool = True,
         merge: type[GatedNorm] = GatedNorm,
         rotary: nn.Module | None = None,
     ) -> None:
-        own = {"mini_batch_size": mini_batch_size, "learnable_states": learnable_states}
+        learner = partial(
+            self.learner_class,
+            mini_batch_size=mini_batch_size,
+            learnable_states=learnable_states,
+            state_std=state_std,
+            inner_norm=inner_norm,
+            scaled=learned_rates,
+        )
         super().__init__(
             dim,
             num_heads,
-            partial(self.learner_class, **own),
+            learner,
             bidirectional=bidirectional,
             share_qk=share_qk,
             conv_kernel_size=conv_kernel_size,
@@ -255,6 +276,7 @@ class OpTTTLayer(TTTLayer):
             base_learning_rate=(
                 self.default_rate if base_learning_rate is None else base_learning_rate
             ),
+            learned_rates=learned_rates,
             rotary=rotary,
         )
         self.add_buffers()

@@ -17,8 +17,10 @@ class TTTLinear(OpTTTLayer):
         share_qk: project q and k by the same weights.
         conv_kernel_size: taps of the Conv1d on q and on k; 0 for none.
         gate: multiply by GELU(Linear_g(x)) before the output projection.
-        learnable_states: see :class:`LinearLearner`; one per direction by default.
+        learnable_states, state_std, inner_norm: as of :class:`LinearLearner`.
         base_learning_rate: η_base, 1 by default.
+        learned_rates: as of :class:`TTTLayer`. Without them updates are not scaled by position,
+            either.
         merge, rotary: as of :class:`TTTLayer`.
 
     Raises:

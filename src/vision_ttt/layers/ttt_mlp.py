@@ -33,9 +33,9 @@ class TTTMLP(OpTTTLayer):
         """Set the buffer that state dicts lack; timm calls it for models made on ``meta``."""
         self.warmup.fill_(1)
 
-    def rates(self, logits: Tensor) -> Tensor:
-        """η = warm-up · η_base σ(logits) / d."""
-        return super().rates(logits) * self.warmup
+    def _scaled(self, rates: Tensor) -> Tensor:
+        """The rates of the layer, times the warm-up."""
+        return super()._scaled(rates) * self.warmup
 
 
 @torch.no_grad()

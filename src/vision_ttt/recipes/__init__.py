@@ -31,6 +31,8 @@ _LOGGER = logging.getLogger(__name__)
 
 STAGES = "stages"
 """The key of a recipe in several stages, beside the sections."""
+VARIANTS = "variants"
+"""The key of a packaged recipe's named changes, beside the sections."""
 _IN_PROPORTION = ("warmup", "inner_warmup", "decay_at")
 
 
@@ -44,32 +46,60 @@ def read(recipe: str) -> dict[str, Any]:
     """Return what a recipe sets, by section and field; `stages` is among the keys where it has any.
 
     Args:
-        recipe: a packaged name or the path of a YAML file; with +ABLATION after a packaged name,
-            one row of Vision-TTT's Tables 3 and 4 or Fig. 7, as `vision_ttt.models` names them.
+        recipe: a packaged name or the path of a YAML file. A packaged name may be followed by
+            +VARIANT, several times: changes that the recipe names, made in its own order, or a row
+            of its paper's ablations (Vision-TTT's Tables 3 and 4 and Fig. 7, as
+            `vision_ttt.models` names them; TTT's Table 1).
 
     Raises:
-        ConfigError: no such packaged recipe or ablation, not UTF-8, not a mapping, no task, or an
+        ConfigError: no such packaged recipe or variant, not UTF-8, not a mapping, no task, or an
             unknown key.
         FileNotFoundError: no such file.
     """
     if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
         return _checked(recipe, parse(recipe, read_text(Path(recipe))))
-    name, plus, ablation = recipe.partition("+")
+    name, *chosen = recipe.split("+")
     if name not in available():
         raise ConfigError(
             f"unknown recipe {name!r}; packaged are {', '.join(available())},"
             " or give the path of a .yaml file"
         )
     resource = importlib.resources.files(__name__) / f"{name}.yaml"
-    values = _checked(name, parse(name, resource.read_text(encoding="utf-8")))
-    if not plus:
+    values = parse(name, resource.read_text(encoding="utf-8"))
+    variants = values.pop(VARIANTS, {})
+    values = _checked(name, values)
+    if not chosen:
         return values
-    from vision_ttt.models.vittt_ablations import ABLATIONS  # with PyTorch
+    variants |= {
+        row: {"model": {"arguments": ablation.keywords}}
+        for row, ablation in _ablations(task_of(values)().name).items()
+    }
+    for variant in chosen:
+        if variant not in variants:
+            raise ConfigError(f"unknown variant {variant!r}; known are {', '.join(variants)}")
+    for variant, changes in variants.items():
+        if variant in chosen:
+            stages, further = values.pop(STAGES, {}), dict(changes)
+            own = further.pop(STAGES, {})
+            values = _overridden(values, further)
+            if stages:
+                values[STAGES] = {
+                    stage: merge({"task": values["task"], **fields}, own.get(stage, {}))
+                    for stage, fields in stages.items()
+                }
+    values["run"]["output"] = "+".join((values["run"]["output"], *chosen))
+    return values
 
-    if ablation not in ABLATIONS:
-        raise ConfigError(f"unknown ablation {ablation!r}; known are {', '.join(ABLATIONS)}")
-    output = f"{values['run']['output']}+{ablation}"
-    return merge(values, {"arguments": ABLATIONS[ablation].keywords, "output": output})
+
+def _ablations(task: str) -> Mapping[str, Any]:
+    """Row's name → what has its arguments of the model as `keywords`."""
+    if task == "language":
+        from vision_ttt.tasks.language.ablations import ABLATIONS
+
+        return ABLATIONS
+    from vision_ttt.models import vittt_ablations  # with PyTorch
+
+    return vittt_ablations.ABLATIONS
 
 
 def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> TrainConfig:

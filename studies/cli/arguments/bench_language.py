@@ -54,7 +54,13 @@ def add_language_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--train_contexts", type=int, nargs="*", default=[4096], help="tokens of training steps"
     )
-    parser.add_argument("--batch_size", type=int, default=1, help="sequences per call")
+    parser.add_argument(
+        "--batch_size",
+        type=int,
+        nargs="+",
+        default=[1],
+        help="sequences per call; several: each is measured, and the largest throughput is told",
+    )
 
 
 def check_language(arguments: jsonargparse.Namespace) -> None:
@@ -71,8 +77,13 @@ def check_language(arguments: jsonargparse.Namespace) -> None:
         raise UserError("bench lm measures without --compile")
     if arguments.dtype == "float16":
         raise UserError("bench lm measures float32 and bfloat16, got --dtype float16")
-    if arguments.device != "cpu":
-        raise UserError("bench lm packs products on a CPU; accepted: --device cpu")
+    packed = (":for_inference", ":static", ":for_training")
+    on_a_cpu = [x for x in (*arguments.readers, *arguments.learners) if x.endswith(packed)]
+    if arguments.device != "cpu" and on_a_cpu:
+        raise UserError(
+            f"{shortened(on_a_cpu[0])!r} packs products on a CPU; with --device {arguments.device}"
+            " name --readers and --learners without such a variant"
+        )
     named = [name for name in arguments.learners if name.endswith((":for_inference", ":static"))]
     if arguments.train_contexts and named:
         raise UserError(f"{shortened(named[0])!r} does not train; name its modules: those without")

@@ -1,5 +1,6 @@
 """bench lm: language models beside a Llama, on small ones."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,9 @@ def test_every_contender_is_measured(run, size, tmp_path: Path):
 
 
 def test_states_stay_as_large_and_keys_and_values_grow(run, size):
-    names = ["ttt-linear", "ttt-mlp-mamba", "llama"]
+    names = ["ttt-linear", "ttt-mlp-mamba", "mamba", "llama"]
     rows = measure(names, [], size, run, decode_contexts=[32, 48])
-    short, long = rows[:3], rows[3:]
+    short, long = rows[:4], rows[4:]
     for name, a, b in zip(names, short, long, strict=True):
         if name == "llama":
             assert b.held_bytes - a.held_bytes == 16 * 2 * 2 * size.hidden_size * 4
@@ -90,6 +91,17 @@ def test_states_stay_as_large_and_keys_and_values_grow(run, size):
         assert a.per_second == pytest.approx(1 / a.seconds)
     weights, biases = 2 * 2 * 16 * 16, 2 * 2 * 16
     assert short[0].held_bytes == 3 * (weights + biases) * 4  # W', b', sums, and both after them
+
+
+def test_throughput_is_the_largest_over_batches(run, size):
+    (row,) = measure(["mamba"], [], size, run, contexts=[16])
+    rows = [
+        dataclasses.replace(row, batch_size=batch, seconds=seconds)
+        for batch, seconds in ((1, 1.0), (2, 1.0), (4, 4.0), (8, None))
+    ]
+    said = "mamba, prefill, 16 tokens: 32 tokens per second at batch 2, the largest measured 4"
+    assert language.throughputs(rows) == [said]
+    assert language.throughputs([row]) == []
 
 
 def test_remarks_compare_with_the_others(run, size):

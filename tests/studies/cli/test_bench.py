@@ -24,13 +24,15 @@ def test_lm_prints_how_models_compare(tmp_path: Path, capsys):
     output = tmp_path / "lm.csv"
     argv = ["bench", "lm", "--num_layers", "1", "--vocab_size", "64", "--contexts", "17"]
     argv += ["--decode_contexts", "17", "--decode_tokens", "2", "--train_contexts", "17"]
+    argv += ["--batch_size", "1", "2"]
     assert main([*argv, "--repeats", "1", "--output", str(output)]) == 0
     said = capsys.readouterr().out
+    assert "tokens per second at batch" in said
     assert "ttt-linear:for_inference, decode, 17 tokens: " in said
     assert "ttt-linear, training step, 17 tokens: " in said
     assert [row.measured for row in read_rows(output)] == [
         *["prefill"] * 2, *["decode"] * 3, *["training step"] * 4
-    ]  # fmt: skip
+    ] * 2  # fmt: skip
 
 
 def test_dense_prints_the_adapters_share(tmp_path: Path, capsys):
@@ -88,6 +90,7 @@ def test_a_headline_goes_into_a_page(tmp_path: Path, capsys):
         (["lm", "--contexts", "0"], "--contexts is 0; it must be at least 1"),
         (["lm", "--contexts", "--decode_contexts", "--train_contexts"], "nothing is measured"),
         (["lm", "--learners", "llama:for_inference"], "does not train"),
+        (["lm", "--device", "cuda"], "'ttt-linear:for_inference' packs products on a CPU"),
         (["lm", "--dtype", "float16"], "float32 and bfloat16, got --dtype float16"),
         (["dense", "--sizes", "1333"], "write sizes as WIDTHxHEIGHT"),
         (["dense", "--sizes", "0x64"], "sides must be 1 to"),

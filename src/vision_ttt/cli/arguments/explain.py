@@ -45,6 +45,7 @@ _EPILOG = """Examples:
 
   vision-ttt explain gradient-map runs/digits/best.safetensors sample:digit-0-4 --output figures
   vision-ttt explain inner-loss C.safetensors photo.jpg FOLDER --random --output figures
+  vision-ttt explain inner-loss runs/text/last.safetensors --window 10 --output figures
   vision-ttt explain receptive-field vittt_tiny_patch16_224 deit_tiny_patch16_224 FOLDER \\
       --names Vittt DeiT --limit 64 --output figures
   vision-ttt explain gradient-map C.safetensors sample:flower --shorter-side 448 --output figures
@@ -86,7 +87,8 @@ class _Flags:
     shorter_side: int | None = within(None, 1, LARGEST_SIDE)
     """use whole images with a shorter side of so many pixels; null: as in tests"""
     limit: int | None = within(None, 1, 1_000_000)
-    """number of images, the first ones; null: all"""
+    """number of images, or of sequences of a language model, the first ones; null: all images, 16
+    sequences"""
     batch_size: int = within(8, 1, LARGEST_BATCH)
     """images at once"""
     overwrite: bool = False
@@ -149,7 +151,8 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
         "given",
         type=str,
         nargs="+",
-        help="models or checkpoints, then image files, folders, or sample:NAME; see below",
+        help="models or checkpoints, then image files, folders, or sample:NAME; see below. Language"
+        " models are shown their test documents, by inner-loss, and need no images",
     )
     own.add_fields(_Flags)
     own.add_argument(
@@ -180,7 +183,8 @@ def check(arguments: jsonargparse.Namespace) -> None:
             name_and_arguments(model)
     if not models:
         raise UserError(f"no model is given, only images ({shortened(images[0])}, …)")
-    if not images:
+    only_checkpoints = all(model.endswith(WEIGHTS) for model in models)
+    if not images and not (arguments.what == "inner-loss" and only_checkpoints):
         raise UserError(f"no image is given, only models ({shortened(models[0])}, …)")
     for image in images:
         if not image.startswith(SAMPLE):

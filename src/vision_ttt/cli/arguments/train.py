@@ -61,8 +61,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "recipe",
         type=str,
-        help=f"a packaged recipe ({', '.join(recipes.available())}), one with an ablation, such as"
-        " digits+dual, or the path of a .yaml file",
+        help=f"a packaged recipe ({', '.join(recipes.available())}), one with an ablation or"
+        " variants, such as digits+dual or pile+125m+mlp, or the path of a .yaml file",
     )
     parser.add_argument(
         "--resume",

@@ -27,11 +27,15 @@ class LanguageData(Section):
     """Documents, and how they become the sequences that the model sees."""
 
     dataset: str = "stdlib"
-    """A folder of text files; or stdlib: the sources of the Python that runs, without tests,
-    installed packages, applications and tables of characters."""
+    """A folder of text files, a folder of vision-ttt tokenize, or stdlib: the sources of the Python
+    that runs, without tests, installed packages, applications and tables of characters."""
+    validation: str | None = None
+    """Another one with the test documents; null: test_share of dataset are held out."""
     pattern: str = "**/*.txt"
     """Which files of the folder are documents, e.g. "**/*.py"; ** stands for folders at any
-    depth."""
+    depth. Each row of .jsonl, .jsonl.zst and .parquet files is a document."""
+    field: str = "text"
+    """Field of these rows that holds the text."""
     test_share: float = number(0.05, INNER_FRACTION)
     """Share of the documents that are held out for test (above 0 and below 1), chosen by their
     names."""

@@ -90,6 +90,8 @@ def reopen(
     fields = {**metadata.data, **changes}
     if "dataset" not in fields:
         raise DatasetError("the checkpoint does not name its documents; give --dataset")
+    if "dataset" in changes:
+        fields.pop("validation", None)
     if fields["dataset"] == "stdlib":  # whose files no pattern chooses
         fields.pop("pattern", None)
     try:

@@ -59,7 +59,7 @@ def _our_scan(former: Callable[..., Any]) -> Callable[..., Any]:
         **others: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
         options = {"delta_bias": delta_bias, "delta_softplus": delta_softplus}
-        if u.device.type != "cpu":
+        if u.device.type not in ("cpu", "meta"):
             options |= {"return_last_state": return_last_state, **others}
             return former(u, delta, A, B, C, D=D, z=z, **options)
         # Theirs have channels before tokens.

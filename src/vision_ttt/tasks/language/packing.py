@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,11 +19,27 @@ IGNORED = -100
 """Target where there is none, as PyTorch's cross-entropy has it."""
 
 
+class TokenFile:
+    """Tokens in a file; a slice is mapped into memory, for as long as it is in use."""
+
+    def __init__(self, path: Path, kind: str, count: int) -> None:
+        self.path, self.kind, self.count = path, np.dtype(kind), count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        start, stop, _ = part.indices(self.count)
+        shape = (max(stop - start, 0),)
+        # One map of the whole file would count as this process's memory, page by page.
+        return np.memmap(self.path, self.kind, "r", start * self.kind.itemsize, shape)
+
+
 @dataclass(frozen=True)
 class Packed:
     """Documents as one row of tokens."""
 
-    tokens: np.ndarray
+    tokens: np.ndarray | TokenFile
     """An end, then each document and an end [N + 1]: all but the first are to be predicted."""
     documents: int
     """In it."""
@@ -31,20 +49,56 @@ class Packed:
     """Why others are not."""
 
 
-def pack(documents: Documents, tokenizer: Tokenizer) -> Packed:
+def pack(documents: Documents, tokenizer: Tokenizer, field: str = "text") -> Packed:
     """Read documents and return them as tokens, in the order of their names."""
-    kind = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+    parts: list[np.ndarray] = []
+    counts = encode(documents, tokenizer, field, parts.append)
+    return Packed(np.concatenate(parts), *counts)
+
+
+def encode(
+    documents: Documents,
+    tokenizer: Tokenizer,
+    field: str,
+    write: Callable[[np.ndarray], object],
+    between: Callable[[int, int], None] = lambda done, tokens: None,
+) -> tuple[int, int, tuple[DamagedItem, ...]]:
+    """Write documents as tokens piece by piece, as :class:`Packed` has them.
+
+    Args:
+        write: called with the tokens that follow.
+        between: called after each file with the numbers of files and of tokens so far.
+
+    Returns:
+        The number of documents, that of their bytes, and the errors of those that cannot be read.
+        What was read of one before its error is written, and ends there.
+    """
+    kind = token_kind(tokenizer)
     end = np.array([tokenizer.end], dtype=kind)
-    parts, damaged, size = [end], [], 0
-    for name in documents.names:
+    write(end)
+    count, size, total, damaged = 0, 0, 1, []
+    for done, name in enumerate(documents.names, start=1):
+        is_open = False
         try:
-            text = documents.read(name)
+            for text, ends in documents.pieces(name, field):
+                tokens = tokenizer.encode(text).astype(kind)
+                write(tokens)
+                if ends:
+                    write(end)
+                is_open = not ends
+                count, size = count + ends, size + len(text.encode("utf-8"))
+                total += len(tokens) + ends
         except DocumentError as error:
             damaged.append(error)
-            continue
-        parts += tokenizer.encode(text).astype(kind), end
-        size += len(text.encode("utf-8"))
-    return Packed(np.concatenate(parts), len(parts) // 2, size, tuple(damaged))
+            if is_open:
+                write(end)
+        between(done, total)
+    return count, size, tuple(damaged)
+
+
+def token_kind(tokenizer: Tokenizer) -> type[np.integer]:
+    """The kind of numbers that tokens are kept as."""
+    return np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
 
 
 class Sequences(Dataset):

@@ -52,7 +52,7 @@ def write_report(task: Language, result: TrainResult) -> Report:
             "What the inner learners have learnt along the sequence",
             f"Inner loss per token, mean over heads and {_TRACED} test sequences at most: of the"
             " initial state W₀, and of the state before the token's mini-batch, which has learnt"
-            " from the tokens before (TTT, Figs. 4 and 5).",
+            " from the tokens before (TTT, Figs. 5 and 17).",
             inner_loss_figure(losses, task.context // max(len(p[0]) for p in losses.values())),
         )
     for name, section in sections.items():

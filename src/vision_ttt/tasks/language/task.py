@@ -28,6 +28,7 @@ from vision_ttt.tasks.language.models import build_language_model, model_argumen
 from vision_ttt.tasks.language.next_tokens import next_token_logits
 from vision_ttt.tasks.language.packing import IGNORED, Sequences, pack
 from vision_ttt.tasks.language.pretrained import load_pretrained
+from vision_ttt.tasks.language.token_folder import is_token_folder, read_token_folder
 from vision_ttt.tasks.language.tokenizers import Tokenizer, open_tokenizer
 
 
@@ -53,7 +54,8 @@ class Language(Task):
         self.context = self.units_per_item = data.context
         self.tokenizer = open_tokenizer(data.tokenizer) if tokenizer is None else tokenizer
         self.tokenizer_files = self.tokenizer.files()
-        self.documents = find_documents(data.dataset, data.pattern)
+        self.documents = self._find(data.dataset)
+        self.validation = None if data.validation is None else self._find(data.validation)
 
     def model_arguments(self) -> dict[str, Any]:
         """Return the size of the vocabulary, its ends, the context, and the config's own."""
@@ -104,8 +106,7 @@ class Language(Task):
             DocumentError: one cannot be read, and is not to be skipped.
             DatasetError: there are too few.
         """
-        train, test = self.documents.held_out(self.config.data.test_share)
-        self.train_set, self.test_set = self._packed(train), self._packed(test)
+        self.train_set, self.test_set = map(self._packed, self._parts())
         damaged = (*self.train_set.packed.damaged, *self.test_set.packed.damaged)
         if damaged and not self.config.run.skip_bad:
             raise damaged[0]
@@ -219,12 +220,31 @@ class Language(Task):
             )
         documents = self.documents
         if part != "all":
-            train, test = documents.held_out(self.config.data.test_share)
-            documents = train if part == "train" else test
+            documents = self._parts()[part == "test"]
         self.test_set = self._packed(documents)
 
-    def _packed(self, documents: Documents) -> Sequences:
-        packed = pack(documents, self.tokenizer)
+    def _find(self, dataset: str) -> Documents | Path:
+        """The documents of a source, or the folder of their tokens."""
+        if is_token_folder(dataset):
+            return Path(dataset)
+        return find_documents(dataset, self.config.data.pattern)
+
+    def _parts(self) -> tuple[Documents | Path, Documents | Path]:
+        """What is trained on, and what is tested on."""
+        if self.validation is not None:
+            return self.documents, self.validation
+        if isinstance(self.documents, Path):
+            raise ConfigError(
+                f"dataset {self.documents} holds tokens, of which none are held out: give another"
+                " folder as validation, or evaluate with --split all"
+            )
+        return self.documents.held_out(self.config.data.test_share)
+
+    def _packed(self, documents: Documents | Path) -> Sequences:
+        if isinstance(documents, Path):
+            packed = read_token_folder(documents, self.tokenizer)
+            return Sequences(packed, self.context, self.tokenizer.end)
+        packed = pack(documents, self.tokenizer, self.config.data.field)
         if not packed.bytes:
             raise next(
                 iter(packed.damaged),

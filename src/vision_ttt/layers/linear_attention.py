@@ -1,0 +1,101 @@
+"""Linear attention in the place of an inner learner."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vision_ttt.ops import LinearState
+from vision_ttt.ops.padding import fill_padding, padding_of
+
+_CHUNK = 64  # tokens whose products with each other are computed at once
+_LEAST = 1e-6  # of a normaliser
+
+
+class LinearAttention(nn.Module):
+    """Causal linear attention, the beginning of TTT's Table 1: [B, T, H, d] → [B, T, H, d].
+
+    Without a normaliser, o_t = Σ_{s≤t} (q_tᵀ k_s + 1) η_s v_s: batch gradient descent on
+    f(x) = x W + b from W = 0 and b = 0 (TTT, Theorem 1; the 1 is the bias's part). With one,
+    φ(x) = elu(x) + 1 and o_t = Σ_{s≤t} φ(q_t)ᵀ φ(k_s) η_s v_s / Σ_{s≤t} φ(q_t)ᵀ φ(k_s)
+    (Katharopoulos et al., 2020).
+
+    A :class:`TTTLayer` takes it as ``functools.partial(LinearAttention, normalised=…)``.
+
+    Args:
+        num_heads, head_dim: H and d. There are no parameters.
+        normalised: use φ and the normaliser.
+        period: tokens after which the rotations of the layer begin anew.
+        directions: 1, the only value.
+
+    Raises:
+        ValueError: there are two directions.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        normalised: bool = False,
+        period: int = 16,
+        directions: int = 1,
+    ) -> None:
+        super().__init__()
+        if directions != 1:
+            raise ValueError(f"linear attention is causal: directions must be 1, got {directions}")
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.normalised, self.period = normalised, period
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        eta: Tensor,
+        state: LinearState | None = None,
+        return_state: bool = False,
+        lengths: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, LinearState]:
+        """Attend by q to k, v [B, T, H, d], weighted by eta [B, T, H].
+
+        The state has Σ kᵀ η v as ``w``; as ``b`` it has Σ η v, or Σ φ(k) with a normaliser.
+        """
+        padding = padding_of("LinearAttention", lengths, q)
+        dtype, length = q.dtype, q.shape[1]
+        q, k = (x.to(eta.dtype) for x in (q, k))
+        v = fill_padding(v.to(eta.dtype) * eta.unsqueeze(-1), padding)
+        if self.normalised:
+            q, k = F.elu(q) + 1, F.elu(k) + 1
+        k = fill_padding(k, padding)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, H, T, d]
+        if state is None:
+            w, b = (
+                v.new_zeros(*v.shape[:2], self.head_dim, self.head_dim),
+                v.new_zeros(v[:, :, 0].shape),
+            )
+        else:
+            w, b = state.w, state.b
+        outputs = []
+        for start in range(0, length, _CHUNK):
+            q_t, k_t, v_t = (x[:, :, start : start + _CHUNK] for x in (q, k, v))
+            scores = (q_t @ k_t.transpose(-1, -2) + (0 if self.normalised else 1)).tril()
+            o = scores @ v_t + q_t @ w
+            if self.normalised:
+                total = scores.sum(-1, keepdim=True) + q_t @ b.unsqueeze(-1)
+                o = o / total.clamp(min=_LEAST)
+            else:
+                o = o + b.unsqueeze(-2)
+            outputs.append(o)
+            w = w + k_t.transpose(-1, -2) @ v_t
+            b = b + (k_t if self.normalised else v_t).sum(-2)
+        o = torch.cat(outputs, dim=2).transpose(1, 2).to(dtype)
+        if not return_state:
+            return o
+        position = 0 if state is None else state.position
+        added = length if lengths is None else lengths
+        return o, LinearState(w, b, position=(position + added) % self.period)
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, head_dim={self.head_dim}, normalised={self.normalised}"
