@@ -163,13 +163,16 @@ class Block:
             lines.append(F.pad(words, (0, -len(words) % LINE)))
         return torch.cat(lines)
 
-    def split(self, words: Tensor, dim: int, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """The parameters in a vector of :meth:`join`, packed ones as such, as views of it."""
+    def split(
+        self, words: Tensor, dim: int, sizes: Sequence[int], dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
+        """The parameters in a vector of :meth:`join`, packed ones as such; float32 as ``dtype``."""
         words = words.resolve_neg()  # the memory of a lazily negated view holds the negatives
-        return {
-            field: words[x.start : x.start + x.words].view(x.dtype).view(x.shape)
-            for field, x in self.places(dim, sizes).items()
-        }
+        found = {}
+        for field, place in self.places(dim, sizes).items():
+            x = words[place.start : place.start + place.words].view(place.dtype).view(place.shape)
+            found[field] = x if x.dtype == torch.bfloat16 else x.to(dtype)
+        return found
 
     def unsupported(self, dim: int, sizes: Sequence[int]) -> str | None:
         """The reason why the kernels do not support a block of these sizes, or None if they do."""
@@ -224,15 +227,17 @@ class Block:
 
     def _symbols(self, dim: int, sizes: Sequence[int]) -> dict[str, int]:
         given = dict(zip(self.sizes._fields, sizes, strict=True))
-        for field, value in (("dim", dim), *given.items()):
-            limits = self.ints.get(field, Whole(1))
-            check_number(self.name, field, value, Whole(limits.least))
-            if limits.most is not None and value > limits.most:
-                raise ValueError(
-                    f"{self.name}: {field} must be in {limits.least} … {limits.most}, got {value}"
-                )
+        self._check_ints({"dim": dim, **given})
         symbols = {"dim": dim, **given}
         return {**symbols, **self._derive(symbols)}
+
+    def _check_ints(self, numbers: Mapping[str, int]) -> None:
+        for name, value in numbers.items():
+            least, most = self.ints.get(name, Whole(1))
+            check_number(self.name, name, value, Whole(least))
+            most = _LARGEST if most is None else most
+            if value > most:
+                raise ValueError(f"{self.name}: {name} must be in {least} … {most}, got {value}")
 
     def _places(self, symbols: Mapping[str, int]) -> dict[str, Place]:
         packed = torch.bfloat16 if symbols["is_bfloat16"] else torch.float32
@@ -257,10 +262,7 @@ class Block:
             raise ValueError(
                 f"{op}: needs {(*self.ints,)} and {(*self.floats,)}, got {ints} and {floats}"
             )
-        for name, value in zip(self.ints, ints, strict=True):
-            check_number(op, name, value, Whole(self.ints[name].least))
-            if value > _LARGEST:
-                raise ValueError(f"{op}: {name} must be at most {_LARGEST}, got {value}")
+        self._check_ints(dict(zip(self.ints, ints, strict=True)))
         for (name, limits), value in zip(self.floats.items(), floats, strict=True):
             check_number(op, name, value, limits)
         dim, sizes = y.shape[-1], ints[self._first_size :]

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from ctypes import c_double, c_int64, c_void_p
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -108,9 +107,8 @@ def packed_mamba_block_definition(inputs: Inputs) -> Tensor:
     """See :func:`packed_mamba_block`. It rounds where the kernels round."""
     y, weights, ints, eps = inputs
     dim, (inner, _, rank, _) = y.shape[-1], ints
-    p = BLOCK.split(weights, dim, ints)
+    p = BLOCK.split(weights, dim, ints, y.dtype)
     dtype = p["in_proj"].dtype
-    p = {field: x if x.dtype == torch.bfloat16 else x.to(y.dtype) for field, x in p.items()}
 
     def rounded(x: Tensor) -> Tensor:
         return x.to(dtype).to(y.dtype)

@@ -123,8 +123,7 @@ def packed_vit3_block_definition(inputs: Inputs) -> Tensor:
     if not len(y):  # the inner convolution would see no channel
         return y.clone()
     grid, s, dim = tuple(ints[:2]), Vit3BlockSizes(*ints[2:]), y.shape[-1]
-    p = BLOCK.split(weights, dim, s)
-    p = {field: x if x.dtype == torch.bfloat16 else x.to(y.dtype) for field, x in p.items()}
+    p = BLOCK.split(weights, dim, s, y.dtype)
     d, dtype = dim // s.heads, p["qkv"].dtype
     gelu = {"approximate": "tanh" if s.tanh_gelu else "none"}
 

@@ -165,12 +165,10 @@ def _define_block(
 ) -> Tensor:
     height, width, *numbers = ints
     s, dim = VitttBlockSizes(*numbers), y.shape[-1]
-    p = BLOCK.split(weights, dim, s)
-    p = {field: x if x.dtype == torch.bfloat16 else x.to(y.dtype) for field, x in p.items()}
+    p = BLOCK.split(weights, dim, s, y.dtype)
     rate, norm_eps, inner_eps, post_eps, mlp_norm_eps = floats
-    dtype, inner, reverse_heads = p["out_proj"].dtype, s.directions * dim, 0
-    if s.directions == 2:
-        reverse_heads = s.heads // 2
+    dtype, inner = p["out_proj"].dtype, s.directions * dim
+    reverse_heads = s.heads // 2 if s.directions == 2 else 0
 
     if s.kernel:
         weight = p["conv2d"].t().reshape(dim, 1, s.kernel, s.kernel)
