@@ -120,7 +120,7 @@ class Inputs(NamedTuple):
 def packed_vit3_block_definition(inputs: Inputs) -> Tensor:
     """See :func:`packed_vit3_block`. It rounds where the kernels round."""
     y, weights, modulation, rotations, ints, (loss_scale, *eps) = inputs
-    if not len(y):  # the inner convolution would see no channel
+    if not y.numel():  # the inner convolution would see no channel
         return y.clone()
     grid, s, dim = tuple(ints[:2]), Vit3BlockSizes(*ints[2:]), y.shape[-1]
     p = BLOCK.split(weights, dim, s, y.dtype)
