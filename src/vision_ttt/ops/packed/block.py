@@ -113,10 +113,9 @@ class Block:
         self._derive, self._refusal, self._further = derive, refusal, further
         # At 32² the description of a block would take longer than many of its kernels.
         self._describe = functools.lru_cache(maxsize=256)(self._describe_anew)
-        self._kernel = f"vision_ttt_{name}"
+        self._kernel, self._scratch = f"vision_ttt_{name}", f"vision_ttt_{name}_scratch"
         if _native.LIBRARY is not None:
-            scratch = getattr(_native.LIBRARY, f"{self._kernel}_scratch")
-            scratch.restype = ctypes.c_int64
+            getattr(_native.LIBRARY, self._scratch).restype = ctypes.c_int64
 
     def contract(self, weights: str, numbers: Sequence[str], **tensors: str) -> Contract:
         """The op's contract.
@@ -210,14 +209,17 @@ class Block:
         y, weights = y.contiguous(), weights.contiguous()
         count = len(weights) if weights.ndim == 2 else 1
         description = self._describe(y.shape, weights.data_ptr(), count, tuple(ints), tuple(floats))
-        problem = (self.structure * count).from_buffer_copy(description)[0]
+        kind = self.structure if count == 1 else self.structure * count
+        problem = kind.from_buffer_copy(description)
+        if count > 1:
+            problem = problem[0]  # which keeps all of them
         problem.y, problem.threads = y.data_ptr(), torch.get_num_threads()
         for field, value in others.items():
             setattr(problem, field, value)
         if count > 1:
             between = y.new_empty(y.shape)
             problem.between = between.data_ptr()
-        scratch = y.new_empty(call_kernel(f"{self._kernel}_scratch", problem), dtype=torch.uint8)
+        scratch = y.new_empty(call_kernel(self._scratch, problem), dtype=torch.uint8)
         # Allocated after the scratch, so that the next block's scratch fits the memory that this
         # one frees.
         out = y.new_empty(y.shape)
