@@ -60,6 +60,7 @@ def load_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ca
     They read the environment at their first call only, so a copy of the library is loaded.
     """
     from vision_ttt.ops import _native
+    from vision_ttt.ops.packed import mamba_block, vit3_block, vittt_blocks
 
     def load(isa: str) -> str:
         monkeypatch.setenv("VISION_TTT_CPU_ISA", isa)
@@ -75,12 +76,10 @@ def load_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ca
         return _native.instruction_set()
 
     def forget_layouts() -> None:
-        """Those of packed weights depend on the instruction set, and are cached."""
-        for name, module in list(sys.modules.items()):
-            if name.startswith("vision_ttt.ops.packed"):
-                for function in vars(module).values():
-                    if hasattr(function, "cache_clear"):
-                        function.cache_clear()
+        """Those of packed weights depend on the instruction set, and accepted calls on those."""
+        for module in (mamba_block, vit3_block, vittt_blocks):
+            module.OP.contract._accepted.clear()
+            module.BLOCK._describe.cache_clear()
 
     yield load
     forget_layouts()

@@ -15,23 +15,8 @@ from torch import Tensor
 from vision_ttt import ops
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.packed import (
-    Vit3BlockParameters,
-    mamba_block_weights,
-    pack,
-    packed_linear,
-    packed_patches,
-)
-from vision_ttt.ops.packed.linear import packed_linear_definition
-from vision_ttt.ops.packed.mamba_block_definition import packed_mamba_block_definition
-from vision_ttt.ops.packed.patches import packed_patches_definition
-from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
-from vision_ttt.ops.packed.vittt_block_weights import (
-    VitttBlockParameters,
-    VitttBlockSizes,
-    join_parameters,
-)
-from vision_ttt.ops.packed.vittt_blocks_definition import packed_vittt_blocks_definition
+from vision_ttt.ops.packed import linear, mamba_block, pack, patches, vit3_block, vittt_blocks
+from vision_ttt.ops.packed.block import Block
 from vision_ttt.ops.ttt_linear.op import PART as ttt_linear_part
 from vision_ttt.ops.ttt_mlp.op import PART as ttt_mlp_part
 from vision_ttt.ops.vit3_ttt import depthwise_correlation
@@ -214,88 +199,56 @@ def packed_patches_arguments(s: Sizes) -> list[Any]:
     return [images, weight, normal(s.dim) if s.gated else None, s.dim, [s.taps, 2]]
 
 
+def vector_of(block: Block, dim: int, sizes: Sequence[int]) -> Tensor:
+    """Parameters of a block in its vector."""
+    places = block.places(dim, sizes)
+    parameters = {name: normal(*place.size) for name, place in places.items()}
+    for name in parameters:  # those that are of one sign
+        if name.endswith("decay"):
+            parameters[name] = -parameters[name].abs()
+        elif name == "scale":
+            parameters[name] = parameters[name].abs()
+    return block.join(parameters, dim, sizes)
+
+
 def packed_vittt_arguments(s: Sizes) -> list[Any]:
-    d, taps, b = max(s.dim, 16), s.taps, min(s.mini_batch, 64)
-    directions, dim, hidden = 1 + (s.heads % 2 == 0), s.heads * max(s.dim, 16), 48
-    dim //= directions
-    inner, heads = directions * dim, s.heads
-    convolution = [normal(inner, taps), normal(inner)]
-    parameters = VitttBlockParameters(
-        *(normal(taps * taps, dim), normal(dim), normal(dim)),
-        pack(normal((2 if s.gated else 3) * inner, dim), torch.float32, of_block=True),
-        pack(normal(dim, dim), torch.float32, of_block=True) if s.gated else torch.empty(0),
-        *(pack(normal(heads, dim), torch.float32, of_block=True), normal(heads)),
-        *(*convolution, *convolution),
-        *(normal(heads, d, d), normal(heads, d), torch.empty(0), torch.empty(0)),
-        *(normal(heads, d), normal(heads, d), torch.rand(directions, b)),
-        *(normal(directions, dim), normal(directions, dim)),
-        pack(normal(dim, dim), torch.float32, of_block=True),
-        *(normal(dim), normal(dim)),
-        *(pack(normal(hidden, dim), torch.float32, of_block=True) for _ in range(2)),
-        pack(normal(dim, hidden), torch.float32, of_block=True),
-    )
-    gated = int(s.gated)
-    sizes = VitttBlockSizes(heads, directions, taps, hidden, b, taps, 3 - gated, gated, 0, 0)
-    weights = join_parameters(parameters, sizes)
-    return [
-        *(normal(s.batch, s.length, dim), torch.stack([weights, weights])),
-        *(s.height, s.width, *sizes, 1 / d, *[1e-2] * 4),
-    ]
+    d, b, gated = max(s.dim, 16), min(s.mini_batch, 64), int(s.gated)
+    directions = 1 + (s.heads % 2 == 0)
+    dim = s.heads * d // directions
+    sizes = s.heads, directions, s.taps, 48, b, s.taps, 3 - gated, gated, 0, 0
+    weights = torch.stack([vector_of(vittt_blocks.BLOCK, dim, sizes)] * 2)
+    ints = s.height, s.width, *sizes
+    return [normal(s.batch, s.length, dim), weights, *ints, 1 / d, *[1e-2] * 4]
 
 
 def packed_vit3_arguments(s: Sizes) -> list[Any]:
-    d, heads, hidden = max(s.dim, 16), s.heads, 48
-    dim = heads * d
-    views = 3 * (dim + d)
-    parameters = Vit3BlockParameters(
-        *(normal(9, dim), normal(dim), normal(dim), normal(dim), normal(dim), normal(dim)),
-        torch.empty(0),
-        *(pack(normal(views, dim), torch.float32, of_block=True), normal(views)),
-        *(normal(heads, d, 2 * d), normal(9, d)),
-        *(pack(normal(dim, dim + d), torch.float32, of_block=True), normal(dim)),
-        *(pack(normal(hidden, dim), torch.float32, of_block=True), normal(hidden)),
-        *(pack(normal(dim, hidden), torch.float32, of_block=True), normal(dim)),
-        *((normal(9, hidden), normal(hidden)) if s.gated else (torch.empty(0),) * 2),
-        normal(s.length, dim // 2, 2) if s.gated else torch.empty(0),
-    )
-    ints = [s.height, s.width, heads, hidden, 0]
-    return [normal(s.batch, s.length, dim), *parameters, *ints, 0.3, 1e-2, 1e-2]
+    dim, modulated = s.heads * max(s.dim, 16), int(s.heads == 3)
+    sizes = s.heads, 48, 0, int(s.gated), modulated, 0
+    weights = vector_of(vit3_block.BLOCK, dim, sizes)
+    modulation = normal(s.batch, 6, dim) if modulated else None
+    rotations = normal(s.length, dim // 2, 2) if s.gated else None
+    y, ints = normal(s.batch, s.length, dim), (s.height, s.width, *sizes)
+    return [y, weights, modulation, rotations, *ints, 0.3, 1e-2, 1e-2]
 
 
 def packed_mamba_arguments(s: Sizes) -> list[Any]:
-    dim, taps, rank, states = s.heads * max(s.dim, 16), s.taps, 4, 16
-    inner = 2 * dim
-    parameters = mamba_block_weights.MambaBlockParameters(
-        normal(dim),
-        pack(normal(2 * inner, dim), torch.float32, of_block=True),
-        *(normal(2, taps, inner), normal(2, inner)),
-        *(pack(normal(2 * states, inner), torch.float32, of_block=True) for _ in range(2)),
-        *(pack(normal(rank, inner), torch.float32, of_block=True) for _ in range(2)),
-        *(pack(normal(inner, rank), torch.float32, of_block=True) for _ in range(2)),
-        *(normal(2, inner), -torch.rand(2, states, inner), normal(2, inner)),
-        pack(normal(dim, inner), torch.float32, of_block=True),
-    )
-    sizes = mamba_block_weights.MambaBlockSizes(inner, taps, rank, 0)
-    weights = mamba_block_weights.join_parameters(parameters, sizes)
+    dim = s.heads * max(s.dim, 16)
+    sizes = 2 * dim, s.taps, 4, 0
+    weights = vector_of(mamba_block.BLOCK, dim, sizes)
     return [normal(s.batch, s.length, dim), weights, *sizes, 1e-2]
 
 
-def packed_mamba(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``function`` on arguments side by side."""
-    return lambda y, weights, *numbers: function(y, weights, list(numbers[:-1]), numbers[-1])
+def side_by_side(
+    function: Callable[..., Tensor], tensors: int, ints: int, *, floats: bool
+) -> Callable[..., Tensor]:
+    """``function`` on arguments whose lists of numbers lie side by side."""
 
+    def run(*a: Any) -> Tensor:
+        numbers = a[tensors + ints :]
+        rest = list(numbers) if floats else numbers[0]
+        return function(*a[:tensors], list(a[tensors : tensors + ints]), rest)
 
-def packed_block(function: Callable[..., Tensor], fields: int, ints: int) -> Callable[..., Tensor]:
-    """``function`` on arguments side by side."""
-    first = 1 + fields
-    return lambda *a: function(
-        a[0], list(a[1:first]), list(a[first : first + ints]), list(a[first + ints :])
-    )
-
-
-def packed_vittt(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``function`` on arguments side by side."""
-    return lambda *a: function(a[0], a[1], list(a[2:14]), list(a[14:]))
+    return run
 
 
 def bare_results(op: Op, arguments: Sequence[Any], *, keep: bool = False) -> tuple[Tensor, ...]:
@@ -442,27 +395,33 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
         )
     calls |= {
         "packed_linear": lambda: Call(
-            packed_linear, packed_linear_arguments(s), packed_linear_definition
+            linear.packed_linear, packed_linear_arguments(s), definition_of(linear.OP)
         ),
         "packed_patches": lambda: Call(
-            packed_patches, packed_patches_arguments(s), packed_patches_definition
-        ),
-        "packed_vittt_blocks": lambda: Call(
-            packed_vittt(torch.ops.vision_ttt.packed_vittt_blocks),
-            packed_vittt_arguments(s),
-            packed_vittt(packed_vittt_blocks_definition),
-        ),
-        "packed_mamba_block": lambda: Call(
-            packed_mamba(torch.ops.vision_ttt.packed_mamba_block),
-            packed_mamba_arguments(s),
-            packed_mamba(packed_mamba_block_definition),
-        ),
-        "packed_vit3_block": lambda: Call(
-            packed_block(torch.ops.vision_ttt.packed_vit3_block, 20, 5),
-            packed_vit3_arguments(s),
-            packed_block(packed_vit3_block_definition, 20, 5),
+            patches.packed_patches, packed_patches_arguments(s), definition_of(patches.OP)
         ),
     }
+    for op, make, places in (
+        (vittt_blocks.OP, packed_vittt_arguments, {"tensors": 2, "ints": 12, "floats": True}),
+        (vit3_block.OP, packed_vit3_arguments, {"tensors": 4, "ints": 8, "floats": True}),
+        (mamba_block.OP, packed_mamba_arguments, {"tensors": 2, "ints": 4, "floats": False}),
+    ):
+        calls[op.name] = partial(
+            lambda op, make, places: Call(
+                side_by_side(op.forward_op, **places),
+                make(s),
+                side_by_side(definition_of(op), **places),
+            ),
+            *(op, make, places),
+        )
+        calls[f"{op.name} called"] = partial(
+            lambda op, make, places: Call(
+                side_by_side(lambda *a: op(op.inputs(*a)), **places),
+                make(s),
+                side_by_side(definition_of(op), **places),
+            ),
+            *(op, make, places),
+        )
     return calls
 
 

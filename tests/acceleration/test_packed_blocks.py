@@ -9,18 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from inference_blocks import BLOCKS, DIM, PUBLISHED, inputs, make, pack_block
 from tolerances import FORWARD, assert_close
 from vision_ttt.layers import TTTLinear, VitttBlock, VitttMixer
+from vision_ttt.layers.rotary2d import rotary_table
+from vision_ttt.ops import use_backend
 from vision_ttt.ops._native import instruction_set
-from vision_ttt.ops.packed import (
-    mamba_block,
-    mamba_block_weights,
-    vit3_block,
-    vittt_block_weights,
-    vittt_blocks,
-)
-from vision_ttt.ops.packed.mamba_block_definition import packed_mamba_block_definition
-from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters
-from vision_ttt.ops.packed.vit3_block_definition import packed_vit3_block_definition
-from vision_ttt.ops.packed.vittt_blocks_definition import packed_vittt_blocks_definition
+from vision_ttt.ops.packed import mamba_block, unpack, vit3_block, vittt_blocks
 
 pytestmark = pytest.mark.kernels
 
@@ -52,21 +44,34 @@ def test_heads_of_other_widths(dim, mini_batch_size):
     assert torch.equal(packed(y, (7, 11)), packed(y, (7, 11)))
 
 
+def op_of(packed):
+    """The op of a block, and its inputs with tokens y of a grid."""
+    weights = packed.weights
+    if type(packed).__name__ == "PackedMambaBlock":
+        return mamba_block.OP, lambda y, _: (y, weights, packed.sizes, packed.eps)
+    if type(packed).__name__ == "PackedVitttBlock":
+        floats = (packed.rate, *packed.eps)
+        return vittt_blocks.OP, lambda y, grid: (y, weights[None], (*grid, *packed.sizes), floats)
+    floats = (0.3, *packed.eps)
+    modulation = torch.randn(2, 6, DIM) if packed.sizes.modulated else None
+    table = rotary_table((9, 8), DIM) if packed.sizes.convolved else None
+    return vit3_block.OP, lambda y, grid: (
+        *(y, weights, modulation, table),
+        *((*grid, *packed.sizes), floats),
+    )
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_dispatcher_is_left_out_where_nothing_listens(name, monkeypatch):
-    direct = []
-    for module in (mamba_block, vit3_block, vittt_blocks):
-        kernel = f"_packed_{module.__name__.rpartition('.')[2]}"
-        original = getattr(module, kernel)
-        monkeypatch.setattr(
-            module, kernel, lambda *args, run=original: direct.append(1) or run(*args)
-        )
     packed, given = pack_block(make(name), torch.float32), inputs(name, 2, (5, 7))
+    op, _ = op_of(packed)
+    dispatched, custom_op = [], op.forward_op
+    monkeypatch.setattr(op, "forward_op", lambda *a: dispatched.append(1) or custom_op(*a))
     wanted = packed(*given)
-    assert len(direct) == 1
+    assert not dispatched
     with FlopCounterMode(display=False) as counter:
         assert torch.equal(packed(*given), wanted)
-    assert len(direct) == 1
+    assert dispatched == [1]
     assert counter.get_total_flops() > 0
 
 
@@ -74,46 +79,39 @@ def test_the_dispatcher_is_left_out_where_nothing_listens(name, monkeypatch):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_it_is_its_definition(name, dtype):
     """The definition rounds to bfloat16 where the kernels do; the bounds are tighter."""
-    packed, given = pack_block(make(name), dtype), inputs(name, 2, (9, 8))
-    y, grid = given[0], (9, 8)
-    p = dict(packed._buffers)
-    if "vittt" in type(packed).__name__.lower():
-        ints, floats = [*grid, *packed.sizes], [packed.rate, *packed.eps]
-        wanted = packed_vittt_blocks_definition(y, packed.weights[None], ints, floats)
-        got = torch.ops.vision_ttt.packed_vittt_blocks(y, packed.weights[None], ints, floats)
-    elif "mamba" in name:
-        arguments = y, packed.weights, list(packed.sizes), packed.eps
-        wanted = packed_mamba_block_definition(*arguments)
-        got = torch.ops.vision_ttt.packed_mamba_block(*arguments)
-    else:
-        p["modulation"] = torch.randn(2, 6, DIM) if name == "dit3" else p["modulation"]
-        p["rotations"] = given[2] if name == "h-vit3" else p["rotations"]
-        parameters = [p[field] for field in Vit3BlockParameters._fields]
-        ints, floats = [*grid, packed.heads, packed.hidden, packed.tanh_gelu], [0.3, *packed.eps]
-        wanted = packed_vit3_block_definition(y, parameters, ints, floats)
-        got = torch.ops.vision_ttt.packed_vit3_block(y, parameters, ints, floats)
-    assert_close(got, wanted, 1e-5 if dtype == torch.float32 else 4e-3)
+    packed, (y, *_) = pack_block(make(name), dtype), inputs(name, 2, (9, 8))
+    op, arguments = op_of(packed)
+    given = op.inputs(*arguments(y, (9, 8)))
+    wanted = op.definition(given)
+    assert_close(op.forward_op(*given), wanted, 1e-5 if dtype == torch.float32 else 4e-3)
+    with use_backend("reference"):
+        assert_close(op(given), wanted, 1e-5)
+
+
+@pytest.mark.parametrize("module", [mamba_block, vit3_block, vittt_blocks])
+def test_a_table_names_the_fields_that_the_kernel_reads(module):
+    block = module.BLOCK
+    for name, part in block.parameters.items():
+        assert f"{name}.data" in block.fields if part.is_packed else name in block.fields
+    assert set(block.floats) <= set(block.fields)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_parameters_of_a_vittt_block_come_back_from_their_vector(dtype):
-    packed = pack_block(make("vittt with TTT-MLP"), dtype)
-    parameters = vittt_block_weights.split_parameters(packed.weights, DIM, packed.sizes)
-    join_parameters = vittt_block_weights.join_parameters
-    assert torch.equal(join_parameters(parameters, packed.sizes), packed.weights)
-    with pytest.raises(ValueError, match=r"gate must be .*, got \[0\]"):
-        join_parameters(parameters._replace(gate=torch.empty(0)), packed.sizes)
+@pytest.mark.parametrize("name", ["vittt with TTT-MLP", "mamba of other sizes", "h-vit3"])
+def test_parameters_come_back_from_their_vector(name, dtype):
+    packed = pack_block(make(name), dtype)
+    op, _ = op_of(packed)
+    block = next(m.BLOCK for m in (mamba_block, vit3_block, vittt_blocks) if m.OP is op)
+    places = block.places(DIM, packed.sizes)
+    parameters = {
+        field: unpack(x, *places[field].size) if places[field].is_packed else x
+        for field, x in block.split(packed.weights, DIM, packed.sizes).items()
+    }
+    assert torch.equal(block.join(parameters, DIM, packed.sizes), packed.weights)
+    field = next(iter(places))
+    with pytest.raises(ValueError, match=rf"{field} must be .*, got \[0\]"):
+        block.join({**parameters, field: torch.empty(0)}, DIM, packed.sizes)
     assert packed.bfloat16().weights.dtype == torch.int32  # no cast changes the bits
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_parameters_of_a_mamba_block_come_back_from_their_vector(dtype):
-    packed = pack_block(make("mamba of other sizes"), dtype)
-    parameters = mamba_block_weights.split_parameters(packed.weights, DIM, packed.sizes)
-    join_parameters = mamba_block_weights.join_parameters
-    assert torch.equal(join_parameters(parameters, packed.sizes), packed.weights)
-    with pytest.raises(ValueError, match=r"skip must be .*, got \[0\]"):
-        join_parameters(parameters._replace(skip=torch.empty(0)), packed.sizes)
 
 
 @pytest.mark.parametrize("name", ["vittt", "vit3", "h-vit3", "mamba"])

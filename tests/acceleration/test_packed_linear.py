@@ -104,9 +104,9 @@ def test_nothing_spoils_the_neighbours():
         ({"x": torch.randn(4, 8).double()}, TypeError, "torch.float64"),
         ({"columns": 17}, ValueError, r"must be \[2, 8, 16\]"),
         ({"columns": 0}, ValueError, "at least 1"),
-        ({"bias": torch.randn(4)}, ValueError, r"bias must be \[5\], got \[4\]"),
+        ({"bias": torch.randn(4)}, ValueError, r"bias must have shape \[5\], got \[4\]"),
         ({"bias": torch.randn(5).half()}, TypeError, "float16"),
-        ({"x": None}, TypeError, "x must be a tensor, got None"),
+        ({"x": None}, TypeError, "x must be a tensor, got NoneType"),
     ],
 )
 def test_bad_input(change, error, message):

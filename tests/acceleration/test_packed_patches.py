@@ -86,12 +86,12 @@ def test_any_number_of_threads():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"images": torch.randn(3, 8, 8)}, ValueError, r"B, C, H, W\] with H ≥ 4 and W ≥ 2"),
-        ({"images": torch.randn(1, 3, 3, 8)}, ValueError, r"H ≥ 4 .* got \[1, 3, 3, 8\]"),
+        ({"images": torch.randn(3, 8, 8)}, ValueError, r"shape \[B, C, H, W\]"),
+        ({"images": torch.randn(1, 3, 3, 8)}, ValueError, r"at most .* images \[1, 3, 3, 8\]"),
         ({"images": torch.randn(1, 2, 8, 8)}, ValueError, r"\[5, 16\] packed"),
         ({"images": torch.randn(1, 3, 8, 8).double()}, TypeError, "torch.float64"),
-        ({"images": None}, TypeError, "images must be a tensor, got None"),
-        ({"size": (4, 0)}, ValueError, r"at least 1, got \[4, 0\]"),
+        ({"images": None}, TypeError, "images must be a tensor, got NoneType"),
+        ({"size": (4, 0)}, ValueError, "size must be at least 1, got 0"),
         ({"size": (4,)}, ValueError, "two numbers"),
         ({"columns": 17}, ValueError, r"\[17, 24\] packed"),
         ({"bias": torch.randn(4)}, ValueError, r"bias must be \[5\], got \[4\]"),

@@ -13,8 +13,7 @@ from vision_ttt.acceleration import for_inference
 from vision_ttt.acceleration.packed_vittt import PackedVitttBlock, PackedVitttBlocks
 from vision_ttt.acceleration.supported_parts import UnsupportedPart
 from vision_ttt.models.block_sequence import BlockSequence
-from vision_ttt.ops.packed import vittt_blocks
-from vision_ttt.ops.packed.vittt_blocks_definition import packed_vittt_blocks_definition
+from vision_ttt.ops.packed.vittt_blocks import BLOCK, OP
 
 GRID = (5, 7)
 
@@ -36,13 +35,13 @@ def pack(blocks, dtype=torch.float32):
 def calls(monkeypatch):
     """How many blocks each call of the op had."""
     counts = []
-    original = vittt_blocks._packed_vittt_blocks
+    original = BLOCK.run
 
     def counting(y, weights, *others):
         counts.append(len(weights))
         return original(y, weights, *others)
 
-    monkeypatch.setattr(vittt_blocks, "_packed_vittt_blocks", counting)
+    monkeypatch.setattr(BLOCK, "run", counting)
     return counts
 
 
@@ -89,12 +88,15 @@ def test_a_wrong_grid_is_refused():
 
 def test_the_definition_is_of_all_blocks():
     packed, (y, grid) = pack(sequence()), inputs("vittt", 2, GRID)
-    ints, floats = [*grid, *packed.sizes], [packed.rate, *packed.eps]
-    wanted = packed_vittt_blocks_definition(y, packed.weights, ints, floats)
-    assert_close(packed(y, grid), wanted, 1e-5)
-    for wrong in (packed.weights[0], packed.weights[:0], packed.weights[:, 1:]):
-        with pytest.raises(ValueError, match=r"weights must be \[N ≥ 1, "):
-            torch.ops.vision_ttt.packed_vittt_blocks(y, wrong, ints, floats)
+    given = OP.inputs(y, packed.weights, [*grid, *packed.sizes], [packed.rate, *packed.eps])
+    assert_close(packed(y, grid), OP.definition(given), 1e-5)
+    for wrong, message in (
+        (packed.weights[0], r"weights must have shape \[N, words\]"),
+        (packed.weights[:0], "N must be at least 1"),
+        (packed.weights[:, 1:], r"weights must be \d+ words for 64 channels"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            OP.forward_op(*given._replace(weights=wrong))
 
 
 def test_blocks_share_the_memory_of_the_sequence():

@@ -7,8 +7,7 @@ import torch
 
 from tolerances import FORWARD, assert_close
 from vision_ttt import for_inference
-from vision_ttt.acceleration.packed_convolution import FoldedConvNorm
-from vision_ttt.acceleration.packed_linear import PackedLinear
+from vision_ttt.acceleration.packed_linear import FoldedConvNorm, PackedLinear
 from vision_ttt.acceleration.packed_vit3 import PackedVit3Block
 from vision_ttt.acceleration.packed_vittt import PackedVitttBlock
 from vision_ttt.dense import ViTAdapter

@@ -13,6 +13,7 @@ from hostile_calls import NAMES, NUMBERS, SPOILS, Sizes, exactly, make_calls, sp
 
 ERRORS = (TypeError, ValueError, RuntimeError, OverflowError)
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+TOLERANCE[torch.int32] = 1e-2  # a packed block's words: one word for all makes errors larger
 
 SIZES = st.builds(
     Sizes,

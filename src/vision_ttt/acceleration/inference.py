@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 from torch import nn
 
 from vision_ttt.acceleration.evaluation_only import EvaluationOnly
-from vision_ttt.acceleration.packed_convolution import FoldedConvNorm
-from vision_ttt.acceleration.packed_linear import PackedLinear, PackedPatches
+from vision_ttt.acceleration.packed_linear import FoldedConvNorm, PackedLinear, PackedPatches
 from vision_ttt.acceleration.packed_mamba import PackedMambaBlock
 from vision_ttt.acceleration.packed_vit3 import PackedDit3Block, PackedVit3Block
 from vision_ttt.acceleration.packed_vittt import PackedVitttBlock, PackedVitttBlocks
@@ -107,13 +105,16 @@ def for_inference(
     if cast is not None:
         packed = packed.to(cast)
     done: str | None = None
-    for name, module in list(_outside(packed, stay)):
+    for name, module in list(packed.named_modules()):
+        if any(_is_within(name, block) for block in stay):
+            continue
         if done is not None and _is_within(name, done):  # a part of a layer that was packed
             continue
-        replacement = _packed_layer(module, dtype)
-        if replacement is not None:
-            packed = _replaced(packed, name, replacement)
-            done = name
+        for kind, packed_layer in _PACKED_LAYERS:
+            if isinstance(module, kind):
+                with suppress(UnsupportedPart):
+                    packed = _replaced(packed, name, packed_layer(module, dtype))
+                    done = name
     return EvaluationOnly(packed, cast)
 
 
@@ -137,27 +138,9 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[
     return model, stay
 
 
-def _outside(model: nn.Module, stay: dict[str, str]) -> Iterator[tuple[str, nn.Module]]:
-    """The named modules outside the blocks that stay as they are."""
-    for name, module in model.named_modules():
-        if not any(_is_within(name, block) for block in stay):
-            yield name, module
-
-
 def _is_within(name: str, outer: str) -> bool:
     """Whether a module is another one, named ``outer``, or a part of it; "" is the model."""
     return f"{name}.".startswith(f"{outer}." if outer else "")
-
-
-def _packed_layer(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
-    """The packed form of a layer, or None where it has none."""
-    for kind, packed in _PACKED_LAYERS:
-        if isinstance(module, kind):
-            try:
-                return packed(module, dtype)
-            except UnsupportedPart:
-                return None
-    return None
 
 
 def _replaced(model: nn.Module, name: str, replacement: nn.Module) -> nn.Module:

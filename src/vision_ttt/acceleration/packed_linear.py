@@ -1,13 +1,17 @@
-"""Linear layers and patch embeddings on packed weights."""
+"""Linear layers and patch embeddings on packed weights, and convolutions with their BatchNorm."""
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import fuse_conv_bn_eval
 
 from vision_ttt.acceleration.supported_parts import UnsupportedPart, require
+from vision_ttt.layers.conv_stem import ConvNorm
 from vision_ttt.ops.packed import pack, packed_linear, packed_patches, unpack
 
 
@@ -29,11 +33,8 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
         require(linear, "it", nn.Linear)
-        _require_packable(linear.weight)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.register_buffer("packed", pack(linear.weight, dtype))
-        bias = None if linear.bias is None else linear.bias.detach().float().clone()
-        self.register_buffer("bias", bias)
+        _hold_packed(self, linear, dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -71,16 +72,13 @@ class PackedPatches(nn.Module):
     def __init__(self, conv: nn.Conv2d, dtype: torch.dtype) -> None:
         super().__init__()
         require(conv, "it", nn.Conv2d)
-        _require_packable(conv.weight)
         if conv.stride != conv.kernel_size or conv.groups != 1 or conv.dilation != (1, 1):
             raise UnsupportedPart("its patches overlap")
         if conv.padding not in ((0, 0), "valid"):
             raise UnsupportedPart("it pads")
         self.kernel_size, self.stride = conv.kernel_size, conv.stride
         self.in_channels, self.out_channels = conv.in_channels, conv.out_channels
-        self.register_buffer("packed", pack(conv.weight.flatten(1), dtype))
-        bias = None if conv.bias is None else conv.bias.detach().float().clone()
-        self.register_buffer("bias", bias)
+        _hold_packed(self, conv, dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -110,6 +108,45 @@ class PackedPatches(nn.Module):
         )
 
 
-def _require_packable(weight: Tensor) -> None:
+class FoldedConvNorm(nn.Module):
+    """Maps [B, C, h, w] → ReLU of a convolution, for evaluation on a CPU.
+
+    Products are in the dtype of the weight, the result is in that of the maps.
+
+    Args:
+        conv: its convolution and BatchNorm become one convolution; it is not changed.
+        dtype: float32 or bfloat16, of the folded weight.
+
+    Raises:
+        UnsupportedPart: a part is not PyTorch's own, or has a hook.
+    """
+
+    def __init__(self, conv: ConvNorm, dtype: torch.dtype) -> None:
+        super().__init__()
+        require(conv, "it", ConvNorm)
+        require(conv.conv, "conv", nn.Conv2d)
+        require(conv.norm, "norm", nn.BatchNorm2d)
+        if conv.norm.running_mean is None:
+            raise UnsupportedPart("norm keeps no statistics")
+        folded = fuse_conv_bn_eval(
+            *(copy.deepcopy(part).float() for part in (conv.conv, conv.norm))
+        )
+        self.conv = folded.to(dtype, memory_format=torch.channels_last).requires_grad_(False)
+        self.relu = conv.relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv(x.to(self.conv.weight.dtype)).to(x.dtype)
+        return F.relu_(out) if self.relu else out
+
+
+def _hold_packed(holder: nn.Module, layer: nn.Linear | nn.Conv2d, dtype: torch.dtype) -> None:
+    """Register a layer's packed weight and its bias as buffers.
+
+    Raises:
+        UnsupportedPart: its weight is empty or not of floating point.
+    """
+    weight, bias = layer.weight, layer.bias
     if not weight.numel() or not weight.is_floating_point():
         raise UnsupportedPart(f"its weight is {list(weight.shape)} in {weight.dtype}")
+    holder.register_buffer("packed", pack(weight.flatten(1), dtype))
+    holder.register_buffer("bias", None if bias is None else bias.detach().float().clone())

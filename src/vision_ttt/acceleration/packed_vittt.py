@@ -10,6 +10,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from vision_ttt.acceleration.packed_block import PackedBlock
 from vision_ttt.acceleration.supported_parts import (
     UnsupportedPart,
     require,
@@ -20,7 +21,6 @@ from vision_ttt.acceleration.supported_parts import (
 from vision_ttt.layers import (
     TTTMLP,
     DepthwiseConv2d,
-    DirectionalConv1d,
     GatedNorm,
     LinearLearner,
     MLPLearner,
@@ -33,61 +33,37 @@ from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 from vision_ttt.layers.grid import check_grid
 from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.ops import depthwise_conv2d
-from vision_ttt.ops.packed import pack, packed_vittt_blocks
-from vision_ttt.ops.packed.vittt_block_weights import (
-    VitttBlockParameters,
-    VitttBlockSizes,
-    join_parameters,
-    layout,
-    refusal,
-    split_parameters,
-)
+from vision_ttt.ops.packed import packed_vittt_blocks
+from vision_ttt.ops.packed.block import Place
+from vision_ttt.ops.packed.vittt_blocks import BLOCK
 
 LEARNERS = {TTTLinear: LinearLearner, TTTMLP: MLPLearner}
 """The inner learner of each supported sequence layer."""
 
 
-class PackedVitttBlock(nn.Module):
-    """:class:`vision_ttt.VitttBlock` for evaluation on a CPU: [B, T, D], (h, w) → [B, T, D].
-
-    Args:
-        block: the block whose weights are packed; it is not changed.
-        dtype: float32 or bfloat16, of the packed weights.
-
-    Raises:
-        UnsupportedPart: a part is not of this library, was changed, has a hook, or has a size that
-            the kernels do not support.
-    """
+class PackedVitttBlock(PackedBlock):
+    """:class:`vision_ttt.VitttBlock` for evaluation on a CPU: [B, T, D], (h, w) → [B, T, D]."""
 
     kind = VitttBlock
 
     def __init__(self, block: VitttBlock, dtype: torch.dtype) -> None:
-        super().__init__()
         _require_supported_parts(block)
-        mixer, ttt, mlp = block.mixer, block.mixer.ttt, block.mlp
-        learner = ttt.learner
-        dim, hidden = ttt.out_proj.in_features, mlp.fc2.in_features
-        reason = refusal(dim, ttt.head_dim, learner.mini_batch_size, hidden)
-        if reason:
-            raise UnsupportedPart(reason)
-        self.dim = dim
-        self.sizes = VitttBlockSizes(
-            heads=ttt.heads,
-            directions=learner.directions,
-            taps=0 if isinstance(ttt.conv_q, nn.Identity) else ttt.conv_q.kernel_size[0],
-            hidden=hidden,
-            mini_batch_size=learner.mini_batch_size,
-            kernel=0 if mixer.conv2d is None else mixer.conv2d.weight.shape[-1],
-            views=3 if ttt.widths["q"] else 2,
-            gated=int(ttt.widths["gate"] > 0),
-            is_mlp=int(isinstance(learner, MLPLearner)),
-            is_bfloat16=int(dtype == torch.bfloat16),
-        )
+        mixer, ttt = block.mixer, block.mixer.ttt
+        sizes = {
+            "heads": ttt.heads,
+            "directions": ttt.learner.directions,
+            "taps": 0 if isinstance(ttt.conv_q, nn.Identity) else ttt.conv_q.kernel_size[0],
+            "hidden": block.mlp.fc2.in_features,
+            "mini_batch_size": ttt.learner.mini_batch_size,
+            "kernel": 0 if mixer.conv2d is None else mixer.conv2d.weight.shape[-1],
+            "views": 3 if ttt.widths["q"] else 2,
+            "gated": int(ttt.widths["gate"] > 0),
+            "is_mlp": int(isinstance(ttt.learner, MLPLearner)),
+        }
+        super().__init__(BLOCK, dtype, ttt.out_proj.in_features, sizes, _parameters_of(block))
         # The rate at a logit of +∞ is η_base / d, in TTT-MLP times the warm-up factor.
         self.rate = ttt.rates(torch.full((), torch.inf)).item()
-        self.eps = (mixer.norm.eps, learner.eps, ttt.merge.eps, block.norm.eps)
-        parameters = _parameters(block, dtype)
-        self.register_buffer("weights", join_parameters(parameters, self.sizes))
+        self.eps = (mixer.norm.eps, ttt.learner.eps, ttt.merge.eps, block.norm.eps)
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         """Run the block; ``extra`` are the positions in T of tokens outside the grid.
@@ -102,7 +78,7 @@ class PackedVitttBlock(nn.Module):
             image, others = split_extra(y, extra)
             y = merge_extra(image + self._convolve(image, grid), others, extra)
             # Without its first tensor the vector holds a block without the Conv2d.
-            weights, sizes = weights[layout(self.dim, sizes)[0].end :], sizes._replace(kernel=0)
+            weights, sizes = weights[self._conv2d.end :], sizes._replace(kernel=0)
         weights = weights.unsqueeze(0)
         return packed_vittt_blocks(y, weights, sizes, grid=grid, rate=self.rate, eps=self.eps)
 
@@ -119,10 +95,14 @@ class PackedVitttBlock(nn.Module):
 
     register_forward_hook = register_forward_pre_hook
 
+    @property
+    def _conv2d(self) -> Place:
+        return BLOCK.places(self.dim, self.sizes)["conv2d"]
+
     def _convolve(self, image: Tensor, grid: tuple[int, int]) -> Tensor:
-        conv2d = split_parameters(self.weights, self.dim, self.sizes).conv2d
-        kernel = self.sizes.kernel
-        return depthwise_conv2d(image, conv2d.t().reshape(-1, 1, kernel, kernel), grid)
+        place, kernel = self._conv2d, self.sizes.kernel
+        taps = self.weights[: place.words].view(torch.float32).view(place.shape)
+        return depthwise_conv2d(image, taps.t().reshape(-1, 1, kernel, kernel), grid)
 
 
 class PackedVitttBlocks(BlockSequence):
@@ -213,41 +193,37 @@ def _require_supported_parts(block: VitttBlock) -> None:
         raise UnsupportedPart(f"mixer.ttt.base_learning_rate is {ttt.base_learning_rate}")
 
 
-def _parameters(block: VitttBlock, dtype: torch.dtype) -> VitttBlockParameters:
-    """The op's parameters: weights of products packed, others copied."""
+def _parameters_of(block: VitttBlock) -> dict[str, Tensor | None]:
+    """The block's parameters by the names that the op gives them."""
     mixer, ttt, mlp = block.mixer, block.mixer.ttt, block.mlp
-    learner = ttt.learner
-    nothing = block.norm.weight.new_empty(0, dtype=torch.float32)
-
-    def taken(x: Tensor | None) -> Tensor:
-        return nothing if x is None else x.detach().float().clone()
-
-    views, gate = ttt.in_proj.weight.split(
-        (ttt.widths["k"] + ttt.widths["q"] + ttt.widths["v"], ttt.widths["gate"])
-    )
-    convolutions = []
-    for conv in (ttt.conv_q, ttt.conv_k):
-        convolves = isinstance(conv, DirectionalConv1d)
-        convolutions += [taken(conv.weight.squeeze(1) if convolves else None)]
-        convolutions += [taken(conv.bias if convolves else None)]
-    state = [taken(x) for x in learner.state()]
-    conv2d = None if mixer.conv2d is None else mixer.conv2d.weight.flatten(1).t()
+    learner, gate = ttt.learner, ttt.widths["gate"]
+    views, gates = ttt.in_proj.weight.tensor_split([len(ttt.in_proj.weight) - gate])
     mlp_gate, mlp_value = mlp.fc1.weight.chunk(2)
-    return VitttBlockParameters(
-        taken(conv2d).contiguous(),
-        *(taken(mixer.norm.weight), taken(mixer.norm.bias)),
-        pack(views, dtype, of_block=True),
-        pack(gate, dtype, of_block=True) if len(gate) else nothing,
-        *(pack(ttt.rate_proj.weight, dtype, of_block=True), taken(ttt.rate_proj.bias)),
-        *convolutions,
-        *(state + [nothing] * (4 - len(state))),
-        *(taken(learner.norm_weight), taken(learner.norm_bias), taken(learner.position_scale())),
-        *(taken(ttt.merge.weight), taken(ttt.merge.bias)),
-        pack(ttt.out_proj.weight, dtype, of_block=True),
-        *(taken(block.norm.weight), taken(block.norm.bias)),
-        *(
-            pack(mlp_gate, dtype, of_block=True),
-            pack(mlp_value, dtype, of_block=True),
-            pack(mlp.fc2.weight, dtype, of_block=True),
-        ),
-    )
+    convolutions = {
+        f"{name}.{part}": x.squeeze(1) if part == "weight" else x
+        for name in ("conv_q", "conv_k")
+        for part, x in getattr(ttt, name).named_parameters()
+    }
+    state = zip(("w1", "b1", "w2", "b2"), learner.state(), strict=False)
+    return {
+        "conv2d": None if mixer.conv2d is None else mixer.conv2d.weight.flatten(1).t(),
+        "norm.weight": mixer.norm.weight,
+        "norm.bias": mixer.norm.bias,
+        "views": views,
+        "gate": gates,
+        "rates": ttt.rate_proj.weight,
+        "rates.bias": ttt.rate_proj.bias,
+        **convolutions,
+        **{f"initial.{name}": x for name, x in state},
+        "inner_weight": learner.norm_weight,
+        "inner_bias": learner.norm_bias,
+        "scale": learner.position_scale(),
+        "post_weight": ttt.merge.weight,
+        "post_bias": ttt.merge.bias,
+        "out_proj": ttt.out_proj.weight,
+        "mlp_norm.weight": block.norm.weight,
+        "mlp_norm.bias": block.norm.bias,
+        "mlp_gate": mlp_gate,
+        "mlp_value": mlp_value,
+        "mlp_out": mlp.fc2.weight,
+    }

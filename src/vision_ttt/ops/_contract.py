@@ -68,6 +68,7 @@ class Contract:
         alike: tensors that must have the first one's dtype.
         autocast: whether active autocast casts the tensors of ``alike`` itself.
         together: tensors that must be given all or none.
+        dtypes: tensor → the dtypes that it must have, whatever the first one's is.
         dense_last: tensors whose last axis must be contiguous.
         may_be_0: symbols of sizes that may be 0. Leading axes matched by ``...`` may be 0, too.
         others: arguments between the tensors and the numbers that the table does not check.
@@ -84,6 +85,7 @@ class Contract:
         alike: Sequence[str] = (),
         autocast: bool = False,
         together: Sequence[str] = (),
+        dtypes: Mapping[str, Sequence[torch.dtype]] | None = None,
         dense_last: Sequence[str] = (),
         may_be_0: Sequence[str] = "B",
         others: Sequence[str] = (),
@@ -95,7 +97,7 @@ class Contract:
         self.others, self.further = tuple(others), further
         self.names = (*tensors, *self.others, *self.numbers)
         self.odd, self.alike, self.together = tuple(odd), tuple(alike), tuple(together)
-        self.autocast = autocast
+        self.autocast, self.dtypes = autocast, dict(dtypes or {})
         self._dense_last_places = [self.names.index(name) for name in dense_last]
         self.may_be_0 = tuple(may_be_0)
         self._rows = self._solvable([_row(*item) for item in tensors.items()])
@@ -279,11 +281,14 @@ class Contract:
             x = values[name]
             if x is None:
                 continue
-            if x.dtype not in FLOATS:
-                raise TypeError(f"{self.op}: {name} must be one of {FLOATS}, got {x.dtype}")
+            accepted = self.dtypes.get(name, FLOATS)
+            if x.dtype not in accepted:
+                raise TypeError(f"{self.op}: {name} must be one of {accepted}, got {x.dtype}")
             if x.layout != torch.strided:
                 raise TypeError(f"{self.op}: {name} must be a strided tensor, got {x.layout}")
-            if x.dtype == first.dtype or (name in self.alike and will_be_cast):
+            if name in self.dtypes or x.dtype == first.dtype:
+                continue
+            if name in self.alike and will_be_cast:
                 continue
             if name in self.alike:
                 raise TypeError(

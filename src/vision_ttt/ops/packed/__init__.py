@@ -3,12 +3,11 @@
 from vision_ttt.ops.packed.linear import packed_linear
 from vision_ttt.ops.packed.mamba_block import packed_mamba_block
 from vision_ttt.ops.packed.patches import packed_patches
-from vision_ttt.ops.packed.vit3_block import Vit3BlockParameters, packed_vit3_block
+from vision_ttt.ops.packed.vit3_block import packed_vit3_block
 from vision_ttt.ops.packed.vittt_blocks import packed_vittt_blocks
 from vision_ttt.ops.packed.weights import pack, unpack
 
 __all__ = [
-    "Vit3BlockParameters",
     "pack",
     "packed_linear",
     "packed_mamba_block",

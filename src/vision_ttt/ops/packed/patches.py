@@ -3,19 +3,56 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_int64, c_void_p
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
-from vision_ttt.ops._native import LIBRARY, call_kernel, mirrors
-from vision_ttt.ops.packed.linear import packed_linear_definition
-from vision_ttt.ops.packed.product_arguments import check_tensors, check_weight
-from vision_ttt.ops.packed.weights import PackedStructure, resolve_negative
+from vision_ttt.ops._contract import Contract, Whole, check_number
+from vision_ttt.ops._native import mirrors, pointer, run_kernel
+from vision_ttt.ops._op import Backend, Op
+from vision_ttt.ops.packed.linear import multiply
+from vision_ttt.ops.packed.weights import DTYPES, PackedStructure, call, check_packed, refusal
+
+
+class Inputs(NamedTuple):
+    """The op's arguments, as :func:`packed_patches` has them."""
+
+    images: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    columns: int
+    size: Sequence[int]
+
+
+def _check(op: str, values: Mapping[str, Any]) -> None:
+    images, columns, size = values["images"].shape, values["columns"], values["size"]
+    for number in (columns, *size):
+        check_number(op, "columns and size", number, Whole(1))
+    if len(size) != 2 or images[2] < size[0] or images[3] < size[1]:
+        raise ValueError(
+            f"{op}: size must be two numbers of at most the images' height and width, got "
+            f"{list(size)} and images {list(images)}"
+        )
+    bias = values["bias"]
+    if bias is not None and len(bias) != columns:
+        raise ValueError(f"{op}: bias must be [{columns}], got {list(bias.shape)}")
+    check_packed(op, values["weight"], columns, images[1] * size[0] * size[1])
+
+
+CONTRACT = Contract(
+    "packed_patches",
+    {
+        "images": "B C H W",
+        "weight": "panels pairs 16 | panels pairs 16 2",
+        "bias": "? columns_of_bias",
+    },
+    dtypes={"images": DTYPES, "weight": DTYPES, "bias": (torch.float32,)},
+    others=("columns", "size"),
+    further=_check,
+)
 
 
 @mirrors("PackedPatches")
@@ -29,6 +66,60 @@ class _PackedPatches(ctypes.Structure):
         *((name, c_int64) for name in ("row_stride", "is_bfloat16", "images_are_bfloat16")),
         ("threads", c_int64),
     )
+
+
+def packed_patches_definition(inputs: Inputs) -> Tensor:
+    """See :func:`packed_patches`."""
+    images, weight, bias, columns, (height, width) = inputs
+    patches = images.unfold(2, height, height).unfold(3, width, width)
+    patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)  # [B, rows, columns, C · h · w]
+    return multiply(patches, weight, bias, columns)
+
+
+def _forward(inputs: Inputs) -> Tensor:
+    images, weight, bias, columns, (height, width) = inputs
+    if images.stride(3) != 1:
+        images = images.contiguous()
+    weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
+    out = _fake(inputs)
+    if not out.numel():
+        return out
+    batch, channels, *_ = images.shape
+    problem = _PackedPatches.pack(
+        *(images.data_ptr(), out.data_ptr(), weight.data_ptr(), pointer(bias)),
+        *(channels * height * width, columns, 0),
+        *(batch, channels, out.shape[1], out.shape[2], width, *images.stride()[:3]),
+        *(weight.dtype == torch.bfloat16, images.dtype == torch.bfloat16),
+        torch.get_num_threads(),
+    )
+    run_kernel("vision_ttt_packed_patches", problem)
+    return out
+
+
+def _result(images: Sequence[int], columns: int, size: Sequence[int]) -> tuple[int, ...]:
+    return images[0], images[2] // size[0], images[3] // size[1], columns
+
+
+def _fake(inputs: Inputs) -> Tensor:
+    return inputs.images.new_empty(_result(inputs.images.shape, inputs.columns, inputs.size))
+
+
+def _flops(shapes: Inputs) -> int:
+    """Two FLOPs per number of W and patch."""
+    batch, height, width, columns = _result(shapes.images, shapes.columns, shapes.size)
+    return 2 * batch * height * width * columns * shapes.images[1] * shapes.size[0] * shapes.size[1]
+
+
+OP = Op(
+    "packed_patches",
+    Inputs,
+    CONTRACT,
+    packed_patches_definition,
+    {"cpu": Backend(_forward, None, lambda inputs: refusal(inputs.images))},
+    _fake,
+    schema="(Tensor images, Tensor weight, Tensor? bias, int columns, int[] size) -> Tensor",
+    flops=_flops,
+)
 
 
 def packed_patches(
@@ -51,103 +142,6 @@ def packed_patches(
 
     Raises:
         TypeError: a dtype is not accepted.
-        ValueError: shapes do not fit, or a tensor is not a dense one on a CPU.
+        ValueError: shapes do not fit.
     """
-    if may_bypass_dispatcher((images, weight, bias)):
-        return _packed_patches(images, weight, bias, columns, size)
-    return torch.ops.vision_ttt.packed_patches(images, weight, bias, columns, list(size))
-
-
-torch.library.define(
-    "vision_ttt::packed_patches",
-    "(Tensor images, Tensor weight, Tensor? bias, int columns, int[] size) -> Tensor",
-)
-
-
-@functools.lru_cache(maxsize=256)
-def _check_shapes(
-    images: torch.Size,
-    weight: torch.Size,
-    dtype: torch.dtype,
-    bias: torch.Size | None,
-    columns: int,
-    size: tuple[int, ...],
-) -> None:
-    if len(size) != 2 or min(size) < 1 or columns < 1:
-        raise ValueError(
-            "packed_patches: size must be two numbers of at least 1 and columns at least 1, got "
-            f"{list(size)} and {columns}"
-        )
-    if len(images) != 4 or not images[1] or images[2] < size[0] or images[3] < size[1]:
-        raise ValueError(
-            f"packed_patches: images must be [B, C, H, W] with H ≥ {size[0]} and W ≥ {size[1]}, "
-            f"got {list(images)}"
-        )
-    check_weight("packed_patches", weight, dtype, bias, columns, images[1] * size[0] * size[1])
-
-
-def _packed_patches(
-    images: Tensor, weight: Tensor, bias: Tensor | None, columns: int, size: Sequence[int]
-) -> Tensor:
-    check_tensors("packed_patches", weight, bias, images=images)
-    bias_shape = None if bias is None else bias.shape
-    _check_shapes(images.shape, weight.shape, weight.dtype, bias_shape, columns, tuple(size))
-    if LIBRARY is None:
-        return packed_patches_definition(images, weight, bias, columns, size)
-    images = resolve_negative(images)
-    if images.stride(3) != 1:
-        images = images.contiguous()
-    weight = resolve_negative(weight).contiguous()
-    bias = None if bias is None else resolve_negative(bias).contiguous()
-    out = images.new_empty(_result_shape(images.shape, columns, size))
-    if out.numel():
-        batch, channels, *_ = images.shape
-        problem = _PackedPatches(
-            images.data_ptr(),
-            out.data_ptr(),
-            PackedStructure.of(weight, bias, columns, channels * size[0] * size[1]),
-            *(batch, channels, out.shape[1], out.shape[2], size[1], *images.stride()[:3]),
-            *(weight.dtype == torch.bfloat16, images.dtype == torch.bfloat16),
-            torch.get_num_threads(),
-        )
-        if call_kernel("vision_ttt_packed_patches", problem):
-            raise MemoryError("packed_patches: not enough memory for the scratch of a thread")
-    return out
-
-
-def packed_patches_definition(
-    images: Tensor, weight: Tensor, bias: Tensor | None, columns: int, size: Sequence[int]
-) -> Tensor:
-    """The definition of :func:`packed_patches`, in PyTorch's operations."""
-    height, width = size
-    patches = images.unfold(2, height, height).unfold(3, width, width)
-    patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)  # [B, rows, columns, C · h · w]
-    return packed_linear_definition(patches, weight, bias, columns)
-
-
-def _result_shape(images: Sequence[int], columns: int, size: Sequence[int]) -> tuple[int, ...]:
-    return images[0], images[2] // size[0], images[3] // size[1], columns
-
-
-torch.library.impl("vision_ttt::packed_patches", "CPU", _packed_patches)
-
-
-@torch.library.register_fake("vision_ttt::packed_patches")
-def _(
-    images: Tensor, weight: Tensor, bias: Tensor | None, columns: int, size: Sequence[int]
-) -> Tensor:
-    return images.new_empty(_result_shape(images.shape, columns, size))
-
-
-@register_flop_formula(torch.ops.vision_ttt.packed_patches)
-def packed_patches_flops(
-    images: Sequence[int],
-    _weight: object,
-    _bias: object,
-    columns: int,
-    size: Sequence[int],
-    **_: object,
-) -> int:
-    """Two FLOPs per number of W and patch."""
-    batch, height, width, _columns = _result_shape(images, columns, size)
-    return 2 * batch * height * width * columns * images[1] * size[0] * size[1]
+    return call(OP, Inputs(images, weight, bias, columns, tuple(size)))

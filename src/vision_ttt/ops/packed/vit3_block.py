@@ -3,107 +3,54 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_double, c_int64, c_void_p
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from vision_ttt.ops._contract import check_storages
-from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
-from vision_ttt.ops._native import LANES, LIBRARY, mirrors
-from vision_ttt.ops.packed.launch import launch
-from vision_ttt.ops.packed.weights import (
-    DTYPES,
-    NormStructure,
-    PackedStructure,
-    packed_shape,
-    resolve_negative,
-)
+from vision_ttt.ops._contract import Real
+from vision_ttt.ops._native import mirrors, no_vectors
+from vision_ttt.ops._op import Backend, Op
+from vision_ttt.ops.packed.block import FLAG, Block, define
+from vision_ttt.ops.packed.linear import multiply
+from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, call
+from vision_ttt.ops.vit3_ttt import depthwise, depthwise_step, gated_unit, gated_unit_step
 
 
-class Vit3BlockParameters(NamedTuple):
-    """A block's parameters; a part that the block lacks has an empty tensor.
+class Vit3BlockSizes(NamedTuple):
+    """The numbers that, with D, determine the shapes of a block's parameters."""
 
-    D channels, H heads of d = D / H channels. The packed tensors share a dtype, the others are
-    float32.
-    """
-
-    conv2d: Tensor  # [9, D]
-    conv2d_bias: Tensor  # [D]
-    norm1_weight: Tensor  # [D]
-    norm1_bias: Tensor
-    norm2_weight: Tensor
-    norm2_bias: Tensor
-    modulation: Tensor  # [B, 6, D]: shift, scale and gate of either branch, in the norms' place
-    qkv: Tensor  # packed [3 (D + d), D]
-    qkv_bias: Tensor
-    units: Tensor  # [H, d, 2 d]: W₂ beside W₁
-    kernels: Tensor  # [9, d]
-    proj: Tensor  # packed [D, D + d]
-    proj_bias: Tensor
-    fc1: Tensor  # packed [hidden, D]
-    fc1_bias: Tensor
-    fc2: Tensor  # packed [D, hidden]
-    fc2_bias: Tensor
-    mlp_conv: Tensor  # [9, hidden]
-    mlp_conv_bias: Tensor  # [hidden]
-    rotations: Tensor  # [T, D / 2, 2]
+    heads: int  # H
+    hidden: int  # of the MLP
+    tanh_gelu: int  # 0 or 1: the MLP's GELU is the tanh approximation
+    convolved: int  # 0 or 1: the MLP has a convolution
+    modulated: int  # 0 or 1: a modulation of each call is in the place of the norms' parameters
+    is_bfloat16: int  # 0 or 1: the packed weights are bfloat16
 
 
-PACKED = ("qkv", "proj", "fc1", "fc2")
-"""Names of the packed parameters."""
-_INTS = "height", "width", "heads", "hidden", "tanh_gelu"
-_FLOATS = "loss_scale", "norm1_eps", "norm2_eps"
-
-
-def packed_vit3_block(
-    y: Tensor,
-    parameters: Vit3BlockParameters,
-    *,
-    grid: tuple[int, int],
-    heads: int,
-    hidden: int,
-    tanh_gelu: bool,
-    loss_scale: float,
-    eps: tuple[float, float],
-) -> Tensor:
-    """One block of ViT³, H-ViT³ or DiT³, for inference on a CPU.
-
-    Factors of products are rounded to the packed weights' dtype. Sums, norms, the inner models'
-    steps and the tokens are float32.
-
-    Args:
-        y: tokens [B, T, D], float32. It is not modified.
-        parameters: the block's parameters.
-        grid: (h, w) with T = h · w.
-        heads: H.
-        hidden: the MLP's hidden width.
-        tanh_gelu: whether the MLP's GELU is the tanh approximation.
-        loss_scale: c, see :func:`vision_ttt.ops.vit3_ttt.gated_unit_step`.
-        eps: added to the variances of the two norms.
-
-    Returns:
-        [B, T, D].
-
-    Raises:
-        TypeError: a dtype is not accepted.
-        ValueError: the tensors and numbers do not fit one block, the kernels do not support its
-            sizes, or the kernels are missing.
-    """
-    ints, floats = [*grid, heads, hidden, int(tanh_gelu)], [loss_scale, *eps]
-    if may_bypass_dispatcher((y, *parameters)):
-        return _packed_vit3_block(y, parameters, ints, floats)
-    return torch.ops.vision_ttt.packed_vit3_block(y, list(parameters), ints, floats)
-
-
-torch.library.define(
-    "vision_ttt::packed_vit3_block",
-    "(Tensor y, Tensor[] parameters, SymInt[] ints, float[] floats) -> Tensor",
-)
+_PARAMETERS = {
+    "conv2d": "9 dim",
+    "conv2d_bias": "dim",
+    "norm1.weight": "dim if affine",
+    "norm1.bias": "dim if affine",
+    "norm2.weight": "dim if affine",
+    "norm2.bias": "dim if affine",
+    "qkv": "packed views dim",
+    "qkv.bias": "views",
+    "units": "heads d two_d",  # W₂ beside W₁
+    "kernels": "9 d",
+    "proj": "packed dim mixed",
+    "proj.bias": "dim",
+    "fc1": "packed hidden dim",
+    "fc1.bias": "hidden",
+    "fc2": "packed dim hidden",
+    "fc2.bias": "dim",
+    "mlp_conv": "9 hidden if convolved",
+    "mlp_conv_bias": "hidden if convolved",
+}
 
 
 @mirrors("PackedVit3Block")
@@ -112,7 +59,7 @@ class _PackedVit3Block(ctypes.Structure):
         *((name, c_void_p) for name in ("y", "out", "scratch", "conv2d", "conv2d_bias")),
         *((name, NormStructure) for name in ("norm1", "norm2")),
         *((name, c_void_p) for name in ("gate1", "gate2")),
-        *((name, PackedStructure) for name in PACKED),
+        *((name, PackedStructure) for name in ("qkv", "proj", "fc1", "fc2")),
         *((name, c_void_p) for name in ("rotations", "units", "kernels")),
         *((name, c_void_p) for name in ("mlp_conv", "mlp_conv_bias")),
         *((name, c_int64) for name in ("batch", "length", "height", "width", "dim", "heads")),
@@ -121,178 +68,173 @@ class _PackedVit3Block(ctypes.Structure):
     )
 
 
-def refusal(dim: int, heads: int, hidden: int) -> str | None:
-    """The reason why the kernels do not support a block of these sizes, or None if they do."""
-    if LIBRARY is None:
-        return "the compiled kernels are missing"
-    for name, size in (("dim", dim), ("head dimension", dim // heads), ("hidden", hidden)):
-        if size % LANES:
-            return f"{name} {size} is not a multiple of {LANES}"
-    return None
-
-
-def check_parameters(
-    parameters: Vit3BlockParameters, *, heads: int, hidden: int, modulated: bool
-) -> None:
-    """Raise an error unless the parameters fit one block, as a call would.
-
-    Args:
-        modulated: whether calls replace the norms' weights and biases by a modulation.
-
-    Raises:
-        ValueError: a shape is another.
-        TypeError: a dtype is another.
-    """
-    dim = len(parameters.conv2d_bias)
-    if modulated:
-        parameters = parameters._replace(modulation=parameters.conv2d_bias.new_empty(1, 6, dim))
-    shapes, dtypes = tuple(x.shape for x in parameters), tuple(x.dtype for x in parameters)
-    _check(torch.Size((1, 1, dim)), shapes, dtypes, (1, 1, heads, hidden, 0))
-
-
-@functools.lru_cache(maxsize=256)
-def _check(
-    y: torch.Size,
-    shapes: tuple[torch.Size, ...],
-    dtypes: tuple[torch.dtype, ...],
-    ints: tuple[int, ...],
-) -> None:
-    """Raise an error unless these shapes, dtypes and numbers fit one block."""
-    names = Vit3BlockParameters._fields
-    if len(shapes) != len(names) or len(ints) != len(_INTS):
-        raise ValueError(
-            f"packed_vit3_block: needs {len(names)} parameters and {_INTS}, got {len(shapes)} and "
-            f"{len(ints)} numbers"
-        )
-    height, width, heads, hidden, _ = ints
-    if len(y) != 3 or min(height, width, heads, hidden) < 1 or y[1] != height * width:
-        raise ValueError(
-            f"packed_vit3_block: y must be [B, {height} * {width}, D], got {list(y)}, {ints}"
-        )
-    batch, length, dim = y
+def _derive(s: Mapping[str, int]) -> dict[str, int]:
+    dim, heads = s["dim"], s["heads"]
     if dim % heads:
         raise ValueError(f"packed_vit3_block: {dim} channels are not a multiple of {heads} heads")
-    reason = refusal(dim, heads, hidden)
-    if reason:
-        raise ValueError(f"packed_vit3_block: {reason}")
-    has, given = dict(zip(names, shapes, strict=True)), dict(zip(names, dtypes, strict=True))
-    d, dtype = dim // heads, given["qkv"]
-    views = 3 * (dim + d)
-
-    def if_there(name: str, *shape: int) -> tuple[int, ...]:
-        return shape if has[name].numel() else (0,)
-
-    modulated = has["modulation"].numel() > 0
-    norms = ("norm1_weight", "norm1_bias", "norm2_weight", "norm2_bias")
-    wanted: dict[str, tuple[int, ...]] = {
-        "conv2d": (9, dim),
-        "conv2d_bias": (dim,),
-        **dict.fromkeys(norms, (0,) if modulated else (dim,)),
-        "modulation": if_there("modulation", batch, 6, dim),
-        "qkv": packed_shape(views, dim, dtype, of_block=True),
-        "qkv_bias": if_there("qkv_bias", views),
-        "units": (heads, d, 2 * d),
-        "kernels": (9, d),
-        "proj": packed_shape(dim, dim + d, dtype, of_block=True),
-        "proj_bias": if_there("proj_bias", dim),
-        "fc1": packed_shape(hidden, dim, dtype, of_block=True),
-        "fc1_bias": (hidden,),
-        "fc2": packed_shape(dim, hidden, dtype, of_block=True),
-        "fc2_bias": (dim,),
-        "mlp_conv": if_there("mlp_conv", 9, hidden),
-        "mlp_conv_bias": (hidden,) if has["mlp_conv"].numel() else (0,),
-        "rotations": if_there("rotations", length, dim // 2, 2),
-    }
-    for name, shape in wanted.items():
-        if has[name] != shape:
-            raise ValueError(
-                f"packed_vit3_block: {name} must be {list(shape)}, got {list(has[name])}"
-            )
-        right = dtype if name in PACKED else torch.float32
-        if given[name] != right or dtype not in DTYPES:
-            raise TypeError(f"packed_vit3_block: {name} must be {right}, got {given[name]}")
+    d = dim // heads
+    derived = {"d": d, "two_d": 2 * d, "mixed": dim + d, "views": 3 * (dim + d)}
+    return {**derived, "affine": 1 - s["modulated"], "gate_stride": 6 * dim}
 
 
-def _packed_vit3_block(
-    y: Tensor, parameters: Sequence[Tensor], ints: Sequence[int], floats: Sequence[float]
-) -> Tensor:
-    if not isinstance(y, Tensor):  # PyTorch passes None for a tensor without complaint
-        raise TypeError(f"packed_vit3_block: y must be a tensor, got {y!r}")
-    if len(floats) != len(_FLOATS) or y.dtype != torch.float32:
-        raise TypeError(
-            f"packed_vit3_block: y must be float32 and floats {_FLOATS}, got {y.dtype}, {floats}"
+def _check_call(values: Mapping[str, Any], s: Mapping[str, int]) -> None:
+    length, (height, width, *_) = values["y"].shape[1], values["ints"]
+    rotations = values["rotations"]
+    if length != height * width:
+        raise ValueError(f"packed_vit3_block: {length} tokens do not fill {height} x {width}")
+    if rotations is not None and 2 * rotations.shape[1] != s["dim"]:
+        wanted, got = [length, s["dim"] // 2, 2], list(rotations.shape)
+        raise ValueError(f"packed_vit3_block: rotations must be {wanted}, got {got}")
+    if (values["modulation"] is not None) != s["modulated"]:
+        raise ValueError(
+            "packed_vit3_block: a block with modulated=1, and no other, needs a modulation, got "
+            f"modulated={s['modulated']}"
         )
-    shapes, dtypes = tuple(x.shape for x in parameters), tuple(x.dtype for x in parameters)
-    _check(y.shape, shapes, dtypes, tuple(ints))
-    if any(not x.is_cpu or x.layout != torch.strided for x in (y, *parameters)):
-        got = sorted({f"{x.layout} on {x.device}" for x in (y, *parameters)})
-        raise ValueError(f"packed_vit3_block: tensors must be dense and on a CPU, got {got}")
-    named = Vit3BlockParameters(*parameters)._asdict()
-    check_storages("packed_vit3_block", {"y": y, **named})
-    if not y.numel():
-        return y.new_empty(y.shape)
-    y = resolve_negative(y).contiguous()
-    p = Vit3BlockParameters(*(resolve_negative(x).contiguous() for x in parameters))
-    height, width, heads, hidden, tanh_gelu = ints
-    loss_scale, *eps = floats
-    batch, length, dim = y.shape
-    branches, gates = _norms_and_gates(p, eps, dim)
-    widths = {"qkv": (3 * (dim + dim // heads), dim), "proj": (dim, dim + dim // heads)}
-    widths |= {"fc1": (hidden, dim), "fc2": (dim, hidden)}
-    problem = _PackedVit3Block(
-        *(None, None, None, p.conv2d.data_ptr(), p.conv2d_bias.data_ptr()),
-        *branches,
-        *gates,
-        *(
-            PackedStructure.of(
-                getattr(p, name), _or_none(getattr(p, f"{name}_bias")), *widths[name]
-            )
-            for name in PACKED
-        ),
-        *(p.rotations.data_ptr() or None, p.units.data_ptr(), p.kernels.data_ptr()),
-        *(p.mlp_conv.data_ptr() or None, p.mlp_conv_bias.data_ptr() or None),
-        *(batch, length, height, width, dim, heads, 6 * dim),
-        *(tanh_gelu, p.qkv.dtype == torch.bfloat16, 0, loss_scale),
-    )
-    return launch("vision_ttt_packed_vit3_block", problem, y)
 
 
-def _norms_and_gates(
-    p: Vit3BlockParameters, eps: Sequence[float], dim: int
-) -> tuple[list[NormStructure], list[int | None]]:
-    if not p.modulation.numel():
-        norms = (p.norm1_weight, p.norm1_bias), (p.norm2_weight, p.norm2_bias)
-        return [NormStructure.of(*norm, e) for norm, e in zip(norms, eps, strict=True)], [None] * 2
-    shift1, scale1, gate1, shift2, scale2, gate2 = (
-        p.modulation.data_ptr() + 4 * dim * i for i in range(6)
-    )
-    stride = 6 * dim
-    norms = [NormStructure(scale1, shift1, stride, eps[0])]
-    norms += [NormStructure(scale2, shift2, stride, eps[1])]
-    return norms, [gate1, gate2]
+BLOCK = Block(
+    "packed_vit3_block",
+    _PackedVit3Block,
+    _PARAMETERS,
+    Vit3BlockSizes,
+    ranges=dict.fromkeys(("tanh_gelu", "convolved", "modulated", "is_bfloat16"), FLAG),
+    floats={"loss_scale": Real(-float("inf")), "norm1.eps": Real(0), "norm2.eps": Real(0)},
+    derive=_derive,
+    refusal=lambda s: no_vectors(s["dim"]) or no_vectors(s["d"]) or no_vectors(s["hidden"]),
+    has_grid=True,
+    further=_check_call,
+)
 
 
-def _or_none(x: Tensor) -> Tensor | None:
-    return x if x.numel() else None
+class Inputs(NamedTuple):
+    """The op's arguments; ``ints`` are the grid and the sizes, ``floats`` those of BLOCK."""
+
+    y: Tensor
+    weights: Tensor
+    modulation: Tensor | None
+    rotations: Tensor | None
+    ints: Sequence[int]
+    floats: Sequence[float]
 
 
-torch.library.impl("vision_ttt::packed_vit3_block", "CPU", _packed_vit3_block)
+def packed_vit3_block_definition(inputs: Inputs) -> Tensor:
+    """See :func:`packed_vit3_block`. It rounds where the kernels round."""
+    y, weights, modulation, rotations, ints, (loss_scale, *eps) = inputs
+    if not y.numel():  # the inner convolution would see no channel
+        return y.clone()
+    grid, s, dim = tuple(ints[:2]), Vit3BlockSizes(*ints[2:]), y.shape[-1]
+    p = BLOCK.split(weights, dim, s, y.dtype)
+    d, dtype = dim // s.heads, p["qkv"].dtype
+    gelu = {"approximate": "tanh" if s.tanh_gelu else "none"}
+
+    def convolve(x: Tensor, name: str) -> Tensor:
+        weight = p[name].t().reshape(-1, 1, 3, 3)
+        return x + define("depthwise_conv2d", x, weight, *grid) + p[f"{name}_bias"]
+
+    def norm(x: Tensor, branch: int) -> Tensor:
+        if modulation is None:
+            own = (p[f"norm{branch + 1}.{part}"] for part in ("weight", "bias"))
+            return F.layer_norm(x, (dim,), *own, eps[branch])
+        shift, scale = modulation[:, 3 * branch, None], modulation[:, 3 * branch + 1, None]
+        return F.layer_norm(x, (dim,), None, None, eps[branch]) * scale + shift
+
+    def gate(x: Tensor, branch: int) -> Tensor:
+        return x if modulation is None else modulation[:, 3 * branch + 2, None] * x
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return multiply(x, p[name], p[f"{name}.bias"], len(p[f"{name}.bias"]))
+
+    y = convolve(y, "conv2d")
+    views = linear(norm(y, 0), "qkv")
+    q, k, v, q2, k2, v2 = views.split((dim, dim, dim, d, d, d), dim=-1)
+    if rotations is not None:  # cos and sin of a pair of channels as a complex number
+        turns = torch.view_as_complex(rotations.resolve_neg().contiguous())
+        pairs = (torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
+        q, k = (torch.view_as_real(pair * turns).flatten(-2) for pair in pairs)
+    q, k, v = (view.unflatten(-1, (s.heads, d)) for view in (q.to(dtype).to(y.dtype), k, v))
+    w2, w1 = p["units"].chunk(2, dim=-1)
+    w1, w2 = gated_unit_step(k, v, w1, w2, loss_scale=loss_scale)
+    w3 = p["kernels"].t().reshape(d, 1, 3, 3)
+    w3 = depthwise_step(k2, v2, w3, grid, loss_scale=loss_scale)
+    o = torch.cat((gated_unit(q, w1, w2).flatten(2), depthwise(q2, w3, grid)), dim=-1)
+    y = y + gate(linear(o, "proj"), 0)
+    h = F.gelu(linear(norm(y, 1), "fc1"), **gelu)
+    if "mlp_conv" in p:
+        h = F.gelu(convolve(h.to(dtype).to(y.dtype), "mlp_conv"), **gelu)
+    return y + gate(linear(h, "fc2"), 1)
 
 
-@torch.library.register_fake("vision_ttt::packed_vit3_block")
-def _(y: Tensor, *_: object) -> Tensor:
-    return y.new_empty(y.shape)
+def _forward(inputs: Inputs) -> Tensor:
+    y, weights, modulation, rotations, ints, floats = inputs
+    others: dict[str, Any] = {}
+    if rotations is not None:
+        rotations = rotations.contiguous()
+        others["rotations"] = rotations.data_ptr()
+    if modulation is not None:
+        modulation = modulation.contiguous()
+        first, step = modulation.data_ptr(), modulation.itemsize * y.shape[-1]
+        for branch, at in (("1", first), ("2", first + 3 * step)):
+            eps = floats[int(branch)]
+            others[f"norm{branch}"] = NormStructure(at + step, at, modulation.stride(0), eps)
+            others[f"gate{branch}"] = at + 2 * step
+    return BLOCK.run(y, weights, ints, floats, **others)
 
 
-@register_flop_formula(torch.ops.vision_ttt.packed_vit3_block)
-def packed_vit3_block_flops(
-    y: Sequence[int], shapes: Sequence[Sequence[int]], ints: Sequence[int], *_: object, **__: object
-) -> int:
+def _flops(shapes: Inputs) -> int:
     """FLOPs of the block's products, convolutions and inner models."""
-    p = Vit3BlockParameters(*shapes)
-    batch, length, dim = y
-    d, hidden = p.units[1], ints[3]
-    products = (3 * (dim + d) + dim + d + 2 * hidden) * dim
+    (batch, length, dim), s = shapes.y, Vit3BlockSizes(*shapes.ints[2:])
+    d = dim // s.heads
+    products = (3 * (dim + d) + dim + d + 2 * s.hidden) * dim
     inner = 3 * 2 * dim * d  # the gated units: outputs on k, gradients, outputs on q
-    convolutions = 9 * (dim + 2 * d + (hidden if p.mlp_conv[0] else 0))
+    convolutions = 9 * (dim + 2 * d + s.convolved * s.hidden)
     return 2 * batch * length * (products + inner + convolutions)
+
+
+OP = Op(
+    "packed_vit3_block",
+    Inputs,
+    BLOCK.contract("words", ("ints", "floats"), modulation="? B 6 dim", rotations="? T pairs 2"),
+    packed_vit3_block_definition,
+    {"cpu": Backend(_forward, None, BLOCK.refusal)},
+    lambda inputs: inputs.y.new_empty(inputs.y.shape),
+    schema="(Tensor y, Tensor weights, Tensor? modulation, Tensor? rotations, "
+    "SymInt[] ints, float[] floats) -> Tensor",
+    flops=_flops,
+)
+
+
+def packed_vit3_block(
+    y: Tensor,
+    weights: Tensor,
+    sizes: Vit3BlockSizes,
+    *,
+    grid: tuple[int, int],
+    loss_scale: float,
+    eps: tuple[float, float],
+    modulation: Tensor | None = None,
+    rotations: Tensor | None = None,
+) -> Tensor:
+    """One block of ViT³, H-ViT³ or DiT³, for inference on a CPU.
+
+    Factors of products are rounded to the packed weights' dtype. Sums, norms, the inner models'
+    steps and the tokens are float32.
+
+    Args:
+        y: tokens [B, T, D], float32. It is not modified.
+        weights: the block's parameters, from ``BLOCK.join``.
+        sizes: the block's sizes.
+        grid: (h, w) with T = h · w.
+        loss_scale: c, see :func:`vision_ttt.ops.vit3_ttt.gated_unit_step`.
+        eps: added to the variances of the two norms.
+        modulation: [B, 6, D], shift, scale and gate of either branch, for modulated blocks only.
+        rotations: [T, D / 2, 2], or None.
+
+    Returns:
+        [B, T, D].
+
+    Raises:
+        TypeError: a dtype is not accepted.
+        ValueError: the tensors and numbers do not fit one block.
+    """
+    numbers = (*grid, *sizes), (loss_scale, *eps)
+    return call(OP, Inputs(y, weights, modulation, rotations, *numbers))

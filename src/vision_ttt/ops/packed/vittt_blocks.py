@@ -3,37 +3,235 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_float, c_int64, c_void_p
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from vision_ttt.ops._contract import check_storages
-from vision_ttt.ops._dispatcher_bypass import may_bypass_dispatcher
-from vision_ttt.ops._learner_cpu import _Convolution, _State
-from vision_ttt.ops._native import mirrors
+from vision_ttt.ops._contract import Real, Whole
+from vision_ttt.ops._learner_cpu import (
+    DIMENSIONS,
+    LARGEST_MINI_BATCH,
+    _Convolution,
+    _State,
+)
+from vision_ttt.ops._native import mirrors, no_vectors
+from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.packed.launch import launch
-from vision_ttt.ops.packed.parameter_vector import WORD
-from vision_ttt.ops.packed.vittt_block_weights import (
-    PACKED,
-    VitttBlockParameters,
+from vision_ttt.ops.packed.block import FLAG, Block, define
+from vision_ttt.ops.packed.linear import multiply
+from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, call
+
+
+class VitttBlockSizes(NamedTuple):
+    """The numbers that, with D, determine the shapes of a block's parameters."""
+
+    heads: int  # H, of both directions
+    directions: int  # R, 1 or 2
+    taps: int  # of the Conv1d; 0: none
+    hidden: int  # of the SwiGLU
+    mini_batch_size: int  # b
+    kernel: int  # K of the Conv2d, odd; 0: none
+    views: int  # 2 where q is k, or 3
+    gated: int  # 0 or 1
+    is_mlp: int  # 0 or 1: the inner model has two layers
+    is_bfloat16: int  # 0 or 1: the packed weights are bfloat16
+
+
+_PARAMETERS = {
+    "conv2d": "kernel_area dim if kernel",
+    "norm.weight": "dim",
+    "norm.bias": "dim",
+    "views": "packed columns dim",  # k, q where it is not k, v
+    "gate": "packed dim dim if gated",
+    "rates": "packed heads dim",
+    "rates.bias": "heads",
+    "conv_q.weight": "inner taps if taps",
+    "conv_q.bias": "inner if taps",
+    "conv_k.weight": "inner taps if taps",
+    "conv_k.bias": "inner if taps",
+    "initial.w1": "heads d wide",
+    "initial.b1": "heads wide",
+    "initial.w2": "heads wide d if is_mlp",
+    "initial.b2": "heads d if is_mlp",
+    "inner_weight": "heads d",
+    "inner_bias": "heads d",
+    "scale": "directions mini_batch_size",
+    "post_weight": "directions dim",
+    "post_bias": "directions dim",
+    "out_proj": "packed dim dim",
+    "mlp_norm.weight": "dim",
+    "mlp_norm.bias": "dim",
+    "mlp_gate": "packed hidden dim",
+    "mlp_value": "packed hidden dim",
+    "mlp_out": "packed dim hidden",
+}
+
+
+@mirrors("PackedVitttBlock")
+class _PackedVitttBlock(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("y", "out", "between", "scratch", "conv2d")),
+        *((name, NormStructure) for name in ("norm", "mlp_norm")),
+        *((name, PackedStructure) for name in ("views", "gate", "rates", "out_proj")),
+        *((name, PackedStructure) for name in ("mlp_gate", "mlp_value", "mlp_out")),
+        *((name, _Convolution) for name in ("conv_q", "conv_k")),
+        ("initial", _State),
+        *((name, c_void_p) for name in ("inner_weight", "inner_bias", "scale")),
+        *((name, c_void_p) for name in ("post_weight", "post_bias")),
+        *((name, c_int64) for name in ("batch", "length", "height", "width", "dim", "heads")),
+        *((name, c_int64) for name in ("directions", "kernel", "taps", "shared_qk", "is_mlp")),
+        *((name, c_int64) for name in ("mini_batch_size", "is_bfloat16", "threads", "count")),
+        *((name, c_float) for name in ("inner_eps", "post_eps", "rate")),
+    )
+
+
+def _derive(s: Mapping[str, int]) -> dict[str, int]:
+    inner, heads, kernel = s["directions"] * s["dim"], s["heads"], s["kernel"]
+    if kernel and kernel % 2 == 0:
+        raise ValueError(f"packed_vittt_blocks: conv2d's kernel must be odd, got {kernel}")
+    if inner % heads or heads % s["directions"]:
+        raise ValueError(
+            f"packed_vittt_blocks: {heads} heads in {s['directions']} directions of {s['dim']}"
+        )
+    d = inner // heads
+    return {
+        "kernel_area": kernel * kernel,
+        "inner": inner,
+        "columns": s["views"] * inner,
+        "d": d,
+        "wide": 4 * d if s["is_mlp"] else d,
+        "shared_qk": int(s["views"] == 2),
+    }
+
+
+def _refuse(s: Mapping[str, int]) -> str | None:
+    if s["d"] not in DIMENSIONS:
+        return f"head dimension {s['d']} is not one of {DIMENSIONS}"
+    if s["mini_batch_size"] > LARGEST_MINI_BATCH:
+        return f"mini_batch_size {s['mini_batch_size']} is over {LARGEST_MINI_BATCH}"
+    return no_vectors(s["dim"]) or no_vectors(s["hidden"])
+
+
+def _check_grid(values: Mapping[str, Any], s: Mapping[str, int]) -> None:
+    height, width, *_ = values["ints"]
+    if s["kernel"] and values["y"].shape[1] != height * width:
+        raise ValueError(
+            f"packed_vittt_blocks: {values['y'].shape[1]} tokens do not fill {height} x {width}"
+        )
+
+
+BLOCK = Block(
+    "packed_vittt_blocks",
+    _PackedVitttBlock,
+    _PARAMETERS,
     VitttBlockSizes,
-    layout,
-)
-from vision_ttt.ops.packed.weights import (
-    NormStructure,
-    PackedStructure,
-    blocks_have_terms,
-    resolve_negative,
+    ranges={
+        **dict.fromkeys(("taps", "kernel"), Whole(0)),
+        **{"directions": Whole(1, 2), "views": Whole(2, 3)},
+        **dict.fromkeys(("gated", "is_mlp", "is_bfloat16"), FLAG),
+    },
+    floats=dict.fromkeys(("rate", "norm.eps", "inner_eps", "post_eps", "mlp_norm.eps"), Real(0)),
+    derive=_derive,
+    refusal=_refuse,
+    has_grid=True,
+    further=_check_grid,
 )
 
-_INTS = ("height", "width", *VitttBlockSizes._fields)
-_FLOATS = "rate", "norm_eps", "inner_eps", "post_eps", "mlp_norm_eps"
+
+class Inputs(NamedTuple):
+    """The op's arguments; ``ints`` are the grid and the sizes, ``floats`` those of BLOCK."""
+
+    y: Tensor
+    weights: Tensor
+    ints: Sequence[int]
+    floats: Sequence[float]
+
+
+def packed_vittt_blocks_definition(inputs: Inputs) -> Tensor:
+    """See :func:`packed_vittt_blocks`. It rounds where the kernels round."""
+    y, weights, ints, floats = inputs
+    if not y.numel():  # a convolution would see no token
+        return y.clone()
+    for block in weights:
+        y = _define_block(y, block, ints, floats)
+    return y
+
+
+def _define_block(
+    y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
+) -> Tensor:
+    height, width, *numbers = ints
+    s, dim = VitttBlockSizes(*numbers), y.shape[-1]
+    p = BLOCK.split(weights, dim, s, y.dtype)
+    rate, norm_eps, inner_eps, post_eps, mlp_norm_eps = floats
+    dtype, inner = p["out_proj"].dtype, s.directions * dim
+    reverse_heads = s.heads // 2 if s.directions == 2 else 0
+
+    if s.kernel:
+        weight = p["conv2d"].t().reshape(dim, 1, s.kernel, s.kernel)
+        y = y + define("depthwise_conv2d", y, weight, height, width)
+    x = F.layer_norm(y, (dim,), p["norm.weight"], p["norm.bias"], norm_eps)
+    projected = multiply(x, p["views"], None, s.views * inner)
+    k, *q, v = projected.to(dtype).to(y.dtype).split(inner, dim=-1)
+    q = q[0] if q else k
+    if s.taps:
+        q, k = (
+            define(
+                "directional_conv1d",
+                *(view, p[f"{conv}.weight"].unsqueeze(1), p[f"{conv}.bias"], inner - dim),
+            )
+            for view, conv in ((q, "conv_q"), (k, "conv_k"))
+        )
+    q, k, v = (view.unflatten(-1, (s.heads, inner // s.heads)) for view in (q, k, v))
+    eta = rate * torch.sigmoid(multiply(x, p["rates"], p["rates.bias"], s.heads))
+    z, *_ = define(
+        "ttt_mlp" if s.is_mlp else "ttt_linear",
+        *(q, k, v, eta, p["initial.w1"], p["initial.b1"]),
+        *((p["initial.w2"], p["initial.b2"]) if s.is_mlp else ()),
+        *(p["inner_weight"], p["inner_bias"]),
+        p["scale"].repeat_interleave(s.heads // s.directions, dim=0),
+        *(s.mini_batch_size, reverse_heads, inner_eps),
+    )
+    logits = multiply(x, p["gate"], None, dim) if s.gated else None
+    z = z.flatten(2).to(dtype).to(y.dtype)
+    merged = define("gated_norm", z, logits, p["post_weight"], p["post_bias"], post_eps)
+    y = y + multiply(merged, p["out_proj"], None, dim)
+    x = F.layer_norm(y, (dim,), p["mlp_norm.weight"], p["mlp_norm.bias"], mlp_norm_eps)
+    projections = (multiply(x, p[part], None, s.hidden) for part in ("mlp_gate", "mlp_value"))
+    activated = define("swiglu", torch.cat(tuple(projections), dim=-1))
+    return y + multiply(activated, p["mlp_out"], None, dim)
+
+
+def _flops(shapes: Inputs) -> int:
+    """FLOPs of the blocks' products, convolutions and learners."""
+    batch, length, dim = shapes.y
+    s = VitttBlockSizes(*shapes.ints[2:])
+    inner = s.directions * dim
+    products = s.views * inner * dim + s.gated * dim * dim + s.kernel * s.kernel * dim
+    products += s.heads * dim + dim * dim + 3 * s.hidden * dim + 2 * inner * s.taps
+    d, op = inner // s.heads, TABLE["ttt_mlp" if s.is_mlp else "ttt_linear"]
+    inputs = op.inputs(*[None] * op.width)._replace(
+        q=[batch, length, s.heads, d], mini_batch_size=s.mini_batch_size
+    )
+    learner = op.flops(inputs._replace(w1=[s.heads, d, 4 * d]) if s.is_mlp else inputs)
+    return math.prod(shapes.weights[:-1]) * (2 * batch * length * products + learner)
+
+
+OP = Op(
+    "packed_vittt_blocks",
+    Inputs,
+    BLOCK.contract("N words", ("ints", "floats")),
+    packed_vittt_blocks_definition,
+    {"cpu": Backend(lambda inputs: BLOCK.run(*inputs), None, BLOCK.refusal)},
+    lambda inputs: inputs.y.new_empty(inputs.y.shape),
+    schema="(Tensor y, Tensor weights, SymInt[] ints, float[] floats) -> Tensor",
+    flops=_flops,
+)
 
 
 def packed_vittt_blocks(
@@ -52,7 +250,7 @@ def packed_vittt_blocks(
 
     Args:
         y: tokens [B, T, D], float32. It is not modified.
-        weights: [N, words], of each of N ≥ 1 blocks its parameters from :func:`join_parameters`.
+        weights: [N, words], of each of N ≥ 1 blocks its parameters from ``BLOCK.join``.
         sizes: of each block.
         grid: (h, w) with T = h · w. Without a Conv2d it is ignored.
         rate: η_base / d.
@@ -63,165 +261,6 @@ def packed_vittt_blocks(
 
     Raises:
         TypeError: a dtype is not accepted.
-        ValueError: the tensors and numbers do not fit such blocks, the kernels do not support
-            their sizes, or the kernels are missing.
+        ValueError: the tensors and numbers do not fit such blocks.
     """
-    ints, floats = (*grid, *sizes), (rate, *eps)
-    if may_bypass_dispatcher((y, weights)):
-        return _packed_vittt_blocks(y, weights, ints, floats)
-    return torch.ops.vision_ttt.packed_vittt_blocks(y, weights, list(ints), list(floats))
-
-
-torch.library.define(
-    "vision_ttt::packed_vittt_blocks",
-    "(Tensor y, Tensor weights, SymInt[] ints, float[] floats) -> Tensor",
-)
-
-
-@mirrors("PackedVitttBlock")
-class _PackedVitttBlock(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("y", "out", "between", "scratch", "conv2d")),
-        *((name, NormStructure) for name in ("norm", "mlp_norm")),
-        *((name, PackedStructure) for name in PACKED),
-        *((name, _Convolution) for name in ("conv_q", "conv_k")),
-        ("initial", _State),
-        *((name, c_void_p) for name in ("inner_weight", "inner_bias", "scale")),
-        *((name, c_void_p) for name in ("post_weight", "post_bias")),
-        *((name, c_int64) for name in ("batch", "length", "height", "width", "dim", "heads")),
-        *((name, c_int64) for name in ("directions", "kernel", "taps", "shared_qk", "is_mlp")),
-        *((name, c_int64) for name in ("mini_batch_size", "is_bfloat16", "threads", "count")),
-        *((name, c_float) for name in ("inner_eps", "post_eps", "rate")),
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def _check(
-    y: torch.Size, weights: torch.Size, ints: tuple[int, ...], floats: tuple[float, ...]
-) -> None:
-    """Raise an error unless these shapes of tokens and weights and these numbers fit blocks."""
-    if len(ints) != len(_INTS) or len(floats) != len(_FLOATS):
-        raise ValueError(f"packed_vittt_blocks: needs {_INTS}, {_FLOATS}, got {ints}, {floats}")
-    if not all(x >= 0 for x in floats):  # of NaN, too; a negative rate has a meaning to the learner
-        raise ValueError(f"packed_vittt_blocks: {_FLOATS} must be at least 0, got {floats}")
-    height, width, *sizes = ints
-    if len(y) != 3 or min(height, width) < 1:
-        raise ValueError(f"packed_vittt_blocks: y must be [B, T, D], got {list(y)} and {ints}")
-    sizes = VitttBlockSizes(*sizes)
-    words = layout(y[2], sizes)[-1].end
-    if len(weights) != 2 or weights[1] != words or not weights[0]:
-        raise ValueError(
-            f"packed_vittt_blocks: weights must be [N ≥ 1, {words}] for {y[2]} channels and "
-            f"{sizes}, got {list(weights)}"
-        )
-    if sizes.kernel and y[1] != height * width:
-        raise ValueError(f"packed_vittt_blocks: {y[1]} tokens do not fill {height} x {width}")
-
-
-@functools.lru_cache(maxsize=256)
-def _describe(
-    y: torch.Size,
-    weights: int,
-    blocks: int,
-    ints: tuple[int, ...],
-    floats: tuple[float, ...],
-) -> ctypes.Array[_PackedVitttBlock]:
-    """Describe so many blocks whose weights [blocks, words] begin at an address.
-
-    The description holds addresses only; the caller must keep the weights alive.
-    """
-    stride = WORD.itemsize * layout(y[2], VitttBlockSizes(*ints[2:]))[-1].end
-    described = (_PackedVitttBlock * blocks)(
-        *(_describe_block(y, weights + i * stride, ints, floats) for i in range(blocks))
-    )
-    described[0].count = blocks
-    return described
-
-
-def _describe_block(
-    y: torch.Size, weights: int, ints: tuple[int, ...], floats: tuple[float, ...]
-) -> _PackedVitttBlock:
-    batch, length, dim = y
-    height, width, *sizes = ints
-    s = VitttBlockSizes(*sizes)
-    rate, norm_eps, inner_eps, post_eps, mlp_norm_eps = floats
-    p = VitttBlockParameters(
-        *(weights + WORD.itemsize * x.start if x.words else None for x in layout(dim, s))
-    )
-    inner = s.directions * dim
-    in_terms = blocks_have_terms(torch.bfloat16 if s.is_bfloat16 else torch.float32)
-    return _PackedVitttBlock(
-        *(None, None, None, None, p.conv2d),
-        NormStructure(p.norm_weight, p.norm_bias, 0, norm_eps),
-        NormStructure(p.mlp_norm_weight, p.mlp_norm_bias, 0, mlp_norm_eps),
-        PackedStructure(p.views, None, dim, s.views * inner, in_terms),
-        PackedStructure(p.gate, None, dim, dim, in_terms),
-        PackedStructure(p.rates, p.rates_bias, dim, s.heads, in_terms),
-        PackedStructure(p.out_proj, None, dim, dim, in_terms),
-        PackedStructure(p.mlp_gate, None, dim, s.hidden, in_terms),
-        PackedStructure(p.mlp_value, None, dim, s.hidden, in_terms),
-        PackedStructure(p.mlp_out, None, s.hidden, dim, in_terms),
-        _Convolution(p.conv_q_weight, p.conv_q_bias),
-        _Convolution(p.conv_k_weight, p.conv_k_bias),
-        _State(p.w1, p.b1, p.w2, p.b2),
-        *(p.inner_weight, p.inner_bias, p.position_scale),
-        *(p.post_weight, p.post_bias),
-        *(batch, length, height, width, dim, s.heads),
-        *(s.directions, s.kernel, s.taps, s.views == 2, s.is_mlp),
-        *(s.mini_batch_size, s.is_bfloat16, 0, 0),
-        *(inner_eps, post_eps, rate),
-    )
-
-
-def _packed_vittt_blocks(
-    y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
-) -> Tensor:
-    for name, tensor in (("y", y), ("weights", weights)):
-        if not isinstance(tensor, Tensor):  # PyTorch passes None for a tensor without complaint
-            raise TypeError(f"packed_vittt_blocks: {name} must be a tensor, got {tensor!r}")
-    if y.dtype != torch.float32 or weights.dtype != WORD:
-        raise TypeError(
-            f"packed_vittt_blocks: y must be float32 and weights {WORD}, got {y.dtype}, "
-            f"{weights.dtype}"
-        )
-    ints, floats = tuple(ints), tuple(floats)
-    _check(y.shape, weights.shape, ints, floats)
-    if any(not x.is_cpu or x.layout != torch.strided for x in (y, weights)):
-        got = sorted({f"{x.layout} on {x.device}" for x in (y, weights)})
-        raise ValueError(f"packed_vittt_blocks: tensors must be dense and on a CPU, got {got}")
-    check_storages("packed_vittt_blocks", {"y": y, "weights": weights})
-    if not y.numel():
-        return y.new_empty(y.shape)
-    y, weights = (resolve_negative(x).contiguous() for x in (y, weights))
-    described = _describe(y.shape, weights.data_ptr(), len(weights), ints, floats)
-    # A copy, because the description is cached and a launch writes to it.
-    first = type(described).from_buffer_copy(described)[0]
-    between = y.new_empty(y.shape if len(weights) > 1 else 0)
-    first.between = between.data_ptr()
-    return launch("vision_ttt_packed_vittt_blocks", first, y)
-
-
-torch.library.impl("vision_ttt::packed_vittt_blocks", "CPU", _packed_vittt_blocks)
-
-
-@torch.library.register_fake("vision_ttt::packed_vittt_blocks")
-def _(y: Tensor, *_: object) -> Tensor:
-    return y.new_empty(y.shape)
-
-
-@register_flop_formula(torch.ops.vision_ttt.packed_vittt_blocks)
-def packed_vittt_blocks_flops(
-    y: Sequence[int], weights: Sequence[int], ints: Sequence[int], *_: object, **__: object
-) -> int:
-    """FLOPs of the blocks' products, convolutions and learners."""
-    batch, length, dim = y
-    s = VitttBlockSizes(*ints[2:])
-    p = VitttBlockParameters(*(place.shape for place in layout(dim, s)))
-    inner = s.directions * dim
-    products = s.views * inner * dim + s.gated * dim * dim + math.prod(p.conv2d)
-    products += s.heads * dim + dim * dim + 3 * s.hidden * dim + 2 * inner * s.taps
-    views = [batch, length, s.heads, inner // s.heads]
-    op = TABLE["ttt_mlp" if s.is_mlp else "ttt_linear"]
-    inputs = op.inputs(*[None] * op.width)._replace(q=views, mini_batch_size=s.mini_batch_size)
-    learner = op.flops(inputs._replace(w1=p.w1) if s.is_mlp else inputs)
-    return weights[0] * (2 * batch * length * products + learner)
+    return call(OP, Inputs(y, weights, (*grid, *sizes), (rate, *eps)))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_double, c_int64, c_void_p
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vision_ttt.ops import _native
 from vision_ttt.ops._native import instruction_set, mirrors
+from vision_ttt.ops._op import Op
 
 PANEL = 16
 """Columns of a panel. A product's registers hold the sums of one to four panels for a few rows."""
@@ -113,9 +116,33 @@ def _join(terms: Tensor) -> Tensor:
     return (first + (second + third)).to(terms.dtype)
 
 
-def resolve_negative(x: Tensor) -> Tensor:
-    """x, or a copy where x is a lazily negated view, whose memory holds the negatives."""
-    return x.resolve_neg()
+def check_packed(op: str, weight: Tensor, columns: int, inner: int) -> None:
+    """Raise an error unless ``weight`` has the shape of a packed [columns, inner].
+
+    Raises:
+        ValueError: it has another.
+    """
+    shape = packed_shape(columns, inner, weight.dtype)
+    if weight.shape != shape:
+        raise ValueError(
+            f"{op}: weight [{columns}, {inner}] packed in {weight.dtype} must be {list(shape)}, "
+            f"got {list(weight.shape)}"
+        )
+
+
+def refusal(x: Tensor) -> str | None:
+    """The reason why the kernels do not support a call on x, or None if they do."""
+    if not x.is_cpu:
+        return f"tensors are on {x.device.type}"
+    return None if _native.LIBRARY is not None else "the compiled kernels are missing"
+
+
+def call(op: Op, inputs: Any) -> Any:
+    """Call an op with autocast off: the weights were rounded when they were packed."""
+    if torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            return op(inputs)
+    return op(inputs)
 
 
 @mirrors("Packed")
@@ -126,14 +153,6 @@ class PackedStructure(ctypes.Structure):
         *((name, c_void_p) for name in ("data", "bias")),
         *((name, c_int64) for name in ("inner", "columns", "in_terms")),
     )
-
-    @classmethod
-    def of(cls, data: Tensor, bias: Tensor | None, columns: int, inner: int) -> PackedStructure:
-        """Describe a packed weight [columns, inner]. An empty tensor gives null pointers."""
-        if not data.numel():
-            return cls()
-        bias_pointer = None if bias is None else bias.data_ptr()
-        return cls(data.data_ptr(), bias_pointer, inner, columns, data.ndim == 5)
 
 
 @mirrors("NormParameters")
@@ -146,8 +165,3 @@ class NormStructure(ctypes.Structure):
         ("image_stride", c_int64),
         ("eps", c_double),
     )
-
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor, eps: float) -> NormStructure:
-        """Describe a LayerNorm with the same parameters for all images."""
-        return cls(weight.data_ptr(), bias.data_ptr(), 0, eps)

@@ -1,0 +1,326 @@
+"""Whole blocks as ops: the table of a block, from which its vector, contract and call are made."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vision_ttt.ops import _native
+from vision_ttt.ops._contract import Contract, Real, Whole, check_number
+from vision_ttt.ops._native import call_kernel
+from vision_ttt.ops._shapes import Shape, parse_axis
+from vision_ttt.ops._table import TABLE
+from vision_ttt.ops.packed.weights import pack, packed_shape
+
+WORD = torch.int32
+"""The vector's dtype: four bytes hold one float32 or two bfloat16 numbers. As an integer dtype it
+is unaffected by ``model.to(dtype)``."""
+
+LINE = 16
+"""Words of a cache line. Every tensor begins at the start of a line."""
+
+FLAG = Whole(0, 1)
+_GRID = ("height", "width")
+_LARGEST, _LARGEST_FLOAT = 2**63 - 1, torch.finfo(torch.float32).max
+"""The largest numbers of the kernels' structures."""
+
+
+class _Part(NamedTuple):
+    shape: Shape
+    is_packed: bool
+    condition: str | None
+
+
+def _parse(text: str) -> _Part:
+    shape, _, condition = text.partition(" if ")
+    kind, _, rest = shape.partition(" ")
+    axes = (rest if kind == "packed" else shape).split()
+    return _Part(tuple(map(parse_axis, axes)), kind == "packed", condition or None)
+
+
+class Place(NamedTuple):
+    """The place of a tensor in the vector; ``size`` is its shape before it was packed."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    is_packed: bool
+
+    @property
+    def words(self) -> int:
+        """The number of words of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize // 4
+
+    @property
+    def end(self) -> int:
+        """The start of the next tensor."""
+        return self.start + -(-self.words // LINE) * LINE
+
+
+class Block:
+    """The parameters and numbers of one kind of block, and the op that runs it.
+
+    All parameters lie in one vector, so that a call has a single tensor to check. Names of
+    parameters and numbers are those of the fields that the kernel reads them from.
+
+    Args:
+        name: the op's. The kernel is ``vision_ttt_NAME``; ``vision_ttt_NAME_scratch`` returns the
+            bytes of its scratch memory.
+        structure: the kernel's description of a block.
+        parameters: field → shape, in the vector's order. ``"packed C I"`` is the weight [C, I] of
+            a linear layer for :func:`pack`, ``"C if S"`` a tensor that the block lacks where the
+            size S is 0. A symbol is ``dim``, a field of ``sizes`` or what ``derive`` returns.
+        sizes: a named tuple of the whole numbers that, with ``dim``, determine all shapes. One
+            of them is ``is_bfloat16``, the dtype of the packed weights.
+        ranges: the ranges of sizes that are not simply at least 1.
+        floats: the call's other numbers, in their order, and their ranges.
+        derive: sizes → further numbers. It raises a ValueError for sizes that contradict each
+            other.
+        refusal: sizes → the reason why the kernels do not support them, or None if they do.
+        has_grid: whether the op's whole numbers begin with the grid's height and width.
+        further: (arguments, sizes): raises an error for other arguments of a call that do not fit.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        structure: type[ctypes.Structure],
+        parameters: Mapping[str, str],
+        sizes: type[Any],
+        *,
+        ranges: Mapping[str, Whole],
+        floats: Mapping[str, Real],
+        derive: Callable[[Mapping[str, int]], Mapping[str, int]],
+        refusal: Callable[[Mapping[str, int]], str | None],
+        has_grid: bool,
+        further: Callable[[Mapping[str, Any], Mapping[str, int]], None] | None = None,
+    ) -> None:
+        self.name, self.structure, self.sizes = name, structure, sizes
+        self.parameters = {field: _parse(text) for field, text in parameters.items()}
+        self.ints = {field: Whole(1) for field in (*(_GRID if has_grid else ()), *sizes._fields)}
+        self.ints |= ranges
+        self.floats = dict(floats)
+        self.fields = tuple(_fields_of(structure))
+        self._first_size = len(self.ints) - len(sizes._fields)
+        self._derive, self._refusal, self._further = derive, refusal, further
+        # At 32² the description of a block would take longer than many of its kernels.
+        self._describe = functools.lru_cache(maxsize=256)(self._describe_anew)
+        self._kernel, self._scratch = f"vision_ttt_{name}", f"vision_ttt_{name}_scratch"
+        if _native.LIBRARY is not None:
+            getattr(_native.LIBRARY, self._scratch).restype = ctypes.c_int64
+
+    def contract(self, weights: str, numbers: Sequence[str], **tensors: str) -> Contract:
+        """The op's contract.
+
+        Args:
+            weights: the shape of the op's ``weights``.
+            numbers: the names of its whole numbers and of its others.
+            tensors: further tensors in float32.
+        """
+        floats = dict.fromkeys(("y", *tensors), (torch.float32,))
+        return Contract(
+            self.name,
+            {"y": "B T dim", "weights": weights, **tensors},
+            dtypes={**floats, "weights": (WORD,)},
+            may_be_0=("B", "T"),
+            others=numbers,
+            further=self._check,
+        )
+
+    def places(self, dim: int, sizes: Sequence[int]) -> dict[str, Place]:
+        """The place of each parameter that a block of these sizes has.
+
+        Raises:
+            ValueError: the sizes contradict each other.
+        """
+        return self._places(self._symbols(dim, sizes))
+
+    def join(
+        self, parameters: Mapping[str, Tensor | None], dim: int, sizes: Sequence[int]
+    ) -> Tensor:
+        """Pack a block's parameters into one vector, the form that the op expects.
+
+        Raises:
+            ValueError: the parameters do not fit a block of these sizes.
+        """
+        lines = []
+        for field, place in self.places(dim, sizes).items():
+            x = parameters[field]
+            if x is None or x.shape != place.size:
+                got = None if x is None else list(x.shape)
+                raise ValueError(f"{self.name}: {field} must be {list(place.size)}, got {got}")
+            x = pack(x, place.dtype, of_block=True) if place.is_packed else x.detach().float()
+            words = x.contiguous().reshape(-1).view(WORD)
+            lines.append(F.pad(words, (0, -len(words) % LINE)))
+        return torch.cat(lines)
+
+    def split(
+        self, words: Tensor, dim: int, sizes: Sequence[int], dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
+        """The parameters in a vector of :meth:`join`, packed ones as such; float32 as ``dtype``."""
+        words = words.resolve_neg()  # the memory of a lazily negated view holds the negatives
+        found = {}
+        for field, place in self.places(dim, sizes).items():
+            x = words[place.start : place.start + place.words].view(place.dtype).view(place.shape)
+            found[field] = x if x.dtype == torch.bfloat16 else x.to(dtype)
+        return found
+
+    def unsupported(self, dim: int, sizes: Sequence[int]) -> str | None:
+        """The reason why the kernels do not support a block of these sizes, or None if they do."""
+        if _native.LIBRARY is None:
+            return "the compiled kernels are missing"
+        return self._refusal(self._symbols(dim, sizes))
+
+    def refusal(self, inputs: Any) -> str | None:
+        """The reason why the kernels do not support a call, or None if they do."""
+        if not inputs.y.is_cpu:
+            return f"tensors are on {inputs.y.device.type}"
+        return self.unsupported(inputs.y.shape[-1], inputs.ints[self._first_size :])
+
+    def run(
+        self,
+        y: Tensor,
+        weights: Tensor,
+        ints: Sequence[int],
+        floats: Sequence[float],
+        **others: Any,
+    ) -> Tensor:
+        """Run the kernel and return its output tokens [B, T, D].
+
+        Args:
+            y: tokens [B, T, D].
+            weights: the vector of a block, or [N, words] of blocks one after the other.
+            ints, floats: the call's numbers.
+            others: the fields that neither the vector nor the numbers fill.
+
+        Raises:
+            MemoryError: a thread could not allocate its scratch memory.
+        """
+        if not y.numel():
+            return y.new_empty(y.shape)
+        y, weights = y.contiguous(), weights.contiguous()
+        count = len(weights) if weights.ndim == 2 else 1
+        description = self._describe(y.shape, weights.data_ptr(), count, tuple(ints), tuple(floats))
+        kind = self.structure if count == 1 else self.structure * count
+        problem = kind.from_buffer_copy(description)
+        if count > 1:
+            problem = problem[0]  # which keeps all of them
+        problem.y, problem.threads = y.data_ptr(), torch.get_num_threads()
+        for field, value in others.items():
+            setattr(problem, field, value)
+        if count > 1:
+            between = y.new_empty(y.shape)
+            problem.between = between.data_ptr()
+        scratch = y.new_empty(call_kernel(self._scratch, problem), dtype=torch.uint8)
+        # Allocated after the scratch, so that the next block's scratch fits the memory that this
+        # one frees.
+        out = y.new_empty(y.shape)
+        problem.scratch, problem.out = scratch.data_ptr(), out.data_ptr()
+        _native.run_kernel(self._kernel, problem)
+        return out
+
+    def _symbols(self, dim: int, sizes: Sequence[int]) -> dict[str, int]:
+        given = dict(zip(self.sizes._fields, sizes, strict=True))
+        self._check_ints({"dim": dim, **given})
+        symbols = {"dim": dim, **given}
+        return {**symbols, **self._derive(symbols)}
+
+    def _check_ints(self, numbers: Mapping[str, int]) -> None:
+        for name, value in numbers.items():
+            least, most = self.ints.get(name, Whole(1))
+            check_number(self.name, name, value, Whole(least))
+            most = _LARGEST if most is None else most
+            if value > most:
+                raise ValueError(f"{self.name}: {name} must be in {least} … {most}, got {value}")
+
+    def _places(self, symbols: Mapping[str, int]) -> dict[str, Place]:
+        packed = torch.bfloat16 if symbols["is_bfloat16"] else torch.float32
+        places, start = {}, 0
+        for field, part in self.parameters.items():
+            if part.condition is not None and not symbols[part.condition]:
+                continue
+            size = shape = tuple(symbols[a] if isinstance(a, str) else a for a in part.shape)
+            dtype = packed if part.is_packed else torch.float32
+            if part.is_packed:
+                shape = packed_shape(*size, dtype, of_block=True)
+            places[field] = Place(start, shape, dtype, size, part.is_packed)
+            start = places[field].end
+        return places
+
+    def _check(self, op: str, values: Mapping[str, Any]) -> None:
+        if torch.compiler.is_compiling():  # the custom op checks the call when it runs
+            return
+        y, weights, ints = values["y"], values["weights"], values["ints"]
+        floats = values["floats"] if "floats" in values else (values["eps"],)
+        if len(ints) != len(self.ints) or len(floats) != len(self.floats):
+            raise ValueError(
+                f"{op}: needs {(*self.ints,)} and {(*self.floats,)}, got {ints} and {floats}"
+            )
+        self._check_ints(dict(zip(self.ints, ints, strict=True)))
+        for (name, limits), value in zip(self.floats.items(), floats, strict=True):
+            check_number(op, name, value, limits)
+            if not abs(value) <= _LARGEST_FLOAT:
+                raise ValueError(f"{op}: {name} must be at most {_LARGEST_FLOAT}, got {value}")
+        dim, sizes = y.shape[-1], ints[self._first_size :]
+        symbols = self._symbols(dim, sizes)
+        *_, last = self._places(symbols).values()
+        if weights.shape[-1] != last.end:
+            raise ValueError(
+                f"{op}: weights must be {last.end} words for {dim} channels and "
+                f"{self.sizes(*sizes)}, got {list(weights.shape)}"
+            )
+        if self._further is not None:
+            self._further(values, symbols)
+
+    def _describe_anew(
+        self,
+        shape: torch.Size,
+        address: int,
+        count: int,
+        ints: tuple[int, ...],
+        floats: tuple[float, ...],
+    ) -> bytes:
+        """Describe ``count`` blocks whose weights begin at an address, field by field.
+
+        The description holds addresses only; the caller must keep the weights alive.
+        """
+        batch, length, dim = shape
+        symbols = self._symbols(dim, ints[self._first_size :])
+        values = dict(symbols, batch=batch, length=length, count=count)
+        values |= dict(zip((*self.ints, *self.floats), (*ints, *floats), strict=True))
+        places = self._places(symbols)
+        words = next(reversed(places.values())).end
+        blocks = []
+        for first in range(0, count * words, words):
+            for field, place in places.items():
+                pointer = address + WORD.itemsize * (first + place.start)
+                if not place.is_packed:
+                    values[field] = pointer
+                    continue
+                columns, inner = place.size
+                values |= {f"{field}.data": pointer, f"{field}.columns": columns}
+                values |= {f"{field}.inner": inner, f"{field}.in_terms": len(place.shape) == 5}
+            blocks.append(self.structure.pack(*(values.get(field, 0) for field in self.fields)))
+        return b"".join(blocks)
+
+
+def _fields_of(kind: type[ctypes.Structure]) -> Iterator[str]:
+    """The fields of a structure, those of nested structures by their path."""
+    for name, field in kind._fields_:
+        if issubclass(field, ctypes.Structure):
+            yield from (f"{name}.{path}" for path in _fields_of(field))
+        else:
+            yield name
+
+
+def define(op: str, *arguments: Any) -> Any:
+    """Compute an op of the table by its definition."""
+    return TABLE[op].definition(TABLE[op].inputs(*arguments))
