@@ -34,6 +34,7 @@ CASES = [
     ("vim_tiny_patch16_224", {**SCANS, "dynamic_img_size": True, "drop_path_rate": 0.5}),
     ("mambar_small_patch16_224", {**SCANS, "num_registers": 3}),
     ("mambar_tiny_patch16_224", {**SCANS, "dynamic_img_size": True, "distribution": "none"}),
+    ("vrwkv_small_patch16_224", {**SCANS, "dynamic_img_size": True, "drop_path_rate": 0.5}),
     ("conv_deit_tiny_patch16_224", FIXED),
     ("conv_deit_tiny_patch16_224", {**ANY, "drop_path_rate": 0.5}),
     ("design_space_nano_patch4_32", PLAIN),

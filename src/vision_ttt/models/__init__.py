@@ -50,6 +50,13 @@ from vision_ttt.models.vittt import (
     vittt_small_patch16_224,
     vittt_tiny_patch16_224,
 )
+from vision_ttt.models.vrwkv import (
+    VRWKV,
+    vrwkv_base_patch16_224,
+    vrwkv_nano_patch4_32,
+    vrwkv_small_patch16_224,
+    vrwkv_tiny_patch16_224,
+)
 
 __all__ = [
     "create_model",
@@ -82,6 +89,11 @@ __all__ = [
     "vim_nano_patch4_32",
     "vim_small_patch16_224",
     "vim_tiny_patch16_224",
+    "VRWKV",
+    "vrwkv_base_patch16_224",
+    "vrwkv_nano_patch4_32",
+    "vrwkv_small_patch16_224",
+    "vrwkv_tiny_patch16_224",
     "MambaReg",
     "mambar_base_patch16_224",
     "mambar_large_patch16_224",
