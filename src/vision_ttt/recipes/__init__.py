@@ -31,6 +31,8 @@ _LOGGER = logging.getLogger(__name__)
 
 STAGES = "stages"
 """The key of a recipe in several stages, beside the sections."""
+EXTENDS = "extends"
+"""The key that names a packaged recipe, to which a recipe says the differences."""
 _IN_PROPORTION = ("warmup", "inner_warmup", "decay_at")
 
 
@@ -45,7 +47,8 @@ def read(recipe: str) -> dict[str, Any]:
 
     Args:
         recipe: a packaged name or the path of a YAML file; with +ABLATION after a packaged name,
-            one row of Vision-TTT's Tables 3 and 4 or Fig. 7, as `vision_ttt.models` names them.
+            one row of Vision-TTT's Tables 3 and 4 or Fig. 7, or of Mamba-Reg's Tables 4 and 6, by
+            the model. A recipe may say `extends: NAME` and differences to that packaged recipe.
 
     Raises:
         ConfigError: no such packaged recipe or ablation, not UTF-8, not a mapping, no task, or an
@@ -53,7 +56,7 @@ def read(recipe: str) -> dict[str, Any]:
         FileNotFoundError: no such file.
     """
     if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
-        return _checked(recipe, parse(recipe, read_text(Path(recipe))))
+        return _extended(recipe, parse(recipe, read_text(Path(recipe))))
     name, plus, ablation = recipe.partition("+")
     if name not in available():
         raise ConfigError(
@@ -61,15 +64,68 @@ def read(recipe: str) -> dict[str, Any]:
             " or give the path of a .yaml file"
         )
     resource = importlib.resources.files(__name__) / f"{name}.yaml"
-    values = _checked(name, parse(name, resource.read_text(encoding="utf-8")))
-    if not plus:
-        return values
-    from vision_ttt.models.vittt_ablations import ABLATIONS  # with PyTorch
+    values = _extended(name, parse(name, resource.read_text(encoding="utf-8")))
+    return _ablated(values, ablation) if plus else values
 
-    if ablation not in ABLATIONS:
-        raise ConfigError(f"unknown ablation {ablation!r}; known are {', '.join(ABLATIONS)}")
-    output = f"{values['run']['output']}+{ablation}"
-    return merge(values, {"arguments": ABLATIONS[ablation].keywords, "output": output})
+
+def _ablated(values: dict[str, Any], ablation: str) -> dict[str, Any]:
+    """Return a packaged recipe's values for an ablation, which starts from its own weights."""
+    from vision_ttt.models import mamba_reg_ablations, vittt_ablations  # with PyTorch
+
+    model, output = values["model"]["name"], values["run"]["output"]
+    families = {"vittt_": vittt_ablations, "mambar_": mamba_reg_ablations}
+    rows = {
+        name: row.keywords
+        for prefix, family in families.items()
+        if model.startswith(prefix)
+        for name, row in family.ABLATIONS.items()
+    }
+    if ablation not in rows:
+        known = f"known are {', '.join(rows)}" if rows else "this model has none"
+        raise ConfigError(f"unknown ablation {ablation!r} of {model}; {known}")
+    changes = {"arguments": rows[ablation], "output": f"{output}+{ablation}"}
+    runs, run, *rest = Path(values["model"].get("initial_weights") or "").parts or ("", "")
+    if runs == "runs" and run in available():
+        changes["initial_weights"] = str(Path(runs, f"{run}+{ablation}", *rest))
+    return _merged(values, changes)
+
+
+def _extended(recipe: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values by section, with those of the packaged recipe that it extends.
+
+    Raises:
+        ConfigError: there is no such recipe, or as for `_checked`.
+    """
+    if EXTENDS not in values:
+        return _checked(recipe, values)
+    if (base := values.pop(EXTENDS)) not in available():
+        raise ConfigError(
+            f"recipe {recipe} extends {base!r}; packaged are {', '.join(available())}"
+        )
+    former = read(base)
+    former["run"] = {**former.get("run", {}), "output": f"runs/{Path(recipe).stem}"}
+    return _merged(former, _checked(recipe, values, changed_task(former, values)))
+
+
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values with some changed, stage by stage where it has stages."""
+    task = changed_task(values, changes)().name
+    stages = {**values.get(STAGES, {}), **changes.get(STAGES, {})}
+    former, own = (
+        {name: each[name] for name in each if name != STAGES} for each in (values, changes)
+    )
+    whole: dict[str, Any] = merge(former, own)
+    if stages:
+        whole[STAGES] = {
+            name: merge(
+                *(
+                    {"task.name": task, **each.get(STAGES, {}).get(name, {})}
+                    for each in (values, changes)
+                )
+            )
+            for name in stages
+        }
+    return whole
 
 
 def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -176,15 +232,22 @@ def _length(optimisation: Mapping[str, Any]) -> tuple[str, float] | None:
     return found[0]
 
 
-def _checked(recipe: str, values: dict[str, Any]) -> dict[str, Any]:
+def _checked(
+    recipe: str, values: dict[str, Any], task: type[TaskSection] | None = None
+) -> dict[str, Any]:
     """Return a recipe's values by section, its keys checked.
+
+    Args:
+        recipe: its name or path.
+        values: of its file.
+        task: None for the one that the values name.
 
     Raises:
         ConfigError: an unknown key, a field outside its section, no task, or stages that are none.
     """
     place = f"recipe {recipe}"
     stages = values.pop(STAGES, None)
-    task = task_of(values, place)
+    task = task or task_of(values, place)
     checked: dict[str, Any] = _by_section(values, task, place)
     if stages is None:
         return checked
