@@ -22,6 +22,12 @@ from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model
 _Sizes = TypeVar("_Sizes", DetectorSizes, SegmenterSizes)
 
 
+def _pyramid() -> type[nn.Module]:
+    from vision_ttt.dense.pyramid_maps import PyramidMaps
+
+    return PyramidMaps
+
+
 def _adapter() -> type[nn.Module]:
     from vision_ttt.dense.vit_adapter import ViTAdapter
 
@@ -30,6 +36,7 @@ def _adapter() -> type[nn.Module]:
 
 _MAPS: dict[str, Callable[[], type[nn.Module]]] = {
     "adapter": _adapter,
+    "pyramid": _pyramid,
     "stages": lambda: StageMaps,
     "tokens": lambda: TokenMap,
 }
@@ -48,10 +55,10 @@ def build_detector(
     Args:
         name: of the backbone.
         num_classes: of objects, without the background.
-        dense: ``maps``, "adapter" (the default: a ViT-Adapter, for plain backbones) or "stages"
-            (for hierarchical ones); ``adapter`` or ``stages``, a mapping of the keywords of
-            :class:`ViTAdapter` or :class:`StageMaps`; and the fields of :class:`DetectorSizes`.
-            Missing keys have published values.
+        dense: ``maps``, "adapter" (the default: a ViT-Adapter, for plain backbones), "pyramid"
+            (:class:`PyramidMaps`, for plain ones, too) or "stages" (for hierarchical ones);
+            ``adapter``, ``pyramid`` or ``stages``, a mapping of the class's keywords; and the
+            fields of :class:`DetectorSizes`. Missing keys have published values.
         backbone_arguments: of the backbone's constructor.
 
     Raises:
@@ -60,7 +67,7 @@ def build_detector(
     """
     sizes, rest = _sizes(DetectorSizes, dense)
     if rest.get("maps") == _OF_ONE_MAP:
-        raise DenseModelError("dense.maps is 'tokens'; a detector accepts adapter, stages")
+        raise DenseModelError("dense.maps is 'tokens'; a detector accepts adapter, pyramid, stages")
     return _built(Detector, name, num_classes, sizes, rest, backbone_arguments)
 
 
