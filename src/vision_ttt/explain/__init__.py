@@ -20,6 +20,7 @@ from vision_ttt.explain.receptive_field import (
     receptive_field,
 )
 from vision_ttt.explain.rollout import attention_rollout
+from vision_ttt.explain.token_distances import token_distances
 from vision_ttt.explain.token_norms import (
     largest_over_median,
     outlier_share,
@@ -51,6 +52,7 @@ __all__ = [
     "radial_profile",
     "receptive_field",
     "stage_norms",
+    "token_distances",
     "token_norms",
     "top_fraction",
     "trace_layers",

@@ -1,4 +1,4 @@
-"""The arguments of `vision-ttt explain gradient-map|receptive-field|inner-loss|norms|fast-weights`.
+"""The arguments of `vision-ttt explain gradient-map|inner-loss|norms|…`, see KINDS.
 
 What is given on the command line is models, then images. A word is an image's if it is a file or
 folder that does not end in .safetensors, or begins with `sample:`; all others are models'.
@@ -28,6 +28,7 @@ KINDS = {
     "receptive-field": "the pixels that the feature in the middle responds to",
     "inner-loss": "the loss of the inner models along the tokens, before and after learning",
     "norms": "norms of the tokens after every block, and outliers",
+    "distances": "distances of the tokens to the class token, or to each register",
     "fast-weights": "the change of the inner weights along an image, and their learning rates",
 }
 SAMPLE = "sample:"
@@ -88,7 +89,8 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
         "gradient-map": _add_gradient_map,
         "receptive-field": _add_receptive_field,
         "inner-loss": _add_inner_loss,
-        "norms": lambda parser: None,
+        "norms": _add_norms,
+        "distances": lambda parser: None,
         "fast-weights": _add_fast_weights,
     }[what](own)
     arguments = own.parse_command(argv[1:])
@@ -270,6 +272,21 @@ def _add_inner_loss(parser: CommandParser) -> None:
         type=int | None,
         default=None,
         help="tokens per running mean; 1: no mean; null: a 64th of all tokens",
+    )
+    parser.add_argument(
+        "--direction",
+        type=Literal["forth", "back"] | None,
+        default=None,
+        help="heads of one scan direction only; forth: as in Vision-TTT's Fig. 11; null: all",
+    )
+
+
+def _add_norms(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--absolute",
+        type=bool,
+        default=False,
+        help="show norms as they are, and whole distributions; default: over their image's median",
     )
 
 

@@ -1,5 +1,6 @@
 """What `vision-ttt explain` finds of each kind: numbers, figures and lines for the terminal."""
 
+from vision_ttt.cli.explained.distances import Distances
 from vision_ttt.cli.explained.gradient_map import GradientMap
 from vision_ttt.cli.explained.inner_loop import FastWeightsAlong, InnerLoss
 from vision_ttt.cli.explained.kind import Batch, Kind, Part, Subject
@@ -9,5 +10,6 @@ from vision_ttt.cli.explained.receptive_field import ReceptiveField
 __all__ = ["KINDS", "Batch", "Kind", "Part", "Subject"]
 
 KINDS: dict[str, type[Kind]] = {
-    kind.what: kind for kind in (GradientMap, ReceptiveField, InnerLoss, Norms, FastWeightsAlong)
+    kind.what: kind
+    for kind in (GradientMap, ReceptiveField, InnerLoss, Norms, Distances, FastWeightsAlong)
 }

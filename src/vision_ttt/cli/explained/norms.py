@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vision_ttt.cli.explained.kind import PAGE, Kind, Part, Subject, file_name
 from vision_ttt.explain import outlier_share, stage_norms
+from vision_ttt.explain.artefact_figures import norm_histograms
 from vision_ttt.explain.norm_figures import norm_distributions, norm_map_sheet
 
 
@@ -38,13 +39,17 @@ class Norms(Kind):
         return arrays
 
     def figures(self, found: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-        yield self.what, norm_distributions(self._by_grid(found))
+        absolute = self.arguments.absolute
+        compared = norm_histograms if absolute else norm_distributions
+        yield self.what, compared(self._by_grid(found))
         for model, (names, pictures, stages) in found.items():
             for stage, norms in enumerate(stages, start=1):
                 own = (model,) if len(stages) == 1 else (model, f"stage-{stage}")
                 for number, start in enumerate(range(0, len(names), PAGE), start=1):
                     page = slice(start, start + PAGE)
-                    figure = norm_map_sheet(pictures[page], norms[page], names[page])
+                    figure = norm_map_sheet(
+                        pictures[page], norms[page], names[page], absolute=absolute
+                    )
                     last = () if number == 1 else (str(number),)
                     yield file_name(self.what, *own, *last), figure
 
