@@ -12,7 +12,7 @@ from studies.sweeps import SWEEPS, TITLES
 from vision_ttt.cli.main import COMMANDS as LIBRARY
 
 Said = pytest.CaptureFixture[str]
-OWN = ("sweep", "deletion", "letters", "bench")
+OWN = ("artefacts", "equations", "sweep", "deletion", "letters", "bench")
 HUGE = "9" * 25
 SWEEP = ["sweep", "ablation-digits"]
 DELETION = ["deletion", "--table-only", "--results"]
