@@ -6,7 +6,7 @@ from typing import Literal
 import jsonargparse
 
 from vision_ttt.cli.arguments.inference import CHECKPOINT, add_inference_arguments
-from vision_ttt.cli.checks import LARGEST_BATCH, check_range, checkpoint_path
+from vision_ttt.cli.checks import LARGEST_BATCH, check_range, checkpoint_path, shortened
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.engine.config import MOST_WORKERS
 from vision_ttt.errors import UserError
@@ -48,6 +48,20 @@ def add_arguments(parser: CommandParser) -> None:
         default=None,
         help="input of a segmenter: the whole image or sliding windows; null: as in training",
     )
+    parser.add_argument(
+        "--fid",
+        type=str | None,
+        default=None,
+        help="of a diffusion model: a folder of its images, from vision-ttt sample --images, whose"
+        " Fréchet distance to the part --split of the data is measured in place of the loss",
+    )
+    parser.add_argument(
+        "--fid_features",
+        type=str | None,
+        default=None,
+        help="classifier's checkpoint whose features are compared; null: Inception's (FID), which"
+        " the package torch-fidelity downloads",
+    )
     add_inference_arguments(parser)
     parser.add_argument("--json", type=bool, default=False, help="print JSON instead of tables")
 
@@ -60,3 +74,9 @@ def check(arguments: jsonargparse.Namespace) -> None:
     if arguments.dataset is not None and is_of_the_system(Path(arguments.dataset)):
         raise UserError(f"--dataset {arguments.dataset} is the system's; name one of your own")
     arguments.checkpoint = checkpoint_path(arguments.checkpoint)
+    if arguments.fid is not None and not Path(arguments.fid).is_dir():
+        raise UserError(f"--fid {shortened(arguments.fid)} is no folder of images")
+    if arguments.fid_features is not None:
+        if arguments.fid is None:
+            raise UserError("--fid-features is given without --fid, a folder of images")
+        arguments.fid_features = checkpoint_path(arguments.fid_features)

@@ -68,8 +68,14 @@ def add_arguments(parser: CommandParser) -> None:
         type=str,
         default="samples.png",
         help="the file to write: .png for a picture with a labelled row for each class, or"
-        " .safetensors for the tensors samples [N, C, H, W] and labels [N]; latents require"
-        " .safetensors",
+        " .safetensors for the tensors samples [N, C, H, W] and labels [N]",
+    )
+    parser.add_argument(
+        "--autoencoder",
+        type=str | None,
+        default=None,
+        help="autoencoder of diffusers that makes pictures of latents, a folder or a name in the"
+        " local cache; null: that of the training",
     )
     parser.add_argument(
         "--images",

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from vision_ttt.diffusion import sample
-from vision_ttt.diffusion.pictures import grid, to_pixels, to_png
+from vision_ttt.diffusion.pictures import grid, to_png
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
@@ -35,9 +35,9 @@ def write_report(task: Diffusion, result: TrainResult) -> Report:
         size=tuple(task.input["input_size"][1:]),
         guidance=_GUIDANCE,
         seed=result.metrics["seed"],
+        clip=task.autoencoder is None,
     )
-    pixels = to_pixels(samples, task.input["mean"], task.input["std"])
-    picture = grid(pixels, _PER_CLASS, shown)
+    picture = grid(task.pixels(samples), _PER_CLASS, shown)
     pictures = result.run_dir / "samples.png"
     write_bytes(pictures, to_png(picture))
     history = result.metrics["history"]
