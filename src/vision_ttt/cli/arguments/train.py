@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import docstring_parser
@@ -148,11 +149,16 @@ def _add_fields(parser: CommandParser, task: type[TaskSection]) -> None:
 
 def _declaration(section: type[Section], field: str) -> dict[str, Any]:
     """Type, default and help of a field; its docstring is the help."""
-    descriptions = {
+    kind, default = field_types(section)[field], defaults(section)[field]
+    return {"type": kind, "default": default, "help": _descriptions(section)[field]}
+
+
+@cache  # parsing the source of a class for each of its fields took most of a command's start
+def _descriptions(section: type[Section]) -> dict[str, str]:
+    """The fields' docstrings, by name."""
+    return {
         each.arg_name: " ".join(each.description.split())
         for owner in reversed(section.__mro__)  # a field may be declared by a base
         if issubclass(owner, Section)
         for each in docstring_parser.parse_from_object(owner).params
     }
-    default = defaults(section)[field]
-    return {"type": field_types(section)[field], "default": default, "help": descriptions[field]}
