@@ -282,6 +282,7 @@ def test_tensors_of_any_shape_are_named(family, shape):
         "DiT³": "dit3_nano_patch4_32",
         "Vim": "vim_tiny_patch16_224",
         "Mamba-Reg": "mambar_tiny_patch16_224",
+        "Vision-RWKV": "vrwkv_tiny_patch16_224",
     }
     with torch.device("meta"):
         model = create_model(models[family.name])

@@ -138,7 +138,7 @@ def test_an_adapter_that_cannot_be_built_is_named(name, adapter, told):
 BAD = {
     "model": ("hvit3_tinny", {}, {}, r"unknown model 'hvit3_tinny'; nearest: hvit3_tiny"),
     "key": ("resnet18", {"chanels": 3}, {}, "dense has no 'chanels'; nearest: channels"),
-    "maps": ("resnet18", {"maps": "pyramid"}, {}, "is 'pyramid'; accepted: adapter, stages"),
+    "maps": ("resnet18", {"maps": "ladder"}, {}, "accepted: adapter, pyramid, stages"),
     "other": (
         "resnet18",
         {"adapter": {"points": 4}},

@@ -72,7 +72,7 @@ def test_what_a_segmenter_of_tokens_refuses():
         build_segmenter(
             "vim_nano_patch4_32", num_classes=5, dense={"maps": "tokens", "channels": 9}
         )
-    with pytest.raises(DenseModelError, match="'tokens'; a detector accepts adapter, stages"):
+    with pytest.raises(DenseModelError, match="a detector accepts adapter, pyramid, stages"):
         build_detector("vim_nano_patch4_32", num_classes=5, dense={"maps": "tokens"})
     with pytest.raises(DenseModelError, match="model resnet18 cannot be built"):
         build_segmenter("resnet18", num_classes=5, dense={"maps": "tokens"})

@@ -89,6 +89,7 @@ def test_what_a_checkpoint_tells(fields: Fields) -> None:
     assert metadata.task == {
         **{"name": "diffusion", "objective": "noise"},
         **{"noise_schedule": "cosine", "noise_steps": 50},
+        **{"autoencoder": None, "latents": None},
     }
     assert list(metadata.carried["input"]["input_size"]) == [3, 8, 8]
     assert metadata.carried["input"]["mean"] == [0.5] * 3  # pixels from -1 to 1

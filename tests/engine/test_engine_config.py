@@ -1,6 +1,7 @@
 """Configs and recipes: ranges, types, unknown keys."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -16,6 +17,7 @@ from vision_ttt.engine import ConfigError
 from vision_ttt.engine.config import LENGTHS, OptimisationSection, section_types
 from vision_ttt.engine.section import Section, field_types
 from vision_ttt.models import create_model, is_model
+from vision_ttt.models.mamba_reg_ablations import ABLATIONS as MAMBA_REG
 from vision_ttt.models.vittt_ablations import ABLATIONS
 from vision_ttt.recipes import change, resolve
 from vision_ttt.recipes.names import short_names
@@ -209,7 +211,7 @@ def test_packaged_recipe_loads(name: str) -> None:
             create_model(config.model.name, **config.model.arguments)
         assert Path(config.run.output) == Path("runs", name, stage)
     text = (Path(recipes.__file__).parent / f"{name}.yaml").read_text(encoding="utf-8")
-    header = text[: text.index("\ntask:")]
+    header = text[: re.search(r"^[a-z]", text, re.MULTILINE).start()]
     offline = name.startswith(("digits", "scenes", "text"))
     assert f"train {name}" in header or "demo-dense" in header
     assert "hardware:" in header
@@ -255,6 +257,65 @@ def test_every_ablation_of_a_recipe(base: str, ablation: str) -> None:
     assert config == change(plain, {"arguments": arguments, "output": config.run.output})
     with torch.device("meta"):
         timm.create_model(config.model.name, **config.model.arguments)
+
+
+def test_an_ablation_starts_from_its_own_weights() -> None:
+    for recipe in ("coco-vittt-tiny", "ade20k-vittt-base", "coco-vittt-frozen"):
+        size = "base" if "base" in recipe else "tiny"
+        config = recipes.load(f"{recipe}+dual")
+        assert config.model.initial_weights == f"runs/imagenet-vittt-{size}+dual/best.safetensors"
+        assert config.model.arguments["design"] == "dual"
+        assert config.run.output == f"runs/{recipe}+dual"
+    assert recipes.load("digits+dual").model.initial_weights is None
+
+
+@pytest.mark.parametrize("ablation", MAMBA_REG)
+def test_every_ablation_of_mamba_reg(ablation: str) -> None:
+    stages = recipes.load_stages(f"imagenet-mambar-base+{ablation}")
+    assert list(stages) == ["pretrain-128", "train-224", "fine-tune-224"]
+    for stage, config in stages.items():
+        assert config.run.output == f"runs/imagenet-mambar-base+{ablation}/{stage}"
+        assert config.model.arguments == MAMBA_REG[ablation].keywords
+    with torch.device("meta"):
+        model = timm.create_model(config.model.name, **config.model.arguments)
+    by_hand = {"mean": 768, "r1": 768, "n1_wide": 2304, "n24": 4608, "front": 2304}
+    assert model.head_hidden_size == by_hand.get(ablation, model.head_hidden_size)
+
+
+def test_stages_take_ablations() -> None:
+    first, second, _ = recipes.load_stages("three-stage+dual").values()
+    assert first.model.arguments == second.model.arguments == {"design": "dual"}
+    assert second.model.initial_weights == "runs/three-stage+dual/pretrain-128/last.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        ("imagenet-mambar-tiny+dual", "'dual' of mambar_tiny_patch16_224; known are front_r1"),
+        ("imagenet-vittt-tiny+mean", "'mean' of vittt_tiny_patch16_224; known are ttt_layer"),
+        ("imagenet-vim-tiny+dual", "of vim_tiny_patch16_224; this model has none"),
+    ],
+)
+def test_an_ablation_that_the_model_does_not_have(recipe: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        recipes.load(recipe)
+
+
+def test_a_recipe_of_differences(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: digits\nmodel: {arguments: {depth: 2}}\noptimisation: {updates: 9}\n")
+    config, former = recipes.load(str(path)), recipes.load("digits")
+    assert config == change(
+        former, {"arguments": {"depth": 2}, "updates": 9, "output": "runs/mine"}
+    )
+    path.write_text("extends: three-stage\nstages: {train-224: {optimisation: {epochs: 7}}}\n")
+    assert [c.optimisation.epochs for c in recipes.load_stages(str(path)).values()] == [300, 7, 20]
+    path.write_text("extends: nonsense\n")
+    with pytest.raises(ConfigError, match="extends 'nonsense'; packaged are ade20k"):
+        recipes.load(str(path))
+    path.write_text("extends: digits\noptimisation: {epoch: 3}\n")
+    with pytest.raises(ConfigError, match=r"unknown key 'optimisation\.epoch'"):
+        recipes.load(str(path))
 
 
 def test_recipe_from_a_file_with_overrides(tmp_path: Path) -> None:
@@ -366,7 +427,7 @@ def test_bad_recipes_are_explained(tmp_path: Path) -> None:
     path.write_text("task: classification\noptimisation: {epochs: many}")
     with pytest.raises(ConfigError, match=r"epochs.*many"):
         recipes.load(str(path))
-    with pytest.raises(ConfigError, match=r"unknown variant 'duel'; known are .*dual"):
+    with pytest.raises(ConfigError, match=r"'duel' of vittt_nano.*; known are .*dual"):
         recipes.load("digits+duel")
     path.write_text("task: classification\nstages: {one: {optimisation: {epohcs: 3}}}")
     with pytest.raises(ConfigError, match=r"stage one.*'optimisation.epohcs'; .*: optimis"):

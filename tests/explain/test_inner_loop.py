@@ -63,6 +63,25 @@ def test_the_model_is_released_when_it_fails():
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
+def test_one_direction_alone(images):
+    """Vision-TTT's Fig. 11 has the forth direction alone."""
+    model = nano()
+    both, forth, back = (
+        inner_losses(model, images, direction)["blocks.1.mixer.ttt"]
+        for direction in (None, "forth", "back")
+    )
+    assert_close((forth + back) / 2, both, 1e-6)
+    loss = trace_layers(model, images)["blocks.1.mixer.ttt"].loss
+    assert_close(forth[0], loss[:, :16, :2].mean(), 1e-6)
+    course = inner_loss_course(model, images, "back")["blocks.1.mixer.ttt"]
+    assert_close(course.before[:16].mean(), back[0], 1e-6)
+    one_way = nano(design="conv1d")
+    assert torch.equal(*(inner_losses(one_way, images, way)["blocks.0.mixer.ttt"]
+                         for way in (None, "forth")))  # fmt: skip
+    with pytest.raises(ValueError, match="'back'; accepted: forth, back where"):
+        inner_losses(one_way, images, "back")
+
+
 @pytest.mark.parametrize("design", ["conv2d", "conv1d"])
 def test_inner_losses_are_in_scan_order_of_each_direction(images, design):
     model = nano(design=design)

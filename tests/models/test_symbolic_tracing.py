@@ -33,6 +33,7 @@ CASES = [
     ("vim_tiny_patch16_224", {**SCANS, "dynamic_img_size": True, "drop_path_rate": 0.5}),
     ("mambar_small_patch16_224", {**SCANS, "num_registers": 3}),
     ("mambar_tiny_patch16_224", {**SCANS, "dynamic_img_size": True, "distribution": "none"}),
+    ("vrwkv_small_patch16_224", {**SCANS, "dynamic_img_size": True, "drop_path_rate": 0.5}),
     ("dit3_nano_patch4_32", {"img_size": 16, "hidden_size": 32, "depth": 1, "num_heads": 1}),
 ]
 

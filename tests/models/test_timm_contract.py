@@ -19,6 +19,7 @@ SMALL = {
     "vit3": {"embed_dim": 32, "depth": 2, "num_heads": 1, "patch_size": 8, "img_size": 32},
     "hvit3": {"dims": (16, 32), "depths": (1, 1), "num_heads": (1, 1), "img_size": 32},
     "vim": {"embed_dim": 32, "depth": 2, "patch_size": 8, "img_size": 32},
+    "vrwkv": {"embed_dim": 32, "depth": 2, "patch_size": 8, "img_size": 32},
     "mambar": {
         **{"embed_dim": 32, "depth": 2, "patch_size": 8, "img_size": 32},
         **{"num_registers": 3, "head_reduction": 2},

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import jsonargparse
 from accelerate.utils import send_to_device
@@ -10,6 +11,7 @@ from vision_ttt import tasks
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.data import Share, make_loader
+from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.loaders import even_order
 from vision_ttt.engine.non_finite_search import Calls, find_in_forward, watched_calls
@@ -27,6 +29,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
         The exit code; `NOT_FINITE` where the model computes NaN or infinity.
     """
     model, metadata = tasks.load_model(arguments.checkpoint, task=None)
+    if arguments.fid is not None:
+        return _frechet_distance(metadata, arguments)
     accelerator = make_accelerator()
     section = tasks.find(metadata.task["name"])
     if section.PACKABLE:
@@ -80,6 +84,36 @@ def run(arguments: jsonargparse.Namespace) -> int:
     console.print(task.table(metadata.model, figures))
     if skipped:
         console.print(f"{len(skipped)} {task.unit} skipped")
+    return 0
+
+
+def _frechet_distance(metadata: ModelMetadata, arguments: jsonargparse.Namespace) -> int:
+    """Compare images that a diffusion model made with those of its data, and print how far."""
+    if metadata.task["name"] != "diffusion":
+        raise UserError(
+            f"--fid is of a diffusion model; this one's task is {metadata.task['name']}"
+        )
+    from vision_ttt.tasks.diffusion.frechet import measure_frechet
+
+    names = ("dataset", "dataset_root")
+    found = measure_frechet(
+        metadata,
+        Path(arguments.fid),
+        features=arguments.fid_features,
+        changes={name: arguments[name] for name in names if arguments[name] is not None},
+        part=arguments.split,
+        batch_size=arguments.batch_size,
+    )
+    console = plain_console()
+    if arguments.json:
+        console.print_json(json.dumps({"model": metadata.model, **found}), highlight=False)
+    else:
+        console.print(
+            f"{metadata.model}: Fréchet distance {found['frechet_distance']:.4g} of"
+            f" {found['made']} images to {found['real']} of the data ({found['features']})",
+            highlight=False,
+            soft_wrap=True,
+        )
     return 0
 
 

@@ -28,11 +28,20 @@ def run(arguments: jsonargparse.Namespace) -> int:
     output = Path(arguments.output)
     model, metadata = load_model(arguments.checkpoint, task="diffusion")
     pixels_wanted = output.suffix == ".png" or arguments.images is not None
-    if pixels_wanted and model.in_channels != 3:
+    name, autoencoder = _autoencoder(metadata, arguments), None
+    if pixels_wanted and name is not None:
+        from vision_ttt.tasks.diffusion.latents import Autoencoder
+
+        autoencoder = Autoencoder(name)
+        if autoencoder.channels != model.in_channels:
+            raise UserError(
+                f"the autoencoder's latents have {autoencoder.channels} channels, those of"
+                f" {arguments.checkpoint} {model.in_channels}"
+            )
+    elif pixels_wanted and model.in_channels != 3:
         raise UserError(
             f"{arguments.checkpoint} makes latents of {model.in_channels} channels, which are no"
-            " pictures; write them with --output FILE.safetensors and decode them with the"
-            " autoencoder they are of"
+            " pictures; name their --autoencoder, or write them with --output FILE.safetensors"
         )
     classes = _chosen(arguments.classes, metadata.carried["classes"])
     labels = torch.tensor(classes, device="cpu").repeat_interleave(arguments.per_class)
@@ -45,8 +54,11 @@ def run(arguments: jsonargparse.Namespace) -> int:
             output, {"samples": samples, "labels": labels}, json.dumps(_metadata(arguments))
         )
     if pixels_wanted:
-        expected = metadata.carried["input"]
-        pixels = to_pixels(samples, expected["mean"], expected["std"])
+        expected = {each: metadata.carried["input"][each] for each in ("mean", "std")}
+        if autoencoder is not None:
+            samples = autoencoder.to(make_accelerator().device).decode(samples)
+            expected = dict.fromkeys(expected, (0.5,) * 3)
+        pixels = to_pixels(samples, **expected)
         if output.suffix == ".png":
             shown = [metadata.carried["classes"][index] for index in classes]
             write_bytes(output, to_png(grid(pixels, arguments.per_class, shown)))
@@ -63,6 +75,11 @@ def run(arguments: jsonargparse.Namespace) -> int:
         f" {names}{', …' if len(classes) > 12 else ''}"
     )
     return 0
+
+
+def _autoencoder(metadata: ModelMetadata, arguments: jsonargparse.Namespace) -> str | None:
+    """Name of the autoencoder of the latents, None for pixels and where it is not known."""
+    return arguments.autoencoder or metadata.task.get("autoencoder")
 
 
 def _metadata(arguments: jsonargparse.Namespace) -> dict[str, object]:
@@ -114,7 +131,8 @@ def _generate(
                 steps=arguments.steps,
                 guidance=arguments.guidance,
                 seed=arguments.seed,
-                clip=channels == 3,  # pixels; latents have no bounds
+                # Latents have no bounds.
+                clip=channels == 3 and _autoencoder(metadata, arguments) is None,
                 batch_size=arguments.batch_size,
                 advance=lambda images: progress.advance(bar, images),
             )

@@ -12,9 +12,10 @@ from vision_ttt.convert.family import ConversionError, Family
 from vision_ttt.convert.mamba import MAMBA_REG, VIM
 from vision_ttt.convert.ttt_lm import TTT_LM
 from vision_ttt.convert.vit3 import H_VIT3, H_VIT3_MAPS, VIT3
+from vision_ttt.convert.vrwkv import VRWKV
 from vision_ttt.models.number_kinds import of_another_kind
 
-FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3, DIT3, VIM, MAMBA_REG)
+FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3, DIT3, VIM, MAMBA_REG, VRWKV)
 """The families of timm's models whose releases are supported."""
 
 _ALL = (*FAMILIES, H_VIT3_MAPS, TTT_LM)

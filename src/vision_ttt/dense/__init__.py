@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vision_ttt.dense.detector import Detector
     from vision_ttt.dense.model import DenseModel
     from vision_ttt.dense.plain_encoder import TokenMap
+    from vision_ttt.dense.pyramid_maps import PyramidMaps
     from vision_ttt.dense.segmenter import LinearSegmenter, Segmenter
     from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
     from vision_ttt.dense.stage_maps import StageMaps
@@ -22,6 +23,7 @@ __all__ = [
     "Detector",
     "DetectorSizes",
     "LinearSegmenter",
+    "PyramidMaps",
     "Segmenter",
     "SegmenterSizes",
     "StageMaps",
@@ -41,6 +43,7 @@ lazy_exports(
         "Detector": "detector",
         "DetectorSizes": "sizes",
         "LinearSegmenter": "segmenter",
+        "PyramidMaps": "pyramid_maps",
         "Segmenter": "segmenter",
         "SegmenterSizes": "sizes",
         "StageMaps": "stage_maps",

@@ -12,6 +12,7 @@ from torch import nn
 
 from vision_ttt.dense.detector import Detector
 from vision_ttt.dense.plain_encoder import TokenMap
+from vision_ttt.dense.pyramid_maps import PyramidMaps
 from vision_ttt.dense.segmenter import LinearSegmenter, Segmenter
 from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
 from vision_ttt.dense.stage_maps import StageMaps
@@ -24,6 +25,7 @@ _Sizes = TypeVar("_Sizes", DetectorSizes, SegmenterSizes)
 
 _MAPS: dict[str, type[nn.Module]] = {
     "adapter": ViTAdapter,
+    "pyramid": PyramidMaps,
     "stages": StageMaps,
     "tokens": TokenMap,
 }
@@ -42,10 +44,10 @@ def build_detector(
     Args:
         name: of the backbone.
         num_classes: of objects, without the background.
-        dense: ``maps``, "adapter" (the default: a ViT-Adapter, for plain backbones) or "stages"
-            (for hierarchical ones); ``adapter`` or ``stages``, a mapping of the keywords of
-            :class:`ViTAdapter` or :class:`StageMaps`; and the fields of :class:`DetectorSizes`.
-            Missing keys have published values.
+        dense: ``maps``, "adapter" (the default: a ViT-Adapter, for plain backbones), "pyramid"
+            (:class:`PyramidMaps`, for plain ones, too) or "stages" (for hierarchical ones);
+            ``adapter``, ``pyramid`` or ``stages``, a mapping of the class's keywords; and the
+            fields of :class:`DetectorSizes`. Missing keys have published values.
         backbone_arguments: of the backbone's constructor.
 
     Raises:
@@ -54,7 +56,7 @@ def build_detector(
     """
     sizes, rest = _sizes(DetectorSizes, dense)
     if rest.get("maps") == _OF_ONE_MAP:
-        raise DenseModelError("dense.maps is 'tokens'; a detector accepts adapter, stages")
+        raise DenseModelError("dense.maps is 'tokens'; a detector accepts adapter, pyramid, stages")
     return _built(Detector, name, num_classes, sizes, rest, backbone_arguments)
 
 

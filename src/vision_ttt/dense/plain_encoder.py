@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from vision_ttt.models.overlapping_patches import OverlappingPatchEmbed
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.models.registry import create_model
+
+STRIDES = (4, 8, 16, 32)
+"""Pixels per cell of the four maps."""
 
 
 class VisionTransformerEncoder:
@@ -58,8 +62,8 @@ def as_encoder(backbone: nn.Module) -> PlainBackbone | VisionTransformerEncoder:
     if isinstance(backbone, VisionTransformer):
         return VisionTransformerEncoder(backbone)
     raise TypeError(
-        "the backbone must be plain: a PlainBackbone (Vittt, ViT³, Vim, Mamba-Reg) or timm's"
-        f" VisionTransformer (DeiT, ViT), got {type(backbone).__name__}"
+        "the backbone must be plain: a PlainBackbone (Vittt, ViT³, Vim, Mamba-Reg, Vision-RWKV) or"
+        f" timm's VisionTransformer (DeiT, ViT), got {type(backbone).__name__}"
     )
 
 
@@ -141,3 +145,29 @@ class TokenMap(nn.Module):
         return self.backbone.forward_intermediates(
             images, indices=[self.last], norm=True, output_fmt="NCHW", intermediates_only=True
         )
+
+
+def block_groups(depth: int, last_blocks: Sequence[int] | None) -> list[tuple[int, int]]:
+    """(first block, one past the last block) of each of the four groups.
+
+    Args:
+        depth: number of blocks.
+        last_blocks: index of each group's last block; None divides the blocks evenly.
+
+    Raises:
+        ValueError: there are too few blocks, or the indices do not ascend to the last block.
+    """
+    count = len(STRIDES)
+    if last_blocks is None:
+        if depth < count:
+            raise ValueError(f"the backbone has {depth} blocks; four maps need at least {count}")
+        stops = [depth * (index + 1) // count for index in range(count)]
+    else:
+        stops = [index + 1 for index in last_blocks]
+        ascending = all(a < b for a, b in zip([0, *stops], stops, strict=False))
+        if len(stops) != count or not ascending or stops[-1] != depth:
+            raise ValueError(
+                f"interactions must be the {count} groups' last blocks, ascending up to"
+                f" {depth - 1}, got {list(last_blocks)}"
+            )
+    return list(zip([0, *stops], stops, strict=False))

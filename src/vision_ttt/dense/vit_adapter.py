@@ -18,15 +18,16 @@ from vision_ttt.dense.interaction import (
     Layout,
     SpatialPrior,
 )
-from vision_ttt.dense.plain_encoder import as_encoder, headless
+from vision_ttt.dense.plain_encoder import STRIDES, as_encoder, block_groups, headless
 from vision_ttt.models.arguments import mlp_width
 from vision_ttt.models.weight_decay import undecayed_parameters
 
-STRIDES = (4, 8, 16, 32)
-"""Pixels per cell of the four maps."""
+_EXTRA_EXTRACTORS = 2
+"""Extractors of the last interaction in addition to its first."""
 
-_EXTRA_EXTRACTORS = 2  # of the last interaction in addition to its first
-_WIDEST_OF_SIX_HEADS = 384  # D of Vittt-S
+_WIDEST_OF_SIX_HEADS = 384
+"""D of Vittt-S. Up to it, the published adapters have 6 heads and values of D channels; above, 12
+and D / 2, for D = 1024 with 16 heads."""
 
 
 class ViTAdapter(nn.Module):
@@ -51,7 +52,8 @@ class ViTAdapter(nn.Module):
         conv_width: channels of the spatial prior's stem.
         points: places that a head of a query reads per level.
         mlp_ratio: hidden width of the extractors' FFN over D.
-        heads: heads of the deformable attention; by default 6 up to D = 384, 12 above.
+        heads: heads of the deformable attention; by default 6 up to D = 384, 12 above, and 16
+            from D = 1024.
         ratio: channels of its values over D; by default 1 up to D = 384, 0.5 above.
         interactions: index of the last block of each of the four groups, e.g. (2, 5, 8, 11); by
             default the blocks are divided evenly.
@@ -84,14 +86,14 @@ class ViTAdapter(nn.Module):
         self.backbone = headless(backbone)
         dim = self.backbone.embed_dim
         wide = dim > _WIDEST_OF_SIX_HEADS
-        heads = (12 if wide else 6) if heads is None else heads
+        heads = (6 if not wide else 12 if dim < 1024 else 16) if heads is None else heads
         ratio = (0.5 if wide else 1.0) if ratio is None else ratio
         for name, value in (("conv_width", conv_width), ("points", points), ("heads", heads)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= drop_path < 1:
             raise ValueError(f"drop_path must be in 0 to below 1, got {drop_path}")
-        self.groups = _groups(len(self.backbone.blocks), interactions)
+        self.groups = block_groups(len(self.backbone.blocks), interactions)
         self.channels = (dim,) * len(STRIDES)
         self.strides = STRIDES
 
@@ -177,21 +179,3 @@ class ViTAdapter(nn.Module):
 def _as_map(x: Tensor, grid: Grid) -> Tensor:
     """Tokens [B, h · w, D] as a map [B, D, h, w], a view."""
     return x.unflatten(1, grid).permute(0, 3, 1, 2)
-
-
-def _groups(depth: int, last_blocks: Sequence[int] | None) -> list[tuple[int, int]]:
-    """(first block, one past the last block) of each of the four groups."""
-    count = len(STRIDES)
-    if last_blocks is None:
-        if depth < count:
-            raise ValueError(f"the backbone has {depth} blocks; an adapter needs at least {count}")
-        stops = [depth * (index + 1) // count for index in range(count)]
-    else:
-        stops = [index + 1 for index in last_blocks]
-        ascending = all(a < b for a, b in zip([0, *stops], stops, strict=False))
-        if len(stops) != count or not ascending or stops[-1] != depth:
-            raise ValueError(
-                f"interactions must be the {count} groups' last blocks, ascending up to"
-                f" {depth - 1}, got {list(last_blocks)}"
-            )
-    return list(zip([0, *stops], stops, strict=False))

@@ -16,6 +16,7 @@ from vision_ttt.explain.receptive_field import (
     radial_profile,
     receptive_field,
 )
+from vision_ttt.explain.token_distances import token_distances
 from vision_ttt.explain.token_norms import (
     largest_over_median,
     outlier_share,
@@ -41,6 +42,7 @@ __all__ = [
     "radial_profile",
     "receptive_field",
     "stage_norms",
+    "token_distances",
     "token_norms",
     "top_fraction",
     "trace_layers",

@@ -24,8 +24,10 @@ def norm_map_sheet(
     images: Tensor,
     norms: Tensor,
     titles: Sequence[str] | None = None,
+    *,
+    absolute: bool = False,
 ) -> Figure:
-    """Norms layer by layer as maps beside their image (Mamba-Reg, Figs. 1 and 2).
+    """Norms layer by layer as maps beside their image (Mamba-Reg, Fig. 2).
 
     Each map is over its own median, so that the growth of the residual stream from layer to layer
     does not hide its outliers; one logarithmic colour scale serves all maps. Tokens that
@@ -35,6 +37,7 @@ def norm_map_sheet(
         images: [B, 3, H, W] or [B, 1, H, W] in [0, 1], not normalised.
         norms: [B, layers, h, w] of :func:`vision_ttt.explain.token_norms`.
         titles: one per image, or None.
+        absolute: show the norms themselves, as the paper does.
 
     Raises:
         ValueError: the numbers of images, norms and titles differ or are 0, or an image has other
@@ -52,6 +55,7 @@ def norm_map_sheet(
     # All of few layers, or six from the first to the last.
     shown = sorted({round(place) for place in np.linspace(0, count - 1, min(count, 6))})
     relative = _over_median(norms)[:, shown].numpy()
+    drawn_norms = norms.detach().float().cpu()[:, shown].numpy() if absolute else relative
     pictures = images.detach().float().clamp(0, 1).expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu()
 
     rows, columns = len(titles), 1 + len(shown)
@@ -65,17 +69,21 @@ def norm_map_sheet(
         axis.set_frame_on(False)
     largest = max(float(relative.max()), 2 * OUTLIER)
     # Symmetric around the median's 1 below, as far as the largest outlier above.
-    scale = LogNorm(1 / OUTLIER, largest)
+    least = max(float(drawn_norms.min()), float(drawn_norms.max()) * 1e-6)
+    scale = LogNorm(least, drawn_norms.max()) if absolute else LogNorm(1 / OUTLIER, largest)
     for row, title in enumerate(titles):
         axes[row, 0].imshow(pictures[row].numpy())
         axes[row, 0].set_ylabel(title, fontsize=8)
-        for axis, norm in zip(axes[row, 1:], relative[row], strict=True):
-            visible = np.maximum(norm, 1 / OUTLIER)
+        for axis, norm, own in zip(axes[row, 1:], drawn_norms[row], relative[row], strict=True):
+            visible = np.maximum(norm, scale.vmin)
             drawn = axis.imshow(visible, cmap=SEQUENTIAL, norm=scale, interpolation="nearest")
-            _frame(axis, norm > OUTLIER)
+            _frame(axis, own > OUTLIER)
     names = ["image", *(f"layer {layer + 1}" for layer in shown)]
     for axis, name in zip(axes[0], names, strict=True):
         axis.set_title(name, fontsize=9)
+    if absolute:
+        figure.colorbar(drawn, ax=axes, shrink=0.8, label="norm")
+        return figure
     bar = figure.colorbar(drawn, ax=axes, shrink=0.8, label="norm / median of the map")
     ticks = [tick for tick in _TICKS if 1 / OUTLIER <= tick <= largest]
     bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
@@ -84,7 +92,7 @@ def norm_map_sheet(
 
 
 def norm_distributions(norms: Mapping[str, Tensor]) -> Figure:
-    """Norms of models compared: their distribution, tails and outliers (Mamba-Reg, Fig. 3).
+    """Norms of models compared: their distribution, tails and outliers (Mamba-Reg, Figs. 3 and 4).
 
     From left to right: the distribution of the last layer's norms over their image's median, as
     the share of tokens above each norm; the 95th percentile and the largest of every layer, over

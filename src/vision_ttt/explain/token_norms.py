@@ -16,7 +16,7 @@ OUTLIER = 3.0
 
 
 def token_norms(model: nn.Module, images: Tensor) -> Tensor:
-    """‖x_t‖₂ of every image token after every block (Mamba-Reg, Figs. 2 and 3).
+    """‖x_t‖₂ of every image token after every block (Mamba-Reg, Figs. 2 to 4).
 
     In trained plain backbones some tokens of the background have far larger norms than the others:
     they hold information on the whole image in place of their patch's. Registers are to take that

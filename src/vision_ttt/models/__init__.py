@@ -11,11 +11,13 @@ from vision_ttt.models.registry import create_model, is_model, list_models
 from vision_ttt.models.vim import Vim
 from vision_ttt.models.vit3 import ViT3
 from vision_ttt.models.vittt import Vittt
+from vision_ttt.models.vrwkv import VRWKV
 
 __all__ = [
     "DiT3",
     "HViT3",
     "MambaReg",
+    "VRWKV",
     "ViT3",
     "Vim",
     "Vittt",

@@ -28,7 +28,7 @@ _WHOLE_NUMBERS: dict[str, tuple[int, int]] = {
 _RATES = ("drop_rate", "drop_path_rate", "class_dropout_prob")
 """Probabilities below 1."""
 
-_SWITCHES = ("dynamic_img_size", "dynamic_img_pad", "learn_sigma", "qkv_bias")
+_SWITCHES = ("dynamic_img_size", "dynamic_img_pad", "learn_sigma", "post_norm", "qkv_bias")
 """Truth values."""
 
 

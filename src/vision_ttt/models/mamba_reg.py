@@ -82,10 +82,10 @@ class MambaReg(PlainBackbone):
             before each), "front", "middle" or "end"; "none" for a model without registers, whatever
             their number.
         state: numbers of each channel's state, N.
-        global_pool: "registers" (published, the default where there are any), their placement
-            ("even", "head", "middle" or "end": the mean of the registers), "avg" (the mean of the
-            image tokens, the default without registers), "max_norm" (the image token of largest
-            norm), or "" for the tokens.
+        global_pool: "registers" (published, the default where there are any), "first" (R1 only of
+            Table 4: the first register), their placement ("even", "head", "middle" or "end": the
+            mean of the registers), "avg" (the mean of the image tokens, the default without
+            registers), "max_norm" (the image token of largest norm), or "" for the tokens.
         dynamic_img_size: accept any image size; the positions of image tokens are interpolated, and
             registers are distributed over the sequence that there is.
 
@@ -149,7 +149,7 @@ class MambaReg(PlainBackbone):
             blocks=mamba_blocks(embed_dim, depth, state=state, drop_path_rate=drop_path_rate),
             norm=nn.RMSNorm(embed_dim, eps=1e-5),
             head=linear_head(feature, num_classes),
-            own_pools=() if registers is None else ("registers",),
+            own_pools=() if registers is None else ("registers", "first"),
             global_pool=global_pool,
             dynamic_img_size=dynamic_img_size,
             drop_rate=drop_rate,
@@ -190,10 +190,10 @@ class MambaReg(PlainBackbone):
 
     def pool(self, x: Tensor) -> Tensor:
         """The classification feature of tokens [B, N, D]; for ``global_pool=""`` x."""
-        if self.global_pool != "registers":
+        if self.global_pool not in ("registers", "first"):
             return super().pool(x)
         _, registers = self.class_tokens.extract(x)
-        return self.neck(registers)
+        return registers[:, 0] if self.global_pool == "first" else self.neck(registers)
 
 
 MODELS: dict[str, dict[str, Any]] = {

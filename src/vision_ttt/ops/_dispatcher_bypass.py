@@ -99,8 +99,3 @@ class RecordedCall(torch.autograd.Function):
             inputs = op.inputs(*saved[: op.tensors], *options)
             gradients = op.backends[ctx.backend].backward(inputs, *grads, *saved[op.tensors :])
         return None, None, *op.per_argument(saved, gradients), *[None] * len(options)
-
-
-def may_bypass_dispatcher(inputs: Sequence[Any]) -> bool:
-    """Whether a call needs only a kernel: a plain call without a gradient."""
-    return is_plain(inputs) and not needs_gradient(inputs)

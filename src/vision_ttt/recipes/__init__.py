@@ -2,7 +2,7 @@
 
 import importlib.resources
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ STAGES = "stages"
 """The key of a recipe in several stages, beside the sections."""
 VARIANTS = "variants"
 """The key of a packaged recipe's named changes, beside the sections."""
+EXTENDS = "extends"
+"""The key that names a packaged recipe, to which a recipe says the differences."""
 _IN_PROPORTION = ("warmup", "inner_warmup", "decay_at")
 
 
@@ -46,10 +48,11 @@ def read(recipe: str) -> dict[str, Any]:
     """Return what a recipe sets, by section and field; `stages` is among the keys where it has any.
 
     Args:
-        recipe: a packaged name or the path of a YAML file. A packaged name may be followed by
-            +VARIANT, several times: changes that the recipe names, made in its own order, or a row
-            of its paper's ablations (Vision-TTT's Tables 3 and 4 and Fig. 7, as
-            `vision_ttt.models` names them; TTT's Table 1).
+        recipe: a packaged name or the path of a YAML file, which may say `extends: NAME` and
+            differences to that packaged recipe. A packaged name may be followed by +VARIANT,
+            several times: changes that the recipe names, made in its own order, or a row of the
+            model's ablations (Vision-TTT's Tables 3 and 4 and Fig. 7; Mamba-Reg's Tables 4 and 6;
+            TTT's Table 1).
 
     Raises:
         ConfigError: no such packaged recipe or variant, not UTF-8, not a mapping, no task, or an
@@ -57,7 +60,7 @@ def read(recipe: str) -> dict[str, Any]:
         FileNotFoundError: no such file.
     """
     if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
-        return _checked(recipe, parse(recipe, read_text(Path(recipe))))
+        return _extended(recipe, parse(recipe, read_text(Path(recipe))))
     name, *chosen = recipe.split("+")
     if name not in available():
         raise ConfigError(
@@ -67,39 +70,87 @@ def read(recipe: str) -> dict[str, Any]:
     resource = importlib.resources.files(__name__) / f"{name}.yaml"
     values = parse(name, resource.read_text(encoding="utf-8"))
     variants = values.pop(VARIANTS, {})
-    values = _checked(name, values)
-    if not chosen:
-        return values
-    variants |= {
-        row: {"model": {"arguments": ablation.keywords}}
-        for row, ablation in _ablations(task_of(values)().name).items()
-    }
-    for variant in chosen:
-        if variant not in variants:
-            raise ConfigError(f"unknown variant {variant!r}; known are {', '.join(variants)}")
+    values = _extended(name, values)
+    return _varied(values, variants, chosen) if chosen else values
+
+
+def _varied(
+    values: dict[str, Any], variants: Mapping[str, Any], chosen: Sequence[str]
+) -> dict[str, Any]:
+    """Return a packaged recipe's values for some of its variants and ablations."""
+    model, output = values["model"]["name"], values["run"]["output"]
+    rows = _ablations(model)
+    for each in chosen:
+        if each not in variants and each not in rows:
+            known = ", ".join((*variants, *rows))
+            known = f"known are {known}" if known else "there are none"
+            raise ConfigError(f"unknown variant {each!r} of {model}; {known}")
     for variant, changes in variants.items():
         if variant in chosen:
-            stages, further = values.pop(STAGES, {}), dict(changes)
-            own = further.pop(STAGES, {})
-            values = _overridden(values, further)
-            if stages:
-                values[STAGES] = {
-                    stage: merge({"task": values["task"], **fields}, own.get(stage, {}))
-                    for stage, fields in stages.items()
-                }
-    values["run"]["output"] = "+".join((values["run"]["output"], *chosen))
+            values = _merged(values, changes, _overridden)
+    for row in (each for each in chosen if each in rows):
+        changes = {"model": {"arguments": rows[row]}}
+        # An ablation starts from its own weights.
+        runs, run, *rest = Path(values["model"].get("initial_weights") or "").parts or ("", "")
+        if runs == "runs" and run.partition("+")[0] in available():
+            changes["model"]["initial_weights"] = str(Path(runs, f"{run}+{row}", *rest))
+        values = _merged(values, changes)
+    values["run"]["output"] = "+".join((output, *chosen))
     return values
 
 
-def _ablations(task: str) -> Mapping[str, Any]:
-    """Row's name → what has its arguments of the model as `keywords`."""
-    if task == "language":
-        from vision_ttt.tasks.language.ablations import ABLATIONS
+def _ablations(model: str) -> dict[str, dict[str, Any]]:
+    """Row's name → its arguments of the model."""
+    from vision_ttt.models import mamba_reg_ablations, vittt_ablations  # with PyTorch
+    from vision_ttt.tasks.language import ablations
 
-        return ABLATIONS
-    from vision_ttt.models import vittt_ablations  # with PyTorch
+    families = {"vittt_": vittt_ablations, "mambar_": mamba_reg_ablations, "ttt": ablations}
+    return {
+        name: row.keywords
+        for prefix, family in families.items()
+        if model.startswith(prefix)
+        for name, row in family.ABLATIONS.items()
+    }
 
-    return vittt_ablations.ABLATIONS
+
+def _extended(recipe: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values by section, with those of the packaged recipe that it extends.
+
+    Raises:
+        ConfigError: there is no such recipe, or as for `_checked`.
+    """
+    if EXTENDS not in values:
+        return _checked(recipe, values)
+    if (base := values.pop(EXTENDS)) not in available():
+        raise ConfigError(
+            f"recipe {recipe} extends {base!r}; packaged are {', '.join(available())}"
+        )
+    former = read(base)
+    former["run"] = {**former.get("run", {}), "output": f"runs/{Path(recipe).stem}"}
+    return _merged(former, _checked(recipe, values, changed_task(former, values)))
+
+
+def _merged(
+    values: Mapping[str, Any], changes: Mapping[str, Any], combine: Callable[..., Nested] = merge
+) -> dict[str, Any]:
+    """Return a recipe's values with some changed, stage by stage where it has stages."""
+    task = changed_task(values, changes)().name
+    stages = {**values.get(STAGES, {}), **changes.get(STAGES, {})}
+    former, own = (
+        {name: each[name] for name in each if name != STAGES} for each in (values, changes)
+    )
+    whole: dict[str, Any] = combine(former, own)
+    if stages:
+        whole[STAGES] = {
+            name: merge(
+                *(
+                    {"task.name": task, **each.get(STAGES, {}).get(name, {})}
+                    for each in (values, changes)
+                )
+            )
+            for name in stages
+        }
+    return whole
 
 
 def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -206,15 +257,22 @@ def _length(optimisation: Mapping[str, Any]) -> tuple[str, float] | None:
     return found[0]
 
 
-def _checked(recipe: str, values: dict[str, Any]) -> dict[str, Any]:
+def _checked(
+    recipe: str, values: dict[str, Any], task: type[TaskSection] | None = None
+) -> dict[str, Any]:
     """Return a recipe's values by section, its keys checked.
+
+    Args:
+        recipe: its name or path.
+        values: of its file.
+        task: None for the one that the values name.
 
     Raises:
         ConfigError: an unknown key, a field outside its section, no task, or stages that are none.
     """
     place = f"recipe {recipe}"
     stages = values.pop(STAGES, None)
-    task = task_of(values, place)
+    task = task or task_of(values, place)
     checked: dict[str, Any] = _by_section(values, task, place)
     if stages is None:
         return checked

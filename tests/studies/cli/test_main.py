@@ -12,7 +12,7 @@ from studies.sweeps import SWEEPS, TITLES
 from vision_ttt.cli.main import COMMANDS as LIBRARY
 
 Said = pytest.CaptureFixture[str]
-OWN = ("sweep", "deletion", "letters", "bench")
+OWN = ("artefacts", "sweep", "deletion", "letters", "bench")
 HUGE = "9" * 25
 SWEEP = ["sweep", "ablation-digits"]
 DELETION = ["deletion", "--table-only", "--results"]
@@ -83,7 +83,7 @@ def test_help_names_the_program(capsys: Said) -> None:
 
 
 def test_the_commands_are_the_studies_and_those_of_vision_ttt() -> None:
-    assert COMMANDS.keys() == {*OWN, "scenes", *LIBRARY}
+    assert COMMANDS.keys() == {*OWN, "scenes", "equations", *LIBRARY}
     assert all(COMMANDS[name].module.startswith("studies.") for name in OWN)
     assert all(COMMANDS[name] is LIBRARY[name] for name in LIBRARY if name not in OWN)
 

@@ -9,7 +9,7 @@ from vision_ttt.cli.checks import check_input_file, check_output_file, shortened
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import UserError
 
-RELEASES = ("ViT³", "H-ViT³", "DiT³", "Vim", "Mamba-Reg")
+RELEASES = ("ViT³", "H-ViT³", "DiT³", "Vim", "Mamba-Reg", "Vision-RWKV")
 """Whose released weights are read, as `vision_ttt.convert.FAMILIES` calls them."""
 # Larger models are a typing error, and would need hours or all memory to build.
 _LARGEST = {"depth": 1_000, "depths": 1_000, "img_size": 2_048}

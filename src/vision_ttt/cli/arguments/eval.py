@@ -7,7 +7,7 @@ from typing import Literal
 import jsonargparse
 
 from vision_ttt.cli.arguments.inference import CHECKPOINT, InferenceFlags, JsonFlag
-from vision_ttt.cli.checks import checkpoint_path
+from vision_ttt.cli.checks import checkpoint_path, shortened
 from vision_ttt.cli.parser import CommandParser
 from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import is_of_the_system
@@ -32,6 +32,12 @@ class _Flags:
     """part of the dataset, divided as in training"""
     evaluation: Literal["whole", "slide"] | None = None
     """input of a segmenter: the whole image or sliding windows; null: as in training"""
+    fid: str | None = None
+    """of a diffusion model: a folder of its images, from vision-ttt sample --images, whose Fréchet
+    distance to the part --split of the data is measured in place of the loss"""
+    fid_features: str | None = None
+    """classifier's checkpoint whose features are compared; null: Inception's (FID), which the
+    package torch-fidelity downloads"""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -49,3 +55,9 @@ def check(arguments: jsonargparse.Namespace) -> None:
     if arguments.dataset is not None and is_of_the_system(Path(arguments.dataset)):
         raise UserError(f"--dataset {arguments.dataset} is the system's; name one of your own")
     arguments.checkpoint = checkpoint_path(arguments.checkpoint)
+    if arguments.fid is not None and not Path(arguments.fid).is_dir():
+        raise UserError(f"--fid {shortened(arguments.fid)} is no folder of images")
+    if arguments.fid_features is not None:
+        if arguments.fid is None:
+            raise UserError("--fid-features is given without --fid, a folder of images")
+        arguments.fid_features = checkpoint_path(arguments.fid_features)

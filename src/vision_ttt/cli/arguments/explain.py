@@ -1,4 +1,4 @@
-"""The arguments of `vision-ttt explain gradient-map|receptive-field|inner-loss|norms|fast-weights`.
+"""The arguments of `vision-ttt explain gradient-map|inner-loss|norms|…`, see KINDS.
 
 What is given on the command line is models, then images. A word is an image's if it is a file or
 folder that does not end in .safetensors, or begins with `sample:`; all others are models'.
@@ -29,6 +29,7 @@ KINDS = {
     "receptive-field": "the pixels that the feature in the middle responds to",
     "inner-loss": "the loss of the inner models along the tokens, before and after learning",
     "norms": "norms of the tokens after every block, and outliers",
+    "distances": "distances of the tokens to the class token, or to each register",
     "fast-weights": "the change of the inner weights along an image, and their learning rates",
 }
 SAMPLE = "sample:"
@@ -118,6 +119,16 @@ class _InnerLossFlags:
 
     window: int | None = within(None, 1, 1_000_000)
     """tokens per running mean; 1: no mean; null: a 64th of all tokens"""
+    direction: Literal["forth", "back"] | None = None
+    """heads of one scan direction only; forth: as in Vision-TTT's Fig. 11; null: all"""
+
+
+@dataclass
+class _NormsFlags:
+    """What is shown of the norms."""
+
+    absolute: bool = False
+    """show norms as they are, and whole distributions; default: over their image's median"""
 
 
 @dataclass
@@ -131,6 +142,7 @@ class _FastWeightsFlags:
 _OWN_FLAGS = {
     "gradient-map": _GradientMapFlags,
     "inner-loss": _InnerLossFlags,
+    "norms": _NormsFlags,
     "fast-weights": _FastWeightsFlags,
 }
 

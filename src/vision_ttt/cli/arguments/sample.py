@@ -51,7 +51,10 @@ class _Flags:
     """seed of all noise"""
     output: str = "samples.png"
     """the file to write: .png for a picture with a labelled row for each class, or .safetensors for
-    the tensors samples [N, C, H, W] and labels [N]; latents require .safetensors"""
+    the tensors samples [N, C, H, W] and labels [N]"""
+    autoencoder: str | None = None
+    """autoencoder of diffusers that makes pictures of latents, a folder or a name in the local
+    cache; null: that of the training"""
     images: str | None = None
     """a new folder for separate images, as CLASS/NUMBER.png"""
     batch_size: int = within(100, 1, LARGEST_BATCH)

@@ -42,7 +42,9 @@ class InnerLoss(Kind):
         """The model's name → of its checkpoint."""
 
     def look(self, subject: Subject, images: Tensor) -> Mapping[str, Any]:
-        return _some_layers(subject, inner_loss_course(subject.backbone.around, images))
+        return _some_layers(
+            subject, inner_loss_course(subject.backbone.around, images, self.arguments.direction)
+        )
 
     def gather(self, subject: Subject, parts: Sequence[Part]) -> dict[str, Any]:
         self.metadata[subject.name] = subject.metadata

@@ -30,6 +30,7 @@ from vision_ttt.explain import (
     stage_norms,
     top_fraction,
 )
+from vision_ttt.explain.artefact_figures import norm_histograms
 from vision_ttt.explain.feature_maps import token_step
 from vision_ttt.explain.field_figures import radial_profiles, receptive_field_sheet
 from vision_ttt.explain.map_figures import PictureMap, head_sheet, layer_sheet, model_sheet
@@ -166,13 +167,17 @@ class Norms(Kind):
         return arrays
 
     def figures(self, found: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-        yield self.what, norm_distributions(self._by_grid(found))
+        absolute = self.arguments.absolute
+        compared = norm_histograms if absolute else norm_distributions
+        yield self.what, compared(self._by_grid(found))
         for model, (names, pictures, stages) in found.items():
             for stage, norms in enumerate(stages, start=1):
                 own = (model,) if len(stages) == 1 else (model, f"stage-{stage}")
                 for number, start in enumerate(range(0, len(names), PAGE), start=1):
                     page = slice(start, start + PAGE)
-                    figure = norm_map_sheet(pictures[page], norms[page], names[page])
+                    figure = norm_map_sheet(
+                        pictures[page], norms[page], names[page], absolute=absolute
+                    )
                     last = () if number == 1 else (str(number),)
                     yield file_name(self.what, *own, *last), figure
 

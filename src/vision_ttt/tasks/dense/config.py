@@ -16,9 +16,10 @@ from vision_ttt.errors import UserError
 class DenseSection(TaskSection):
     """A task whose model is a backbone, maps around it, and heads on these."""
 
-    maps: Literal["adapter", "stages"] = "adapter"
+    maps: Literal["adapter", "pyramid", "stages"] = "adapter"
     """Where the maps at strides 4 to 32 come from: a ViT-Adapter around a plain backbone, whose
-    blocks have one resolution, or the stages of a hierarchical one."""
+    blocks have one resolution, or a pyramid resampled from four of its depths, or the stages of a
+    hierarchical one."""
     parts: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Further sizes of the model around the backbone, e.g. --parts.channels 64, as in `dense` of
     vision_ttt.dense.build_detector and build_segmenter; the published ones where left out."""

@@ -34,6 +34,11 @@ class DiffusionSection(TaskSection):
     """How the noise of objective noise grows."""
     noise_steps: int = number(1000, Range(2, 100_000, "from 2 to 100,000"))
     """Steps in which it grows (>= 2)."""
+    autoencoder: str | None = None
+    """Autoencoder of diffusers (AutoencoderKL) whose latents are denoised in place of pixels: a
+    folder, or a name in the local cache of Hugging Face's hub; null: none."""
+    latents: str | None = None
+    """Folder in which the latents of the images are kept, encoded by the first run."""
 
     DATA: ClassVar = ImageData
     HOLDS: ClassVar = "a diffusion model (for vision-ttt eval and sample)"
@@ -41,6 +46,7 @@ class DiffusionSection(TaskSection):
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError where a field would be ignored."""
         check_repeats(config)
+        self._check_latents(config)
         if self.objective == "flow":
             for name in ("noise_schedule", "noise_steps"):
                 value, default = getattr(self, name), getattr(DiffusionSection, name)
@@ -49,6 +55,25 @@ class DiffusionSection(TaskSection):
                         f"{name} is {value!r}; objective is 'flow', whose noise has no schedule:"
                         f" leave it at {default!r}"
                     )
+
+    def _check_latents(self, config: TrainConfig) -> None:
+        if (self.autoencoder is None) != (self.latents is None):
+            raise ConfigError(
+                f"autoencoder is {self.autoencoder!r} and latents is {self.latents!r}; give both or"
+                " neither"
+            )
+        if self.autoencoder is None:
+            return
+        if config.data.image_size is None:
+            raise ConfigError("image_size is null; images that are encoded have a size in pixels")
+        unused = {"crop_scale": 1.0, "crop_ratio": 1.0, "color_jitter": 0.0}
+        unused |= {"auto_augment": None, "random_erasing": 0.0}
+        for name, value in unused.items():
+            if (given := getattr(config.data, name)) != value:
+                raise ConfigError(
+                    f"{name} is {given!r}; latents are of centre crops, mirrored or not: it must be"
+                    f" {value!r}"
+                )
 
     def open(self, config: TrainConfig) -> Diffusion:
         """Open the images."""

@@ -11,7 +11,7 @@ from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import Picture, Section
-from vision_ttt.tasks.diffusion.pictures import grid, to_pixels, to_png
+from vision_ttt.tasks.diffusion.pictures import grid, to_png
 from vision_ttt.tasks.images.figures import Curves, learning_curves, save
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ def write_report(task: Diffusion, result: TrainResult) -> Report:
         size=tuple(task.input["input_size"][1:]),
         guidance=_GUIDANCE,
         seed=result.metrics["seed"],
+        clip=task.autoencoder is None,
     )
-    pixels = to_pixels(samples, task.input["mean"], task.input["std"])
+    pixels = task.pixels(samples)
     history = result.metrics["history"]
     lines = {"train_loss": "training", "test_loss": "test"}
     curves = learning_curves(history, [Curves("Objective", "mean per image", lines)])

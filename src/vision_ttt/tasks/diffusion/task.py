@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from vision_ttt.data import evaluation_transform
 from vision_ttt.diffusion import draw, make_process
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.damaged import DamagedItems
@@ -18,7 +20,19 @@ from vision_ttt.engine.evaluation import at_least_one, autocast, rows_of_items
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.models import DiT3
-from vision_ttt.tasks.images.task import ImageTask
+from vision_ttt.tasks.diffusion.latents import (
+    Autoencoder,
+    LatentImages,
+    cache_latents,
+    latent_items,
+)
+from vision_ttt.tasks.diffusion.pictures import to_pixels
+from vision_ttt.tasks.images.models import check_accepts, data_config
+from vision_ttt.tasks.images.task import ImageTask, spread_images
+
+_CENTRED = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+"""Pixels from -1 to 1."""
+_WATCHED = 32  # latents
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,62 @@ class Diffusion(ImageTask):
         if own.objective == "noise":
             options = {"schedule": own.noise_schedule, "steps": own.noise_steps}
         self.process = make_process(own.objective, **options)
+        self.autoencoder = None if own.autoencoder is None else Autoencoder(own.autoencoder)
+
+    def model_arguments(self) -> dict[str, Any]:
+        """As of every task on images; of latents the size is that of their grid.
+
+        Raises:
+            ConfigError: as in :meth:`ImageTask.model_arguments`, or the image is no whole cells.
+        """
+        arguments = super().model_arguments()
+        if self.autoencoder is None:
+            return arguments
+        size, factor = self.config.data.image_size, self.autoencoder.factor
+        if size % factor:
+            raise ConfigError(f"image_size is {size}; latents need a multiple of {factor}")
+        return {**arguments, "in_chans": self.autoencoder.channels, "img_size": size // factor}
+
+    def prepare(self, model: nn.Module) -> None:
+        """Set the images as `model` is to see them, latents encoded where they are not on disk.
+
+        Raises:
+            ConfigError: the model is none for this task, or does not accept them.
+            DatasetError: the latents that are on disk are others.
+        """
+        if self.autoencoder is None:
+            super().prepare(model)
+            return
+        self.check_model(model)
+        self.input = data_config(model)
+        seed = self.config.run.seed
+        self.train_set = latent_items(self._latents("train"), seed, random=True)
+        self.test_set = latent_items(self._latents("test"), seed, random=False)
+        self._watched = spread_images(self.test_set, _WATCHED)
+        check_accepts(model, self._watched[:1])
+
+    def _latents(self, part: str) -> LatentImages:
+        own, data = self.config.task, self.config.data
+        size = data.image_size
+        config = {**_CENTRED, "input_size": (3, size, size), "crop_mode": "center"}
+        config |= {"interpolation": "bicubic", "crop_pct": data.crop_fraction or 1.0}
+        asked = {**asdict(self.source), "autoencoder": own.autoencoder, "image_size": size}
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return cache_latents(
+            Path(own.latents),
+            part,
+            self.data.part(part),
+            evaluation_transform(config),
+            self.autoencoder.to(device),
+            {**asked, "crop_fraction": config["crop_pct"]},
+            mirrored=part == "train" and data.horizontal_flip > 0,
+        )
+
+    def pixels(self, samples: Tensor) -> Tensor:
+        """Grey levels [N, 3, H, W] uint8 of samples, of latents by the autoencoder."""
+        if self.autoencoder is None:
+            return to_pixels(samples, self.input["mean"], self.input["std"])
+        return to_pixels(self.autoencoder.decode(samples), **_CENTRED)
 
     def check_model(self, model: nn.Module) -> None:
         """Raise ConfigError where the model does not denoise, or not by this objective."""

@@ -56,8 +56,7 @@ class ImageTask(Task):
     def __init__(self, config: TrainConfig) -> None:
         """Open the data; raises as :func:`vision_ttt.data.open_dataset` does."""
         self.config = config
-        names = (field.name for field in dataclasses.fields(DatasetSpec))
-        self.source = DatasetSpec(**{name: getattr(config.data, name) for name in names})
+        self.source = dataset_spec(config.data)
         self.data = open_dataset(self.source)
         self.repeats = config.data.repeated_augmentation
 
@@ -173,6 +172,12 @@ def reopen(
     workers = opened.config.machine.num_workers
     opened.test_set = with_transform(opened.data.part(part), transform, 0, workers)
     return opened
+
+
+def dataset_spec(data: ImageData) -> DatasetSpec:
+    """Return what of the section identifies its dataset."""
+    names = (field.name for field in dataclasses.fields(DatasetSpec))
+    return DatasetSpec(**{name: getattr(data, name) for name in names})
 
 
 def spread_images(test_set: Dataset, count: int) -> Tensor:

@@ -143,10 +143,11 @@ class SegmentationSection(DenseSection):
 
     name: Literal["segmentation"] = "segmentation"
     """Name of the task."""
-    maps: Literal["adapter", "stages", "tokens"] = "adapter"
+    maps: Literal["adapter", "pyramid", "stages", "tokens"] = "adapter"
     """Where the maps come from: at strides 4 to 32 a ViT-Adapter around a plain backbone, whose
-    blocks have one resolution, or the stages of a hierarchical one, for a UperNet; or the tokens of
-    a plain backbone as they are, for one linear layer."""
+    blocks have one resolution, a pyramid resampled from four of its depths, or the stages of a
+    hierarchical one, for a UperNet; or the tokens of a plain backbone as they are, for one linear
+    layer."""
     auxiliary_weight: float = number(0.4, NOT_NEGATIVE)
     """Weight of the auxiliary head's cross-entropy in the loss (>= 0); a linear layer has none."""
 

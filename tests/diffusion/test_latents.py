@@ -1,0 +1,192 @@
+"""Diffusion on latents: an autoencoder's, encoded once; and the Fréchet distance of samples."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from PIL import Image
+from safetensors.torch import load_file
+
+from tolerances import assert_close
+from vision_ttt.cli.main import main
+from vision_ttt.data import DatasetError, DatasetSpec, ImageError, open_dataset
+from vision_ttt.engine import ConfigError, train
+from vision_ttt.errors import UserError
+from vision_ttt.recipes import resolve
+from vision_ttt.tasks import load_model
+from vision_ttt.tasks.diffusion.latents import (
+    Autoencoder,
+    LatentImages,
+    cache_latents,
+    latent_items,
+)
+
+SMALL = {"hidden_size": 32, "depth": 1, "num_heads": 2, "patch_size": 2}
+
+
+@pytest.fixture(scope="module")
+def autoencoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a tiny random autoencoder: 4 channels, cells of 2 × 2 pixels."""
+    torch.manual_seed(0)
+    model = AutoencoderKL(
+        latent_channels=4,
+        block_out_channels=(4, 4),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        norm_num_groups=2,
+        scaling_factor=0.5,
+        shift_factor=0.25,
+    )
+    folder = tmp_path_factory.mktemp("autoencoder")
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+class Pictures(torch.utils.data.Dataset):
+    """Five random pictures of two classes; the one numbered ``bad`` does not decode."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+        self.images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        if index == self.bad:
+            raise ImageError(f"{index}.png", "it is no image")
+        return Image.fromarray(self.images[index]), index % 2
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 127.5 - 1
+
+
+def cached(folder: Path, name: str, **options: object) -> LatentImages:
+    given = {"mirrored": True, "batch_size": 2, "bad": -1, **options}
+    images = Pictures(given.pop("bad"))
+    return cache_latents(folder, "train", images, to_tensor, Autoencoder(name), {"of": 1}, **given)
+
+
+def test_latents_are_encoded_once(autoencoder: str, tmp_path: Path) -> None:
+    images = cached(tmp_path, autoencoder)
+    own = Autoencoder(autoencoder)
+    x = torch.stack([to_tensor(Pictures()[index][0]) for index in range(5)])
+    posterior = own.model.encode(x.flip(-1)).latent_dist
+    found = torch.stack([images[index][0] for index in range(5)])
+    assert found.shape == (5, 2, 2, 4, 4, 4)
+    assert_close(found[:, 1, 0], (posterior.mean - 0.25) * 0.5, 1e-3)
+    assert_close(found[:, 1, 1], posterior.std * 0.5, 1e-3)
+    assert [images[index][1] for index in range(5)] == [0, 1, 0, 1, 0]
+    assert_close(own.decode(found[:, 0, 0], 2), own.model.decode(posterior.mean.flip(-1)).sample, 2)
+    before = images.file.stat().st_mtime_ns
+    assert len(cached(tmp_path, autoencoder)) == 5
+    assert images.file.stat().st_mtime_ns == before
+    with pytest.raises(DatasetError, match="is asked; name another folder"):
+        cached(tmp_path, autoencoder, mirrored=False)
+
+
+def test_an_interrupted_encoding_is_none(autoencoder: str, tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"4\.png"):
+        cached(tmp_path, autoencoder, bad=4)
+    assert not (tmp_path / "train.json").exists()
+    assert len(cached(tmp_path, autoencoder)) == 5
+
+
+def test_items_are_drawn_from_the_latents_distribution(autoencoder: str, tmp_path: Path) -> None:
+    images = cached(tmp_path, autoencoder)
+    means, deviations = images[3][0].unbind(1)
+    drawn = latent_items(images, 0, random=True)
+    many = []
+    for drawn.epoch in range(300):
+        latent, target, index = drawn[3]
+        assert (target, index) == (1, 3)
+        many.append(latent)
+    many = torch.stack(many)
+    assert_close(many.mean(0), means.mean(0), 0.3)
+    wanted = (deviations.square().mean(0) + means.var(0, unbiased=False)).sqrt()
+    assert_close(many.std(0), wanted, 0.3)
+    assert torch.equal(drawn[3][0], many[-1])
+    fixed = latent_items(images, 0, random=False)
+    assert torch.equal(fixed[3][0], means[0])
+
+
+def test_an_autoencoder_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        Autoencoder(str(tmp_path))
+
+
+def test_training_and_sampling(tiny_fields, autoencoder: str, tmp_path: Path) -> None:
+    latents = tmp_path / "latents"
+    fields = {
+        **{"task": "diffusion", "model": "dit3_nano_patch4_32", "image_size": 16, "epochs": 1},
+        **{"crop_scale": 1.0, "crop_ratio": 1.0, "drop_path": None, "arguments": SMALL},
+        **{"autoencoder": autoencoder, "latents": str(latents), "horizontal_flip": 0.5},
+    }
+    result = train(resolve(tiny_fields(**fields)))
+    assert result.model.in_channels == 4
+    assert result.model.input_size == (8, 8)
+    assert json.loads((latents / "train.json").read_text())["mirrored"] is True
+    assert json.loads((latents / "test.json").read_text())["mirrored"] is False
+    assert result.task.pixels(torch.randn(2, 4, 8, 8)).shape == (2, 3, 16, 16)
+    path = result.run_dir / "last.safetensors"
+    assert load_model(path, task="diffusion")[1].task["autoencoder"] == autoencoder
+    images, output = tmp_path / "made", tmp_path / "samples.safetensors"
+    command = ["sample", "--checkpoint", str(path), "--steps", "2", "--per-class", "2"]
+    assert main([*command, "--images", str(images), "--output", str(output)]) == 0
+    assert load_file(output)["samples"].shape == (4, 4, 8, 8)
+    made = [Image.open(file).size for file in images.rglob("*.png")]
+    assert made == [(16, 16)] * 4
+
+
+def test_frechet_distance(tiny_fields, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the digits themselves it is zero; of noise it is not."""
+    data, noise = tmp_path / "digits", tmp_path / "noise"
+    scans = open_dataset(DatasetSpec("digits")).test
+    for index in range(24):
+        image, digit = scans[index]
+        file = data / ("train", "val")[index % 2] / str(digit % 2) / f"{index}.png"
+        levels = np.random.default_rng(index).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        for path, picture in ((file, image), (noise / file.name, Image.fromarray(levels))):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(path)
+    fields = {"task": "diffusion", "model": "dit3_nano_patch4_32", "epochs": None, "updates": 1}
+    fields |= {"dataset": str(data), "arguments": {**SMALL, "patch_size": 8}, "drop_path": None}
+    result = train(resolve(tiny_fields(**fields, crop_fraction=1.0, warmup=0)))
+    command = ["eval", str(result.run_dir / "last.safetensors"), "--json", "--fid"]
+    features = ["--fid-features", "vittt_nano_patch4_32.digits"]
+    digits, distances = data / "val", {}
+    for folder in (digits, noise):
+        capsys.readouterr()
+        assert main([*command, str(folder), *features]) == 0
+        distances[folder.name] = json.loads(capsys.readouterr().out)
+    assert distances["val"]["made"] == distances["val"]["real"] == 12
+    assert distances["val"]["frechet_distance"] == pytest.approx(0, abs=1e-4)
+    assert distances["noise"]["frechet_distance"] > 1
+    Image.new("RGB", (9, 9)).save(digits / "other.png")
+    for given, told in (
+        ([str(digits), *features], "images of several sizes"),
+        ([str(tmp_path / "nowhere")], "is no folder of images"),
+    ):
+        assert main([*command, *given]) == 2
+        assert told in capsys.readouterr().err
+    assert main(["eval", "vittt_nano_patch4_32.digits", "--fid", str(noise)]) == 2
+    assert "--fid is of a diffusion model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"latents": None}, "give both or neither"),
+        ({"image_size": None}, "image_size is null"),
+        ({"crop_scale": 0.5}, "crop_scale is 0.5; latents are of centre crops"),
+    ],
+)
+def test_fields_that_would_be_ignored(changes: dict, told: str) -> None:
+    fields = {"task": "diffusion", "model": "dit3_small_patch2_32", "image_size": 256}
+    fields |= {"autoencoder": "a", "latents": "b", "crop_scale": 1.0, "crop_ratio": 1.0}
+    with pytest.raises(ConfigError, match=told):
+        resolve({**fields, **changes})
