@@ -95,6 +95,11 @@ def test_residual_is_not_rounded_under_autocast():
         assert torch.equal(y, x + depthwise_conv2d(x, weight, (3, 4)))
 
 
+def test_residual_refuses_what_is_no_tensor():
+    with pytest.raises(TypeError, match="x must be a tensor, got float"):
+        residual_depthwise_conv2d(1.0, torch.ones(4, 1, 3, 3), (2, 2))
+
+
 @pytest.mark.parametrize(("states", "learnt"), [(2, 2), (1, 1), (0, 0), (None, 2)])
 def test_learnable_states(states, learnt):
     learner = LinearLearner(3, 4, directions=2, learnable_states=states)

@@ -211,3 +211,9 @@ def test_a_residual_needs_as_many_columns():
             pytest.raises(ValueError, match="residual needs as many columns as x has, 32, got 48"),
         ):
             swiglu_mlp(x, up, down, residual=True)
+
+
+def test_what_is_no_tensor_is_refused():
+    _, up, down = make_arguments(2, 9)
+    with pytest.raises(TypeError, match="x must be a tensor, got float"):
+        swiglu_mlp(1.0, up, down, residual=True)

@@ -80,8 +80,9 @@ def residual_depthwise_conv2d(x: Tensor, weight: Tensor, grid: tuple[int, int]) 
     Raises:
         TypeError, ValueError: as :func:`depthwise_conv2d`.
     """
-    casts = torch.is_autocast_enabled(autocast_kind(x))
-    if casts or not x.dtype == weight.dtype == torch.float32 or weight.ndim != 4:
+    tensors = isinstance(x, Tensor) and isinstance(weight, Tensor) and weight.ndim == 4
+    casts = tensors and torch.is_autocast_enabled(autocast_kind(x))
+    if not tensors or casts or not x.dtype == weight.dtype == torch.float32:
         return x + depthwise_conv2d(x, weight, grid)
     identity = torch.zeros_like(weight[:1])
     identity[..., weight.shape[-2] // 2, weight.shape[-1] // 2] = 1.0

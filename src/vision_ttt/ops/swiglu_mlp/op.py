@@ -85,7 +85,8 @@ def swiglu_mlp(
             call.
     """
     inputs = Inputs(x, up, down, *(norm or (None, None)), residual, eps)
-    if (norm is None and not residual) or not torch.is_autocast_enabled(autocast_kind(x)):
+    casts = isinstance(x, Tensor) and torch.is_autocast_enabled(autocast_kind(x))
+    if (norm is None and not residual) or not casts:
         return OP(inputs)
     # Autocast casts what is multiplied; norms and sums stay as precise as x is.
     CONTRACT.check(inputs)
