@@ -196,6 +196,8 @@ def test_dtypes_that_differ_are_refused():
         ({"norm": (torch.ones(31), torch.ones(31))}, ValueError, r"norm_weight must have shape"),
         ({"residual": 1}, TypeError, "residual must be a bool, got 1"),
         ({"eps": -1.0}, ValueError, "eps must be at least 0, got -1.0"),
+        ({"eps": 10**400}, ValueError, "eps must be at most 3.4"),
+        ({"eps": 1e39}, ValueError, "eps must be at most 3.4"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, error, message):

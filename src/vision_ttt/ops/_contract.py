@@ -32,9 +32,12 @@ class Whole(NamedTuple):
 
 
 class Real(NamedTuple):
-    """A number of at least ``least``."""
+    """A number of at least ``least`` that float32 can hold."""
 
     least: float
+
+
+LARGEST_REAL = torch.finfo(torch.float32).max
 
 
 class Flag(NamedTuple):
@@ -317,6 +320,8 @@ def check_number(op: str, name: str, value: Any, limits: Whole | Real | Flag) ->
     ends_at_a_size = isinstance(limits, Whole) and limits.most is not None
     if not ends_at_a_size and not value >= limits.least:  # NaN is not
         raise ValueError(f"{op}: {name} must be at least {limits.least}, got {value}")
+    if isinstance(limits, Real) and value > LARGEST_REAL:
+        raise ValueError(f"{op}: {name} must be at most {LARGEST_REAL}, got {value}")
 
 
 def check_storages(op: str, tensors: Mapping[str, Tensor | None]) -> None:

@@ -28,8 +28,8 @@ LINE = 16
 
 FLAG = Whole(0, 1)
 _GRID = ("height", "width")
-_LARGEST, _LARGEST_FLOAT = 2**63 - 1, torch.finfo(torch.float32).max
-"""The largest numbers of the kernels' structures."""
+_LARGEST = 2**63 - 1
+"""The largest int of the kernels' structures."""
 
 
 class _Part(NamedTuple):
@@ -267,8 +267,6 @@ class Block:
         self._check_ints(dict(zip(self.ints, ints, strict=True)))
         for (name, limits), value in zip(self.floats.items(), floats, strict=True):
             check_number(op, name, value, limits)
-            if not abs(value) <= _LARGEST_FLOAT:
-                raise ValueError(f"{op}: {name} must be at most {_LARGEST_FLOAT}, got {value}")
         dim, sizes = y.shape[-1], ints[self._first_size :]
         symbols = self._symbols(dim, sizes)
         *_, last = self._places(symbols).values()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vision_ttt.ops._contract import Real
+from vision_ttt.ops._contract import LARGEST_REAL, Real
 from vision_ttt.ops._native import mirrors, no_vectors
 from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops.packed.block import FLAG, Block, define
@@ -98,7 +98,7 @@ BLOCK = Block(
     _PARAMETERS,
     Vit3BlockSizes,
     ranges=dict.fromkeys(("tanh_gelu", "convolved", "modulated", "is_bfloat16"), FLAG),
-    floats={"loss_scale": Real(-float("inf")), "norm1.eps": Real(0), "norm2.eps": Real(0)},
+    floats={"loss_scale": Real(-LARGEST_REAL), "norm1.eps": Real(0), "norm2.eps": Real(0)},
     derive=_derive,
     refusal=lambda s: no_vectors(s["dim"]) or no_vectors(s["d"]) or no_vectors(s["hidden"]),
     has_grid=True,
