@@ -293,7 +293,7 @@ def test_stages_take_ablations() -> None:
     [
         ("imagenet-mambar-tiny+dual", "'dual' of mambar_tiny_patch16_224; known are front_r1"),
         ("imagenet-vittt-tiny+mean", "'mean' of vittt_tiny_patch16_224; known are ttt_layer"),
-        ("imagenet-vim-tiny+dual", "of vim_tiny_patch16_224; this model has none"),
+        ("imagenet-vim-tiny+dual", "of vim_tiny_patch16_224; there are none"),
     ],
 )
 def test_an_ablation_that_the_model_does_not_have(recipe: str, told: str) -> None:

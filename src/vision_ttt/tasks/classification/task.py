@@ -38,7 +38,7 @@ class ClassifierEvaluation:
     """Mean over the classes that have images of the share of their images predicted right."""
     roc_auc: float | None
     """Area under the ROC curve of the second class's probability, where there are two classes with
-    images; None otherwise."""
+    images and all logits are finite; None otherwise."""
     targets: Tensor
     """True class indices [N], in the dataset's order, damaged images left out."""
     predictions: Tensor
@@ -62,13 +62,14 @@ def summarise(logits: Tensor, targets: Tensor) -> ClassifierEvaluation:
     pairs = targets * classes + predictions
     confusion = torch.bincount(pairs, minlength=classes**2).reshape(classes, classes)
     counts = confusion.sum(dim=1)
-    has_both = classes == 2 and bool((counts > 0).all())
+    # Logits that are not finite have no order.
+    ranks = classes == 2 and bool((counts > 0).all()) and bool(logits.isfinite().all())
     return ClassifierEvaluation(
         loss=F.cross_entropy(logits, targets).item(),
         accuracy=(predictions == targets).sum().item() / count,
         top5_accuracy=(top == targets[:, None]).any(dim=1).sum().item() / count,
         balanced_accuracy=(confusion.diagonal() / counts)[counts > 0].mean().item(),
-        roc_auc=float(roc_auc_score(targets, probabilities[:, 1])) if has_both else None,
+        roc_auc=float(roc_auc_score(targets, probabilities[:, 1])) if ranks else None,
         targets=targets,
         predictions=predictions,
         probabilities=probabilities,
