@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 
+from explained_models import small_vit
 from tolerances import assert_close
 from vision_ttt.explain import token_distances, token_norms
 from vision_ttt.explain.artefact_figures import distance_sheet, norm_histograms
@@ -32,7 +33,7 @@ def test_distances_are_to_each_global_token(images, name, count):
     assert_close(found[:, -1, 1, 3], (tokens[:, 11] - last).norm(dim=-1), 1e-4)
 
 
-def test_distances_of_timms_transformer(small_vit, images):
+def test_distances_of_timms_transformer(images):
     images = images[..., :16, :16]
     model = small_vit(reg_tokens=2).eval()
     found = token_distances(model, images)

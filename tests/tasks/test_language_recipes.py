@@ -86,7 +86,7 @@ def test_every_row_of_table_one_is_built(row: str) -> None:
 
 
 def test_unknown_variants_are_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown variant '7b'; known are mlp, "):
+    with pytest.raises(ConfigError, match="unknown variant '7b' of ttt; known are mlp, "):
         recipes.load("pile+7b")
-    with pytest.raises(ConfigError, match="variant 'mlp'; known are linear_attention, "):
+    with pytest.raises(ConfigError, match="variant 'mlp' of ttt; known are linear_attention, "):
         recipes.load("text+mlp")

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import re
+import textwrap
 from collections.abc import Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -157,7 +158,7 @@ class CommandParser(jsonargparse.ArgumentParser):
 
 
 class _HelpFormatter(jsonargparse.DefaultHelpFormatter):
-    """Keeps the paragraphs of a description or epilog apart, and indented lines as they are."""
+    """Keeps the paragraphs of a description or epilog apart, and indented lines and names whole."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
@@ -165,6 +166,9 @@ class _HelpFormatter(jsonargparse.DefaultHelpFormatter):
             part if part.startswith(" ") or "\n " in part else fill(part, width, indent)
             for part in text.split("\n\n")
         )
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 def _shown(flag: str) -> str:
