@@ -8,7 +8,7 @@ sequence, all of which the head reads, shorten that path. Here both are measured
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,9 +42,10 @@ class ScanPaths(NamedTuple):
 def scan_paths(model: PlainBackbone, images: Tensor, *, draws: int = 4, seed: int = 0) -> ScanPaths:
     """Gradient norms against the distance along the sequence, and each token's shortest path.
 
-    With u a random vector of length 1, a norm is the root mean square of ‖Jᵀ u‖ over the draws,
-    whose expectation is ‖J‖_F / √D, J the Jacobian of the D outputs: it is 1 of a residual
-    connection alone. Distances are those in the sequence, in which a scan goes row by row.
+    A norm is the root mean square of ‖Jᵀ u‖ over images, pairs of tokens and draws, with J the
+    Jacobian of D outputs and u a random vector of length 1. The expectation of the square is
+    ‖J‖²_F / D; a residual connection alone has norm 1. A distance is the number of steps along the
+    sequence, which has the image's tokens row by row.
 
     Args:
         model: a plain backbone of this package. It is not modified.
@@ -55,7 +56,8 @@ def scan_paths(model: PlainBackbone, images: Tensor, *, draws: int = 4, seed: in
     Raises:
         TypeError: the model is not a plain backbone, or has no gradients, as one of
             ``for_inference``.
-        ValueError: draws is below 1, the images do not fit the model, or gradients are not finite.
+        ValueError: draws is below 1, the images do not fit the model, or gradients are not finite
+            or all zero.
         RuntimeError: called within ``torch.inference_mode``.
     """
     if not isinstance(model, PlainBackbone):
@@ -108,7 +110,11 @@ def _unit_vectors(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _through_blocks(
-    model: PlainBackbone, x: Tensor, context: tuple, draws: int, generator: torch.Generator
+    model: PlainBackbone,
+    x: Tensor,
+    context: tuple[Any, ...],
+    draws: int,
+    generator: torch.Generator,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each block and draw: distances and squared gradient norms [B, N] of all input tokens."""
     images, places = torch.arange(len(x)), torch.arange(x.shape[1])
@@ -126,19 +132,25 @@ def _through_blocks(
 
 
 def _to_feature(
-    model: PlainBackbone, x: Tensor, context: tuple, draws: int, generator: torch.Generator
+    model: PlainBackbone,
+    x: Tensor,
+    context: tuple[Any, ...],
+    draws: int,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Each image token's distance to a token that is read, and mean squared gradient: [B, T]."""
     x = x.detach().requires_grad_()
     y = model.run_blocks(x, context)
     feature = model.pool(model.norm(y)).flatten(1).float()
-    squares, read = 0, torch.zeros(x.shape[:2], dtype=torch.bool)
+    squares, read = torch.zeros(x.shape[:2]), torch.zeros(x.shape[:2], dtype=torch.bool)
     for _ in range(draws):
         response = (feature * _unit_vectors(feature, generator)).sum()
         ofs = torch.autograd.grad(response, (x, y), retain_graph=True)
         inputs, outputs = (each.float().square().sum(-1).cpu() for each in ofs)
         squares = squares + inputs / draws
         read |= outputs != 0  # as NaN is: damaged weights are told of later
+    if not read.any(1).all():
+        raise ValueError("the classification feature has no gradient: it depends on no token")
     distances = torch.stack([_to_nearest(own) for own in read])
     return tuple(model.split_tokens(each[..., None])[0][..., 0] for each in (distances, squares))
 

@@ -93,6 +93,9 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
         scan_paths(decaying(), images(1), draws=0)
     model = create_model("vim_nano_patch4_32", depth=1)
+    torch.nn.init.zeros_(model.norm.weight)
+    with pytest.raises(ValueError, match="has no gradient: it depends on no token"):
+        scan_paths(model, images(1))
     with torch.no_grad():
         model.patch_embed.proj.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="gradients are not finite"):
