@@ -13,6 +13,7 @@ COMMANDS = {
     "sweep": Command("studies.cli.sweep", "train every row of a comparison, over several seeds"),
     "deletion": Command("studies.cli.deletion", "measure whether maps of importance mean anything"),
     "artefacts": Command("studies.cli.artefacts", "classify by the tokens of largest norm alone"),
+    "paths": Command("studies.cli.paths", "measure gradients by distance along the sequence"),
     "equations": Command("studies.cli.equations", "costs by Vision-TTT's Eqs. 13 and 14, counted"),
     "letters": Command("studies.cli.letters", "render pictures of letters into a folder"),
     "scenes": Command("studies.cli.scenes", "compare backbones on the rendered scenes"),

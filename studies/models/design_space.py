@@ -33,16 +33,33 @@ INNER_MODELS = ("linear", "mlp", "gated_linear_unit", "simplified_glu", "depthwi
 """Inner models of :mod:`vision_ttt.inner`, trained by its generic learner."""
 
 
-def _inner_model(name: str, grid: tuple[int, int]) -> InnerModel:
+MLP_RATIOS = {"mlp": 2, "gated_linear_unit": 1}
+"""Inner models with a hidden layer → its default width, in widths of a head."""
+
+_LARGEST_RATIO = 64
+
+
+def _inner_model(name: str, grid: tuple[int, int], mlp_ratio: int | None) -> InnerModel:
     if name == "depthwise_conv3x3":
         return DepthwiseConv3x3(grid)
-    simple = {
-        "linear": Linear(),
-        "mlp": MLP(widening=2),
-        "gated_linear_unit": GatedLinearUnit(),
-        "simplified_glu": SimplifiedGLU(),
-    }
-    return simple[name]
+    if name in MLP_RATIOS:
+        model = MLP if name == "mlp" else GatedLinearUnit
+        return model(widening=MLP_RATIOS[name] if mlp_ratio is None else mlp_ratio)
+    return {"linear": Linear, "simplified_glu": SimplifiedGLU}[name]()
+
+
+def _check_mlp_ratio(mlp_ratio: int | None, inner_model: str) -> None:
+    if mlp_ratio is None:
+        return
+    if inner_model not in MLP_RATIOS:
+        raise ValueError(
+            f"inner_mlp_ratio is {mlp_ratio!r}, and inner_model {inner_model!r} has no hidden "
+            f"layer; accepted: None, or one of {list(MLP_RATIOS)}"
+        )
+    if isinstance(mlp_ratio, bool) or not isinstance(mlp_ratio, int):
+        raise TypeError(f"inner_mlp_ratio is {mlp_ratio!r}; accepted: a whole number or None")
+    if not 1 <= mlp_ratio <= _LARGEST_RATIO:
+        raise ValueError(f"inner_mlp_ratio is {mlp_ratio}; accepted: 1 to {_LARGEST_RATIO}")
 
 
 class LearnerMixer(nn.Module):
@@ -138,9 +155,11 @@ class DesignSpace(PlainBackbone):
     Args:
         img_size, patch_size, in_chans, num_classes, embed_dim, depth, num_heads, mlp_ratio,
             global_pool, drop_rate, drop_path_rate: see :class:`vision_ttt.models.ViT3`.
-        inner_model: one of ``INNER_MODELS``, trained in every head (the MLP's hidden layer is
-            twice as wide as a head), or "vit3" for the published layer, which the other ``inner_*``
-            arguments do not change.
+        inner_model: one of ``INNER_MODELS``, trained in every head, or "vit3" for the published
+            layer, which the other ``inner_*`` arguments do not change.
+        inner_mlp_ratio: width of the hidden layer of "mlp" or "gated_linear_unit", in widths of a
+            head; None for 2 and 1. Other inner models have none: of these, fewer heads make a
+            larger state.
         inner_loss: a name in :data:`vision_ttt.inner.LOSSES`.
         inner_learning_rate: α; at 0 the initial state is applied untrained.
         inner_mini_batch_size: tokens per inner step; None for all.
@@ -166,6 +185,7 @@ class DesignSpace(PlainBackbone):
         num_heads: int = 2,
         mlp_ratio: float = 4.0,
         inner_model: str = "simplified_glu",
+        inner_mlp_ratio: int | None = None,
         inner_loss: str = "dot_product",
         inner_learning_rate: float = 1.0,
         inner_mini_batch_size: int | None = None,
@@ -188,6 +208,7 @@ class DesignSpace(PlainBackbone):
         check_sides(img_size, patch_size)
         choose("inner_model", inner_model, (*INNER_MODELS, PUBLISHED))
         choose("inner_loss", inner_loss, tuple(LOSSES))
+        _check_mlp_ratio(inner_mlp_ratio, inner_model)
         head = linear_head(embed_dim, num_classes)
         patch_embed = patch_embedding(img_size, patch_size, in_chans, embed_dim, pad=False)
 
@@ -195,7 +216,7 @@ class DesignSpace(PlainBackbone):
             if inner_model == PUBLISHED:
                 return ViT3TTT(embed_dim, num_heads)
             learner = Learner(
-                _inner_model(inner_model, tuple(patch_embed.grid_size)),
+                _inner_model(inner_model, tuple(patch_embed.grid_size), inner_mlp_ratio),
                 LOSSES[inner_loss],
                 learning_rate=inner_learning_rate,
                 mini_batch_size=inner_mini_batch_size,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # it needs PyTorch
 TITLES = {
     "ablation-digits": "What each design step of Vittt brings, on handwritten digits",
     "design-space-digits": "Ways of inner training, on handwritten digits",
+    "design-space-ranges": "Inner models by size, rate, batch and epochs, on handwritten digits",
     "registers-digits": "Registers of Mamba-Reg: accuracy and token norms, on handwritten digits",
     "backbones-digits": "Backbones of equal size, for equal epochs and time, on handwritten digits",
     "text-ablation": "From linear attention to TTT-Linear, on Python sources",
@@ -26,6 +27,7 @@ TITLES = {
 _HOMES = {
     "ablation-digits": ("studies.sweeps.ablation", "ABLATION_DIGITS"),
     "design-space-digits": ("studies.sweeps.design_space", "DESIGN_SPACE_DIGITS"),
+    "design-space-ranges": ("studies.sweeps.design_ranges", "DESIGN_SPACE_RANGES"),
     "registers-digits": ("studies.sweeps.registers", "REGISTERS_DIGITS"),
     "backbones-digits": ("studies.sweeps.backbones", "BACKBONES_DIGITS"),
     "text-ablation": ("studies.sweeps.text_paper", "TEXT_ABLATION"),

@@ -24,27 +24,33 @@ _BATCHES = (8,)
 _EPOCHS = (3,)
 
 
-def _row(inner_model: str, inner_loss: str, suffix: str = "", **others: Any) -> Variant:
+def inner_row(inner_model: str, inner_loss: str, suffix: str = "", **others: Any) -> Variant:
+    """A row of this inner model and loss, with other `inner_*` arguments of the model."""
     keywords = {"inner_model": inner_model, "inner_loss": inner_loss}
     keywords |= {f"inner_{name}": value for name, value in others.items()}
     return Variant(f"{inner_model}-{inner_loss}{suffix}", {"arguments": keywords})
 
 
-_GRID = tuple(_row(model, loss) for model in INNER_MODELS for loss in LOSSES)
+_GRID = tuple(inner_row(model, loss) for model in INNER_MODELS for loss in LOSSES)
 _RATE_ROWS = tuple(
-    _row(*centre, f"-rate{rate:g}", learning_rate=rate) for centre in CENTRES for rate in _RATES
+    inner_row(*centre, f"-rate{rate:g}", learning_rate=rate)
+    for centre in CENTRES
+    for rate in _RATES
 )
 _BATCH_ROWS = tuple(
-    _row(*centre, f"-b{size}", mini_batch_size=size) for centre in CENTRES for size in _BATCHES
+    inner_row(*centre, f"-b{size}", mini_batch_size=size) for centre in CENTRES for size in _BATCHES
 )
 _EPOCH_ROWS = tuple(
-    _row(*centre, f"-epochs{epochs}", epochs=epochs) for centre in CENTRES for epochs in _EPOCHS
+    inner_row(*centre, f"-epochs{epochs}", epochs=epochs)
+    for centre in CENTRES
+    for epochs in _EPOCHS
 )
 # The causal scan of TTT has ops for its own inner models only; the generic one takes too long.
 _CAUSAL = CENTRES[1]
 _CAUSAL_SIZES = (8, 64)
 _CAUSAL_ROWS = tuple(
-    _row(*_CAUSAL, f"-causal{size}", mini_batch_size=size, causal=True) for size in _CAUSAL_SIZES
+    inner_row(*_CAUSAL, f"-causal{size}", mini_batch_size=size, causal=True)
+    for size in _CAUSAL_SIZES
 )
 _VIT3 = Variant(
     PUBLISHED,

@@ -12,7 +12,7 @@ from studies.sweeps import SWEEPS, TITLES
 from vision_ttt.cli.main import COMMANDS as LIBRARY
 
 Said = pytest.CaptureFixture[str]
-OWN = ("artefacts", "sweep", "deletion", "letters", "bench")
+OWN = ("artefacts", "sweep", "deletion", "letters", "bench", "paths")
 HUGE = "9" * 25
 SWEEP = ["sweep", "ablation-digits"]
 DELETION = ["deletion", "--table-only", "--results"]
@@ -51,6 +51,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([*SWEEP, "--output", "a.png"], "--output a.png cannot be made"),
         (["letters", "a.png"], "the folder a.png cannot be made: "),
         (["letters", "images"], "images holds no set of letters, but dark, light"),
+        (["paths", "vim_nano_patch4_32"], "no images are given; name models, then images"),
+        (["paths", "sample:digit-0"], "no models are given; name models, then images"),
+        (["paths", "resnet18", "images"], "no image in the folder images"),
+        (["paths", "resnet18", "sample:digit-0"], "a plain backbone of vision_ttt is needed"),
+        (["paths", "resnet17", "sample:digit-0"], "resnet17"),
+        (["paths", "resnet18", "sample:digit-0", "--draws", "0"], "--draws is 0"),
+        (["paths", "resnet18", "a.png", "--figure", "pipe.png"], "--figure pipe.png is a named"),
         ([*SWEEP, "--jobs", HUGE], "at most 1,024"),
         ([*SWEEP, "--seeds", "0", "-1"], "--seeds is -1"),
         ([*DELETION, "other.csv"], "other.csv is no file of deletion and insertion"),

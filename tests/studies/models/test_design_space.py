@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from studies.models.design_space import INNER_MODELS, NANO, LearnerMixer
+from studies.models.design_space import INNER_MODELS, MLP_RATIOS, NANO, LearnerMixer
 from vision_ttt.inner import Learner, Linear, mse
 
 
@@ -62,6 +62,10 @@ def test_each_argument_changes_what_is_computed():
     changes = [
         {},
         {"inner_model": "linear"},
+        {"inner_model": "mlp"},
+        {"inner_model": "mlp", "inner_mlp_ratio": 3},
+        {"inner_model": "gated_linear_unit"},
+        {"inner_model": "gated_linear_unit", "inner_mlp_ratio": 3},
         {"inner_loss": "rmse"},
         {"inner_learning_rate": 2.0},
         {"inner_mini_batch_size": 16},
@@ -83,6 +87,17 @@ def test_each_argument_changes_what_is_computed():
     for place, one in enumerate(logits):
         for other in logits[:place]:
             assert (one - other).abs().max() > 1e-6, changes[place]
+
+
+@pytest.mark.parametrize(("inner_model", "usual"), MLP_RATIOS.items())
+def test_the_ratio_is_the_width_of_the_hidden_layer(inner_model, usual):
+    """A head of the small model has 16 channels."""
+
+    def width(**options):
+        return small(inner_model=inner_model, **options).blocks[0].ttt.state["w1"].shape[-1]
+
+    assert width() == width(inner_mlp_ratio=usual) == 16 * usual
+    assert width(inner_mlp_ratio=5) == 80
 
 
 def test_convolutions_take_the_place_of_the_embedded_positions():
@@ -129,6 +144,9 @@ def test_set_input_size(inner_model):
         ({"img_size": 33}, "images of 33 × 33 are not whole patches of 4 × 4"),
         ({"inner_model": "lstm"}, "inner_model must be one of"),
         ({"inner_loss": "huber"}, "inner_loss must be one of"),
+        ({"inner_mlp_ratio": 2}, "inner_model 'simplified_glu' has no hidden layer"),
+        ({"inner_mlp_ratio": 2, "inner_model": "vit3"}, "accepted: None, or one of .'mlp', 'gated"),
+        ({"inner_mlp_ratio": 0, "inner_model": "mlp"}, "inner_mlp_ratio is 0; accepted: 1 to 64"),
         ({"inner_epochs": 0}, "epochs must be at least 1"),
         ({"inner_model": "depthwise_conv3x3", "inner_causal": True}, "cannot be causal"),
     ],
@@ -136,6 +154,11 @@ def test_set_input_size(inner_model):
 def test_what_cannot_be_is_named(wrong, message):
     with pytest.raises(ValueError, match=message):
         small(**wrong)
+
+
+def test_a_ratio_is_a_whole_number():
+    with pytest.raises(TypeError, match=r"inner_mlp_ratio is 1\.5; accepted: a whole number"):
+        small(inner_model="mlp", inner_mlp_ratio=1.5)
 
 
 @pytest.mark.parametrize("inner_model", ["simplified_glu", "vit3"])

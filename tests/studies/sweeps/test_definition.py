@@ -16,6 +16,7 @@ from vision_ttt.models.vittt_ablations import ABLATIONS
 from vision_ttt.tasks.images.models import model_arguments
 
 ABLATION, DESIGN_SPACE = SWEEPS["ablation-digits"], SWEEPS["design-space-digits"]
+RANGES = SWEEPS["design-space-ranges"]
 BACKBONES, REGISTERS = SWEEPS["backbones-digits"], SWEEPS["registers-digits"]
 DIGITS = [sweep for sweep in SWEEPS.values() if sweep.recipe == "digits"]
 EVERY_ROW = [(sweep, row.name) for sweep in DIGITS for row in sweep.rows]
@@ -81,6 +82,41 @@ def test_design_space_crosses_losses_with_models_and_varies_one_factor_at_a_time
         if factor:
             others = keywords(row.name).items() - keywords(f"{model}-{loss}").items()
             assert len(others) == (2 if "causal" in factor else 1)
+
+
+def test_ranges_vary_one_factor_from_rows_of_the_design_space():
+    shared = [row for row in RANGES.rows if row.name in DESIGN_SPACE.by_name]
+    assert len(shared) == 4 + 2 * 4  # the central rows; two rates, a batch and epochs of two
+    assert all(row == DESIGN_SPACE.by_name[row.name] for row in shared)
+    labels = {}
+    for panel in RANGES.panels:
+        factor, name = panel.title.split(", ")
+        labels.setdefault(factor, []).append(list(panel.rows))
+        central = RANGES.by_name[name].changes["arguments"]
+        arguments = set()
+        for label, own in panel.rows.items():
+            more = dict(RANGES.by_name[own].changes["arguments"].items() - central.items())
+            assert own == name or [f"{value:g}" for value in more.values()] == [label]
+            arguments |= more.keys()
+        assert len(arguments) == 1
+        assert name in panel.rows.values()
+    assert labels == {
+        "learning rate": 2 * [["0.1", "0.2", "0.5", "1", "2", "5", "10"]],
+        "tokens per step": 2 * [["4", "8", "16", "32", "64"]],
+        "inner epochs": 2 * [["1", "2", "3", "4"]],
+        "heads": 2 * [["8", "4", "2", "1"]],
+        "hidden width over a head's": 2 * [["1", "2", "4", "8"]],
+    }
+
+
+def test_the_state_grows_along_a_range_of_sizes():
+    for panel in RANGES.panels:
+        if panel.title.startswith(("heads", "hidden")):
+            rows = [RANGES.by_name[name] for name in panel.rows.values()]
+            with torch.device("meta"):
+                models = [build(RANGES.config(row, 0, Path("runs"))) for row in rows]
+            sizes = [sum(p.numel() for p in each.blocks[0].ttt.state.values()) for each in models]
+            assert sizes == sorted(set(sizes)), panel.title
 
 
 def test_backbones_have_equal_parameters_for_equal_epochs_and_for_the_references_seconds():
