@@ -122,7 +122,8 @@ class ViT3Inner(nn.Module):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, grid: Grid, extra: Positions
     ) -> Tensor:
-        o1 = gated_unit(q, *gated_unit_step(k, v, self.w1, self.w2))
+        w1, w2 = gated_unit_step(k, v, self.w1, self.w2)
+        o1 = gated_unit(q, w1, w2)
         views = self.conv_qkv(split_extra(x, extra)[0] if extra else x)
         q2, k2, v2 = views.chunk(3, dim=-1)
         o2 = self.conv_proj(depthwise(q2, depthwise_step(k2, v2, self.w3, grid), grid))
