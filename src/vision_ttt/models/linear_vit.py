@@ -26,6 +26,8 @@ CLASS_TOKEN = ("drop", "keep")
 """What becomes of a ViT's class token."""
 NAME = "linear_vit"
 """Of the model in timm's registry."""
+INNER = ".attn.inner."
+"""In the names of an inner model's tensors."""
 
 
 class LinearBlock(nn.Module):
@@ -115,22 +117,16 @@ class LinearViT(PlainBackbone):
 
     def new_parameters(self) -> set[str]:
         """The names of the parameters that a ViT has no weights for: those of the inner models."""
-        return {name for name, _ in self.named_parameters() if ".attn.inner." in name}
+        return {name for name, _ in self.named_parameters() if INNER in name}
 
     def inherited(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        """A ViT's weights under the names that they have here, and the names of those without.
-
-        Positions are interpolated to this model's grid.
-
-        Raises:
-            ValueError: the positions' grid is neither the model's nor square.
-        """
+        """A ViT's weights under the names that they have here, and the names of those without."""
         named, left = inherited_weights(
             weights, keeps_class_token=self.keeps_class_token, embeds_prefix=self.embeds_prefix
         )
         own = self.state_dict()
         left += [key for key in named if key not in own]
-        return checkpoint_filter_fn({k: named[k] for k in named if k in own}, self), left
+        return {key: named[key] for key in named if key in own}, left
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups for layer decay: stem, each block, the final norms."""
@@ -191,7 +187,7 @@ def linear_vit(
         side = own.get("input_size", (3, 224, 224))[-1]
         kwargs["pretrained_cfg"] = {**pretrained_cfg(side, fixed=True), **own}
     kwargs.setdefault("feature_cfg", feature_cfg(kwargs.get("depth", 12)))
-    return build_model(make, NAME, pretrained, **kwargs)
+    return build_model(make, NAME, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)
 
 
 _DESCRIBED = ("num_classes", "input_size", "mean", "std", "crop_pct", "interpolation", "crop_mode")
