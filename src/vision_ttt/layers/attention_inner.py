@@ -141,7 +141,9 @@ INNER_MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
 
 
 def _states(*shape: int) -> nn.Parameter:
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02))
+    states = nn.Parameter(torch.empty(shape))
+    nn.init.trunc_normal_(states, std=0.02)
+    return states
 
 
 def _normalised(k: Tensor) -> Tensor:
