@@ -49,7 +49,9 @@ class SwiGLUInner(nn.Module):
         super().__init__()
         width = num_heads * head_dim
         self.q_conv, self.k_conv = ResidualConv2d(width), ResidualConv2d(width)
-        self.w1, self.w2, self.w3 = (_states(num_heads, head_dim, head_dim) for _ in range(3))
+        self.w1, self.w2, self.w3 = (
+            _normal(torch.empty(num_heads, head_dim, head_dim)) for _ in range(3)
+        )
 
     def no_weight_decay(self) -> set[str]:
         """The initial states of the inner models."""
@@ -107,8 +109,8 @@ class ViT3Inner(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
-        self.w1, self.w2 = (_states(num_heads, head_dim, head_dim) for _ in range(2))
-        self.w3 = _states(head_dim, 1, 3, 3)
+        self.w1, self.w2 = (_normal(torch.empty(num_heads, head_dim, head_dim)) for _ in range(2))
+        self.w3 = _normal(torch.empty(head_dim, 1, 3, 3))
         self.conv_qkv = nn.Linear(dim, 3 * head_dim)
         self.conv_proj = nn.Linear(head_dim, num_heads * head_dim, bias=False)
         nn.init.trunc_normal_(self.conv_qkv.weight, std=0.02)
@@ -140,10 +142,8 @@ INNER_MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
 """Name → class, made by (dim, num_heads, head_dim)."""
 
 
-def _states(*shape: int) -> nn.Parameter:
-    states = nn.Parameter(torch.empty(shape))
-    nn.init.trunc_normal_(states, std=0.02)
-    return states
+def _normal(states: Tensor) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(states, std=0.02))
 
 
 def _normalised(k: Tensor) -> Tensor:
