@@ -21,7 +21,7 @@ from vision_ttt.tasks.checkpoints import load_model
 
 Fields = Callable[..., dict[str, Any]]
 BASE = "vit_small_patch14_reg4_dinov2"
-SHAPE = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}
+SHAPE = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8, "no_embed_class": False}
 LINEAR = {"base": BASE, **SHAPE}
 
 
@@ -44,7 +44,8 @@ def test_a_linear_model_starts_from_its_vit_s_weights(tmp_path: Path) -> None:
     assert f": {taken} tensors taken, 1 of them interpolated (pos_embed), {new + 2} left" in told
     assert told.endswith("1 of the file's without a place (cls_token).")
     assert torch.equal(model.blocks[1].attn.qkv.weight, vit.blocks[1].attn.qkv.weight)
-    assert torch.equal(model.class_tokens.tokens, vit.reg_token)
+    registers = vit.reg_token + vit.pos_embed[:, 1:5]
+    assert torch.equal(model.class_tokens.tokens, registers)
     assert torch.equal(model.blocks[0].attn.inner.w1, inner)
     # The linear model's own are taken whole.
     write_tensors(path, model.state_dict(), "null")
@@ -58,6 +59,24 @@ def test_another_vit_s_weights_are_refused(tmp_path: Path) -> None:
     _vit(tmp_path / "w.safetensors", embed_dim=48)
     model = build_model("linear_vit", {**LINEAR, "num_classes": 3, "img_size": 24})
     with pytest.raises(ConfigError, match=r"does not fit LinearViT: .*of another shape"):
+        start_from(tmp_path / "w.safetensors", model, "linear_vit", LINEAR)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"cls_token": torch.zeros(3)},
+        {"reg_token": torch.zeros(1, 4, 7)},
+        {"pos_embed": torch.zeros(2)},
+        {"blocks.0.attn.q_proj.weight": torch.zeros(32, 32)},
+    ],
+    ids=str,
+)
+def test_damaged_weights_are_refused(tmp_path: Path, damaged: dict[str, torch.Tensor]) -> None:
+    weights = _vit(tmp_path / "w.safetensors").state_dict()
+    write_tensors(tmp_path / "w.safetensors", {**weights, **damaged}, "null")
+    model = build_model("linear_vit", {**LINEAR, "num_classes": 3, "img_size": 24})
+    with pytest.raises(ConfigError, match="initial_weights: these are not the weights of a whole"):
         start_from(tmp_path / "w.safetensors", model, "linear_vit", LINEAR)
 
 

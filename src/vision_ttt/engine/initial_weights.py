@@ -40,16 +40,17 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     is_plain = isinstance(model, PlainBackbone)
     if is_plain:
         weights = classifier_weights(weights, model)
+    of_vit = isinstance(model, LinearViT) and not any(INNER in key for key in weights)
     new: tuple[str, ...] = ()
     without_place: list[str] = []
-    if isinstance(model, LinearViT) and not any(INNER in key for key in weights):
-        weights, without_place = model.inherited(weights)
-        new = tuple(f"blocks.{index}{INNER}".rstrip(".") for index in range(len(model.blocks)))
-    former = {key: value.shape for key, value in weights.items()}
     # A model of two heads, as timm's distilled ones are, names them in a tuple.
     head = (getattr(model, "pretrained_cfg", None) or {}).get(_HEAD) or ()
     heads = (head,) if isinstance(head, str) else tuple(head)
     try:
+        if of_vit:
+            weights, without_place = model.inherited(weights)
+            new = tuple(f"blocks.{i}{INNER}".rstrip(".") for i in range(len(model.blocks)))
+        former = {key: value.shape for key, value in weights.items()}
         if is_plain:
             weights = checkpoint_filter_fn(weights, model)
         left_out = load_weights(model, weights, path, skip=(*heads, *new))

@@ -120,10 +120,16 @@ class LinearViT(PlainBackbone):
         return {name for name, _ in self.named_parameters() if INNER in name}
 
     def inherited(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        """A ViT's weights under the names that they have here, and the names of those without."""
-        named, left = inherited_weights(
-            weights, keeps_class_token=self.keeps_class_token, embeds_prefix=self.embeds_prefix
-        )
+        """A ViT's weights under the names that they have here, and the names of those without.
+
+        Raises:
+            ValueError: tensors that become one do not fit each other.
+        """
+        keeps, embeds = self.keeps_class_token, self.embeds_prefix
+        try:
+            named, left = inherited_weights(weights, keeps_class_token=keeps, embeds_prefix=embeds)
+        except (IndexError, RuntimeError, TypeError) as error:  # those of torch.cat and slices
+            raise ValueError(f"these are not the weights of a whole ViT: {error}") from error
         own = self.state_dict()
         left += [key for key in named if key not in own]
         return {key: named[key] for key in named if key in own}, left

@@ -63,8 +63,10 @@ def linearize(model: nn.Module, inner: str = "swiglu", class_token: str = "drop"
     linear = LinearViT(copy.deepcopy(model), inner, class_token)
     weights, left = linear.inherited(model.state_dict())
     linear.load_state_dict(weights, strict=False)
-    new = tuple(key for key in linear.state_dict() if key not in weights)
-    linear.inheritance = Inheritance(tuple(weights), new, tuple(left))
+    own = linear.state_dict()
+    inherited = tuple(key for key in own if key in weights)
+    new = tuple(key for key in own if key not in weights)
+    linear.inheritance = Inheritance(inherited, new, tuple(left))
     linear.arguments = _arguments(model, inner, class_token)
     if described := getattr(model, "pretrained_cfg", None):
         linear.pretrained_cfg = linear.default_cfg = {**described, "architecture": NAME}

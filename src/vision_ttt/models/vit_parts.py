@@ -129,6 +129,8 @@ def inherited_weights(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Name the weights of one of timm's ViTs as its linear counterpart's.
 
+    The class token and the registers become one tensor, their positions added.
+
     Args:
         weights: of the ViT.
         keeps_class_token: whether the counterpart has the class token; it has the registers.
@@ -140,22 +142,22 @@ def inherited_weights(
     taken, left = dict(weights), []
     for old in [key for key in taken if ".gamma_" in key]:
         taken[old.replace("gamma_", "ls") + ".gamma"] = taken.pop(old)
-    names = {key.rpartition(".attn.")[0] for key in taken if ".attn." in key}
-    for block in names:
-        prefix = f"{block}.attn."
-        own = [key for key in taken if key.startswith(prefix)]
-        attention = inherited_attention({key[len(prefix) :]: taken.pop(key) for key in own})
-        taken |= {prefix + key: value for key, value in attention.items()}
-    tokens = [taken.pop(key, None) for key in ("cls_token", "reg_token")]
-    present = [each for each in tokens if each is not None]
-    prefix = torch.cat(present, dim=1) if present else None
+    for block in dict.fromkeys(key.rpartition(".attn.")[0] for key in taken if ".attn." in key):
+        start = f"{block}.attn."
+        own = [key for key in taken if key.startswith(start)]
+        attention = inherited_attention({key[len(start) :]: taken.pop(key) for key in own})
+        taken |= {start + key: value for key, value in attention.items()}
+    class_token, registers = (taken.pop(key, None) for key in ("cls_token", "reg_token"))
+    extra = [each for each in (class_token, registers) if each is not None]
+    if not extra:
+        return taken, left
+    tokens = torch.cat(extra, dim=1)
     positions = taken.get("pos_embed")
-    if positions is not None and embeds_prefix and prefix is not None:
-        count = prefix.shape[1]
-        prefix = prefix + positions[:, :count]
-        taken["pos_embed"] = positions[:, count:]
-    if tokens[0] is not None and not keeps_class_token:
-        prefix, left = prefix[:, 1:], ["cls_token"]
-    if prefix is not None and prefix.shape[1]:
-        taken["class_tokens.tokens"] = prefix
+    if positions is not None and embeds_prefix:
+        own, taken["pos_embed"] = positions.tensor_split([tokens.shape[1]], dim=1)
+        tokens = tokens + own
+    if class_token is not None and not keeps_class_token:
+        tokens, left = tokens[:, 1:], ["cls_token"]
+    if tokens.shape[1]:
+        taken["class_tokens.tokens"] = tokens
     return taken, left
