@@ -149,9 +149,10 @@ class ModelSection(Section):
     """Path of a .safetensors file to start from, or the name of packaged weights, MODEL.TAG; the
     head is copied only if its shape fits. Some tasks also accept a folder. null: random
     initialisation."""
-    frozen_layers: int | Literal["all"] = number(0, NOT_NEGATIVE)
+    frozen_layers: int | Literal["all", "inherited"] = number(0, NOT_NEGATIVE)
     """Number of frozen layers, counted from the input (first the patch embedding, then the blocks);
-    the head is always trained. all: only the head is trained."""
+    the head is always trained. all: only the head is trained. inherited: only the head and the
+    inner models of a linearised ViT (linear_vit) are."""
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,12 @@ class LinearViT(PlainBackbone):
             be kept and there is none.
     """
 
+    inheritance: tuple[tuple[str, ...], ...] | None = None
+    """Of a model that :func:`vision_ttt.linearize` has made, what is inherited, new, without place:
+    a :class:`vision_ttt.models.Inheritance`."""
+    arguments: dict[str, Any] | None = None
+    """Of such a model, what builds it again by ``timm.create_model("linear_vit", …)``."""
+
     def __init__(self, vit: nn.Module, inner: str = "swiglu", class_token: str = "drop") -> None:
         check_vit(vit)
         keeps = choose("class_token", class_token, CLASS_TOKEN) == "keep"
