@@ -88,12 +88,13 @@ def test_released_model():
 @every_kind
 def test_all_but_the_inner_model_is_the_vit_s(name):
     """With softmax attention in its place the linear model is the ViT."""
-    model = vit(name)
+    model = vit(name).double()
     has_token = model.cls_token is not None
     linear = linearize(model, class_token="keep" if has_token else "drop")
-    x = images(model)
+    x = images(model).double()
     with torch.no_grad():
-        assert_close(with_softmax(linear)(x), model(x), 1e-4)
+        assert_close(with_softmax(linear)(x), model(x), 1e-9, "logits")
+        assert_close(linear.forward_features(x), model.forward_features(x), 1e-9, "tokens")
     assert not linear.training
     assert linear.inheritance.without_place == ()
 
