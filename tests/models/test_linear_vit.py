@@ -227,3 +227,9 @@ def test_a_vit_that_timm_has_not_built_has_no_arguments():
     linear = linearize(model)
     assert isinstance(linear, LinearViT)
     assert linear.arguments is None
+
+
+def test_a_fresh_one_has_the_scales_of_its_base():
+    base = "vit_small_patch16_dinov3"
+    model = timm.create_model("linear_vit", base=base, init_values=0.5, **SMALL)
+    assert torch.equal(model.blocks[1].ls2.gamma, torch.full((32,), 0.5))
