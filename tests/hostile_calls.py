@@ -146,6 +146,11 @@ def swiglu_arguments(s: Sizes) -> list[Any]:
     return [normal(s.batch, s.length, 2 * s.channels)]
 
 
+def swiglu_ttt_arguments(s: Sizes) -> list[Any]:
+    views = (normal(s.batch, s.length, s.heads, s.dim) for _ in range(3))
+    return [*views, *(normal(s.heads, s.dim, s.dim) for _ in range(3))]
+
+
 def scan_arguments(s: Sizes) -> list[Any]:
     """Groups per direction where a direction has whole vectors; a gate, skip and state, or none."""
     dim, states, gated = s.channels, s.mini_batch, s.gated
@@ -181,6 +186,7 @@ ARGUMENTS: dict[str, Callable[[Sizes], list[Any]]] = {
     "selective_scan": scan_arguments,
     "swiglu": swiglu_arguments,
     "swiglu_mlp": swiglu_mlp_arguments,
+    "swiglu_ttt": swiglu_ttt_arguments,
     "ttt_linear": linear_arguments,
     "ttt_mlp": mlp_arguments,
 }
@@ -346,6 +352,7 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "selective_scan": with_options(ops.selective_scan),
     "swiglu": ops.swiglu,
     "swiglu_mlp": with_norm(ops.swiglu_mlp),
+    "swiglu_ttt": ops.swiglu_ttt,
     "ttt_linear": by_name(ops.ttt_linear),
     "ttt_mlp": by_name(ops.ttt_mlp),
 }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vision_ttt.acceleration import for_inference, for_training, to_plain
     from vision_ttt.freed_memory import keep_freed_memory
     from vision_ttt.layers import TTTMLP, TTTLayer, TTTLinear, VitttBlock, VitttMixer
-    from vision_ttt.models import Vittt
+    from vision_ttt.models import Vittt, linearize
     from vision_ttt.ops import ttt_linear, ttt_mlp, use_backend
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "for_training",
     "to_plain",
     "keep_freed_memory",
+    "linearize",
     "ttt_linear",
     "ttt_mlp",
     "use_backend",
@@ -47,6 +48,7 @@ lazy_exports(
         "for_training": "acceleration",
         "to_plain": "acceleration",
         "keep_freed_memory": "freed_memory",
+        "linearize": "models",
         "ttt_linear": "ops",
         "ttt_mlp": "ops",
         "use_backend": "ops",

@@ -156,7 +156,7 @@ def test_no_default_leaks_into_a_published_recipe(name: str) -> None:
     stages = recipes.read(name)
     for own in (stages.pop("stages", None) or {"": {}}).values():
         told = recipes.merge(stages, own)["optimisation"]
-        free = {*LENGTHS, "accumulation_steps", "inner_warmup", "non_finite"}
+        free = {*LENGTHS, "accumulation_steps", "inner_warmup", "non_finite", "new_parameters_rate"}
         for used, fields in (
             ("polynomial", {"power"}),
             ("steps", {"decay_at", "decay_rate"}),

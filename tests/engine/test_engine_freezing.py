@@ -71,6 +71,15 @@ def test_both_heads_of_a_distilled_model_learn() -> None:
     assert learning == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
 
 
+def test_what_a_linear_model_has_inherited_is_frozen() -> None:
+    model = timm.create_model("linear_vit", num_classes=2, depth=2, embed_dim=32, num_heads=1)
+    freeze_layers(model, "inherited")
+    learning = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert learning == {*model.new_parameters(), "head.weight", "head.bias"}
+    with pytest.raises(ConfigError, match=r"Vittt names no new parameters: linear_vit does"):
+        freeze_layers(timm.create_model("vittt_nano_patch4_32", **SHAPE), "inherited")
+
+
 def test_more_layers_than_there_are() -> None:
     model = timm.create_model("vittt_nano_patch4_32", num_classes=2, **SHAPE)
     freeze_layers(model, 4)

@@ -34,6 +34,9 @@ CASES = [
     ("mambar_small_patch16_224", {**SCANS, "num_registers": 3}),
     ("mambar_tiny_patch16_224", {**SCANS, "dynamic_img_size": True, "distribution": "none"}),
     ("vrwkv_small_patch16_224", {**SCANS, "dynamic_img_size": True, "drop_path_rate": 0.5}),
+    ("linear_vit", PLAIN),
+    ("linear_vit", {**PLAIN, "class_token": "keep", "inner": "vit3", "drop_path_rate": 0.5}),
+    ("linear_vit", {**PLAIN, "base": "vit_small_patch14_reg4_dinov2", "inner": "ttt_linear"}),
     ("dit3_nano_patch4_32", {"img_size": 16, "hidden_size": 32, "depth": 1, "num_heads": 1}),
 ]
 

@@ -15,6 +15,7 @@ OURS = list_models()
 NAMES = [name for name in timm.list_models() if name in OURS]
 DENOISERS = [name for name in OURS if name not in NAMES]
 SMALL = {
+    "linear": {"embed_dim": 32, "depth": 2, "num_heads": 1, "patch_size": 8, "img_size": 32},
     "vittt": {"embed_dim": 32, "depth": 2, "num_heads": 1, "patch_size": 8, "img_size": 32},
     "vit3": {"embed_dim": 32, "depth": 2, "num_heads": 1, "patch_size": 8, "img_size": 32},
     "hvit3": {"dims": (16, 32), "depths": (1, 1), "num_heads": (1, 1), "img_size": 32},

@@ -26,6 +26,7 @@ FOLDER_OF = {"depthwise_correlation": "vit3_ttt"}
 
 ALIKE = {
     "swiglu_mlp": {"cpu.py", "matrix_products.py"},
+    "swiglu_ttt": {"matrix_products.py"},
     "ttt_linear": {"triton_backend.py"},
     "ttt_mlp": set(),
 }

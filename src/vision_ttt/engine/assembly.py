@@ -23,6 +23,7 @@ from vision_ttt.engine.optimisation import (
     make_inner_warmup,
     make_optimizer,
     make_scheduler,
+    new_parameters,
 )
 from vision_ttt.engine.parallel import check_processes, share_model
 from vision_ttt.engine.run_directory import newest_whole
@@ -188,5 +189,8 @@ def _log_what_is_trained(config: TrainConfig, model: nn.Module, start: str) -> N
         f"{sum(size for size, _ in sizes):,}",
         f", {frozen:,} of them frozen" if frozen else "",
     )
+    if (factor := config.optimisation.new_parameters_rate) != 1:
+        count = sum(model.get_parameter(name).numel() for name in new_parameters(model))
+        _LOGGER.info("%s new parameters learn at %g times the learning rate", f"{count:,}", factor)
     if start:
         _LOGGER.info("%s", start)

@@ -1,6 +1,6 @@
 """Models of timm's registry and their weights, with errors that name what does not fit."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,11 @@ def load_weights(
     ]
     if missing or left_over or misshapen:
         raise ConfigError(
-            f"{source} does not fit {type(model).__name__}: missing {_some(missing)};"
-            f" unexpected {_some(left_over)}; of another shape {_some(misshapen)}"
+            f"{source} does not fit {type(model).__name__}: missing {some(missing)};"
+            f" unexpected {some(left_over)}; of another shape {some(misshapen)}"
         )
     if others := of_another_kind(fitting, own):
-        raise ConfigError(f"{source} holds other numbers than the model's: {_some(others)}")
+        raise ConfigError(f"{source} holds other numbers than the model's: {some(others)}")
     model.load_state_dict(fitting, strict=not skip)
     return [key for key in own if key not in fitting]
 
@@ -124,7 +124,8 @@ def _under_every_name(
     return completed
 
 
-def _some(names: list[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
     if not names:
         return "none"
     shown = ", ".join(names[:6])

@@ -149,9 +149,10 @@ class ModelSection(Section):
     """Path of a .safetensors file to start from, or the name of packaged weights, MODEL.TAG; the
     head is copied only if its shape fits. Some tasks also accept a folder. null: random
     initialisation."""
-    frozen_layers: int | Literal["all"] = number(0, NOT_NEGATIVE)
+    frozen_layers: int | Literal["all", "inherited"] = number(0, NOT_NEGATIVE)
     """Number of frozen layers, counted from the input (first the patch embedding, then the blocks);
-    the head is always trained. all: only the head is trained."""
+    the head is always trained. all: only the head is trained. inherited: only the head and the
+    inner models of a linearised ViT (linear_vit) are."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,9 @@ class OptimisationSection(Section):
     """Decay of Adam's running mean of squared gradients (0 to <1)."""
     layer_decay: float | None = number(None, FRACTION)
     """Factor on the learning rate per layer from the head down to the input (>0 to 1); null: 1."""
+    new_parameters_rate: float = number(1.0, POSITIVE)
+    """Factor on the learning rate of the parameters that have no weights to start from, where the
+    model names some: the inner models of a linearised ViT (linear_vit)."""
     clip_norm: float = number(5.0, NOT_NEGATIVE)
     """Largest L2 norm of the gradient, above which it is scaled down; 0: no clipping."""
     ema_decay: float = number(0.0, SHARE)

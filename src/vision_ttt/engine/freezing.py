@@ -6,16 +6,18 @@ from timm.models import group_parameters
 from torch import nn
 
 from vision_ttt.engine.config import ConfigError
+from vision_ttt.engine.optimisation import new_parameters
 
 
-def freeze_layers(model: nn.Module, count: int | Literal["all"]) -> None:
+def freeze_layers(model: nn.Module, count: int | Literal["all", "inherited"]) -> None:
     """Switch the gradients of the first `count` layers of `model.group_matcher()` off.
 
     Layers are those of layer decay: the patch embedding with positions first, then the blocks. The
-    head, which `model.get_classifier()` returns, is never frozen.
+    head, which `model.get_classifier()` returns, is never frozen. "inherited" freezes all but the
+    head and what the model calls new.
 
     Raises:
-        ConfigError: the model does not name its layers, has no head, or fewer layers.
+        ConfigError: the model does not name its layers, has no head, fewer layers or nothing new.
     """
     if not count:
         return
@@ -31,14 +33,21 @@ def freeze_layers(model: nn.Module, count: int | Literal["all"]) -> None:
     if not head:
         raise ConfigError(f"frozen_layers: {type(model).__name__} has no head to train")
     others = [each for each in model.named_parameters() if id(each[1]) not in head]
+    new = new_parameters(model) if count == "inherited" else set()
+    if count == "inherited" and not new:
+        raise ConfigError(
+            f"frozen_layers is inherited, but {type(model).__name__} names no new parameters:"
+            " linear_vit does"
+        )
     layers = 1 + max(layer_of[name] for name, _ in others)
-    if count != "all" and count > layers:
+    if isinstance(count, int) and count > layers:
         raise ConfigError(
             f"frozen_layers is {count}, but {type(model).__name__} has {layers} beside its"
-            f" head; it must be from 0 to {layers}, or all"
+            f" head; it must be from 0 to {layers}, or all, or inherited"
         )
     for name, weight in others:
-        if count == "all" or layer_of[name] < count:
+        whole = count == "all" or (count == "inherited" and name not in new)
+        if whole or (isinstance(count, int) and layer_of[name] < count):
             weight.requires_grad_(False)
 
 

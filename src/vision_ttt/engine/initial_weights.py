@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from vision_ttt.engine.building import describe_model, load_weights
+from vision_ttt.engine.building import describe_model, load_weights, some
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.described import read_json
 from vision_ttt.engine.tensor_files import read_tensors
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn, classifier_weights
+from vision_ttt.models.linear_vit import INNER, LinearViT
 from vision_ttt.models.plain_backbone import PlainBackbone
 
 _HEAD = "classifier"
@@ -23,7 +24,8 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     """Copy the weights of a file into `model`, and return what was done, in one line.
 
     Every tensor must fit but the head's, which otherwise stay as they are; the position embedding
-    is interpolated to another input size.
+    is interpolated to another input size. A ViT's weights fit its linear counterpart, whose inner
+    models then stay as they are, too.
 
     Args:
         path: of a safetensors file, ours or not.
@@ -38,14 +40,20 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     is_plain = isinstance(model, PlainBackbone)
     if is_plain:
         weights = classifier_weights(weights, model)
-    former = {key: value.shape for key, value in weights.items()}
+    of_vit = isinstance(model, LinearViT) and not any(INNER in key for key in weights)
+    new: tuple[str, ...] = ()
+    without_place: list[str] = []
     # A model of two heads, as timm's distilled ones are, names them in a tuple.
     head = (getattr(model, "pretrained_cfg", None) or {}).get(_HEAD) or ()
     heads = (head,) if isinstance(head, str) else tuple(head)
     try:
+        if of_vit:
+            weights, without_place = model.inherited(weights)
+            new = tuple(f"blocks.{i}{INNER}".rstrip(".") for i in range(len(model.blocks)))
+        former = {key: value.shape for key, value in weights.items()}
         if is_plain:
             weights = checkpoint_filter_fn(weights, model)
-        left_out = load_weights(model, weights, path, skip=heads)
+        left_out = load_weights(model, weights, path, skip=(*heads, *new))
     except ValueError as error:
         raise ConfigError(f"initial_weights: {error}; {whose(text)}") from error
     interpolated = [key for key, value in weights.items() if former.get(key) != value.shape]
@@ -54,7 +62,9 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     if interpolated:
         parts.append(f"{len(interpolated)} of them interpolated ({', '.join(interpolated)})")
     if left_out:
-        parts.append(f"{len(left_out)} left at random ({', '.join(left_out)})")
+        parts.append(f"{len(left_out)} left at random ({some(left_out)})")
+    if without_place:
+        parts.append(f"{len(without_place)} of the file's without a place ({some(without_place)})")
     own = _weights_of(name, model_args)
     another = f" Mind: the model trained is {own.removeprefix('weights of ')}."
     message = f"starting from {path}, {source or 'which does not say whose weights it holds'}:"

@@ -118,8 +118,13 @@ def rate_name(task: Task) -> str:
 
 
 def largest_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Return the largest of the groups' learning rates: that of the head, with layer decay."""
-    return float(max(group["lr"] for group in optimizer.param_groups))
+    """Return the largest of the groups' learning rates: that of the head, with layer decay.
+
+    What learns faster by a factor of its own counts as if it did not.
+    """
+    return float(
+        max(group["lr"] / max(group.get("lr_scale", 1.0), 1.0) for group in optimizer.param_groups)
+    )
 
 
 def row_line(row: Mapping[str, Any], config: TrainConfig, task: Task, updates: int) -> str:

@@ -54,9 +54,13 @@ def make_optimizer(model: nn.Module, optimisation: OptimisationSection) -> torch
 
     No weight decay on one-dimensional parameters (biases, norms), nor on those that
     `model.no_weight_decay()` names. With `layer_decay` each layer of `model.group_matcher()` has
-    its own learning rate.
+    its own learning rate, and so have the parameters of :func:`new_parameters` with
+    `new_parameters_rate`.
+
+    Raises:
+        ConfigError: there is such a rate, and the model names no new parameters.
     """
-    return create_optimizer_v2(
+    optimizer = create_optimizer_v2(
         model,
         opt="adamw",
         lr=optimisation.learning_rate,
@@ -64,6 +68,37 @@ def make_optimizer(model: nn.Module, optimisation: OptimisationSection) -> torch
         layer_decay=optimisation.layer_decay,
         betas=(optimisation.beta1, optimisation.beta2),
     )
+    factor = optimisation.new_parameters_rate
+    if factor == 1:
+        return optimizer
+    new = {id(model.get_parameter(name)) for name in new_parameters(model)}
+    if not new:
+        raise ConfigError(
+            f"new_parameters_rate is {factor}; it must be 1, as the model names no new parameters:"
+            " linear_vit does"
+        )
+    for group in list(optimizer.param_groups):
+        faster = [each for each in group["params"] if id(each) in new]
+        if faster:
+            group["params"] = [each for each in group["params"] if id(each) not in new]
+            scale = factor * group.get("lr_scale", 1.0)  # by which timm's schedules multiply
+            optimizer.param_groups.append({**group, "params": faster, "lr_scale": scale})
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+    return optimizer
+
+
+def new_parameters(model: nn.Module) -> set[str]:
+    """Return the names of the parameters that modules of `model` call new.
+
+    A module names them in a method `new_parameters() -> set[str]`: those that there are no weights
+    to start from for.
+    """
+    return {
+        f"{name}.{parameter}" if name else parameter
+        for name, module in model.named_modules()
+        if hasattr(module, "new_parameters")
+        for parameter in module.new_parameters()
+    }
 
 
 def make_scheduler(

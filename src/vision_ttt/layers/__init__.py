@@ -1,5 +1,6 @@
 """Layers that can be used alone, in any model."""
 
+from vision_ttt.layers.attention_inner import SwiGLUInner, TTTLinearInner, ViT3Inner
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
 from vision_ttt.layers.diffusion_conditioning import LabelEmbedding, TimestepEmbedding
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
@@ -15,6 +16,7 @@ from vision_ttt.layers.mlp import ConvMlp, Mlp
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
 from vision_ttt.layers.rotary1d import MiniBatchRotary
 from vision_ttt.layers.swiglu import SwiGLU
+from vision_ttt.layers.ttt_attention import TTTAttention
 from vision_ttt.layers.ttt_layer import TTTLayer, TTTLayerState
 from vision_ttt.layers.ttt_linear import TTTLinear
 from vision_ttt.layers.ttt_mlp import TTTMLP, warm_up_inner_rates
@@ -23,9 +25,12 @@ from vision_ttt.layers.vit3_ttt import ViT3TTT
 from vision_ttt.layers.vittt import VitttBlock, VitttMixer
 
 __all__ = [
+    "SwiGLUInner",
+    "TTTAttention",
     "TTTLayer",
     "TTTLayerState",
     "TTTLinear",
+    "TTTLinearInner",
     "TTTMLP",
     "VitttBlock",
     "VitttMixer",
@@ -43,6 +48,7 @@ __all__ = [
     "TanhGatedNorm",
     "SwiGLU",
     "ViT3Block",
+    "ViT3Inner",
     "ViT3TTT",
     "BidirectionalMamba",
     "Mamba",

@@ -19,6 +19,7 @@ from vision_ttt.ops.linear import linear
 from vision_ttt.ops.selective_scan import selective_scan
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.swiglu_mlp import swiglu_mlp
+from vision_ttt.ops.swiglu_ttt import swiglu_ttt
 from vision_ttt.ops.ttt_linear import LinearState, ttt_linear
 from vision_ttt.ops.ttt_mlp import MLPState, ttt_mlp
 
@@ -36,6 +37,7 @@ __all__ = [
     "selective_scan",
     "swiglu",
     "swiglu_mlp",
+    "swiglu_ttt",
     "ttt_linear",
     "ttt_mlp",
     "use_backend",

@@ -13,6 +13,7 @@ from vision_ttt.ops.linear.op import OP as LINEAR
 from vision_ttt.ops.selective_scan.op import OP as SELECTIVE_SCAN
 from vision_ttt.ops.swiglu.op import OP as SWIGLU
 from vision_ttt.ops.swiglu_mlp.op import OP as SWIGLU_MLP
+from vision_ttt.ops.swiglu_ttt.op import OP as SWIGLU_TTT
 from vision_ttt.ops.ttt_linear.op import OP as TTT_LINEAR
 from vision_ttt.ops.ttt_mlp.op import OP as TTT_MLP
 from vision_ttt.ops.vit3_ttt.op import OP as DEPTHWISE_CORRELATION
@@ -31,6 +32,7 @@ TABLE: dict[str, Op] = {  # public name → op
         SELECTIVE_SCAN,
         SWIGLU,
         SWIGLU_MLP,
+        SWIGLU_TTT,
         TTT_LINEAR,
         TTT_MLP,
     )

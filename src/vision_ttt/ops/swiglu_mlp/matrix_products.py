@@ -62,7 +62,7 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, ...]:
         normed = _normed(tokens[part], inputs)
         hidden = normed @ up.t()  # [n, 2 H]
         ddown += grads[part].t() @ swiglu(hidden)
-        dhidden = _swiglu_backward(grads[part] @ down, hidden)
+        dhidden = swiglu_backward(grads[part] @ down, hidden)
         dup += dhidden.t() @ normed
         torch.mm(dhidden, up, out=dx[part])
         if inputs.norm_weight is not None:
@@ -91,7 +91,7 @@ def _layer_norm_backward(grad: Tensor, rows: Tensor, inputs: Inputs) -> tuple[Te
     )
 
 
-def _swiglu_backward(grad: Tensor, x: Tensor) -> Tensor:
+def swiglu_backward(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of swiglu's argument x [N, 2 H]."""
     if SWIGLU.choose(activation.Inputs(x)) in SWIGLU.backends:
         return SWIGLU.backward_op(grad, x)

@@ -1,0 +1,90 @@
+"""A linear model from a ViT that one has."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from vision_ttt.models.linear_vit import NAME, LinearViT
+from vision_ttt.models.vit_parts import check_vit
+
+
+class Inheritance(NamedTuple):
+    """Names of tensors: which a linear model has of its ViT, which are new, which had no place."""
+
+    inherited: tuple[str, ...]
+    """Of the linear model's, those with the ViT's values."""
+    new: tuple[str, ...]
+    """Of the linear model's, those to be learnt."""
+    without_place: tuple[str, ...]
+    """Of the ViT's, those that nothing takes up."""
+
+    def __str__(self) -> str:
+        left = f" ({', '.join(self.without_place)})" if self.without_place else ""
+        return (
+            f"{len(self.inherited)} tensors inherited, {len(self.new)} new,"
+            f" {len(self.without_place)} without a place{left}"
+        )
+
+
+def linearize(model: nn.Module, inner: str = "swiglu", class_token: str = "drop") -> LinearViT:
+    """A model of linear cost with the weights of a ViT, to be fine-tuned.
+
+    Softmax attention is replaced by an inner model that is trained on the image's tokens. Each
+    tensor that has a place is inherited: projections, norms, scales, MLPs, embeddings, the head.
+    The inner models are new: before fine-tuning the result is no classifier. ::
+
+        model = timm.create_model("deit_tiny_patch16_224.fb_in1k", pretrained=True)
+        linear = vision_ttt.linearize(model)
+        print(linear.inheritance)
+        again = timm.create_model("linear_vit", **linear.arguments)   # the same, with other weights
+
+    The recipe ``linearize`` fine-tunes one.
+
+    Args:
+        model: one of timm's plain ViTs; it is not changed.
+        inner: the inner model: "swiglu", "ttt_linear" (in both directions) or "vit3"; see
+            :class:`vision_ttt.layers.TTTAttention`.
+        class_token: "drop" or "keep"; see :class:`vision_ttt.models.LinearViT`.
+
+    Returns:
+        The model, in the mode, dtype and on the device of ``model``. Its attribute ``inheritance``
+        says what was inherited, what is new and what had no place; ``arguments`` is what
+        ``timm.create_model("linear_vit", …)`` needs to build it again, None for a ViT that timm's
+        factory has not built.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: its architecture is not known, with the reason; or an argument is not accepted.
+    """
+    check_vit(model)
+    linear = LinearViT(copy.deepcopy(model), inner, class_token)
+    weights, left = linear.inherited(model.state_dict())
+    linear.load_state_dict(weights, strict=False)
+    own = linear.state_dict()
+    inherited = tuple(key for key in own if key in weights)
+    new = tuple(key for key in own if key not in weights)
+    linear.inheritance = Inheritance(inherited, new, tuple(left))
+    linear.arguments = _arguments(model, inner, class_token)
+    if described := getattr(model, "pretrained_cfg", None):
+        linear.pretrained_cfg = linear.default_cfg = {**described, "architecture": NAME}
+    return linear.train(model.training)
+
+
+def _arguments(model: nn.Module, inner: str, class_token: str) -> dict[str, Any] | None:
+    described = getattr(model, "pretrained_cfg", None)
+    if not described:
+        return None
+    tag = described.get("tag")
+    base = described["architecture"] + (f".{tag}" if tag else "")
+    given = getattr(model, "_model_args", {})
+    return {
+        **given,
+        "base": base,
+        "inner": inner,
+        "class_token": class_token,
+        "num_classes": model.num_classes,
+        "img_size": tuple(model.patch_embed.img_size),
+    }

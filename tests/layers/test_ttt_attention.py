@@ -1,0 +1,135 @@
+"""TTTAttention: against tensors of the released code, on any grid, with tokens outside of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from timm.layers import apply_rot_embed_cat
+
+from tolerances import assert_close
+from vision_ttt.layers import TTTAttention
+from vision_ttt.layers.attention_inner import INNER_MODELS
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+every_inner = pytest.mark.parametrize("inner", INNER_MODELS)
+
+
+def ours(name):
+    """The name of a released parameter here."""
+    name = name.replace("_conv2d", "_conv")
+    return name if name.startswith(("qkv", "proj")) else f"inner.{name}"
+
+
+def test_released_layer():
+    tensors = load_file(GOLDEN / "t5_attention.safetensors")
+    description = json.loads((GOLDEN / "t5_attention.json").read_text())
+    config, tolerance = description["config"], description["tolerance"]
+    layer = TTTAttention(config["dim"], config["num_heads"])
+    own = layer.state_dict()
+    released = {ours(k[8:]): x for k, x in tensors.items() if k.startswith("weights.")}
+    layer.load_state_dict({key: x.view_as(own[key]) for key, x in released.items()})
+    x = tensors["input.x"].requires_grad_()
+    y = layer(x, tuple(config["grid"]))
+    assert_close(y, tensors["output.y"], tolerance["forward"], "y")
+    with torch.no_grad():
+        assert_close(layer(x, tuple(config["grid"])), y, 1e-6, "inference")
+    (y * tensors["input.grad_y"]).sum().backward()
+    gradients = {"x": x.grad} | {key: p.grad for key, p in layer.named_parameters()}
+    wanted = {k[12:]: g for k, g in tensors.items() if k.startswith("output.grad.")}
+    assert len(wanted) == len(gradients) == 12
+    for key, gradient in wanted.items():
+        got = gradients["x" if key == "x" else ours(key)]
+        assert_close(got, gradient.view_as(got), tolerance["gradients"], key)
+
+
+def problem(inner, extra=(), dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    layer = TTTAttention(32, 2, inner, **options).to(dtype)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return layer, torch.randn(2, 6 + len(extra), 32, dtype=dtype, requires_grad=True)
+
+
+@every_inner
+@pytest.mark.parametrize("extra", [(), (0, 4)])
+def test_layer_gradcheck(inner, extra):
+    layer, x = problem(inner, extra)
+    names, weights = zip(*layer.named_parameters(), strict=True)
+
+    def call(x, *weights):
+        given = dict(zip(names, weights, strict=True))
+        return torch.func.functional_call(layer, given, (x, (2, 3), extra))
+
+    assert torch.autograd.gradcheck(call, (x, *weights), fast_mode=True)
+
+
+@every_inner
+def test_images_of_a_batch_learn_apart_and_tokens_outside_the_grid_take_part(inner):
+    layer, x = problem(inner, (0,))
+    y = layer(x, (2, 3), (0,))
+    for image in range(2):
+        assert_close(layer(x[image : image + 1], (2, 3), (0,))[0], y[image], 1e-10)
+    (of_extra,) = torch.autograd.grad(y[:, 1:].square().sum(), x, retain_graph=True)
+    assert (of_extra[:, 0] != 0).any()  # image tokens learn from it
+    (of_image,) = torch.autograd.grad(y[:, 0].square().sum(), x)
+    assert (of_image[:, 1:] != 0).any()  # and it from them
+
+
+@every_inner
+def test_the_grid_matters(inner):
+    layer, x = problem(inner)
+    flat = layer(x, (1, 6))
+    if inner == "ttt_linear":  # a sequence
+        assert torch.equal(layer(x, (2, 3)), flat)
+    else:
+        assert not torch.allclose(layer(x, (2, 3)), flat)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_rotations_are_those_of_timm(half):
+    layer, _ = problem("swiglu", rotate_half=half)
+    x, table = torch.randn(2, 7, 2, 16), torch.randn(6, 32)
+    got = layer._rotated(x, table, (0,))
+    wanted = apply_rot_embed_cat(x[:, 1:].transpose(1, 2), table, half=half).transpose(1, 2)
+    assert_close(got[:, 1:], wanted, 1e-6)
+    assert torch.equal(got[:, 0], x[:, 0])
+
+
+@every_inner
+@pytest.mark.parametrize("training", [True, False])
+def test_autocast(inner, training):
+    layer, x = problem(inner, dtype=torch.float32)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    wanted = layer(x, (2, 3))
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(training):
+        assert_close(layer(x, (2, 3)), wanted, 5e-2)
+
+
+def test_norms_and_widths_of_the_attention():
+    norms = {name: torch.nn.LayerNorm(8) for name in ("q_norm", "k_norm")}
+    layer = TTTAttention(32, 2, head_dim=8, qkv_bias=False, norm=torch.nn.LayerNorm(16), **norms)
+    assert layer(torch.randn(1, 6, 32), (2, 3)).shape == (1, 6, 32)
+    assert layer.qkv.weight.shape == (48, 32)
+    assert layer.qkv.bias is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((32, 3), "dim must be a multiple of num_heads, got 32 and 3"),
+        ((32, 0), "dim must be a multiple of num_heads, got 32 and 0"),
+        ((32, 2, "mlp"), "inner must be one of .*'swiglu'.*, got 'mlp'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TTTAttention(*arguments)
+
+
+def test_tokens_that_do_not_fill_the_grid_are_refused():
+    message = "6 tokens do not fill a grid of 2 × 3 and 1 extra tokens"
+    with pytest.raises(ValueError, match=message):
+        TTTAttention(32, 2)(torch.randn(1, 6, 32), (2, 3), (0,))
