@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+_CAN_LEAVE = hasattr(mmap, "MADV_DONTNEED")
 _SAMPLED = 64
 """Rows by which a picture is told from another one of its size."""
 
@@ -121,7 +123,11 @@ class ArrayPicture:
 
     def read(self, first: int, last: int) -> Tensor:
         """Rows [C, n, W] float32, normalised."""
-        return self.normalisation(np.asarray(self.pixels[first:last]))
+        x = self.normalisation(np.asarray(self.pixels[first:last]))
+        if isinstance(self.pixels, np.memmap) and self.pixels.mode == "r" and _CAN_LEAVE:
+            # Pages that were read would count as the process's memory until the end.
+            self.pixels._mmap.madvise(mmap.MADV_DONTNEED)
+        return x
 
 
 def check_channels(channels: int, normalisation: Normalisation) -> None:
