@@ -15,6 +15,7 @@ from vision_ttt.acceleration.supported_parts import UnsupportedPart
 from vision_ttt.models.image_size import bicubic_matrix, check_image_size
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.ops._native import LIBRARY
+from vision_ttt.whole.errors import WholePictureError
 
 
 class Picture(Protocol):
@@ -47,7 +48,9 @@ class Embedding:
         self.dynamic, self.pad = model.dynamic_img_size, pad
         self.patch = tuple(model.patch_embed.patch_size)
         if tuple(model.patch_embed.proj.stride) != self.patch:
-            raise ValueError("pictures are not gone through in bands by patches that overlap")
+            raise WholePictureError(
+                "pictures are not gone through in bands by patches that overlap"
+            )
         self.own_grid = tuple(model.patch_embed.grid_size)
         self.positions = None
         if model.pos_embed is not None:

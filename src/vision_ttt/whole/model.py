@@ -19,6 +19,7 @@ from vision_ttt.ops._native import LIBRARY
 from vision_ttt.ops.packed.weights import DTYPES
 from vision_ttt.whole.bands import CHUNK
 from vision_ttt.whole.embedding import Embedding, Picture
+from vision_ttt.whole.errors import WholePictureError
 from vision_ttt.whole.mamba import BandedMamba
 from vision_ttt.whole.pictures import TensorPicture
 from vision_ttt.whole.plan import PROCESS, Needs, Plan, parse_bytes
@@ -85,12 +86,12 @@ class WholePictures:
         self.storage = store_dtype(storage)
         if dtype not in DTYPES or (LIBRARY is None and dtype != torch.float32):
             kernels = "" if LIBRARY is not None else "; the compiled kernels are missing"
-            raise ValueError(f"dtype is {dtype}; accepted: {list(DTYPES)}{kernels}")
+            raise WholePictureError(f"dtype is {dtype}; accepted: {list(DTYPES)}{kernels}")
         self.dtype = dtype
         backbone = _backbone(model)
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             if x.device.type != "cpu":
-                raise ValueError(f"whole pictures are for CPUs now; {name} is on {x.device}")
+                raise WholePictureError(f"whole pictures are for CPUs now; {name} is on {x.device}")
         self.backbone = copy.deepcopy(backbone).eval().float().requires_grad_(False)
         self.segment_head = None
         if isinstance(model, LinearSegmenter):
@@ -169,7 +170,7 @@ class WholePictures:
         """A picture's run, all its sweeps done."""
         picture, backbone = _picture(picture), self.backbone
         if picture.channels != backbone.in_chans:
-            raise ValueError(
+            raise WholePictureError(
                 f"the picture has {picture.channels} channels, the model {backbone.in_chans}"
             )
         plan = self.plan((picture.height, picture.width))
@@ -228,7 +229,7 @@ class WholePictures:
             feature = torch.cat([_strongest(run.tokens(*band[:2])) for band in run.bands])
             feature = _strongest(feature.unsqueeze(0))
         elif backbone.global_pool == "":
-            raise ValueError("the model pools nothing (global_pool=''): call tokens()")
+            raise WholePictureError("the model pools nothing (global_pool=''): call tokens()")
         else:  # a pool of class tokens sees nothing of the image's
             feature = backbone.pool(backbone.join_tokens(run.extra()[:, :0], run.extra()))
         return backbone.head(backbone.head_drop(feature))[0]
@@ -259,7 +260,7 @@ class WholePictures:
                 (left - begin) * stride : (right - begin) * stride,
             ]
             if not torch.isfinite(window).all():
-                raise ValueError("a logit is not finite")
+                raise WholePictureError("a logit is not finite")
             parts.append(window.argmax(0).to(torch.uint8 if classes <= 256 else torch.int32))
         return torch.cat(parts, dim=1)[:, :columns]
 
@@ -295,9 +296,11 @@ def _banded(name: str, block: nn.Module, dtype: torch.dtype) -> BandedBlock:
             try:
                 return banded(block, dtype)
             except UnsupportedPart as unsupported:
-                raise ValueError(f"{name} has no form in bands: {unsupported}") from unsupported
+                raise WholePictureError(
+                    f"{name} has no form in bands: {unsupported}"
+                ) from unsupported
     accepted = ", ".join(banded.kind.__name__ for banded in BANDED)
-    raise ValueError(f"{name} is a {type(block).__name__}; in bands there are {accepted}")
+    raise WholePictureError(f"{name} is a {type(block).__name__}; in bands there are {accepted}")
 
 
 def _digest(model: nn.Module) -> str:

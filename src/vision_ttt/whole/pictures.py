@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vision_ttt.whole.errors import WholePictureError
+
 _CAN_LEAVE = hasattr(mmap, "MADV_DONTNEED")
 _SAMPLED = 64
 """Rows by which a picture is told from another one of its size."""
@@ -37,7 +39,7 @@ class TensorPicture:
 
     def __init__(self, pixels: Tensor) -> None:
         if pixels.ndim != 3 or 0 in pixels.shape:
-            raise ValueError(f"a picture must be [C, H, W], got {list(pixels.shape)}")
+            raise WholePictureError(f"a picture must be [C, H, W], got {list(pixels.shape)}")
         if not pixels.is_floating_point():
             raise TypeError(f"a picture must be floating and normalised, got {pixels.dtype}")
         self.pixels = pixels.detach()
@@ -68,9 +70,9 @@ class Normalisation:
         self, mean: Sequence[float], std: Sequence[float], largest: float | None = None
     ) -> None:
         if len(mean) != len(std) or not len(mean):
-            raise ValueError(f"mean and std must be given by channel, got {mean} and {std}")
+            raise WholePictureError(f"mean and std must be given by channel, got {mean} and {std}")
         if min(std) <= 0 or (largest is not None and largest <= 0):
-            raise ValueError(f"std and largest must be above 0, got {std} and {largest}")
+            raise WholePictureError(f"std and largest must be above 0, got {std} and {largest}")
         self.mean, self.std, self.largest = (*mean,), (*std,), largest
 
     def __call__(self, pixels: np.ndarray) -> Tensor:
@@ -111,7 +113,7 @@ class ArrayPicture:
         if pixels.ndim == 2:
             pixels = pixels[..., None]
         if pixels.ndim != 3 or 0 in pixels.shape:
-            raise ValueError(f"a picture must be [H, W, C], got {list(pixels.shape)}")
+            raise WholePictureError(f"a picture must be [H, W, C], got {list(pixels.shape)}")
         check_channels(pixels.shape[2], normalisation)
         self.pixels, self.normalisation = pixels, normalisation
         self.height, self.width, self.channels = pixels.shape
@@ -137,6 +139,6 @@ def check_channels(channels: int, normalisation: Normalisation) -> None:
         ValueError: it is of another number.
     """
     if len(normalisation.mean) != channels:
-        raise ValueError(
+        raise WholePictureError(
             f"the picture has {channels} channels, the normalisation {len(normalisation.mean)}"
         )

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from numbers import Integral
 
+from vision_ttt.whole.errors import WholePictureError
+
 PROCESS = 768 * 2**20
 """Bytes that Python, PyTorch, timm and this package take by themselves, measured."""
 
@@ -76,7 +78,7 @@ class Needs:
             if least > memory:
                 what = "" if in_memory else " beside the scratch folder"
                 advice = "; with a scratch folder less is enough" if in_memory else ""
-                raise ValueError(
+                raise WholePictureError(
                     f"memory is {in_units(memory)}; a picture of {height} × {width} tokens needs "
                     f"at least {in_units(least)}{what}{advice}"
                 )
@@ -110,12 +112,14 @@ def parse_bytes(name: str, value: int | str | None) -> int | None:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B|)", value.strip())
         if found is None or found[2] not in _UNITS:
             units = ", ".join(unit for unit in _UNITS if unit)
-            raise ValueError(f"{name} is {value!r}; accepted: a number of bytes, or of {units}")
+            raise WholePictureError(
+                f"{name} is {value!r}; accepted: a number of bytes, or of {units}"
+            )
         value = int(float(found[1]) * _UNITS[found[2]])
     elif isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} is {value!r}; accepted: a number of bytes, or text such as '2GiB'")
     if value < 1:
-        raise ValueError(f"{name} is {value}; accepted: above 0")
+        raise WholePictureError(f"{name} is {value}; accepted: above 0")
     return int(value)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vision_ttt.ops.states import from_tensors
 from vision_ttt.whole.bands import Band, BandTokens, cut, separate
 from vision_ttt.whole.embedding import Embedding, Picture
+from vision_ttt.whole.errors import WholePictureError
 from vision_ttt.whole.plan import Plan
 from vision_ttt.whole.scratch import Progress, Scratch, flat, of_state
 from vision_ttt.whole.stores import FileStore, MemoryStore, Store, checksum
@@ -81,7 +82,9 @@ class Run:
             return MemoryStore(rows, width, dtype)
         path: Path = self.scratch.folder / name
         if self.scratch.resumes and not path.exists():
-            raise ValueError(f"{path} is missing; remove the scratch folder or give another one")
+            raise WholePictureError(
+                f"{path} is missing; remove the scratch folder or give another one"
+            )
         return FileStore(path, rows, width, dtype)
 
     @staticmethod
@@ -208,7 +211,7 @@ class Run:
             found = store.sum(base + band.first, base + band.last)
             index = self.bands.index(band)
             if len(sums) != len(self.bands) or sums[index] != found:
-                raise ValueError(
+                raise WholePictureError(
                     f"{self.scratch.folder / name} is damaged in rows {band.first} to {band.last}: "
                     "its checksum is another; remove the scratch folder or give another one"
                 )

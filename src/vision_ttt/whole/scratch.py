@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vision_ttt.engine.locks import LOCK_FILES, alone_in
 from vision_ttt.engine.tensor_files import read_tensors, write_tensors
+from vision_ttt.whole.errors import WholePictureError
 from vision_ttt.whole.plan import Plan, in_units
 
 RECORD = "record.safetensors"
@@ -96,7 +97,7 @@ class Scratch:
         if not self.record.exists():
             found = [name for name in FILES if (self.folder / name).exists()]
             if found:
-                raise ValueError(
+                raise WholePictureError(
                     f"the scratch folder {self.folder} holds {', '.join(found)} and no {RECORD}: "
                     "nothing says which run they are of; remove them or give another folder"
                 )
@@ -107,14 +108,16 @@ class Scratch:
             recorded = Progress(said["sweep"], said["bands"], tensors, said["sums"])
             of = said["identity"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.record} is no record of a run on a whole picture") from error
+            raise WholePictureError(
+                f"{self.record} is no record of a run on a whole picture"
+            ) from error
         differing = sorted(
             name
             for name in {*of, *self.identity}
             if of.get(name) != json.loads(json.dumps(self.identity.get(name)))
         )
         if differing:
-            raise ValueError(
+            raise WholePictureError(
                 f"the scratch folder {self.folder} is of another run: {', '.join(differing)} "
                 "differ; remove the folder or give another one"
             )
@@ -123,7 +126,7 @@ class Scratch:
     def _check_room(self, plan: Plan) -> None:
         free = shutil.disk_usage(self.folder).free
         if plan.scratch > free:
-            raise ValueError(
+            raise WholePictureError(
                 f"the run needs {in_units(plan.scratch)} in the scratch folder {self.folder}; "
                 f"its disk has {in_units(free)} of room"
             )
@@ -166,5 +169,5 @@ def store_dtype(name: torch.dtype) -> torch.dtype:
         ValueError: it is neither float32 nor bfloat16.
     """
     if name not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"storage is {name}; accepted: torch.float32, torch.bfloat16")
+        raise WholePictureError(f"storage is {name}; accepted: torch.float32, torch.bfloat16")
     return name

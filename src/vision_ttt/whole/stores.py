@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vision_ttt.whole.errors import WholePictureError
+
 _WORDS = 128
 """Of eight bytes; as many are one number of a checksum."""
 
@@ -79,7 +81,7 @@ class FileStore(Store):
         size = rows * self._row
         if path.exists():
             if path.stat().st_size != size:
-                raise ValueError(
+                raise WholePictureError(
                     f"{path} has {path.stat().st_size} bytes, {size} are expected: it is damaged "
                     "or of another run; remove it"
                 )
@@ -99,7 +101,9 @@ class FileStore(Store):
         while content:
             count = self._file.readinto(content)
             if not count:
-                raise ValueError(f"{self.path} ends early: it was damaged while the run used it")
+                raise WholePictureError(
+                    f"{self.path} ends early: it was damaged while the run used it"
+                )
             content = content[count:]
         return raw
 
