@@ -222,6 +222,7 @@ def write_mask(
     """
     palette = np.zeros((3, 256), dtype=np.uint16)
     palette[:, : len(colours)] = np.array(colours, dtype=np.uint16).T * 257
+    bands = iter(bands)
     with (
         atomic_file(path) as file,
         tifffile.TiffWriter(file, bigtiff=size[0] * size[1] > _BIG) as writer,
@@ -239,6 +240,9 @@ def write_mask(
             software="vision-ttt",
             extratags=list(geographic),
         )
+        # The writer asks for no more tiles than it needs; what makes the bands has yet to end.
+        for _ in bands:
+            raise ValueError(f"more rows were given than the {size[0]} of the mask")
 
 
 def _tiles(bands: Iterable[Tensor], size: tuple[int, int]) -> Iterator[np.ndarray]:
