@@ -20,7 +20,10 @@ PLAIN = Normalisation([0.0] * 3, [1.0] * 3, largest=1)
 PIXELS = np.random.default_rng(0).integers(0, 255, (151, 133, 3), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+@pytest.mark.parametrize(
+    "dtype",
+    [np.uint16, *(pytest.param(each, marks=pytest.mark.slow) for each in (np.uint8, np.float32))],
+)
 @pytest.mark.parametrize(
     "stored",
     [

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 
-CHUNK = 1024
+CHUNK = 2048
 """Tokens that go through a block's layers at once: few enough for the cache."""
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vision_ttt._version import __version__
 from vision_ttt.acceleration.supported_parts import UnsupportedPart
 from vision_ttt.dense import LinearSegmenter, TokenMap
 from vision_ttt.models.plain_backbone import PlainBackbone
@@ -188,6 +189,7 @@ class WholePictures:
                 "rows of a band (memory)": plan.rows,
                 "storage": str(self.storage),
                 "dtype": str(self.dtype),
+                "version": __version__,
             }
             scratch = Scratch(self.scratch, identity, plan)
         with kept_on_errors(scratch):

@@ -135,12 +135,11 @@ class Run:
             state = self._step(index, sweep, band, state)
             last = self.progress.bands + 1 == len(self.bands)
             following = self.steps[self.progress.sweep : self.progress.sweep + 1]
-            kept = not last or (following and following[0][1].goes_on)
             if last and sweep.writes == TOKENS:
                 tensors["extra"] = tensors["next_extra"]
             tensors = {name: tensors[name] for name in ("extra", "next_extra", "side_extra")}
-            # In memory the state itself is carried on; its tensors are for the record.
-            if (kept and self.scratch is not None) or (last and kept):
+            # Within a sweep the state itself is carried on, and its tensors are for the record.
+            if following and following[0][1].goes_on if last else self.scratch is not None:
                 tensors |= flat({"state": state})
             self.progress.tensors = tensors
             self._done(len(self.steps) + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -223,6 +224,8 @@ def write_mask(
     palette = np.zeros((3, 256), dtype=np.uint16)
     palette[:, : len(colours)] = np.array(colours, dtype=np.uint16).T * 257
     bands = iter(bands)
+    # The run is done when its first band is there: a killed one leaves no part of a mask.
+    bands = itertools.chain([next(bands)], bands)
     with (
         atomic_file(path) as file,
         tifffile.TiffWriter(file, bigtiff=size[0] * size[1] > _BIG) as writer,
