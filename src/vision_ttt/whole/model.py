@@ -93,7 +93,9 @@ class WholePictures:
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             if x.device.type != "cpu":
                 raise WholePictureError(f"whole pictures are for CPUs now; {name} is on {x.device}")
-        self.backbone = copy.deepcopy(backbone).eval().float().requires_grad_(False)
+        # Without its blocks, which the packed ones are made of: the memory has no room for both.
+        bare = copy.deepcopy(backbone, {id(backbone.blocks): nn.ModuleList()})
+        self.backbone = bare.eval().float().requires_grad_(False)
         self.segment_head = None
         if isinstance(model, LinearSegmenter):
             self.segment_head = copy.deepcopy(model.head).float().requires_grad_(False)
@@ -102,8 +104,9 @@ class WholePictures:
             pad=self.backbone.dynamic_img_pad or self.segment_head is not None,
             dtype=dtype,
         )
-        self.blocks = [_banded(name, each, dtype) for name, each in _blocks(self.backbone)]
+        self.blocks = [_banded(name, each, dtype) for name, each in _blocks(backbone)]
         self._digest = _digest(model)
+        self._weights = 4 * sum(x.numel() for x in model.parameters())
 
     def plan(self, size: tuple[int, int]) -> Plan:
         """What a picture (height, width) needs.
@@ -207,12 +210,11 @@ class WholePictures:
         backbone, item = self.backbone, self.storage.itemsize
         side = max((block.side_width for block in self.blocks), default=0)
         dim, (high, wide) = backbone.embed_dim, self.embedding.patch
-        weights = 4 * sum(x.numel() for x in backbone.parameters())
         working = max((block.working_width for block in self.blocks), default=0)
         swept = 4 * (5 * dim + 2 * side) + item * (dim + side)
         embedded = 12 * backbone.in_chans * high * wide + 12 * dim
         return Needs(
-            fixed=PROCESS + 2 * weights + 4 * CHUNK * working + 16 * _WINDOW,
+            fixed=PROCESS + 2 * self._weights + 4 * CHUNK * working + 16 * _WINDOW,
             per_token=max(swept, embedded),
             halo=max((block.halo for block in self.blocks), default=0),
             stored_tokens=item * dim,
