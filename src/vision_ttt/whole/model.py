@@ -61,9 +61,9 @@ class WholePictures:
         model: it is copied, and must accept other sizes than its own (``dynamic_img_size=True``).
         memory: resident bytes of the process at most, a number or text such as "2GiB", where it
             holds nothing beside PyTorch and the model; None for as much as is fastest.
-        scratch: folder for the tokens, made where it is missing and removed at the end. A run that
-            was killed goes on where it was, if model, picture and arguments are the same. None to
-            keep the tokens in memory.
+        scratch: folder for the tokens, made where it is missing and removed when all results have
+            been read. A run that was killed goes on where it was, if model, picture and arguments
+            are the same. None to keep the tokens in memory.
         storage: dtype of the tokens between blocks: ``torch.float32``, or ``torch.bfloat16`` for
             half of the room and the rounding that this is.
         dtype: of the packed weights, as of :func:`vision_ttt.for_inference`.
