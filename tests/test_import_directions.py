@@ -19,7 +19,7 @@ TIERS = (
     {"acceleration", "dense", "diffusion", "language"},
     {"explain"},
     {"engine"},
-    {"convert", "export", "tasks"},
+    {"convert", "export", "tasks", "whole"},
     {"recipes"},
     {"app", "bench"},
     {"demo_dense"},

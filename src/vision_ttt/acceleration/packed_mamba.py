@@ -28,8 +28,10 @@ class PackedMambaBlock(PackedBlock):
     kind = MambaBlock
 
     def __init__(self, block: MambaBlock, dtype: torch.dtype) -> None:
-        _require_supported_parts(block)
+        require_supported_parts(block)
         mixer = block.mixer
+        if mixer.state != STATES:
+            raise UnsupportedPart(f"state {mixer.state} is not {STATES}")
         sizes = {
             "inner": mixer.inner,
             "taps": mixer.conv.kernel_size[0],
@@ -46,7 +48,12 @@ class PackedMambaBlock(PackedBlock):
         return packed_mamba_block(y, self.weights, self.sizes, eps=self.eps)
 
 
-def _require_supported_parts(block: MambaBlock) -> None:
+def require_supported_parts(block: MambaBlock) -> None:
+    """Require that a block computes what its class does: own parts, unchanged, without hooks.
+
+    Raises:
+        UnsupportedPart: a part is another, or was changed.
+    """
     require(block, "it", MambaBlock)
     mixer = block.mixer
     require(mixer, "mixer", BidirectionalMamba)
@@ -57,8 +64,6 @@ def _require_supported_parts(block: MambaBlock) -> None:
         require_linear(block.get_submodule(path), path, bias=False)
     if block.norm.weight is None:
         raise UnsupportedPart("norm has no weight")
-    if mixer.state != STATES:
-        raise UnsupportedPart(f"state {mixer.state} is not {STATES}")
 
 
 def _parameters_of(block: MambaBlock) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ class PackedVit3Block(PackedBlock):
     kind = ViT3Block
 
     def __init__(self, block: nn.Module, dtype: torch.dtype) -> None:
-        _require_supported_parts(block, self.kind)
+        require_supported_parts(block, self.kind)
         ttt, mlp = block.ttt, block.mlp
         sizes = {
             "heads": ttt.num_heads,
@@ -104,7 +104,12 @@ def _layer_norms(block: nn.Module) -> list[nn.LayerNorm]:
     return [norm.norm if isinstance(norm, AdaptiveNorm) else norm for norm in norms]
 
 
-def _require_supported_parts(block: nn.Module, kind: type[nn.Module]) -> None:
+def require_supported_parts(block: nn.Module, kind: type[nn.Module]) -> None:
+    """Require that a block computes what its class does: own parts, unchanged, without hooks.
+
+    Raises:
+        UnsupportedPart: a part is another, or was changed.
+    """
     require(block, "it", kind)
     require(block.cpe, "cpe", ResidualConv2d)
     require(block.ttt, "ttt", ViT3TTT)

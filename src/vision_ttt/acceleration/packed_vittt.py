@@ -47,7 +47,7 @@ class PackedVitttBlock(PackedBlock):
     kind = VitttBlock
 
     def __init__(self, block: VitttBlock, dtype: torch.dtype) -> None:
-        _require_supported_parts(block)
+        require_supported_parts(block)
         mixer, ttt = block.mixer, block.mixer.ttt
         sizes = {
             "heads": ttt.heads,
@@ -163,7 +163,12 @@ class PackedVitttBlocks(BlockSequence):
         return packed_vittt_blocks(x, weights, self.sizes, grid=grid, rate=self.rate, eps=self.eps)
 
 
-def _require_supported_parts(block: VitttBlock) -> None:
+def require_supported_parts(block: VitttBlock) -> None:
+    """Require that a block computes what its class does: own parts, unchanged, without hooks.
+
+    Raises:
+        UnsupportedPart: a part is another, or was changed.
+    """
     require(block, "it", VitttBlock)
     mixer = block.mixer
     require(mixer, "mixer", VitttMixer)

@@ -8,6 +8,7 @@ from typing import Any
 import jsonargparse
 
 from vision_ttt import tasks
+from vision_ttt.cli import predict_whole
 from vision_ttt.cli.checks import check_replaceable
 from vision_ttt.cli.device import find_device
 from vision_ttt.cli.fast_model import fast_model
@@ -19,6 +20,8 @@ from vision_ttt.files import write_bytes
 
 def run(arguments: jsonargparse.Namespace) -> int:
     """Show or write what the checkpoint's model predicts for each file."""
+    if arguments.whole:
+        return predict_whole.run(arguments)
     output = None if arguments.output is None else Path(arguments.output)
     device = find_device(arguments.device)
     model, metadata = tasks.load_model(arguments.checkpoint, task=None)

@@ -57,7 +57,12 @@ class Inspected:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], text: str, *, writes: bool = True
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    text: str,
+    *,
+    writes: bool = True,
+    synced: bool = True,
 ) -> None:
     """Write tensors and `text` atomically, with their digest.
 
@@ -65,6 +70,7 @@ def write_tensors(
         tensors: if some are sharded, all processes that share them have to call this; they gather
             one tensor at a time.
         writes: whether this process writes the file, or only takes part in gathering.
+        synced: as of :func:`vision_ttt.files.atomic_file`.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the former file is kept.
@@ -78,7 +84,7 @@ def write_tensors(
                 {name: (tensors[name].dtype, tensors[name].shape) for name in names}, text
             )
             hashed = hashlib.sha256(start)
-            with atomic_file(path) as file:
+            with atomic_file(path, synced=synced) as file:
                 file.write(start)
                 for value in values:
                     # The bytes of a tensor on the CPU that is contiguous: no copy.

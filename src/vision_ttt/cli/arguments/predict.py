@@ -2,24 +2,30 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import jsonargparse
 
 from vision_ttt.cli.arguments.inference import CHECKPOINT, DeviceFlag, InferenceFlags
 from vision_ttt.cli.checks import (
+    check_input_file,
     check_new_folder,
     check_output_file,
     check_readable,
     checkpoint_path,
+    flag,
 )
 from vision_ttt.cli.parser import CommandParser, within
 from vision_ttt.errors import UserError
 
+WHOLE_SUFFIXES = (".tif", ".tiff", ".npy")
+"""Pictures that are read in bands of rows."""
 _EPILOG = """Examples:
 
   vision-ttt predict photo.jpg --checkpoint runs/digits/last.safetensors
   vision-ttt predict FOLDER --checkpoint C.safetensors --output answers.csv --skip-bad
-  vision-ttt predict FOLDER --checkpoint runs/coco-vittt-tiny/best.safetensors --pictures drawn"""
+  vision-ttt predict FOLDER --checkpoint runs/coco-vittt-tiny/best.safetensors --pictures drawn
+  vision-ttt predict slide.tif --checkpoint C --whole --memory 2GiB --output mask.tif"""
 
 
 @dataclass
@@ -30,7 +36,7 @@ class _Flags:
     """most classes or objects per image; null: 5 classes, all objects (pictures and the terminal
     show those with a score of at least 0.5), every class of a segmentation"""
     output: str | None = None
-    """a .csv or .json file to write instead of printing"""
+    """a .csv or .json file to write instead of printing; with --whole the .tif of the mask"""
     pictures: str | None = None
     """folder for a picture of each file with the predictions drawn on it"""
     masks: str | None = None
@@ -42,6 +48,23 @@ class _Flags:
     """print JSON instead of tables"""
 
 
+@dataclass
+class _WholeFlags:
+    """One picture of any size by a linear segmenter (docs/large-pictures.md)."""
+
+    whole: bool = False
+    """go through one .tif or .npy picture at its own size, in bands of rows, and write the mask"""
+    memory: str | None = None
+    """memory that the process may take, e.g. 2GiB; null: as much as is fastest"""
+    scratch: str | None = None
+    """folder for the tokens, from which a killed run goes on; null: a hidden one beside the
+    output"""
+    storage: Literal["float32", "bfloat16"] = "float32"
+    """dtype of the tokens in the scratch folder"""
+    preview: str | None = None
+    """a small .png of the mask to write, too"""
+
+
 def add_arguments(parser: CommandParser) -> None:
     """Declare the images, the checkpoint and the form of the answer."""
     parser.epilog = _EPILOG
@@ -50,13 +73,18 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--checkpoint", type=str, required=True, help=CHECKPOINT)
     parser.add_fields(_Flags)
+    parser.add_fields(_WholeFlags)
     parser.add_fields(InferenceFlags)
     parser.add_fields(DeviceFlag)
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
     """Refuse files that are not there, and an output that cannot be written."""
-    if arguments.output is not None:
+    if arguments.whole:
+        _check_whole(arguments)
+    elif given := [name for name in ("memory", "scratch", "preview") if arguments[name]]:
+        raise UserError(f"--{given[0]} is for whole pictures; give --whole, too")
+    if arguments.output is not None and not arguments.whole:
         check_output_file(
             "the output",
             arguments.output,
@@ -75,3 +103,32 @@ def check(arguments: jsonargparse.Namespace) -> None:
     for file in arguments.files:
         # What is no file is refused when it is opened, where --skip-bad may skip it.
         check_readable("the file", file)
+
+
+def _check_whole(arguments: jsonargparse.Namespace) -> None:
+    """Refuse what does not go with --whole."""
+    for name in ("topk", "pictures", "masks", "json", "skip_bad"):
+        if arguments[name]:
+            raise UserError(f"{flag(name)} does not go with --whole, which writes one mask")
+    if arguments.device not in (None, "cpu"):
+        raise UserError(f"--device is {arguments.device}; --whole runs on the cpu")
+    if len(arguments.files) != 1:
+        raise UserError(f"--whole is for one picture; {len(arguments.files)} are given")
+    suffix = Path(arguments.files[0]).suffix.lower()
+    if suffix not in WHOLE_SUFFIXES:
+        accepted = ", ".join(WHOLE_SUFFIXES)
+        raise UserError(f"{arguments.files[0]} is no picture for --whole; accepted: {accepted}")
+    check_input_file("the picture", arguments.files[0])
+    if arguments.output is None:
+        raise UserError("--whole writes a mask; name it by --output mask.tif")
+    overwrite = arguments.overwrite
+    for name, given, suffixes in (
+        ("the output", arguments.output, (".tif", ".tiff")),
+        ("the preview", arguments.preview, (".png",)),
+    ):
+        if given is not None:
+            check_output_file(name, given, suffixes=suffixes, overwrite=overwrite)
+    if Path(arguments.output).resolve() == Path(arguments.files[0]).resolve():
+        raise UserError(f"--output is the picture itself: {arguments.output}")
+    if arguments.scratch is not None:
+        check_new_folder("the scratch folder", arguments.scratch)

@@ -6,11 +6,15 @@ those of any op: contract.py, definition.py, cpu.py and op.py.
 
 from vision_ttt.ops.vit3_ttt.depthwise import (
     depthwise,
+    depthwise_after,
+    depthwise_ascent,
     depthwise_gradient_norms,
     depthwise_step,
 )
 from vision_ttt.ops.vit3_ttt.gated_unit import (
     gated_unit,
+    gated_unit_after,
+    gated_unit_ascent,
     gated_unit_gradient_norms,
     gated_unit_step,
 )
@@ -18,10 +22,14 @@ from vision_ttt.ops.vit3_ttt.op import depthwise_correlation
 
 __all__ = [
     "depthwise",
+    "depthwise_after",
+    "depthwise_ascent",
     "depthwise_correlation",
     "depthwise_gradient_norms",
     "depthwise_step",
     "gated_unit",
+    "gated_unit_after",
+    "gated_unit_ascent",
     "gated_unit_gradient_norms",
     "gated_unit_step",
 ]

@@ -56,12 +56,30 @@ def depthwise_step(
     Returns:
         w' [B, C, K, K], at least float32 also under autocast; differentiable in every tensor.
     """
-    k, v, w3 = at_least_float32(k, v, w3)
+    ascent = depthwise_ascent(k, v, grid, w3.shape[-1])
+    return depthwise_after(ascent, k.shape[1], w3, loss_scale=loss_scale)
+
+
+def depthwise_ascent(k: Tensor, v: Tensor, grid: tuple[int, int], kernel_size: int) -> Tensor:
+    """Σ_t ∂⟨(w * k)_t, v_t⟩/∂w of :func:`depthwise_step`: [B, C, K, K].
+
+    Parts of an image may be summed one after the other, each with the rows of k around it and v
+    zero there. :func:`depthwise_after` steps.
+    """
+    k, v = at_least_float32(k, v)
     with without_autocast(k):
         folded = (_images_as_channels(x) for x in (k, v))
-        ascent = depthwise_correlation(*folded, grid, w3.shape[-1])  # [B · C, 1, K, K]
-        ascent = ascent.view(k.shape[0], *w3.flatten(0, 1).shape) * (loss_scale / k.shape[1])
-        return w3.squeeze(1) + softly_clipped(ascent, (-2, -1))
+        ascent = depthwise_correlation(*folded, grid, kernel_size)  # [B · C, 1, K, K]
+        return ascent.view(k.shape[0], k.shape[2], kernel_size, kernel_size)
+
+
+def depthwise_after(
+    ascent: Tensor, length: int, w3: Tensor, *, loss_scale: float = LOSS_SCALE
+) -> Tensor:
+    """w' of :func:`depthwise_step`, from the sum over all T = ``length`` tokens."""
+    ascent, w3 = at_least_float32(ascent, w3)
+    with without_autocast(ascent):
+        return w3.squeeze(1) + softly_clipped(ascent * (loss_scale / length), (-2, -1))
 
 
 @torch.no_grad()

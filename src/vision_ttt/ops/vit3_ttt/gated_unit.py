@@ -60,12 +60,30 @@ def gated_unit_step(
         W₁' and W₂', each [B, H, d, d], at least float32 also under autocast; differentiable in
         every tensor.
     """
+    ascent = gated_unit_ascent(k, v, w1, w2)
+    return gated_unit_after(ascent, k.shape[1], w1, w2, loss_scale=loss_scale)
+
+
+def gated_unit_ascent(k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    """Σ_t ∂⟨f(k_t), v_t⟩/∂[W₂ W₁] of :func:`gated_unit_step`: [B, H, d, 2 d].
+
+    Parts of an image may be summed one after the other, then :func:`gated_unit_after` steps.
+    """
     w1, w2 = at_least_float32(w1, w2)
     with without_autocast(k):
         weight = torch.cat((w2, w1), dim=-1)  # [H, d, 2 d]
         pairs = zip(_parts(k), _parts(v), strict=True)
-        ascent = sum(_ascent(*at_least_float32(*pair), weight) for pair in pairs)
-        ascent = ascent * (loss_scale / k.shape[1])
+        return sum(_ascent(*at_least_float32(*pair), weight) for pair in pairs)
+
+
+def gated_unit_after(
+    ascent: Tensor, length: int, w1: Tensor, w2: Tensor, *, loss_scale: float = LOSS_SCALE
+) -> tuple[Tensor, Tensor]:
+    """W₁' and W₂' of :func:`gated_unit_step`, from the sum over all T = ``length`` tokens."""
+    w1, w2 = at_least_float32(w1, w2)
+    with without_autocast(ascent):
+        weight = torch.cat((w2, w1), dim=-1)
+        ascent = ascent * (loss_scale / length)
         w2, w1 = (weight + softly_clipped(ascent, -2)).chunk(2, dim=-1)
         return w1, w2
 

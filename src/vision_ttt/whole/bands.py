@@ -1,0 +1,113 @@
+"""Bands of token rows, in which a picture's tokens are read, changed and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vision_ttt.layers.extra_tokens import merge_extra, split_extra
+
+CHUNK = 2048
+"""Tokens that go through a block's layers at once: few enough for the cache."""
+
+
+class Band(NamedTuple):
+    """Rows ``first`` … ``last`` - 1 of the token grid, and the class tokens among their tokens."""
+
+    first: int
+    last: int
+    start: int
+    """Place of the band's first token in the sequence, class tokens included."""
+    extra: slice
+    """Which of the class tokens lie in the band."""
+    places: tuple[int, ...]
+    """Their places in the band's own part of the sequence."""
+
+
+def cut(grid: tuple[int, int], rows: int, positions: Sequence[int]) -> list[Band]:
+    """Cut a grid (h, w) into bands of so many rows; the last one may be shorter.
+
+    Args:
+        grid: (h, w).
+        rows: of a band.
+        positions: of the class tokens in the sequence of all tokens, ascending.
+    """
+    height, width = grid
+    # Behind how many image tokens each class token comes.
+    behind = [position - index for index, position in enumerate(positions)]
+    bands, taken = [], 0
+    for first in range(0, height, rows):
+        last = min(first + rows, height)
+        stop = last * width + (last == height)  # those behind all tokens are in the last band
+        count = sum(place < stop for place in behind[taken:])
+        start = first * width + taken
+        places = tuple(position - start for position in positions[taken : taken + count])
+        bands.append(Band(first, last, start, slice(taken, taken + count), places))
+        taken += count
+    return bands
+
+
+class BandTokens(NamedTuple):
+    """A band's tokens as a sweep is given them."""
+
+    tokens: Tensor
+    """[1, n, D], those of the band's rows, of ``above`` rows before and ``below`` behind them."""
+    above: int
+    below: int
+    width: int
+    """w, tokens of a row."""
+    extra: Tensor
+    """Its class tokens [1, m, D]."""
+    places: tuple[int, ...]
+    start: int
+    """Place of its first token in the sequence."""
+    length: int
+    """N, tokens of the whole sequence."""
+    side: Tensor | None
+    """What an earlier sweep of the block wrote for its part of the sequence [1, n + m, S]."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the tokens, those around the band included."""
+        return self.tokens.shape[1] // self.width
+
+    def own(self, x: Tensor) -> Tensor:
+        """Of x [1, n, …], as many as the tokens, those of the band's own rows."""
+        return x[:, self.above * self.width : x.shape[1] - self.below * self.width]
+
+    def sequence(self, image: Tensor) -> Tensor:
+        """The band's part of the sequence: its image tokens with its class tokens among them."""
+        return merge_extra(image, self.extra, self.places) if self.places else image
+
+
+def separate(x: Tensor, places: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Undo :meth:`BandTokens.sequence`."""
+    return split_extra(x, places) if places else (x, x[:, :0])
+
+
+def chunks(start: int, count: int, length: int, *, descending: bool) -> Iterator[slice]:
+    """Cut tokens ``start`` … ``start + count`` - 1 of N = ``length`` into chunks, in scan order.
+
+    Cuts are at multiples of :data:`CHUNK` in scan order, where mini-batches end, too, as far as the
+    band lets them.
+
+    Yields:
+        Slices of the tokens, counted from ``start``.
+    """
+    place = length - start - count if descending else start
+    done = 0
+    while done < count:
+        step = min(CHUNK - (place + done) % CHUNK, count - done)
+        if descending:
+            yield slice(count - done - step, count - done)
+        else:
+            yield slice(done, done + step)
+        done += step
+
+
+def in_scan_order(x: Tensor, *, descending: bool) -> Tensor:
+    """Tokens x [B, T, …] in scan order; applied twice it gives them back."""
+    return torch.flip(x, (1,)) if descending else x

@@ -1,0 +1,93 @@
+"""The first block's tokens, band by band: patches of rows of pixels, and their positions."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import suppress
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vision_ttt.acceleration.packed_linear import PackedPatches
+from vision_ttt.acceleration.supported_parts import UnsupportedPart
+from vision_ttt.models.image_size import bicubic_matrix, check_image_size
+from vision_ttt.models.plain_backbone import PlainBackbone
+from vision_ttt.ops._native import LIBRARY
+from vision_ttt.whole.errors import WholePictureError
+
+
+class Picture(Protocol):
+    """Pixels that are read in bands of rows, normalised as the model wants them."""
+
+    channels: int
+    height: int
+    width: int
+    identity: str
+    """What tells it from other pictures, for a run that is to go on with the same one."""
+
+    def read(self, first: int, last: int) -> Tensor:
+        """Rows ``first`` … ``last`` - 1: [channels, last - first, width] float32."""
+
+
+class Embedding:
+    """The patch embedding and the positions of a model.
+
+    Args:
+        model: whose parameters are copied.
+        pad: pad pictures that are no whole patches, whether the model itself does or not.
+        dtype: of the packed weights.
+
+    Raises:
+        ValueError: the patches overlap.
+    """
+
+    def __init__(self, model: PlainBackbone, *, pad: bool, dtype: torch.dtype) -> None:
+        self.patch_embed, self.in_chans = model.patch_embed, model.in_chans
+        self.dynamic, self.pad = model.dynamic_img_size, pad
+        self.patch = tuple(model.patch_embed.patch_size)
+        if tuple(model.patch_embed.proj.stride) != self.patch:
+            raise WholePictureError(
+                "pictures are not gone through in bands by patches that overlap"
+            )
+        self.own_grid = tuple(model.patch_embed.grid_size)
+        self.positions = None
+        if model.pos_embed is not None:
+            self.positions = model.pos_embed.detach().float().clone()
+        self.proj: nn.Module = copy.deepcopy(model.patch_embed.proj).float().requires_grad_(False)
+        if LIBRARY is not None:
+            with suppress(UnsupportedPart):
+                self.proj = PackedPatches(self.proj, dtype)
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of tokens of a picture (height, width).
+
+        Raises:
+            ValueError: the model does not accept the size.
+        """
+        shape = torch.empty(1, self.in_chans, *size, device="meta")
+        check_image_size(shape, self.patch_embed, self.in_chans, dynamic=self.dynamic, pad=self.pad)
+        height, width = (-(-side // patch) for side, patch in zip(size, self.patch, strict=True))
+        return height, width
+
+    def tokens(self, picture: Picture, grid: tuple[int, int], first: int, last: int) -> Tensor:
+        """Tokens [1, n, D] of the rows ``first`` … ``last`` - 1 of the grid."""
+        high, wide = self.patch
+        pixels = picture.read(first * high, min(last * high, picture.height))
+        missing = (last - first) * high - pixels.shape[1], grid[1] * wide - pixels.shape[2]
+        if any(missing):
+            pixels = F.pad(pixels, (0, missing[1], 0, missing[0]))
+        x = self.proj(pixels.unsqueeze(0)).permute(0, 2, 3, 1).flatten(1, 2)
+        return x if self.positions is None else x + self._positions(grid, first, last)
+
+    def _positions(self, grid: tuple[int, int], first: int, last: int) -> Any:
+        """Those of some rows, as :func:`vision_ttt.models.image_size.positions_for` has all."""
+        if grid == self.own_grid:
+            return self.positions[:, first * grid[1] : last * grid[1]]
+        x = self.positions.view(*self.own_grid, -1)
+        rows, columns = (
+            bicubic_matrix(old, new, x) for old, new in zip(self.own_grid, grid, strict=True)
+        )
+        x = columns @ (rows[first:last] @ x.flatten(1)).unflatten(1, x.shape[1:])
+        return x.flatten(0, 1).unsqueeze(0)

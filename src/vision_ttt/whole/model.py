@@ -1,0 +1,316 @@
+"""Models on whole pictures of any size, in bounded memory."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vision_ttt._version import __version__
+from vision_ttt.acceleration.supported_parts import UnsupportedPart
+from vision_ttt.dense import LinearSegmenter, TokenMap
+from vision_ttt.models.plain_backbone import PlainBackbone
+from vision_ttt.ops._native import LIBRARY
+from vision_ttt.ops.packed.weights import DTYPES
+from vision_ttt.whole.bands import CHUNK
+from vision_ttt.whole.embedding import Embedding, Picture
+from vision_ttt.whole.errors import WholePictureError
+from vision_ttt.whole.mamba import BandedMamba
+from vision_ttt.whole.pictures import TensorPicture
+from vision_ttt.whole.plan import PROCESS, Needs, Plan, parse_bytes
+from vision_ttt.whole.run import Report, Run
+from vision_ttt.whole.scratch import Scratch, kept_on_errors, store_dtype
+from vision_ttt.whole.sweeps import BandedBlock
+from vision_ttt.whole.vit3 import BandedViT3
+from vision_ttt.whole.vittt import BandedVittt
+
+BANDED: tuple[type[BandedBlock], ...] = (BandedVittt, BandedViT3, BandedMamba)
+"""Blocks in bands; each names the class of blocks that it replaces as ``kind``."""
+
+_WINDOW = 2**22
+"""Logits that are interpolated to pixels at once: 16 MiB."""
+_WINDOW_ROWS = 8
+"""Rows of tokens of such a window."""
+
+
+class WholePictures:
+    """A model for pictures of any size, in memory that is given: no tiles, no seams.
+
+    The picture goes through the model block by block. Between two blocks its tokens are in memory
+    or in a scratch folder; each block reads and writes them in bands of rows, and carries what it
+    has learnt from band to band, in each scan direction. The result is the model's own on the whole
+    picture, to rounding: that of ``for_inference(model)``. The time is linear in the number of
+    pixels.
+
+    Models are Vittt, ViT³, Vim and Mamba-Reg, of any size and number of classes, and a
+    :class:`vision_ttt.dense.LinearSegmenter` on one of them. They run on the CPU.
+
+    Example:
+        >>> whole = WholePictures(segmenter, memory="2GiB", scratch="/large/scratch")
+        >>> print(whole.plan((32768, 32768)))
+        >>> for rows, labels in whole.labels(picture):
+        ...     mask[rows] = labels
+
+    Args:
+        model: it is copied, and must accept other sizes than its own (``dynamic_img_size=True``).
+        memory: resident bytes of the process at most, a number or text such as "2GiB", where it
+            holds nothing beside PyTorch and the model; None for as much as is fastest.
+        scratch: folder for the tokens, made where it is missing and removed when all results have
+            been read. A run that was killed goes on where it was, if model, picture and arguments
+            are the same. None to keep the tokens in memory.
+        storage: dtype of the tokens between blocks: ``torch.float32``, or ``torch.bfloat16`` for
+            half of the room and the rounding that this is.
+        dtype: of the packed weights, as of :func:`vision_ttt.for_inference`.
+
+    Raises:
+        TypeError: the model is of another kind, or an argument of another type.
+        ValueError: a block has no form in bands, or an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        memory: int | str | None = None,
+        scratch: str | Path | None = None,
+        storage: torch.dtype = torch.float32,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.memory = parse_bytes("memory", memory)
+        self.scratch = None if scratch is None else Path(scratch)
+        self.storage = store_dtype(storage)
+        if dtype not in DTYPES or (LIBRARY is None and dtype != torch.float32):
+            kernels = "" if LIBRARY is not None else "; the compiled kernels are missing"
+            raise WholePictureError(f"dtype is {dtype}; accepted: {list(DTYPES)}{kernels}")
+        self.dtype = dtype
+        backbone = _backbone(model)
+        for name, x in (*model.named_parameters(), *model.named_buffers()):
+            if x.device.type != "cpu":
+                raise WholePictureError(f"whole pictures are for CPUs now; {name} is on {x.device}")
+        # Without its blocks, which the packed ones are made of: the memory has no room for both.
+        bare = copy.deepcopy(backbone, {id(backbone.blocks): nn.ModuleList()})
+        self.backbone = bare.eval().float().requires_grad_(False)
+        self.segment_head = None
+        if isinstance(model, LinearSegmenter):
+            self.segment_head = copy.deepcopy(model.head).float().requires_grad_(False)
+        self.embedding = Embedding(
+            self.backbone,
+            pad=self.backbone.dynamic_img_pad or self.segment_head is not None,
+            dtype=dtype,
+        )
+        self.blocks = [_banded(name, each, dtype) for name, each in _blocks(backbone)]
+        self._digest = _digest(model)
+        self._weights = 4 * sum(x.numel() for x in model.parameters())
+
+    def plan(self, size: tuple[int, int]) -> Plan:
+        """What a picture (height, width) needs.
+
+        Raises:
+            ValueError: the model does not accept the size, or the memory is too small.
+        """
+        grid = self.embedding.grid(size)
+        return self._needs().plan(grid, self.memory, in_memory=self.scratch is None)
+
+    def tokens(
+        self, picture: Tensor | Picture, *, report: Report | None = None
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield rows of the token grid, and the model's normalised tokens of them [n, w, D].
+
+        Args:
+            picture: [C, H, W] normalised, or one of :mod:`vision_ttt.whole.pictures`.
+            report: called after each band with the number done and that of all.
+
+        Raises:
+            ValueError: the picture does not fit the model, the memory or the disk, or the scratch
+                folder is of another run or damaged.
+        """
+        with self._run(picture, report) as run:
+            for band in run.bands:
+                x = run.tokens(band.first, band.last)
+                yield slice(band.first, band.last), x.view(-1, run.grid[1], run.dim)
+
+    def logits(self, picture: Tensor | Picture, *, report: Report | None = None) -> Tensor:
+        """The classifier's logits [num_classes]; see :meth:`tokens` for arguments and errors.
+
+        Raises:
+            TypeError: the model is a segmenter.
+        """
+        if self.segment_head is not None:
+            raise TypeError("a segmenter has logits per pixel: call labels()")
+        with self._run(picture, report) as run:
+            return self._classified(run)
+
+    def labels(
+        self, picture: Tensor | Picture, *, report: Report | None = None
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield rows of the picture, and the most probable class of their pixels [n, W].
+
+        Labels are uint8, of more than 256 classes int32. See :meth:`tokens` for arguments.
+
+        Raises:
+            TypeError: the model is no segmenter.
+            ValueError: a logit is not finite, or as of :meth:`tokens`.
+        """
+        if self.segment_head is None:
+            raise TypeError("labels() is for a LinearSegmenter; this model classifies pictures")
+        picture = _picture(picture)
+        (stride,) = {*self.embedding.patch}
+        with self._run(picture, report) as run:
+            for band in run.bands:
+                for first in range(band.first, band.last, _WINDOW_ROWS):
+                    last = min(first + _WINDOW_ROWS, band.last)
+                    rows = slice(first * stride, min(last * stride, picture.height))
+                    labels = self._labelled(run, first, last, picture.width)
+                    yield rows, labels[: rows.stop - rows.start]
+
+    @contextmanager
+    def _run(self, picture: Tensor | Picture, report: Report | None) -> Iterator[Run]:
+        """A picture's run, all its sweeps done."""
+        picture, backbone = _picture(picture), self.backbone
+        if picture.channels != backbone.in_chans:
+            raise WholePictureError(
+                f"the picture has {picture.channels} channels, the model {backbone.in_chans}"
+            )
+        plan = self.plan((picture.height, picture.width))
+        extra, positions = torch.zeros(1, 0, backbone.embed_dim), ()
+        if backbone.class_tokens is not None:
+            count = plan.grid[0] * plan.grid[1]
+            positions = backbone.class_tokens.positions(count)
+            extra = backbone.class_tokens.insert(extra)
+        scratch = None
+        if self.scratch is not None:
+            identity = {
+                "model": self._digest,
+                "picture": picture.identity,
+                "size": [picture.height, picture.width],
+                "rows of a band (memory)": plan.rows,
+                "storage": str(self.storage),
+                "dtype": str(self.dtype),
+                "version": __version__,
+            }
+            scratch = Scratch(self.scratch, identity, plan)
+        with kept_on_errors(scratch):
+            run = Run(
+                *(self.embedding, self.blocks, backbone.norm, extra, positions, plan),
+                *(self.storage, scratch, report or (lambda done, total: None)),
+            )
+            try:
+                run.run(picture)
+                yield run
+            finally:
+                run.close()
+
+    def _needs(self) -> Needs:
+        backbone, item = self.backbone, self.storage.itemsize
+        side = max((block.side_width for block in self.blocks), default=0)
+        dim, (high, wide) = backbone.embed_dim, self.embedding.patch
+        working = max((block.working_width for block in self.blocks), default=0)
+        swept = 4 * (5 * dim + 2 * side) + item * (dim + side)
+        embedded = 12 * backbone.in_chans * high * wide + 12 * dim
+        return Needs(
+            fixed=PROCESS + 2 * self._weights + 4 * CHUNK * working + 16 * _WINDOW,
+            per_token=max(swept, embedded),
+            halo=max((block.halo for block in self.blocks), default=0),
+            stored_tokens=item * dim,
+            stored_side=item * side,
+        )
+
+    @torch.no_grad()
+    def _classified(self, run: Run) -> Tensor:
+        backbone = self.backbone
+        if backbone.global_pool == "avg":
+            total = torch.zeros(run.dim, dtype=torch.float64)
+            for band in run.bands:
+                total += run.tokens(band.first, band.last).sum((0, 1), dtype=torch.float64)
+            feature = (total / (run.grid[0] * run.grid[1])).float().unsqueeze(0)
+        elif backbone.global_pool == "max_norm":
+            feature = torch.cat([_strongest(run.tokens(*band[:2])) for band in run.bands])
+            feature = _strongest(feature.unsqueeze(0))
+        elif backbone.global_pool == "":
+            raise WholePictureError("the model pools nothing (global_pool=''): call tokens()")
+        else:  # a pool of class tokens sees nothing of the image's
+            feature = backbone.pool(backbone.join_tokens(run.extra()[:, :0], run.extra()))
+        return backbone.head(backbone.head_drop(feature))[0]
+
+    @torch.no_grad()
+    def _labelled(self, run: Run, first: int, last: int, columns: int) -> Tensor:
+        """Labels [n, columns] of the pixels of rows ``first`` … ``last`` - 1 of tokens.
+
+        Interpolation reads one token around each, and logits of windows are those of the whole.
+        """
+        (height, width), (stride,) = run.grid, {*self.embedding.patch}
+        top, bottom = max(first - 1, 0), min(last + 1, height)
+        x = run.tokens(top, bottom).view(1, bottom - top, width, -1).permute(0, 3, 1, 2)
+        logits = self.segment_head(x)  # [1, C, n, w]
+        classes = logits.shape[1]
+        step = max(_WINDOW // (classes * (bottom - top) * stride**2) - 2, 1)
+        parts = []
+        for left in range(0, width, step):
+            right = min(left + step, width)
+            begin, end = max(left - 1, 0), min(right + 1, width)
+            window = F.interpolate(
+                logits[..., begin:end], scale_factor=stride, mode="bilinear", align_corners=False
+            )
+            window = window[
+                0,
+                :,
+                (first - top) * stride : (last - top) * stride,
+                (left - begin) * stride : (right - begin) * stride,
+            ]
+            if not torch.isfinite(window).all():
+                raise WholePictureError("a logit is not finite")
+            parts.append(window.argmax(0).to(torch.uint8 if classes <= 256 else torch.int32))
+        return torch.cat(parts, dim=1)[:, :columns]
+
+
+def _strongest(x: Tensor) -> Tensor:
+    """Of tokens [1, n, D] the one of largest norm [1, D]."""
+    return x[:, x.norm(dim=-1).argmax(1)].squeeze(1)
+
+
+def _picture(picture: Tensor | Picture) -> Picture:
+    return TensorPicture(picture) if isinstance(picture, Tensor) else picture
+
+
+def _backbone(model: nn.Module) -> PlainBackbone:
+    plain = model
+    if isinstance(model, LinearSegmenter) and isinstance(model.maps, TokenMap):
+        plain = model.maps.backbone
+    if not isinstance(plain, PlainBackbone):
+        raise TypeError(
+            "model must be a plain backbone (Vittt, ViT³, Vim, Mamba-Reg) or a LinearSegmenter on "
+            f"one, got {type(model).__name__}"
+        )
+    return plain
+
+
+def _blocks(backbone: PlainBackbone) -> list[tuple[str, nn.Module]]:
+    return [(f"blocks.{index}", block) for index, block in enumerate(backbone.blocks)]
+
+
+def _banded(name: str, block: nn.Module, dtype: torch.dtype) -> BandedBlock:
+    for banded in BANDED:
+        if isinstance(block, banded.kind):
+            try:
+                return banded(block, dtype)
+            except UnsupportedPart as unsupported:
+                raise WholePictureError(
+                    f"{name} has no form in bands: {unsupported}"
+                ) from unsupported
+    accepted = ", ".join(banded.kind.__name__ for banded in BANDED)
+    raise WholePictureError(f"{name} is a {type(block).__name__}; in bands there are {accepted}")
+
+
+def _digest(model: nn.Module) -> str:
+    """SHA-256 of a model's structure and numbers."""
+    found = hashlib.sha256(repr(model).encode())
+    for name, x in model.state_dict().items():
+        found.update(f"{name} {x.dtype} {list(x.shape)}".encode())
+        found.update(x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

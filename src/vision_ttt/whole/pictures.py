@@ -1,0 +1,144 @@
+"""Pictures that are read in bands of rows."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vision_ttt.whole.errors import WholePictureError
+
+_CAN_LEAVE = hasattr(mmap, "MADV_DONTNEED")
+_SAMPLED = 64
+"""Rows by which a picture is told from another one of its size."""
+
+
+def sampled_digest(read: object, height: int) -> str:
+    """SHA-256 of up to 64 rows at equal distances.
+
+    Args:
+        read: row → its content as a contiguous array.
+        height: how many rows there are.
+    """
+    found = hashlib.sha256()
+    for row in np.unique(np.linspace(0, height - 1, _SAMPLED).astype(int)).tolist():
+        found.update(np.ascontiguousarray(read(row)).tobytes())
+    return found.hexdigest()
+
+
+class TensorPicture:
+    """A picture in memory: [C, H, W] floating, normalised.
+
+    Raises:
+        TypeError, ValueError: it is another tensor.
+    """
+
+    def __init__(self, pixels: Tensor) -> None:
+        if pixels.ndim != 3 or 0 in pixels.shape:
+            raise WholePictureError(f"a picture must be [C, H, W], got {list(pixels.shape)}")
+        if not pixels.is_floating_point():
+            raise TypeError(f"a picture must be floating and normalised, got {pixels.dtype}")
+        self.pixels = pixels.detach()
+        self.channels, self.height, self.width = pixels.shape
+
+    @property
+    def identity(self) -> str:
+        """The digest of some rows."""
+        return sampled_digest(lambda row: self.pixels[:, row].float().numpy(), self.height)
+
+    def read(self, first: int, last: int) -> Tensor:
+        """Rows [C, n, W] float32."""
+        return self.pixels[:, first:last].float()
+
+
+class Normalisation:
+    """Pixels x [n, W, C] of a whole number's range → (x / largest - mean) / std, [C, n, W].
+
+    Args:
+        mean, std: by channel, of pixels in 0 … 1.
+        largest: of a pixel; by default the dtype's: 255, 65535, and 1 for floating pixels.
+
+    Raises:
+        ValueError: they have different lengths, or a deviation is not above 0.
+    """
+
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], largest: float | None = None
+    ) -> None:
+        if len(mean) != len(std) or not len(mean):
+            raise WholePictureError(f"mean and std must be given by channel, got {mean} and {std}")
+        if min(std) <= 0 or (largest is not None and largest <= 0):
+            raise WholePictureError(f"std and largest must be above 0, got {std} and {largest}")
+        self.mean, self.std, self.largest = (*mean,), (*std,), largest
+
+    def __call__(self, pixels: np.ndarray) -> Tensor:
+        """Apply it to rows of pixels [n, W, C]."""
+        largest = self.largest or largest_of(pixels.dtype)
+        x = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)).astype(np.float32))
+        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+        return x.sub_(mean * largest).div_(std * largest)
+
+
+def largest_of(dtype: np.dtype) -> float:
+    """The largest pixel of a dtype.
+
+    Raises:
+        TypeError: pixels of this dtype are not accepted.
+    """
+    if dtype in (np.uint8, np.uint16):
+        return float(np.iinfo(dtype).max)
+    if dtype in (np.float32, np.float16):
+        return 1.0
+    raise TypeError(f"pixels are {dtype}; accepted: uint8, uint16, float16, float32")
+
+
+class ArrayPicture:
+    """Pixels [H, W, C] or [H, W] of a NumPy array or memory map, normalised as they are read.
+
+    Args:
+        pixels: uint8, uint16, float16 or float32; a map of a .npy file is
+            ``numpy.load(path, mmap_mode="r")``.
+        normalisation: of the pixels.
+
+    Raises:
+        TypeError, ValueError: they are no such pixels, or the normalisation is of other channels.
+    """
+
+    def __init__(self, pixels: np.ndarray, normalisation: Normalisation) -> None:
+        largest_of(pixels.dtype)
+        if pixels.ndim == 2:
+            pixels = pixels[..., None]
+        if pixels.ndim != 3 or 0 in pixels.shape:
+            raise WholePictureError(f"a picture must be [H, W, C], got {list(pixels.shape)}")
+        check_channels(pixels.shape[2], normalisation)
+        self.pixels, self.normalisation = pixels, normalisation
+        self.height, self.width, self.channels = pixels.shape
+
+    @property
+    def identity(self) -> str:
+        """The digest of some rows."""
+        return sampled_digest(lambda row: self.pixels[row], self.height)
+
+    def read(self, first: int, last: int) -> Tensor:
+        """Rows [C, n, W] float32, normalised."""
+        x = self.normalisation(np.asarray(self.pixels[first:last]))
+        if isinstance(self.pixels, np.memmap) and self.pixels.mode == "r" and _CAN_LEAVE:
+            # Pages that were read would count as the process's memory until the end.
+            self.pixels._mmap.madvise(mmap.MADV_DONTNEED)
+        return x
+
+
+def check_channels(channels: int, normalisation: Normalisation) -> None:
+    """Require a normalisation of so many channels.
+
+    Raises:
+        ValueError: it is of another number.
+    """
+    if len(normalisation.mean) != channels:
+        raise WholePictureError(
+            f"the picture has {channels} channels, the normalisation {len(normalisation.mean)}"
+        )

@@ -1,0 +1,236 @@
+"""A run: every block's sweeps over the bands of one picture, from where it is to the end.
+
+The tokens lie in a store with room for one more band and its halo. A block's last sweep writes what
+it makes of a band that far beside the place that it has read: nothing that is still to be read is
+overwritten, and a band can be done again after a kill. The next block's last sweep runs in the
+other direction and moves them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.ops.states import from_tensors
+from vision_ttt.whole.bands import Band, BandTokens, cut, separate
+from vision_ttt.whole.embedding import Embedding, Picture
+from vision_ttt.whole.errors import WholePictureError
+from vision_ttt.whole.plan import Plan
+from vision_ttt.whole.scratch import Progress, Scratch, flat, of_state
+from vision_ttt.whole.stores import FileStore, MemoryStore, Store, checksum
+from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Sweep
+
+Report = Callable[[int, int], None]
+"""Called after each band with the number of bands done, over all sweeps, and that of all."""
+
+
+class Run:
+    """One picture's way through a model.
+
+    Args:
+        embedding: makes the first tokens.
+        blocks: the model's.
+        norm: of the last tokens.
+        extra: class tokens [1, n, D].
+        positions: theirs in the sequence.
+        plan: of bands and storage.
+        storage: dtype of stored tokens.
+        scratch: where the run is recorded and its tokens are; None for memory.
+        report: of progress.
+    """
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        blocks: Sequence[BandedBlock],
+        norm: nn.Module,
+        extra: Tensor,
+        positions: Sequence[int],
+        plan: Plan,
+        storage: torch.dtype,
+        scratch: Scratch | None,
+        report: Report,
+    ) -> None:
+        self.embedding, self.blocks, self.norm, self.grid = embedding, blocks, norm, plan.grid
+        self.bands = cut(plan.grid, plan.rows, positions)
+        self.length = plan.grid[0] * plan.grid[1] + len(positions)
+        self.dim = extra.shape[-1]
+        self.side_width = max((block.side_width for block in blocks), default=0)
+        self.shift = plan.rows + max((block.halo for block in blocks), default=0)
+        self.scratch, self.report = scratch, report
+        self.progress = Progress() if scratch is None else scratch.progress
+        if not self.progress.tensors:
+            side = extra.new_zeros(1, extra.shape[1], self.side_width)
+            self.progress.tensors = {"extra": extra, "next_extra": extra, "side_extra": side}
+        height, width = plan.grid
+        self.stores = {TOKENS: self._store(TOKENS, height + self.shift, width * self.dim, storage)}
+        if self.side_width:
+            self.stores[SIDE] = self._store(SIDE, height, width * self.side_width, storage)
+        self.steps = [
+            (index, sweep)
+            for index, block in enumerate(blocks)
+            for sweep in block.sweeps(descending=self._descends(index))
+        ]
+        self._check_stored()
+
+    def _store(self, name: str, rows: int, width: int, dtype: torch.dtype) -> Store:
+        if self.scratch is None:
+            return MemoryStore(rows, width, dtype)
+        path: Path = self.scratch.folder / name
+        if self.scratch.resumes and not path.exists():
+            raise WholePictureError(
+                f"{path} is missing; remove the scratch folder or give another one"
+            )
+        return FileStore(path, rows, width, dtype)
+
+    @staticmethod
+    def _descends(block: int) -> bool:
+        """Whether the last sweep of a block begins at the last band."""
+        return block % 2 == 1
+
+    def _base(self, block: int) -> int:
+        """The row of the store at which the tokens that a block is given begin."""
+        return 0 if self._descends(block) else self.shift
+
+    def run(self, picture: Picture) -> None:
+        """Do what is left of all sweeps."""
+        if self.progress.sweep == 0:
+            for band in self.bands[self.progress.bands :]:
+                self._embed(picture, band)
+                self._done(len(self.steps) + 1)
+        for index in range(self.progress.sweep - 1, len(self.steps)):
+            self._sweep(*self.steps[index])
+
+    @torch.no_grad()
+    def tokens(self, first: int, last: int) -> Tensor:
+        """The last tokens of rows ``first`` … ``last`` - 1, normalised: [1, n, D]."""
+        return self.norm(self._read(TOKENS, self._base(len(self.blocks)), first, last, self.dim))
+
+    @torch.no_grad()
+    def extra(self) -> Tensor:
+        """The last class tokens, normalised: [1, n, D]."""
+        return self.norm(self.progress.tensors["extra"])
+
+    def close(self) -> None:
+        """Close the stores' files."""
+        for store in self.stores.values():
+            if isinstance(store, FileStore):
+                store.close()
+
+    @torch.no_grad()
+    def _embed(self, picture: Picture, band: Band) -> None:
+        x = self.embedding.tokens(picture, self.grid, band.first, band.last)
+        self._write(TOKENS, self._base(0), band, x)
+
+    def _sweep(self, index: int, sweep: Sweep) -> None:
+        tensors = self.progress.tensors
+        carried = of_state(tensors, "state")
+        state = from_tensors(sweep.state_kind, carried) if carried else None
+        order = self.bands[::-1] if sweep.descending else self.bands
+        for band in order[self.progress.bands :]:
+            state = self._step(index, sweep, band, state)
+            last = self.progress.bands + 1 == len(self.bands)
+            following = self.steps[self.progress.sweep : self.progress.sweep + 1]
+            if last and sweep.writes == TOKENS:
+                tensors["extra"] = tensors["next_extra"]
+            tensors = {name: tensors[name] for name in ("extra", "next_extra", "side_extra")}
+            # Within a sweep the state itself is carried on, and its tensors are for the record.
+            if following and following[0][1].goes_on if last else self.scratch is not None:
+                tensors |= flat({"state": state})
+            self.progress.tensors = tensors
+            self._done(len(self.steps) + 1)
+
+    @torch.no_grad()
+    def _step(self, index: int, sweep: Sweep, band: Band, state: Any) -> Any:
+        """Take one band through a sweep, and return the state behind it."""
+        block, tensors = self.blocks[index], self.progress.tensors
+        height, width = self.grid
+        above, below = min(block.halo, band.first), min(block.halo, height - band.last)
+        base = self._base(index)
+        read = self._read(TOKENS, base, band.first - above, band.last + below, self.dim)
+        side = None
+        if block.side_width and sweep.writes == TOKENS and len(self._of_block(index)) > 1:
+            side = self._read(SIDE, 0, band.first, band.last, block.side_width)
+        given = BandTokens(
+            *(read, above, below, width, tensors["extra"][:, band.extra], band.places),
+            *(band.start, self.length, None),
+        )
+        if side is not None:
+            extra = given._replace(extra=tensors["side_extra"][:, band.extra])
+            given = given._replace(side=extra.sequence(side))
+        out, state = sweep.run(given, state)
+        if out is not None:
+            image, extra = separate(out, band.places)
+            name = "side_extra" if sweep.writes == SIDE else "next_extra"
+            tensors[name] = tensors[name].clone()
+            tensors[name][:, band.extra] = extra
+            self._write(
+                sweep.writes, 0 if sweep.writes == SIDE else self._base(index + 1), band, image
+            )
+        return state
+
+    def _of_block(self, index: int) -> list[Sweep]:
+        return [sweep for block, sweep in self.steps if block == index]
+
+    def _read(self, name: str, base: int, first: int, last: int, width: int) -> Tensor:
+        rows = self.stores[name].read(base + first, base + last)
+        return rows.view(1, (last - first) * self.grid[1], width)
+
+    def _write(self, name: str, base: int, band: Band, x: Tensor) -> None:
+        store = self.stores[name]
+        raw = store.write(base + band.first, x.reshape(band.last - band.first, store.width))
+        if self.scratch is not None:
+            sums = self.progress.sums.setdefault(name, [0] * len(self.bands))
+            sums[self.bands.index(band)] = checksum(raw)
+
+    def _done(self, sweeps: int) -> None:
+        """Count a band, write the record and report."""
+        progress, count = self.progress, len(self.bands)
+        progress.bands += 1
+        if progress.bands == count:
+            progress.sweep, progress.bands = progress.sweep + 1, 0
+        if self.scratch is not None:
+            self.scratch.write()
+        self.report(progress.sweep * count + progress.bands, sweeps * count)
+
+    def _check_stored(self) -> None:
+        """Compare what is stored with the record's checksums.
+
+        Raises:
+            ValueError: they differ.
+        """
+        if self.scratch is None or not self.scratch.resumes:
+            return
+        for name, band, base in self._stored():
+            store, sums = self.stores[name], self.progress.sums.get(name, [])
+            found = store.sum(base + band.first, base + band.last)
+            index = self.bands.index(band)
+            if len(sums) != len(self.bands) or sums[index] != found:
+                raise WholePictureError(
+                    f"{self.scratch.folder / name} is damaged in rows {band.first} to {band.last}: "
+                    "its checksum is another; remove the scratch folder or give another one"
+                )
+
+    def _stored(self) -> list[tuple[str, Band, int]]:
+        """What later bands read: store, band, and the row at which the store's picture begins."""
+        step, done = self.progress.sweep - 1, self.progress.bands
+        if step < 0:
+            return [(TOKENS, band, self._base(0)) for band in self.bands[:done]]
+        if step == len(self.steps):
+            return [(TOKENS, band, self._base(len(self.blocks))) for band in self.bands]
+        index, sweep = self.steps[step]
+        order = self.bands[::-1] if sweep.descending else self.bands
+        if sweep.writes == TOKENS:
+            found = [(TOKENS, band, self._base(index + 1)) for band in order[:done]]
+            found += [(TOKENS, band, self._base(index)) for band in order[done:]]
+            if self.blocks[index].side_width and len(self._of_block(index)) > 1:
+                found += [(SIDE, band, 0) for band in order[done:]]
+            return found
+        found = [(TOKENS, band, self._base(index)) for band in order]
+        if sweep.writes == SIDE:
+            found += [(SIDE, band, 0) for band in order[:done]]
+        return found

@@ -1,0 +1,126 @@
+"""Where tokens are between two sweeps: in memory, or in a file of the scratch folder."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vision_ttt.whole.errors import WholePictureError
+
+_WORDS = 128
+"""Of eight bytes; as many are one number of a checksum."""
+
+
+class Store(ABC):
+    """Rows of numbers, which are float32 outside and float32 or bfloat16 inside.
+
+    Args:
+        rows: how many.
+        width: numbers of a row.
+        dtype: of the numbers inside.
+    """
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
+        self.rows, self.width, self.dtype = rows, width, dtype
+
+    def read(self, first: int, last: int) -> Tensor:
+        """Rows ``first`` … ``last`` - 1, [last - first, width] float32."""
+        return self._raw(first, last).float()
+
+    def write(self, first: int, x: Tensor) -> Tensor:
+        """Write rows x [n, width] from ``first`` on, and return them as they are inside."""
+        raw = x.to(self.dtype)
+        self._put(first, raw)
+        return raw
+
+    def sum(self, first: int, last: int) -> int:
+        """The checksum of rows."""
+        return checksum(self._raw(first, last))
+
+    @abstractmethod
+    def _raw(self, first: int, last: int) -> Tensor: ...
+
+    @abstractmethod
+    def _put(self, first: int, raw: Tensor) -> None: ...
+
+
+class MemoryStore(Store):
+    """Rows in memory."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__(rows, width, dtype)
+        self.kept = torch.empty(rows, width, dtype=dtype)
+
+    def _raw(self, first: int, last: int) -> Tensor:
+        return self.kept[first:last]
+
+    def _put(self, first: int, raw: Tensor) -> None:
+        self.kept[first : first + len(raw)] = raw
+
+
+class FileStore(Store):
+    """Rows in a file, read and written where they are.
+
+    It is not mapped into memory: pages of a map would count as the process's resident memory.
+
+    Args:
+        path: of the file, made where it is missing; one of another size is refused.
+
+    Raises:
+        ValueError: the file has another size.
+    """
+
+    def __init__(self, path: Path, rows: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__(rows, width, dtype)
+        self.path, self._row = path, width * dtype.itemsize
+        size = rows * self._row
+        if path.exists():
+            if path.stat().st_size != size:
+                raise WholePictureError(
+                    f"{path} has {path.stat().st_size} bytes, {size} are expected: it is damaged "
+                    "or of another run; remove it"
+                )
+            self._file = path.open("r+b", buffering=0)
+        else:
+            self._file = path.open("w+b", buffering=0)
+            self._file.truncate(size)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _raw(self, first: int, last: int) -> Tensor:
+        raw = torch.empty(last - first, self.width, dtype=self.dtype)
+        content = memoryview(raw.view(torch.uint8).numpy()).cast("B")
+        self._file.seek(first * self._row)
+        while content:
+            count = self._file.readinto(content)
+            if not count:
+                raise WholePictureError(
+                    f"{self.path} ends early: it was damaged while the run used it"
+                )
+            content = content[count:]
+        return raw
+
+    def _put(self, first: int, raw: Tensor) -> None:
+        content = memoryview(raw.contiguous().view(torch.uint8).numpy()).cast("B")
+        self._file.seek(first * self._row)
+        while content:
+            try:
+                content = content[self._file.write(content) :]
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+
+def checksum(raw: Tensor) -> int:
+    """A number that changes with any byte of x: the CRC of the sums of its kilobytes."""
+    content = raw.contiguous().view(torch.uint8).numpy().reshape(-1)
+    whole = len(content) // (8 * _WORDS) * (8 * _WORDS)
+    # A CRC of all bytes would cost as much time as some layers do.
+    sums = np.add.reduce(content[:whole].view(np.uint64).reshape(-1, _WORDS), axis=1)
+    return zlib.crc32(content[whole:].tobytes(), zlib.crc32(sums.tobytes()))

@@ -1,0 +1,262 @@
+"""TIFF files that are read and written in bands of rows: tiled or in strips, BigTIFF, GeoTIFF."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tifffile
+import torch
+from torch import Tensor
+
+from vision_ttt.file_kinds import check_regular
+from vision_ttt.files import atomic_file
+from vision_ttt.whole.errors import WholePictureError
+from vision_ttt.whole.pictures import (
+    Normalisation,
+    check_channels,
+    largest_of,
+)
+
+TILE = 256
+"""Side of the tiles that are written."""
+_GEOGRAPHIC = (33550, 33922, 34264, 34735, 34736, 34737, 42112, 42113)
+"""Tags of GeoTIFF: where the pixels are on the earth, and GDAL's own."""
+_LARGEST_SEGMENT = 2**28
+"""Bytes of a tile or a strip: more would not be read in bands."""
+_BIG = 2**31
+
+
+class TiffPicture:
+    """A picture of a TIFF file, whose rows are decoded when they are read.
+
+    Tiles and strips, BigTIFF, OME-TIFF and pyramids are accepted; of several pictures in a file the
+    first one is read, of a pyramid its full resolution. Compressions other than deflate need the
+    package imagecodecs.
+
+    Args:
+        path: of the file.
+        normalisation: of its channels.
+
+    Attributes:
+        geographic: the file's GeoTIFF tags, for :func:`write_mask`.
+
+    Raises:
+        WholePictureError: it is no such file, is truncated, or has other channels or pixels.
+        FileNotFoundError: there is no file.
+    """
+
+    def __init__(self, path: str | Path, normalisation: Normalisation) -> None:
+        self.path, self.normalisation = Path(path), normalisation
+        check_regular(self.path)
+        with _naming(self.path):
+            # It stays open as long as the picture: pages are read from it.
+            self._file = tifffile.TiffFile(self.path)
+            self._page: Any = self._file.pages.first
+            page = self._page
+            if page.imagedepth != 1 or page.imagelength < 1 or page.imagewidth < 1:
+                raise WholePictureError(
+                    f"{self.path} is {page.imagewidth} × {page.imagelength} × {page.imagedepth}; "
+                    "a picture of rows and columns is needed"
+                )
+            self.height, self.width = int(page.imagelength), int(page.imagewidth)
+            self.channels = int(page.samplesperpixel)
+            if page.dtype is None:
+                raise WholePictureError(f"{self.path} has pixels of an unknown kind")
+            self.dtype = np.dtype(page.dtype)
+            self._check_segments()
+            self.geographic = [
+                (tag.code, tag.dtype, tag.count, tag.value, True)
+                for tag in page.tags
+                if tag.code in _GEOGRAPHIC
+            ]
+        try:
+            largest_of(self.dtype)
+            check_channels(self.channels, normalisation)
+        except (TypeError, ValueError) as error:
+            raise WholePictureError(f"{self.path}: {error}") from error
+
+    @property
+    def identity(self) -> str:
+        """The file's path, its size and the time of its last change."""
+        status = self.path.stat()
+        return f"{self.path.resolve()} {status.st_size} {status.st_mtime_ns}"
+
+    def read(self, first: int, last: int) -> Tensor:
+        """Rows [C, n, W] float32, normalised."""
+        return self.normalisation(self._rows(first, last))
+
+    @property
+    def _segment(self) -> tuple[int, int]:
+        """Rows and columns of a tile or strip."""
+        page = self._page
+        if page.is_tiled:
+            return int(page.tilelength), int(page.tilewidth)
+        return min(int(page.rowsperstrip), self.height), self.width
+
+    @property
+    def _is_stored(self) -> bool:
+        """Whether the pixels lie in the file row by row, as they are."""
+        page = self._page
+        plain = page.compression == page.planarconfig == page.predictor == page.fillorder == 1
+        return bool(plain and not page.is_tiled and page.is_contiguous)
+
+    def _check_segments(self) -> None:
+        """Refuse a file that lacks some of the pixels that it says it has, before any is read."""
+        page, (rows, columns) = self._page, self._segment
+        down, across = -(-self.height // rows), -(-self.width // columns)
+        planes = self.channels if page.planarconfig == 2 else 1
+        size = self.path.stat().st_size
+        ends = [sum(pair) for pair in zip(page.dataoffsets, page.databytecounts, strict=True)]
+        if len(ends) < down * across * planes or max(ends) > size:
+            raise WholePictureError(
+                f"{self.path} is truncated: it says it has {self.width} × {self.height} pixels, "
+                f"and {size} bytes do not hold them"
+            )
+        channels = 1 if planes > 1 else self.channels
+        if self._is_stored:
+            return
+        decoded = rows * columns * channels * self.dtype.itemsize
+        if decoded > _LARGEST_SEGMENT:
+            raise WholePictureError(
+                f"{self.path} has a {'tile' if page.is_tiled else 'strip'} of {rows} × {columns} "
+                "pixels, which is decoded as a whole: write it again in tiles of 256 × 256"
+            )
+
+    def _rows(self, first: int, last: int) -> np.ndarray:
+        """Rows of pixels [n, W, C]."""
+        with _naming(self.path):
+            page = self._page
+            contiguous = page.compression == 1 and not page.is_tiled and page.is_contiguous
+            if (
+                contiguous
+                and page.planarconfig == 1
+                and page.predictor == 1
+                and page.fillorder == 1
+            ):
+                return self._stored_rows(first, last)
+            return self._decoded_rows(first, last)
+
+    def _stored_rows(self, first: int, last: int) -> np.ndarray:
+        page, row = self._page, self.width * self.channels
+        dtype = self.dtype.newbyteorder(page.parent.byteorder)
+        x = np.fromfile(
+            self.path,
+            dtype,
+            (last - first) * row,
+            offset=page.dataoffsets[0] + first * row * dtype.itemsize,
+        )
+        return x.astype(self.dtype, copy=False).reshape(last - first, self.width, self.channels)
+
+    def _decoded_rows(self, first: int, last: int) -> np.ndarray:
+        page, (rows, columns) = self._page, self._segment
+        out = np.zeros((last - first, self.width, self.channels), self.dtype)
+        down, across = -(-self.height // rows), -(-self.width // columns)
+        planes = range(self.channels if page.planarconfig == 2 else 1)
+        tables = {"jpegtables": page.jpegtables, "jpegheader": page.jpegheader}
+        for plane in planes:
+            for place in range(first // rows * across, -(-last // rows) * across):
+                index = plane * down * across + place
+                count = page.databytecounts[index]
+                if not count:  # left out by the writer: a tile of nothing
+                    continue
+                self._file.filehandle.seek(page.dataoffsets[index])
+                data = self._file.filehandle.read(count)
+                segment, (_, _, top, left, _), (_, high, wide, _) = page.decode(
+                    data, index, **tables
+                )
+                if segment is None:
+                    continue
+                begin, end = max(top, first), min(top + high, last)
+                wide = min(wide, self.width - left)
+                channels = slice(None) if len(planes) == 1 else slice(plane, plane + 1)
+                out[begin - first : end - first, left : left + wide, channels] = segment[
+                    0, begin - top : end - top, :wide
+                ]
+        return out
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in what goes wrong while it is read.
+
+    Raises:
+        WholePictureError: in the place of any error of the file's content.
+    """
+    try:
+        yield
+    except (WholePictureError, OSError, MemoryError):
+        raise
+    except Exception as error:  # of a file that anybody may have written, decoders raise anything
+        reason = " ".join(str(error).split())
+        raise WholePictureError(f"{path} cannot be read as TIFF: {reason}") from error
+
+
+def write_mask(
+    path: Path,
+    bands: Iterable[Tensor],
+    size: tuple[int, int],
+    *,
+    classes: Sequence[str],
+    colours: Sequence[tuple[int, int, int]],
+    geographic: Sequence[tuple[Any, ...]] = (),
+) -> None:
+    """Write class indices as a TIFF of compressed tiles with a palette, atomically.
+
+    Its description is JSON: ``{"classes": [names]}``. BigTIFF where a TIFF would be too small.
+
+    Args:
+        path: of the file.
+        bands: rows of labels [n, W] uint8, from the first to the last.
+        size: (H, W).
+        classes: their names.
+        colours: theirs, at most 256.
+        geographic: tags of :attr:`TiffPicture.geographic`.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    palette = np.zeros((3, 256), dtype=np.uint16)
+    palette[:, : len(colours)] = np.array(colours, dtype=np.uint16).T * 257
+    bands = iter(bands)
+    # The run is done when its first band is there: a killed one leaves no part of a mask.
+    bands = itertools.chain([next(bands)], bands)
+    with (
+        atomic_file(path) as file,
+        tifffile.TiffWriter(file, bigtiff=size[0] * size[1] > _BIG) as writer,
+    ):
+        writer.write(
+            _tiles(bands, size),
+            shape=size,
+            dtype=np.uint8,
+            tile=(TILE, TILE),
+            compression="zlib",
+            photometric="palette",
+            colormap=palette,
+            description=json.dumps({"classes": list(classes)}),
+            metadata=None,
+            software="vision-ttt",
+            extratags=list(geographic),
+        )
+        # The writer asks for no more tiles than it needs; what makes the bands has yet to end.
+        for _ in bands:
+            raise ValueError(f"more rows were given than the {size[0]} of the mask")
+
+
+def _tiles(bands: Iterable[Tensor], size: tuple[int, int]) -> Iterator[np.ndarray]:
+    """Cut rows into tiles, row by row of tiles; the last ones are as small as what is left."""
+    height, width = size
+    held = torch.empty(0, width, dtype=torch.uint8)
+    done = 0
+    for band in bands:
+        held = torch.cat([held, band])
+        while len(held) >= TILE or (len(held) and done + len(held) == height):
+            row, held = held[:TILE], held[TILE:]
+            done += len(row)
+            for left in range(0, width, TILE):
+                yield row[:, left : left + TILE].numpy()

@@ -1,0 +1,138 @@
+"""predict --whole: the mask of one picture, read and written in bands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+from vision_ttt.cli.main import main
+from vision_ttt.dense import build_segmenter
+from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
+from vision_ttt.whole import Normalisation
+
+CLASSES = ["ground", "red thing", "blue thing"]
+PALETTE = [[128, 128, 128], [200, 0, 0], [0, 0, 250]]
+MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.3, 0.25]
+SCALE = (33550, "d", 3, (0.5, 0.5, 0.0), True)
+TIE = (33922, "d", 6, (0.0, 0.0, 0.0, 4e5, 5e6, 0.0), True)
+PIXELS = np.random.default_rng(0).integers(0, 256, (301, 277, 3), dtype=np.uint8)
+
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    torch.manual_seed(0)
+    arguments = {"num_classes": 3, "depth": 1, "dense": {"maps": "tokens"}}
+    model = build_segmenter("vittt_nano_patch4_32", **arguments)
+    torch.nn.init.normal_(model.head.weight)
+    shown = {"longer_side": 2048, "test_shorter_side": 512}
+    shown |= {"evaluation": "whole", "window": 512, "stride": 341}
+    metadata = ModelMetadata(
+        task={"name": "segmentation", "maps": "tokens"},
+        model="vittt_nano_patch4_32",
+        model_args=arguments,
+        carried={
+            "classes": CLASSES,
+            "palette": PALETTE,
+            "input": {"mean": MEAN, "std": STD, **shown},
+        },
+    )
+    path = tmp_path / "last.safetensors"
+    save_weights(path, model.state_dict(), metadata)
+    return str(path)
+
+
+def _expected() -> np.ndarray:
+    torch.manual_seed(0)
+    model = build_segmenter(
+        "vittt_nano_patch4_32", num_classes=3, depth=1, dense={"maps": "tokens"}
+    )
+    torch.nn.init.normal_(model.head.weight)
+    picture = Normalisation(MEAN, STD)(PIXELS)
+    with torch.no_grad():
+        return model.eval()(picture[None])[0].argmax(0).numpy()
+
+
+def _predict(*arguments: object) -> int:
+    return main(["predict", *map(str, arguments)])
+
+
+def test_the_mask_is_the_models_and_lies_where_the_picture_does(
+    checkpoint: str, tmp_path: Path, capsys: Said
+) -> None:
+    picture, mask, preview = (tmp_path / name for name in ("p.tif", "mask.tif", "preview.png"))
+    tifffile.imwrite(picture, PIXELS, tile=(64, 64), compression="zlib", extratags=[SCALE, TIE])
+    given = (picture, "--checkpoint", checkpoint, "--whole", "--memory", "2GiB")
+    assert _predict(*given, "--output", mask, "--preview", preview) == 0
+    with tifffile.TiffFile(mask) as file:
+        page = file.pages.first
+        labels = page.asarray()
+        assert (page.is_tiled, page.compression) == (True, 8)
+        assert json.loads(page.description) == {"classes": CLASSES}
+        assert page.tags[33550].value == SCALE[3]
+        assert page.tags[33922].value == TIE[3]
+        assert (page.colormap[:, :3] // 257).T.tolist() == PALETTE
+    assert (labels == _expected()).mean() > 0.999
+    with Image.open(preview) as shown:
+        assert (np.asarray(shown) == labels).all()
+    said = capsys.readouterr()
+    assert "277 × 301 pixels, 3 classes" in said.out
+    assert "76 × 70 tokens in bands of" in said.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("last.safetensors", "mask.tif", "p.tif", "preview.png")
+    ]
+
+
+def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "p.npy", PIXELS)
+    given = (tmp_path / "p.npy", "--checkpoint", checkpoint, "--whole", "--storage", "bfloat16")
+    assert _predict(*given, "--output", tmp_path / "mask.tif") == 0
+    assert (tifffile.imread(tmp_path / "mask.tif") == _expected()).mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--whole",), "name it by --output mask.tif"),
+        (("--whole", "--output", "mask.png"), "must be a .tif or .tiff file"),
+        (("--whole", "--output", "m.tif", "--topk", "2"), "--topk does not go with --whole"),
+        (("--whole", "--output", "m.tif", "--skip-bad"), "--skip-bad does not go with --whole"),
+        (("--whole", "--output", "m.tif", "--device", "cuda"), "--whole runs on the cpu"),
+        (("--whole", "--output", "m.tif", "--memory", "much"), "memory is 'much'; accepted"),
+        (("--whole", "--output", "m.tif", "--memory", "9MiB"), "needs at least"),
+        (("--memory", "2GiB"), "--memory is for whole pictures; give --whole, too"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: tuple[str, ...], message: str, checkpoint: str, tmp_path: Path, capsys: Said
+) -> None:
+    picture = tmp_path / "p.tif"
+    tifffile.imwrite(picture, PIXELS)
+    assert _predict(picture, "--checkpoint", checkpoint, *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "m.tif").exists()
+
+
+def test_other_checkpoints_and_pictures_are_refused(
+    checkpoint: str, tmp_path: Path, capsys: Said
+) -> None:
+    picture, output = tmp_path / "p.tif", tmp_path / "m.tif"
+    for content, message in (
+        (b"II*\0", "p.tif cannot be read as TIFF"),
+        (b"", "p.tif cannot be read as TIFF"),
+        (b"no picture", "p.tif cannot be read as TIFF"),
+    ):
+        picture.write_bytes(content)
+        given = (picture, "--checkpoint", checkpoint, "--whole", "--output", output)
+        assert _predict(*given) == 2
+        assert message in capsys.readouterr().err
+    tifffile.imwrite(picture, PIXELS)
+    assert _predict(picture, "--checkpoint", "vittt_nano_patch4_32.digits", *given[3:]) == 2
+    assert "not a" in capsys.readouterr().err

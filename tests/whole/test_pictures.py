@@ -1,0 +1,49 @@
+"""Arrays and memory maps as pictures, and how their pixels are normalised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vision_ttt.whole import ArrayPicture, Normalisation
+
+MEAN, STD = [0.4, 0.5], [0.2, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [(np.uint8, 255), (np.uint16, 65535), (np.float32, 1), (np.float16, 1)]
+)
+def test_pixels_are_scaled_by_the_largest_of_their_dtype(dtype: type, largest: int) -> None:
+    pixels = (np.random.default_rng(0).random((9, 7, 2)) * largest).astype(dtype)
+    read = ArrayPicture(pixels, Normalisation(MEAN, STD)).read(2, 6)
+    wanted = torch.from_numpy(pixels[2:6].astype(np.float32)).permute(2, 0, 1) / largest
+    wanted = (wanted - torch.tensor(MEAN).view(-1, 1, 1)) / torch.tensor(STD).view(-1, 1, 1)
+    torch.testing.assert_close(read, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_memory_map_is_read_again_and_again(tmp_path: Path) -> None:
+    pixels = np.arange(60, dtype=np.uint16).reshape(10, 6)
+    np.save(tmp_path / "p.npy", pixels)
+    mapped = np.load(tmp_path / "p.npy", mmap_mode="r")
+    picture = ArrayPicture(mapped, Normalisation([0.0], [1.0], largest=1))
+    for _ in range(2):
+        assert picture.read(3, 5).tolist() == [pixels[3:5].tolist()]
+    assert picture.identity == ArrayPicture(pixels, picture.normalisation).identity
+    assert picture.identity != ArrayPicture(pixels + 1, picture.normalisation).identity
+
+
+def test_other_arrays_are_refused() -> None:
+    normalisation = Normalisation(MEAN, STD)
+    with pytest.raises(TypeError, match="pixels are int64; accepted: uint8"):
+        ArrayPicture(np.zeros((4, 4, 2), np.int64), normalisation)
+    with pytest.raises(ValueError, match=r"must be \[H, W, C\], got \[0, 4, 2\]"):
+        ArrayPicture(np.zeros((0, 4, 2), np.uint8), normalisation)
+    with pytest.raises(ValueError, match="has 3 channels, the normalisation 2"):
+        ArrayPicture(np.zeros((4, 4, 3), np.uint8), normalisation)
+    with pytest.raises(ValueError, match="mean and std must be given by channel"):
+        Normalisation(MEAN, [1.0])
+    with pytest.raises(ValueError, match="must be above 0"):
+        Normalisation(MEAN, [1.0, 0.0])

@@ -1,0 +1,135 @@
+"""TIFF files in bands of rows: whatever way they are stored, and what is no picture."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+
+from vision_ttt.errors import UserError
+from vision_ttt.whole import Normalisation
+from vision_ttt.whole import tiff as tiff_files
+from vision_ttt.whole.tiff import TiffPicture, write_mask
+
+PLAIN = Normalisation([0.0] * 3, [1.0] * 3, largest=1)
+PIXELS = np.random.default_rng(0).integers(0, 255, (151, 133, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [np.uint16, *(pytest.param(each, marks=pytest.mark.slow) for each in (np.uint8, np.float32))],
+)
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {},
+        {"tile": (64, 32)},
+        {"rowsperstrip": 17},
+        {"rowsperstrip": 17, "compression": "zlib"},
+        {"planarconfig": "separate"},
+        {"planarconfig": "separate", "tile": (32, 64), "compression": "zlib"},
+        {"bigtiff": True, "byteorder": ">"},
+        {"byteorder": ">", "tile": (32, 32)},
+    ],
+    ids=str,
+)
+def test_rows_are_read_however_they_are_stored(
+    stored: dict[str, Any], dtype: type, tmp_path: Path
+) -> None:
+    pixels = PIXELS.astype(dtype)
+    separate = stored.get("planarconfig") == "separate"
+    given = pixels.transpose(2, 0, 1) if separate else pixels
+    tifffile.imwrite(tmp_path / "p.tif", given, photometric="rgb", **stored)
+    picture = TiffPicture(tmp_path / "p.tif", PLAIN)
+    assert (picture.height, picture.width, picture.channels) == PIXELS.shape
+    for first, last in ((0, 151), (31, 97), (150, 151)):
+        wanted = torch.from_numpy(pixels[first:last].astype(np.float32)).permute(2, 0, 1)
+        assert torch.equal(picture.read(first, last), wanted)
+
+
+def test_of_a_pyramid_the_full_resolution_is_read(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "p.ome.tif") as writer:
+        writer.write(PIXELS, subifds=1, tile=(32, 32), photometric="rgb")
+        writer.write(PIXELS[::2, ::2], subfiletype=1, tile=(32, 32), photometric="rgb")
+    picture = TiffPicture(tmp_path / "p.ome.tif", PLAIN)
+    wanted = torch.from_numpy(PIXELS[:5].astype(np.float32)).permute(2, 0, 1)
+    assert torch.equal(picture.read(0, 5), wanted)
+
+
+def test_another_file_has_another_identity(tmp_path: Path) -> None:
+    for name in ("a.tif", "b.tif"):
+        tifffile.imwrite(tmp_path / name, PIXELS)
+    first, second = (TiffPicture(tmp_path / name, PLAIN).identity for name in ("a.tif", "b.tif"))
+    assert first != second
+
+
+def _lying(path: Path) -> None:
+    """A file of some bytes that says it has a billion pixels."""
+    tifffile.imwrite(path, PIXELS, photometric="rgb")
+    with tifffile.TiffFile(path, mode="r+") as file:
+        file.pages.first.tags["ImageLength"].overwrite(10**9)
+
+
+def _cut(path: Path) -> None:
+    tifffile.imwrite(path, PIXELS, photometric="rgb", tile=(32, 32))
+    path.write_bytes(path.read_bytes()[:-5000])
+
+
+def _damaged(path: Path) -> None:
+    tifffile.imwrite(path, PIXELS, photometric="rgb", tile=(32, 32), compression="zlib")
+    with tifffile.TiffFile(path) as file:
+        offset = file.pages.first.dataoffsets[0]
+    content = bytearray(path.read_bytes())
+    content[offset : offset + 40] = bytes(40)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: path.write_bytes(b""), "cannot be read as TIFF"),
+        (lambda path: path.write_bytes(b"II*\0" + struct.pack("<I", 9999)), "cannot be read as"),
+        (lambda path: tifffile.imwrite(path, PIXELS[..., 0]), "has 1 channels, the normalisation"),
+        (
+            lambda path: tifffile.imwrite(path, PIXELS.astype(np.float64), photometric="rgb"),
+            "pixels are float64",
+        ),
+        (lambda path: path.mkdir(), "it is a folder"),
+        (_lying, "it says it has 133 × 1000000000 pixels"),
+        (_cut, "is truncated"),
+        (_damaged, "cannot be read as TIFF"),
+    ],
+)
+def test_what_is_no_picture_is_refused_in_a_line(write: Any, message: str, tmp_path: Path) -> None:
+    write(tmp_path / "p.tif")
+    with pytest.raises(UserError, match=message) as caught:
+        TiffPicture(tmp_path / "p.tif", PLAIN).read(0, 9)
+    assert "p.tif" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_strip_that_would_be_decoded_whole_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiff_files, "_LARGEST_SEGMENT", 50_000)
+    stored = {"compression": "zlib", "rowsperstrip": 151, "photometric": "rgb"}
+    tifffile.imwrite(tmp_path / "p.tif", PIXELS, **stored)
+    with pytest.raises(UserError, match="a strip of 151 × 133 pixels, which is decoded as a whole"):
+        TiffPicture(tmp_path / "p.tif", PLAIN)
+
+
+@pytest.mark.parametrize("size", [(600, 300), (256, 512), (3, 2)])
+def test_a_mask_is_written_in_tiles(size: tuple[int, int], tmp_path: Path) -> None:
+    mask = torch.randint(0, 3, size, dtype=torch.uint8)
+    colours = [(0, 0, 0), (255, 0, 0), (0, 0, 255)]
+    named = {"classes": ["a", "é", "c"], "colours": colours}
+    write_mask(tmp_path / "m.tif", mask.split(100), size, **named)
+    assert (tifffile.imread(tmp_path / "m.tif") == mask.numpy()).all()
+    with pytest.raises(ValueError, match="more rows were given"):
+        write_mask(tmp_path / "n.tif", [mask, mask], size, **named)
+    assert not (tmp_path / "n.tif").exists()

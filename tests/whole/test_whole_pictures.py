@@ -1,0 +1,118 @@
+"""Whole pictures in bands: equal to the model on the whole picture, in the memory that is given."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from tolerances import assert_close
+from vision_ttt import for_inference
+from vision_ttt.dense import LinearSegmenter, TokenMap
+from vision_ttt.whole import WholePictures
+from vision_ttt.whole import model as whole_model
+from whole_models import MODELS, collected, in_bands, make
+
+TOLERANCE = 2e-5
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("size", "band"),
+    [
+        pytest.param((43, 58), 40, id="bands of odd rows"),
+        pytest.param((28, 20), 1000, id="one band", marks=pytest.mark.slow),
+        pytest.param((32, 32), 8, id="bands of one row", marks=pytest.mark.slow),
+    ],
+)
+def test_it_is_the_model_on_the_whole_picture(
+    name: str, size: tuple[int, int], band: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_bands(monkeypatch, band)
+    model, picture = make(name), torch.randn(3, *size)
+    whole = WholePictures(model)
+    with torch.no_grad():
+        features = model.forward_features(picture[None])
+        logits = model.forward_head(features)[0]
+        image, _ = model.split_tokens(features)
+    assert_close(collected(whole, picture).flatten(0, 1), image[0], TOLERANCE, name)
+    assert_close(whole.logits(picture), logits, TOLERANCE, name)
+
+
+def test_tokens_may_be_stored_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_bands(monkeypatch, 40)
+    model, picture = make("vittt"), torch.randn(3, 40, 52)
+    whole = WholePictures(model, storage=torch.bfloat16)
+    exact = WholePictures(model)
+    assert_close(collected(whole, picture), collected(exact, picture), 0.05)
+    stored = exact.plan((40, 52)).scratch
+    assert whole.plan((40, 52)).scratch == stored / 2
+
+
+def test_weights_may_be_packed_in_bfloat16() -> None:
+    model, picture = make("vittt"), torch.randn(3, 40, 52)
+    wanted = for_inference(model, dtype=torch.bfloat16).forward_features(picture[None])[0]
+    whole = WholePictures(model, dtype=torch.bfloat16)
+    assert_close(collected(whole, picture).flatten(0, 1), wanted, 0.05)
+
+
+def test_it_segments_as_the_segmenter_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_bands(monkeypatch, 40)
+    monkeypatch.setattr(whole_model, "_WINDOW", 4000)
+    monkeypatch.setattr(whole_model, "_WINDOW_ROWS", 2)
+    segmenter = LinearSegmenter(TokenMap(make("vittt", dynamic_img_pad=False)), 6).eval()
+    nn.init.normal_(segmenter.head.weight)
+    picture = torch.randn(3, 43, 58)
+    with torch.no_grad():
+        wanted = segmenter(picture[None])[0].argmax(0)
+    labels = torch.zeros(43, 58, dtype=torch.uint8)
+    for rows, part in WholePictures(segmenter).labels(picture):
+        labels[rows] = part
+    assert len(wanted.unique()) == 6
+    assert (labels == wanted).float().mean() > 0.999
+
+
+def test_its_arguments_are_checked() -> None:
+    model = make("vittt")
+    with pytest.raises(TypeError, match="must be a plain backbone"):
+        WholePictures(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="accepted: a number of bytes, or of B, KiB"):
+        WholePictures(model, memory="2 pounds")
+    with pytest.raises(TypeError, match=r"memory is 2\.5"):
+        WholePictures(model, memory=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"storage is torch\.float16"):
+        WholePictures(model, storage=torch.float16)
+    with pytest.raises(
+        ValueError, match=r"blocks.0 is a VRWKVBlock; in bands there are VitttBlock"
+    ):
+        WholePictures(timm.create_model("vrwkv_nano_patch4_32"))
+    model.blocks[1].mlp.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match=r"blocks.1 has no form in bands: mlp has a hook"):
+        WholePictures(model)
+
+
+def test_pictures_are_checked() -> None:
+    whole = WholePictures(make("vittt", dynamic_img_pad=False))
+    with pytest.raises(ValueError, match="not whole patches"):
+        whole.plan((43, 58))
+    with pytest.raises(ValueError, match="the picture has 1 channels, the model 3"):
+        whole.logits(torch.zeros(1, 40, 40))
+    with pytest.raises(ValueError, match=r"must be \[C, H, W\], got \[1, 3, 40, 40\]"):
+        whole.logits(torch.zeros(1, 3, 40, 40))
+    with pytest.raises(TypeError, match=r"labels\(\) is for a LinearSegmenter"):
+        next(whole.labels(torch.zeros(3, 40, 40)))
+
+
+def test_the_memory_decides_on_the_bands() -> None:
+    size = 16384, 16384
+    model = make("vittt", dynamic_img_pad=False)
+    plenty = WholePictures(model, memory="8GiB", scratch="unused").plan(size)
+    little = WholePictures(model, memory="960MiB", scratch="unused").plan(size)
+    assert little.memory <= 960 * 2**20 < plenty.memory <= 2**33
+    assert little.rows < plenty.rows
+    assert plenty.scratch > 2 * 4 * 96 * 4096**2
+    with pytest.raises(ValueError, match=r"needs at least .* beside the scratch folder"):
+        WholePictures(model, memory="900MiB", scratch="unused").plan(size)
+    with pytest.raises(ValueError, match="with a scratch folder less is enough"):
+        WholePictures(model, memory="1GiB").plan(size)
