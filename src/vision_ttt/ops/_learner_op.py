@@ -61,6 +61,7 @@ def learner_op(
     contracts: LearnerContracts,
     definition: Callable[[Any], tuple[Tensor, ...]],
     backends: dict[str, Backend],
+    exported: Callable[[Any], tuple[Tensor, ...]] = learn_by_scan,
 ) -> Op:
     """Make the :class:`Op` of a learner: results o and the last state; saved: intermediate states.
 
@@ -68,6 +69,7 @@ def learner_op(
         name, inputs, definition: see :class:`Op`.
         contracts: the checks of the public function and of the custom ops.
         backends: others than the common ones, by PyTorch and by the compiled kernels.
+        exported: see :class:`Op`.
     """
     state = inputs._fields[4:-6]
     names = list(contracts.public.tensors)
@@ -109,7 +111,7 @@ def learner_op(
         results=1 + len(state),
         kept=places,
         autocast=("q", "k", "v"),
-        exported=learn_by_scan,
+        exported=exported,
         flops=learner_flops,
         backward_flops=learner_backward_flops,
     )
