@@ -11,7 +11,6 @@ from torch import Tensor
 from vision_ttt.ops import _learner_cpu, _learner_dual
 from vision_ttt.ops._learner_contract import LearnerContracts
 from vision_ttt.ops._learner_dual import checkpoint_interval, initial_state, num_checkpoints
-from vision_ttt.ops._learner_scan import learn_by_scan
 from vision_ttt.ops._learner_scan_order import mini_batches
 from vision_ttt.ops._op import Backend, Op
 
@@ -61,6 +60,7 @@ def learner_op(
     contracts: LearnerContracts,
     definition: Callable[[Any], tuple[Tensor, ...]],
     backends: dict[str, Backend],
+    exported: Callable[[Any], tuple[Tensor, ...]],
 ) -> Op:
     """Make the :class:`Op` of a learner: results o and the last state; saved: intermediate states.
 
@@ -68,6 +68,7 @@ def learner_op(
         name, inputs, definition: see :class:`Op`.
         contracts: the checks of the public function and of the custom ops.
         backends: others than the common ones, by PyTorch and by the compiled kernels.
+        exported: see :class:`Op`.
     """
     state = inputs._fields[4:-6]
     names = list(contracts.public.tensors)
@@ -109,7 +110,7 @@ def learner_op(
         results=1 + len(state),
         kept=places,
         autocast=("q", "k", "v"),
-        exported=learn_by_scan,
+        exported=exported,
         flops=learner_flops,
         backward_flops=learner_backward_flops,
     )

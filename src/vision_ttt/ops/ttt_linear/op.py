@@ -13,9 +13,15 @@ from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.ttt_linear import triton_backend
 from vision_ttt.ops.ttt_linear.contract import CONTRACTS, Inputs, LinearState
 from vision_ttt.ops.ttt_linear.definition import ttt_linear_definition
+from vision_ttt.ops.ttt_linear.scan import ttt_linear_loop
 
 OP = learner_op(
-    "ttt_linear", Inputs, CONTRACTS, ttt_linear_definition, {"triton": triton_backend.BACKEND}
+    "ttt_linear",
+    Inputs,
+    CONTRACTS,
+    ttt_linear_definition,
+    {"triton": triton_backend.BACKEND},
+    exported=ttt_linear_loop,
 )
 PART = learner_part(OP, CONTRACTS.part)
 

@@ -12,8 +12,9 @@ from vision_ttt.ops._learner_state import run_learner
 from vision_ttt.ops._torch_function import overridable
 from vision_ttt.ops.ttt_mlp.contract import CONTRACTS, Inputs, MLPState
 from vision_ttt.ops.ttt_mlp.definition import ttt_mlp_definition
+from vision_ttt.ops.ttt_mlp.scan import ttt_mlp_loop
 
-OP = learner_op("ttt_mlp", Inputs, CONTRACTS, ttt_mlp_definition, {})
+OP = learner_op("ttt_mlp", Inputs, CONTRACTS, ttt_mlp_definition, {}, ttt_mlp_loop)
 PART = learner_part(OP, CONTRACTS.part)
 
 

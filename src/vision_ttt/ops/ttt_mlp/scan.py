@@ -1,9 +1,8 @@
-"""The learner ops in PyTorch's own operations: a loop over mini-batches, part of the graph."""
+"""ttt_mlp in PyTorch's own operations: a loop over the mini-batches that is part of the graph."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +10,16 @@ from torch import Tensor
 from vision_ttt.ops._graph_loop import State, detached, graph_loop, in_scan_order
 from vision_ttt.ops._learner_dual import Part, after, initial_state, mini_batch, with_batch
 from vision_ttt.ops._learner_inner_model import InnerNorm
+from vision_ttt.ops.ttt_mlp.contract import Inputs
 
 
-def learn_by_scan(inputs: Any) -> tuple[Tensor, ...]:
+def ttt_mlp_loop(inputs: Inputs) -> tuple[Tensor, ...]:
     """Compute o [B, T, H, d] and the last state [B, H, …], without gradients.
 
     A short last mini-batch is padded with tokens of ones whose learning rate is 0. Tokens of zeros
     would leave z = b, and where b is constant the inner norm has no value if eps is 0.
     """
-    inputs = type(inputs)(*detached(*inputs[:-3]), *inputs[-3:])
+    inputs = Inputs(*detached(*inputs[:-3]), *inputs[-3:])
     q, size, reverse_heads = inputs.q, inputs.mini_batch_size, inputs.reverse_heads
     batch, length, heads, dim = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
