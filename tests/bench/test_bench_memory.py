@@ -106,6 +106,7 @@ def _prepare_widening(mebibytes: int, kept: int):
     return lambda: call
 
 
+@pytest.mark.slow
 @linux
 def test_fresh_processes_tell_the_median_peak_and_what_is_held():
     build = functools.partial(_prepare_widening, 16, 24)

@@ -90,6 +90,7 @@ def test_selective_scans_at_any_image_size(
         torch.testing.assert_close(loaded.module()(images), model(images), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_images_of_less_than_a_mini_batch_of_tokens_grow(make_model: Callable) -> None:
     """A model whose own images have 4 tokens, and images of 16, of 20 and of 81."""
     model, _ = make_model(img_size=8, dynamic_img_size=True)
@@ -104,7 +105,10 @@ def test_images_of_less_than_a_mini_batch_of_tokens_grow(make_model: Callable) -
     [
         pytest.param("vittt_nano_patch4_32", {}, marks=pytest.mark.slow),
         ("vim_tiny_patch16_224", {"patch_size": 8, "img_size": 32}),
-        ("vit3_tiny_patch16_224", {"patch_size": 8, "img_size": 32, "num_heads": 1}),
+        pytest.param(
+            *("vit3_tiny_patch16_224", {"patch_size": 8, "img_size": 32, "num_heads": 1}),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_any_batch_after_a_fixed_one(

@@ -196,6 +196,7 @@ def test_autocast_survives_large_activations_and_keeps_the_residual_exact(dtype,
     assert_close(got, wanted, 1e-2)
 
 
+@pytest.mark.slow
 def test_block_compiles_as_one_graph_with_gradients():
     layer = block()
     compiled = torch.compile(layer, fullgraph=True)

@@ -165,7 +165,8 @@ def test_initial_scales():
             assert 0.018 < parameter.std() < 0.022, name
 
 
-@pytest.mark.parametrize("pool", [pytest.param("avg", marks=pytest.mark.slow), "double"])
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["avg", "double"])
 def test_one_compiled_graph_serves_changing_image_sizes(pool):
     model = nano(depth=1, dynamic_img_size=True, global_pool=pool).eval()
     graphs = CompileCounterWithBackend("aot_eager")

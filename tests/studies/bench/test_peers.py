@@ -191,7 +191,8 @@ def test_mambapy_computes_the_same():
     assert find_error("mambapy", problem, torch.float32, CPU) is None
 
 
-@pytest.mark.parametrize("installed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("installed", [False, True])
 def test_the_peer_joins_where_it_can(installed: bool, tmp_path: Path, capsys, monkeypatch):
     if installed:
         monkeypatch.setattr(peer, "PEER", peer.PEER._replace(refusal=lambda *_: None))

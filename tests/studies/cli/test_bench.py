@@ -19,6 +19,7 @@ def _few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vision_ttt.bench.rates._TURNS", 2)
 
 
+@pytest.mark.slow
 def test_lm_prints_how_models_compare(tmp_path: Path, capsys):
     pytest.importorskip("vision_ttt.language", exc_type=ImportError)
     output = tmp_path / "lm.csv"

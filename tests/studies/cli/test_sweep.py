@@ -156,6 +156,7 @@ def test_results_of_another_sweep_are_not_replaced(tiny, tmp_path, results, caps
     assert read_results(tmp_path / "others.csv") == others
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_with_the_end_of_its_log(tiny, tmp_path, capfd):
     argv = ["sweep", "tiny", "--seeds", "0", "--epochs", "1", "--rows", "wrong", "bare"]
     assert main([*argv, "--jobs", "1"]) == 1
