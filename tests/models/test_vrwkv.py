@@ -8,7 +8,7 @@ from tolerances import assert_close
 from vision_ttt import convert
 from vision_ttt.bench import count_macs, count_parameters
 from vision_ttt.models import create_model
-from vision_ttt.models.vrwkv import VRWKV, bi_wkv, q_shift
+from vision_ttt.models.vrwkv import VRWKV, VRWKVBlock, bi_wkv, q_shift
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_classes": 8}
 
@@ -50,6 +50,57 @@ def test_q_shift_reads_four_neighbours():
     x = torch.arange(6.0).reshape(1, 6, 1).expand(1, 6, 4)  # a grid of 2 × 3
     wanted = [[0, 0, 1, 0, 3, 4], [1, 2, 0, 4, 5, 0], [0, 0, 0, 0, 1, 2], [3, 4, 5, 0, 0, 0]]
     assert q_shift(x, (2, 3))[0].T.tolist() == wanted
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_block_by_the_equations(post_norm, scaled, index):
+    torch.manual_seed(0)
+    block = VRWKVBlock(
+        8,
+        index,
+        2,
+        post_norm=post_norm,
+        init_scale=0.5 if scaled else None,
+        drop_path=torch.nn.Identity(),
+    ).double()
+    for parameter in block.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    y = torch.randn(2, 6, 8).double()
+    names = dict(block.named_parameters())
+
+    def norm(x, name):
+        weight, bias = names[f"{name}.weight"], names[f"{name}.bias"]
+        return (x - x.mean(-1, True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * (
+            weight
+        ) + bias
+
+    def mixed(x, part, name):
+        share = names[f"{part}.mix_{name}"]
+        return share * x + (1 - share) * q_shift(x, (2, 3))
+
+    def spatial(x):
+        r, k, v = (
+            mixed(x, "spatial_mix", name[0]) @ names[f"spatial_mix.{name}.weight"].T
+            for name in ("receptance", "key", "value")
+        )
+        own = by_the_equation(k, v, names["spatial_mix.decay"], names["spatial_mix.bonus"])
+        return (r.sigmoid() * own) @ names["spatial_mix.output.weight"].T
+
+    def channel(x):
+        r, k = (
+            mixed(x, "channel_mix", name[0]) @ names[f"channel_mix.{name}.weight"].T
+            for name in ("receptance", "key")
+        )
+        return r.sigmoid() * (k.relu() ** 2 @ names["channel_mix.value.weight"].T)
+
+    wanted = y if index else norm(y, "norm0")
+    for number, mix in ((1, spatial), (2, channel)):
+        name = f"norm{number}"
+        branch = norm(mix(wanted), name) if post_norm else mix(norm(wanted, name))
+        wanted = wanted + (names[f"scale{number}"] * branch if scaled else branch)
+    assert_close(block(y, (2, 3)), wanted, 1e-10)
 
 
 @pytest.mark.parametrize(
