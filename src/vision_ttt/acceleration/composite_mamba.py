@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from vision_ttt.acceleration.supported_parts import has_global_hooks, is_plain, require
 from vision_ttt.layers import BidirectionalMamba, DirectionalConv1d
+from vision_ttt.layers.ragged_grids import RaggedGrids, each_image
 from vision_ttt.ops import fused_mamba
 
 
@@ -24,19 +27,25 @@ class CompositeMamba(BidirectionalMamba):
         require(layer, "it", BidirectionalMamba)
         require(layer.conv, "conv", DirectionalConv1d)
 
-    def forward(self, x: Tensor, state: object = None, return_state: bool = False) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        state: object = None,
+        return_state: bool = False,
+        grids: RaggedGrids | None = None,
+    ) -> Tensor:
         """As :meth:`BidirectionalMamba.forward`."""
         if state is not None or return_state or not self._trains_by_op():
-            return super().forward(x, state, return_state)
-        mixed = fused_mamba(
-            self.in_proj(x),  # [B, T, 2 E]
-            (self.conv.weight, self.conv.bias),
-            self.x_proj,
-            (self.dt_proj, self.dt_bias),
-            -torch.exp(self.A_log),
-            self.D,
-        )  # [B, T, E]
-        return self.out_proj(mixed)
+            return super().forward(x, state, return_state, grids)
+        mix = partial(
+            fused_mamba,
+            conv=(self.conv.weight, self.conv.bias),
+            x_proj=self.x_proj,
+            dt=(self.dt_proj, self.dt_bias),
+            A=-torch.exp(self.A_log),
+            D=self.D,
+        )
+        return self.out_proj(each_image(mix, self.in_proj(x), grids))  # [B, T, E] between them
 
     def _trains_by_op(self) -> bool:
         return self.training and is_plain(self.conv, DirectionalConv1d) and not has_global_hooks()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from timm.layers import DropPath
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from vision_ttt.layers import (
     TTTLinear,
     VitttBlock,
 )
+from vision_ttt.layers.ragged_grids import RaggedGrids, drop_each, each_on_grid
 from vision_ttt.ops import fused_ttt_linear, swiglu_mlp
 
 
@@ -55,29 +57,31 @@ class CompositeTTTLinear(TTTLinear):
         state: TTTLayerState | None = None,
         return_state: bool = False,
         lengths: Tensor | None = None,
+        grids: RaggedGrids | None = None,
     ) -> Tensor | tuple[Tensor, TTTLayerState]:
         """As :meth:`TTTLinear.forward`."""
         given = return_state or state is not None or lengths is not None
         if given or not self._trains_by_op():
-            return super().forward(x, state, return_state, lengths)
+            return super().forward(x, state, return_state, lengths, grids)
+        views, rates = self.in_proj(x), self.rate_proj(x)  # [B, T, C], [B, T, H]
         conv_q, conv_k, learner, merge = self.conv_q, self.conv_k, self.learner, self.merge
-        mixed = fused_ttt_linear(
-            self.in_proj(x),  # [B, T, C]
-            self.rate_proj(x),  # [B, T, H]
-            (conv_q.weight, conv_q.bias),
-            (conv_k.weight, conv_k.bias),
-            learner.state(),
-            (learner.norm_weight, learner.norm_bias),
-            learner.position_scale(),
-            (merge.weight, merge.bias),
+        mix = partial(
+            fused_ttt_linear,
+            conv_q=(conv_q.weight, conv_q.bias),
+            conv_k=(conv_k.weight, conv_k.bias),
+            state=learner.state(),
+            inner_norm=(learner.norm_weight, learner.norm_bias),
+            position_scale=learner.position_scale(),
+            post_norm=(merge.weight, merge.bias),
             widths=list(self.widths.values()),
             mini_batch_size=learner.mini_batch_size,
             reverse_heads=learner.reverse_heads,
             base_learning_rate=self.base_learning_rate,
             inner_eps=learner.eps,
             post_eps=merge.eps,
-        )  # [B, T, D]
-        return self.out_proj(mixed)
+        )
+        mixed = mix(views, rates) if grids is None else grids.each(mix, views, rates, on_grid=False)
+        return self.out_proj(mixed)  # [B, T, D]
 
     def _trains_by_op(self) -> bool:
         return (
@@ -110,11 +114,13 @@ class CompositeVitttBlock(VitttBlock):
         for path in ("mlp.fc1", "mlp.fc2"):
             require(block.get_submodule(path), path, *LINEAR)
 
-    def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
+    def forward(
+        self, y: Tensor, grid: tuple[int, int] | RaggedGrids, extra: Sequence[int] = ()
+    ) -> Tensor:
         norm, mlp, drop_path = self.norm, self.mlp, self.drop_path
         if not self._trains_by_op():
             return super().forward(y, grid, extra)
-        y = self.mixer(y, grid, extra)  # [B, T, D]
+        y = each_on_grid(self.mixer, (y,), grid, extra)  # [B, T, D]
         drops = not is_plain(drop_path, nn.Identity, DropPath) or getattr(drop_path, "drop_prob", 0)
         branch = swiglu_mlp(
             y,
@@ -124,7 +130,7 @@ class CompositeVitttBlock(VitttBlock):
             residual=not drops,
             eps=norm.eps,
         )
-        return y + drop_path(branch) if drops else branch
+        return y + drop_each(drop_path, branch, grid) if drops else branch
 
     def _trains_by_op(self) -> bool:
         fc1, fc2 = self.mlp.fc1, self.mlp.fc2

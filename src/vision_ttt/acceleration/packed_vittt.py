@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -31,6 +32,7 @@ from vision_ttt.layers import (
 )
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 from vision_ttt.layers.grid import check_grid
+from vision_ttt.layers.ragged_grids import RaggedGrids
 from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.ops import depthwise_conv2d
 from vision_ttt.ops.packed import packed_vittt_blocks
@@ -156,6 +158,8 @@ class PackedVitttBlocks(BlockSequence):
         """See :class:`BlockSequence`; without gradients there is nothing to checkpoint."""
         weights = self.weights[start:stop]
         grid, *extra = context
+        if isinstance(grid, RaggedGrids):
+            return grid.each(partial(self.forward, start=start, stop=stop), x, on_grid=True)
         if not len(weights) or (extra and extra[0] and self.sizes.kernel):
             return super().forward(x, *context, start=start, stop=stop)
         if self.sizes.kernel:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision_ttt.layers.mamba_parameters import MambaParameters
+from vision_ttt.layers.ragged_grids import RaggedGrids, drop_each, each_image
 from vision_ttt.ops import selective_scan
 
 
@@ -56,9 +57,16 @@ class BidirectionalMamba(MambaParameters):
     """
 
     directions = 2
+    takes_grids = True
 
-    def forward(self, x: Tensor, state: object = None, return_state: bool = False) -> Tensor:
-        """Mix tokens x [B, T, D].
+    def forward(
+        self,
+        x: Tensor,
+        state: object = None,
+        return_state: bool = False,
+        grids: RaggedGrids | None = None,
+    ) -> Tensor:
+        """Mix tokens x [B, T, D], or with ``grids`` [1, S, D], of which each image is a sequence.
 
         Raises:
             ValueError: a state is given or asked for.
@@ -69,23 +77,29 @@ class BidirectionalMamba(MambaParameters):
                 " the last token. Give it the whole sequence, or build a Mamba, of one direction"
             )
         x, z = self.in_proj(x).chunk(2, dim=-1)  # [B, T, E]
-        u = F.silu(self.conv(torch.cat([x, x], dim=-1)))  # [B, T, 2 E]
+        u = F.silu(each_image(self.conv, torch.cat([x, x], dim=-1), grids))  # [B, T, 2 E]
         # B images, t tokens, g directions, E channels; o of r, B and C.
         both = u.unflatten(-1, (2, self.inner))
         projected = torch.einsum("btge,goe->btgo", both, self.x_proj)
         r, b, c = projected.split_with_sizes([self.rank, self.state, self.state], dim=-1)
         delta = torch.einsum("btgr,ger->btge", r, self.dt_proj).flatten(2)  # [B, T, 2 E]
-        y = selective_scan(
-            u,
-            delta,
-            -torch.exp(self.A_log),
-            b,
-            c,
-            self.D,
-            delta_bias=self.dt_bias,
-            delta_softplus=True,
-            reverse_channels=self.inner,
-        )
+        rates = -torch.exp(self.A_log)
+
+        def scan(u: Tensor, delta: Tensor, b: Tensor, c: Tensor) -> Tensor:
+            return selective_scan(
+                u,
+                delta,
+                rates,
+                b,
+                c,
+                self.D,
+                delta_bias=self.dt_bias,
+                delta_softplus=True,
+                reverse_channels=self.inner,
+            )
+
+        tokens = u, delta, b, c
+        y = scan(*tokens) if grids is None else grids.each(scan, *tokens, on_grid=False)
         forward, backward = y.chunk(2, dim=-1)
         return self.out_proj(0.5 * (forward + backward) * F.silu(z))
 
@@ -117,8 +131,13 @@ class MambaBlock(nn.Module):
         self.mixer = BidirectionalMamba(dim) if mixer is None else mixer
         self.drop_path = nn.Identity() if drop_path is None else drop_path
 
+    takes_grids = True
+
     def forward(
-        self, x: Tensor, grid: tuple[int, int] | None = None, extra: Sequence[int] = ()
+        self,
+        x: Tensor,
+        grid: tuple[int, int] | RaggedGrids | None = None,
+        extra: Sequence[int] = (),
     ) -> Tensor:
-        """Run the block; a sequence needs neither its grid nor the positions of extra tokens."""
-        return x + self.drop_path(self.mixer(self.norm(x)))
+        """Run the block; one image needs neither its grid nor the positions of extra tokens."""
+        return x + drop_each(self.drop_path, each_image(self.mixer, self.norm(x), grid), grid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vision_ttt.layers.ragged_grids import RaggedGrids
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
 
 
@@ -26,7 +27,9 @@ class Mlp(nn.Module):
             nn.init.trunc_normal_(projection.weight, std=0.02)
             nn.init.zeros_(projection.bias)
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    takes_grids = True
+
+    def forward(self, x: Tensor, grid: tuple[int, int] | RaggedGrids) -> Tensor:
         """Tokens [B, T, D] → [B, T, D]; the grid, which other MLPs need, is ignored."""
         return self.fc2(F.gelu(self.fc1(x)))
 
@@ -43,6 +46,6 @@ class ConvMlp(Mlp):
         super().__init__(dim, hidden)
         self.conv = ResidualConv2d(hidden)
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int] | RaggedGrids) -> Tensor:
         """Tokens [B, T, D] of a grid (h, w) → [B, T, D]."""
         return self.fc2(F.gelu(self.conv(F.gelu(self.fc1(x)), grid)))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner
+from vision_ttt.layers.ragged_grids import RaggedGrids, each_image
 from vision_ttt.ops import LinearState, MLPState, states
 from vision_ttt.ops.padding import fill_padding, padding_of
 
@@ -134,6 +135,7 @@ class TTTLayer(nn.Module):
         state: TTTLayerState | None = None,
         return_state: bool = False,
         lengths: Tensor | None = None,
+        grids: RaggedGrids | None = None,
     ) -> Views | tuple[Views, tuple[Tensor | None, Tensor | None]]:
         """q, k, v [B, T, heads, d], eta [B, T, heads] and the gate's logits [B, T, D] or None.
 
@@ -144,7 +146,7 @@ class TTTLayer(nn.Module):
             q = k
         taps = None, None
         if not self.has_conv or (state is None and not return_state):
-            q, k = self.conv_q(q), self.conv_k(k)
+            q, k = each_image(self.conv_q, q, grids), each_image(self.conv_k, k, grids)
         else:
             before = (None, None) if state is None else (state.conv_q, state.conv_k)
             q, taps_q = self.conv_q(q, before[0], True, lengths)
@@ -153,7 +155,8 @@ class TTTLayer(nn.Module):
         q, k, v = (view.unflatten(-1, (self.heads, self.head_dim)) for view in (q, k, v))
         if self.rotary is not None:
             position = 0 if state is None else state.learner.position
-            q, k = self.rotary(q, position), self.rotary(k, position)
+            rotate = partial(self.rotary, position=position)
+            q, k = each_image(rotate, q, grids), each_image(rotate, k, grids)
         # Rates are at least float32, as the sums of gradients that they multiply.
         if self.rate_proj is None:
             ones = _at_least_float32(torch.ones_like(x[..., :1]))
@@ -175,24 +178,34 @@ class TTTLayer(nn.Module):
     def _scaled(self, rates: Tensor) -> Tensor:
         return rates * (self.base_learning_rate / self.head_dim)
 
+    takes_grids = True
+
     def forward(
         self,
         x: Tensor,
         state: TTTLayerState | None = None,
         return_state: bool = False,
         lengths: Tensor | None = None,
+        grids: RaggedGrids | None = None,
     ) -> Tensor | tuple[Tensor, TTTLayerState]:
         """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
 
         With ``lengths`` [B] each sequence has its own number of them: what is behind is padding,
-        which is not read, and whose outputs are 0.
+        which is not read, and whose outputs are 0. With ``grids`` x is [1, S, D], the tokens of
+        several images, each of which is a sequence.
 
         Raises:
             TypeError: the state is not a :class:`TTTLayerState` of tensors of accepted dtypes, the
                 lengths are not whole numbers, or the learner takes none.
             ValueError: a state or lengths are given, or a state is asked for, with two directions,
-                or the state or the lengths do not fit.
+                or the state or the lengths do not fit; or grids are given with them.
         """
+        if grids is not None:
+            if state is not None or return_state or lengths is not None:
+                raise ValueError("ragged grids go with neither a state nor lengths")
+            q, k, v, eta, gate = self.views(x, grids=grids)
+            z = grids.each(self.learner, q, k, v, eta, on_grid=False)
+            return self.out_proj(self.merge(z.flatten(2), gate))
         if self.directions > 1 and lengths is not None:
             raise ValueError(
                 "a bidirectional layer takes no lengths: its second direction would begin in the"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from timm.models import checkpoint
 from torch import Tensor, nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+
+from vision_ttt.layers.ragged_grids import RaggedGrids, each_on_grid
 
 
 def run_block(block: nn.Module, *inputs: Any, checkpointing: bool) -> Tensor:
@@ -37,10 +40,17 @@ class BlockSequence(nn.ModuleList):
 
         Args:
             x: tokens [B, N, D].
-            context: the blocks' other arguments.
+            context: the blocks' other arguments; or ragged grids, with x [1, S, D].
             start, stop: as in a slice.
             checkpointing: keep only each block's input for the backward pass.
         """
         for block in list(self)[start:stop]:  # a slice of itself would be a new module
-            x = run_block(block, x, *context, checkpointing=checkpointing)
+            run = block
+            if context and isinstance(context[0], RaggedGrids):
+                run = partial(_run_ragged, block)
+            x = run_block(run, x, *context, checkpointing=checkpointing)
         return x
+
+
+def _run_ragged(block: nn.Module, x: Tensor, grids: RaggedGrids) -> Tensor:
+    return each_on_grid(block, (x,), grids)

@@ -9,7 +9,8 @@ import timm
 from timm.models import generate_default_cfgs, get_pretrained_cfg, register_model
 from torch import Tensor, nn
 
-from vision_ttt.layers import ExtraTokens
+from vision_ttt.layers import ExtraTokens, RaggedGrids
+from vision_ttt.layers.ragged_grids import drop_each, each_on_grid
 from vision_ttt.models.arguments import choose
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn
@@ -49,10 +50,12 @@ class LinearBlock(nn.Module):
         self.ls1, self.ls2 = layer_scale(block, 1), layer_scale(block, 2)
         self.drop_path1, self.drop_path2 = block.drop_path1, block.drop_path2
 
+    takes_grids = True
+
     def forward(
         self,
         x: Tensor,
-        grid: tuple[int, int],
+        grid: tuple[int, int] | RaggedGrids,
         extra: tuple[int, ...] = (),
         rotations: Tensor | None = None,
     ) -> Tensor:
@@ -61,9 +64,9 @@ class LinearBlock(nn.Module):
         Raises:
             ValueError: N does not fit the grid.
         """
-        mixed = self.proj_drop(self.attn(self.norm1(x), grid, extra, rotations))
-        x = x + self.drop_path1(self.ls1(mixed))
-        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+        mixed = each_on_grid(self.attn, (self.norm1(x),), grid, extra, rotations)
+        x = x + drop_each(self.drop_path1, self.ls1(self.proj_drop(mixed)), grid)
+        return x + drop_each(self.drop_path2, self.ls2(self.mlp(self.norm2(x))), grid)
 
 
 class LinearViT(PlainBackbone):
@@ -145,14 +148,14 @@ class LinearViT(PlainBackbone):
         groups = super().group_matcher(coarse)
         return {**groups, "stem": rf"{groups['stem']}|^norm_pre"}
 
-    def embed(self, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        """The first block's input of images [B, C, H, W]; see :meth:`PlainBackbone.embed`.
+    def place(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, tuple[Any, ...]]:
+        """The first block's input of patches [B, T, D]; see :meth:`PlainBackbone.place`.
 
         Returns:
             Tokens [B, N, D], and the blocks' other arguments: the grid, the positions of the tokens
             outside of it, and the rotations or None.
         """
-        x, (grid, *extra) = super().embed(x)
+        x, (grid, *extra) = super().place(x, grid)
         rotations = None if self.rope is None else self.rope.get_embed(shape=list(grid))
         return self.norm_pre(self.pos_drop(x)), (grid, extra[0] if extra else (), rotations)
 

@@ -5,7 +5,8 @@ Shape letters: B images, C channels, T tokens on a grid (h, w), D width, n class
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens
 from vision_ttt.layers.extra_tokens import merge_extra
+from vision_ttt.layers.ragged_grids import Group
 from vision_ttt.models.arguments import choose
 from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.models.classifier import Classifier
 from vision_ttt.models.image_size import check_image_size, embed_patches, positions_for
+from vision_ttt.models.naflex import NaFlexBatch, flat_patches
 from vision_ttt.models.weight_decay import undecayed_parameters
 
 torch.fx.wrap("check_image_size")
@@ -164,27 +167,57 @@ class PlainBackbone(Classifier):
 
     # forward
 
-    def embed(self, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        """The first block's input of images [B, C, H, W].
+    def embed(self, x: Tensor | Mapping[str, Any]) -> tuple[Tensor, tuple[Any, ...]]:
+        """The first block's input of images [B, C, H, W], or of a batch of any shapes.
 
         Returns:
             Tokens [B, N, D], and the blocks' other arguments: the grid and, in models with class
-            tokens, the positions of these in the sequence.
+            tokens, the positions of these in the sequence. Of a batch of any shapes, the tokens of
+            all images [1, S, D], and a :class:`vision_ttt.models.naflex.NaFlexBatch`.
 
         Raises:
-            ValueError: the images do not fit the model.
+            TypeError, ValueError: the images do not fit the model.
         """
         self._refuse_tracing()
+        if isinstance(x, Mapping):
+            return self._embed_naflex(x)
         dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
         check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
         x = embed_patches(x, self.patch_embed, pad=pad)  # [B, h, w, D]
         grid = (x.shape[1], x.shape[2])
-        x = x.flatten(1, 2)  # [B, T, D]
+        return self.place(x.flatten(1, 2), grid)
+
+    def place(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, tuple[Any, ...]]:
+        """Patches [B, T, D] of a grid with positions and class tokens; see :meth:`embed`."""
         if self.pos_embed is not None:
             x = x + positions_for(grid, self.pos_embed, self.patch_embed.grid_size)
         if self.class_tokens is None:
             return x, (grid,)
         return self.class_tokens.insert(x), (grid, self.class_tokens.positions(x.shape[1]))
+
+    def _embed_naflex(self, batch: Mapping[str, Any]) -> tuple[Tensor, tuple[NaFlexBatch]]:
+        if torch.compiler.is_exporting():
+            raise ValueError("a batch of images of any shapes cannot be exported; export images")
+        patch, own = self.patch_embed.patch_size, tuple(self.patch_embed.grid_size)
+        if self.patch_embed.proj.stride != patch:
+            raise ValueError("this model's patches overlap; it accepts images, and no patches")
+        images = NaFlexBatch(batch)
+        patches = flat_patches(batch, patch, self.in_chans)
+        placed, groups = [], []
+        # One image with one row of patches: by far the fastest form that the layer accepts.
+        x = images.gather(patches).unflatten(-1, (*patch, self.in_chans))  # [1, S, P, P, C]
+        x = self.patch_embed.proj(x.permute(0, 4, 2, 1, 3).flatten(3))  # [1, D, 1, S]
+        x = x.flatten(2).transpose(1, 2).contiguous()
+        for part, (count, _, (grid,)) in zip(images.split(x), images.groups, strict=True):
+            if not self.dynamic_img_size and grid != own:
+                raise ValueError(
+                    f"an image has {grid[0]} × {grid[1]} patches, the model was made for {own[0]} ×"
+                    f" {own[1]}; make it with dynamic_img_size=True for changing sizes"
+                )
+            tokens, context = self.place(part, grid)
+            placed.append(tokens.flatten(0, 1))
+            groups.append(Group(count, tokens.shape[1], context))
+        return torch.cat(placed).unsqueeze(0), (images.with_context(groups),)
 
     def run_blocks(
         self, x: Tensor, context: tuple[Any, ...], start: int = 0, stop: int | None = None
@@ -211,10 +244,48 @@ class PlainBackbone(Classifier):
             return image
         return merge_extra(image, others, self.class_tokens.positions(image.shape[1]))
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Normalised tokens [B, N, D] of images [B, C, H, W]."""
+    def forward_features(self, x: Tensor | Mapping[str, Any]) -> Tensor | dict[str, Tensor]:
+        """Normalised tokens [B, N, D] of images [B, C, H, W].
+
+        Of a batch of any shapes, a dictionary: "patches" [B, N, D], the image tokens where the
+        batch has their patches, 0 at the padding; the batch's own "patch_coord" and "patch_valid";
+        in models with class tokens also these, "class_tokens" [B, n, D].
+        """
         x, context = self.embed(x)
-        return self.norm(self.run_blocks(x, context))
+        x = self.norm(self.run_blocks(x, context))
+        return self._naflex_features(x, *context) if _is_ragged(context) else x
+
+    def _naflex_features(self, x: Tensor, images: NaFlexBatch) -> dict[str, Tensor]:
+        groups, others = zip(*(self.split_tokens(group) for group in images.split(x)), strict=True)
+        features = {
+            "patches": images.scatter(groups),
+            "patch_coord": images.coord,
+            "patch_valid": images.valid,
+        }
+        if self.class_tokens is not None:
+            features["class_tokens"] = images.in_order(others)
+        return features
+
+    def forward_head(
+        self, x: Tensor | Mapping[str, Tensor], pre_logits: bool = False
+    ) -> Tensor | dict[str, Tensor]:
+        """Logits of :meth:`forward_features`'s result, or with ``pre_logits`` the head's input.
+
+        For ``global_pool=""`` those of each token, for a batch of any shapes as a dictionary.
+        """
+        if not isinstance(x, Mapping):
+            return super().forward_head(x, pre_logits)
+        images = NaFlexBatch(x)
+        groups = images.split(images.gather(x["patches"]))
+        others = x.get("class_tokens")
+        if self.global_pool == "":
+            head = partial(super().forward_head, pre_logits=pre_logits)
+            tokens = {} if others is None else {"class_tokens": head(others)}
+            return {**x, "patches": images.scatter([head(group) for group in groups]), **tokens}
+        each = [None] * len(groups) if others is None else images.split_images(others)
+        pooled = [self.pool(self.join_tokens(*parts)) for parts in zip(groups, each, strict=True)]
+        x = self.head_drop(images.in_order(pooled))
+        return x if pre_logits else self.head(x)
 
     def pool(self, x: Tensor) -> Tensor:
         """The classification feature [B, D] of tokens [B, N, D]; for ``global_pool=""`` x.
@@ -234,7 +305,7 @@ class PlainBackbone(Classifier):
 
     def forward_intermediates(
         self,
-        x: Tensor,
+        x: Tensor | Mapping[str, Any],
         indices: int | list[int] | None = None,
         return_prefix_tokens: bool = False,
         norm: bool = False,
@@ -245,7 +316,7 @@ class PlainBackbone(Classifier):
         """Features after chosen blocks, and the final tokens.
 
         Args:
-            x: images [B, C, H, W].
+            x: images [B, C, H, W], or a batch of any shapes.
             indices: which blocks, or how many of the last ones; all by default.
             return_prefix_tokens: pair each feature with the class tokens [B, n, D] of that depth.
             norm: apply the final norm to each feature.
@@ -253,22 +324,40 @@ class PlainBackbone(Classifier):
             output_fmt: "NCHW" for maps [B, D, h, w] or "NLC" for tokens [B, T, D].
             intermediates_only: return only the list.
 
+        Of a batch of any shapes, the final tokens are the dictionary of :meth:`forward_features`,
+        and features, "NLC" alone, [B, N, D] as its "patches".
+
         Raises:
-            ValueError: output_fmt is unknown, or return_prefix_tokens is set for a model without
-                class tokens.
+            ValueError: output_fmt is unknown, or does not support the images; or
+                return_prefix_tokens is set for a model without class tokens.
         """
         choose("output_fmt", output_fmt, ("NCHW", "NLC"))
         if return_prefix_tokens and self.class_tokens is None:
             raise ValueError("return_prefix_tokens: this model has no class tokens")
         taken, last = feature_take_indices(len(self.blocks), indices)
         x, context = self.embed(x)
+        ragged = _is_ragged(context)
+        if ragged and output_fmt == "NCHW":
+            raise ValueError("images of any shapes have no common map: output_fmt must be 'NLC'")
         features: list[Any] = []
         for index in range(last + 1 if stop_early else len(self.blocks)):
             x = self.run_blocks(x, context, index, index + 1)
             if index not in taken:
                 continue
-            y, tokens = self.split_tokens(self.norm(x) if norm else x)
+            y = self.norm(x) if norm else x
+            if ragged:
+                both = self._naflex_features(y, *context)
+                y, tokens = both["patches"], both.get("class_tokens")
+            else:
+                y, tokens = self.split_tokens(y)
             if output_fmt == "NCHW":
                 y = y.unflatten(1, context[0]).permute(0, 3, 1, 2).contiguous()
             features.append((y, tokens) if return_prefix_tokens else y)
-        return features if intermediates_only else (self.norm(x), features)
+        if intermediates_only:
+            return features
+        x = self.norm(x)
+        return (self._naflex_features(x, *context) if ragged else x), features
+
+
+def _is_ragged(context: tuple[Any, ...]) -> bool:
+    return isinstance(context[0], NaFlexBatch)

@@ -1,0 +1,153 @@
+"""Images of any shapes in one batch, as timm's NaFlex loader collates them.
+
+A batch is a dictionary of "patches" [B, N, P · P · C], their rows and columns "patch_coord"
+[B, N, 2] and "patch_valid" [B, N], which is False at the padding. Nothing of the padding is
+computed: only valid patches are gathered, those of images of one grid side by side, and the blocks
+run on them with :class:`vision_ttt.layers.RaggedGrids` in the place of a grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vision_ttt.layers.ragged_grids import Group, RaggedGrids
+
+KEYS = ("patches", "patch_coord", "patch_valid")
+"""Of a batch. Others, such as timm's "seq_len", are ignored."""
+
+
+class NaFlexBatch(RaggedGrids):
+    """Where the images of a batch are, and their tokens in the sequence [1, S, D].
+
+    Args:
+        batch: with "patch_coord" and "patch_valid".
+
+    Attributes:
+        coord, valid: as in the batch.
+
+    Raises:
+        TypeError, ValueError: the batch is not as above, or the valid patches of an image do not
+            fill a grid.
+    """
+
+    def __init__(self, batch: Mapping[str, Any]) -> None:
+        self.coord, self.valid = coord, valid = _checked(batch)
+        length = valid.shape[1]
+        order, grids = _grids(coord, valid)
+        alike: dict[tuple[int, int], list[int]] = {}
+        for index, grid in enumerate(grids):
+            alike.setdefault(grid, []).append(index)
+        images = torch.tensor(list(chain(*alike.values())), device=valid.device)
+        self._inverse = images.argsort()
+        groups = [Group(len(each), h * w, ((h, w),)) for (h, w), each in alike.items()]
+        taken = [order.new_zeros(0)]
+        for group, each in zip(
+            groups, images.split([group.count for group in groups]), strict=True
+        ):
+            taken.append((order[each, : group.length] + each.unsqueeze(1) * length).flatten())
+        self._index = torch.cat(taken)
+        super().__init__(groups)
+
+    def with_context(self, groups: list[Group]) -> NaFlexBatch:
+        """The same images, whose blocks are given something else."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        RaggedGrids.__init__(other, groups)
+        return other
+
+    def gather(self, x: Tensor) -> Tensor:
+        """x [B, N, …] → the image tokens [1, S, …]."""
+        return x.flatten(0, 1)[self._index].unsqueeze(0)
+
+    def scatter(self, groups: list[Tensor]) -> Tensor:
+        """Image tokens [B, T, D] of each group → [B, N, D] as the patches, 0 at the padding."""
+        x = torch.cat([group.flatten(0, 1) for group in groups])
+        out = x.new_zeros(self.valid.numel(), x.shape[-1]).index_copy(0, self._index, x)
+        return out.unflatten(0, self.valid.shape)
+
+    def split_images(self, x: Tensor) -> list[Tensor]:
+        """x [B, …] of the images → [B, …] of each group: :meth:`in_order` undone."""
+        return x[self._inverse.argsort()].split([group.count for group in self.groups])
+
+    def in_order(self, groups: list[Tensor]) -> Tensor:
+        """Results [B, …] of each group in the batch's order of images."""
+        return torch.cat(groups)[self._inverse]
+
+
+def flat_patches(batch: Mapping[str, Any], size: tuple[int, int], channels: int) -> Tensor:
+    """A batch's patches [B, N, P · P · C].
+
+    Raises:
+        TypeError, ValueError: they are no tensor of floating point, or of another shape.
+    """
+    patches = batch["patches"]
+    if not isinstance(patches, Tensor) or not patches.is_floating_point():
+        kind = patches.dtype if isinstance(patches, Tensor) else type(patches).__name__
+        raise TypeError(f"patches must be a tensor of floating point, got {kind}")
+    patch = (*size, channels)
+    area = size[0] * size[1] * channels
+    if patches.ndim == 5 and tuple(patches.shape[2:]) == patch:
+        patches = patches.flatten(2)
+    places = batch["patch_valid"].shape
+    if patches.ndim != 3 or patches.shape[2] != area or patches.shape[:2] != places:
+        raise ValueError(
+            f"patches must be [{places[0]}, {places[1]}, {area}], of {size[0]} × {size[1]} pixels"
+            f" and {channels} channels, channels last, got {list(patches.shape)}"
+        )
+    return patches
+
+
+def _checked(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    missing = [key for key in KEYS if key not in batch]
+    if missing:
+        raise ValueError(
+            f"a batch of images of any shapes has {', '.join(KEYS)}; it lacks {', '.join(missing)},"
+            f" got {sorted(map(str, batch))}"
+        )
+    coord, valid = batch["patch_coord"], batch["patch_valid"]
+    if not isinstance(valid, Tensor) or valid.dtype != torch.bool:
+        raise TypeError(f"patch_valid must be a tensor of bool, got {_kind(valid)}")
+    if not isinstance(coord, Tensor) or coord.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"patch_coord must be a tensor of int64 or int32, got {_kind(coord)}")
+    if valid.ndim != 2 or not len(valid) or tuple(coord.shape) != (*valid.shape, 2):
+        raise ValueError(
+            "patch_valid must be [B, N] of at least one image and patch_coord [B, N, 2], got "
+            f"{list(valid.shape)} and {list(coord.shape)}"
+        )
+    if valid.device != coord.device:
+        raise ValueError(
+            f"patch_valid and patch_coord must be on one device, got {valid.device} and "
+            f"{coord.device}"
+        )
+    return coord, valid
+
+
+def _kind(x: Any) -> str:
+    return str(x.dtype) if isinstance(x, Tensor) else type(x).__name__
+
+
+def _grids(coord: Tensor, valid: Tensor) -> tuple[Tensor, list[tuple[int, int]]]:
+    """The places [B, N] of each image's patches row by row, padding behind them; the grids."""
+    rows, columns = coord.long().unbind(-1)
+    height, width = ((x + 1).masked_fill(~valid, 0).amax(1) for x in (rows, columns))
+    place = (rows * width.unsqueeze(1) + columns).masked_fill(~valid, torch.iinfo(torch.long).max)
+    place, order = place.sort(dim=1)
+    expected = torch.arange(place.shape[1], device=place.device)
+    behind = expected >= valid.sum(1, keepdim=True)
+    fills = ((place == expected) | behind).all(1) & (valid.sum(1) == height * width)
+    grids = []
+    for index, (h, w, count, full) in enumerate(
+        torch.stack([height, width, valid.sum(1), fills.long()], dim=1).tolist()
+    ):
+        if not full or not count:
+            raise ValueError(
+                f"image {index} of the batch has {count} valid patches, which do not fill its grid"
+                f" of {h} × {w}: patch_coord must have each row and column once"
+            )
+        grids.append((h, w))
+    return order, grids
