@@ -76,32 +76,30 @@ class BidirectionalMamba(MambaParameters):
                 "a bidirectional layer has no state that goes on: its second direction begins at"
                 " the last token. Give it the whole sequence, or build a Mamba, of one direction"
             )
-        x, z = self.in_proj(x).chunk(2, dim=-1)  # [B, T, E]
-        u = F.silu(each_image(self.conv, torch.cat([x, x], dim=-1), grids))  # [B, T, 2 E]
+        return self.out_proj(each_image(self._mixed, self.in_proj(x), grids))
+
+    def _mixed(self, projected: Tensor) -> Tensor:
+        """What is between the projections [B, T, 2 E] → [B, T, E]."""
+        x, z = projected.chunk(2, dim=-1)  # [B, T, E]
+        u = F.silu(self.conv(torch.cat([x, x], dim=-1)))  # [B, T, 2 E]
         # B images, t tokens, g directions, E channels; o of r, B and C.
         both = u.unflatten(-1, (2, self.inner))
         projected = torch.einsum("btge,goe->btgo", both, self.x_proj)
         r, b, c = projected.split_with_sizes([self.rank, self.state, self.state], dim=-1)
         delta = torch.einsum("btgr,ger->btge", r, self.dt_proj).flatten(2)  # [B, T, 2 E]
-        rates = -torch.exp(self.A_log)
-
-        def scan(u: Tensor, delta: Tensor, b: Tensor, c: Tensor) -> Tensor:
-            return selective_scan(
-                u,
-                delta,
-                rates,
-                b,
-                c,
-                self.D,
-                delta_bias=self.dt_bias,
-                delta_softplus=True,
-                reverse_channels=self.inner,
-            )
-
-        tokens = u, delta, b, c
-        y = scan(*tokens) if grids is None else grids.each(scan, *tokens, on_grid=False)
+        y = selective_scan(
+            u,
+            delta,
+            -torch.exp(self.A_log),
+            b,
+            c,
+            self.D,
+            delta_bias=self.dt_bias,
+            delta_softplus=True,
+            reverse_channels=self.inner,
+        )
         forward, backward = y.chunk(2, dim=-1)
-        return self.out_proj(0.5 * (forward + backward) * F.silu(z))
+        return 0.5 * (forward + backward) * F.silu(z)
 
 
 class MambaBlock(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner
-from vision_ttt.layers.ragged_grids import RaggedGrids, each_image
+from vision_ttt.layers.ragged_grids import RaggedGrids
 from vision_ttt.ops import LinearState, MLPState, states
 from vision_ttt.ops.padding import fill_padding, padding_of
 
@@ -135,18 +135,29 @@ class TTTLayer(nn.Module):
         state: TTTLayerState | None = None,
         return_state: bool = False,
         lengths: Tensor | None = None,
-        grids: RaggedGrids | None = None,
     ) -> Views | tuple[Views, tuple[Tensor | None, Tensor | None]]:
         """q, k, v [B, T, heads, d], eta [B, T, heads] and the gate's logits [B, T, D] or None.
 
         With ``return_state`` also the states of both convolutions.
         """
-        k, q, v, gate = self.in_proj(x).split_with_sizes(list(self.widths.values()), dim=-1)
+        (q, k, v, gate), taps = self._views(self.in_proj(x), state, return_state, lengths)
+        views = q, k, v, self._eta(x), gate
+        return (views, taps) if return_state else views
+
+    def _views(
+        self,
+        projected: Tensor,
+        state: TTTLayerState | None = None,
+        return_state: bool = False,
+        lengths: Tensor | None = None,
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]]:
+        """q, k, v and the gate of the projected tokens, and the states of both convolutions."""
+        k, q, v, gate = projected.split_with_sizes(list(self.widths.values()), dim=-1)
         if not self.widths["q"]:
             q = k
         taps = None, None
         if not self.has_conv or (state is None and not return_state):
-            q, k = each_image(self.conv_q, q, grids), each_image(self.conv_k, k, grids)
+            q, k = self.conv_q(q), self.conv_k(k)
         else:
             before = (None, None) if state is None else (state.conv_q, state.conv_k)
             q, taps_q = self.conv_q(q, before[0], True, lengths)
@@ -155,16 +166,15 @@ class TTTLayer(nn.Module):
         q, k, v = (view.unflatten(-1, (self.heads, self.head_dim)) for view in (q, k, v))
         if self.rotary is not None:
             position = 0 if state is None else state.learner.position
-            rotate = partial(self.rotary, position=position)
-            q, k = each_image(rotate, q, grids), each_image(rotate, k, grids)
-        # Rates are at least float32, as the sums of gradients that they multiply.
+            q, k = self.rotary(q, position), self.rotary(k, position)
+        return (q, k, v, gate if self.widths["gate"] else None), taps
+
+    def _eta(self, x: Tensor) -> Tensor:
+        """Rates [B, T, heads], at least float32 as the sums of gradients that they multiply."""
         if self.rate_proj is None:
             ones = _at_least_float32(torch.ones_like(x[..., :1]))
-            eta = self._scaled(ones).repeat(1, 1, self.heads)
-        else:
-            eta = self.rates(_at_least_float32(self.rate_proj(x)))
-        views = q, k, v, eta, gate if self.widths["gate"] else None
-        return (views, taps) if return_state else views
+            return self._scaled(ones).repeat(1, 1, self.heads)
+        return self.rates(_at_least_float32(self.rate_proj(x)))
 
     def inner_problem(self, x: Tensor) -> dict[str, Tensor | int | float]:
         """The arguments of the inner learner's op for tokens x [B, T, D], of an `InnerLearner`."""
@@ -177,6 +187,11 @@ class TTTLayer(nn.Module):
 
     def _scaled(self, rates: Tensor) -> Tensor:
         return rates * (self.base_learning_rate / self.head_dim)
+
+    def _mixed(self, projected: Tensor, eta: Tensor) -> Tensor:
+        """What is between the projections: [B, T, …] → [B, T, D]."""
+        (q, k, v, gate), _ = self._views(projected)
+        return self.merge(self.learner(q, k, v, eta).flatten(2), gate)
 
     takes_grids = True
 
@@ -203,9 +218,10 @@ class TTTLayer(nn.Module):
         if grids is not None:
             if state is not None or return_state or lengths is not None:
                 raise ValueError("ragged grids go with neither a state nor lengths")
-            q, k, v, eta, gate = self.views(x, grids=grids)
-            z = grids.each(self.learner, q, k, v, eta, on_grid=False)
-            return self.out_proj(self.merge(z.flatten(2), gate))
+            if "views" in vars(self) or type(self).views is not TTTLayer.views:
+                return grids.each(self.forward, x, on_grid=False)
+            tokens = self.in_proj(x), self._eta(x)
+            return self.out_proj(grids.each(self._mixed, *tokens, on_grid=False))
         if self.directions > 1 and lengths is not None:
             raise ValueError(
                 "a bidirectional layer takes no lengths: its second direction would begin in the"
