@@ -1,0 +1,324 @@
+"""Batches of images of any shapes, as timm's NaFlex loader collates them."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.data import create_naflex_loader
+from timm.data.naflex_dataset import NaFlexCollator
+from timm.data.naflex_transforms import Patchify
+from timm.layers import DropPath
+from torch import nn
+
+import vision_ttt
+from vision_ttt import VitttBlock, VitttMixer
+from vision_ttt.layers import RaggedGrids, TTTLinear
+
+NANO = {"depth": 1, "patch_size": 4, "img_size": 32, "num_classes": 5, "dynamic_img_size": True}
+LINEAR = {"patch_size": 4, "img_size": 32, "depth": 1, "num_classes": 5}
+MODELS = {
+    "vittt": partial(timm.create_model, "vittt_nano_patch4_32", **NANO),
+    "vit3": partial(timm.create_model, "vit3_nano_patch4_32", **NANO),
+    "vim": partial(timm.create_model, "vim_nano_patch4_32", **NANO),
+    "mambar": partial(timm.create_model, "mambar_nano_patch4_32", **NANO),
+    "vrwkv": partial(timm.create_model, "vrwkv_nano_patch4_32", **NANO),
+    "linear": partial(
+        timm.create_model, "linear_vit", base="eva02_tiny_patch14_224", class_token="keep", **LINEAR
+    ),
+}
+VARIANTS = {
+    "max_norm": ("vittt", {"global_pool": "max_norm"}),
+    "head": ("vittt", {"global_pool": "head"}),
+    "middle": ("vittt", {"global_pool": "middle", "design": "ttt_layer"}),
+    "double": ("vittt", {"global_pool": "double", "design": "one_way"}),
+    "post_norm": ("vrwkv", {"post_norm": True, "init_scale": 0.5}),
+    "vit3_inner": ("linear", {"inner": "vit3"}),
+}
+ALIKE = {  # to those
+    "mlp": ("vittt", {"inner_model": "mlp"}),
+    "end": ("vim", {"global_pool": "end"}),
+    "first": ("mambar", {"global_pool": "first"}),
+    "no_registers": ("mambar", {"distribution": "none"}),
+    "ttt_linear_inner": ("linear", {"inner": "ttt_linear"}),
+}
+SIZES = [(32, 32), (16, 24), (40, 12), (16, 24), (4, 28)]
+
+
+def images(dtype=torch.float64):
+    torch.manual_seed(1)
+    return [torch.randn(3, height, width, dtype=dtype) for height, width in SIZES]
+
+
+def batch_of(pictures, padding=float("nan")):
+    """Pictures as timm patchifies and collates them, with a value where the padding is."""
+    batch, _ = NaFlexCollator(80)([(Patchify(4)(picture), 0) for picture in pictures])
+    batch["patches"] = batch["patches"].to(pictures[0].dtype)  # the collator's is float32
+    for row, picture in zip(batch["patches"], pictures, strict=True):
+        patches = Patchify(4)(picture)["patches"]
+        row[: len(patches)] = patches
+    batch["patches"][~batch["patch_valid"]] = padding
+    return batch
+
+
+def moved(model):
+    """No parameter is at its initial value: a zero would hide what multiplies it."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return model
+
+
+def make(name, **arguments):
+    torch.manual_seed(0)
+    return moved(MODELS[name](**arguments)).double()
+
+
+def gradients(loss, *inputs):
+    return torch.autograd.grad(loss, inputs, allow_unused=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *(pytest.param(name, {}, id=name) for name in MODELS),
+        *(pytest.param(*given, id=name) for name, given in VARIANTS.items()),
+        *(pytest.param(*given, id=name, marks=pytest.mark.slow) for name, given in ALIKE.items()),
+    ],
+)
+def test_a_batch_equals_the_loop_over_its_images_though_its_padding_is_nan(name, arguments):
+    model, pictures = make(name, **arguments), images()
+    parameters = list(model.parameters())
+    weights = torch.randn(len(SIZES), 5, dtype=torch.float64)
+    batch = batch_of(pictures)
+    batch["patches"].requires_grad_()
+    logits = model(batch)
+    singles = [picture[None].requires_grad_() for picture in pictures]
+    expected = torch.cat([model(single) for single in singles])
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-11)
+    *of_batch, of_patches = gradients((logits * weights).mean(), *parameters, batch["patches"])
+    of_loop = gradients((expected * weights).mean(), *parameters, *singles)
+    of_images = of_loop[len(parameters) :]
+    torch.testing.assert_close(of_batch, list(of_loop[: len(parameters)]), rtol=1e-7, atol=1e-11)
+    expected = batch_of([each[0] for each in of_images], padding=0.0)["patches"]
+    torch.testing.assert_close(of_patches, expected, rtol=1e-7, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_features_are_where_their_patches_are_and_zero_at_the_padding(name):
+    model, pictures = make(name), images()
+    batch = batch_of(pictures)
+    features = model.forward_features(batch)
+    valid = features["patch_valid"]
+    assert torch.equal(valid, batch["patch_valid"])
+    assert torch.equal(features["patch_coord"], batch["patch_coord"])
+    assert not features["patches"][~valid].any()
+    for index, picture in enumerate(pictures):
+        tokens, others = model.split_tokens(model.forward_features(picture[None]))
+        torch.testing.assert_close(features["patches"][index][valid[index]], tokens[0])
+        if others is not None:
+            torch.testing.assert_close(features["class_tokens"][index], others[0])
+    torch.testing.assert_close(model.forward_head(features), model(batch))
+    final, taken = model.forward_intermediates(batch, indices=[0], norm=True, output_fmt="NLC")
+    torch.testing.assert_close(final["patches"], features["patches"])
+    expected = model.forward_intermediates(pictures[1][None], [0], norm=True, output_fmt="NLC")
+    torch.testing.assert_close(taken[0][1][valid[1]], expected[1][0][0])
+    if others is not None:
+        _, taken = model.forward_intermediates(
+            batch, indices=[0], output_fmt="NLC", return_prefix_tokens=True
+        )
+        assert taken[0][1].shape == features["class_tokens"].shape
+    with pytest.raises(ValueError, match="'NLC'"):
+        model.forward_intermediates(batch)
+
+
+def test_a_head_of_tokens():
+    model, pictures = make("mambar", global_pool=""), images()
+    model.reset_classifier(5, "")
+    model = moved(model)
+    batch = batch_of(pictures)
+    logits = model(batch)
+    tokens, others = model.split_tokens(model(pictures[2][None]))
+    torch.testing.assert_close(logits["patches"][2][batch["patch_valid"][2]], tokens[0])
+    torch.testing.assert_close(logits["class_tokens"][2], others[0])
+    assert not logits["patches"][~batch["patch_valid"]].any()
+
+
+def test_patches_may_be_in_any_order_and_not_flattened():
+    model, batch = make("vittt"), batch_of(images())
+    order = torch.randperm(80)
+    shuffled = {key: batch[key][:, order] for key in ("patches", "patch_coord", "patch_valid")}
+    shuffled["patches"] = shuffled["patches"].unflatten(-1, (4, 4, 3))
+    torch.testing.assert_close(model(shuffled), model(batch))
+    features, expected = model.forward_features(shuffled), model.forward_features(batch)
+    torch.testing.assert_close(features["patches"], expected["patches"][:, order])
+
+
+class Pictures(torch.utils.data.Dataset):
+    """24 pictures of six shapes."""
+
+    transform = None
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        shape = (8 + 4 * (index % 3), 8 + 4 * (index % 2), 3)
+        pixels = np.random.default_rng(index).integers(0, 256, shape, dtype=np.uint8)
+        image = Image.fromarray(pixels)
+        return image if self.transform is None else self.transform(image), index % 10
+
+
+def timms_loader(training):
+    return create_naflex_loader(
+        Pictures(),
+        patch_size=4,
+        train_seq_lens=(4, 9, 16),
+        max_seq_len=16,
+        batch_size=8,
+        is_training=training,
+        num_workers=0,
+        device=torch.device("cpu"),
+        pin_memory=False,
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_timms_loader_transforms_and_collation_unchanged(training):
+    model = MODELS["vittt"](num_classes=10).train(training)
+    count = 0
+    for batch, labels in timms_loader(training):
+        logits = model(batch)
+        count += len(labels)
+        assert logits.shape == (len(labels), 10)
+        loss = nn.functional.cross_entropy(logits, labels)
+        loss.backward()
+        assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert count == 24
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *((name, "for_inference") for name in ("vittt", "vit3", "vim")),
+        *((name, "for_training") for name in ("vittt", "vim")),
+        ("vittt", "checkpointing"),
+        pytest.param("vittt", "compile", marks=pytest.mark.slow),
+    ],
+)
+def test_other_ways_to_run_a_model_give_the_same(name, how):
+    model = MODELS[name]()
+    batch = batch_of(images(torch.float32))
+    expected = model(batch)
+    if how == "for_inference":
+        other = vision_ttt.for_inference(model)
+    elif how == "for_training":
+        other = vision_ttt.for_training(model)
+    elif how == "compile":
+        other = torch.compile(model, backend="eager")
+    else:
+        other = model
+        other.set_grad_checkpointing()
+    logits = other(batch)
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-4)
+    if how != "for_inference":
+        parameters = list(model.parameters())
+        torch.testing.assert_close(
+            gradients(logits.square().sum(), *parameters),
+            gradients(expected.square().sum(), *parameters),
+            rtol=1e-3,
+            atol=1e-3,
+        )
+
+
+def test_bfloat16_under_autocast():
+    model, batch = MODELS["vittt"](), batch_of(images(torch.float32))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch)
+    assert logits.isfinite().all()
+    torch.testing.assert_close(logits.float(), model(batch), rtol=0.1, atol=0.05)
+
+
+def changed(**others):
+    return {**batch_of(images(torch.float32)), **others}
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        ({}, ValueError, "lacks patches, patch_coord, patch_valid"),
+        (changed(patches=None), TypeError, "patches must be a tensor of floating point"),
+        (changed(patches=torch.zeros(5, 80, 47)), ValueError, r"\[5, 80, 48\].*\[5, 80, 47\]"),
+        (changed(patches=torch.zeros(5, 79, 48)), ValueError, r"got \[5, 79, 48\]"),
+        (changed(patch_valid=torch.ones(5, 80)), TypeError, "bool, got torch.float32"),
+        (changed(patch_coord=torch.zeros(5, 80, 2)), TypeError, "int64 or int32"),
+        (changed(patch_coord=torch.zeros(5, 80, 3, dtype=torch.long)), ValueError, r"\[B, N, 2\]"),
+        (changed(patch_coord=torch.zeros(5, 80, 2, dtype=torch.long)), ValueError, "image 0 of"),
+        (changed(patch_valid=torch.zeros(5, 80, dtype=torch.bool)), ValueError, "has 0 valid"),
+        (changed(patch_valid=torch.ones(5, 80, dtype=torch.bool)), ValueError, "80 valid patches"),
+    ],
+)
+def test_what_is_no_batch_is_refused(batch, error, message):
+    with pytest.raises(error, match=message):
+        MODELS["vittt"]()(batch)
+
+
+def test_models_that_take_no_patches_say_so():
+    batch = batch_of(images(torch.float32))
+    fixed = MODELS["vittt"](dynamic_img_size=False)
+    with pytest.raises(ValueError, match=r"4 × 6 patches.*8 × 8.*dynamic_img_size"):
+        fixed(batch)
+    with pytest.raises(ValueError, match="overlap"):
+        MODELS["vim"](stride=2)(batch)
+    with pytest.raises(ValueError, match="cannot be exported"):
+        torch.export.export(MODELS["vittt"](), (batch,))
+
+
+def test_stochastic_depth_drops_images_and_not_the_batch():
+    torch.manual_seed(0)
+    block = VitttBlock(VitttMixer(8, 1), 8, 8, drop_path=DropPath(0.5))
+    x, grids = torch.randn(1, 64, 8), RaggedGrids.of([(1, 1)] * 32 + [(1, 2)] * 16)
+    with torch.no_grad():
+        kept = (block(x, grids) - block.mixer(x, grids)).abs().sum(-1)[0] > 0
+    assert 8 < kept[:32].sum() < 24
+    pairs = kept[32:].unflatten(0, (16, 2))
+    assert torch.equal(pairs[:, 0], pairs[:, 1])
+    assert 2 < pairs[:, 0].sum() < 14
+
+
+class Own(nn.Module):
+    """A sequence layer that knows nothing of grids: the mean over the tokens."""
+
+    def forward(self, x):
+        return x.mean(1, keepdim=True).expand_as(x)
+
+
+def test_a_layer_of_ones_own_is_given_one_group_at_a_time():
+    block = VitttBlock(VitttMixer(8, ttt=Own()), 8, 8)
+    a, b = torch.randn(1, 6, 8), torch.randn(1, 4, 8)
+    y = block(torch.cat([a, b], dim=1), RaggedGrids.of([(2, 3), (2, 2)]))
+    torch.testing.assert_close(y, torch.cat([block(a, (2, 3)), block(b, (2, 2))], dim=1))
+
+
+def test_a_layer_whose_views_are_replaced_runs_them():
+    layer, grids = TTTLinear(8, 1, bidirectional=True), RaggedGrids.of([(1, 3), (2, 2)])
+    x = torch.randn(1, 7, 8)
+    before = layer(x, grids=grids)
+    layer.views = lambda x: (*TTTLinear.views(layer, x)[:3], torch.zeros(*x.shape[:2], 2), None)
+    after = layer(x, grids=grids)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, torch.cat([layer(x[:, :3]), layer(x[:, 3:])], dim=1))
+    with pytest.raises(ValueError, match="neither a state nor lengths"):
+        layer(x, lengths=torch.tensor([7]), grids=grids)
+
+
+def test_grids_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="at least 1 token"):
+        RaggedGrids.of([(2, 0)])
+    with pytest.raises(ValueError, match="at least 1 token"):
+        RaggedGrids.of([])
+    block = VitttBlock(VitttMixer(8, 1), 8, 8)
+    with pytest.raises(ValueError, match="7 tokens are not those of the images, 6: 1 of 2 × 3"):
+        block(torch.randn(1, 7, 8), RaggedGrids.of([(2, 3)]))
