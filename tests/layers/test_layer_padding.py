@@ -12,9 +12,11 @@ from vision_ttt import for_training
 from vision_ttt.inner import Learner, Linear
 from vision_ttt.layers import (
     TTTMLP,
+    BidirectionalMamba,
     DirectionalConv1d,
     FunctionalLearner,
     LinearLearner,
+    Mamba,
     MiniBatchRotary,
     MLPLearner,
     TanhGatedNorm,
@@ -34,6 +36,15 @@ LAYERS = {
     "for training": lambda: for_training(TTTLinear(DIM, 2, **ALL, gate=True)),
     "mlp": partial(TTTMLP, DIM, 2, mini_batch_size=SIZE, conv_kernel_size=2),
     "convolution": partial(DirectionalConv1d, DIM, 4),
+    "mamba": partial(Mamba, DIM),
+}
+BOTH_WAYS = {
+    "linear": partial(TTTLinear, DIM, 2, **ALL, gate=True, bidirectional=True),
+    "for training": lambda: for_training(TTTLinear(DIM, 2, **ALL, gate=True, bidirectional=True)),
+    "mlp": partial(TTTMLP, DIM, 2, mini_batch_size=SIZE, bidirectional=True),
+    "convolution": partial(DirectionalConv1d, DIM, 4, reverse_channels=DIM // 2),
+    "mamba": partial(BidirectionalMamba, DIM),
+    "mamba for training": lambda: for_training(BidirectionalMamba(DIM)),
 }
 
 
@@ -72,6 +83,12 @@ def test_padding_changes_nothing(name, dtype, value):
 
 
 @ANY
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_padding_of_both_directions(name, value):
+    check(randomised(BOTH_WAYS[name]()), value)
+
+
+@ANY
 @pytest.mark.parametrize("name", LAYERS)
 def test_padding_behind_a_state(name, value):
     """Of sequences that are at several places."""
@@ -97,9 +114,11 @@ def test_padding_of_inner_learners(kind, value):
     check_padding(call, tokens, others, absent(LENGTHS.tolist(), LENGTH), value)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_padded_row_gives_what_it_gives_alone(name):
-    layer = randomised(LAYERS[name](), torch.float64)
+@pytest.mark.parametrize(
+    "make", [*LAYERS.values(), *BOTH_WAYS.values()], ids=[*LAYERS, *(f"2 {x}" for x in BOTH_WAYS)]
+)
+def test_a_padded_row_gives_what_it_gives_alone(make):
+    layer = randomised(make(), torch.float64)
     x = torch.randn(4, LENGTH, DIM, dtype=torch.float64)
     o = layer(x, lengths=LENGTHS)
     for row, length in enumerate(LENGTHS.tolist()):
@@ -118,12 +137,9 @@ def test_lengths_that_do_not_fit(name):
         layer(x, lengths=torch.tensor([6, 1]))
 
 
-def test_learners_and_directions_without_lengths():
-    """Such a learner would read the padding, and so would heads that begin at the last token."""
+def test_learners_without_lengths():
+    """Such a learner would read the padding."""
     learner = partial(FunctionalLearner, learner=Learner(Linear()))
     layer, x, lengths = TTTLayer(DIM, 2, learner), torch.randn(1, 5, DIM), torch.tensor([3])
     with pytest.raises(TypeError, match="unexpected keyword argument 'lengths'"):
         layer(x, lengths=lengths)
-    both = for_training(TTTLinear(DIM, 2, bidirectional=True, conv_kernel_size=4))
-    with pytest.raises(ValueError, match="bidirectional layer takes no lengths"):
-        both(x, lengths=lengths)

@@ -125,10 +125,6 @@ def test_two_directions_say_why_not(kind):
         layer(torch.randn(1, 5, DIM), return_state=True)
     with pytest.raises(ValueError, match=r"reverse_channels=32 has no state"):
         layer.conv_q(torch.randn(1, 5, 2 * DIM), return_state=True)
-    with pytest.raises(ValueError, match="bidirectional layer takes no lengths"):
-        layer(torch.randn(1, 5, DIM), lengths=torch.tensor([3]))
-    with pytest.raises(ValueError, match="reverse_channels=32 takes no lengths"):
-        layer.conv_q(torch.randn(1, 5, 2 * DIM), lengths=torch.tensor([3]))
 
 
 def test_a_state_of_a_layer_with_other_convolutions():

@@ -6,7 +6,7 @@ import torch
 import ttt_linear_problems
 import ttt_mlp_problems
 from padded_calls import ANY, absent, check_padding
-from vision_ttt.ops import ttt_linear, ttt_mlp
+from vision_ttt.ops import selective_scan, ttt_linear, ttt_mlp
 from vision_ttt.ops._table import TABLE
 
 OPS = {"ttt_linear": ttt_linear, "ttt_mlp": ttt_mlp}
@@ -38,6 +38,119 @@ def check(op, value, *, dtype=torch.float32, state=None, return_state=True, **op
 @pytest.mark.parametrize("return_state", [False, True])
 def test_padding_changes_nothing(op, backend, return_state, value):
     check(op, value, backend=backend, return_state=return_state)
+
+
+@ANY
+@pytest.mark.parametrize(("op", "backend"), CASES)
+@pytest.mark.parametrize("return_state", [False, True])
+def test_padding_of_heads_that_scan_from_the_last_token(op, backend, return_state, value):
+    check(op, value, backend=backend, return_state=return_state, reverse_heads=1)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_both_directions_of_a_padded_row_are_what_they_are_alone(op):
+    problem = PROBLEMS[op].make_problem(4, LENGTH, 3, 16, SIZE, dtype=torch.float64)
+    options = {"mini_batch_size": SIZE, "reverse_heads": 1, "return_state": True}
+    o, state = OPS[op](**problem, **options, lengths=torch.tensor(LENGTHS))
+    for row, length in enumerate(LENGTHS):
+        if length:
+            alone = {
+                name: x[row : row + 1, :length] if name in TOKENS else x
+                for name, x in problem.items()
+            }
+            wanted, last = OPS[op](**alone, **options)
+            torch.testing.assert_close(o[row, :length], wanted[0])
+            for x, y in zip(state, last, strict=True):
+                assert (x is None) == (y is None)
+                if x is not None:
+                    torch.testing.assert_close(x[row], y[0])
+
+
+SCANS = {  # the options, and names of further arguments
+    "softplus": ({"delta_softplus": True}, ("D", "z", "delta_bias")),
+    "bias": ({}, ("delta_bias",)),
+    "neither": ({}, ()),
+}
+
+
+def make_scan(dtype, others, groups=2):
+    generator = torch.Generator().manual_seed(5)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    tokens = {name: random(4, LENGTH, 32) for name in ("u", "delta", "z")}
+    tokens |= {name: random(4, LENGTH, groups, 16) for name in ("B", "C")}
+    tokens["delta"] = tokens["delta"].abs() / 4
+    rest = {"A": -random(32, 16).abs(), "D": random(32), "delta_bias": random(32).abs() / 4}
+    rest["initial_state"] = random(4, 32, 16)
+    given = {**tokens, **rest}
+    left = {"D", "z", "delta_bias"} - set(others)
+    given = {name: x.requires_grad_() for name, x in given.items() if name not in left}
+    return given, [name for name in tokens if name in given]
+
+
+@ANY
+@pytest.mark.parametrize("case", SCANS)
+@pytest.mark.parametrize("backend", ["cpu", "dual", "reference"])
+def test_padding_of_a_selective_scan(backend, case, value):
+    options, others = SCANS[case]
+    given, names = make_scan(torch.float32, others)
+    tokens = {name: given.pop(name) for name in names}
+
+    def call(**tokens):
+        return selective_scan(
+            *(tokens["u"], tokens["delta"], given["A"], tokens["B"], tokens["C"]),
+            given.get("D"),
+            tokens.get("z"),
+            given.get("delta_bias"),
+            initial_state=given["initial_state"],
+            lengths=torch.tensor(LENGTHS),
+            reverse_channels=16,
+            return_state=True,
+            backend=backend,
+            **options,
+        )
+
+    check_padding(call, tokens, list(given.values()), absent(LENGTHS, LENGTH), value)
+
+
+@pytest.mark.parametrize("case", SCANS)
+def test_a_padded_row_of_a_selective_scan_is_what_it_is_alone(case):
+    """Its gradients, too: no step at the padding may leave one to the bias."""
+    options, others = SCANS[case]
+    given, names = make_scan(torch.float64, others)
+    options = {**options, "reverse_channels": 16, "return_state": True}
+    y, state = selective_scan(**given, **options, lengths=torch.tensor(LENGTHS))
+    weight = torch.randn(4, LENGTH, 32, dtype=torch.float64)
+    loss, expected = (y * weight).sum() + state.square().sum(), 0
+    for row, length in enumerate(LENGTHS):
+        alone = {
+            name: x[row : row + 1, :length] if name in names else x for name, x in given.items()
+        }
+        alone["initial_state"] = given["initial_state"][row : row + 1]
+        if not length:
+            expected = expected + alone["initial_state"].square().sum()
+            continue
+        each, last = selective_scan(**alone, **options)
+        torch.testing.assert_close(y[row, :length], each[0])
+        torch.testing.assert_close(state[row], last[0])
+        expected = expected + (each[0] * weight[row, :length]).sum() + last.square().sum()
+    leaves = list(given.values())
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves)
+    )
+
+
+def test_lengths_of_a_selective_scan_that_do_not_fit():
+    given, _ = make_scan(torch.float32, ())
+    with pytest.raises(ValueError, match=r"selective_scan: lengths must be in 0 … 11, got \[12"):
+        selective_scan(**given, lengths=torch.tensor([12, 0, 0, 0]))
+    with pytest.raises(TypeError, match="int32 or int64, got list"):
+        selective_scan(**given, lengths=[1, 2, 3, 4])
+    given["B"] = given["B"][:, :5]
+    with pytest.raises(ValueError, match="B must have shape"):
+        selective_scan(**given, lengths=torch.tensor([1, 0, 0, 0]))
 
 
 @ANY

@@ -16,7 +16,8 @@ from vision_ttt.ops import fused_mamba
 class CompositeMamba(BidirectionalMamba):
     """:class:`BidirectionalMamba` with all between its projections as one op.
 
-    The op is :func:`vision_ttt.ops.fused_mamba`. A layer with a changed part runs the parts.
+    The op is :func:`vision_ttt.ops.fused_mamba`. A call with lengths, or of a layer with a changed
+    part, runs the parts.
     """
 
     plain = BidirectionalMamba
@@ -32,11 +33,13 @@ class CompositeMamba(BidirectionalMamba):
         x: Tensor,
         state: object = None,
         return_state: bool = False,
+        lengths: Tensor | None = None,
         grids: RaggedGrids | None = None,
     ) -> Tensor:
         """As :meth:`BidirectionalMamba.forward`."""
-        if state is not None or return_state or not self._trains_by_op():
-            return super().forward(x, state, return_state, grids)
+        given = state is not None or return_state or lengths is not None
+        if given or not self._trains_by_op():
+            return super().forward(x, state, return_state, lengths, grids)
         mix = partial(
             fused_mamba,
             conv=(self.conv.weight, self.conv.bias),

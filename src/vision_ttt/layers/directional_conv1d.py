@@ -60,14 +60,9 @@ class DirectionalConv1d(nn.Conv1d):
         Raises:
             TypeError: the state or lengths are of another type or dtype.
             ValueError: the state or lengths have another shape or are on another device, the
-                lengths are not in 0 … T, or a state or lengths are given or asked for and channels
-                scan from T to 1, whose first token is the last one of the sequence.
+                lengths are not in 0 … T, or a state is given or asked for and channels scan from T
+                to 1, whose first token is the last one of the sequence.
         """
-        if self.reverse_channels and lengths is not None:
-            raise ValueError(
-                f"a convolution with reverse_channels={self.reverse_channels} takes no lengths:"
-                " these channels would begin in the padding; give it each sequence alone"
-            )
         padding = padding_of("DirectionalConv1d", lengths, x)
         x = fill_padding(x, padding)
         if state is None and not return_state:

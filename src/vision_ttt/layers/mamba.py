@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vision_ttt.layers.mamba_parameters import MambaParameters
 from vision_ttt.layers.ragged_grids import RaggedGrids, drop_each, each_image
 from vision_ttt.ops import selective_scan
+from vision_ttt.ops.padding import fill_padding, padding_of
 
 
 class BidirectionalMamba(MambaParameters):
@@ -64,24 +65,37 @@ class BidirectionalMamba(MambaParameters):
         x: Tensor,
         state: object = None,
         return_state: bool = False,
+        lengths: Tensor | None = None,
         grids: RaggedGrids | None = None,
     ) -> Tensor:
         """Mix tokens x [B, T, D], or with ``grids`` [1, S, D], of which each image is a sequence.
 
+        With ``lengths`` [B] each sequence has its own number of tokens: what is behind is padding,
+        which is not read, and whose outputs are 0.
+
         Raises:
-            ValueError: a state is given or asked for.
+            TypeError: the lengths are not whole numbers.
+            ValueError: a state is given or asked for, the lengths do not fit, or both lengths and
+                grids are given.
         """
         if state is not None or return_state:
             raise ValueError(
                 "a bidirectional layer has no state that goes on: its second direction begins at"
                 " the last token. Give it the whole sequence, or build a Mamba, of one direction"
             )
-        return self.out_proj(each_image(self._mixed, self.in_proj(x), grids))
+        if lengths is None:
+            return self.out_proj(each_image(self._mixed, self.in_proj(x), grids))
+        if grids is not None:
+            raise ValueError("ragged grids do not go with lengths")
+        padding = padding_of("BidirectionalMamba", lengths, x)
+        x = fill_padding(x, padding)  # a gradient of 0 times NaN would reach the weights
+        return fill_padding(self.out_proj(self._mixed(self.in_proj(x), lengths)), padding)
 
-    def _mixed(self, projected: Tensor) -> Tensor:
+    def _mixed(self, projected: Tensor, lengths: Tensor | None = None) -> Tensor:
         """What is between the projections [B, T, 2 E] → [B, T, E]."""
         x, z = projected.chunk(2, dim=-1)  # [B, T, E]
-        u = F.silu(self.conv(torch.cat([x, x], dim=-1)))  # [B, T, 2 E]
+        own = {} if lengths is None else {"lengths": lengths}
+        u = F.silu(self.conv(torch.cat([x, x], dim=-1), **own))  # [B, T, 2 E]
         # B images, t tokens, g directions, E channels; o of r, B and C.
         both = u.unflatten(-1, (2, self.inner))
         projected = torch.einsum("btge,goe->btgo", both, self.x_proj)
@@ -97,6 +111,7 @@ class BidirectionalMamba(MambaParameters):
             delta_bias=self.dt_bias,
             delta_softplus=True,
             reverse_channels=self.inner,
+            lengths=lengths,
         )
         forward, backward = y.chunk(2, dim=-1)
         return 0.5 * (forward + backward) * F.silu(z)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vision_ttt.layers.mamba_parameters import MambaParameters
 from vision_ttt.ops import selective_scan, states
+from vision_ttt.ops.padding import fill_padding, padding_of
 
 
 class MambaState(NamedTuple):
@@ -49,13 +50,21 @@ class Mamba(MambaParameters):
     directions = 1
 
     def forward(
-        self, x: Tensor, state: MambaState | None = None, return_state: bool = False
+        self,
+        x: Tensor,
+        state: MambaState | None = None,
+        return_state: bool = False,
+        lengths: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, MambaState]:
         """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
 
+        With ``lengths`` [B] each sequence has its own number of them: what is behind is padding,
+        which is not read, and whose outputs are 0.
+
         Raises:
-            TypeError: the state is not a :class:`MambaState` of tensors of accepted dtypes.
-            ValueError: the state does not fit.
+            TypeError: the state is not a :class:`MambaState` of tensors of accepted dtypes, or the
+                lengths are not whole numbers.
+            ValueError: the state or the lengths do not fit.
         """
         if state is not None and not isinstance(state, MambaState):
             raise TypeError(f"state must be a MambaState, got {type(state).__name__}")
@@ -63,11 +72,14 @@ class Mamba(MambaParameters):
             if part is None:
                 raise ValueError(f"state.{name} is missing: the state cannot go on")
         taps, scanned = (None, None) if state is None else state
+        padding = padding_of("Mamba", lengths, x)
+        x = fill_padding(x, padding)  # a gradient of 0 times NaN would reach the weights
         x, z = self.in_proj(x).chunk(2, dim=-1)  # [B, T, E]
+        own = {} if lengths is None else {"lengths": lengths}
         if state is None and not return_state:
-            x = self.conv(x)
+            x = self.conv(x, **own)
         else:
-            x, taps = self.conv(x, taps, return_state=True)
+            x, taps = self.conv(x, taps, return_state=True, **own)
         u = F.silu(x)
         r, b, c = F.linear(u, self.x_proj).split([self.rank, self.state, self.state], dim=-1)
         y, scanned = selective_scan(
@@ -81,7 +93,8 @@ class Mamba(MambaParameters):
             delta_bias=self.dt_bias,
             delta_softplus=True,
             initial_state=scanned,
+            lengths=lengths,
             return_state=True,
         )
-        o = self.out_proj(y)
+        o = fill_padding(self.out_proj(y), padding)
         return (o, MambaState(taps, scanned)) if return_state else o

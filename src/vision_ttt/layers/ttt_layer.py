@@ -157,7 +157,8 @@ class TTTLayer(nn.Module):
             q = k
         taps = None, None
         if not self.has_conv or (state is None and not return_state):
-            q, k = self.conv_q(q), self.conv_k(k)
+            own = {} if lengths is None or not self.has_conv else {"lengths": lengths}
+            q, k = self.conv_q(q, **own), self.conv_k(k, **own)
         else:
             before = (None, None) if state is None else (state.conv_q, state.conv_k)
             q, taps_q = self.conv_q(q, before[0], True, lengths)
@@ -212,8 +213,8 @@ class TTTLayer(nn.Module):
         Raises:
             TypeError: the state is not a :class:`TTTLayerState` of tensors of accepted dtypes, the
                 lengths are not whole numbers, or the learner takes none.
-            ValueError: a state or lengths are given, or a state is asked for, with two directions,
-                or the state or the lengths do not fit; or grids are given with them.
+            ValueError: a state is given or asked for with two directions, or the state or the
+                lengths do not fit; or grids are given with them.
         """
         if grids is not None:
             if state is not None or return_state or lengths is not None:
@@ -222,17 +223,12 @@ class TTTLayer(nn.Module):
                 return grids.each(self.forward, x, on_grid=False)
             tokens = self.in_proj(x), self._eta(x)
             return self.out_proj(grids.each(self._mixed, *tokens, on_grid=False))
-        if self.directions > 1 and lengths is not None:
-            raise ValueError(
-                "a bidirectional layer takes no lengths: its second direction would begin in the"
-                " padding. Give it each sequence alone, or build it with bidirectional=False"
-            )
         # Also ahead of the projections: a gradient of 0 times NaN would reach their weights.
         padding = padding_of("TTTLayer", lengths, x)
         x = fill_padding(x, padding)
         if state is None and not return_state:
-            q, k, v, eta, gate = self.views(x)
             own = {} if lengths is None else {"lengths": lengths}  # which not every learner takes
+            q, k, v, eta, gate = self.views(x, **own)
             z = self.learner(q, k, v, eta, **own).flatten(2)  # [B, T, directions · D]
             return fill_padding(self.out_proj(self.merge(z, gate)), padding)
         if self.directions > 1:

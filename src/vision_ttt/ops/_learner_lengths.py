@@ -29,17 +29,22 @@ def fill_views(op: str, lengths: Tensor, inputs: Any) -> tuple[Any, Tensor | Non
     Zeros would leave z = b, and where b is constant the inner norm has no derivative if eps is 0.
 
     Raises:
-        TypeError, ValueError: as of :func:`vision_ttt.ops.padding.padding_of`, or heads scan from
-            T to 1.
+        TypeError, ValueError: as of :func:`vision_ttt.ops.padding.padding_of`.
     """
     padding = padding_of(op, lengths, inputs.q)
-    if inputs.reverse_heads:
-        raise ValueError(
-            f"{op}: reverse_heads={inputs.reverse_heads}, which begin at the last token, have no"
-            " lengths: give each sequence alone"
-        )
     filled = {name: fill_padding(getattr(inputs, name), padding, 1) for name in ("q", "k", "v")}
     return inputs._replace(**filled, eta=fill_padding(inputs.eta, padding)), padding
+
+
+def turn(x: Tensor, lengths: Tensor, heads: int) -> Tensor:
+    """x [B, T, H, …] with the tokens of the last heads from each sequence's last one to its first.
+
+    Heads that scan from T to 1 so begin at their own last token. What is padding remains it.
+    """
+    token = torch.arange(x.shape[1], device=x.device)
+    last = lengths.unsqueeze(1) - 1
+    forth, back = x.tensor_split([x.shape[2] - heads], dim=2)
+    return torch.cat([forth, take(back, torch.where(token > last, token, last - token))], dim=2)
 
 
 def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[Tensor, Opened]:

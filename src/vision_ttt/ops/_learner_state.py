@@ -10,10 +10,12 @@ from torch import Tensor
 from vision_ttt.ops._backend import AUTO, autocast_kind
 from vision_ttt.ops._contract import Contract, check_range
 from vision_ttt.ops._dispatcher_bypass import needs_gradient
-from vision_ttt.ops._learner_lengths import fill_views, run_lengths
+from vision_ttt.ops._learner_lengths import fill_views, run_lengths, turn
 from vision_ttt.ops._learner_mini_batches import Opened, Parts
 from vision_ttt.ops._op import Op
 from vision_ttt.ops.padding import fill_padding
+
+_TOKENS = ("q", "k", "v", "eta")
 
 
 def run_learner(
@@ -54,6 +56,19 @@ def run_learner(
     if lengths is not None:
         op.contract.check(inputs)
         inputs, padding = fill_views(op.name, lengths, inputs)
+        if inputs.reverse_heads and state is None:
+            heads = inputs.reverse_heads
+            turned = {name: turn(getattr(inputs, name), lengths, heads) for name in _TOKENS}
+            o = run_learner(
+                *(op, part, contract, kind, inputs._replace(**turned, reverse_heads=0)),
+                *(None, backend),
+                return_state=return_state,
+                lengths=lengths,
+            )
+            if not return_state:
+                return turn(o, lengths, heads)
+            o, last = o
+            return turn(o, lengths, heads), kind(*last[: _count(last)])
     if state is None and not return_state:
         return fill_padding(op(inputs, backend, wanted=1)[0], padding)
     if inputs.reverse_heads:
@@ -99,7 +114,7 @@ def _opened(op: str, state: Any, kind: type[Any], inputs: Any, contract: Contrac
         raise TypeError(f"{op}: state must be a {kind.__name__}, got {type(state).__name__}")
     if state.position is None:
         raise ValueError(f"{op}: the state of heads that scan in two directions cannot go on")
-    count = (len(state) - 1) // 3
+    count = _count(state)
     tensors, position = state[count:-1], state.position
     for field, x in zip(state._fields[count:-1], tensors, strict=True):
         if x is None:
@@ -110,3 +125,8 @@ def _opened(op: str, state: Any, kind: type[Any], inputs: Any, contract: Contrac
     dtype = torch.promote_types(inputs.q.dtype, torch.float32)
     tensors = tuple(x.to(dtype) for x in tensors)
     return Opened(tensors[:count], tensors[count:], position)
+
+
+def _count(state: Any) -> int:
+    """The tensors of an inner model; a state has three for each, and its position."""
+    return (len(state) - 1) // 3

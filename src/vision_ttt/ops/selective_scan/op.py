@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._torch_function import overridable
+from vision_ttt.ops.padding import fill_padding, padding_of
 from vision_ttt.ops.selective_scan import cpu, dual, triton_backend
 from vision_ttt.ops.selective_scan.contract import (
     BACKWARD_CONTRACT,
@@ -18,6 +19,9 @@ from vision_ttt.ops.selective_scan.contract import (
 )
 from vision_ttt.ops.selective_scan.definition import selective_scan_definition
 from vision_ttt.ops.selective_scan.scan import selective_scan_loop
+
+_NO_STEP = -1e4
+"""A step size's logit whose softplus, with any bias, and its derivative are 0; float16 has it."""
 
 
 def _num_kept(inputs: Inputs) -> int:
@@ -87,6 +91,7 @@ def selective_scan(
     delta_softplus: bool = ...,
     reverse_channels: int = ...,
     initial_state: Tensor | None = ...,
+    lengths: Tensor | None = ...,
     return_state: Literal[False] = ...,
     backend: str | None = ...,
 ) -> Tensor: ...
@@ -104,6 +109,7 @@ def selective_scan(
     delta_softplus: bool = ...,
     reverse_channels: int = ...,
     initial_state: Tensor | None = ...,
+    lengths: Tensor | None = ...,
     return_state: Literal[True],
     backend: str | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
@@ -121,6 +127,7 @@ def selective_scan(
     delta_softplus: bool = False,
     reverse_channels: int = 0,
     initial_state: Tensor | None = None,
+    lengths: Tensor | None = None,
     return_state: bool = False,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -148,6 +155,9 @@ def selective_scan(
         delta_softplus: apply softplus to delta.
         reverse_channels: the number of channels, at the end, that scan from T to 1.
         initial_state: h before the first token in scan order [B, D, N]; None for zeros.
+        lengths: tokens of each sequence [B], whole numbers. What is behind them is padding: its
+            values, NaN or not, are not read, its outputs and gradients are 0. Each direction begins
+            and ends at a sequence's own tokens. None: T.
         return_state: return ``(y, h)`` with the state after the last token.
         backend: "cpu" (compiled kernels), "triton" (kernels for CUDA), "dual" (chunks of tokens
             side by side, any device) or "reference" (token by token, differentiated by autograd).
@@ -160,10 +170,32 @@ def selective_scan(
         from one per 64 tokens, so that saved memory is linear in B T D.
 
     Raises:
-        TypeError: a dtype or type is not accepted; u, delta, B, C and z must share a dtype.
+        TypeError: a dtype or type is not accepted; u, delta, B, C and z must share a dtype, and
+            lengths must be whole numbers.
         ValueError: a shape does not fit, or the requested backend is unknown or does not support
             the call.
     """
     tensors = (u, delta, A, B, C, D, z, delta_bias, initial_state)
-    y, state = OP(Inputs(*tensors, delta_softplus, reverse_channels), backend)
+    inputs = Inputs(*tensors, delta_softplus, reverse_channels)
+    padding = None
+    if lengths is not None:
+        CONTRACT.check(inputs)
+        padding = padding_of(OP.name, lengths, u)
+        inputs = _without(inputs, padding)
+    y, state = OP(inputs, backend)
+    y = fill_padding(y, padding)
     return (y, state) if return_state else y
+
+
+def _without(x: Inputs, padding: Tensor) -> Inputs:
+    """Inputs whose padding [B, T] leaves the state as it is: u = B = C = z = 0 there, and δ = 0."""
+    tokens = {name: fill_padding(getattr(x, name), padding) for name in ("u", "B", "C")}
+    if x.z is not None:
+        tokens["z"] = fill_padding(x.z, padding)
+    if x.delta_softplus:
+        delta = fill_padding(x.delta, padding, _NO_STEP)
+    elif x.delta_bias is None:
+        delta = fill_padding(x.delta, padding)
+    else:  # not cut off from autograd: the bias's gradients there cancel
+        delta = torch.where(padding.unsqueeze(-1), -x.delta_bias.to(x.delta.dtype), x.delta)
+    return x._replace(**tokens, delta=delta)

@@ -119,7 +119,8 @@ def ttt_linear(
             call on all tokens does, and differentiate as it does.
         lengths: tokens of each sequence in this call [B], whole numbers; the state is the one
             after the last of them. What is behind them is padding: its values, NaN or not, are not
-            read, its outputs and gradients are 0. None: T. With ``reverse_heads`` there are none.
+            read, its outputs and gradients are 0. None: T. Reverse heads begin at the last token
+            of each sequence.
         return_state: return ``(o, state)``, a :class:`LinearState` after the last token.
         backend: "cpu" (compiled kernels), "triton" (kernels for CUDA), "dual" (PyTorch's matrix
             products, any device) or "reference" (primal form, differentiated by autograd). None
