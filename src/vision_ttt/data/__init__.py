@@ -18,6 +18,7 @@ from vision_ttt.data.loading import (
     watched,
     with_transform,
 )
+from vision_ttt.data.naflex import Sequences, collate_sequences, stack_sequences
 from vision_ttt.data.order import EpochOrder, EvenOrder, Share
 from vision_ttt.data.shards import ShardImages
 from vision_ttt.data.sources import DatasetError, DatasetSpec, ImageSplits, open_dataset
@@ -39,6 +40,9 @@ __all__ = [
     "EvenOrder",
     "Share",
     "collate",
+    "Sequences",
+    "collate_sequences",
+    "stack_sequences",
     "make_loader",
     "watched",
     "LoaderError",

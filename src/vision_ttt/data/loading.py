@@ -209,9 +209,10 @@ def train_transform(
     color_jitter: float = 0.0,
     auto_augment: str | None = None,
     random_erasing: float = 0.0,
+    **sequences: Any,
 ) -> Transform:
     """Return timm's training transform for a timm data config; arguments as in
-    `vision_ttt.tasks.images.config.ImageData`.
+    `vision_ttt.tasks.images.config.ImageData`, and timm's own for sequences of patches.
 
     Raises:
         ValueError: `auto_augment` is no policy of timm's.
@@ -231,6 +232,7 @@ def train_transform(
         auto_augment=auto_augment,
         re_prob=random_erasing,
         re_mode="pixel",
+        **sequences,
     )
 
 

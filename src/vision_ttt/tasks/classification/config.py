@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.section import NOT_NEGATIVE, SHARE, number
-from vision_ttt.tasks.images.config import ImageData, check_repeats
+from vision_ttt.tasks.images.config import ImageData, check_proportions, check_repeats
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -53,6 +53,12 @@ class ClassificationSection(TaskSection):
                 " and CutMix mix images in pairs"
             )
         check_repeats(config)
+        check_proportions(config)
+        if config.data.naflex and self.mixes_images:
+            raise ConfigError(
+                f"mixup is {self.mixup} and cutmix {self.cutmix}; both must be 0 with naflex, as"
+                " they mix images of one shape"
+            )
         if self.self_distillation and not config.optimisation.ema_decay:
             raise ConfigError(
                 f"self_distillation is {self.self_distillation}; it learns from the weights' moving"

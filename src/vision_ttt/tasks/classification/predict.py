@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 from PIL import Image
 from rich.table import Table
 from torch import Tensor
 
-from vision_ttt.data import evaluation_transform, open_image
+from vision_ttt.data import open_image, stack_sequences
 from vision_ttt.engine.evaluation import autocast
 from vision_ttt.errors import DamagedModel
+from vision_ttt.tasks.images.models import carried_sequences
 from vision_ttt.tasks.images.pictures import with_legend
 from vision_ttt.tasks.images.predicting import ImagePredictor, Prediction, SeenImage
+from vision_ttt.tasks.images.task import test_transform
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,17 @@ class ClassPredictor(ImagePredictor):
 
     @property
     def transform(self) -> Callable[[Image.Image], Tensor]:
-        """timm's for evaluation."""
-        return evaluation_transform(self.carried["input"])
+        """timm's for evaluation; images of a model that was trained so keep their proportions."""
+        return test_transform(self.carried["input"], carried_sequences(self.carried))
 
     def predictions(self, seen: Sequence[SeenImage], files: Sequence[Path]) -> list[Prediction]:
         """Return the most probable classes of some images."""
         if not seen:
             return []
+        images = [each.image for each in seen]
+        batch = torch.stack(images) if torch.is_tensor(images[0]) else stack_sequences(images)
         with autocast(self.device, self.precision):
-            logits = self.model(torch.stack([each.image for each in seen]).to(self.device))
+            logits = self.model(send_to_device(batch, self.device))
         classes = self.carried["classes"]
         found = []
         for each, own in zip(seen, logits.float().softmax(dim=-1).cpu(), strict=True):

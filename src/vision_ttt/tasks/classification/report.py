@@ -49,7 +49,8 @@ def write_report(task: Classification, result: TrainResult) -> Report:
             inner_loss_curves,
             history,
         )
-    if gradient_layers(result.model) and not isinstance(task.test_set, IterableDataset):
+    alike = not task.sequences and not isinstance(task.test_set, IterableDataset)
+    if alike and gradient_layers(result.model):
         *maps, patch = _gradient_maps(task, result)
         sections["gradient_maps"] = Section(
             "Gradient magnitude maps",

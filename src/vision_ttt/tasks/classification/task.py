@@ -124,19 +124,20 @@ class Classification(ImageTask):
         the cross-entropy against the moving average's probabilities is added, weighted (MESA).
         """
         images, targets = batch["images"], batch["targets"]
-        seen = at_least_one(images)
-        with autocast(images.device, self.precision):
-            logits = forward(seen)[: len(images)].float()
+        count = len(targets)
+        seen = images if self.sequences else at_least_one(images)
+        with autocast(targets.device, self.precision):
+            logits = forward(seen)[:count].float()
         distils = self.distillation > 0 and moment.done >= self.distillation_start
         if distils:
-            with torch.no_grad(), autocast(images.device, self.precision):
-                soft = moment.average(seen)[: len(images)].float().softmax(dim=1)
-        if not len(images):
+            with torch.no_grad(), autocast(targets.device, self.precision):
+                soft = moment.average(seen)[:count].float().softmax(dim=1)
+        if not count:
             return logits.sum(), 0
         loss = F.cross_entropy(logits, targets, label_smoothing=self.smoothing, reduction="sum")
         if distils:
             loss = loss + self.distillation * F.cross_entropy(logits, soft, reduction="sum")
-        return loss, len(images)
+        return loss, count
 
     def evaluate(
         self,
@@ -150,10 +151,10 @@ class Classification(ImageTask):
         """Return loss, accuracy and every prediction."""
 
         def measure(batch: Batch) -> dict[str, Tensor]:
-            images = batch["images"]
-            with autocast(images.device, self.precision):
-                logits = model(at_least_one(images))[: len(images)]
-            return {"logits": logits.float(), "targets": batch["targets"]}
+            images, targets = batch["images"], batch["targets"]
+            with autocast(targets.device, self.precision):
+                logits = model(images if self.sequences else at_least_one(images))
+            return {"logits": logits[: len(targets)].float(), "targets": targets}
 
         rows = rows_of_items(measure, model, loader, accelerator, damaged=damaged, between=between)
         return summarise(rows["logits"], rows["targets"])

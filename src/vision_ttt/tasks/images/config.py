@@ -46,6 +46,9 @@ class ImageData(Section):
     differ from the dataset's."""
     image_size: int | None = number(None, Range(1, 16_384, "from 1 to 16,384"))
     """Height and width of the model's input in pixels; null: the model's default."""
+    naflex: int | None = number(None, Range(1, 65_536, "from 1 to 65,536"))
+    """Patches of an image at most: images keep their proportions and are resized to about as many,
+    at most batch_size times as many in a batch; null: all images are squares of image_size."""
     crop_scale: float = number(0.08, FRACTION)
     """Smallest area of the random resized crop, as a fraction of the image (>0 to 1)."""
     crop_ratio: float = number(1.3333, Range(1.0, float("inf"), "at least 1"))
@@ -74,6 +77,15 @@ class ImageData(Section):
                 f"color_jitter is {self.color_jitter}; beside auto_augment {self.auto_augment!r},"
                 " which varies colours itself, it must be 0"
             )
+
+
+def check_proportions(config: TrainConfig) -> None:
+    """Raise ConfigError where images of any proportions are asked for and compiled."""
+    if config.data.naflex and config.machine.compile:
+        raise ConfigError(
+            "compile is true; it must be false with naflex: images of other proportions would be"
+            " compiled anew in each batch"
+        )
 
 
 def check_repeats(config: TrainConfig) -> None:

@@ -7,6 +7,7 @@ import torch
 from timm.data import resolve_data_config
 from torch import Tensor, nn
 
+from vision_ttt.data import Sequences
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError
@@ -18,11 +19,13 @@ from vision_ttt.engine.described import (
 )
 from vision_ttt.engine.section import FRACTION, Range, Section
 from vision_ttt.errors import UserError
+from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.models.registry import is_model, model_config
 
 _Data = TypeVar("_Data", bound=Section)
 SIDE = Range(1, 16_384, "from 1 to 16,384")
 """Pixels; beyond it metadata is damaged rather than ambitious."""
+TOKENS = Range(1, 65_536, "from 1 to 65,536")
 _MOST_PIXELS = 100_000_000  # of an image before the crop; Pillow makes none of twice as many
 _LEVEL = Range(-1e6, 1e6, "from -1,000,000 to 1,000,000")
 _DEVIATION = Range(1e-6, 1e6, "from 0.000001 to 1,000,000")
@@ -77,6 +80,43 @@ def data_config(
     if crop_fraction is not None:
         own["crop_pct"] = crop_fraction
     return resolve_data_config(own, model=model)
+
+
+def patch_of(model: nn.Module) -> tuple[int, int]:
+    """Return the patch of a model that takes images of any proportions as patches.
+
+    Raises:
+        ConfigError: it takes none.
+    """
+    patch = model.patch_embed.patch_size if isinstance(model, PlainBackbone) else None
+    if patch is None or tuple(model.patch_embed.proj.stride) != tuple(patch):
+        raise ConfigError(
+            f"naflex is given, but {type(model).__name__} takes no images of any proportions;"
+            " accepted are Vittt, ViT3, Vim, MambaReg, VRWKV and LinearViT, without a stride"
+        )
+    return tuple(patch)
+
+
+def carried_sequences(carried: Mapping[str, Any]) -> Sequences | None:
+    """Return how a checkpoint's images become sequences; None where they are of one size.
+
+    Raises:
+        UserError: what it carries is damaged.
+    """
+    given = carried.get("sequences")
+    if given is None:
+        return None
+    try:
+        check_number("tokens", given["tokens"], TOKENS, whole=True)
+        check_whole_numbers("patch", given["patch"], 2)
+        for side in given["patch"]:
+            check_number("patch", side, SIDE, whole=True)
+        tokens, (height, width) = given["tokens"], given["patch"]
+        if tokens * height * width > _MOST_PIXELS:
+            raise ValueError(f"{tokens} patches of {height} × {width} are over {_MOST_PIXELS:,}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the checkpoint's sequences are damaged: {error}") from error
+    return Sequences(tokens, (height, width))
 
 
 def check_accepts(model: nn.Module, images: Tensor) -> None:

@@ -18,22 +18,27 @@ from vision_ttt.data import (
     DatasetSpec,
     ImageError,
     ImageSplits,
+    Sequences,
     collate,
+    collate_sequences,
     evaluation_transform,
     open_dataset,
     train_transform,
     with_transform,
 )
+from vision_ttt.data.loading import Transform
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError, MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.task import Batch, Task
 from vision_ttt.tasks.images.config import ImageData
 from vision_ttt.tasks.images.models import (
+    carried_sequences,
     check_accepts,
     check_classes,
     data_config,
     described_data,
     model_arguments,
+    patch_of,
 )
 
 _WATCHED = 32  # images
@@ -52,6 +57,8 @@ class ImageTask(Task):
     """Both parts of the dataset as PIL images."""
     input: dict[str, Any]
     """timm's data config, from `prepare` on: input_size, mean, std, …"""
+    sequences: Sequences | None = None
+    """Of images that keep their proportions, likewise; None for images of one size."""
 
     def __init__(self, config: TrainConfig) -> None:
         """Open the data; raises as :func:`vision_ttt.data.open_dataset` does."""
@@ -77,7 +84,7 @@ class ImageTask(Task):
             model.name,
             num_classes=len(self.classes),
             image_size=data.image_size,
-            extra=model.arguments,
+            extra={**({"dynamic_img_size": True} if data.naflex else {}), **model.arguments},
         )
 
     @abstractmethod
@@ -89,24 +96,30 @@ class ImageTask(Task):
         self.check_model(model)
         data = self.config.data
         self.input = data_config(model, data.image_size, data.crop_fraction)
+        if data.naflex:
+            self.sequences = Sequences(data.naflex, patch_of(model))
         try:
             augmentation = {name: getattr(data, name) for name in _AUGMENTATION}
+            if self.sequences:
+                augmentation |= self.sequences.arguments
             for_training = train_transform(self.input, **augmentation)
         except (AssertionError, ValueError, KeyError) as error:  # timm's, on a policy unknown to it
             raise ConfigError(f"auto_augment is {data.auto_augment!r}: {error}") from error
         workers, seed = self.config.machine.num_workers, self.config.run.seed
-        for_test = evaluation_transform(self.input)
+        for_test = test_transform(self.input, self.sequences)
         self.train_set = with_transform(self.data.train, for_training, seed, workers)
         self.test_set = with_transform(self.data.test, for_test, seed, workers)
-        self._watched = spread_images(self.test_set, _WATCHED)
-        check_accepts(model, self._watched[:1])
+        self._watched = None if self.sequences else spread_images(self.test_set, _WATCHED)
+        check_accepts(model, self.example())
 
     def collate(self, items: Sequence[Any]) -> Batch:
         """Return the good images with their classes and places, and the damaged ones' errors."""
+        if self.sequences:
+            return collate_sequences(items, self.sequences.patch)
         return collate(items, tuple(self.input["input_size"]))
 
-    def watched(self) -> Tensor:
-        """Return test images [N, 3, H, W]."""
+    def watched(self) -> Tensor | None:
+        """Return test images [N, 3, H, W]; None where these have no common size."""
         return self._watched
 
     def example(self) -> Tensor:
@@ -116,7 +129,8 @@ class ImageTask(Task):
     def carried(self) -> dict[str, Any]:
         """Return the class names, the input that the model expects, and what was held out."""
         held_out = {"held_out": self.data.held_out} if self.data.held_out else {}
-        return {"classes": list(self.classes), "input": self.input, **held_out}
+        own = {"sequences": self.sequences._asdict()} if self.sequences else {}
+        return {"classes": list(self.classes), "input": self.input, **held_out, **own}
 
     def described(self) -> dict[str, Any]:
         """Return the dataset's name and the numbers of images."""
@@ -168,10 +182,18 @@ def reopen(
             " renamed, or test_fraction was another; take part 'all' (--split all)"
         )
     opened.input = metadata.carried["input"]
-    transform = evaluation_transform(opened.input)
+    opened.sequences = carried_sequences(metadata.carried)
+    transform = test_transform(opened.input, opened.sequences)
     workers = opened.config.machine.num_workers
     opened.test_set = with_transform(opened.data.part(part), transform, 0, workers)
     return opened
+
+
+def test_transform(data_config: Mapping[str, Any], sequences: Sequences | None) -> Transform:
+    """Return timm's evaluation transform, of images of one size or of sequences of patches."""
+    if sequences:
+        return sequences.evaluation_transform(data_config)
+    return evaluation_transform(dict(data_config))
 
 
 def dataset_spec(data: ImageData) -> DatasetSpec:
