@@ -180,7 +180,7 @@ def test_lengths_that_do_not_fit(op):
     refused(ValueError, r"lengths must be in 0 … 6, got \[7, 1\]", torch.tensor([7, 1]))
     refused(ValueError, "lengths is on meta", torch.tensor([6, 1], device="meta"))
     refused(TypeError, "got torch.sparse_coo", torch.tensor([6, 1]).to_sparse())
-    refused(ValueError, "reverse_heads=1, which begin", torch.tensor([6, 1]), reverse_heads=1)
+    refused(ValueError, r"in 0 … 6, got \[7, 1\]", torch.tensor([7, 1]), reverse_heads=1)
     _, state = OPS[op](**problem, mini_batch_size=SIZE, return_state=True)
     state = state._replace(position=torch.tensor([1, 4]))
     refused(ValueError, r"state.position must be in 0 … 3, got", torch.tensor([6, 1]), state=state)
