@@ -202,7 +202,7 @@ def test_timms_loader_transforms_and_collation_unchanged(training):
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        *((name, "for_inference") for name in ("vittt", "vit3", "vim")),
+        *((name, "for_inference") for name in ("vittt", "vit3", "vim", "mambar")),
         *((name, "for_training") for name in ("vittt", "vim")),
         ("vittt", "checkpointing"),
         pytest.param("vittt", "compile", marks=pytest.mark.slow),
