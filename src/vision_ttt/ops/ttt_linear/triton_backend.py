@@ -15,6 +15,9 @@ from vision_ttt.ops.ttt_linear.contract import Inputs
 
 DIMENSIONS = (16, 32, 64, 128)
 """Head dimensions d that the kernels support."""
+UNNORMED = (16, 32)
+"""Those that they support without an inner norm: for larger ones ptxas 12.8, which comes with
+Triton 3.6, compiles the backward pass wrongly (see this folder's README)."""
 TILE = 16
 """Tokens of a tile: the fewest that tensor cores support. A larger mini-batch has several tiles."""
 
@@ -24,14 +27,17 @@ def refusal(inputs: Inputs) -> str | None:
     q = inputs.q
     if q.shape[-1] not in DIMENSIONS:
         return f"head dimension {q.shape[-1]} is not one of {DIMENSIONS}"
+    if inputs.ln_weight is None and q.shape[-1] not in UNNORMED:
+        return f"without a norm, head dimension {q.shape[-1]} is not one of {UNNORMED}"
     return _triton.refusal(q, may_be_empty=True)
 
 
-def _kind(dtype: torch.dtype, dim: int, mini_batch_size: int) -> dict[str, Any]:
+def _kind(dtype: torch.dtype, dim: int, mini_batch_size: int, norm: bool = True) -> dict[str, Any]:
     """The compile-time constants of the kernels; see this folder's README on precision."""
     import triton.language as tl
 
     exact = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32"
+    exact |= dtype == torch.float16 and not norm
     operand = tl.bfloat16 if dtype == torch.bfloat16 else tl.float32
     several = mini_batch_size > TILE
     return {"DIM": dim, "TILE": TILE, "SEVERAL": several, "OPERAND": operand, "PARTS": 1 + exact}
@@ -57,7 +63,7 @@ class _Call:
         mini_batch_size = min(mini_batch_size, length)
         interval = checkpoint_interval(dim, mini_batch_size)
         self.sizes = (length, heads, reverse_heads, mini_batch_size, interval)
-        self.kind = _kind(q.dtype, dim, mini_batch_size)
+        self.kind = _kind(q.dtype, dim, mini_batch_size, inputs.ln_weight is not None)
         self.device = q.device
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -121,14 +127,15 @@ def ttt_linear_triton_backward(
     between = (dk_share, dg_share, dz_q, x, norm, w_end)
     w_before = call.empty(segments, *w_end.shape) if call.kind["SEVERAL"] else None
 
-    # Every program writes its own share of ∂γ; the last B rows of H shares are the second kernel's.
+    # Every program writes its own share of ∂γ and ∂β; the last B rows are the second kernel's.
     # Every token writes its own share of ∂p; the state adds one for the last token of a mini-batch.
     # PyTorch sums the shares in a fixed order.
     dweight = dbias = dscale = dlast = None
-    of_segments = of_scan = None
+    of_segments = of_scan = (None, None)
     if ln_weight is not None:
-        dweight = call.empty((segments + 1) * batch, heads, dim)
-        of_segments, of_scan = dweight[: segments * batch], dweight[-batch:]
+        dweight, dbias = (call.empty((segments + 1) * batch, heads, dim) for _ in range(2))
+        of_segments = dweight[: segments * batch], dbias[: segments * batch]
+        of_scan = dweight[-batch:], dbias[-batch:]
     if position_scale is not None:
         dscale = call.empty(batch, length, heads)
         dlast = call.empty(batch, heads, -(-length // mini_batch_size))
@@ -137,7 +144,7 @@ def ttt_linear_triton_backward(
         triton_segments.segments.launch(
             segments * call.programs,
             *(*call.views, *call.others, grad_o, kept_w, kept_b, dq, *between, w_before),
-            *(of_segments, dscale),
+            *(*of_segments, dscale),
             *(*call.strides, grad_o.stride()[:3], call.state_batch, call.scale_head),
             *(*call.sizes, call.programs, inputs.eps),
             **call.kind,
@@ -145,14 +152,10 @@ def ttt_linear_triton_backward(
         triton_scan.scan.launch(
             call.programs,
             *(*call.views, eta_float, weight, bias, scale, grad_w, grad_b, kept_w, *between),
-            *(dk, dv, deta, dw0, db0, of_scan, dlast),
+            *(dk, dv, deta, dw0, db0, *of_scan, dlast),
             *(*call.strides, call.scale_head, *call.sizes),
             **call.kind,
         )
-
-    if ln_weight is not None:
-        # Through o = f(q), and through the inner loss, whose gradient of the bias is -∂V.
-        dbias = grad_o.sum(1, dtype=torch.float32) - dv.sum(1, dtype=torch.float32)
 
     def summed(share: Tensor | None, like: Tensor | None) -> Tensor:
         if share is None or like is None:

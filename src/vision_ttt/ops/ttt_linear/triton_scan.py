@@ -99,7 +99,7 @@ def _undo(
 def scan_kernel(
     q, k, v, eta, ln_weight, ln_bias, scale, grad_w, grad_b, kept_w,
     dk_share, dg_share, dz_q_in, x_in, norm_in, w_end,
-    dk, dv, deta, dw0, db0, dweight, dlast,
+    dk, dv, deta, dw0, db0, dweight, dbias, dlast,
     q_strides, k_strides, v_strides, scale_head,
     length, heads, reverse_heads, mini_batch_size, interval,
     DIM: tl.constexpr, TILE: tl.constexpr, SEVERAL: tl.constexpr,
@@ -140,6 +140,7 @@ def scan_kernel(
         dlast += program * tl.cdiv(length, mini_batch_size)
     # One row per token of a tile, summed at the end, because a sum over tokens involves all warps.
     dgain = tl.zeros([TILE, DIM], tl.float32)
+    doffset = tl.zeros([TILE, DIM], tl.float32)
 
     q += batch * q_strides[0] + head * q_strides[2]
     k += batch * k_strides[0] + head * k_strides[2]
@@ -244,6 +245,7 @@ def scan_kernel(
                 dz, _ = project(dx, x, DIM)
                 dz = (dz - x * (deta_t * eta_t / DIM)[:, None]) * r[:, None]
                 dgain += du * error + derror * x
+                doffset += derror
             store_tokens(dv, here * DIM, valid, dv_t, DIM)
 
             # Through Z = K W + b, with W as it was before this mini-batch
@@ -282,6 +284,7 @@ def scan_kernel(
     store_bias(db0 + program * DIM, db, DIM, TRANSPOSED)
     if NORM:
         tl.store(dweight + program * DIM + j, tl.sum(dgain, axis=0))
+        tl.store(dbias + program * DIM + j, tl.sum(doffset, axis=0))
 
 
 scan = Tuned(scan_kernel, overwrites=("dk", "dv"))

@@ -24,14 +24,18 @@ def dot(a, b, accumulator, OPERAND: tl.constexpr, PARTS: tl.constexpr):
     """accumulator + a b in float32 on tensor cores, the factors rounded to OPERAND.
 
     Factors of float32 are rounded to tf32. With two PARTS the remainder is multiplied too: three
-    products, as exact as float32's own except for the last digit.
+    products, as exact as float32's own except for the last digit. The chip rounds a sum that it
+    continues toward 0, so that a state of many steps would shrink: float32 arithmetic adds the
+    three products to the accumulator.
     """
     if PARTS == 2:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
         a_first = _rounded(a)
         b_first = _rounded(b)
-        accumulator = tl.dot(a_first, b - b_first, accumulator, input_precision="tf32")
-        accumulator = tl.dot(a - a_first, b_first, accumulator, input_precision="tf32")
-        accumulator = tl.dot(a_first, b_first, accumulator, input_precision="tf32")
+        exact = tl.dot(a_first, b - b_first, input_precision="tf32")
+        exact = tl.dot(a - a_first, b_first, exact, input_precision="tf32")
+        accumulator += tl.dot(a_first, b_first, exact, input_precision="tf32")
     else:
         # The interpreter stores bfloat16 as integers and would multiply these: convert to float32.
         FACTOR: tl.constexpr = tl.float32 if INTERPRETED else OPERAND
