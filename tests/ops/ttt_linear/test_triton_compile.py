@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from machine_code import Usage, check_unspilled, usage_of  # noqa: E402
-from vision_ttt.ops.ttt_linear import triton_backend  # noqa: E402
+from vision_ttt.ops import _learner_triton  # noqa: E402
 
 PACKAGE = "vision_ttt.ops.ttt_linear"
 tuning = import_module(f"{PACKAGE}.triton_tuning")
@@ -42,7 +42,7 @@ def usage(
     module, function = KERNELS[kernel]
     jitted = getattr(import_module(f"{PACKAGE}.{module}"), function)
     view, share = DTYPES[dtype]
-    constants = triton_backend._kind(getattr(torch, dtype), dim, b)
+    constants = _learner_triton.constants(getattr(torch, dtype), dim, b)
     constants["TRANSPOSED"] = layout.transposed
     constants |= {name: None for option in without for name in OPTIONS[option]}
     if "norm" in without:
@@ -74,7 +74,7 @@ def usage(
 
 
 def _layouts(dim: int, b: int, dtype: str):
-    kind = triton_backend._kind(getattr(torch, dtype), dim, b)
+    kind = _learner_triton.constants(getattr(torch, dtype), dim, b)
     return tuning.choices(dim, kind["SEVERAL"], kind["OPERAND"])
 
 
