@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vision_ttt.ops._learner_dual import num_checkpoints
-from vision_ttt.ops._learner_triton import LearnerCall, refusal
+from vision_ttt.ops._learner_triton import TILE, LearnerCall, of_positions, refusal, summed
+from vision_ttt.ops._native import contiguous_last
 from vision_ttt.ops._op import Backend
 from vision_ttt.ops.ttt_mlp.contract import Inputs
 
@@ -59,4 +60,76 @@ def ttt_mlp_triton(inputs: Inputs, save_states: bool) -> tuple[Tensor, ...]:
     return o, *state, *kept
 
 
-BACKEND = Backend(ttt_mlp_triton, None, refusal)
+def ttt_mlp_triton_backward(
+    inputs: Inputs, grad_o: Tensor, *grads_and_kept: Tensor
+) -> tuple[Tensor, ...]:
+    """Backward pass. Arguments and results are those of :func:`learner_dual_backward`."""
+    from vision_ttt.ops.ttt_mlp.triton_forward import forward_kernel
+    from vision_ttt.ops.ttt_mlp.triton_scan import scan_kernel
+
+    q, ln_weight, position_scale = inputs.q, inputs.ln_weight, inputs.position_scale
+    size = inputs.mini_batch_size
+    call = LearnerCall(inputs)
+    batch, length, heads, dim = q.shape
+    segments = num_checkpoints(length, dim, size, layers=2) + 1
+    grad_o = contiguous_last(grad_o.to(q.dtype))
+    grads_and_kept = tuple(x.float().contiguous() for x in grads_and_kept)
+    grads, kept = grads_and_kept[:4], grads_and_kept[4:]
+
+    # What the first kernel writes for the second: Z1, x̂, 1 / σ and mean(u x̂) of every token.
+    # float16 has too small a range for them, and bfloat16 without a norm too few digits.
+    dtype = q.dtype if q.dtype == torch.bfloat16 and ln_weight is not None else torch.float32
+    z1 = call.empty(batch, length, heads, 4 * dim, dtype=dtype)
+    x = call.empty(*q.shape, dtype=dtype)
+    norm = None if ln_weight is None else call.empty(batch, length, heads, 2)
+    states = call.states(segments, batch, heads)
+    several = call.kind["SEVERAL"]
+    sums = call.states(segments, batch, heads)[:3] if several else [None] * 3
+    common = (*call.sizes, inputs.eps)
+    _, k, v = call.views
+    eta, *_, weight, bias, scale = call.others
+    with torch.cuda.device_of(q):
+        _launch(
+            forward_kernel,
+            segments * call.programs,
+            *(None, k, v, *call.others, None, *states, *(kept if segments > 1 else [None] * 4)),
+            *(*sums, z1, x, norm),
+            *(*call.strides, call.state_batch, call.scale_head, *call.sizes),
+            *(call.programs, inputs.eps),
+            **call.kind,
+        )
+        last = [x[-1] for x in states]
+        sums = [None if x is None else x[-1] for x in sums]
+        dsums = call.states(batch, heads)[:3] if several else [None] * 3
+        between = (call.empty(call.programs, TILE, 4 * dim) for _ in range(2))
+        dq, dk, dv = (call.empty(*q.shape, dtype=q.dtype) for _ in range(3))
+        dstate, deta = call.states(batch, heads), call.empty(batch, length, heads)
+        # Every program writes its own share of ∂γ, every token and every mini-batch one of ∂p, and
+        # PyTorch sums the shares in a fixed order.
+        dweight = dbias = dscale = dlast = None
+        if ln_weight is not None:
+            dweight = call.empty(batch, heads, dim)
+        if position_scale is not None:
+            dscale = call.empty(batch, length, heads)
+            dlast = call.empty(batch, heads, -(-length // size))
+        _launch(
+            scan_kernel,
+            call.programs,
+            *(*call.views, eta, weight, bias, scale, grad_o, *grads),
+            *(kept if segments > 1 else [None] * 4),
+            *(*last, z1, x, norm, *between, *sums, *dsums),
+            *(dq, dk, dv, deta, *dstate, dweight, dscale, dlast),
+            *(*call.strides, grad_o.stride()[:3], call.scale_head, *common),
+            **call.kind,
+        )
+    if ln_weight is not None:
+        # Through o = f(q), and through the inner loss, whose gradient of the bias is -∂V.
+        dbias = grad_o.sum(1, dtype=torch.float32) - dv.sum(1, dtype=torch.float32)
+    if dscale is not None:
+        dscale = of_positions(dscale, dlast, size, inputs.reverse_heads)
+    per_head = (None if x is None else x.sum(0) for x in (dweight, dbias, dscale))
+    others = (deta, *dstate, *per_head)
+    return dq, dk, dv, *(summed(x, like, q) for x, like in zip(others, inputs[3:-3], strict=True))
+
+
+BACKEND = Backend(ttt_mlp_triton, ttt_mlp_triton_backward, refusal)
