@@ -11,8 +11,7 @@ import torch
 from tolerances import FORWARD, GRADIENT, assert_close
 from ttt_linear_problems import OP, as_float64, make_problem, solve
 from vision_ttt.layers import TTTLinear
-from vision_ttt.ops import ttt_linear
-from vision_ttt.ops import _learner_triton
+from vision_ttt.ops import _learner_triton, ttt_linear
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.interpreted

@@ -98,8 +98,10 @@ def test_compiles_as_one_graph_and_for_any_length():
         wanted = ttt_mlp(**problem, **options)
         got = compiled(**problem, **options)
         assert torch.equal(got, wanted)
-        for x, y in zip(*(torch.autograd.grad(o.sum(), problem["w1"]) for o in (got, wanted))):
-            assert torch.equal(x, y)
+        (gradient,), (expected,) = (
+            torch.autograd.grad(o.sum(), problem["w1"]) for o in (got, wanted)
+        )
+        assert torch.equal(gradient, expected)
 
 
 def test_cuda_graph_replays_a_training_step():
@@ -157,8 +159,8 @@ def test_memory_of_a_training_step_is_of_the_order_of_its_tensors():
     kept = torch.cuda.memory_allocated()
     torch.autograd.grad(o, list(problem.values()), torch.ones_like(o))
     assert kept - before <= 3.5 * one  # o and the states
-    # o, its gradient, the states twice, ∂q ∂k ∂v, Z1 of 4 d units, x̂; the rest is per head
-    assert torch.cuda.max_memory_allocated() - before <= 16 * one
+    # o, its gradient, the states twice, ∂q ∂k ∂v, Z1 of 4 d units, x̂ in float32
+    assert torch.cuda.max_memory_allocated() - before <= 17 * one
 
 
 def test_a_model_takes_it():

@@ -21,7 +21,7 @@ class Layout(NamedTuple):
     warps: int
 
 
-LAYOUTS = {16: Layout(32, 2), 32: Layout(32, 4), 64: Layout(32, 8), 128: Layout(32, 8)}
+LAYOUTS = {16: Layout(64, 2), 32: Layout(32, 4), 64: Layout(32, 8), 128: Layout(32, 8)}
 """Head dimension → the kernels' layout; see this folder's README."""
 
 
@@ -80,7 +80,7 @@ def ttt_mlp_triton_backward(
     # float16 has too small a range for them, and bfloat16 without a norm too few digits.
     dtype = q.dtype if q.dtype == torch.bfloat16 and ln_weight is not None else torch.float32
     z1 = call.empty(batch, length, heads, 4 * dim, dtype=dtype)
-    x = call.empty(*q.shape, dtype=dtype)
+    x = call.empty(*q.shape)
     norm = None if ln_weight is None else call.empty(batch, length, heads, 2)
     states = call.states(segments, batch, heads)
     several = call.kind["SEVERAL"]

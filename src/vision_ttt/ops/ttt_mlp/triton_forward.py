@@ -116,17 +116,16 @@ def forward_kernel(
         v_t = load_tokens(v, token * v_strides[1], valid, DIM)
         eta_t = tl.load(eta + here, mask=valid, other=0.0)
         tl.debug_barrier()  # the state that the former tile has written
-        if not REPLAY and kept_w1 is not None:
-            if number == keep_at:
-                tl.store(b2 + i, b2_now)
-                tl.debug_barrier()
-                copy_state(
-                    kept_w1 + saved * DIM * HIDDEN, kept_b1 + saved * HIDDEN,
-                    kept_w2 + saved * HIDDEN * DIM, kept_b2 + saved * DIM,
-                    w1, b1, w2, b2, DIM, BLOCK,
-                )  # fmt: skip
-                saved += states
-                keep_at += segment_tiles
+        if not REPLAY and kept_w1 is not None and number == keep_at:
+            tl.store(b2 + i, b2_now)
+            tl.debug_barrier()
+            copy_state(
+                kept_w1 + saved * DIM * HIDDEN, kept_b1 + saved * HIDDEN,
+                kept_w2 + saved * HIDDEN * DIM, kept_b2 + saved * DIM,
+                w1, b1, w2, b2, DIM, BLOCK,
+            )  # fmt: skip
+            saved += states
+            keep_at += segment_tiles
 
         # Z2 = σ(K W1 + b1) W2 + b2
         z2 = rows_of(b2_now, TILE)

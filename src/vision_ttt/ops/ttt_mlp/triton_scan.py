@@ -296,6 +296,36 @@ def scan_kernel(
         dg2 = product(tl.trans(attention2), dupdate2, dg2, OPERAND, PARTS, False, SPLIT)
         dp = -tl.sum(dz2_q * moved, axis=1)
 
+        # Through layer 2: ∂X2_q, of which ∂Z1_q takes the place of Z1_q, and ∂X2
+        tl.debug_barrier()
+        for block in tl.range(0, BLOCKS, num_stages=1):
+            of_w2 = in_w2(block, DIM, BLOCK)
+            of_z1 = in_hidden(here, block, DIM, BLOCK)
+            of_held = in_hidden(rows, block, DIM, BLOCK)
+            z1 = tl.load(z1_in + of_z1, mask=valid[:, None], other=0.0).to(tl.float32)
+            x2 = gelu(z1)
+            z1_q = tl.load(z1_q_held + of_held)
+            x2_q = gelu(z1_q)
+            wide = tl.zeros([TILE, BLOCK], tl.float32)
+            w2_t = tl.load(w2 + of_w2)
+            dx2_q = product(dz2_q, tl.trans(w2_t), wide, OPERAND, PARTS, False, SPLIT)
+            dx2_q = product(dattention2, x2, dx2_q, OPERAND, PARTS, False, SPLIT)
+            dw2_t = tl.load(dw2 + of_w2)
+            if SEVERAL:
+                s2 = tl.load(sum_w2 + of_w2)
+                dx2_q = product(dupdate2, tl.trans(s2), dx2_q, OPERAND, PARTS, False, SPLIT)
+                dsum2 = tl.load(dsum_w2 + of_w2)
+                moving = product(tl.trans(x2_q), dupdate2, dsum2, OPERAND, PARTS, False, SPLIT)
+                tl.store(dsum_w2 + of_w2, moving)
+            else:
+                dsum2 = -p_n * dw2_t
+            dx2 = product(tl.trans(dattention2), x2_q, wide, OPERAND, PARTS, False, SPLIT)
+            dx2 = product(step2, tl.trans(dsum2), dx2, OPERAND, PARTS, False, SPLIT)
+            dw2_t = product(tl.trans(x2_q), dz2_q, dw2_t, OPERAND, PARTS, False, SPLIT)
+            tl.store(dw2 + of_w2, dw2_t)
+            tl.store(z1_q_held + of_held, dx2_q * gelu_slope(z1_q))
+            tl.store(dz1_held + of_held, dx2 * gelu_slope(z1))
+
         # Through Z1_q = Q W1 + b1 - P U1 and G1 = η g1, g1 = E1 ⊙ σ'(Z1), E1 = g2 W2ᵀ
         deta_t = tl.sum(dg2 * g2, axis=1)
         dg2 *= eta_t[:, None]
@@ -309,31 +339,13 @@ def scan_kernel(
             of_z1 = in_hidden(here, block, DIM, BLOCK)
             of_held = in_hidden(rows, block, DIM, BLOCK)
             z1 = tl.load(z1_in + of_z1, mask=valid[:, None], other=0.0).to(tl.float32)
-            x2 = gelu(z1)
             slope = gelu_slope(z1)
-            z1_q = tl.load(z1_q_held + of_held)
-            x2_q = gelu(z1_q)
-            w2_t = tl.load(w2 + of_w2)
             wide = tl.zeros([TILE, BLOCK], tl.float32)
+            w2_t = tl.load(w2 + of_w2)
             e1 = product(g2, tl.trans(w2_t), wide, OPERAND, PARTS, False, SPLIT)
             g1 = e1 * slope
             step1 = g1 * eta_t[:, None]
-            dw2_t = tl.load(dw2 + of_w2)
-            dx2_q = product(dz2_q, tl.trans(w2_t), wide, OPERAND, PARTS, False, SPLIT)
-            dx2_q = product(dattention2, x2, dx2_q, OPERAND, PARTS, False, SPLIT)
-            if SEVERAL:
-                s2 = tl.load(sum_w2 + of_w2)
-                dx2_q = product(dupdate2, tl.trans(s2), dx2_q, OPERAND, PARTS, False, SPLIT)
-                dsum2 = tl.load(dsum_w2 + of_w2)
-                moving = product(tl.trans(x2_q), dupdate2, dsum2, OPERAND, PARTS, False, SPLIT)
-                tl.store(dsum_w2 + of_w2, moving)
-            else:
-                dsum2 = -p_n * dw2_t
-            dx2 = product(tl.trans(dattention2), x2_q, wide, OPERAND, PARTS, False, SPLIT)
-            dx2 = product(step2, tl.trans(dsum2), dx2, OPERAND, PARTS, False, SPLIT)
-            dw2_t = product(tl.trans(x2_q), dz2_q, dw2_t, OPERAND, PARTS, False, SPLIT)
-
-            dz1_q = dx2_q * gelu_slope(z1_q)
+            dz1_q = tl.load(z1_q_held + of_held)
             dupdate = -p[:, None] * dz1_q  # ∂U1
             dattention = dot(dupdate, tl.trans(step1), dattention, OPERAND, PARTS)
             w1_t = tl.load(w1 + of_w1)
@@ -343,9 +355,9 @@ def scan_kernel(
             moved1 = wide
             if SEVERAL:
                 s1 = tl.load(sum_w1 + of_w1)
-                sb1 = tl.load(sum_b1 + of_b1)
                 if scale is not None:
-                    moved1 = product(q_t, s1, rows_of(sb1, TILE), OPERAND, PARTS, False, SPLIT)
+                    moved1 = rows_of(tl.load(sum_b1 + of_b1), TILE)
+                    moved1 = product(q_t, s1, moved1, OPERAND, PARTS, False, SPLIT)
                 dq_t = product(dupdate, tl.trans(s1), dq_t, OPERAND, PARTS, False, SPLIT)
                 dsum1 = tl.load(dsum_w1 + of_w1)
                 dsum_b1_t = tl.load(dsum_b1 + of_b1)
@@ -358,10 +370,10 @@ def scan_kernel(
             if scale is not None:
                 moved1 = product(attention, step1, moved1, OPERAND, PARTS, False, SPLIT)
                 dp -= tl.sum(dz1_q * moved1, axis=1)
+            dk_t = product(step1, tl.trans(dsum1), dk_t, OPERAND, PARTS, False, SPLIT)
             dg1 = rows_of(dsum_b1_t, TILE)
             dg1 = product(k_t, dsum1, dg1, OPERAND, PARTS, False, SPLIT)  # M1
             dg1 = product(tl.trans(attention), dupdate, dg1, OPERAND, PARTS, False, SPLIT)
-            dk_t = product(step1, tl.trans(dsum1), dk_t, OPERAND, PARTS, False, SPLIT)
             dw1_t = product(tl.trans(q_t), dz1_q, dw1_t, OPERAND, PARTS, False, SPLIT)
             tl.store(dw1 + of_w1, dw1_t)
             tl.store(db1 + of_b1, db1_t + tl.sum(dz1_q, axis=0))
@@ -370,9 +382,11 @@ def scan_kernel(
             dg1 *= eta_t[:, None]
             de1 = dg1 * slope
             dg2 = product(de1, w2_t, dg2, OPERAND, PARTS, False, SPLIT)
+            dw2_t = tl.load(dw2 + of_w2)
             dw2_t = product(tl.trans(de1), g2, dw2_t, OPERAND, PARTS, False, SPLIT)
             tl.store(dw2 + of_w2, dw2_t)
-            tl.store(dz1_held + of_held, dx2 * slope + dg1 * e1 * gelu_bend(z1))
+            dz1 = tl.load(dz1_held + of_held) + dg1 * e1 * gelu_bend(z1)
+            tl.store(dz1_held + of_held, dz1)
         dattention = tl.where(causal, dattention, 0.0)
         dq_t = product(dattention, k_t, dq_t, OPERAND, PARTS, False, SPLIT)
         dk_t = product(tl.trans(dattention), q_t, dk_t, OPERAND, PARTS, False, SPLIT)
