@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -88,3 +89,46 @@ def of_positions(x: Tensor, last: Tensor, mini_batch_size: int, reverse_heads: i
     x[..., -1] += last[..., :whole].sum(-1)
     x[..., (length - 1) % mini_batch_size] += last[..., whole:].sum(-1)
     return x
+
+
+def run_part(
+    launch: Callable[..., None],
+    inputs: Any,
+    sums: Sequence[Tensor],
+    position: int | Tensor,
+    return_state: bool,
+) -> list[Tensor]:
+    """Run tokens of one mini-batch that is open, a tile per launch.
+
+    Arguments and results are those of :meth:`vision_ttt.ops._learner_cpu.LearnerCall.part`.
+
+    Args:
+        launch: runs the op's kernel, given the call and the kernel's arguments.
+    """
+    q, size = inputs.q, inputs.mini_batch_size
+    call = LearnerCall(inputs)
+    batch, length, heads, _ = q.shape
+    each = isinstance(position, Tensor)
+    positions, position = (position, 0) if each else (None, position)
+    full = not each and position + length == size
+    none = [None] * len(sums)
+    given = [x.float().contiguous() for x in sums] if each or position else none
+    o = call.empty(*q.shape, dtype=q.dtype)
+    wanted = return_state, return_state and not full, return_state and each
+    last, after, following = (call.states(batch, heads) if x else none for x in wanted)
+    eta, *others = call.others
+    for begin in range(0, length, TILE):
+        tokens = min(TILE, length - begin)
+        ends = begin + tokens == length
+        to = after if ends else call.states(batch, heads) if begin == 0 else given
+        with torch.cuda.device_of(q):
+            launch(
+                call,
+                *(x[:, begin:] for x in (*call.views, eta)),
+                *(*others, positions, *given, o[:, begin:]),
+                *(last if ends else none),
+                *(*to, *following, *call.strides, call.state_batch, call.scale_head),
+                *(length, heads, tokens, position + begin, size, inputs.eps),
+            )
+        given = to
+    return [o, *(x for x in (*last, *after, *following) if x is not None)]

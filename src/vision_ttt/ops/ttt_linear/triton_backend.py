@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -106,6 +108,17 @@ def ttt_linear_triton_backward(
     per_head = (None if x is None else x.sum(0) for x in (dweight, dbias, dscale))
     others = (deta, dw0, db0, *per_head)
     return dq, dk, dv, *(summed(x, like, q) for x, like in zip(others, inputs[3:-3], strict=True))
+
+
+def launch_part(call: LearnerCall, *arguments: Any) -> None:
+    """Run the kernel for a part of a mini-batch."""
+    from vision_ttt.ops.ttt_linear.triton_part import part_kernel
+    from vision_ttt.ops.ttt_linear.triton_tuning import ROWS
+
+    constants = {name: x for name, x in call.kind.items() if name != "SEVERAL"}
+    if call.programs:
+        warps = ROWS[constants["DIM"]]
+        part_kernel[(call.programs,)](*arguments, **constants, num_warps=warps, num_stages=1)
 
 
 BACKEND = Backend(ttt_linear_triton, ttt_linear_triton_backward, refusal)

@@ -132,4 +132,12 @@ def ttt_mlp_triton_backward(
     return dq, dk, dv, *(summed(x, like, q) for x, like in zip(others, inputs[3:-3], strict=True))
 
 
+def launch_part(call: LearnerCall, *arguments: Any) -> None:
+    """Run the kernel for a part of a mini-batch."""
+    from vision_ttt.ops.ttt_mlp.triton_part import part_kernel
+
+    constants = {name: x for name, x in call.kind.items() if name != "SEVERAL"}
+    _launch(part_kernel, call.programs, *arguments, **constants)
+
+
 BACKEND = Backend(ttt_mlp_triton, ttt_mlp_triton_backward, refusal)

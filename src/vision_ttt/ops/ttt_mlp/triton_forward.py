@@ -14,6 +14,7 @@ import triton.language as tl
 from vision_ttt.ops.ttt_linear.triton_tiles import (
     by_rows,
     dot,
+    load_affine,
     load_tokens,
     locate,
     product,
@@ -32,6 +33,99 @@ from vision_ttt.ops.ttt_mlp.triton_blocks import (
     in_w2,
     rows_of,
 )
+
+
+# fmt: off
+@triton.jit
+def errors(
+    w1, b1, w2, b2_t, k_t, v_t, eta_t, valid, gain, offset, eps, z1_out, here,
+    DIM: tl.constexpr, TILE: tl.constexpr, OPERAND: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK: tl.constexpr, NORM: tl.constexpr,
+):
+    # fmt: on
+    """Of the training views' Z2 = σ(K W1 + b1) W2 + b2: x̂ (Z2 without norm), r, mean(u x̂) and G2.
+
+    Z1 is written to ``z1_out``, unless that is None.
+    """
+    z2 = rows_of(b2_t, TILE)
+    for block in tl.range(0, 4 * DIM // BLOCK, num_stages=1):
+        z1 = rows_of(tl.load(b1 + block * BLOCK + tl.arange(0, BLOCK)), TILE)
+        w1_t = tl.load(w1 + in_w1(block, DIM, BLOCK))
+        z1 = product(k_t, w1_t, z1, OPERAND, PARTS, False, not NORM)
+        if z1_out is not None:
+            to = z1_out + in_hidden(here, block, DIM, BLOCK)
+            tl.store(to, z1.to(z1_out.dtype.element_ty), mask=valid[:, None])
+        w2_t = tl.load(w2 + in_w2(block, DIM, BLOCK))
+        z2 = product(gelu(z1), w2_t, z2, OPERAND, PARTS, False, not NORM)
+    x, k_row = by_rows(z2, k_t)
+    r = 0.0
+    mean_ux = 0.0
+    if NORM:
+        x, r = standardise(x, valid, eps, DIM)
+        error = x * gain + offset + (k_row.to(tl.float32) - v_t.to(tl.float32))
+        step2, mean_ux = project(error * gain, x, DIM)
+        step2 *= (r * eta_t)[:, None]
+    else:
+        step2 = (x - v_t.to(tl.float32)) * eta_t[:, None]
+    return x, r, mean_ux, step2
+
+
+# fmt: off
+@triton.jit
+def through_block(
+    q_t, w1_t, b1_t, w2_t, x2, step1, attention, p, s1, sb1, s2, z2_q, moved, attention2,
+    TILE: tl.constexpr, SEVERAL: tl.constexpr, OPERAND: tl.constexpr, PARTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    # fmt: on
+    """Add a block's shares of the test views to X2_q W2 + b2, X2_q S2 + s2 and X2_q X2ᵀ.
+
+    Z1_q = Q W1 + b1 - P (A1 G1 + Q S1 + s1), and ``attention`` is -P A1.
+    """
+    z1_q = product(q_t, w1_t, rows_of(b1_t, TILE), OPERAND, PARTS, False, SPLIT)
+    z1_q = product(attention, step1, z1_q, OPERAND, PARTS, False, SPLIT)
+    if SEVERAL:
+        moved1 = product(q_t, s1, rows_of(sb1, TILE), OPERAND, PARTS, False, SPLIT)
+        z1_q -= p[:, None] * moved1
+    x2_q = gelu(z1_q)
+    attention2 = dot(x2_q, tl.trans(x2), attention2, OPERAND, PARTS)
+    z2_q = product(x2_q, w2_t, z2_q, OPERAND, PARTS, False, SPLIT)
+    if SEVERAL:
+        moved = product(x2_q, s2, moved, OPERAND, PARTS, False, SPLIT)
+    return z2_q, moved, attention2
+
+
+# fmt: off
+@triton.jit
+def outputs(
+    z2_q, moved, attention2, step2, q_t, p, valid, gain, offset, eps,
+    DIM: tl.constexpr, TILE: tl.constexpr, SEVERAL: tl.constexpr, OPERAND: tl.constexpr,
+    PARTS: tl.constexpr, NORM: tl.constexpr,
+):
+    # fmt: on
+    """f(Q) at Z2_q = X2_q W2 + b2 - P (A2 G2 + X2_q S2 + s2), of what the blocks have added up."""
+    place = tl.arange(0, TILE)
+    causal = place[:, None] >= place[None, :]  # [t, s]
+    attention2 = tl.where(causal, (attention2 + 1.0) * -p[:, None], 0.0)
+    z2_q = product(attention2, step2, z2_q, OPERAND, PARTS, False, not NORM)
+    if SEVERAL:
+        z2_q -= p[:, None] * moved
+    z2_q, q_row = by_rows(z2_q, q_t)
+    if NORM:
+        x_q, _ = standardise(z2_q, valid, eps, DIM)
+        z2_q = x_q * gain + offset + q_row.to(tl.float32)
+    return z2_q
+
+
+@triton.jit
+def causal_attention(
+    q_t, k_t, p, TILE: tl.constexpr, OPERAND: tl.constexpr, PARTS: tl.constexpr
+):
+    """-P A1, with A1 [t, s] the lower triangle of Q Kᵀ + 1."""
+    place = tl.arange(0, TILE)
+    attention = tl.zeros([TILE, TILE], tl.float32)
+    attention = dot(q_t, tl.trans(k_t), attention, OPERAND, PARTS) + 1.0
+    return tl.where(place[:, None] >= place[None, :], attention * -p[:, None], 0.0)
 
 
 # fmt: off
@@ -93,8 +187,9 @@ def forward_kernel(
         sum_b1 += program * HIDDEN
         sum_w2 += program * HIDDEN * DIM
     if NORM:
-        gain = tl.load(ln_weight + head * DIM + i)[None, :]
-        offset = tl.load(ln_bias + head * DIM + i)[None, :]
+        ln_weight += head * DIM
+        ln_bias += head * DIM
+    gain, offset = load_affine(ln_weight, ln_bias, NORM, DIM)
     p_full = 1.0
     p_last = 1.0
     if scale is not None:
@@ -127,29 +222,13 @@ def forward_kernel(
             saved += states
             keep_at += segment_tiles
 
-        # Z2 = σ(K W1 + b1) W2 + b2
-        z2 = rows_of(b2_now, TILE)
-        for block in tl.range(0, BLOCKS, num_stages=1):
-            b1_t = tl.load(b1 + block * BLOCK + tl.arange(0, BLOCK))
-            z1 = rows_of(b1_t, TILE)
-            w1_t = tl.load(w1 + in_w1(block, DIM, BLOCK))
-            z1 = product(k_t, w1_t, z1, OPERAND, PARTS, False, SPLIT)
-            if REPLAY:
-                to = z1_out + in_hidden(here, block, DIM, BLOCK)
-                tl.store(to, z1.to(z1_out.dtype.element_ty), mask=valid[:, None])
-            w2_t = tl.load(w2 + in_w2(block, DIM, BLOCK))
-            z2 = product(gelu(z1), w2_t, z2, OPERAND, PARTS, False, SPLIT)
-        x, k_row = by_rows(z2, k_t)
-        if NORM:
-            x, r = standardise(x, valid, eps, DIM)
-            error = x * gain + offset + (k_row.to(tl.float32) - v_t.to(tl.float32))
-            step2, mean_ux = project(error * gain, x, DIM)
-            step2 *= (r * eta_t)[:, None]
-            if REPLAY:
-                tl.store(norm_out + here * 2, r, mask=valid)
-                tl.store(norm_out + here * 2 + 1, mean_ux, mask=valid)
-        else:
-            step2 = (x - v_t.to(tl.float32)) * eta_t[:, None]
+        x, r, mean_ux, step2 = errors(
+            w1, b1, w2, b2_now, k_t, v_t, eta_t, valid, gain, offset, eps, z1_out, here,
+            DIM, TILE, OPERAND, PARTS, BLOCK, NORM,
+        )  # fmt: skip
+        if REPLAY and NORM:
+            tl.store(norm_out + here * 2, r, mask=valid)
+            tl.store(norm_out + here * 2 + 1, mean_ux, mask=valid)
         if REPLAY:
             store_tokens(x_out, here * DIM, valid, x, DIM)
 
@@ -159,11 +238,8 @@ def forward_kernel(
             if scale is not None:
                 p = tl.load(scale + part + place, mask=valid, other=0.0)
             q_t = load_tokens(q, token * q_strides[1], valid, DIM)
-            causal = place[:, None] >= place[None, :]  # [t, s]
-            attention = tl.zeros([TILE, TILE], tl.float32)
+            attention = causal_attention(q_t, k_t, p, TILE, OPERAND, PARTS)
             attention2 = tl.zeros([TILE, TILE], tl.float32)
-            attention = dot(q_t, tl.trans(k_t), attention, OPERAND, PARTS) + 1.0
-            attention = tl.where(causal, attention * -p[:, None], 0.0)  # -P A1
             z2_q = rows_of(b2_now, TILE)
             moved = rows_of(sum_b2, TILE)
         for block in tl.range(0, BLOCKS, num_stages=1):
@@ -183,25 +259,19 @@ def forward_kernel(
             step1 = tl.zeros_like(z1)
             step1 = product(step2, tl.trans(w2_t), step1, OPERAND, PARTS, False, SPLIT)
             step1 *= gelu_slope(z1)
+            s1 = None
+            sb1 = None
+            s2 = None
             if SEVERAL:
                 # The first tile of a mini-batch finds no sums.
                 s1 = tl.load(sum_w1 + of_w1, mask=part > 0, other=0.0)
                 sb1 = tl.load(sum_b1 + of_b1, mask=part > 0, other=0.0)
                 s2 = tl.load(sum_w2 + of_w2, mask=part > 0, other=0.0)
             if not REPLAY:
-                # Z1_q = Q W1 + b1 - P (A1 G1 + Q S1 + s1), in the same way Z2_q
-                z1_q = rows_of(b1_t, TILE)
-                z1_q = product(q_t, w1_t, z1_q, OPERAND, PARTS, False, SPLIT)
-                z1_q = product(attention, step1, z1_q, OPERAND, PARTS, False, SPLIT)
-                if SEVERAL:
-                    moved1 = rows_of(sb1, TILE)
-                    moved1 = product(q_t, s1, moved1, OPERAND, PARTS, False, SPLIT)
-                    z1_q -= p[:, None] * moved1
-                x2_q = gelu(z1_q)
-                attention2 = dot(x2_q, tl.trans(x2), attention2, OPERAND, PARTS)
-                z2_q = product(x2_q, w2_t, z2_q, OPERAND, PARTS, False, SPLIT)
-                if SEVERAL:
-                    moved = product(x2_q, s2, moved, OPERAND, PARTS, False, SPLIT)
+                z2_q, moved, attention2 = through_block(
+                    q_t, w1_t, b1_t, w2_t, x2, step1, attention, p, s1, sb1, s2,
+                    z2_q, moved, attention2, TILE, SEVERAL, OPERAND, PARTS, SPLIT,
+                )  # fmt: skip
             # W1 ← W1 - p_n Kᵀ G1, in the same way b1, W2 and b2
             if SEVERAL:
                 s1 = product(tl.trans(k_t), step1, s1, OPERAND, PARTS, False, SPLIT)
@@ -222,15 +292,11 @@ def forward_kernel(
                 tl.store(b1 + of_b1, b1_t - p_n * tl.sum(step1, axis=0))
                 tl.store(w2 + of_w2, w2_t)
         if not REPLAY:
-            attention2 = tl.where(causal, (attention2 + 1.0) * -p[:, None], 0.0)
-            z2_q = product(attention2, step2, z2_q, OPERAND, PARTS, False, SPLIT)
-            if SEVERAL:
-                z2_q -= p[:, None] * moved
-            z2_q, q_row = by_rows(z2_q, q_t)
-            if NORM:
-                x_q, _ = standardise(z2_q, valid, eps, DIM)
-                z2_q = x_q * gain + offset + q_row.to(tl.float32)
-            store_tokens(o, here * DIM, valid, z2_q, DIM)
+            o_t = outputs(
+                z2_q, moved, attention2, step2, q_t, p, valid, gain, offset, eps,
+                DIM, TILE, SEVERAL, OPERAND, PARTS, NORM,
+            )  # fmt: skip
+            store_tokens(o, here * DIM, valid, o_t, DIM)
         sum_b2 += tl.sum(step2, axis=0)
         if last:
             b2_now -= p_n * sum_b2
