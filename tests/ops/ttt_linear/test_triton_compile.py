@@ -12,7 +12,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from machine_code import Usage, check_unspilled, usage_of  # noqa: E402
-from vision_ttt.ops.ttt_linear import triton_backend  # noqa: E402
+from vision_ttt.ops import _learner_triton  # noqa: E402
+from vision_ttt.ops.ttt_linear.triton_backend import UNNORMED  # noqa: E402
 
 PACKAGE = "vision_ttt.ops.ttt_linear"
 tuning = import_module(f"{PACKAGE}.triton_tuning")
@@ -42,7 +43,8 @@ def usage(
     module, function = KERNELS[kernel]
     jitted = getattr(import_module(f"{PACKAGE}.{module}"), function)
     view, share = DTYPES[dtype]
-    constants = triton_backend._kind(getattr(torch, dtype), dim, b, "norm" not in without)
+    normed = "norm" not in without
+    constants = _learner_triton.constants(getattr(torch, dtype), dim, b, normed)
     constants["TRANSPOSED"] = layout.transposed
     constants |= {name: None for option in without for name in OPTIONS[option]}
     if "norm" in without:
@@ -74,7 +76,7 @@ def usage(
 
 
 def _layouts(dim: int, b: int, dtype: str):
-    kind = triton_backend._kind(getattr(torch, dtype), dim, b)
+    kind = _learner_triton.constants(getattr(torch, dtype), dim, b)
     return tuning.choices(dim, kind["SEVERAL"], kind["OPERAND"])
 
 
@@ -171,7 +173,7 @@ def test_only_what_bears_it_is_tried_with_fewer_registers(dim, several, operand,
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_fits_the_chip(kernel, dtype, dim, b, without, tmp_path, record_property):
-    if "norm" in without and dim not in triton_backend.UNNORMED:
+    if "norm" in without and dim not in UNNORMED:
         pytest.skip("refused")
     for layout in _layouts(dim, b, dtype):
         found = usage(kernel, dtype, dim, b, layout, tmp_path, without)

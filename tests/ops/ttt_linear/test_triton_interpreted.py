@@ -11,8 +11,7 @@ import torch
 from tolerances import FORWARD, GRADIENT, assert_close
 from ttt_linear_problems import OP, as_float64, make_problem, solve
 from vision_ttt.layers import TTTLinear
-from vision_ttt.ops import ttt_linear
-from vision_ttt.ops.ttt_linear import triton_backend
+from vision_ttt.ops import _learner_triton, ttt_linear
 from vision_ttt.ops.ttt_linear.triton_backend import UNNORMED
 
 pytest.importorskip("triton")
@@ -225,12 +224,12 @@ def test_the_kept_states_serve_either_backward(size):
 @pytest.mark.parametrize("mini_batch_size", [16, 20])
 def test_every_output_is_written(mini_batch_size, monkeypatch):
     """Buffers that start as NaN: what a kernel forgets to write, or reads too early, shows."""
-    fill = triton_backend._Call.empty
+    fill = _learner_triton.LearnerCall.empty
 
     def poisoned(self, *shape, dtype=torch.float32):
         return fill(self, *shape, dtype=dtype).fill_(float("nan"))
 
-    monkeypatch.setattr(triton_backend._Call, "empty", poisoned)
+    monkeypatch.setattr(_learner_triton.LearnerCall, "empty", poisoned)
     problem = make_problem(1, 37, 2, 16, mini_batch_size, scale="shared", dtype=torch.float32)
     check(problem, torch.float32, mini_batch_size=mini_batch_size)
 

@@ -205,3 +205,38 @@ def project(x, x_hat, DIM: tl.constexpr):
     mean = tl.sum(x, axis=1) / DIM
     along = tl.sum(x * x_hat, axis=1) / DIM
     return x - mean[:, None] - x_hat * along[:, None], along
+
+
+@triton.jit
+def load_norm(norm, at, valid, NORM: tl.constexpr):
+    """r and mean(u x̂) of a tile's tokens [n]; unused without a norm."""
+    r = 0.0
+    mean_ux = 0.0
+    if NORM:
+        r = tl.load(norm + at * 2, mask=valid, other=0.0)
+        mean_ux = tl.load(norm + at * 2 + 1, mask=valid, other=0.0)
+    return r, mean_ux
+
+
+@triton.jit
+def load_affine(weight, bias, NORM: tl.constexpr, DIM: tl.constexpr):
+    """The norm's weight and bias as rows [1, d]; unused without a norm."""
+    gain = 1.0
+    offset = 0.0
+    if NORM:
+        gain = tl.load(weight + tl.arange(0, DIM))[None, :]
+        offset = tl.load(bias + tl.arange(0, DIM))[None, :]
+    return gain, offset
+
+
+@triton.jit
+def inner_gradient(x, r, mean_ux, k, v, gain, offset, NORM: tl.constexpr, DIM: tl.constexpr):
+    """g, u and e [n, d] of the inner loss, from x̂ and the saved r and mean(u x̂)."""
+    error = x - v.to(tl.float32)
+    u = error
+    g = error
+    if NORM:
+        error = x * gain + offset + (k.to(tl.float32) - v.to(tl.float32))
+        u = error * gain
+        g = (u - (tl.sum(u, axis=1) / DIM)[:, None] - x * mean_ux[:, None]) * r[:, None]
+    return g, u, error
