@@ -1,5 +1,7 @@
 """Parts of mini-batches by the Triton kernels, interpreted, against the definition in float64."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -62,7 +64,7 @@ def test_outputs_and_states(op, size, cuts, served, options, runs):
     exact = {n: x.double() for n, x in problem.items()}
     low = problem["q"].dtype == torch.bfloat16
     state = exact_state = None
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         given = {"mini_batch_size": size, "return_state": True}
         tokens = tokens_of(problem, start, stop)
         o, state = OPS[op](**tokens, **given, state=state, backend="triton")
