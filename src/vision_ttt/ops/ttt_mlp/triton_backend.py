@@ -92,7 +92,7 @@ def ttt_mlp_triton_backward(
         _launch(
             forward_kernel,
             segments * call.programs,
-            *(None, k, v, *call.others, None, *states, *(kept if segments > 1 else [None] * 4)),
+            *(None, k, v, *call.others, None, *states, *kept),
             *(*sums, z1, x, norm),
             *(*call.strides, call.state_batch, call.scale_head, *call.sizes),
             *(call.programs, inputs.eps),
@@ -116,8 +116,7 @@ def ttt_mlp_triton_backward(
             scan_kernel,
             call.programs,
             *(*call.views, eta, weight, bias, scale, grad_o, *grads),
-            *(kept if segments > 1 else [None] * 4),
-            *(*last, z1, x, norm, *between, *sums, *dsums),
+            *(*kept, *last, z1, x, norm, *between, *sums, *dsums),
             *(dq, dk, dv, deta, *dstate, dweight, dscale, dlast),
             *(*call.strides, grad_o.stride()[:3], call.scale_head, *common),
             **call.kind,
