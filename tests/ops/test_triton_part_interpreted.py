@@ -1,6 +1,6 @@
 """Parts of mini-batches by the Triton kernels, interpreted, against the definition in float64."""
 
-import itertools
+from itertools import pairwise
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def test_outputs_and_states(op, size, cuts, served, options, runs):
     exact = {n: x.double() for n, x in problem.items()}
     low = problem["q"].dtype == torch.bfloat16
     state = exact_state = None
-    for start, stop in itertools.pairwise(cuts):
+    for start, stop in pairwise(cuts):
         given = {"mini_batch_size": size, "return_state": True}
         tokens = tokens_of(problem, start, stop)
         o, state = OPS[op](**tokens, **given, state=state, backend="triton")

@@ -21,6 +21,7 @@ KERNELS = {
     "forward": ("triton_forward", "forward_kernel"),
     "segments": ("triton_segments", "segments_kernel"),
     "scan": ("triton_scan", "scan_kernel"),
+    "part": ("triton_part", "part_kernel"),
 }
 VIEWS = {"q", "k", "v", "o", "grad_o", "dq", "dk", "dv"}
 SHARES = {"dk_share", "dg_share", "dz_q_out", "dz_q_in", "x_out", "x_in"}
@@ -61,6 +62,8 @@ def usage(
             signature[name] = "constexpr"
         elif name in plain:
             signature[name] = "i32"
+        elif name == "positions":
+            signature[name] = "*i64"
         elif name == "eps":
             signature[name] = "fp32"
         elif name.endswith("_strides"):

@@ -18,6 +18,7 @@ KERNELS = {  # module, function, the tensors that it is not given
     "forward": ("triton_forward", "forward_kernel", ("z1_out", "x_out", "norm_out")),
     "replay": ("triton_forward", "forward_kernel", ("q", "o")),
     "scan": ("triton_scan", "scan_kernel", ()),
+    "part": ("triton_part", "part_kernel", ()),
 }
 VIEWS = {"q", "k", "v", "o", "grad_o", "dq", "dk", "dv"}
 DTYPES = {  # views, Z1 between the backward kernels
@@ -26,7 +27,7 @@ DTYPES = {  # views, Z1 between the backward kernels
     "float32": ("*fp32", "*fp32"),
 }
 OPTIONS = {  # what an option that is not in use leaves out
-    "norm": ("ln_weight", "ln_bias", "norm_out", "norm_in", "dweight"),
+    "norm": ("ln_weight", "ln_bias", "norm_out", "norm_in", "dweight", "dbias"),
     "scale": ("scale", "dscale", "dlast"),
     "several": ("sum_w1", "sum_b1", "sum_w2", "dsum_w1", "dsum_b1", "dsum_w2"),
 }
@@ -40,7 +41,7 @@ def usage(kernel: str, dtype: str, dim: int, b: int, directory, without=()) -> U
     view, between = DTYPES[dtype]
     constants = _learner_triton.constants(getattr(torch, dtype), dim, b)
     constants["BLOCK"], warps = LAYOUTS[dim]
-    if not constants["SEVERAL"]:
+    if not constants["SEVERAL"] and kernel != "part":
         without = (*without, "several")
     if "norm" in without:
         between = "*fp32"
@@ -54,6 +55,8 @@ def usage(kernel: str, dtype: str, dim: int, b: int, directory, without=()) -> U
             signature[name] = "constexpr"
         elif name in plain:
             signature[name] = "i32"
+        elif name == "positions":
+            signature[name] = "*i64"
         elif name == "eps":
             signature[name] = "fp32"
         elif name.endswith("_strides"):
@@ -76,7 +79,9 @@ def check_fast(found: Usage) -> None:
     assert "LDG.E.128" in found.machine_code
 
 
-@pytest.mark.parametrize("kernel", ["forward", pytest.param("replay", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kernel", ["forward", *(pytest.param(k, marks=pytest.mark.slow) for k in ("replay", "part"))]
+)
 def test_nothing_spills_going_forward_at_head_dimension_64(kernel, tmp_path, record_property):
     found = usage(kernel, "bfloat16", 64, 16, tmp_path)
     record_property("registers, stack, shared memory", found[:3])
@@ -89,9 +94,8 @@ def test_the_way_back_compiles(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("without", [(), ("norm", "scale")], ids=str)
-@pytest.mark.parametrize("b", [16, 32])
-@pytest.mark.parametrize("dim", [16, 32, 64, 128])
+@pytest.mark.parametrize(("b", "without"), [(32, ()), (16, ("norm", "scale"))], ids=str)
+@pytest.mark.parametrize("dim", [16, 64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_fits_the_chip(kernel, dtype, dim, b, without, tmp_path, record_property):

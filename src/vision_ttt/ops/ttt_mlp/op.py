@@ -111,8 +111,7 @@ def ttt_mlp(
         ln_weight, ln_bias, mini_batch_size, position_scale, reverse_heads, eps, lengths: as of
             ``ttt_linear``.
         state, return_state: as of ``ttt_linear``; a state is a :class:`MLPState`.
-        backend: "cpu" (compiled kernels), "dual" (PyTorch's matrix products, any device) or
-            "reference" (primal form, differentiated by autograd). None as of ``ttt_linear``.
+        backend: as of ``ttt_linear``.
 
     Returns:
         o [B, T, H, d] in q's dtype; with ``return_state`` also the state, each tensor with a

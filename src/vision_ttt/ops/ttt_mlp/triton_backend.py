@@ -92,7 +92,7 @@ def ttt_mlp_triton_backward(
         _launch(
             forward_kernel,
             segments * call.programs,
-            *(None, k, v, *call.others, None, *states, *(kept if segments > 1 else [None] * 4)),
+            *(None, k, v, *call.others, None, *states, *kept),
             *(*sums, z1, x, norm),
             *(*call.strides, call.state_batch, call.scale_head, *call.sizes),
             *(call.programs, inputs.eps),
@@ -104,11 +104,11 @@ def ttt_mlp_triton_backward(
         between = (call.empty(call.programs, TILE, 4 * dim) for _ in range(2))
         dq, dk, dv = (call.empty(*q.shape, dtype=q.dtype) for _ in range(3))
         dstate, deta = call.states(batch, heads), call.empty(batch, length, heads)
-        # Every program writes its own share of ∂γ, every token and every mini-batch one of ∂p, and
-        # PyTorch sums the shares in a fixed order.
+        # Every program writes its own share of ∂γ and ∂β, every token and every mini-batch one of
+        # ∂p, and PyTorch sums the shares in a fixed order.
         dweight = dbias = dscale = dlast = None
         if ln_weight is not None:
-            dweight = call.empty(batch, heads, dim)
+            dweight, dbias = (call.empty(batch, heads, dim) for _ in range(2))
         if position_scale is not None:
             dscale = call.empty(batch, length, heads)
             dlast = call.empty(batch, heads, -(-length // size))
@@ -116,15 +116,11 @@ def ttt_mlp_triton_backward(
             scan_kernel,
             call.programs,
             *(*call.views, eta, weight, bias, scale, grad_o, *grads),
-            *(kept if segments > 1 else [None] * 4),
-            *(*last, z1, x, norm, *between, *sums, *dsums),
-            *(dq, dk, dv, deta, *dstate, dweight, dscale, dlast),
+            *(*kept, *last, z1, x, norm, *between, *sums, *dsums),
+            *(dq, dk, dv, deta, *dstate, dweight, dbias, dscale, dlast),
             *(*call.strides, grad_o.stride()[:3], call.scale_head, *common),
             **call.kind,
         )
-    if ln_weight is not None:
-        # Through o = f(q), and through the inner loss, whose gradient of the bias is -∂V.
-        dbias = grad_o.sum(1, dtype=torch.float32) - dv.sum(1, dtype=torch.float32)
     if dscale is not None:
         dscale = of_positions(dscale, dlast, size, inputs.reverse_heads)
     per_head = (None if x is None else x.sum(0) for x in (dweight, dbias, dscale))

@@ -1,4 +1,4 @@
-"""Kernel of ttt_mlp for a part of a mini-batch: at most a tile of tokens, with the sums so far.
+"""Kernel of ttt_mlp for a part of a mini-batch: up to a tile of tokens, the sums before them.
 
 One program per head of one image goes through the state block by block, as the forward kernel does,
 and writes the state that the last token sees and the new sums.

@@ -125,7 +125,7 @@ def scan_kernel(
     q, k, v, eta, ln_weight, ln_bias, scale, grad_o, grad_w1, grad_b1, grad_w2, grad_b2,
     kept_w1, kept_b1, kept_w2, kept_b2, w1, b1, w2, b2, z1_in, x_in, norm_in, z1_q_held, dz1_held,
     sum_w1, sum_b1, sum_w2, dsum_w1, dsum_b1, dsum_w2,
-    dq, dk, dv, deta, dw1, db1, dw2, db2_out, dweight, dscale, dlast,
+    dq, dk, dv, deta, dw1, db1, dw2, db2_out, dweight, dbias, dscale, dlast,
     q_strides, k_strides, v_strides, grad_strides, scale_head,
     length, heads, reverse_heads, mini_batch_size, interval, eps,
     DIM: tl.constexpr, TILE: tl.constexpr, SEVERAL: tl.constexpr,
@@ -178,6 +178,7 @@ def scan_kernel(
         p_last = tl.load(scale + (length - 1) % mini_batch_size)
         dlast += program * tl.cdiv(length, mini_batch_size)
     dgain = tl.zeros([TILE, DIM], tl.float32)
+    doffset = tl.zeros([TILE, DIM], tl.float32)
     q += batch * q_strides[0] + head * q_strides[2]
     k += batch * k_strides[0] + head * k_strides[2]
     v += batch * v_strides[0] + head * v_strides[2]
@@ -289,6 +290,7 @@ def scan_kernel(
             dz2_q, _ = project(do_t * gain, x_q, DIM)
             dz2_q *= r_q[:, None]
             dgain += do_t * x_q
+            doffset += do_t
         dupdate2 = -p[:, None] * dz2_q  # ∂U2
         dattention = tl.zeros([TILE, TILE], tl.float32)  # ∂A1
         dattention2 = dot(dupdate2, tl.trans(step2), tl.zeros_like(dattention), OPERAND, PARTS)
@@ -411,6 +413,7 @@ def scan_kernel(
             dz2, _ = project(dx, x, DIM)
             dz2 = (dz2 - x * (tl.sum(dg2 * g2, axis=1) / DIM)[:, None]) * r[:, None]
             dgain += du * error + derror * x
+            doffset += derror
         store_tokens(dv, here * DIM, valid, dv_t, DIM)
         tl.debug_barrier()
         for block in tl.range(0, BLOCKS, num_stages=1):
@@ -439,3 +442,4 @@ def scan_kernel(
     tl.store(db2_out + i, db2)
     if NORM:
         tl.store(dweight + program * DIM + i, tl.sum(dgain, axis=0))
+        tl.store(dbias + program * DIM + i, tl.sum(doffset, axis=0))
