@@ -37,12 +37,14 @@ def test_outputs_and_states(dtype, dim, mini_batch_size):
 
 
 def check(problem, dtype, **options):
-    # The dual form in float64 stands in for the reference, which it is to ten digits.
+    # The dual form in float64 stands in for the reference, which it is to ten digits. A gradient
+    # goes through more rounded products than ttt_linear's, for which the tolerances are.
+    slack = 1.5 if dtype == torch.bfloat16 else 1
     wanted = solve(as_float64(problem), backend="dual", **options)
     got = solve(problem, backend="triton", **options)
     for name, value in wanted.items():
-        table = GRADIENT if name.startswith("grad") else FORWARD
-        assert_close(got[name], value, table[dtype], name)
+        tolerance = slack * GRADIENT[dtype] if name.startswith("grad") else FORWARD[dtype]
+        assert_close(got[name], value, tolerance, name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
