@@ -49,14 +49,22 @@ struct Memory {
 struct Call {
   const float* y;
   float* out;
-  int64_t batch, length, height, width, threads;
+  int64_t batch, length, dim, height, width, threads;
   const float* rotations;
   size_t bytes;  // of y
 };
 
-void place(PackedVitttBlock& block, const Call& c) { block.height = c.height, block.width = c.width; }
+void check_grid(const Call& c) {
+  OPENVINO_ASSERT(c.height * c.width == c.length, "vision_ttt: ", c.length, " tokens do not fill ", c.height,
+                  " x ", c.width);
+}
+void place(PackedVitttBlock& block, const Call& c) {
+  if (block.kernel) check_grid(c);
+  block.height = c.height, block.width = c.width;
+}
 void place(PackedMambaBlock&, const Call&) {}
 void place(PackedVit3Block& block, const Call& c) {
+  check_grid(c);
   block.height = c.height, block.width = c.width, block.rotations = c.rotations;
 }
 
@@ -64,6 +72,7 @@ template <class Block>
 int run(Block* blocks, int64_t count, const Call& c, int64_t (*scratch_bytes)(const Block*),
         int (*kernel)(const Block*)) {
   for (Block* block = blocks; block < blocks + count; ++block) {
+    OPENVINO_ASSERT(block->dim == c.dim, "vision_ttt: tokens must have ", block->dim, " channels, not ", c.dim);
     block->batch = c.batch, block->length = c.length, block->threads = c.threads;
     place(*block, c);
   }
@@ -248,8 +257,10 @@ class PackedBlocks : public ov::op::Op {
     const int64_t threads = tbb::this_task_arena::max_concurrency();
     const bool halves = outputs[0].get_element_type() == ov::element::f16;
     ov::Tensor out = halves ? ov::Tensor(ov::element::f32, shape) : outputs[0];
+    OPENVINO_ASSERT(inputs.size() < 5 || rotations.get_size() == shape[1] * shape[2],
+                    "vision_ttt: rotations must be [T, D / 2, 2]");
     const Call call{y.data<float>(), out.data<float>(), int64_t(shape[0]), int64_t(shape[1]),
-                    grid[0], grid[1], threads,
+                    int64_t(shape[2]), grid[0], grid[1], threads,
                     inputs.size() > 4 ? rotations.data<float>() : nullptr, y.get_byte_size()};
     Words words = blocks->words;
     {

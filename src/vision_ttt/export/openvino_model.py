@@ -137,6 +137,7 @@ def _named(name: str, step: Callable[[], Any]) -> Any:
     try:
         return step()
     except RuntimeError as error:
-        # The first lines say where in OpenVINO's sources the error was raised.
-        cause = [line for line in str(error).splitlines() if line.strip()][-1]
+        # All other lines say where in OpenVINO's sources the error was raised.
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        cause = next((line for line in lines if line.startswith("vision_ttt: ")), lines[-1])
         raise ExportError(f"OpenVINO refuses {name}: {cause}") from error
