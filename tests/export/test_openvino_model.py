@@ -101,7 +101,7 @@ def test_several_inferences_at_once_of_several_sizes(exported: tuple) -> None:
     model, core, path = exported
     settings = {**F32, "NUM_STREAMS": 2, "INFERENCE_NUM_THREADS": 2}
     queue = openvino.AsyncInferQueue(core.compile_model(path, "CPU", settings), 4)
-    images = [torch.randn(1 + i % 3, 3, 8 + 4 * (i % 5), 20) for i in range(40)]
+    images = [torch.randn(1 + i % 3, 3, 96 + 4 * (i % 5), 80) for i in range(40)]
     with torch.inference_mode():
         wanted = [model(x) for x in images]
     got = {}
