@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from timm.models import checkpoint
@@ -26,10 +27,12 @@ class BlockSequence(nn.ModuleList):
 
     Attributes:
         own_context: the blocks' other arguments in a call that gives none, as libraries written for
-            timm's ViT call them; None where such a call is not supported.
+            timm's ViT call them; None, as at first, where such a call is not supported.
     """
 
-    own_context: tuple[Any, ...] | None = None
+    def __init__(self, blocks: Iterable[nn.Module] | None = None) -> None:
+        super().__init__(blocks)
+        self.own_context: tuple[Any, ...] | None = None
 
     def forward(
         self,
