@@ -18,6 +18,7 @@ from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.tasks import load_model
 from vision_ttt.tasks.images.models import data_config
 from vision_ttt.tasks.language.models import build_language_model
+from vision_ttt.tasks.masked_images.model import build_masked_image_model
 
 NAME = "vittt_nano_patch4_32"
 NANO = {"embed_dim": 32, "depth": 1, "num_heads": 1, "img_size": 16}
@@ -62,6 +63,13 @@ def _detection() -> tuple[torch.nn.Module, ModelMetadata]:
     return model, ModelMetadata({"name": "detection"}, NAME, arguments, carried)
 
 
+def _masked_images() -> tuple[torch.nn.Module, ModelMetadata]:
+    arguments = {"num_classes": 2, **NANO}
+    model = build_masked_image_model(NAME, arguments)
+    carried = {"classes": CLASSES, "input": data_config(model, 16)}
+    return model, ModelMetadata({"name": "masked-images"}, NAME, arguments, carried)
+
+
 def _segmentation() -> tuple[torch.nn.Module, ModelMetadata]:
     arguments = {"num_classes": 2, "dense": {"maps": "tokens"}, **NANO}
     shown = {"longer_side": 96, "test_shorter_side": 64, "evaluation": "whole"}
@@ -82,6 +90,7 @@ MAKERS = {
     "detection": _detection,
     "diffusion": _diffusion,
     "language": _language,
+    "masked-images": _masked_images,
     "segmentation": _segmentation,
 }
 

@@ -22,6 +22,7 @@ TASKS: dict[str, str | type[TaskSection]] = {
     "detection": "vision_ttt.tasks.detection.config:DetectionSection",
     "diffusion": "vision_ttt.tasks.diffusion.config:DiffusionSection",
     "language": "vision_ttt.tasks.language.config:LanguageSection",
+    "masked-images": "vision_ttt.tasks.masked_images.config:MaskedImagesSection",
     "segmentation": "vision_ttt.tasks.segmentation.config:SegmentationSection",
 }
 """Name of each task → its section of the config, as MODULE:CLASS where it is not imported yet."""
