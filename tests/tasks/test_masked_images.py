@@ -129,11 +129,13 @@ def test_it_learns_tells_and_starts_a_classifier(
     for name, value in result.model.state_dict().items():
         if name not in ("pos_embed", "head.weight", "head.bias"):
             assert torch.equal(value, own[name]), name
-    again = {"initial_weights": str(weights), "learning_rate": 1e-12, "output": str(tmp_path / "b")}
-    result = train(resolve(fields(**again, epochs=1, warmup=0)))
-    torch.testing.assert_close(
-        result.model.backbone.state_dict()["norm.weight"], own["norm.weight"]
-    )
+    config = resolve(fields())
+    task = config.task.open(config)
+    again = task.build_model(config.model.name, task.model_arguments())
+    token = again.backbone.mask_token
+    task.start_from(weights, again, config.model.name, {})
+    assert again.backbone.mask_token is token
+    assert torch.equal(again.backbone.norm.weight, own["norm.weight"])
 
 
 def test_killed_and_resumed_it_is_the_same_run(

@@ -20,11 +20,11 @@ _AFTER_NORM = ("head", "neck", "fc_norm")
 class PretrainedBackbone(nn.Module):
     """A plain backbone with the parts that its pre-training needs.
 
-    The backbone is as a classifier of no classes has it, so that its weights, named `backbone.…`,
-    are whole for other tasks. What it has behind its final norm takes no part and is frozen.
+    Its weights, named `backbone.…`, are whole for other tasks: what the backbone has behind its
+    final norm takes no part and is frozen.
 
     Args:
-        backbone: of no classes.
+        backbone: of any number of classes.
 
     Raises:
         TypeError: it is not plain.
@@ -60,12 +60,12 @@ class PretrainedBackbone(nn.Module):
 def build_pretrained(
     make: Callable[[nn.Module], nn.Module], name: str, arguments: Mapping[str, Any]
 ) -> nn.Module:
-    """Make a model of a backbone built as timm's model `name`, without its classes.
+    """Make a model of a backbone, built as timm's model `name`.
 
     Raises:
         ConfigError: there is no such model, it does not accept the arguments or is not plain.
     """
-    backbone = build_model(name, {**arguments, "num_classes": 0})
+    backbone = build_model(name, arguments)
     try:
         return make(backbone)
     except (TypeError, ValueError) as error:

@@ -43,12 +43,12 @@ class MaskedImageModel(PretrainedBackbone):
 
 
 def build_masked_image_model(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build the model around a backbone, randomly initialised.
+    """Build the model around a backbone of no classes, randomly initialised.
 
     Raises:
         ConfigError: as :func:`vision_ttt.tasks.images.pretraining.build_pretrained`.
     """
-    return build_pretrained(MaskedImageModel, name, arguments)
+    return build_pretrained(MaskedImageModel, name, {**arguments, "num_classes": 0})
 
 
 def to_patches(images: Tensor, size: tuple[int, int]) -> Tensor:
