@@ -22,8 +22,9 @@ from vision_ttt.tasks import load_model
 from vision_ttt.tasks.distill.model import distances
 
 Fields = Callable[..., dict]
+SLOW = pytest.mark.slow  # tests of other tasks, or other cases, run the same code
 VIT = {"img_size": 24, "patch_size": 8, "embed_dim": 48, "depth": 1, "num_heads": 1}
-TEACHERS = {"vit_tiny_patch16_224": VIT, "resnet18": {}}
+TEACHERS = {"vit_tiny_patch16_224": VIT, "mobilenetv3_small_050": {}}
 
 
 def build_teacher(name: str, num_classes: int) -> torch.nn.Module:
@@ -107,13 +108,13 @@ def test_tokens_are_those_of_the_teachers_last_map(fields: Fields) -> None:
 
 def test_logits_are_compared_as_probabilities(fields: Fields) -> None:
     options = {"match": "logits", "temperature": 2.0, "label_weight": 0.25}
-    task, model = opened(fields("resnet18", **options))
+    task, model = opened(fields("mobilenetv3_small_050", **options))
     batch = batch_of()
-    resnet = build_teacher("resnet18", 2)
-    stats = {key: (resnet.pretrained_cfg[key]) for key in ("mean", "std")}
+    network = build_teacher("mobilenetv3_small_050", 2)
+    stats = {key: (network.pretrained_cfg[key]) for key in ("mean", "std")}
     assert {key: tuple(task.input[key]) for key in stats} == stats
     seen = F.interpolate(batch["images"], (24, 24), mode="bilinear", antialias=True)
-    teacher, student = resnet(seen) / 2, model(batch["images"])
+    teacher, student = network(seen) / 2, model(batch["images"])
     p = teacher.softmax(-1)
     entropy = (p * (p.log() - (student / 2).log_softmax(-1))).sum(-1)
     labels = F.cross_entropy(student, batch["targets"], reduction="none")
@@ -121,9 +122,11 @@ def test_logits_are_compared_as_probabilities(fields: Fields) -> None:
     torch.testing.assert_close(loss, (0.75 * 4 * entropy + 0.25 * labels).sum())
 
 
-@pytest.mark.parametrize("match", ["tokens", "layers", "pooled", "logits"])
+@pytest.mark.parametrize(
+    "match", ["tokens", pytest.param("layers", marks=SLOW), "pooled", "logits"]
+)
 def test_it_learns_and_an_empty_batch_is_of_the_graph(fields: Fields, match: str) -> None:
-    config = resolve(fields(match=match, epochs=3, learning_rate=1e-2))
+    config = resolve(fields(match=match, learning_rate=1e-2))
     result = train(config)
     losses = [row["test_loss"] for row in result.metrics["history"]]
     assert losses[-1] < losses[0]
@@ -137,8 +140,10 @@ def test_it_learns_and_an_empty_batch_is_of_the_graph(fields: Fields, match: str
 
 
 def test_the_teacher_stays_as_it_is(fields: Fields) -> None:
-    result = train(resolve(fields("resnet18", match="pooled", feature_loss="cosine", epochs=1)))
-    own = build_teacher("resnet18", 2).state_dict()
+    result = train(
+        resolve(fields("mobilenetv3_small_050", match="pooled", feature_loss="cosine", epochs=1))
+    )
+    own = build_teacher("mobilenetv3_small_050", 2).state_dict()
     for name, value in result.task.teacher.model.state_dict().items():
         assert torch.equal(value, own[name]), name  # the running statistics, too
 
@@ -196,7 +201,7 @@ def test_a_linear_vit_learns_the_layers_of_its_vit(fields: Fields, tmp_path: Pat
     torch.testing.assert_close(head, own["head.weight"], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("match", ["tokens", "logits"])
+@pytest.mark.parametrize("match", ["tokens", pytest.param("logits", marks=SLOW)])
 def test_killed_and_resumed_it_is_the_same_run(
     fields: Fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, match: str
 ) -> None:
@@ -220,6 +225,7 @@ def test_killed_and_resumed_it_is_the_same_run(
     assert whole.evaluation == resumed.evaluation
 
 
+@SLOW
 def test_two_processes_train_what_one_does(fields: Fields, tmp_path: Path) -> None:
     options = {"epochs": 1, "learning_rate": 5e-4}
     one = train(resolve(fields(**options, output=str(tmp_path / "one"))))
