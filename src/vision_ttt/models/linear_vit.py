@@ -120,6 +120,8 @@ class LinearViT(PlainBackbone):
         self.keeps_class_token, self.embeds_prefix = keeps, embeds_prefix
         self.pos_drop, self.norm_pre, self.fc_norm = vit.pos_drop, vit.norm_pre, vit.fc_norm
         self.rope = rotary_embedding(getattr(vit, "rope", None))
+        if self.rope is not None:
+            self.blocks.own_context = None
 
     def new_parameters(self) -> set[str]:
         """The names of the parameters that a ViT has no weights for: those of the inner models."""
@@ -145,14 +147,14 @@ class LinearViT(PlainBackbone):
         groups = super().group_matcher(coarse)
         return {**groups, "stem": rf"{groups['stem']}|^norm_pre"}
 
-    def embed(self, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+    def embed(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, tuple[Any, ...]]:
         """The first block's input of images [B, C, H, W]; see :meth:`PlainBackbone.embed`.
 
         Returns:
             Tokens [B, N, D], and the blocks' other arguments: the grid, the positions of the tokens
             outside of it, and the rotations or None.
         """
-        x, (grid, *extra) = super().embed(x)
+        x, (grid, *extra) = super().embed(x, mask)
         rotations = None if self.rope is None else self.rope.get_embed(shape=list(grid))
         return self.norm_pre(self.pos_drop(x)), (grid, extra[0] if extra else (), rotations)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed
+from timm.layers import Format, PatchEmbed
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ from vision_ttt.models.arguments import choose
 from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.models.classifier import Classifier
 from vision_ttt.models.image_size import check_image_size, embed_patches, positions_for
+from vision_ttt.models.masked_patches import drop_tokens, mask_tokens
 from vision_ttt.models.weight_decay import undecayed_parameters
 
 torch.fx.wrap("check_image_size")
@@ -73,10 +74,19 @@ class PlainBackbone(Classifier):
             norm), the placement of the class tokens (their mean), or "" (all tokens).
         dynamic_img_size: accept any image size.
         drop_rate: dropout before the head.
+        patch_drop_rate: share of the image tokens that :meth:`forward_features` leaves out in
+            training, chosen at random for each image.
+
+    Attributes:
+        mask_token: a parameter [1, 1, D] after :meth:`add_mask_token`; None before.
 
     Raises:
         ValueError: the model does not support this pooling; in forward, an image does not fit.
     """
+
+    keeps_grid = True
+    """Whether the blocks need a whole grid of tokens: ``patch_drop_rate`` then leaves out rows and
+    columns."""
 
     def __init__(
         self,
@@ -91,6 +101,7 @@ class PlainBackbone(Classifier):
         global_pool: str = "avg",
         dynamic_img_size: bool = False,
         drop_rate: float = 0.0,
+        patch_drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
         self.embed_dim = embed_dim = patch_embed.proj.out_channels
@@ -98,10 +109,16 @@ class PlainBackbone(Classifier):
         self.dynamic_img_size = dynamic_img_size
         self.dynamic_img_pad = patch_embed.dynamic_img_pad
         self.grad_checkpointing = False
+        self.patch_drop_rate = patch_drop_rate
+        self.register_parameter("mask_token", None)
+        # Called alone it returns what timm's ViT has of its own: [B, T, D], or [B, h, w, D].
+        patch_embed.flatten, patch_embed.output_fmt = not dynamic_img_size, Format.NHWC
         self.patch_embed = patch_embed
         self.pos_embed = pos_embed
         self.class_tokens = class_tokens
+        self.pos_drop, self.norm_pre = nn.Identity(), nn.Identity()
         self.blocks = BlockSequence(blocks)
+        self.blocks.own_context = self._own_context()
         self.norm = norm
         reduction = patch_embed.feat_ratio()
         self.feature_info = [
@@ -117,17 +134,49 @@ class PlainBackbone(Classifier):
             drop_rate=drop_rate,
         )
 
+    # what libraries ask a ViT of timm for
+
+    no_embed_class = True
+    """``pos_embed`` has no positions of class tokens."""
+    reg_token = None
+    """Registers are among the ``cls_token``."""
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether there are class tokens, wherever they are."""
+        return self.class_tokens is not None
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Number of class tokens before the image tokens."""
+        tokens = self.class_tokens
+        return tokens.count if tokens is not None and tokens.placement == "head" else 0
+
+    @property
+    def cls_token(self) -> Tensor | None:
+        """The class tokens [1, n, D] that come before the image tokens, or None."""
+        return self.class_tokens.prepared() if self.num_prefix_tokens else None
+
+    def _own_context(self) -> tuple[Any, ...] | None:
+        """The blocks' context for images of the model's own size; None if no prefix is enough."""
+        grid = tuple(self.patch_embed.grid_size)
+        if self.class_tokens is None:
+            return (grid,)
+        if not self.num_prefix_tokens:
+            return None
+        return grid, self.class_tokens.positions(grid[0] * grid[1])
+
     # timm's contract
 
     def no_weight_decay(self) -> set[str]:
         """Positions and the parameters that layers name, class tokens among them."""
-        names = undecayed_parameters(self)
-        return names if self.pos_embed is None else {"pos_embed", *names}
+        own = {name for name in ("mask_token", "pos_embed") if getattr(self, name) is not None}
+        return own | undecayed_parameters(self)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups for layer decay: stem, each block, the final norm."""
         return {
-            "stem": r"^pos_embed|^class_tokens|^patch_embed",
+            "stem": r"^pos_embed|^mask_token|^class_tokens|^patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
 
@@ -149,6 +198,8 @@ class PlainBackbone(Classifier):
             self.pos_embed = nn.Parameter(resized, requires_grad=self.pos_embed.requires_grad)
         for info in self.feature_info:
             info["reduction"] = self.patch_embed.feat_ratio()
+        if self.blocks.own_context is not None:
+            self.blocks.own_context = self._own_context()
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -162,17 +213,32 @@ class PlainBackbone(Classifier):
             self.reset_classifier(0)
         return taken
 
+    def add_mask_token(self) -> None:
+        """Add the learned token that masked image tokens are replaced by; see :meth:`embed`.
+
+        Initialisation: normal with standard deviation 0.02.
+        """
+        weight = self.patch_embed.proj.weight
+        self.mask_token = nn.Parameter(weight.new_empty(1, 1, self.embed_dim))
+        nn.init.trunc_normal_(self.mask_token, std=0.02)
+
     # forward
 
-    def embed(self, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+    def embed(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, tuple[Any, ...]]:
         """The first block's input of images [B, C, H, W].
+
+        Args:
+            x: images.
+            mask: bool [B, T], row by row: where it is True, the mask token takes the place of the
+                image token. The position is added to it as to the others.
 
         Returns:
             Tokens [B, N, D], and the blocks' other arguments: the grid and, in models with class
             tokens, the positions of these in the sequence.
 
         Raises:
-            ValueError: the images do not fit the model.
+            ValueError: the images do not fit the model, or the mask does not fit the images; there
+                is no mask token.
         """
         self._refuse_tracing()
         dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
@@ -180,6 +246,8 @@ class PlainBackbone(Classifier):
         x = embed_patches(x, self.patch_embed, pad=pad)  # [B, h, w, D]
         grid = (x.shape[1], x.shape[2])
         x = x.flatten(1, 2)  # [B, T, D]
+        if mask is not None:
+            x = mask_tokens(x, mask, self.mask_token)
         if self.pos_embed is not None:
             x = x + positions_for(grid, self.pos_embed, self.patch_embed.grid_size)
         if self.class_tokens is None:
@@ -211,10 +279,34 @@ class PlainBackbone(Classifier):
             return image
         return merge_extra(image, others, self.class_tokens.positions(image.shape[1]))
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Normalised tokens [B, N, D] of images [B, C, H, W]."""
-        x, context = self.embed(x)
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalised tokens [B, N, D] of images [B, C, H, W].
+
+        In training a share ``patch_drop_rate`` of the image tokens is left out before the first
+        block. The order of the others, and so that of scans, is kept. In models that need a grid
+        (``keeps_grid``), whole rows and columns are left out, and convolutions see the smaller grid
+        that is left: what has become adjacent is adjacent to them.
+
+        Args:
+            x: images.
+            mask: as of :meth:`embed`. It changes neither time nor memory: all T tokens are run.
+
+        Raises:
+            ValueError: as :meth:`embed`.
+        """
+        x, context = self.embed(x, mask)
+        if self.training and self.patch_drop_rate > 0:
+            x, context = self._drop_patches(x, context[0])
         return self.norm(self.run_blocks(x, context))
+
+    def _drop_patches(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, tuple[Any, ...]]:
+        """Tokens and context of :meth:`embed` without a share of the image tokens."""
+        image, others = self.split_tokens(x)
+        rate, whole_lines = self.patch_drop_rate, self.keeps_grid
+        image, grid = drop_tokens(image, grid, rate, whole_lines=whole_lines)
+        if self.class_tokens is None:
+            return image, (grid,)
+        return self.join_tokens(image, others), (grid, self.class_tokens.positions(image.shape[1]))
 
     def pool(self, x: Tensor) -> Tensor:
         """The classification feature [B, D] of tokens [B, N, D]; for ``global_pool=""`` x.
