@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,11 @@ from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.tasks import load_model
+from vision_ttt.tasks.dino.model import build_dino
+from vision_ttt.tasks.distill.model import build_student
 from vision_ttt.tasks.images.models import data_config
 from vision_ttt.tasks.language.models import build_language_model
+from vision_ttt.tasks.masked_images.model import build_masked_image_model
 
 NAME = "vittt_nano_patch4_32"
 NANO = {"embed_dim": 32, "depth": 1, "num_heads": 1, "img_size": 16}
@@ -62,6 +67,15 @@ def _detection() -> tuple[torch.nn.Module, ModelMetadata]:
     return model, ModelMetadata({"name": "detection"}, NAME, arguments, carried)
 
 
+def _pretraining(
+    task: dict[str, Any], build: Callable[..., torch.nn.Module], **own: Any
+) -> tuple[torch.nn.Module, ModelMetadata]:
+    arguments = {"num_classes": 2, **NANO, **own}
+    model = build(NAME, arguments)
+    carried = {"classes": CLASSES, "input": data_config(model, 16)}
+    return model, ModelMetadata(task, NAME, arguments, carried)
+
+
 def _segmentation() -> tuple[torch.nn.Module, ModelMetadata]:
     arguments = {"num_classes": 2, "dense": {"maps": "tokens"}, **NANO}
     shown = {"longer_side": 96, "test_shorter_side": 64, "evaluation": "whole"}
@@ -80,8 +94,14 @@ def _language() -> tuple[torch.nn.Module, ModelMetadata]:
 MAKERS = {
     "classification": _classification,
     "detection": _detection,
+    "dino": partial(_pretraining, {"name": "dino"}, build_dino, outputs=8),
+    "distill": partial(
+        *(_pretraining, {"name": "distill", "teacher": "x"}, build_student),
+        student={"match": "tokens", "widths": [8]},
+    ),
     "diffusion": _diffusion,
     "language": _language,
+    "masked-images": partial(_pretraining, {"name": "masked-images"}, build_masked_image_model),
     "segmentation": _segmentation,
 }
 
@@ -155,6 +175,9 @@ CASES = [
     ("classification", "carried.input.input_size", [3, 12, 16], "cannot take images of 12 × 16"),
     ("classification", "model_args.depth", 900, "cannot be built"),
     ("classification", "model_args.embed_dim", 60_000, "cannot be built"),
+    ("dino", "model_args.outputs", "x", "outputs is 'x'"),
+    ("distill", "model_args.student", {"match": "tokens", "widths": [8, 8]}, "1 features and the"),
+    ("masked-images", "task.mask_ratio", 2, "mask_ratio is 2"),
     ("detection", "carried.category_ids", ["a", "b"], "category_ids is ['a', 'b']"),
     ("detection", "carried.category_ids", [3, 3], "category_ids has one twice"),
     ("detection", "carried.longer_side", 96.0, "longer_side is 96.0; a whole number"),

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from learner_calls import in_one_call
+from vision_ttt.ops import _triton
 from vision_ttt.ops._table import TABLE
 
 Problem = dict[str, Tensor]
 OP = TABLE["ttt_mlp"]
-KERNELS = sorted(OP.backends)
+KERNELS = sorted(name for name in OP.backends if name != "triton" or _triton.INTERPRETED)
 BACKENDS = [*KERNELS, "reference"]
 STATE = ("w1", "b1", "w2", "b2")
 NAMES = OP.inputs._fields[: OP.tensors]
@@ -18,7 +19,7 @@ NAMES = OP.inputs._fields[: OP.tensors]
 
 def exact_dtype(backend: str) -> torch.dtype:
     """The widest dtype that a backend takes."""
-    return torch.float32 if backend == "cpu" else torch.float64
+    return torch.float32 if backend in ("cpu", "triton") else torch.float64
 
 
 def make_problem(

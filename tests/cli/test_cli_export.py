@@ -49,7 +49,7 @@ def test_timm_folder_and_program(checkpoint: str, tmp_path: Path, capsys: Said) 
         ("model.pth", [], "must be a .onnx or .pt2 file"),
         ("no/such/model.pt2", [], "does not exist"),
         ("model.onnx", ["--portable"], "--portable is for a .pt2 file"),
-        ("folder", ["--dynamic_size"], "are for .onnx and .pt2 files"),
+        ("folder", ["--dynamic_size"], "are for .onnx, .openvino and .pt2"),
         ("model.pt2", ["--batch_size", "0"], "--batch-size is 0"),
         ("last.safetensors", ["--overwrite"], "must be a .onnx or .pt2 file"),
     ],

@@ -14,7 +14,7 @@ from vision_ttt.tasks.images.models import data_config
 
 collect_ignore = []
 if any(find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")):
-    collect_ignore.append("test_onnx_model.py")
+    collect_ignore += ["test_onnx_model.py", "test_openvino_model.py", "test_kernel_nodes.py"]
 
 Made = tuple[nn.Module, ModelMetadata]
 

@@ -272,6 +272,10 @@ def test_models_that_take_no_patches_say_so():
         fixed(batch)
     with pytest.raises(ValueError, match="overlap"):
         MODELS["vim"](stride=2)(batch)
+    with pytest.raises(ValueError, match="takes no mask"):
+        MODELS["vittt"]().forward_features(batch, torch.zeros(5, 80, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"patch_drop_rate is 0\.5"):
+        MODELS["vittt"](patch_drop_rate=0.5)(batch)
     with pytest.raises(ValueError, match="cannot be exported"):
         torch.export.export(MODELS["vittt"](), (batch,))
 

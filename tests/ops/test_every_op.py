@@ -54,7 +54,8 @@ def parameters(*slow: tuple[str, str]):
 
 every_backend = parameters()
 # The interpreter takes seconds for scans, and PyTorch's machinery is the same for every op.
-_SCANS = ("ttt_linear", "selective_scan", "fused_mamba")
+_LEARNERS = ("ttt_linear", "ttt_mlp")
+_SCANS = (*_LEARNERS, "selective_scan", "fused_mamba")
 every_backend_in_pytorch = parameters(*[(name, "triton") for name in _SCANS if INTERPRETED])
 every_op = pytest.mark.parametrize("op", [pytest.param(op, id=name) for name, op in TABLE.items()])
 
@@ -151,16 +152,14 @@ def equal(got: list[Tensor], wanted: list[Tensor]) -> bool:
 @every_backend
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_values_and_gradients(op, backend, sizes):
-    many = [SIZES["several chunks"], *[SIZES["ragged, ungated"]] * (op.name == "ttt_linear")]
+    many = [SIZES["several chunks"], *[SIZES["ragged, ungated"]] * (op.name in _LEARNERS)]
     if INTERPRETED and sizes in many:
-        pytest.skip("takes minutes; ttt_linear's kernels have tests of their own")
+        pytest.skip("takes minutes; the learners' kernels have tests of their own")
     got = solve(by(op, backend), leaves(arguments_of(op, backend, sizes)))
     compare(op, got, [x.to(device_of(backend)) for x in exact_results(op.name, sizes)])
 
 
-@pytest.mark.parametrize(
-    ("op", "gated"), [(TABLE[n], g) for n in ("ttt_linear", "ttt_mlp") for g in (True, False)]
-)
+@pytest.mark.parametrize(("op", "gated"), [(TABLE[n], g) for n in _LEARNERS for g in (True, False)])
 def test_gradcheck_of_what_takes_float64(op, gated):
     """PyTorch's own finite differences, of the results and of the last state."""
     torch.manual_seed(0)

@@ -28,7 +28,7 @@ ALIKE = {
     "swiglu_mlp": {"cpu.py", "matrix_products.py"},
     "swiglu_ttt": {"matrix_products.py"},
     "ttt_linear": {"triton_backend.py"},
-    "ttt_mlp": set(),
+    "ttt_mlp": {"triton_backend.py"},
 }
 """Files of backends where some are alike: matrix products around another op, or the learners'."""
 

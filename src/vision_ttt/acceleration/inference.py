@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -86,15 +87,9 @@ def for_inference(
             )
     if any(isinstance(module, EvaluationOnly) for module in model.modules()):
         raise ValueError("for_inference has packed this model already; give it the original one")
-    packed = copy.deepcopy(model).eval().float().requires_grad_(False)
-    to_plain(packed)
-    packed, stay = _pack_blocks(packed, dtype)
-    if LIBRARY is None:
-        stay[""] = f"the compiled kernels are missing; to get them, run: {install_command()}"
+    packed, stay = pack_blocks(model, dtype)
     if stay:
-        message = "for_inference leaves as they are: " + "; ".join(
-            f"{name or 'the model'} ({reason})" for name, reason in stay.items()
-        )
+        message = "for_inference leaves as they are: " + told(stay)
         if strict:
             raise ValueError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=2)
@@ -118,8 +113,13 @@ def for_inference(
     return EvaluationOnly(packed, cast)
 
 
-def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[str, str]]:
-    """The model with its supported blocks packed, and per name the reason why others are not."""
+def pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[str, str]]:
+    """A copy with the supported blocks packed, and per name the reason why others are not.
+
+    The name of the reason why none is packed is "".
+    """
+    model = copy.deepcopy(model).eval().float().requires_grad_(False)
+    to_plain(model)
     stay = {}
     for name, module in list(model.named_modules()):
         for packed_block in PACKED_BLOCKS:
@@ -135,7 +135,14 @@ def _pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[
             with suppress(UnsupportedPart):  # its blocks are called one by one
                 require(module, "it", PackedVitttBlocks.kind)
                 model = _replaced(model, name, PackedVitttBlocks(module))
+    if LIBRARY is None:
+        stay[""] = f"the compiled kernels are missing; to get them, run: {install_command()}"
     return model, stay
+
+
+def told(stay: Mapping[str, str]) -> str:
+    """The blocks that are not packed, and the reasons."""
+    return "; ".join(f"{name or 'the model'} ({reason})" for name, reason in stay.items())
 
 
 def _is_within(name: str, outer: str) -> bool:

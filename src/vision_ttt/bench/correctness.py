@@ -38,9 +38,11 @@ def _find_error(
     length = 3 * problem.mini_batch_size + max(1, problem.mini_batch_size // 2)
     short = problem._replace(tokens=min(problem.tokens, length))
     contender = op_contender(name, short)
-    inputs = contender.inputs(short, dtype, device, requires_grad=True)
+    # Drawn on the CPU, so that every device computes on the same numbers.
+    inputs = contender.inputs(short, dtype, torch.device("cpu"), requires_grad=True)
+    inputs = {name: x.detach().to(device).requires_grad_() for name, x in inputs.items()}
     exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    outgoing = torch.randn(short.output_shape, device=device, dtype=dtype)
+    outgoing = torch.randn(short.output_shape, dtype=dtype).to(device)
     got = _solve(contender.checked, inputs, outgoing)
     wanted = _solve(contender.exact, exact, outgoing)
     forward, gradient = contender.tolerances[dtype]

@@ -17,6 +17,7 @@ RUNTIMES = {
     "inductor": "torch.compile with weights frozen",
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
+    "openvino-kernels": "OpenVINO with this package's kernels",
 }
 """Runtimes that deploy a model on a CPU → their description. A contender's label has the runtime
 after a colon."""
@@ -25,7 +26,8 @@ DEPLOYED = (
     *("deit_tiny_patch16_224:openvino", "deit_tiny_patch16_224:onnxruntime"),
     *("deit_tiny_patch16_224:for_inference", "vittt_tiny_patch16_224:for_inference"),
     *("vit3_tiny_patch16_224:for_inference", "vim_tiny_patch16_224:for_inference"),
-    "mambar_tiny_patch16_224:for_inference",
+    *("mambar_tiny_patch16_224:for_inference", "vittt_tiny_patch16_224:openvino-kernels"),
+    "vittt_tiny_patch16_224:onnxruntime",
 )
 """The default contenders for inference on a CPU, in addition to :data:`TINY`."""
 

@@ -85,8 +85,8 @@ def refusal(name: str, problem: Problem, dtype: torch.dtype, device: torch.devic
         inputs = op.inputs(**tensors, delta_softplus=True, reverse_channels=0)
         return op.backends[name].refusal(inputs._replace(reverse_channels=small.channels // 2))
     view = torch.empty(1, 1, 1, problem.dim, dtype=dtype, device=device)
-    inputs = op.inputs(*[None] * op.width)._replace(q=view, mini_batch_size=problem.mini_batch_size)
-    return op.backends[name].refusal(inputs)
+    inputs = op.inputs(*[None] * op.width)._replace(q=view, ln_weight=view[0, 0])
+    return op.backends[name].refusal(inputs._replace(mini_batch_size=problem.mini_batch_size))
 
 
 def op_contender(name: str, problem: Problem) -> OpContender:

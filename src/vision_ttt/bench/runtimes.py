@@ -7,6 +7,7 @@ protocol rests between turns.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.bench.names import RUNTIMES
-from vision_ttt.export.onnx_model import quietly
+from vision_ttt.export import InputShapes, openvino_extension
+from vision_ttt.export.onnx_model import quietly, translate
+from vision_ttt.export.openvino_model import core_of, loaded
+from vision_ttt.extras import MissingPackageError
 
 Deployed = Callable[[Tensor], Tensor]
 """Images [B, 3, h, w], float32, of the shape it was made for → logits [B, num_classes]."""
@@ -45,6 +49,11 @@ def refusal(name: str, dtype: torch.dtype) -> str | None:
     missing = [package for package in runtime.packages if find_spec(package) is None]
     if missing:
         return f"{', '.join(missing)} not installed: pip install 'vision-ttt[bench]'"
+    if name == "openvino-kernels":
+        try:
+            openvino_extension()
+        except MissingPackageError as error:
+            return str(error)
     if dtype not in runtime.dtypes:
         return f"{RUNTIMES[name]} computes in float32 here"
     return None
@@ -107,9 +116,9 @@ def _onnxruntime(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deploy
     return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
 
 
-def _openvino(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
-    import openvino
-
+def _openvino(
+    model: nn.Module, images: Tensor, dtype: torch.dtype, *, kernels: bool = False
+) -> Deployed:
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
@@ -117,15 +126,13 @@ def _openvino(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
         # Set in both cases, because the default is bfloat16 where the processor has it.
         "INFERENCE_PRECISION_HINT": "f32" if dtype == torch.float32 else "bf16",
     }
+    if kernels:
+        batch, *size = images.shape
+        translated = translate(model, InputShapes(*size, batch_size=batch), kernels=True)
+        content = translated.model_proto.SerializeToString()
+        return loaded(core_of(kernels=True), content, "the model", settings)
     with _onnx_file(model, images) as path:
-        compiled = openvino.Core().compile_model(str(path), "CPU", settings)
-    request = compiled.create_infer_request()
-
-    def call(images: Tensor) -> Tensor:
-        answer = request.infer([images.numpy()], share_inputs=True, share_outputs=True)
-        return torch.from_numpy(answer[0])
-
-    return call
+        return loaded(core_of(kernels=False), path, "the model", settings)
 
 
 @contextmanager
@@ -143,5 +150,8 @@ TABLE: Mapping[str, Runtime] = {
     "inductor": Runtime(_inductor),
     "onnxruntime": Runtime(_onnxruntime, (*_ONNX, "onnxruntime"), (torch.float32,)),
     "openvino": Runtime(_openvino, (*_ONNX, "openvino")),
+    "openvino-kernels": Runtime(
+        functools.partial(_openvino, kernels=True), (*_ONNX, "openvino"), (torch.float32,)
+    ),
 }
 """Name of :data:`vision_ttt.bench.names.RUNTIMES` → runtime."""

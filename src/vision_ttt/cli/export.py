@@ -14,6 +14,7 @@ from vision_ttt.export import (
     InputShapes,
     accepting_any_size,
     export_onnx,
+    export_openvino,
     export_program,
     export_timm,
 )
@@ -49,7 +50,9 @@ def _export(
         dynamic_size=arguments.dynamic_size,
     )
     if output.suffix == ".onnx":
-        return export_onnx(model, metadata, output, shapes)
+        return export_onnx(model, metadata, output, shapes, kernels=arguments.kernels)
+    if output.suffix == ".openvino":
+        return export_openvino(model, metadata, output, shapes, kernels=arguments.kernels)
     return export_program(model, metadata, output, shapes, portable=arguments.portable)
 
 

@@ -23,7 +23,7 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
             does not accept.
     """
     if not is_model(name):
-        raise ConfigError(f"unknown model {name!r}; nearest: {_nearest_models(name)}")
+        raise ConfigError(f"unknown model {name!r}; nearest: {nearest_models(name)}")
     if name in list_pretrained():
         raise ConfigError(
             f"{name} names weights; the model is {name.partition('.')[0]}, and it starts from them"
@@ -132,7 +132,7 @@ def some(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 6} more" if len(names) > 6 else shown
 
 
-def _nearest_models(name: str) -> str:
+def nearest_models(name: str) -> str:
     """Models that look like `name`, among those that begin as it does if there are any."""
     every = sorted({*timm.list_models(), *list_models()})
     return nearest(name, [other for other in every if other.startswith(name[:5])] or every)

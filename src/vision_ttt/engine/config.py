@@ -78,6 +78,11 @@ class TaskSection(Section, ABC):
         """
 
     @classmethod
+    def stands_for(cls, metadata: ModelMetadata) -> tuple[str, ...]:
+        """Return the names of other tasks whose models a checkpoint of this task may stand for."""
+        return ()
+
+    @classmethod
     @abstractmethod
     def rebuild(cls, metadata: ModelMetadata) -> nn.Module:
         """Build the model that a checkpoint of this task describes, randomly initialised.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.export.inputs import ExportError, InputShapes, first_line
+from vision_ttt.export.kernel_nodes import fill_nodes, is_of_weights, program_with_kernels
 from vision_ttt.export.program import plain_program
 from vision_ttt.export.verification import Agreement, verify
 from vision_ttt.extras import require
@@ -29,29 +30,69 @@ _AXES = {0: "batch", 2: "height", 3: "width"}
 
 
 def export_onnx(
-    model: nn.Module, metadata: ModelMetadata, path: Path, shapes: InputShapes
+    model: nn.Module,
+    metadata: ModelMetadata,
+    path: Path,
+    shapes: InputShapes,
+    *,
+    kernels: bool = False,
 ) -> Agreement:
-    """Write ``model`` as ONNX, after comparing its outputs in onnxruntime with the model's.
+    """Write ``model`` as ONNX, after comparing its outputs in a runtime with the model's.
 
     The input is ``images`` [B, C, H, W], normalised; the output is ``logits`` [B, num_classes]. The
     file's metadata has ``classes`` and ``input`` (mean, std, interpolation, …) as JSON.
 
+    Args:
+        model: in evaluation mode, on the CPU.
+        metadata: of the checkpoint.
+        path: the path of the file.
+        shapes: the images that the result accepts.
+        kernels: whether the blocks are nodes of the domain ``vision_ttt``, which OpenVINO runs by
+            the compiled kernels with our extension, and no other runtime.
+
     Raises:
-        MissingPackageError: packages of the extra [export] are missing.
+        MissingPackageError: packages of the extra [export] are missing; with ``kernels`` also
+            OpenVINO or our extension.
         ExportError: the model cannot be translated, or the result computes other logits.
         OSError: the file cannot be written.
     """
-    require("export", "ONNX")
-    translated = _translated(plain_program(model, shapes), shapes, type(model).__name__)
+    content = onnx_content(model, metadata, shapes, kernels=kernels)
+    if kernels:
+        from vision_ttt.export.openvino_model import core_of, loaded
+
+        run = loaded(core_of(kernels), content, path.name)
+    else:
+        run = _runtime(content, path.name)
+    agreement = verify(run, model, shapes.to_verify(), path.name)
+    write_bytes(path, content)
+    return agreement
+
+
+def onnx_content(
+    model: nn.Module, metadata: ModelMetadata, shapes: InputShapes, *, kernels: bool
+) -> bytes:
+    """The content of an ONNX file of the model, not verified; see :func:`export_onnx`."""
+    translated = translate(model, shapes, kernels=kernels)
     translated.model.metadata_props.update(
         model=metadata.model,
         classes=json.dumps(metadata.carried["classes"]),
         input=json.dumps(metadata.carried["input"]),
     )
-    content = translated.model_proto.SerializeToString()
-    agreement = verify(_runtime(content, path.name), model, shapes.to_verify(), path.name)
-    write_bytes(path, content)
-    return agreement
+    return translated.model_proto.SerializeToString()
+
+
+def translate(
+    model: nn.Module, shapes: InputShapes, *, kernels: bool = False
+) -> torch.onnx.ONNXProgram:
+    """The model in ONNX.
+
+    Raises:
+        MissingPackageError: packages of the extra [export] are missing.
+        ExportError: the model cannot be translated.
+    """
+    require("export", "ONNX")
+    program = (program_with_kernels if kernels else plain_program)(model, shapes)
+    return _translated(program, shapes, type(model).__name__)
 
 
 def _translated(
@@ -87,7 +128,8 @@ def _simplify(model: onnx_ir.Model) -> None:
     from onnxscript.optimizer import fold_constants
 
     passes.InlinePass()(model)
-    fold_constants(model, onnx_shape_inference=True)
+    fold_constants(model, onnx_shape_inference=True, should_fold=is_of_weights)
+    fill_nodes(model)
     for simplify in (
         passes.RemoveUnusedNodesPass(),
         passes.RemoveUnusedFunctionsPass(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,15 +58,23 @@ def export_program(
     return agreement
 
 
-def plain_program(model: nn.Module, shapes: InputShapes) -> ExportedProgram:
+def plain_program(
+    model: nn.Module, shapes: InputShapes, nodes: Mapping[Any, Callable[..., Tensor]] | None = None
+) -> ExportedProgram:
     """Trace the model into PyTorch's operations only.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        shapes: the images that the program accepts.
+        nodes: packed blocks' ops → what stands for them.
 
     Raises:
         ExportError: the model cannot be traced, or holds an op without a decomposition.
     """
-    program = traced(model, shapes, backend="dual")
+    # Packed blocks have no other backend than their kernels.
+    program = traced(model, shapes, backend=None if nodes else "dual")
     with torch.no_grad():
-        program = _at_all_sizes(program.run_decompositions(decompositions()))
+        program = _at_all_sizes(program.run_decompositions(decompositions() | (nodes or {})))
     left = sorted(
         {
             str(node.target)

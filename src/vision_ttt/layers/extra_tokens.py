@@ -96,10 +96,14 @@ class ExtraTokens(nn.Module):
         """Positions in the sequence that ``length`` image tokens become part of, ascending."""
         return PLACEMENTS[self.placement](length, self.count)
 
+    def prepared(self) -> Tensor:
+        """The tokens [1, n, D] as they are inserted, with their positions."""
+        return self.tokens if self.pos_embed is None else self.tokens + self.pos_embed
+
     def insert(self, x: Tensor) -> Tensor:
         """x [B, T, D] → [B, T + n, D]."""
-        tokens = self.tokens if self.pos_embed is None else self.tokens + self.pos_embed
-        return merge_extra(x, tokens.expand(x.shape[0], -1, -1), self.positions(x.shape[1]))
+        tokens = self.prepared().expand(x.shape[0], -1, -1)
+        return merge_extra(x, tokens, self.positions(x.shape[1]))
 
     def extract(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [B, T + n, D] → the image tokens [B, T, D] and the extra ones [B, n, D]."""

@@ -25,7 +25,7 @@ _WHOLE_NUMBERS: dict[str, tuple[int, int]] = {
 }
 """Smallest and largest accepted value of each whole number."""
 
-_RATES = ("drop_rate", "drop_path_rate", "class_dropout_prob")
+_RATES = ("drop_rate", "drop_path_rate", "patch_drop_rate", "class_dropout_prob")
 """Probabilities below 1."""
 
 _SWITCHES = ("dynamic_img_size", "dynamic_img_pad", "learn_sigma", "post_norm", "qkv_bias")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,15 @@ class BlockSequence(nn.ModuleList):
     """Blocks (x [B, N, D], …) → [B, N, D] that are called one after the other.
 
     A list of modules that is called as a whole, so that all of it may be replaced by one op.
+
+    Attributes:
+        own_context: the blocks' other arguments in a call that gives none, as libraries written for
+            timm's ViT call them; None, as at first, where such a call is not supported.
     """
+
+    def __init__(self, blocks: Iterable[nn.Module] | None = None) -> None:
+        super().__init__(blocks)
+        self.own_context: tuple[Any, ...] | None = None
 
     def forward(
         self,
@@ -43,7 +52,18 @@ class BlockSequence(nn.ModuleList):
             context: the blocks' other arguments; or ragged grids, with x [1, S, D].
             start, stop: as in a slice.
             checkpointing: keep only each block's input for the backward pass.
+
+        Raises:
+            ValueError: no context is given, and there is none of its own.
         """
+        if not context:
+            if self.own_context is None:
+                raise ValueError(
+                    "these blocks are called with the context that the model's embed() returns;"
+                    " without it, only those of a model whose class tokens, if any, come first"
+                    " (global_pool 'avg' or 'head'), and which has no rotary positions"
+                )
+            context = self.own_context
         for block in list(self)[start:stop]:  # a slice of itself would be a new module
             run = block
             if context and isinstance(context[0], RaggedGrids):

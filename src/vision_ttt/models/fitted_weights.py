@@ -10,21 +10,31 @@ from vision_ttt.models.image_size import positions_for
 from vision_ttt.models.number_kinds import of_another_kind
 
 _BACKBONE = "maps.backbone."
+_PRETRAINED = "backbone."
+_OF_PRETRAINING = ("decoder.", "projection.")
+"""What the other weights of a pre-trained backbone's file begin with."""
 _HEAD = ("head.weight", "head.bias")
 
 
 def classifier_weights(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Name the weights of a linear segmenter as the classifier's that is its backbone.
+    """Name the weights of a linear segmenter, or of a pre-training, as the classifier's.
 
     The segmenter's 1 × 1 convolution [K, D, 1, 1] on the tokens is the classifier's linear layer
-    [K, D] on their mean: the mean of the tokens' logits is the logits of the mean. Other weights
-    are returned as they are, and so is everything for a model that pools class tokens: the layer
+    [K, D] on their mean: the mean of the tokens' logits is the logits of the mean. Of a
+    pre-training, the backbone's weights are returned without its mask token. Other weights are
+    returned as they are, and so are a segmenter's for a model that pools class tokens: the layer
     has not seen any.
 
     Args:
-        state_dict: e.g. of a :class:`vision_ttt.dense.LinearSegmenter`.
+        state_dict: e.g. of a :class:`vision_ttt.dense.LinearSegmenter`, or of the task
+            masked-images.
         model: a :class:`vision_ttt.models.plain_backbone.PlainBackbone`.
     """
+    if state_dict and all(key.startswith((_PRETRAINED, *_OF_PRETRAINING)) for key in state_dict):
+        own = {key.removeprefix(_PRETRAINED): state_dict[key] for key in state_dict}
+        return {
+            key: own[key] for key in own if not key.startswith(("mask_token", *_OF_PRETRAINING))
+        }
     backbone = {key for key in state_dict if key.startswith(_BACKBONE)}
     is_linear_segmenter = bool(backbone) and state_dict.keys() - backbone == set(_HEAD)
     if not is_linear_segmenter or model.class_tokens is not None:

@@ -123,6 +123,8 @@ class LinearViT(PlainBackbone):
         self.keeps_class_token, self.embeds_prefix = keeps, embeds_prefix
         self.pos_drop, self.norm_pre, self.fc_norm = vit.pos_drop, vit.norm_pre, vit.fc_norm
         self.rope = rotary_embedding(getattr(vit, "rope", None))
+        if self.rope is not None:
+            self.blocks.own_context = None
 
     def new_parameters(self) -> set[str]:
         """The names of the parameters that a ViT has no weights for: those of the inner models."""

@@ -74,7 +74,7 @@ class MambaReg(PlainBackbone):
 
     Args:
         img_size, patch_size, in_chans, num_classes, embed_dim, depth, dynamic_img_pad, drop_rate,
-            drop_path_rate: see :class:`vision_ttt.models.Vittt`.
+            drop_path_rate, patch_drop_rate: see :class:`vision_ttt.models.Vittt`.
         num_registers: n (Table 6).
         head_reduction: r (Table 6). For 1 the feature is the registers side by side, otherwise
             :class:`RegisterNeck` reduces each of them to D / r first.
@@ -100,6 +100,8 @@ class MambaReg(PlainBackbone):
         TypeError: an argument is of another type.
     """
 
+    keeps_grid = False
+
     def __init__(
         self,
         img_size: int | tuple[int, int] = 224,
@@ -117,6 +119,7 @@ class MambaReg(PlainBackbone):
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        patch_drop_rate: float = 0.0,
     ) -> None:
         check_arguments(
             depth=depth,
@@ -129,6 +132,7 @@ class MambaReg(PlainBackbone):
             dynamic_img_pad=dynamic_img_pad,
             drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
+            patch_drop_rate=patch_drop_rate,
         )
         check_sides(img_size, patch_size, whole_patches=not dynamic_img_size, pad=dynamic_img_pad)
         choose("distribution", distribution, (*DISTRIBUTIONS, "none"))
@@ -153,6 +157,7 @@ class MambaReg(PlainBackbone):
             global_pool=global_pool,
             dynamic_img_size=dynamic_img_size,
             drop_rate=drop_rate,
+            patch_drop_rate=patch_drop_rate,
         )
         self.register_width = width
         self._set_neck()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed
+from timm.layers import Format, PatchEmbed
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from vision_ttt.models.arguments import choose
 from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.models.classifier import Classifier
 from vision_ttt.models.image_size import check_image_size, embed_patches, positions_for
+from vision_ttt.models.masked_patches import drop_tokens, mask_tokens
 from vision_ttt.models.naflex import NaFlexBatch, flat_patches
 from vision_ttt.models.weight_decay import undecayed_parameters
 
@@ -76,10 +77,19 @@ class PlainBackbone(Classifier):
             norm), the placement of the class tokens (their mean), or "" (all tokens).
         dynamic_img_size: accept any image size.
         drop_rate: dropout before the head.
+        patch_drop_rate: share of the image tokens that :meth:`forward_features` leaves out in
+            training, chosen at random for each image.
+
+    Attributes:
+        mask_token: a parameter [1, 1, D] after :meth:`add_mask_token`; None before.
 
     Raises:
         ValueError: the model does not support this pooling; in forward, an image does not fit.
     """
+
+    keeps_grid = True
+    """Whether the blocks need a whole grid of tokens: ``patch_drop_rate`` then leaves out rows and
+    columns."""
 
     def __init__(
         self,
@@ -94,6 +104,7 @@ class PlainBackbone(Classifier):
         global_pool: str = "avg",
         dynamic_img_size: bool = False,
         drop_rate: float = 0.0,
+        patch_drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
         self.embed_dim = embed_dim = patch_embed.proj.out_channels
@@ -101,10 +112,16 @@ class PlainBackbone(Classifier):
         self.dynamic_img_size = dynamic_img_size
         self.dynamic_img_pad = patch_embed.dynamic_img_pad
         self.grad_checkpointing = False
+        self.patch_drop_rate = patch_drop_rate
+        self.register_parameter("mask_token", None)
+        # Called alone it returns what timm's ViT has of its own: [B, T, D], or [B, h, w, D].
+        patch_embed.flatten, patch_embed.output_fmt = not dynamic_img_size, Format.NHWC
         self.patch_embed = patch_embed
         self.pos_embed = pos_embed
         self.class_tokens = class_tokens
+        self.pos_drop, self.norm_pre = nn.Identity(), nn.Identity()
         self.blocks = BlockSequence(blocks)
+        self.blocks.own_context = self._own_context()
         self.norm = norm
         reduction = patch_embed.feat_ratio()
         self.feature_info = [
@@ -120,17 +137,49 @@ class PlainBackbone(Classifier):
             drop_rate=drop_rate,
         )
 
+    # what libraries ask a ViT of timm for
+
+    no_embed_class = True
+    """``pos_embed`` has no positions of class tokens."""
+    reg_token = None
+    """Registers are among the ``cls_token``."""
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether there are class tokens, wherever they are."""
+        return self.class_tokens is not None
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Number of class tokens before the image tokens."""
+        tokens = self.class_tokens
+        return tokens.count if tokens is not None and tokens.placement == "head" else 0
+
+    @property
+    def cls_token(self) -> Tensor | None:
+        """The class tokens [1, n, D] that come before the image tokens, or None."""
+        return self.class_tokens.prepared() if self.num_prefix_tokens else None
+
+    def _own_context(self) -> tuple[Any, ...] | None:
+        """The blocks' context for images of the model's own size; None if no prefix is enough."""
+        grid = tuple(self.patch_embed.grid_size)
+        if self.class_tokens is None:
+            return (grid,)
+        if not self.num_prefix_tokens:
+            return None
+        return grid, self.class_tokens.positions(grid[0] * grid[1])
+
     # timm's contract
 
     def no_weight_decay(self) -> set[str]:
         """Positions and the parameters that layers name, class tokens among them."""
-        names = undecayed_parameters(self)
-        return names if self.pos_embed is None else {"pos_embed", *names}
+        own = {name for name in ("mask_token", "pos_embed") if getattr(self, name) is not None}
+        return own | undecayed_parameters(self)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layer groups for layer decay: stem, each block, the final norm."""
         return {
-            "stem": r"^pos_embed|^class_tokens|^patch_embed",
+            "stem": r"^pos_embed|^mask_token|^class_tokens|^patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
 
@@ -152,6 +201,8 @@ class PlainBackbone(Classifier):
             self.pos_embed = nn.Parameter(resized, requires_grad=self.pos_embed.requires_grad)
         for info in self.feature_info:
             info["reduction"] = self.patch_embed.feat_ratio()
+        if self.blocks.own_context is not None:
+            self.blocks.own_context = self._own_context()
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -165,10 +216,26 @@ class PlainBackbone(Classifier):
             self.reset_classifier(0)
         return taken
 
+    def add_mask_token(self) -> None:
+        """Add the learned token that masked image tokens are replaced by; see :meth:`embed`.
+
+        Initialisation: normal with standard deviation 0.02.
+        """
+        weight = self.patch_embed.proj.weight
+        self.mask_token = nn.Parameter(weight.new_empty(1, 1, self.embed_dim))
+        nn.init.trunc_normal_(self.mask_token, std=0.02)
+
     # forward
 
-    def embed(self, x: Tensor | Mapping[str, Any]) -> tuple[Tensor, tuple[Any, ...]]:
+    def embed(
+        self, x: Tensor | Mapping[str, Any], mask: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Any, ...]]:
         """The first block's input of images [B, C, H, W], or of a batch of any shapes.
+
+        Args:
+            x: images.
+            mask: bool [B, T], row by row: where it is True, the mask token takes the place of the
+                image token. The position is added to it as to the others.
 
         Returns:
             Tokens [B, N, D], and the blocks' other arguments: the grid and, in models with class
@@ -176,16 +243,22 @@ class PlainBackbone(Classifier):
             all images [1, S, D], and a :class:`vision_ttt.models.naflex.NaFlexBatch`.
 
         Raises:
-            TypeError, ValueError: the images do not fit the model.
+            TypeError, ValueError: the images do not fit the model, or the mask does not fit the
+                images; there is no mask token; a mask is given for a batch of any shapes.
         """
         self._refuse_tracing()
         if isinstance(x, Mapping):
+            if mask is not None:
+                raise ValueError("a batch of images of any shapes takes no mask; give images")
             return self._embed_naflex(x)
         dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
         check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
         x = embed_patches(x, self.patch_embed, pad=pad)  # [B, h, w, D]
         grid = (x.shape[1], x.shape[2])
-        return self.place(x.flatten(1, 2), grid)
+        x = x.flatten(1, 2)  # [B, T, D]
+        if mask is not None:
+            x = mask_tokens(x, mask, self.mask_token)
+        return self.place(x, grid)
 
     def place(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, tuple[Any, ...]]:
         """Patches [B, T, D] of a grid with positions and class tokens; see :meth:`embed`."""
@@ -244,16 +317,38 @@ class PlainBackbone(Classifier):
             return image
         return merge_extra(image, others, self.class_tokens.positions(image.shape[1]))
 
-    def forward_features(self, x: Tensor | Mapping[str, Any]) -> Tensor | dict[str, Tensor]:
+    def forward_features(
+        self, x: Tensor | Mapping[str, Any], mask: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor]:
         """Normalised tokens [B, N, D] of images [B, C, H, W].
 
         Of a batch of any shapes, a dictionary: "patches" [B, N, D], the image tokens where the
         batch has their patches, 0 at the padding; the batch's own "patch_coord" and "patch_valid";
         in models with class tokens also these, "class_tokens" [B, n, D].
+
+        In training a share ``patch_drop_rate`` of the image tokens is left out before the first
+        block. The order of the others, and so that of scans, is kept. In models that need a grid
+        (``keeps_grid``), whole rows and columns are left out, and convolutions see the smaller grid
+        that is left: what has become adjacent is adjacent to them.
+
+        Args:
+            x: images.
+            mask: as of :meth:`embed`. It changes neither time nor memory: all T tokens are run.
+
+        Raises:
+            ValueError: as :meth:`embed`; or tokens of a batch of any shapes are to be left out.
         """
-        x, context = self.embed(x)
+        x, context = self.embed(x, mask)
+        ragged = _is_ragged(context)
+        if self.training and self.patch_drop_rate > 0:
+            if ragged:
+                raise ValueError(
+                    f"patch_drop_rate is {self.patch_drop_rate}; with a batch of images of any"
+                    " shapes it must be 0: a token that is left out has no place in the result"
+                )
+            x, context = self._drop_patches(x, context[0])
         x = self.norm(self.run_blocks(x, context))
-        return self._naflex_features(x, *context) if _is_ragged(context) else x
+        return self._naflex_features(x, *context) if ragged else x
 
     def _naflex_features(self, x: Tensor, images: NaFlexBatch) -> dict[str, Tensor]:
         groups, others = zip(*(self.split_tokens(group) for group in images.split(x)), strict=True)
@@ -286,6 +381,15 @@ class PlainBackbone(Classifier):
         pooled = [self.pool(self.join_tokens(*parts)) for parts in zip(groups, each, strict=True)]
         x = self.head_drop(images.in_order(pooled))
         return x if pre_logits else self.head(x)
+
+    def _drop_patches(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, tuple[Any, ...]]:
+        """Tokens and context of :meth:`embed` without a share of the image tokens."""
+        image, others = self.split_tokens(x)
+        rate, whole_lines = self.patch_drop_rate, self.keeps_grid
+        image, grid = drop_tokens(image, grid, rate, whole_lines=whole_lines)
+        if self.class_tokens is None:
+            return image, (grid,)
+        return self.join_tokens(image, others), (grid, self.class_tokens.positions(image.shape[1]))
 
     def pool(self, x: Tensor) -> Tensor:
         """The classification feature [B, D] of tokens [B, N, D]; for ``global_pool=""`` x.

@@ -31,7 +31,7 @@ class Vim(PlainBackbone):
 
     Args:
         img_size, patch_size, in_chans, num_classes, embed_dim, depth, dynamic_img_pad, drop_rate,
-            drop_path_rate: see :class:`vision_ttt.models.Vittt`.
+            drop_path_rate, patch_drop_rate: see :class:`vision_ttt.models.Vittt`.
         stride: pixels from patch to patch, at most the patch side, which is the default. Below
             it patches overlap: Vim is fine-tuned with half of it for four times the tokens.
         state: numbers of each channel's state, N.
@@ -48,6 +48,8 @@ class Vim(PlainBackbone):
         TypeError: an argument is of another type.
     """
 
+    keeps_grid = False
+
     def __init__(
         self,
         img_size: int | tuple[int, int] = 224,
@@ -63,6 +65,7 @@ class Vim(PlainBackbone):
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        patch_drop_rate: float = 0.0,
     ) -> None:
         check_arguments(
             depth=depth,
@@ -74,6 +77,7 @@ class Vim(PlainBackbone):
             dynamic_img_pad=dynamic_img_pad,
             drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
+            patch_drop_rate=patch_drop_rate,
         )
         if stride in (None, patch_size):
             whole = not dynamic_img_size
@@ -97,6 +101,7 @@ class Vim(PlainBackbone):
             global_pool=global_pool,
             dynamic_img_size=dynamic_img_size,
             drop_rate=drop_rate,
+            patch_drop_rate=patch_drop_rate,
         )
 
 

@@ -24,7 +24,7 @@ class ViT3(PlainBackbone):
 
     Args:
         img_size, patch_size, in_chans, num_classes, embed_dim, depth, dynamic_img_pad, drop_rate,
-            drop_path_rate: see :class:`vision_ttt.models.Vittt`.
+            drop_path_rate, patch_drop_rate: see :class:`vision_ttt.models.Vittt`.
         num_heads: heads of the gated linear unit; the convolution is one more.
         mlp_ratio: hidden width of the MLP over D.
         qkv_bias: whether queries, keys and values have a bias.
@@ -55,6 +55,7 @@ class ViT3(PlainBackbone):
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        patch_drop_rate: float = 0.0,
     ) -> None:
         check_arguments(
             in_chans=in_chans,
@@ -67,6 +68,7 @@ class ViT3(PlainBackbone):
             dynamic_img_pad=dynamic_img_pad,
             drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
+            patch_drop_rate=patch_drop_rate,
         )
         check_sides(img_size, patch_size, whole_patches=not dynamic_img_size, pad=dynamic_img_pad)
         super().__init__(
@@ -88,6 +90,7 @@ class ViT3(PlainBackbone):
             global_pool=global_pool,
             dynamic_img_size=dynamic_img_size,
             drop_rate=drop_rate,
+            patch_drop_rate=patch_drop_rate,
         )
 
 

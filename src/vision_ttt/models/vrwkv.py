@@ -229,6 +229,8 @@ class VRWKV(PlainBackbone):
         dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
         drop_rate: dropout before the head.
         drop_path_rate: stochastic depth of the last block, rising linearly from 0.
+        patch_drop_rate: share of the tokens left out in training; see
+            :meth:`vision_ttt.models.plain_backbone.PlainBackbone.forward_features`.
 
     Initialisation, the release's: projections and head normal with standard deviation 0.02,
     positions zero, patches PyTorch's default, norms the identity, and what :class:`SpatialMix`
@@ -254,6 +256,7 @@ class VRWKV(PlainBackbone):
         dynamic_img_pad: bool = False,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        patch_drop_rate: float = 0.0,
     ) -> None:
         check_arguments(
             in_chans=in_chans,
@@ -265,6 +268,7 @@ class VRWKV(PlainBackbone):
             dynamic_img_pad=dynamic_img_pad,
             drop_rate=drop_rate,
             drop_path_rate=drop_path_rate,
+            patch_drop_rate=patch_drop_rate,
         )
         check_sides(img_size, patch_size, whole_patches=not dynamic_img_size, pad=dynamic_img_pad)
         if embed_dim % 4:
@@ -294,6 +298,7 @@ class VRWKV(PlainBackbone):
             global_pool=global_pool,
             dynamic_img_size=dynamic_img_size,
             drop_rate=drop_rate,
+            patch_drop_rate=patch_drop_rate,
         )
         for module in self.blocks.modules():
             if isinstance(module, nn.Linear):

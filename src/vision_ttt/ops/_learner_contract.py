@@ -132,9 +132,10 @@ def _check_places(op: str, values: Mapping[str, Any]) -> None:
                 f"{position} + {length}"
             )
         return
-    if positions.dtype != torch.int64 or positions.shape != (batch,) or not positions.is_cpu:
+    device = values["q"].device
+    if positions.dtype != torch.int64 or positions.shape != (batch,) or positions.device != device:
         raise ValueError(
-            f"{op}: positions must be int64 of shape [{batch}] on a CPU, got {positions.dtype} "
+            f"{op}: positions must be int64 of shape [{batch}] on {device}, got {positions.dtype} "
             f"{list(positions.shape)} on {positions.device}"
         )
     if length != 1:

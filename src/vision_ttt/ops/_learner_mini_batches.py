@@ -3,7 +3,7 @@
 A mini-batch that a call leaves open is kept as what it has summed so far, for each tensor θ of the
 state Σ η_s ∂ℓ_s/∂θ', taken at θ' before the mini-batch. The next call goes on with θ', the sums and
 their number of tokens m. Complete mini-batches run on the op's backends, what is left of one at
-either end in its dual form in PyTorch, or without gradients on a CPU in the kernels of the op of
+either end in its dual form in PyTorch, or without gradients in the kernels of the op of
 :mod:`vision_ttt.ops._learner_part`.
 """
 
@@ -135,7 +135,7 @@ class Parts:
         others, count = self.inputs[-6:-3], len(start)
         tensors = *views.values(), *start, *others, *sums
         options = self.size, self.inputs.eps, goes_on
-        o, *states = self.kernels(self.kernels.inputs(*tensors, *places, *options))
+        o, *states = self.kernels(self.kernels.inputs(*tensors, *places, *options), self.backend)
         if not goes_on:
             return o, opened
         last, sums, following = (tuple(states[i * count : (i + 1) * count]) for i in range(3))

@@ -1,4 +1,4 @@
-"""Parts of mini-batches by the CPU kernels, without gradients: what a decoded token costs.
+"""Parts of mini-batches by kernels, without gradients: what a decoded token costs.
 
 The op ``NAME_part`` goes through tokens of one mini-batch, usually a single one: O(d²) per token
 and head, which is what reading the state costs.
@@ -7,19 +7,20 @@ and head, which is what reading the state costs.
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vision_ttt.ops import _learner_cpu
+from vision_ttt.ops import _learner_cpu, _learner_triton
 from vision_ttt.ops._contract import Contract, check_range
 from vision_ttt.ops._learner_mini_batches import Opened, Parts, no_tokens
 from vision_ttt.ops._learner_op import part_flops
 from vision_ttt.ops._op import Backend, Op
 
 
-def learner_part(op: Op, contract: Contract) -> Op:
+def learner_part(op: Op, contract: Contract, launch: Callable[..., None]) -> Op:
     """Make the op of a part of a learner op's mini-batch.
 
     Its results are o, and with ``return_state`` θ_T of the last token, the sums after it unless one
@@ -29,6 +30,8 @@ def learner_part(op: Op, contract: Contract) -> Op:
     Args:
         op: the learner op.
         contract: the checks of its arguments.
+        launch: runs the op's Triton kernel for a part, see
+            :func:`vision_ttt.ops._learner_triton.run_part`.
     """
     inputs_type = namedtuple("Inputs", contract.names)
     count = len(op.inputs._fields) - 10  # tensors of the state
@@ -38,14 +41,22 @@ def learner_part(op: Op, contract: Contract) -> Op:
         inputs = op.inputs(*x[: 7 + count], x.mini_batch_size, 0, x.eps)
         return inputs, x[7 + count : 7 + 2 * count], x.position if x[-5] is None else x[-5]
 
-    def forward(x: Any) -> list[Tensor]:
+    def checked(x: Any) -> tuple[Any, tuple[Any, ...], Any]:
+        """What a kernel reads: positions in their range, and one state of all sequences once."""
         inputs, sums, position = parted(x)
         if isinstance(position, Tensor):
             check_range(op.name, "positions", position, x.mini_batch_size - 1)
         start = x[4 : 4 + count]
-        if all(len(s) and s.stride(0) == 0 for s in start):  # one state of all sequences
+        if all(len(s) and s.stride(0) == 0 for s in start):
             inputs = op.inputs(*x[:4], *(s[0] for s in start), *inputs[4 + count :])
+        return inputs, sums, position
+
+    def on_cpu(x: Any) -> list[Tensor]:
+        inputs, sums, position = checked(x)
         return _learner_cpu.LearnerCall(inputs).part(sums, position, x.return_state)
+
+    def by_triton(x: Any) -> list[Tensor]:
+        return _learner_triton.run_part(launch, *checked(x), x.return_state)
 
     def definition(x: Any) -> list[Tensor]:
         inputs, sums, position = parted(x)
@@ -87,7 +98,10 @@ def learner_part(op: Op, contract: Contract) -> Op:
         inputs_type,
         contract,
         definition,
-        {"cpu": Backend(forward, None, _learner_cpu.refusal)},
+        {
+            "cpu": Backend(on_cpu, None, _learner_cpu.refusal),
+            "triton": Backend(by_triton, None, _learner_triton.refusal),
+        },
         fake,
         schema=f"({arguments}, SymInt position, SymInt mini_batch_size, float eps, "
         "bool return_state) -> Tensor[]",

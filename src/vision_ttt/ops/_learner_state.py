@@ -85,12 +85,14 @@ def run_learner(
     else:
         opened = _opened(op.name, state, kind, inputs, contract)
     # A backend that cannot serve is refused, complete mini-batches or not.
-    may_use_kernels = op.choose(inputs, backend) in (AUTO, "cpu")
+    chosen = op.choose(inputs, backend)
     if op.autocast and torch.is_autocast_enabled(autocast_kind(inputs.q)):
         inputs = op.cast(inputs)
     state_tensors = () if opened is None else (*opened.start, *opened.sums)
-    may_use_kernels = may_use_kernels and not needs_gradient((*inputs, *state_tensors))
-    may_use_kernels = may_use_kernels and part.backends["cpu"].refusal(inputs) is None
+    may_use_kernels = not needs_gradient((*inputs, *state_tensors)) and any(
+        chosen in (AUTO, name) and kernels.refusal(inputs) is None
+        for name, kernels in part.backends.items()
+    )
     parts = Parts(op, inputs, backend, part if may_use_kernels else None)
     length = inputs.q.shape[1]
     each = opened is not None and isinstance(opened.position, Tensor)

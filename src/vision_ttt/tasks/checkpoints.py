@@ -32,7 +32,7 @@ def load_model(
     try:
         name = metadata.task["name"]
         section = tasks.find(name)
-        if task not in (None, name):
+        if task not in (None, name, *section.stands_for(metadata)):
             raise CheckpointError(f"{path} holds {section.HOLDS}, not {tasks.find(task).HOLDS}")
         with no_larger_than(weights):
             model = section.rebuild(metadata)

@@ -98,7 +98,7 @@ def test_views_of_one_projection_without_a_copy(offset):
     y = selective_scan(**given | {"u": view}, delta_softplus=True)
     peak = torch.cuda.max_memory_allocated() - before
     assert torch.equal(y, wanted)
-    assert peak <= 1.1 * y.numel() * y.element_size()
+    assert peak <= 1.2 * y.numel() * y.element_size()
 
 
 @pytest.mark.parametrize("backend", [None, "triton"])

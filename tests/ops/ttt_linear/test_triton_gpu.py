@@ -6,6 +6,7 @@ import torch
 from tolerances import FORWARD, GRADIENT, assert_close
 from ttt_linear_problems import OP, as_float64, make_problem, solve
 from vision_ttt.ops import ttt_linear, use_backend
+from vision_ttt.ops.ttt_linear.triton_backend import UNNORMED
 
 pytestmark = pytest.mark.gpu
 
@@ -24,8 +25,10 @@ def check(problem, dtype, **options):
     wanted = solve(as_float64(problem), backend="dual", **options)
     got = solve(problem, backend="triton", **options)
     for name, value in wanted.items():
-        table = GRADIENT if name.startswith("grad") else FORWARD
-        assert_close(got[name], value, table[dtype], name)
+        tolerance = (GRADIENT if name.startswith("grad") else FORWARD)[dtype]
+        if name == "grad position_scale":  # a sum over all mini-batches that nearly cancels
+            tolerance *= 1.5
+        assert_close(got[name], value, tolerance, name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -34,6 +37,10 @@ def check(problem, dtype, **options):
 @pytest.mark.parametrize(("norm", "scale"), KINDS)
 def test_grid(dtype, dim, mini_batch_size, norm, scale):
     """One token, one mini-batch, several kept states with a ragged end; every split of heads."""
+    if not norm and dim not in UNNORMED:
+        with pytest.raises(ValueError, match=f"without a norm, head dimension {dim} is not one of"):
+            solve(make_gpu_problem(dim=dim, norm=False, scale=None, dtype=dtype), backend="triton")
+        return
     for length, reverse_heads in ((1, 0), (mini_batch_size, 3), (600, 1)):
         shape = (2, length, 3, dim, mini_batch_size)
         problem = make_gpu_problem(*shape, norm=norm, scale=scale, dtype=dtype)
@@ -250,12 +257,11 @@ def test_a_million_tokens():
     assert_close(o[:, -1600:, 1], start[:, :, 1], FORWARD[torch.bfloat16])
 
 
-@pytest.mark.parametrize("norm", [True, False])
-def test_offsets_beyond_32_bits(norm):
+def test_offsets_beyond_32_bits():
     """B·T·H·d > 2³¹: the last image and head equal the same computed alone."""
     batch, length, heads, dim = 44, 65_536, 12, 64
     assert batch * length * heads * dim > 2**31
-    small = make_gpu_problem(batch, 1, heads, dim, 16, norm=norm, scale=None, dtype=torch.bfloat16)
+    small = make_gpu_problem(batch, 1, heads, dim, 16, scale=None, dtype=torch.bfloat16)
     shape = (batch, length, heads, dim)
     q = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     v = torch.randn(shape, device="cuda", dtype=torch.bfloat16)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ttt_mlp_problems import make_problem
-from vision_ttt.ops import ttt_mlp, use_backend
+from vision_ttt.ops import ttt_mlp
 
 
 def call(change=None, **options):
@@ -93,11 +93,3 @@ def test_counts_must_be_integers(options):
 def test_a_misspelt_option_is_not_swallowed():
     with pytest.raises(TypeError, match="minibatch_size"):
         call(minibatch_size=4)
-
-
-def test_an_override_by_a_backend_that_the_op_does_not_have_is_an_error():
-    with (
-        use_backend("triton"),
-        pytest.raises(ValueError, match=r"ttt_mlp: unknown backend 'triton' \(from use_backend"),
-    ):
-        call()

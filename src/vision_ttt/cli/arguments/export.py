@@ -14,7 +14,8 @@ _EPILOG = """Examples:
 
   vision-ttt export runs/digits/last.safetensors exported
   vision-ttt export runs/digits/last.safetensors digits.onnx --dynamic-size
-  vision-ttt export runs/digits/last.safetensors digits.pt2 --portable"""
+  vision-ttt export runs/digits/last.safetensors digits.pt2 --portable
+  vision-ttt export runs/digits/last.safetensors digits.openvino --kernels"""
 
 
 @dataclass
@@ -22,11 +23,14 @@ class _Flags:
     """Which images the result accepts, and how it is written."""
 
     batch_size: int | None = within(None, 1, LARGEST_BATCH)
-    """images per call of an .onnx or .pt2; null: any number"""
+    """images per call of an .onnx, .openvino or .pt2; null: any number"""
     dynamic_size: bool = False
-    """accept images of any height and width that are whole patches, in an .onnx or .pt2"""
+    """accept images of any height and width that are whole patches, but for timm's folder"""
     portable: bool = False
     """write a .pt2 of PyTorch's operations only, which loads without vision_ttt; slower"""
+    kernels: bool = False
+    """in an .onnx or .openvino: run the blocks by the compiled kernels, in OpenVINO with our
+    extension only; several times as fast"""
     overwrite: bool = False
     """overwrite existing output"""
     traceback: bool = False
@@ -40,8 +44,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "output",
         type=str,
-        help="its name selects the format: FILE.onnx, FILE.pt2 (torch.export), or a folder for timm"
-        " and the Hugging Face hub (model.safetensors and config.json)",
+        help="its name selects the format: FILE.onnx, FILE.pt2 (torch.export), FOLDER.openvino,"
+        " or a folder for timm and the Hugging Face hub (model.safetensors and config.json)",
     )
     parser.add_fields(_Flags)
 
@@ -49,19 +53,22 @@ def add_arguments(parser: CommandParser) -> None:
 def check(arguments: jsonargparse.Namespace) -> None:
     """Refuse what does not fit together, and what cannot be read or written."""
     output = Path(arguments.output)
-    if output.suffix not in ("", ".onnx", ".pt2") or not output.name:
+    if output.suffix not in ("", ".onnx", ".openvino", ".pt2") or not output.name:
         raise UserError(
-            f"the output {arguments.output!r} must be a .onnx or .pt2 file, or a folder (a name"
-            " without suffix)"
+            f"the output {arguments.output!r} must be a .onnx or .pt2 file, a .openvino folder, or"
+            " a folder (a name without suffix)"
         )
     if arguments.portable and output.suffix != ".pt2":
         raise UserError(f"--portable is for a .pt2 file, not for {output}")
+    if arguments.kernels and output.suffix not in (".onnx", ".openvino"):
+        raise UserError(f"--kernels is for a .onnx file or a .openvino folder, not for {output}")
     if output.suffix == "" and (arguments.dynamic_size or arguments.batch_size is not None):
-        raise UserError("--batch-size and --dynamic-size are for .onnx and .pt2 files")
+        raise UserError("--batch-size and --dynamic-size are for .onnx, .openvino and .pt2")
     if output.exists() and not arguments.overwrite:
         raise UserError(f"{output} already exists; name another, or give --overwrite")
-    if output.is_file() and output.suffix == "":
+    is_folder = output.suffix in ("", ".openvino")
+    if output.is_file() and is_folder:
         raise UserError(f"{output} is a file, and a folder is to be written; name another")
-    if output.suffix != "" or not output.is_dir():
+    if not (is_folder and output.is_dir()):
         check_output_file("the output", arguments.output, suffixes=(output.suffix,), overwrite=True)
     arguments.checkpoint = checkpoint_path(arguments.checkpoint)

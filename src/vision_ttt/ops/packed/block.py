@@ -109,10 +109,10 @@ class Block:
         self.ints |= ranges
         self.floats = dict(floats)
         self.fields = tuple(_fields_of(structure))
-        self._first_size = len(self.ints) - len(sizes._fields)
+        self.first_size = len(self.ints) - len(sizes._fields)
         self._derive, self._refusal, self._further = derive, refusal, further
         # At 32² the description of a block would take longer than many of its kernels.
-        self._describe = functools.lru_cache(maxsize=256)(self._describe_anew)
+        self._describe = functools.lru_cache(maxsize=256)(self.describe)
         self._kernel, self._scratch = f"vision_ttt_{name}", f"vision_ttt_{name}_scratch"
         if _native.LIBRARY is not None:
             getattr(_native.LIBRARY, self._scratch).restype = ctypes.c_int64
@@ -135,29 +135,36 @@ class Block:
             further=self._check,
         )
 
-    def places(self, dim: int, sizes: Sequence[int]) -> dict[str, Place]:
+    def places(self, dim: int, sizes: Sequence[int], *, portable: bool = False) -> dict[str, Place]:
         """The place of each parameter that a block of these sizes has.
 
         Raises:
             ValueError: the sizes contradict each other.
         """
-        return self._places(self._symbols(dim, sizes))
+        return self._places(self._symbols(dim, sizes), portable)
 
     def join(
-        self, parameters: Mapping[str, Tensor | None], dim: int, sizes: Sequence[int]
+        self,
+        parameters: Mapping[str, Tensor | None],
+        dim: int,
+        sizes: Sequence[int],
+        *,
+        portable: bool = False,
     ) -> Tensor:
         """Pack a block's parameters into one vector, the form that the op expects.
+
+        A ``portable`` one does not depend on this processor.
 
         Raises:
             ValueError: the parameters do not fit a block of these sizes.
         """
         lines = []
-        for field, place in self.places(dim, sizes).items():
+        for field, place in self.places(dim, sizes, portable=portable).items():
             x = parameters[field]
             if x is None or x.shape != place.size:
                 got = None if x is None else list(x.shape)
                 raise ValueError(f"{self.name}: {field} must be {list(place.size)}, got {got}")
-            x = pack(x, place.dtype, of_block=True) if place.is_packed else x.detach().float()
+            x = pack(x, place.dtype, not portable) if place.is_packed else x.detach().float()
             words = x.contiguous().reshape(-1).view(WORD)
             lines.append(F.pad(words, (0, -len(words) % LINE)))
         return torch.cat(lines)
@@ -183,7 +190,7 @@ class Block:
         """The reason why the kernels do not support a call, or None if they do."""
         if not inputs.y.is_cpu:
             return f"tensors are on {inputs.y.device.type}"
-        return self.unsupported(inputs.y.shape[-1], inputs.ints[self._first_size :])
+        return self.unsupported(inputs.y.shape[-1], inputs.ints[self.first_size :])
 
     def run(
         self,
@@ -241,7 +248,7 @@ class Block:
             if value > most:
                 raise ValueError(f"{self.name}: {name} must be in {least} … {most}, got {value}")
 
-    def _places(self, symbols: Mapping[str, int]) -> dict[str, Place]:
+    def _places(self, symbols: Mapping[str, int], portable: bool = False) -> dict[str, Place]:
         packed = torch.bfloat16 if symbols["is_bfloat16"] else torch.float32
         places, start = {}, 0
         for field, part in self.parameters.items():
@@ -250,7 +257,7 @@ class Block:
             size = shape = tuple(symbols[a] if isinstance(a, str) else a for a in part.shape)
             dtype = packed if part.is_packed else torch.float32
             if part.is_packed:
-                shape = packed_shape(*size, dtype, of_block=True)
+                shape = packed_shape(*size, dtype, of_block=not portable)
             places[field] = Place(start, shape, dtype, size, part.is_packed)
             start = places[field].end
         return places
@@ -267,7 +274,7 @@ class Block:
         self._check_ints(dict(zip(self.ints, ints, strict=True)))
         for (name, limits), value in zip(self.floats.items(), floats, strict=True):
             check_number(op, name, value, limits)
-        dim, sizes = y.shape[-1], ints[self._first_size :]
+        dim, sizes = y.shape[-1], ints[self.first_size :]
         symbols = self._symbols(dim, sizes)
         *_, last = self._places(symbols).values()
         if weights.shape[-1] != last.end:
@@ -278,23 +285,25 @@ class Block:
         if self._further is not None:
             self._further(values, symbols)
 
-    def _describe_anew(
+    def describe(
         self,
-        shape: torch.Size,
+        shape: Sequence[int],
         address: int,
         count: int,
-        ints: tuple[int, ...],
-        floats: tuple[float, ...],
+        ints: Sequence[int],
+        floats: Sequence[float],
+        *,
+        portable: bool = False,
     ) -> bytes:
         """Describe ``count`` blocks whose weights begin at an address, field by field.
 
         The description holds addresses only; the caller must keep the weights alive.
         """
         batch, length, dim = shape
-        symbols = self._symbols(dim, ints[self._first_size :])
+        symbols = self._symbols(dim, ints[self.first_size :])
         values = dict(symbols, batch=batch, length=length, count=count)
         values |= dict(zip((*self.ints, *self.floats), (*ints, *floats), strict=True))
-        places = self._places(symbols)
+        places = self._places(symbols, portable)
         words = next(reversed(places.values())).end
         blocks = []
         for first in range(0, count * words, words):

@@ -23,7 +23,7 @@ OP = learner_op(
     {"triton": triton_backend.BACKEND},
     exported=ttt_linear_loop,
 )
-PART = learner_part(OP, CONTRACTS.part)
+PART = learner_part(OP, CONTRACTS.part, triton_backend.launch_part)
 
 
 @overload

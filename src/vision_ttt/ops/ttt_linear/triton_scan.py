@@ -12,7 +12,10 @@ import triton.language as tl
 
 from vision_ttt.ops.ttt_linear.triton_tiles import (
     by_rows,
+    inner_gradient,
+    load_affine,
     load_bias,
+    load_norm,
     load_state,
     load_tokens,
     locate,
@@ -25,40 +28,6 @@ from vision_ttt.ops.ttt_linear.triton_tiles import (
     turned,
 )
 from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, Tuned
-
-
-@triton.jit
-def _load_norm(norm, at, valid, NORM: tl.constexpr):
-    """r and mean(u x̂) of a tile's tokens [n]; unused without a norm."""
-    r = 0.0
-    mean_ux = 0.0
-    if NORM:
-        r = tl.load(norm + at * 2, mask=valid, other=0.0)
-        mean_ux = tl.load(norm + at * 2 + 1, mask=valid, other=0.0)
-    return r, mean_ux
-
-
-@triton.jit
-def _load_affine(weight, bias, NORM: tl.constexpr, DIM: tl.constexpr):
-    gain = 1.0
-    offset = 0.0
-    if NORM:
-        gain = tl.load(weight + tl.arange(0, DIM))[None, :]
-        offset = tl.load(bias + tl.arange(0, DIM))[None, :]
-    return gain, offset
-
-
-@triton.jit
-def _inner_gradient(x, r, mean_ux, k, v, gain, offset, NORM: tl.constexpr, DIM: tl.constexpr):
-    """g, u and e [n, d] of the inner loss, from x̂ and the saved r and mean(u x̂)."""
-    error = x - v.to(tl.float32)
-    u = error
-    g = error
-    if NORM:
-        error = x * gain + offset + (k.to(tl.float32) - v.to(tl.float32))
-        u = error * gain
-        g = (u - (tl.sum(u, axis=1) / DIM)[:, None] - x * mean_ux[:, None]) * r[:, None]
-    return g, u, error
 
 
 # fmt: off
@@ -81,9 +50,9 @@ def _undo(
         v_t = load_tokens(v, token * v_strides[1], valid, DIM)
         eta_t = tl.load(eta + here, mask=valid, other=0.0)
         x = load_tokens(x_in, here * DIM, valid, DIM).to(tl.float32)
-        r, mean_ux = _load_norm(norm_in, here, valid, NORM)
-        gain, offset = _load_affine(ln_weight, ln_bias, NORM, DIM)
-        g, _, _ = _inner_gradient(x, r, mean_ux, k_t, v_t, gain, offset, NORM, DIM)
+        r, mean_ux = load_norm(norm_in, here, valid, NORM)
+        gain, offset = load_affine(ln_weight, ln_bias, NORM, DIM)
+        g, _, _ = inner_gradient(x, r, mean_ux, k_t, v_t, gain, offset, NORM, DIM)
         step = g * eta_t[:, None]
         if scale is not None:
             m = product(k_t, dw, db, OPERAND, PARTS, False, not NORM)
@@ -99,7 +68,7 @@ def _undo(
 def scan_kernel(
     q, k, v, eta, ln_weight, ln_bias, scale, grad_w, grad_b, kept_w,
     dk_share, dg_share, dz_q_in, x_in, norm_in, w_end,
-    dk, dv, deta, dw0, db0, dweight, dlast,
+    dk, dv, deta, dw0, db0, dweight, dbias, dlast,
     q_strides, k_strides, v_strides, scale_head,
     length, heads, reverse_heads, mini_batch_size, interval,
     DIM: tl.constexpr, TILE: tl.constexpr, SEVERAL: tl.constexpr,
@@ -140,6 +109,7 @@ def scan_kernel(
         dlast += program * tl.cdiv(length, mini_batch_size)
     # One row per token of a tile, summed at the end, because a sum over tokens involves all warps.
     dgain = tl.zeros([TILE, DIM], tl.float32)
+    doffset = tl.zeros([TILE, DIM], tl.float32)
 
     q += batch * q_strides[0] + head * q_strides[2]
     k += batch * k_strides[0] + head * k_strides[2]
@@ -198,7 +168,7 @@ def scan_kernel(
             eta_t = tl.load(eta + here, mask=valid, other=0.0)
             dg = load_tokens(dg_share, here * DIM, valid, DIM).to(tl.float32)
             x = load_tokens(x_in, here * DIM, valid, DIM).to(tl.float32)
-            r, mean_ux = _load_norm(norm_in, here, valid, NORM)
+            r, mean_ux = load_norm(norm_in, here, valid, NORM)
             if LATE:
                 v_t, k_t = by_rows(v_t, k_t)  # as in segments_kernel
             else:
@@ -212,8 +182,8 @@ def scan_kernel(
             m = product(k_t, dw_t, db_now, OPERAND, PARTS, TRANSPOSED, SPLIT)
             m, k_row = by_rows(turned(m, TRANSPOSED), k_t)
 
-            gain, offset = _load_affine(ln_weight, ln_bias, NORM, DIM)
-            g, u, error = _inner_gradient(x, r, mean_ux, k_row, v_t, gain, offset, NORM, DIM)
+            gain, offset = load_affine(ln_weight, ln_bias, NORM, DIM)
+            g, u, error = inner_gradient(x, r, mean_ux, k_row, v_t, gain, offset, NORM, DIM)
             step = g * eta_t[:, None]  # G
             dg -= p_n * m
             if scale is not None and not SEVERAL:
@@ -244,6 +214,7 @@ def scan_kernel(
                 dz, _ = project(dx, x, DIM)
                 dz = (dz - x * (deta_t * eta_t / DIM)[:, None]) * r[:, None]
                 dgain += du * error + derror * x
+                doffset += derror
             store_tokens(dv, here * DIM, valid, dv_t, DIM)
 
             # Through Z = K W + b, with W as it was before this mini-batch
@@ -282,6 +253,7 @@ def scan_kernel(
     store_bias(db0 + program * DIM, db, DIM, TRANSPOSED)
     if NORM:
         tl.store(dweight + program * DIM + j, tl.sum(dgain, axis=0))
+        tl.store(dbias + program * DIM + j, tl.sum(doffset, axis=0))
 
 
 scan = Tuned(scan_kernel, overwrites=("dk", "dv"))

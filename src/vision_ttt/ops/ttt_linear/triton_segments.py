@@ -33,7 +33,7 @@ from vision_ttt.ops.ttt_linear.triton_tuning import PLAIN, Tuned
 @triton.jit(do_not_specialize=[*PLAIN, "states"])
 def segments_kernel(
     q, k, v, eta, w0, b0, ln_weight, ln_bias, scale, grad_o, kept_w, kept_b,
-    dq, dk_share, dg_share, dz_q_out, x_out, norm_out, w_end, w_before, dweight, dscale,
+    dq, dk_share, dg_share, dz_q_out, x_out, norm_out, w_end, w_before, dweight, dbias, dscale,
     q_strides, k_strides, v_strides, grad_strides, state_batch, scale_head,
     length, heads, reverse_heads, mini_batch_size, interval, states, eps,
     DIM: tl.constexpr, TILE: tl.constexpr, SEVERAL: tl.constexpr,
@@ -78,6 +78,7 @@ def segments_kernel(
         p_last = tl.load(scale + (length - 1) % mini_batch_size)
     # One row per token of a tile, summed at the end, because a sum over tokens involves all warps.
     dgain = tl.zeros([TILE, DIM], tl.float32)
+    doffset = tl.zeros([TILE, DIM], tl.float32)
 
     q += batch * q_strides[0] + head * q_strides[2]
     k += batch * k_strides[0] + head * k_strides[2]
@@ -158,6 +159,7 @@ def segments_kernel(
             dz_q, _ = project(do_t * gain, x_q, DIM)
             dz_q *= r[:, None]
             dgain += do_t * x_q
+            doffset += do_t
         store_tokens(dz_q_out, here * DIM, valid, dz_q, DIM)
         if PART_SCALED:
             dp = tl.sum(dz_q * moved, axis=1)
@@ -202,6 +204,7 @@ def segments_kernel(
         store_state(w_end + state * DIM * DIM, w, DIM, TRANSPOSED)
     if ln_weight is not None:
         tl.store(dweight + program * DIM + j, tl.sum(dgain, axis=0))
+        tl.store(dbias + program * DIM + j, tl.sum(doffset, axis=0))
 
 
 segments = Tuned(segments_kernel)

@@ -24,14 +24,18 @@ def dot(a, b, accumulator, OPERAND: tl.constexpr, PARTS: tl.constexpr):
     """accumulator + a b in float32 on tensor cores, the factors rounded to OPERAND.
 
     Factors of float32 are rounded to tf32. With two PARTS the remainder is multiplied too: three
-    products, as exact as float32's own except for the last digit.
+    products, as exact as float32's own except for the last digit. The chip rounds a sum that it
+    continues toward 0, so that a state of many steps would shrink: float32 arithmetic adds the
+    three products to the accumulator.
     """
     if PARTS == 2:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
         a_first = _rounded(a)
         b_first = _rounded(b)
-        accumulator = tl.dot(a_first, b - b_first, accumulator, input_precision="tf32")
-        accumulator = tl.dot(a - a_first, b_first, accumulator, input_precision="tf32")
-        accumulator = tl.dot(a_first, b_first, accumulator, input_precision="tf32")
+        exact = tl.dot(a_first, b - b_first, input_precision="tf32")
+        exact = tl.dot(a - a_first, b_first, exact, input_precision="tf32")
+        accumulator += tl.dot(a_first, b_first, exact, input_precision="tf32")
     else:
         # The interpreter stores bfloat16 as integers and would multiply these: convert to float32.
         FACTOR: tl.constexpr = tl.float32 if INTERPRETED else OPERAND
@@ -201,3 +205,38 @@ def project(x, x_hat, DIM: tl.constexpr):
     mean = tl.sum(x, axis=1) / DIM
     along = tl.sum(x * x_hat, axis=1) / DIM
     return x - mean[:, None] - x_hat * along[:, None], along
+
+
+@triton.jit
+def load_norm(norm, at, valid, NORM: tl.constexpr):
+    """r and mean(u x̂) of a tile's tokens [n]; unused without a norm."""
+    r = 0.0
+    mean_ux = 0.0
+    if NORM:
+        r = tl.load(norm + at * 2, mask=valid, other=0.0)
+        mean_ux = tl.load(norm + at * 2 + 1, mask=valid, other=0.0)
+    return r, mean_ux
+
+
+@triton.jit
+def load_affine(weight, bias, NORM: tl.constexpr, DIM: tl.constexpr):
+    """The norm's weight and bias as rows [1, d]; unused without a norm."""
+    gain = 1.0
+    offset = 0.0
+    if NORM:
+        gain = tl.load(weight + tl.arange(0, DIM))[None, :]
+        offset = tl.load(bias + tl.arange(0, DIM))[None, :]
+    return gain, offset
+
+
+@triton.jit
+def inner_gradient(x, r, mean_ux, k, v, gain, offset, NORM: tl.constexpr, DIM: tl.constexpr):
+    """g, u and e [n, d] of the inner loss, from x̂ and the saved r and mean(u x̂)."""
+    error = x - v.to(tl.float32)
+    u = error
+    g = error
+    if NORM:
+        error = x * gain + offset + (k.to(tl.float32) - v.to(tl.float32))
+        u = error * gain
+        g = (u - (tl.sum(u, axis=1) / DIM)[:, None] - x * mean_ux[:, None]) * r[:, None]
+    return g, u, error

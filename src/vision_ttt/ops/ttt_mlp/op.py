@@ -10,12 +10,20 @@ from vision_ttt.ops._learner_op import learner_op
 from vision_ttt.ops._learner_part import learner_part
 from vision_ttt.ops._learner_state import run_learner
 from vision_ttt.ops._torch_function import overridable
+from vision_ttt.ops.ttt_mlp import triton_backend
 from vision_ttt.ops.ttt_mlp.contract import CONTRACTS, Inputs, MLPState
 from vision_ttt.ops.ttt_mlp.definition import ttt_mlp_definition
 from vision_ttt.ops.ttt_mlp.scan import ttt_mlp_loop
 
-OP = learner_op("ttt_mlp", Inputs, CONTRACTS, ttt_mlp_definition, {}, ttt_mlp_loop)
-PART = learner_part(OP, CONTRACTS.part)
+OP = learner_op(
+    "ttt_mlp",
+    Inputs,
+    CONTRACTS,
+    ttt_mlp_definition,
+    {"triton": triton_backend.BACKEND},
+    exported=ttt_mlp_loop,
+)
+PART = learner_part(OP, CONTRACTS.part, triton_backend.launch_part)
 
 
 @overload
@@ -103,8 +111,7 @@ def ttt_mlp(
         ln_weight, ln_bias, mini_batch_size, position_scale, reverse_heads, eps, lengths: as of
             ``ttt_linear``.
         state, return_state: as of ``ttt_linear``; a state is a :class:`MLPState`.
-        backend: "cpu" (compiled kernels), "dual" (PyTorch's matrix products, any device) or
-            "reference" (primal form, differentiated by autograd). None as of ``ttt_linear``.
+        backend: as of ``ttt_linear``.
 
     Returns:
         o [B, T, H, d] in q's dtype; with ``return_state`` also the state, each tensor with a

@@ -19,7 +19,6 @@ from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import UserError
 from vision_ttt.models.registry import is_model
-from vision_ttt.tasks.classification.config import ClassificationSection
 from vision_ttt.tasks.dense.config import DenseSection
 from vision_ttt.tasks.images.models import data_config, normalise
 
@@ -128,7 +127,7 @@ def checkpoint_backbone(
         shorter = shown["test_shorter_side" if "test_shorter_side" in shown else "shorter_side"]
         at_test = (shorter, shown["longer_side"])
         return dense_backbone(model.maps, shown, shorter_side=shorter_side, at_test=at_test)
-    if issubclass(section, ClassificationSection):
+    if "classification" in (metadata.task["name"], *section.stands_for(metadata)):
         own = (metadata.model, metadata.model_args, carried["input"])
         return classifier_backbone(model, *own, shorter_side)
     raise UserError(f"the checkpoint holds {section.HOLDS}; it has no image backbone to explain")

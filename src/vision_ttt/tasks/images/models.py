@@ -1,6 +1,6 @@
 """A model's arguments and input that follow from its images, and what checkpoints say of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -197,14 +197,17 @@ def check_classes(metadata: ModelMetadata, classes: Sequence[str]) -> None:
         )
 
 
-def rebuild(metadata: ModelMetadata) -> nn.Module:
-    """Build the model that a checkpoint describes, randomly initialised.
+def rebuild(
+    metadata: ModelMetadata,
+    build: Callable[[str, Mapping[str, Any]], nn.Module] = build_model,
+) -> nn.Module:
+    """Build the model that a checkpoint describes, randomly initialised, by its task's `build`.
 
     Raises:
         ValueError, TypeError, KeyError: the description is damaged.
     """
     carried = _check_carried(metadata)
-    model = build_model(metadata.model, metadata.model_args)
+    model = build(metadata.model, metadata.model_args)
     size = list(carried["input"]["input_size"])
     # Its usual size needs no look.
     if "img_size" in metadata.model_args or list(data_config(model)["input_size"]) != size:

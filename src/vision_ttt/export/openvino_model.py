@@ -1,0 +1,143 @@
+"""Export to OpenVINO's own files, and our extension that runs the kernels in it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vision_ttt.engine import ModelMetadata
+from vision_ttt.export.inputs import ExportError, InputShapes
+from vision_ttt.export.onnx_model import onnx_content
+from vision_ttt.export.verification import Agreement, verify
+from vision_ttt.extras import MissingPackageError, require
+from vision_ttt.files import write_bytes
+
+if TYPE_CHECKING:
+    import openvino
+
+EXTENSION = Path(__file__).parents[1] / "_openvino.so"
+MODEL_FILE, WEIGHTS_FILE = "model.xml", "model.bin"
+"""The files of a folder."""
+
+
+def openvino_extension() -> Path:
+    """The library for ``openvino.Core.add_extension``, with which models with kernels load.
+
+    Raises:
+        MissingPackageError: it was not built; the message has the command.
+    """
+    if not EXTENSION.exists():
+        raise MissingPackageError(
+            f"{EXTENSION.name}, the extension of OpenVINO, is not built; in the sources of "
+            f"vision-ttt run: make -C csrc/openvino PYTHON={sys.executable}"
+        )
+    return EXTENSION
+
+
+def export_openvino(
+    model: nn.Module,
+    metadata: ModelMetadata,
+    folder: Path,
+    shapes: InputShapes,
+    *,
+    kernels: bool = False,
+) -> Agreement:
+    """Write ``model`` for OpenVINO, after comparing the outputs of what loads with the model's.
+
+    The folder has ``model.xml`` and ``model.bin``, in float32. Input and output are those of
+    :func:`export_onnx`; the model's runtime information has ``vision_ttt/model``, and
+    ``vision_ttt/classes`` and ``vision_ttt/input`` as JSON.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        metadata: of the checkpoint.
+        folder: the path of the folder.
+        shapes: the images that the result accepts.
+        kernels: whether the blocks run by the compiled kernels. Loading the result then requires
+            :func:`openvino_extension`.
+
+    Raises:
+        MissingPackageError: OpenVINO, a package of the extra [export] or the extension is missing.
+        ExportError: the model cannot be translated, or the result computes other logits.
+        OSError: the folder cannot be written.
+    """
+    require("bench", "OpenVINO")
+    import openvino
+
+    core = core_of(kernels)
+    content = onnx_content(model, metadata, shapes, kernels=kernels)
+    translated = _named(folder.name, lambda: core.read_model(BytesIO(content)))
+    told = {"model": metadata.model}
+    for name in ("classes", "input"):
+        told[name] = json.dumps(metadata.carried[name], ensure_ascii=False)
+    for name, text in told.items():
+        translated.set_rt_info(text, ["vision_ttt", name])
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary)
+        openvino.save_model(translated, made / MODEL_FILE, compress_to_fp16=False)
+        run = loaded(core, made / MODEL_FILE, folder.name)
+        agreement = verify(run, model, shapes.to_verify(), folder.name)
+        folder.mkdir(exist_ok=True)
+        for file in (WEIGHTS_FILE, MODEL_FILE):
+            write_bytes(folder / file, (made / file).read_bytes())
+    return agreement
+
+
+def core_of(kernels: bool) -> openvino.Core:
+    """OpenVINO, with our extension on request.
+
+    Raises:
+        MissingPackageError: OpenVINO is not installed, or the extension was not built.
+        ExportError: the extension was built with another version of OpenVINO.
+    """
+    require("bench", "OpenVINO")
+    import openvino
+
+    core = openvino.Core()
+    if kernels:
+        extension = openvino_extension()
+        _named(
+            f"{extension.name}, built with another version,", lambda: core.add_extension(extension)
+        )
+    return core
+
+
+def loaded(
+    core: openvino.Core,
+    source: Path | bytes,
+    name: str,
+    settings: Mapping[str, Any] | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """A call of a model in a file or in the content of an ONNX file, in float32 unless set.
+
+    Raises:
+        ExportError: OpenVINO refuses the model.
+    """
+    content = BytesIO(source) if isinstance(source, bytes) else source
+    settings = {"INFERENCE_PRECISION_HINT": "f32", **(settings or {})}
+    compiled = _named(name, lambda: core.compile_model(core.read_model(content), "CPU", settings))
+    request = compiled.create_infer_request()
+
+    def run(images: Tensor) -> Tensor:
+        answer = request.infer([images.numpy()], share_inputs=True, share_outputs=True)
+        return torch.from_numpy(answer[0])
+
+    return run
+
+
+def _named(name: str, step: Callable[[], Any]) -> Any:
+    try:
+        return step()
+    except RuntimeError as error:
+        # All other lines say where in OpenVINO's sources the error was raised.
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        cause = next((line for line in lines if line.startswith("vision_ttt: ")), lines[-1])
+        raise ExportError(f"OpenVINO refuses {name}: {cause}") from error

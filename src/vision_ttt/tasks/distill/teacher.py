@@ -1,0 +1,110 @@
+"""The teacher: a model of timm or of this package with its weights, which nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vision_ttt.engine.building import build_model, load_weights, nearest_models
+from vision_ttt.engine.config import ConfigError
+from vision_ttt.engine.tensor_files import read_tensors
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn
+from vision_ttt.models.plain_backbone import PlainBackbone
+from vision_ttt.models.registry import create_model, is_model
+from vision_ttt.pretrained import weights_path
+from vision_ttt.tasks.distill.config import DistillSection
+from vision_ttt.tasks.images.models import data_config
+
+
+class Teacher:
+    """A model in evaluation mode, without gradients, and how it is shown the student's images.
+
+    Args:
+        section: names the teacher and what is learnt of it.
+        classes: number of the dataset's.
+
+    Raises:
+        ConfigError: there is no such teacher, its weights do not fit, it has no such features, or
+            for logits other classes than the dataset.
+        FileNotFoundError, CheckpointError: its file is not there, or damaged.
+    """
+
+    def __init__(self, section: DistillSection, classes: int) -> None:
+        self.name, self.match = section.teacher, section.match
+        self.model = self._load(section, classes).eval().requires_grad_(False)
+        self.input = data_config(self.model, section.teacher_size)
+        count = getattr(self.model, "num_classes", None)
+        if self.match == "logits" and count != classes:
+            raise ConfigError(
+                f"teacher {self.name} has {count} classes and the dataset {classes}; match 'logits'"
+                " needs as many"
+            )
+        example = torch.zeros(1, *self.input["input_size"])
+        try:
+            self.widths = [each.shape[1] for each in self._features(example)]
+        # Of timm's many models, those without such features or of another size fail in any way.
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(f"teacher {self.name}, match {self.match!r}: {reason}") from error
+
+    def _load(self, section: DistillSection, classes: int) -> nn.Module:
+        name, arguments = section.teacher, dict(section.teacher_arguments)
+        if section.teacher_weights is None:
+            if not is_model(name):
+                raise ConfigError(f"unknown teacher {name!r}; nearest: {nearest_models(name)}")
+            try:
+                return create_model(name, pretrained=True, **arguments)
+            except Exception as error:  # of the network, of the files, of the arguments
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise ConfigError(
+                    f"teacher {name}: {reason}; give its weights by teacher_weights"
+                ) from error
+        path = Path(weights_path(section.teacher_weights))
+        arguments.setdefault("num_classes", classes if self.match == "logits" else 0)
+        model = build_model(name, arguments)
+        weights, _ = read_tensors(path)
+        if isinstance(model, PlainBackbone):
+            weights = checkpoint_filter_fn(weights, model)
+        head = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
+        heads = (head,) if isinstance(head, str) else tuple(head)
+        load_weights(model, weights, path, skip=() if self.match == "logits" else heads)
+        return model
+
+    def __call__(self, images: Tensor, statistics: Mapping[str, Any]) -> list[Tensor]:
+        """What the student is to learn of images [B, 3, H, W], as :class:`FeatureStudent` has it.
+
+        Args:
+            images: as the student sees them, normalised by its `statistics`, mean and std.
+        """
+        self.model.to(images.device)
+
+        def levels(of: Mapping[str, Any], key: str) -> Tensor:
+            return images.new_tensor(of[key]).view(-1, 1, 1)
+
+        seen = images * levels(statistics, "std") + levels(statistics, "mean")
+        seen = (seen - levels(self.input, "mean")) / levels(self.input, "std")
+        size = tuple(self.input["input_size"][1:])
+        if tuple(seen.shape[-2:]) != size:
+            seen = F.interpolate(seen, size, mode="bilinear", antialias=True)
+        return self._features(seen)
+
+    def _features(self, images: Tensor) -> list[Tensor]:
+        model = self.model
+        with torch.no_grad():
+            if self.match == "logits":
+                return [model(images)]
+            if self.match == "pooled":
+                return [model.forward_head(model.forward_features(images), pre_logits=True)]
+            count = len(model.blocks) if self.match == "layers" else 1
+            return model.forward_intermediates(
+                images,
+                indices=count,
+                norm=self.match == "tokens",
+                output_fmt="NCHW",
+                intermediates_only=True,
+            )
