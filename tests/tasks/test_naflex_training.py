@@ -96,6 +96,10 @@ def test_images_that_do_not_decode_leave_a_batch(shaped_folder: Path, tiny_field
     [
         ({"naflex": 0}, "naflex"),
         ({"naflex": 16, "mixup": 0.8}, "mixup is 0.8 and cutmix 0.0; both must be 0 with naflex"),
+        (
+            {"naflex": 16, "task": "diffusion"},
+            "naflex is 16; it must be null, as the task diffusion",
+        ),
         ({"naflex": 16, "compile": True}, "compile is true; it must be false with naflex"),
         ({"naflex": 16, "model": "resnet18", "arguments": {}}, "dynamic_img_size"),
         ({"naflex": 16, "model": "hvit3_tiny", "arguments": {}}, "HViT3 takes no images of any"),

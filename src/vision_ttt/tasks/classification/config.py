@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.section import NOT_NEGATIVE, SHARE, number
-from vision_ttt.tasks.images.config import ImageData, check_proportions, check_repeats
+from vision_ttt.tasks.images.config import ImageData, check_repeats
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -37,6 +37,7 @@ class ClassificationSection(TaskSection):
     """Share of the run after which self-distillation begins (0 to <1)."""
 
     DATA: ClassVar = ImageData
+    KEEPS_PROPORTIONS: ClassVar = True
     HOLDS: ClassVar = "a classifier (for vision-ttt eval, predict and export)"
 
     @property
@@ -53,7 +54,6 @@ class ClassificationSection(TaskSection):
                 " and CutMix mix images in pairs"
             )
         check_repeats(config)
-        check_proportions(config)
         if config.data.naflex and self.mixes_images:
             raise ConfigError(
                 f"mixup is {self.mixup} and cutmix {self.cutmix}; both must be 0 with naflex, as"

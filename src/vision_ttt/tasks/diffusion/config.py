@@ -46,10 +46,6 @@ class DiffusionSection(TaskSection):
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError where a field would be ignored."""
         check_repeats(config)
-        if config.data.naflex:
-            raise ConfigError(
-                f"naflex is {config.data.naflex}; it must be null: images are generated in one size"
-            )
         self._check_latents(config)
         if self.objective == "flow":
             for name in ("noise_schedule", "noise_steps"):

@@ -79,19 +79,25 @@ class ImageData(Section):
             )
 
 
-def check_proportions(config: TrainConfig) -> None:
-    """Raise ConfigError where images of any proportions are asked for and compiled."""
-    if config.data.naflex and config.machine.compile:
-        raise ConfigError(
-            "compile is true; it must be false with naflex: images of other proportions would be"
-            " compiled anew in each batch"
-        )
-
-
 def check_repeats(config: TrainConfig) -> None:
-    """Raise ConfigError where an image is to be seen more often than a batch has images."""
+    """Raise ConfigError where an image is to be seen more often than a batch has images.
+
+    Likewise where images are to keep their proportions, and the task's section does not say that it
+    takes such images (``KEEPS_PROPORTIONS``), or the model is compiled.
+    """
     repeats, batch_size = config.data.repeated_augmentation, config.optimisation.batch_size
     if repeats > batch_size:
         raise ConfigError(
             f"repeated_augmentation is {repeats}; it must be at most batch_size ({batch_size})"
+        )
+    naflex = config.data.naflex
+    if naflex and not getattr(config.task, "KEEPS_PROPORTIONS", False):
+        raise ConfigError(
+            f"naflex is {naflex}; it must be null, as the task {config.task.name} takes images of"
+            " one size"
+        )
+    if naflex and config.machine.compile:
+        raise ConfigError(
+            "compile is true; it must be false with naflex: images of other proportions would be"
+            " compiled anew in each batch"
         )
