@@ -100,6 +100,7 @@ def test_images_that_do_not_decode_leave_a_batch(shaped_folder: Path, tiny_field
             {"naflex": 16, "task": "diffusion"},
             "naflex is 16; it must be null, as the task diffusion",
         ),
+        ({"naflex": 16, "task": "masked-images"}, "as the task masked-images takes images of"),
         ({"naflex": 16, "compile": True}, "compile is true; it must be false with naflex"),
         ({"naflex": 16, "model": "resnet18", "arguments": {}}, "dynamic_img_size"),
         ({"naflex": 16, "model": "hvit3_tiny", "arguments": {}}, "HViT3 takes no images of any"),

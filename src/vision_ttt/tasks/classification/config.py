@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.section import NOT_NEGATIVE, SHARE, number
-from vision_ttt.tasks.images.config import ImageData, check_repeats
+from vision_ttt.tasks.images.config import ImageData, check_images
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -53,7 +53,7 @@ class ClassificationSection(TaskSection):
                 f"batch_size / accumulation_steps is {micro_batch_size}; it must be even, as mixup"
                 " and CutMix mix images in pairs"
             )
-        check_repeats(config)
+        check_images(config)
         if config.data.naflex and self.mixes_images:
             raise ConfigError(
                 f"mixup is {self.mixup} and cutmix {self.cutmix}; both must be 0 with naflex, as"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.section import Range, number
-from vision_ttt.tasks.images.config import ImageData, check_repeats
+from vision_ttt.tasks.images.config import ImageData, check_images
 
 if TYPE_CHECKING:  # they need PyTorch and diffusers
     from torch import nn
@@ -45,7 +45,7 @@ class DiffusionSection(TaskSection):
 
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError where a field would be ignored."""
-        check_repeats(config)
+        check_images(config)
         self._check_latents(config)
         if self.objective == "flow":
             for name in ("noise_schedule", "noise_steps"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.section import COUNT, FRACTION, POSITIVE, SHARE, Range, number
-from vision_ttt.tasks.images.config import ImageData, check_repeats
+from vision_ttt.tasks.images.config import ImageData, check_images
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -52,7 +52,7 @@ class DinoSection(TaskSection):
 
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError unless small crops are the smaller ones."""
-        check_repeats(config)
+        check_images(config)
         if self.local_crops and self.local_scale > config.data.crop_scale:
             raise ConfigError(
                 f"local_scale is {self.local_scale}; it must be at most crop_scale"

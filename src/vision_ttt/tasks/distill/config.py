@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.section import POSITIVE, SHARE, Range, number
 from vision_ttt.errors import UserError
-from vision_ttt.tasks.images.config import ImageData, check_repeats
+from vision_ttt.tasks.images.config import ImageData, check_images
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -58,7 +58,7 @@ class DistillSection(TaskSection):
 
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError unless there is a teacher, and no field would be ignored."""
-        check_repeats(config)
+        check_images(config)
         if self.teacher is None:
             raise ConfigError("teacher is null; it must name a model, e.g. deit_tiny_patch16_224")
         unused = ("feature_loss",) if self.match == "logits" else _OF_LOGITS

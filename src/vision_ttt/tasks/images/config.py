@@ -79,7 +79,7 @@ class ImageData(Section):
             )
 
 
-def check_repeats(config: TrainConfig) -> None:
+def check_images(config: TrainConfig) -> None:
     """Raise ConfigError where an image is to be seen more often than a batch has images.
 
     Likewise where images are to keep their proportions, and the task's section does not say that it

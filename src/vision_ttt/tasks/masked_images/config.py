@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import TaskSection, TrainConfig
 from vision_ttt.engine.section import COUNT, INNER_FRACTION, number
-from vision_ttt.tasks.images.config import ImageData, check_repeats
+from vision_ttt.tasks.images.config import ImageData, check_images
 
 if TYPE_CHECKING:  # they need PyTorch
     from torch import nn
@@ -36,7 +36,7 @@ class MaskedImagesSection(TaskSection):
 
     def check(self, config: TrainConfig) -> None:
         """Raise ConfigError where an image is to be seen more often than a batch has images."""
-        check_repeats(config)
+        check_images(config)
 
     def open(self, config: TrainConfig) -> MaskedImages:
         """Open the images."""
