@@ -49,6 +49,7 @@ def test_timm_folder_and_program(checkpoint: str, tmp_path: Path, capsys: Said) 
         ("model.pth", [], "must be a .onnx or .pt2 file"),
         ("no/such/model.pt2", [], "does not exist"),
         ("model.onnx", ["--portable"], "--portable is for a .pt2 file"),
+        ("model.pt2", ["--kernels"], "--kernels is for a .onnx file or a .openvino folder"),
         ("folder", ["--dynamic_size"], "are for .onnx, .openvino and .pt2"),
         ("model.pt2", ["--batch_size", "0"], "--batch-size is 0"),
         ("last.safetensors", ["--overwrite"], "must be a .onnx or .pt2 file"),
@@ -72,3 +73,8 @@ def test_missing_packages_are_one_line(
     said = capsys.readouterr().err
     assert "ONNX needs onnx: pip install 'vision-ttt[export]'" in said
     assert len(said.splitlines()) == 1
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "openvino" else name)
+    assert main(["export", checkpoint, str(tmp_path / "model.openvino"), "--kernels"]) == 2
+    said = capsys.readouterr().err
+    assert "OpenVINO needs openvino: pip install 'vision-ttt[bench]'" in said
+    assert not (tmp_path / "model.openvino").exists()
