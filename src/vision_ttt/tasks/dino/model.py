@@ -23,6 +23,8 @@ class Projection(nn.Module):
         dim: D.
         outputs: K.
 
+    Initialisation: weights normal with standard deviation 0.02, directions 1, biases zero.
+
     Attributes:
         center: running mean of a teacher's outputs [K].
     """
@@ -35,6 +37,9 @@ class Projection(nn.Module):
             *(nn.GELU(), nn.Linear(hidden, hidden)),
             *(nn.GELU(), nn.Linear(hidden, bottleneck)),
         )
+        for layer in self.mlp[::2]:
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
         self.directions = nn.Parameter(nn.init.trunc_normal_(torch.empty(outputs, bottleneck)))
         self.register_buffer("center", torch.zeros(outputs))
 
