@@ -37,11 +37,10 @@ from vision_ttt.tasks.images.models import (
 )
 
 _WATCHED = 32  # images
-AUGMENTATION = (
+_AUGMENTATION = (
     *("crop_scale", "crop_ratio", "horizontal_flip"),
     *("color_jitter", "auto_augment", "random_erasing"),
 )
-"""Fields of :class:`ImageData` that are arguments of :func:`train_transform`."""
 
 
 class ImageTask(Task):
@@ -91,7 +90,7 @@ class ImageTask(Task):
         data = self.config.data
         self.input = data_config(model, data.image_size, data.crop_fraction)
         try:
-            augmentation = {name: getattr(data, name) for name in AUGMENTATION}
+            augmentation = {name: getattr(data, name) for name in _AUGMENTATION}
             for_training = train_transform(self.input, **augmentation)
         except (AssertionError, ValueError, KeyError) as error:  # timm's, on a policy unknown to it
             raise ConfigError(f"auto_augment is {data.auto_augment!r}: {error}") from error
