@@ -18,7 +18,6 @@ from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.tasks import load_model
-from vision_ttt.tasks.dino.model import build_dino
 from vision_ttt.tasks.distill.model import build_student
 from vision_ttt.tasks.images.models import data_config
 from vision_ttt.tasks.language.models import build_language_model
@@ -94,7 +93,6 @@ def _language() -> tuple[torch.nn.Module, ModelMetadata]:
 MAKERS = {
     "classification": _classification,
     "detection": _detection,
-    "dino": partial(_pretraining, {"name": "dino"}, build_dino, outputs=8),
     "distill": partial(
         *(_pretraining, {"name": "distill", "teacher": "x"}, build_student),
         student={"match": "tokens", "widths": [8]},
@@ -175,7 +173,6 @@ CASES = [
     ("classification", "carried.input.input_size", [3, 12, 16], "cannot take images of 12 × 16"),
     ("classification", "model_args.depth", 900, "cannot be built"),
     ("classification", "model_args.embed_dim", 60_000, "cannot be built"),
-    ("dino", "model_args.outputs", "x", "outputs is 'x'"),
     ("distill", "model_args.student", {"match": "tokens", "widths": [8, 8]}, "1 features and the"),
     ("masked-images", "task.mask_ratio", 2, "mask_ratio is 2"),
     ("detection", "carried.category_ids", ["a", "b"], "category_ids is ['a', 'b']"),

@@ -6,6 +6,7 @@ import torch
 
 from tolerances import assert_close
 from vision_ttt.dense import build_segmenter
+from vision_ttt.dense.backbone_weights import load_backbone
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn, classifier_weights
 
 SMALL = {"embed_dim": 32, "depth": 1, "patch_size": 8, "img_size": 32}
@@ -51,3 +52,16 @@ def test_other_weights_stay_as_they_are():
     pooling_class_token = classifier("vim_nano_patch4_32")
     of_vim = segmenter("vim_nano_patch4_32").state_dict()
     assert classifier_weights(of_vim, pooling_class_token) == of_vim
+
+
+def test_of_a_pre_training_the_backbone_is_taken():
+    name = "vittt_nano_patch8_256"
+    model = classifier(name, num_heads=1)
+    own = {key: value for key, value in model.state_dict().items() if not key.startswith("head.")}
+    saved = {f"backbone.{key}": value for key, value in own.items()}
+    saved |= {"backbone.mask_token": torch.zeros(1), "decoder.weight": torch.zeros(1)}
+    assert classifier_weights(saved, model).keys() == own.keys()
+    dense = segmenter(name, num_heads=1).maps.backbone
+    assert set(load_backbone(dense, saved, "w").taken) == set(own)
+    with_others = {**saved, "fuse.weight": torch.zeros(1)}
+    assert classifier_weights(with_others, model) == with_others

@@ -161,7 +161,6 @@ def test_killed_and_resumed_it_is_the_same_run(
     assert whole.evaluation == resumed.evaluation
 
 
-@pytest.mark.slow  # the task dino's runs all that is common
 def test_two_processes_train_what_one_does(fields: Fields, tmp_path: Path) -> None:
     options = {"epochs": 1, "learning_rate": 5e-4}
     one = train(resolve(fields(**options, output=str(tmp_path / "one"))))

@@ -209,12 +209,10 @@ def train_transform(
     color_jitter: float = 0.0,
     auto_augment: str | None = None,
     random_erasing: float = 0.0,
-    largest_crop: float = 1.0,
     **sequences: Any,
 ) -> Transform:
     """Return timm's training transform for a timm data config; arguments as in
     `vision_ttt.tasks.images.config.ImageData`, and timm's own for sequences of patches.
-    `largest_crop` is the largest area of crops.
 
     Raises:
         ValueError: `auto_augment` is no policy of timm's.
@@ -227,7 +225,7 @@ def train_transform(
         interpolation=data_config["interpolation"],
         mean=data_config["mean"],
         std=data_config["std"],
-        scale=(crop_scale, largest_crop),
+        scale=(crop_scale, 1.0),
         ratio=(1 / crop_ratio, crop_ratio),
         hflip=horizontal_flip,
         color_jitter=color_jitter or None,

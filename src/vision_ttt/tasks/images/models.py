@@ -1,13 +1,14 @@
 """A model's arguments and input that follow from its images, and what checkpoints say of them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from timm.data import resolve_data_config
 from torch import Tensor, nn
 
-from vision_ttt.data import Sequences
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError
@@ -21,6 +22,9 @@ from vision_ttt.engine.section import FRACTION, Range, Section
 from vision_ttt.errors import UserError
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.models.registry import is_model, model_config
+
+if TYPE_CHECKING:
+    from vision_ttt.data import Sequences
 
 _Data = TypeVar("_Data", bound=Section)
 SIDE = Range(1, 16_384, "from 1 to 16,384")
@@ -116,6 +120,9 @@ def carried_sequences(carried: Mapping[str, Any]) -> Sequences | None:
             raise ValueError(f"{tokens} patches of {height} × {width} are over {_MOST_PIXELS:,}")
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the checkpoint's sequences are damaged: {error}") from error
+
+    from vision_ttt.data import Sequences  # which needs [train]; the rest of this module does not
+
     return Sequences(tokens, (height, width))
 
 

@@ -42,11 +42,10 @@ from vision_ttt.tasks.images.models import (
 )
 
 _WATCHED = 32  # images
-AUGMENTATION = (
+_AUGMENTATION = (
     *("crop_scale", "crop_ratio", "horizontal_flip"),
     *("color_jitter", "auto_augment", "random_erasing"),
 )
-"""Fields of :class:`ImageData` that are arguments of :func:`train_transform`."""
 
 
 class ImageTask(Task):
@@ -100,7 +99,7 @@ class ImageTask(Task):
         if data.naflex:
             self.sequences = Sequences(data.naflex, patch_of(model))
         try:
-            augmentation = {name: getattr(data, name) for name in AUGMENTATION}
+            augmentation = {name: getattr(data, name) for name in _AUGMENTATION}
             if self.sequences:
                 augmentation |= self.sequences.arguments
             for_training = train_transform(self.input, **augmentation)
