@@ -10,9 +10,12 @@ extern "C" {
 
 // y ← y + conv(y), y ← y + TTT(LN(y)), y ← y + SwiGLU(LN(y)) on tokens of grids. Blocks that run one after
 // the other lie in an array; `count` and the memory of a run are those of its first block.
+//
+// With a state it is one image's band of rows, of which one direction is scanned, from the state of the band
+// before. It is the first of the merged ones, `side` the other.
 struct PackedVitttBlock {
   const float* y;      // [B, T, D]
-  float* out;          // [B, T, D]
+  float* out;          // [B, T, D]; the scan's outputs in the weights' precision where it does not merge
   float* between;      // [B, T, D], of results between blocks; null for one block
   void* scratch;       // vision_ttt_packed_vittt_blocks_scratch() bytes
   const float* conv2d; // [K · K, D], or null for no convolution
@@ -26,11 +29,17 @@ struct PackedVitttBlock {
   const float *inner_weight, *inner_bias;  // [H, d]
   const float* scale;                      // [R, b]
   const float *post_weight, *post_bias;    // [R, D]
+  const float* state;  // of a band, see VitttState; null for whole images
+  float* next_state;   // behind the band
+  const void* side;    // [n, D]: outputs of the other direction's scan in the weights' precision, or null
   int64_t batch, length, height, width, dim, heads, directions;
   int64_t kernel;      // of conv2d
   int64_t taps;        // of conv_q and conv_k
   int64_t shared_qk, is_mlp;  // 0 or 1
   int64_t mini_batch_size, is_bfloat16, threads, count;
+  int64_t above, below;       // rows of y around the band's
+  int64_t open;               // tokens of the mini-batch that is open before the band
+  int64_t reverse, merges;    // 0 or 1
   float inner_eps, post_eps, rate;
 };
 

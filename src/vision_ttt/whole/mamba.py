@@ -24,8 +24,9 @@ class BandedMamba(ScanBlock):
     halo = 0
     directions = 2
 
-    def __init__(self, block: MambaBlock, dtype: torch.dtype) -> None:
+    def __init__(self, block: MambaBlock, dtype: torch.dtype, *, descending: bool) -> None:
         require_supported_parts(block)
+        self.descending = descending
         mixer = block.mixer
         self.width, self.rank, self.state = mixer.inner, mixer.rank, mixer.state
         self.working_width = 10 * mixer.inner + 4 * mixer.in_proj.in_features

@@ -24,9 +24,9 @@ from vision_ttt.whole.errors import WholePictureError
 from vision_ttt.whole.mamba import BandedMamba
 from vision_ttt.whole.pictures import TensorPicture
 from vision_ttt.whole.plan import PROCESS, Needs, Plan, parse_bytes
-from vision_ttt.whole.run import Report, Run
+from vision_ttt.whole.run import Report, Run, descends
 from vision_ttt.whole.scratch import Scratch, kept_on_errors, store_dtype
-from vision_ttt.whole.sweeps import BandedBlock
+from vision_ttt.whole.sweeps import BandedBlock, stored_side
 from vision_ttt.whole.vit3 import BandedViT3
 from vision_ttt.whole.vittt import BandedVittt
 
@@ -104,7 +104,10 @@ class WholePictures:
             pad=self.backbone.dynamic_img_pad or self.segment_head is not None,
             dtype=dtype,
         )
-        self.blocks = [_banded(name, each, dtype) for name, each in _blocks(backbone)]
+        self.blocks = [
+            _banded(f"blocks.{index}", block, dtype, descending=descends(index))
+            for index, block in enumerate(backbone.blocks)
+        ]
         self._digest = _digest(model)
         self._weights = 4 * sum(x.numel() for x in model.parameters())
 
@@ -209,16 +212,20 @@ class WholePictures:
     def _needs(self) -> Needs:
         backbone, item = self.backbone, self.storage.itemsize
         side = max((block.side_width for block in self.blocks), default=0)
+        side_item = stored_side(self.blocks, self.storage).itemsize
         dim, (high, wide) = backbone.embed_dim, self.embedding.patch
         working = max((block.working_width for block in self.blocks), default=0)
-        swept = 4 * (5 * dim + 2 * side) + item * (dim + side)
+        swept = 4 * (
+            5 * dim + 2 * side + max((block.band_width for block in self.blocks), default=0)
+        )
+        swept += item * dim + side_item * side
         embedded = 12 * backbone.in_chans * high * wide + 12 * dim
         return Needs(
             fixed=PROCESS + 2 * self._weights + 4 * CHUNK * working + 16 * _WINDOW,
             per_token=max(swept, embedded),
             halo=max((block.halo for block in self.blocks), default=0),
             stored_tokens=item * dim,
-            stored_side=item * side,
+            stored_side=side_item * side,
         )
 
     @torch.no_grad()
@@ -290,15 +297,11 @@ def _backbone(model: nn.Module) -> PlainBackbone:
     return plain
 
 
-def _blocks(backbone: PlainBackbone) -> list[tuple[str, nn.Module]]:
-    return [(f"blocks.{index}", block) for index, block in enumerate(backbone.blocks)]
-
-
-def _banded(name: str, block: nn.Module, dtype: torch.dtype) -> BandedBlock:
+def _banded(name: str, block: nn.Module, dtype: torch.dtype, *, descending: bool) -> BandedBlock:
     for banded in BANDED:
         if isinstance(block, banded.kind):
             try:
-                return banded(block, dtype)
+                return banded(block, dtype, descending=descending)
             except UnsupportedPart as unsupported:
                 raise WholePictureError(
                     f"{name} has no form in bands: {unsupported}"

@@ -41,9 +41,10 @@ class Sweep(ABC):
 class BandedBlock(ABC):
     """A block in a form that goes through the tokens in bands.
 
-    Args of every subclass: the block, whose parameters are copied, and the packed weights' dtype.
-    They raise :class:`vision_ttt.acceleration.supported_parts.UnsupportedPart` where a part of the
-    block was replaced or changed.
+    Args of every subclass: the block, whose parameters are copied, the packed weights' dtype, and
+    whether the last sweep, which writes the tokens, begins at the last band. They raise
+    :class:`vision_ttt.acceleration.supported_parts.UnsupportedPart` where a part of the block was
+    replaced or changed.
     """
 
     kind: ClassVar[type[nn.Module]]
@@ -51,16 +52,35 @@ class BandedBlock(ABC):
     """Rows on either side of a band that it reads."""
     side_width: int
     """S, numbers per token that its sweeps leave for later ones; 0 for none."""
-    working_width: int
+    side_dtype: torch.dtype = torch.float32
+    """The dtype of these numbers."""
+    working_width: int = 0
     """Numbers per token of a chunk that are in memory at once."""
+    band_width: int = 0
+    """Numbers per token of a band that are, beside the tokens and what sweeps leave."""
 
     @abstractmethod
-    def sweeps(self, *, descending: bool) -> Sequence[Sweep]:
-        """Its sweeps in their order.
+    def sweeps(self) -> Sequence[Sweep]:
+        """Its sweeps in their order."""
 
-        Args:
-            descending: whether the last one, which writes the tokens, begins at the last band.
-        """
+
+def stored_side(blocks: Sequence[BandedBlock], storage: torch.dtype) -> torch.dtype:
+    """The dtype in which sweeps' notes are stored, given that of tokens."""
+    halves = all(block.side_dtype == torch.bfloat16 for block in blocks)
+    return torch.bfloat16 if halves else storage
+
+
+class Copy(Sweep):
+    """Write what the sweep before has left."""
+
+    writes, state_kind = TOKENS, None
+
+    def __init__(self, *, descending: bool) -> None:
+        self.descending = descending
+
+    def run(self, band: BandTokens, state: None) -> tuple[Tensor, None]:
+        """See :class:`Sweep`."""
+        return band.side, None
 
 
 def linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
@@ -86,6 +106,7 @@ class ScanBlock(BandedBlock):
     """
 
     directions: int
+    descending: bool
     state_kind: ClassVar[type[Any]]
     width: int
     """Numbers of z_r per token."""
@@ -103,11 +124,11 @@ class ScanBlock(BandedBlock):
     def merge(self, y: Tensor, x: Tensor, z: Sequence[Tensor]) -> Tensor:
         """The next block's tokens, of each direction's z [1, n, width]."""
 
-    def sweeps(self, *, descending: bool) -> Sequence[Sweep]:
+    def sweeps(self) -> Sequence[Sweep]:
         """See :class:`BandedBlock`."""
         scanned = range(self.directions)
-        first = [_Scan(self, each) for each in scanned if bool(each) != descending]
-        return [*first, _Merge(self, descending)]
+        first = [_Scan(self, each) for each in scanned if bool(each) != self.descending]
+        return [*first, _Merge(self, self.descending)]
 
     @property
     def side_width(self) -> int:

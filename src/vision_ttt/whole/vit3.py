@@ -46,8 +46,9 @@ class BandedViT3(BandedBlock):
     halo = 2
     side_width = 0
 
-    def __init__(self, block: ViT3Block, dtype: torch.dtype) -> None:
+    def __init__(self, block: ViT3Block, dtype: torch.dtype, *, descending: bool) -> None:
         require_supported_parts(block, ViT3Block)
+        self.descending = descending
         require(block.mlp, "mlp", Mlp)
         ttt, mlp = block.ttt, block.mlp
         self.heads, self.head_dim = ttt.num_heads, ttt.head_dim
@@ -76,9 +77,9 @@ class BandedViT3(BandedBlock):
         self.fc1 = linear(mlp.fc1.weight, mlp.fc1.bias, dtype)
         self.fc2 = linear(mlp.fc2.weight, mlp.fc2.bias, dtype)
 
-    def sweeps(self, *, descending: bool) -> Sequence[Sweep]:
+    def sweeps(self) -> Sequence[Sweep]:
         """See :class:`BandedBlock`."""
-        return [_Learn(self, not descending), _Apply(self, descending)]
+        return [_Learn(self, not self.descending), _Apply(self, self.descending)]
 
     def prepare(self, band: BandTokens) -> Tensor:
         """y + DWConv(y) of the band's rows and those around it; of the outermost ones any."""

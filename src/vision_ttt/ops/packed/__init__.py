@@ -4,6 +4,7 @@ from vision_ttt.ops.packed.linear import packed_linear
 from vision_ttt.ops.packed.mamba_block import packed_mamba_block
 from vision_ttt.ops.packed.patches import packed_patches
 from vision_ttt.ops.packed.vit3_block import packed_vit3_block
+from vision_ttt.ops.packed.vittt_band import packed_vittt_band
 from vision_ttt.ops.packed.vittt_blocks import packed_vittt_blocks
 from vision_ttt.ops.packed.weights import pack, unpack
 
@@ -13,6 +14,7 @@ __all__ = [
     "packed_mamba_block",
     "packed_patches",
     "packed_vit3_block",
+    "packed_vittt_band",
     "packed_vittt_blocks",
     "unpack",
 ]

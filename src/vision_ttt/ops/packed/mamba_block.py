@@ -90,7 +90,7 @@ BLOCK = Block(
     floats={"eps": Real(0)},
     derive=_derive,
     refusal=lambda s: no_vectors(s["dim"]) or no_vectors(s["inner"]),
-    has_grid=False,
+    leading=(),
 )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from vision_ttt.ops._contract import LARGEST_REAL, Real
 from vision_ttt.ops._native import mirrors, no_vectors
 from vision_ttt.ops._op import Backend, Op
-from vision_ttt.ops.packed.block import FLAG, Block, define
+from vision_ttt.ops.packed.block import FLAG, GRID, Block, define
 from vision_ttt.ops.packed.linear import multiply
 from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, call
 from vision_ttt.ops.vit3_ttt import depthwise, depthwise_step, gated_unit, gated_unit_step
@@ -101,7 +101,7 @@ BLOCK = Block(
     floats={"loss_scale": Real(-LARGEST_REAL), "norm1.eps": Real(0), "norm2.eps": Real(0)},
     derive=_derive,
     refusal=lambda s: no_vectors(s["dim"]) or no_vectors(s["d"]) or no_vectors(s["hidden"]),
-    has_grid=True,
+    leading=GRID,
     further=_check_call,
 )
 
