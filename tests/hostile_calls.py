@@ -17,9 +17,11 @@ from vision_ttt.ops._op import Op
 from vision_ttt.ops._table import TABLE
 from vision_ttt.ops.packed import (
     linear,
+    mamba_band,
     mamba_block,
     pack,
     patches,
+    vit3_band,
     vit3_block,
     vittt_band,
     vittt_blocks,
@@ -269,6 +271,27 @@ def packed_mamba_arguments(s: Sizes) -> list[Any]:
     return [normal(s.batch, s.length, dim), weights, *sizes, 1e-2]
 
 
+def packed_vit3_band_arguments(s: Sizes) -> list[Any]:
+    """The first sweep, or the second one."""
+    dim = s.heads * max(s.dim, 16)
+    sizes = vit3_band.Vit3BlockSizes(s.heads, 48, 0, 0, 0, 0)
+    above, below = min(s.height - 1, 2), int(s.height > 3)
+    d = dim // s.heads
+    sums = normal(2 * s.heads * d * d + 9 * d) if s.gated else None
+    weights, y = vector_of(vit3_band.BLOCK, dim, sizes), normal(1, s.length, dim)
+    return [y, weights, sums, s.height, s.width, above, below, 9, *sizes, 0.3, 1e-2, 1e-2]
+
+
+def packed_mamba_band_arguments(s: Sizes) -> list[Any]:
+    """A scan and the rest of a block, or a scan alone."""
+    dim, merges = s.heads * max(s.dim, 16), int(s.gated)
+    sizes = mamba_band.MambaBlockSizes(2 * dim, s.taps, 4, 0)
+    weights, y = vector_of(mamba_band.BLOCK, dim, sizes), normal(1, s.length, dim)
+    side = normal(1, s.length, 2 * dim) if merges else None
+    state = normal(mamba_band.state_numbers(sizes))
+    return [y, weights, state, side, int(s.heads == 3), merges, *sizes, 1e-2]
+
+
 def side_by_side(
     function: Callable[..., Tensor], tensors: int, ints: int, *, floats: bool
 ) -> Callable[..., Tensor]:
@@ -440,6 +463,8 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
             packed_vittt_band_arguments,
             {"tensors": 4, "ints": 17, "floats": True},
         ),
+        (vit3_band.OP, packed_vit3_band_arguments, {"tensors": 3, "ints": 11, "floats": True}),
+        (mamba_band.OP, packed_mamba_band_arguments, {"tensors": 4, "ints": 6, "floats": False}),
         (vit3_block.OP, packed_vit3_arguments, {"tensors": 4, "ints": 8, "floats": True}),
         (mamba_block.OP, packed_mamba_arguments, {"tensors": 2, "ints": 4, "floats": False}),
     ):

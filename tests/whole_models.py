@@ -9,7 +9,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.whole import WholePictures, bands, plan
+from vision_ttt.whole import WholePictures, plan
 
 MODELS: dict[str, dict[str, Any]] = {
     "vittt": {"model_name": "vittt_nano_patch4_32"},
@@ -42,7 +42,6 @@ def collected(whole: WholePictures, picture: Tensor, **arguments: Any) -> Tensor
     return torch.cat([x for _, x in whole.tokens(picture, **arguments)])
 
 
-def in_bands(monkeypatch: pytest.MonkeyPatch, tokens: int, chunk: int = 13) -> None:
-    """Let bands have so many tokens at most, and cut them where no mini-batch ends."""
+def in_bands(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Let bands have so many tokens at most."""
     monkeypatch.setattr(plan, "BAND_TOKENS", tokens)
-    monkeypatch.setattr(bands, "CHUNK", chunk)

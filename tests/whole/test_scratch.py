@@ -40,7 +40,7 @@ def killed(whole: WholePictures, count: int, picture: Tensor = PICTURE) -> None:
 
 @pytest.fixture(autouse=True)
 def _small_bands(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_bands(monkeypatch, 40, chunk=16)
+    in_bands(monkeypatch, 40)
 
 
 @pytest.mark.parametrize("name", ["vittt-middle", "vit3", "mambar"])

@@ -18,7 +18,6 @@ from vision_ttt.dense import LinearSegmenter, TokenMap
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.ops._native import LIBRARY
 from vision_ttt.ops.packed.weights import DTYPES
-from vision_ttt.whole.bands import CHUNK
 from vision_ttt.whole.embedding import Embedding, Picture
 from vision_ttt.whole.errors import WholePictureError
 from vision_ttt.whole.mamba import BandedMamba
@@ -214,14 +213,12 @@ class WholePictures:
         side = max((block.side_width for block in self.blocks), default=0)
         side_item = stored_side(self.blocks, self.storage).itemsize
         dim, (high, wide) = backbone.embed_dim, self.embedding.patch
-        working = max((block.working_width for block in self.blocks), default=0)
-        swept = 4 * (
-            5 * dim + 2 * side + max((block.band_width for block in self.blocks), default=0)
-        )
-        swept += item * dim + side_item * side
+        band = max((block.band_width for block in self.blocks), default=0)
+        swept = 4 * (5 * dim + 2 * side + band) + item * dim + side_item * side
         embedded = 12 * backbone.in_chans * high * wide + 12 * dim
         return Needs(
-            fixed=PROCESS + 2 * self._weights + 4 * CHUNK * working + 16 * _WINDOW,
+            # The model's weights, and packed ones, which may be three halves as large.
+            fixed=PROCESS + 5 * self._weights // 2 + 16 * _WINDOW,
             per_token=max(swept, embedded),
             halo=max((block.halo for block in self.blocks), default=0),
             stored_tokens=item * dim,

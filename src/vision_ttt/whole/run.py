@@ -21,7 +21,7 @@ from vision_ttt.whole.embedding import Embedding, Picture
 from vision_ttt.whole.errors import WholePictureError
 from vision_ttt.whole.plan import Plan
 from vision_ttt.whole.scratch import Progress, Scratch, flat, of_state
-from vision_ttt.whole.stores import FileStore, MemoryStore, Store, checksum
+from vision_ttt.whole.stores import FileStore, KeptBands, MemoryStore, Store, checksum
 from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Sweep, stored_side
 
 Report = Callable[[int, int], None]
@@ -83,7 +83,7 @@ class Run:
 
     def _store(self, name: str, rows: int, width: int, dtype: torch.dtype) -> Store:
         if self.scratch is None:
-            return MemoryStore(rows, width, dtype)
+            return (KeptBands if name == SIDE else MemoryStore)(rows, width, dtype)
         path: Path = self.scratch.folder / name
         if self.scratch.resumes and not path.exists():
             raise WholePictureError(

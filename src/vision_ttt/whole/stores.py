@@ -61,6 +61,21 @@ class MemoryStore(Store):
         self.kept[first : first + len(raw)] = raw
 
 
+class KeptBands(Store):
+    """Rows in memory that are read as they were written, band by band: none is copied."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__(rows, width, dtype)
+        self.kept: dict[int, Tensor] = {}
+
+    def read(self, first: int, last: int) -> Tensor:
+        """See :class:`Store`."""
+        return self.kept[first]
+
+    def _put(self, first: int, raw: Tensor) -> None:
+        self.kept[first] = raw
+
+
 class FileStore(Store):
     """Rows in a file, read and written where they are.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,20 +14,12 @@ from vision_ttt.acceleration.packed_vittt import (
     sizes_of,
 )
 from vision_ttt.layers import VitttBlock
-from vision_ttt.ops import depthwise_conv2d, states
+from vision_ttt.ops import depthwise_conv2d
 from vision_ttt.ops.packed import packed_vittt_band
 from vision_ttt.ops.packed.vittt_band import BLOCK, VitttBandSizes, initial_state
 from vision_ttt.ops.packed.vittt_blocks import INNER
 from vision_ttt.whole.bands import BandTokens
-from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Copy, Sweep
-
-
-class VitttScanState(NamedTuple):
-    """The state of :func:`vision_ttt.ops.packed.packed_vittt_band` behind a band."""
-
-    numbers: Tensor
-
-    tensors = states.tensors
+from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Copy, Numbers, Sweep
 
 
 class BandedVittt(BandedBlock):
@@ -72,7 +63,7 @@ class BandedVittt(BandedBlock):
 
 
 class _Scan(Sweep):
-    state_kind = VitttScanState
+    state_kind = Numbers
 
     def __init__(
         self,
@@ -95,7 +86,7 @@ class _Scan(Sweep):
         model = [parameters[f"initial.{name}"] for name in INNER[: 4 if sizes["is_mlp"] else 2]]
         self.initial = initial_state(model, block.dim, self.sizes)
 
-    def run(self, band: BandTokens, state: VitttScanState | None) -> tuple[Tensor, VitttScanState]:
+    def run(self, band: BandTokens, state: Numbers | None) -> tuple[Tensor, Numbers]:
         block, sizes, weights = self.block, self.sizes, self.weights
         y, rows = band.tokens, (band.width, band.above, band.below)
         if block.conv2d is None or band.places:
@@ -117,7 +108,7 @@ class _Scan(Sweep):
             rate=block.rate,
             eps=block.eps,
         )
-        return out, VitttScanState(numbers)
+        return out, Numbers(numbers)
 
 
 def _of_direction(

@@ -32,6 +32,10 @@ _LARGEST = 2**63 - 1
 """The largest int of the kernels' structures."""
 
 
+Run = Callable[..., Any]
+"""Runs an op of the table by its name on arguments: :func:`define` or :func:`run_op`."""
+
+
 class _Part(NamedTuple):
     shape: Shape
     is_packed: bool
@@ -330,3 +334,8 @@ def _fields_of(kind: type[ctypes.Structure]) -> Iterator[str]:
 def define(op: str, *arguments: Any) -> Any:
     """Compute an op of the table by its definition."""
     return TABLE[op].definition(TABLE[op].inputs(*arguments))
+
+
+def run_op(op: str, *arguments: Any) -> Any:
+    """Compute an op of the table by the backend that serves its call."""
+    return TABLE[op](TABLE[op].inputs(*arguments))

@@ -12,12 +12,11 @@ from torch import Tensor
 from vision_ttt.ops._contract import Whole
 from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.packed.block import FLAG, GRID, Block, define
+from vision_ttt.ops.packed.block import FLAG, GRID, Block, Run, define, run_op
 from vision_ttt.ops.packed.vittt_blocks import (
     FLOATS,
     PARAMETERS,
     RANGES,
-    Run,
     VitttBlockStructure,
     answer,
     convolve,
@@ -158,7 +157,7 @@ def packed_vittt_band_definition(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def _composition(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    return _compose(inputs, lambda op, *arguments: TABLE[op](TABLE[op].inputs(*arguments)))
+    return _compose(inputs, run_op)
 
 
 def _compose(inputs: Inputs, run: Run) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_float, c_int64, c_void_p
 from typing import Any, NamedTuple
 
@@ -22,12 +22,10 @@ from vision_ttt.ops._learner_cpu import (
 from vision_ttt.ops._native import mirrors, no_vectors
 from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.packed.block import FLAG, GRID, Block, define
+from vision_ttt.ops.packed.block import FLAG, GRID, Block, Run, define
 from vision_ttt.ops.packed.linear import multiply
 from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, call
 
-Run = Callable[..., Any]
-"""Runs an op of the table by its name on arguments: :func:`define`, or a call of the op itself."""
 INNER = ("w1", "b1", "w2", "b2")
 """The tensors of the inner model, of which TTT-Linear has two."""
 
