@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from vision_ttt._version import __version__
 from vision_ttt.acceleration.supported_parts import UnsupportedPart
 from vision_ttt.dense import LinearSegmenter, TokenMap
+from vision_ttt.models.linear_vit import LinearViT
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.ops._native import LIBRARY
 from vision_ttt.ops.packed.weights import DTYPES
 from vision_ttt.whole.embedding import Embedding, Picture
 from vision_ttt.whole.errors import WholePictureError
+from vision_ttt.whole.linear_vit import BandedLinear
 from vision_ttt.whole.mamba import BandedMamba
 from vision_ttt.whole.pictures import TensorPicture
 from vision_ttt.whole.plan import PROCESS, Needs, Plan, parse_bytes
@@ -29,7 +31,7 @@ from vision_ttt.whole.sweeps import BandedBlock, stored_side
 from vision_ttt.whole.vit3 import BandedViT3
 from vision_ttt.whole.vittt import BandedVittt
 
-BANDED: tuple[type[BandedBlock], ...] = (BandedVittt, BandedViT3, BandedMamba)
+BANDED: tuple[type[BandedBlock], ...] = (BandedVittt, BandedViT3, BandedMamba, BandedLinear)
 """Blocks in bands; each names the class of blocks that it replaces as ``kind``."""
 
 _WINDOW = 2**22
@@ -47,7 +49,8 @@ class WholePictures:
     picture, to rounding: that of ``for_inference(model)``. The time is linear in the number of
     pixels.
 
-    Models are Vittt, ViT³, Vim and Mamba-Reg, of any size and number of classes, and a
+    Models are Vittt, ViT³, Vim and Mamba-Reg, of any size and number of classes, linearised ViTs
+    without rotary positions whose inner model is "swiglu" or "vit3", and a
     :class:`vision_ttt.dense.LinearSegmenter` on one of them. They run on the CPU.
 
     Example:
@@ -184,7 +187,7 @@ class WholePictures:
         if backbone.class_tokens is not None:
             count = plan.grid[0] * plan.grid[1]
             positions = backbone.class_tokens.positions(count)
-            extra = backbone.class_tokens.insert(extra)
+            extra = self.embedding.norm(backbone.class_tokens.insert(extra))
         scratch = None
         if self.scratch is not None:
             identity = {
@@ -228,14 +231,15 @@ class WholePictures:
     @torch.no_grad()
     def _classified(self, run: Run) -> Tensor:
         backbone = self.backbone
+        norm = backbone.fc_norm if isinstance(backbone, LinearViT) else nn.Identity()
         if backbone.global_pool == "avg":
             total = torch.zeros(run.dim, dtype=torch.float64)
             for band in run.bands:
                 total += run.tokens(band.first, band.last).sum((0, 1), dtype=torch.float64)
-            feature = (total / (run.grid[0] * run.grid[1])).float().unsqueeze(0)
+            feature = norm((total / (run.grid[0] * run.grid[1])).float().unsqueeze(0))
         elif backbone.global_pool == "max_norm":
             feature = torch.cat([_strongest(run.tokens(*band[:2])) for band in run.bands])
-            feature = _strongest(feature.unsqueeze(0))
+            feature = norm(_strongest(feature.unsqueeze(0)))
         elif backbone.global_pool == "":
             raise WholePictureError("the model pools nothing (global_pool=''): call tokens()")
         else:  # a pool of class tokens sees nothing of the image's
@@ -288,8 +292,8 @@ def _backbone(model: nn.Module) -> PlainBackbone:
         plain = model.maps.backbone
     if not isinstance(plain, PlainBackbone):
         raise TypeError(
-            "model must be a plain backbone (Vittt, ViT³, Vim, Mamba-Reg) or a LinearSegmenter on "
-            f"one, got {type(model).__name__}"
+            "model must be a plain backbone (Vittt, ViT³, Vim, Mamba-Reg, a linearised ViT) or a "
+            f"LinearSegmenter on one, got {type(model).__name__}"
         )
     return plain
 
