@@ -47,7 +47,7 @@ void check_learner(bool mlp, int64_t B, int64_t T, int64_t H, int64_t d, int64_t
   Buffer conv_weight(H * d * taps), conv_bias(taps ? H * d : 0);
   Convolution conv{taps ? (float*)conv_weight : nullptr, conv_bias};
   Problem p{view(q), view(k), view(v), conv, conv, eta, initial, norm ? (float*)weight : nullptr,
-            norm ? (float*)bias : nullptr, scale, B, T, H, d, b, H / 2, interval, taps, 1, 0, 0, 0, 2,
+            norm ? (float*)bias : nullptr, scale, B, T, H, d, b, H / 2, interval, taps, 0, 1, 0, 0, 0, 2,
             1e-6f, taps ? 0.5f : -1.0f};
   Buffer o(tokens, false);
   StateBuffers last(B * H, d, mlp, false), states(kept * B * H, d, mlp, false);
@@ -86,7 +86,7 @@ void check_part(bool mlp, int64_t B, int64_t n, int64_t H, int64_t d, int64_t b,
   auto view = [&](float* data) { return Tokens{data, n * H * d, H * d, d}; };
   const Convolution none{nullptr, nullptr};
   Problem p{view(q), view(k), view(v), none, none, eta, start, norm ? (float*)weight : nullptr,
-            norm ? (float*)bias : nullptr, scale, B, n, H, d, b, 0, 1, 0, 1, 1, 0, 0, 2, 1e-6f,
+            norm ? (float*)bias : nullptr, scale, B, n, H, d, b, 0, 1, 0, 0, 1, 1, 0, 0, 2, 1e-6f,
             -1.0f};
   const bool full = !each && position + n == b;
   OpenMiniBatch open{view(o), position ? State(sums) : State{}, last, full ? State{} : State(next_sums),

@@ -15,7 +15,17 @@ from torch import Tensor
 from vision_ttt import ops
 from vision_ttt.ops._op import Op
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.packed import linear, mamba_block, pack, patches, vit3_block, vittt_blocks
+from vision_ttt.ops.packed import (
+    linear,
+    mamba_band,
+    mamba_block,
+    pack,
+    patches,
+    vit3_band,
+    vit3_block,
+    vittt_band,
+    vittt_blocks,
+)
 from vision_ttt.ops.packed.block import Block
 from vision_ttt.ops.ttt_linear.op import PART as ttt_linear_part
 from vision_ttt.ops.ttt_mlp.op import PART as ttt_mlp_part
@@ -227,6 +237,23 @@ def packed_vittt_arguments(s: Sizes) -> list[Any]:
     return [normal(s.batch, s.length, dim), weights, *ints, 1 / d, *[1e-2] * 4]
 
 
+def packed_vittt_band_arguments(s: Sizes) -> list[Any]:
+    """A scan and the rest of a block, or a scan alone."""
+    d, b, merges = max(s.dim, 16), min(s.mini_batch, 64), int(s.gated)
+    dim, reverse = s.heads * d, int(s.heads == 3)
+    sizes = vittt_band.VitttBandSizes(
+        *(s.heads, 1 + (s.heads % 2 == 0), s.taps, 48, b, s.taps, 3 - merges, merges, 0, 0),
+        *(reverse, merges),
+    )
+    above, below = min(s.height - 1, 1), int(s.height > 2)
+    state = normal(len(vittt_band.initial_state([normal(s.heads, d, d + 1)], dim, sizes)))
+    rows = s.height - above - below
+    side = normal(1, rows * s.width, dim) if merges and sizes.directions == 2 else None
+    weights, y = vector_of(vittt_band.BLOCK, dim, sizes), normal(1, s.length, dim)
+    ints = s.height, s.width, above, below, b - 1, *sizes
+    return [y, weights, state, side, *ints, 1 / d, *[1e-2] * 4]
+
+
 def packed_vit3_arguments(s: Sizes) -> list[Any]:
     dim, modulated = s.heads * max(s.dim, 16), int(s.heads == 3)
     sizes = s.heads, 48, 0, int(s.gated), modulated, 0
@@ -242,6 +269,27 @@ def packed_mamba_arguments(s: Sizes) -> list[Any]:
     sizes = 2 * dim, s.taps, 4, 0
     weights = vector_of(mamba_block.BLOCK, dim, sizes)
     return [normal(s.batch, s.length, dim), weights, *sizes, 1e-2]
+
+
+def packed_vit3_band_arguments(s: Sizes) -> list[Any]:
+    """The first sweep, or the second one."""
+    dim = s.heads * max(s.dim, 16)
+    sizes = vit3_band.Vit3BlockSizes(s.heads, 48, 0, 0, 0, 0)
+    above, below = min(s.height - 1, 2), int(s.height > 3)
+    d = dim // s.heads
+    sums = normal(2 * s.heads * d * d + 9 * d) if s.gated else None
+    weights, y = vector_of(vit3_band.BLOCK, dim, sizes), normal(1, s.length, dim)
+    return [y, weights, sums, s.height, s.width, above, below, 9, *sizes, 0.3, 1e-2, 1e-2]
+
+
+def packed_mamba_band_arguments(s: Sizes) -> list[Any]:
+    """A scan and the rest of a block, or a scan alone."""
+    dim, merges = s.heads * max(s.dim, 16), int(s.gated)
+    sizes = mamba_band.MambaBlockSizes(2 * dim, s.taps, 4, 0)
+    weights, y = vector_of(mamba_band.BLOCK, dim, sizes), normal(1, s.length, dim)
+    side = normal(1, s.length, 2 * dim) if merges else None
+    state = normal(mamba_band.state_numbers(sizes))
+    return [y, weights, state, side, int(s.heads == 3), merges, *sizes, 1e-2]
 
 
 def side_by_side(
@@ -410,6 +458,13 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
     }
     for op, make, places in (
         (vittt_blocks.OP, packed_vittt_arguments, {"tensors": 2, "ints": 12, "floats": True}),
+        (
+            vittt_band.OP,
+            packed_vittt_band_arguments,
+            {"tensors": 4, "ints": 17, "floats": True},
+        ),
+        (vit3_band.OP, packed_vit3_band_arguments, {"tensors": 3, "ints": 11, "floats": True}),
+        (mamba_band.OP, packed_mamba_band_arguments, {"tensors": 4, "ints": 6, "floats": False}),
         (vit3_block.OP, packed_vit3_arguments, {"tensors": 4, "ints": 8, "floats": True}),
         (mamba_block.OP, packed_mamba_arguments, {"tensors": 2, "ints": 4, "floats": False}),
     ):

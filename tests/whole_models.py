@@ -9,8 +9,12 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.whole import WholePictures, bands, plan
+from vision_ttt.whole import WholePictures, plan
 
+LINEAR: dict[str, Any] = {
+    **{"model_name": "linear_vit", "img_size": 32, "patch_size": 4, "embed_dim": 48},
+    **{"num_heads": 3},
+}
 MODELS: dict[str, dict[str, Any]] = {
     "vittt": {"model_name": "vittt_nano_patch4_32"},
     "vittt-mlp": {"model_name": "vittt_nano_patch4_32", "inner_model": "mlp"},
@@ -23,6 +27,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "vit3": {"model_name": "vit3_nano_patch4_32"},
     "vim": {"model_name": "vim_nano_patch4_32"},
     "mambar": {"model_name": "mambar_nano_patch4_32"},
+    "linear-vit": {**LINEAR, "base": "deit_tiny_patch16_224"},
+    "linear-vit3": {
+        **{**LINEAR, "base": "vit_tiny_patch16_224", "inner": "vit3", "class_token": "keep"},
+        **{"pre_norm": True, "qk_norm": True, "init_values": 0.5, "reg_tokens": 2},
+    },
+    "linear-registers": {
+        **{**LINEAR, "base": "vit_tiny_patch16_224", "reg_tokens": 3, "global_pool": "avg"},
+    },
 }
 
 
@@ -42,7 +54,6 @@ def collected(whole: WholePictures, picture: Tensor, **arguments: Any) -> Tensor
     return torch.cat([x for _, x in whole.tokens(picture, **arguments)])
 
 
-def in_bands(monkeypatch: pytest.MonkeyPatch, tokens: int, chunk: int = 13) -> None:
-    """Let bands have so many tokens at most, and cut them where no mini-batch ends."""
+def in_bands(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Let bands have so many tokens at most."""
     monkeypatch.setattr(plan, "BAND_TOKENS", tokens)
-    monkeypatch.setattr(bands, "CHUNK", chunk)

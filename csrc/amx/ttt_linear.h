@@ -207,7 +207,7 @@ class MiniBatchInTiles : Views<D> {
 // Whether the call may be computed so.
 inline bool fits_tiles(const Problem& p, const Outputs& out) {
   return p.rounds && p.is_bfloat16 && p.dim % kInnerOfTile == 0 &&
-         p.mini_batch_size <= kMiniBatchOfTile && !out.kept.w1 && !out.last.w1;
+         p.mini_batch_size <= kMiniBatchOfTile && !out.kept.w1;
 }
 
 template <int D>
@@ -233,6 +233,7 @@ void forward_heads_in_tiles(const Heads& heads, const Outputs& out, Scratch& scr
     const Head head = heads[i];
     batch.run(head, number * p.mini_batch_size, head.size(number), learners[i], out.o, ahead);
   });
+  store_states<D>(heads, out, learners);
 }
 
 template <int D>

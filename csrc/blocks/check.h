@@ -68,12 +68,43 @@ void check_packed_vittt_blocks(int64_t B, int64_t h, int64_t w, int64_t R, bool 
       {norms + 2 * D, norms + 3 * D, 0, 1e-6},
       views.packed, gates.packed, rates.packed, out_proj.packed, mlp_gate.packed, mlp_value.packed,
       mlp_out.packed, {conv_q, conv_q + weights}, {conv_k, conv_k + weights},
-      {w0, b0, nullptr, nullptr}, inner, inner + H * d, scale, post, post + R * D, B, h * w, h, w, D,
-      H, R, K, taps, !own_q, 0, b, is_bfloat16, 2, 3, 1e-6f, 1e-6f, 0.1f};
+      {w0, b0, nullptr, nullptr}, inner, inner + H * d, scale, post, post + R * D, nullptr, nullptr,
+      nullptr, B, h * w, h, w, D, H, R, K, taps, !own_q, 0, b, is_bfloat16, 2, 3, 0, 0, 0, 0, 0, 1e-6f,
+      1e-6f, 0.1f};
   Buffer scratch(vision_ttt_packed_vittt_blocks_scratch(&block) / sizeof(float), false);
   block.scratch = scratch;
   const PackedVitttBlock blocks[] = {block, block, block};
   expect(vision_ttt_packed_vittt_blocks(blocks) == 0 && out.finite(), "packed blocks are finite");
+}
+
+// `rows` rows of a picture, of which one above and one below are not the band's, as far as there are three.
+void check_packed_vittt_band(int64_t rows, int64_t w, int64_t R, int64_t open, bool reverse, bool merges,
+                             bool is_bfloat16, int64_t d = 16) {
+  const int64_t D = 32, H = D / d, b = 16, K = 3, taps = 4, hidden = 48, seen = taps - 1 + b - 1;
+  const int64_t around = rows > 2, n = (rows - 2 * around) * w, weights = H * d * taps;
+  Buffer y(rows * w * D), out(n * D / (is_bfloat16 && !merges ? 2 : 1), false), conv2d(K * K * D);
+  Buffer norms(4 * D), inner(2 * H * d), conv_q(H * d * (taps + 1)), conv_k(conv_q.size), scale(b);
+  Buffer post(2 * R * D), state(H * d * (d + 1) + seen * (2 * D + H)), next(state.size, false);
+  Buffer side(n * D / (is_bfloat16 ? 2 : 1));
+  for (size_t i = 0; is_bfloat16 && i < side.size; ++i)
+    reinterpret_cast<uint32_t*>((float*)side)[i] = 0x3c003c00u | (i % 64);
+  PackedBuffer views = of_block(2 * D, D, is_bfloat16), gates = of_block(D, D, is_bfloat16, merges);
+  PackedBuffer rates = of_block(H, D, is_bfloat16), out_proj = of_block(D, D, is_bfloat16, merges);
+  PackedBuffer mlp_gate = of_block(hidden, D, is_bfloat16, merges);
+  PackedBuffer mlp_value = of_block(hidden, D, is_bfloat16, merges);
+  PackedBuffer mlp_out = of_block(D, hidden, is_bfloat16, merges);
+  PackedVitttBlock block{
+      y, out, nullptr, nullptr, conv2d, {norms, norms + D, 0, 1e-6},
+      {norms + 2 * D, norms + 3 * D, 0, 1e-6},
+      views.packed, gates.packed, rates.packed, out_proj.packed, mlp_gate.packed, mlp_value.packed,
+      mlp_out.packed, {conv_q, conv_q + weights}, {conv_k, conv_k + weights}, {}, inner, inner + H * d,
+      scale, post, post + R * D, state, next, R == 2 && merges ? (float*)side : nullptr, 1, rows * w,
+      rows, w, D, H, R, K, taps, 1, 0, b, is_bfloat16, 2, 1, around, around, open, reverse, merges, 1e-6f,
+      1e-6f, 0.1f};
+  Buffer scratch(vision_ttt_packed_vittt_blocks_scratch(&block) / sizeof(float), false);
+  block.scratch = scratch;
+  expect(vision_ttt_packed_vittt_blocks(&block) == 0 && next.finite(), "the state of a band is finite");
+  expect((is_bfloat16 && !merges) || out.finite(), "a packed band is finite");
 }
 
 void check_packed_vit3_block(int64_t B, int64_t h, int64_t w, bool convolved, bool rotated,
@@ -88,11 +119,19 @@ void check_packed_vit3_block(int64_t B, int64_t h, int64_t w, bool convolved, bo
       y, out, nullptr, conv2d, conv2d + 9 * D, {norms, norms + D, 0, 1e-6},
       {norms + 2 * D, norms + 3 * D, 0, 1e-6}, gates, gates + B * D, qkv.packed, proj.packed,
       fc1.packed, fc2.packed, rotated ? (float*)rotations : nullptr, units, kernels,
-      convolved ? (float*)mlp_conv : nullptr, convolved ? mlp_conv + 9 * hidden : nullptr, B, h * w,
-      h, w, D, H, D, 0, is_bfloat16, 2, 1.0 / 3.0};
+      convolved ? (float*)mlp_conv : nullptr, convolved ? mlp_conv + 9 * hidden : nullptr, nullptr,
+      nullptr, B, h * w, h, w, D, H, D, 0, is_bfloat16, 2, 0, 0, 0, 1.0 / 3.0};
   Buffer scratch(vision_ttt_packed_vit3_block_scratch(&block) / sizeof(float), false);
   block.scratch = scratch;
   expect(vision_ttt_packed_vit3_block(&block) == 0 && out.finite(), "a packed block is finite");
+  if (convolved || B > 1) return;
+  // Its rows but for those around a band, in both sweeps.
+  const int64_t above = h > 4 ? 2 : 0, below = h > 4 ? 1 : 0, n = (h - above - below) * w;
+  Buffer sums(H * d * 2 * d + 9 * d, false), rest(n * D, false);
+  block.out = sums, block.sums = sums, block.above = above, block.below = below;
+  expect(vision_ttt_packed_vit3_block(&block) == 0 && sums.finite(), "a band's sums are finite");
+  block.out = rest, block.sums = nullptr, block.all_sums = sums, block.total = h * w;
+  expect(vision_ttt_packed_vit3_block(&block) == 0 && rest.finite(), "a packed band is finite");
 }
 
 void check_packed_mamba_block(int64_t B, int64_t T, int64_t rank, bool is_bfloat16,
@@ -109,10 +148,23 @@ void check_packed_mamba_block(int64_t B, int64_t T, int64_t rank, bool is_bfloat
                           decay + i * N * E, own + (K + 2) * E};
   };
   PackedMambaBlock block{y, out, nullptr, norm, in_proj.packed, out_proj.packed, direction(0),
-                         direction(1), B, T, D, E, K, is_bfloat16, threads, 1e-5};
+                         direction(1), nullptr, nullptr, nullptr, B, T, D, E, K, is_bfloat16, threads,
+                         0, 0, 1e-5};
   Buffer scratch(vision_ttt_packed_mamba_block_scratch(&block) / sizeof(float), false);
   block.scratch = scratch;
   expect(vision_ttt_packed_mamba_block(&block) == 0 && out.finite(), "a packed block is finite");
+  // The first sequence as a band: one scan leaves its sums, the other one takes them.
+  Buffer state((N + K - 1) * E), next(state.size, false), sums(T * E / (is_bfloat16 ? 2 : 1) + 1, false);
+  Buffer rest(T * D, false);
+  block.state = state, block.next_state = next, block.batch = 1;
+  for (int64_t merges : {0, 1}) {
+    block.merges = merges, block.reverse = 1 - merges;
+    block.side = merges ? (float*)sums : nullptr, block.out = merges ? rest : sums;
+    Buffer own(vision_ttt_packed_mamba_block_scratch(&block) / sizeof(float), false);
+    block.scratch = own;
+    expect(vision_ttt_packed_mamba_block(&block) == 0 && next.finite(), "a band's state is finite");
+  }
+  expect(rest.finite(), "a packed band is finite");
 }
 
 void check_packed() {
@@ -128,6 +180,11 @@ void check_packed() {
     check_packed_vittt_blocks(1, 13, 17, 2, true, true, is_bfloat16, 272);
     check_packed_vittt_blocks(2, 13, 17, 2, false, true, is_bfloat16, 272, 32);
     check_packed_vittt_blocks(1, 13, 17, 2, true, true, is_bfloat16, 64, 32);
+    for (bool reverse : {false, true}) {
+      check_packed_vittt_band(1, 1, 1, 15, reverse, true, is_bfloat16);
+      check_packed_vittt_band(5, 7, 2, 3, reverse, true, is_bfloat16, 32);
+      check_packed_vittt_band(19, 17, 2, 0, reverse, false, is_bfloat16, 32);
+    }
     for (int64_t threads : {1, 2, 5}) {
       check_packed_mamba_block(1, 1, 2, is_bfloat16, threads);
       check_packed_mamba_block(3, 7, 6, is_bfloat16, threads);

@@ -4,7 +4,7 @@
 #include "vittt_block.h"
 
 int64_t VISION_TTT_KERNEL(packed_vittt_blocks_scratch)(const PackedVitttBlock& p) {
-  return p.is_bfloat16 ? VitttPasses<Bfloat16>::bytes(p) : VitttPasses<float>::bytes(p);
+  return p.is_bfloat16 ? VitttPasses<Bfloat16>(p).bytes() : VitttPasses<float>(p).bytes();
 }
 
 int VISION_TTT_KERNEL(packed_vittt_blocks)(const PackedVitttBlock& p) {

@@ -14,12 +14,13 @@
 namespace {
 
 // A task is a whole image, as many for every thread, or a direction of an image that remains. Where
-// there are more threads than tasks, a team works on each.
+// there are more threads than tasks, a team works on each. Of a band one direction is a task.
 struct MambaTasks {
   int64_t threads, whole, count, teams;
 
-  MambaTasks(int64_t batch, int64_t num_threads)
-      : threads(num_threads), whole(batch / threads * threads), count(whole + 2 * (batch - whole)),
+  MambaTasks(int64_t batch, int64_t num_threads, int64_t directions)
+      : threads(num_threads), whole(directions == 1 ? 0 : batch / threads * threads),
+        count(whole + directions * (batch - whole)),
         teams(threads < count ? threads : count) {}
 
   int64_t smallest_team() const { return threads / teams; }
@@ -45,7 +46,7 @@ struct MambaChunks {
 
 // Call body(image, back, chunks, member) for both directions of all images, in all threads of a team.
 template <class Body>
-int for_each_direction(int64_t batch, int64_t length, int64_t most_threads, const Body& body) {
+int for_each_direction(int64_t batch, int64_t length, int64_t most_threads, int64_t directions, const Body& body) {
   const std::unique_ptr<Meeting[]> meetings(new (std::nothrow) Meeting[most_threads]);
   if (!meetings) return 1;
   std::atomic<int64_t> next{0};
@@ -56,7 +57,7 @@ int for_each_direction(int64_t batch, int64_t length, int64_t most_threads, cons
 #else
     const int64_t threads = 1, thread = 0;
 #endif
-    const MambaTasks tasks(batch, threads);
+    const MambaTasks tasks(batch, threads, directions);
     const MambaChunks chunks(length, tasks.smallest_team());
     const int64_t team = thread % tasks.teams;
     const Member member{meetings[team], team, thread / tasks.teams, tasks.members(team)};

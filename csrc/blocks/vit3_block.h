@@ -22,7 +22,11 @@ VISION_TTT_INLINE void rotate_row(float* x, const float* turns, int64_t count) {
 template <class Element>
 struct Vit3Passes {
   const PackedVit3Block& p;
-  Chunks chunks;
+  bool in_band, learns, answers;
+  int64_t skipped;     // tokens of y before those that are projected: a band's and a row around it
+  int64_t rows;        // of these tokens
+  int64_t lead, own;   // those of the row above, those of the image or the band
+  Chunks chunks;       // of the projected tokens
   int64_t d, groups;   // channels of a head; groups of chunks with a common sum, per image
   int64_t unit;        // numbers of [W₂ W₁]
   // Parts of the scratch.
@@ -35,11 +39,16 @@ struct Vit3Passes {
   size_t used = 0;
 
   explicit Vit3Passes(const PackedVit3Block& block)
-      : p(block), chunks(block.batch, block.length, block.threads), d(block.dim / block.heads),
+      : p(block), in_band(block.sums || block.all_sums), learns(!block.all_sums), answers(!block.sums),
+        skipped((block.above - (block.above > 0)) * block.width),
+        rows(block.height - skipped / block.width - (block.below - (block.below > 0))),
+        lead((block.above > 0) * block.width),
+        own(block.length - (block.above + block.below) * block.width),
+        chunks(block.batch, rows * block.width, block.threads), d(block.dim / block.heads),
         unit(2 * d * d) {
     const int64_t wanted = (4 * p.threads + p.batch - 1) / p.batch;
     groups = wanted < chunks.of_image ? wanted : chunks.of_image;
-    const int64_t tokens = p.batch * p.length;
+    const int64_t tokens = p.batch * chunks.length;
     small = take<float>(tokens * 3 * d);
     ascents = take<float>(p.batch * groups * p.heads * unit);
     units = take<float>(p.batch * p.heads * unit);
@@ -52,20 +61,24 @@ struct Vit3Passes {
 
   int run() const {
     int failed = project();
-    if (!failed) step();
-    if (!failed) failed = answer();
+    if (failed) return failed;
+    if (learns) sum();
+    if (!answers) return 0;
+    step();
+    failed = answer();
     return failed || !p.mlp_conv ? failed : convolve_hidden();
   }
 
   // y ← y + conv(y) + bias, q, k, v = Linear(LN(y)), and the gated units' gradients from their keys and
-  // values, which are not stored.
+  // values, which are not stored. Of a band either the queries are missing, or the keys and values.
   int project() const {
     const TokenConvolution<float> convolve{p.dim, p.height, p.width, p.dim, 3,
                                            p.conv2d, p.dim, p.conv2d_bias, true};
-    const size_t rows = kRowsOfChunk, columns = p.qkv.columns;
-    const size_t bytes = Buffers::padded(rows * p.dim * sizeof(Element)) +
-                         Buffers::padded(rows * columns * sizeof(float)) +
-                         Buffers::padded(rows * 2 * d * sizeof(float));
+    const size_t most = kRowsOfChunk, columns = p.qkv.columns;
+    const size_t bytes = Buffers::padded(most * p.dim * sizeof(Element)) +
+                         Buffers::padded(most * columns * sizeof(float)) +
+                         Buffers::padded(most * 2 * d * sizeof(float)) +
+                         (in_band ? Buffers::padded(most * p.dim * sizeof(float)) : 0);
     const int64_t tasks = p.batch * groups;
     std::atomic<int> failed{0};
 #pragma omp parallel num_threads(int(p.threads)) if (p.threads > 1)
@@ -82,34 +95,72 @@ struct Vit3Passes {
         for (int64_t i = group * chunks.of_image / groups; i < stop; ++i) {
           buffers.start_over();
           const Chunk c = chunks[image * chunks.of_image + i];
-          const int64_t first = image * p.length + c.start;
-          float* y = p.out + first * p.dim;
-          for (int64_t t = 0; t < c.count; ++t)
-            convolve(p.y + (first + t) * p.dim, c.start + t, y + t * p.dim);
+          const int64_t place = skipped + c.start;
+          const float* given = p.y + (image * p.length + place) * p.dim;
+          float* y = in_band ? buffers.take<float>(c.count * p.dim)
+                             : p.out + (image * own + c.start) * p.dim;
+          for (int64_t t = 0; t < c.count; ++t) convolve(given + t * p.dim, place + t, y + t * p.dim);
           Element* x = buffers.take<Element>(c.count * p.dim);
           normalise_rows(y, c.count, p.dim, p.norm1, image, x);
           float* views = buffers.take<float>(c.count * columns);
-          product(x, p.dim, c.count, p.qkv,
-                  Sink<float>{views, p.qkv.columns, p.qkv.columns, p.qkv.bias});
-          keep(views, c, first);
-          climb(views, c.count, ascent, buffers.take<float>(c.count * 2 * d));
+          if (answers && learns) {
+            project(x, c.count, 0, columns, views);
+          } else if (learns) {
+            project(x, c.count, p.dim, columns - p.dim, views);
+          } else {
+            project(x, c.count, 0, p.dim, views);
+            project(x, c.count, 3 * p.dim, d, views);
+          }
+          keep(views, c);
+          const Chunk inside = inside_of(c);
+          const int64_t before = inside.start + lead - c.start;
+          if (learns && inside.count)
+            climb(views + before * columns, inside.count, ascent, buffers.take<float>(inside.count * 2 * d));
+          if (in_band && answers && inside.count)
+            std::memcpy(p.out + inside.start * p.dim, y + before * p.dim,
+                        inside.count * p.dim * sizeof(float));
         }
       }
     }
     return failed;
   }
 
-  // Rotate queries and keys; store the queries, and the queries, keys and values of the convolution.
-  void keep(float* views, const Chunk& c, int64_t first) const {
+  // Some columns of the views.
+  void project(const Element* x, int64_t count, int64_t first, int64_t columns, float* views) const {
+    Part part(p.qkv);
+    part.first = first, part.columns = columns;
+    product(x, p.dim, count, p.qkv, part,
+            Sink<float>{views + first, p.qkv.columns, columns, p.qkv.bias + first});
+  }
+
+  // The tokens of the image or the band among a chunk of projected ones, counted from their first one.
+  Chunk inside_of(const Chunk& c) const {
+    const int64_t from = c.start - lead, begin = from < 0 ? 0 : from;
+    const int64_t stop = from + c.count < own ? from + c.count : own;
+    return {c.image, begin, stop > begin ? stop - begin : 0};
+  }
+
+  // Rotate queries and keys; store the queries, and the queries, keys and values of the convolution. Around a
+  // band its values are zero: the bands that have them count them.
+  void keep(float* views, const Chunk& c) const {
+    const Chunk inside = inside_of(c);
     for (int64_t t = 0; t < c.count; ++t, views += p.qkv.columns) {
       if (p.rotations) {
         const float* turns = p.rotations + (c.start + t) * p.dim;
         rotate_row(views, turns, p.dim);
         rotate_row(views + p.dim, turns, p.dim);
       }
-      Element* q = queries + (first + t) * p.dim;
+      const int64_t token = c.start + t - lead;
+      const bool is_inside = token >= inside.start && token < inside.start + inside.count;
+      float* views_of_kernels = small + (c.image * chunks.length + c.start + t) * 3 * d;
+      if (answers) std::memcpy(views_of_kernels, views + 3 * p.dim, d * sizeof(float));
+      if (learns) {
+        std::memcpy(views_of_kernels + d, views + 3 * p.dim + d, 2 * d * sizeof(float));
+        if (!is_inside) std::memset(views_of_kernels + 2 * d, 0, d * sizeof(float));
+      }
+      if (!answers || !is_inside) continue;
+      Element* q = queries + (c.image * own + token) * p.dim;
       for (int64_t i = 0; i < p.dim; i += kLanes) store(q + i, load(views + i));
-      std::memcpy(small + (first + t) * 3 * d, views + 3 * p.dim, 3 * d * sizeof(float));
     }
   }
 
@@ -132,28 +183,42 @@ struct Vit3Passes {
     }
   }
 
-  // W' = W + a / (‖a‖ + 1) with a the mean ascent and a norm per output column.
-  void step() const {
-    const float scale = float(p.loss_scale / double(p.length));
+  // The ascents, summed over the tokens.
+  void sum() const {
+    float* of_units = in_band ? p.sums : units;
 #pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
     for (int64_t task = 0; task < p.batch * p.heads; ++task) {
       const int64_t image = task / p.heads, h = task % p.heads;
-      float* w = units + task * unit;
       for (int64_t i = 0; i < unit; i += kLanes) {
         Vector total{};
         for (int64_t g = 0; g < groups; ++g)
           total += load(ascents + ((image * groups + g) * p.heads + h) * unit + i);
-        store(w + i, total * scale);
+        store(of_units + task * unit + i, total);
       }
-      clip_and_add(p.units + h * unit, d, 2 * d, w);
     }
     for (int64_t image = 0; image < p.batch; ++image) {
-      float* data = small + image * p.length * 3 * d;
-      const Conv2d correlation{{data + d, 0, 3 * d}, {data + 2 * d, 0, 3 * d}, nullptr, 1, p.height,
+      float* data = small + image * chunks.length * 3 * d;
+      const Conv2d correlation{{data + d, 0, 3 * d}, {data + 2 * d, 0, 3 * d}, nullptr, 1, rows,
                                p.width, d, 3, p.threads};
+      vision_ttt_conv2d_weight(&correlation, in_band ? p.sums + p.heads * unit : kernels + image * 9 * d);
+    }
+  }
+
+  // W' = W + a / (‖a‖ + 1) with a the mean ascent and a norm per output column.
+  void step() const {
+    const float scale = float(p.loss_scale / double(in_band ? p.total : p.length));
+    const float* of_units = in_band ? p.all_sums : units;
+    const float* of_kernels = in_band ? p.all_sums + p.heads * unit : kernels;
+#pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
+    for (int64_t task = 0; task < p.batch * p.heads; ++task) {
+      for (int64_t i = task * unit; i < (task + 1) * unit; i += kLanes)
+        store(units + i, load(of_units + i) * scale);
+      clip_and_add(p.units + task % p.heads * unit, d, 2 * d, units + task * unit);
+    }
+    for (int64_t image = 0; image < p.batch; ++image) {
       float* w = kernels + image * 9 * d;
-      vision_ttt_conv2d_weight(&correlation, w);
-      for (int64_t i = 0; i < 9 * d; i += kLanes) store(w + i, load(w + i) * scale);
+      for (int64_t i = 0; i < 9 * d; i += kLanes)
+        store(w + i, load(of_kernels + image * 9 * d + i) * scale);
       clip_and_add(p.kernels, 9, d, w);
     }
   }
@@ -179,14 +244,14 @@ struct Vit3Passes {
   // y ← y + g₁ ⊙ Linear([o₁, o₂]), y ← y + g₂ ⊙ MLP(LN(y)).
   int answer() const {
     const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
-    const Chunks shares(p.batch, p.length, p.threads);
-    const size_t rows = shares.most(), width = p.proj.inner;
-    const size_t bytes = Buffers::padded(rows * width * sizeof(Element)) +
-                         Buffers::padded(rows * p.dim * sizeof(Element)) +
-                         Buffers::padded(rows * d * sizeof(float)) +
-                         Buffers::padded(rows * 2 * d * sizeof(float)) + mlp.bytes(rows);
+    const Chunks shares(p.batch, own, p.threads);
+    const size_t most = shares.most(), width = p.proj.inner;
+    const size_t bytes = Buffers::padded(most * width * sizeof(Element)) +
+                         Buffers::padded(most * p.dim * sizeof(Element)) +
+                         Buffers::padded(most * d * sizeof(float)) +
+                         Buffers::padded(most * 2 * d * sizeof(float)) + mlp.bytes(most);
     return for_each_chunk(shares, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
-      const int64_t first = c.image * p.length + c.start;
+      const int64_t first = c.image * own + c.start;
       float* y = p.out + first * p.dim;
       Element* o = buffers.take<Element>(c.count * width);
       ask(c, first, o, buffers);
@@ -221,9 +286,11 @@ struct Vit3Passes {
         swiglu_numbers(z + t * 2 * d, z + t * 2 * d + d, d, o + t * width + h * d);
     }
     const TokenConvolution<float> convolve{
-        3 * d, p.height, p.width, d, 3, kernels + c.image * 9 * d, d, nullptr, false};
+        3 * d, rows, p.width, d, 3, kernels + c.image * 9 * d, d, nullptr, false};
+    const float* queries_of_kernels = small + c.image * chunks.length * 3 * d;
     for (int64_t t = 0; t < c.count; ++t) {
-      convolve(small + (first + t) * 3 * d, c.start + t, q);
+      const int64_t place = lead + c.start + t;
+      convolve(queries_of_kernels + place * 3 * d, place, q);
       for (int64_t i = 0; i < d; i += kLanes) store(o + t * width + p.dim + i, load(q + i));
     }
   }

@@ -87,6 +87,10 @@ def test_its_arguments_are_checked() -> None:
         ValueError, match=r"blocks.0 is a VRWKVBlock; in bands there are VitttBlock"
     ):
         WholePictures(timm.create_model("vrwkv_nano_patch4_32"))
+    with pytest.raises(ValueError, match=r"attn\.inner is a TTTLinearInner; in bands"):
+        WholePictures(make("linear-vit", inner="ttt_linear"))
+    with pytest.raises(ValueError, match="rotary positions have no form in bands"):
+        WholePictures(make("linear-vit", base="vit_small_patch16_rope_224"))
     model.blocks[1].mlp.register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match=r"blocks.1 has no form in bands: mlp has a hook"):
         WholePictures(model)

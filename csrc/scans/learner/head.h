@@ -17,7 +17,7 @@ struct Head {
   Head(const Problem& problem, int64_t task)
       : p(problem),
         scan{task / problem.heads, task % problem.heads, problem.length,
-             task % problem.heads >= problem.heads - problem.reverse_heads},
+             task % problem.heads >= problem.heads - problem.reverse_heads, problem.seen},
         index(task) {}
 
   // The head's place in initial states [H, ...] or [B, H, ...].

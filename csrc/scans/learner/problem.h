@@ -48,6 +48,7 @@ struct Problem {
   int64_t batch, length, heads, dim, mini_batch_size, reverse_heads;
   int64_t interval;       // mini-batches between two saved states
   int64_t taps;           // K of both convolutions
+  int64_t seen;           // tokens of the views that lie before the first one of the scan
   int64_t scale_heads;    // the number of neighbouring heads that share a row of scale
   int64_t state_batch;    // 1: the initial state has a batch axis
   int64_t is_bfloat16;    // of q, k, v, o and their gradients

@@ -27,6 +27,7 @@ VISION_TTT_INLINE uint16_t to_bfloat16(float x) {
 struct Scan {
   int64_t batch, head, length;
   bool reverse;
+  int64_t seen;  // tokens that lie before the first one
 
   int64_t token(int64_t step) const { return reverse ? length - 1 - step : step; }
 };
@@ -93,7 +94,7 @@ VISION_TTT_INLINE void convolve_rows(const float* raw, const float* weight, int6
 template <int D>
 VISION_TTT_INLINE void load_seen_rows(const Tokens& x, bool is_bfloat16, const Scan& scan,
                                       int64_t start, int64_t n, int64_t taps, float* raw) {
-  const int64_t past = taps - 1, missing = start < past ? past - start : 0;
+  const int64_t past = taps - 1, there = start + scan.seen, missing = there < past ? past - there : 0;
   std::memset(raw, 0, missing * D * sizeof(float));
   load_rows<D>(x, is_bfloat16, scan, start - past + missing, n + past - missing, raw + missing * D);
 }

@@ -74,8 +74,8 @@ void for_each_mini_batch(const Heads& heads, const Outputs& out, int64_t prefetc
 }
 
 // The heads' states after their last tokens.
-template <int D>
-void store_states(const Heads& heads, const Outputs& out, const Learner<D>* learners) {
+template <int D, class Learner>
+void store_states(const Heads& heads, const Outputs& out, const Learner* learners) {
   for (int64_t i = 0; out.last.w1 && i < heads.count; ++i) {
     copy(out.last.w1 + heads[i].index * D * D, learners[i].w, D * D);
     copy(out.last.b1 + heads[i].index * D, learners[i].b, D);
@@ -93,7 +93,7 @@ void forward_heads(const Heads& heads, const Outputs& out, Scratch& scratch) {
   for_each_mini_batch<D>(heads, out, prefetches, [&](int64_t i, int64_t number, auto& ahead) {
     forward_mini_batch(heads[i], number, learners[i], out, batch, ahead);
   });
-  store_states(heads, out, learners);
+  store_states<D>(heads, out, learners);
 }
 
 }  // namespace

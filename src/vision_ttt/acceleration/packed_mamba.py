@@ -29,17 +29,9 @@ class PackedMambaBlock(PackedBlock):
 
     def __init__(self, block: MambaBlock, dtype: torch.dtype) -> None:
         require_supported_parts(block)
-        mixer = block.mixer
-        if mixer.state != STATES:
-            raise UnsupportedPart(f"state {mixer.state} is not {STATES}")
-        sizes = {
-            "inner": mixer.inner,
-            "taps": mixer.conv.kernel_size[0],
-            "rank": mixer.rank + mixer.rank % 2,
-        }
-        super().__init__(BLOCK, dtype, mixer.in_proj.in_features, sizes, _parameters_of(block))
-        eps = block.norm.eps
-        self.eps = torch.finfo(torch.float32).eps if eps is None else eps  # as nn.RMSNorm has it
+        dim = block.mixer.in_proj.in_features
+        super().__init__(BLOCK, dtype, dim, sizes_of(block), parameters_of(block))
+        self.eps = eps_of(block)
 
     def forward(
         self, y: Tensor, grid: tuple[int, int] | None = None, extra: Sequence[int] = ()
@@ -64,9 +56,27 @@ def require_supported_parts(block: MambaBlock) -> None:
         require_linear(block.get_submodule(path), path, bias=False)
     if block.norm.weight is None:
         raise UnsupportedPart("norm has no weight")
+    if mixer.state != STATES:
+        raise UnsupportedPart(f"state {mixer.state} is not {STATES}")
 
 
-def _parameters_of(block: MambaBlock) -> dict[str, Tensor]:
+def sizes_of(block: MambaBlock) -> dict[str, int]:
+    """The block's sizes by the names that the op gives them, but for ``is_bfloat16``."""
+    mixer = block.mixer
+    return {
+        "inner": mixer.inner,
+        "taps": mixer.conv.kernel_size[0],
+        "rank": mixer.rank + mixer.rank % 2,
+    }
+
+
+def eps_of(block: MambaBlock) -> float:
+    """The op's ``eps``."""
+    eps = block.norm.eps
+    return torch.finfo(torch.float32).eps if eps is None else eps  # as nn.RMSNorm has it
+
+
+def parameters_of(block: MambaBlock) -> dict[str, Tensor]:
     """The block's parameters by the names that the op gives them."""
     mixer = block.mixer
     # The op takes an even rank: for an odd one, a number that is 0.

@@ -37,16 +37,9 @@ class PackedVit3Block(PackedBlock):
 
     def __init__(self, block: nn.Module, dtype: torch.dtype) -> None:
         require_supported_parts(block, self.kind)
-        ttt, mlp = block.ttt, block.mlp
-        sizes = {
-            "heads": ttt.num_heads,
-            "hidden": mlp.fc1.out_features,
-            "tanh_gelu": int(isinstance(mlp, TanhMlp)),
-            "convolved": int(isinstance(mlp, ConvMlp)),
-            "modulated": int(isinstance(block, DiT3Block)),
-        }
-        super().__init__(BLOCK, dtype, ttt.proj.out_features, sizes, _parameters_of(block))
-        self.eps = tuple(norm.eps for norm in _layer_norms(block))
+        dim = block.ttt.proj.out_features
+        super().__init__(BLOCK, dtype, dim, sizes_of(block), parameters_of(block))
+        self.eps = eps_of(block)
 
     def forward(self, y: Tensor, grid: tuple[int, int], rotations: Tensor | None = None) -> Tensor:
         """Run the block; ``rotations`` as in :meth:`vision_ttt.layers.ViT3TTT.forward`.
@@ -135,7 +128,23 @@ def require_supported_parts(block: nn.Module, kind: type[nn.Module]) -> None:
         require(block.drop_path, "drop_path", DropPath, nn.Identity)
 
 
-def _parameters_of(block: nn.Module) -> dict[str, Tensor | None]:
+def sizes_of(block: nn.Module) -> dict[str, int]:
+    """The block's sizes by the names that the op gives them, but for ``is_bfloat16``."""
+    return {
+        "heads": block.ttt.num_heads,
+        "hidden": block.mlp.fc1.out_features,
+        "tanh_gelu": int(isinstance(block.mlp, TanhMlp)),
+        "convolved": int(isinstance(block.mlp, ConvMlp)),
+        "modulated": int(isinstance(block, DiT3Block)),
+    }
+
+
+def eps_of(block: nn.Module) -> tuple[float, ...]:
+    """The op's ``eps``."""
+    return tuple(norm.eps for norm in _layer_norms(block))
+
+
+def parameters_of(block: nn.Module) -> dict[str, Tensor | None]:
     """The block's parameters by the names that the op gives them."""
     ttt, mlp = block.ttt, block.mlp
     conv = mlp.conv if isinstance(mlp, ConvMlp) else None

@@ -50,22 +50,9 @@ class PackedVitttBlock(PackedBlock):
 
     def __init__(self, block: VitttBlock, dtype: torch.dtype) -> None:
         require_supported_parts(block)
-        mixer, ttt = block.mixer, block.mixer.ttt
-        sizes = {
-            "heads": ttt.heads,
-            "directions": ttt.learner.directions,
-            "taps": 0 if isinstance(ttt.conv_q, nn.Identity) else ttt.conv_q.kernel_size[0],
-            "hidden": block.mlp.fc2.in_features,
-            "mini_batch_size": ttt.learner.mini_batch_size,
-            "kernel": 0 if mixer.conv2d is None else mixer.conv2d.weight.shape[-1],
-            "views": 3 if ttt.widths["q"] else 2,
-            "gated": int(ttt.widths["gate"] > 0),
-            "is_mlp": int(isinstance(ttt.learner, MLPLearner)),
-        }
-        super().__init__(BLOCK, dtype, ttt.out_proj.in_features, sizes, _parameters_of(block))
-        # The rate at a logit of +∞ is η_base / d, in TTT-MLP times the warm-up factor.
-        self.rate = ttt.rates(torch.full((), torch.inf)).item()
-        self.eps = (mixer.norm.eps, ttt.learner.eps, ttt.merge.eps, block.norm.eps)
+        dim = block.mixer.ttt.out_proj.in_features
+        super().__init__(BLOCK, dtype, dim, sizes_of(block), parameters_of(block))
+        self.rate, self.eps = numbers_of(block)
 
     def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         """Run the block; ``extra`` are the positions in T of tokens outside the grid.
@@ -202,7 +189,31 @@ def require_supported_parts(block: VitttBlock) -> None:
         raise UnsupportedPart(f"mixer.ttt.base_learning_rate is {ttt.base_learning_rate}")
 
 
-def _parameters_of(block: VitttBlock) -> dict[str, Tensor | None]:
+def sizes_of(block: VitttBlock) -> dict[str, int]:
+    """The block's sizes by the names that the op gives them, but for ``is_bfloat16``."""
+    mixer, ttt = block.mixer, block.mixer.ttt
+    return {
+        "heads": ttt.heads,
+        "directions": ttt.learner.directions,
+        "taps": 0 if isinstance(ttt.conv_q, nn.Identity) else ttt.conv_q.kernel_size[0],
+        "hidden": block.mlp.fc2.in_features,
+        "mini_batch_size": ttt.learner.mini_batch_size,
+        "kernel": 0 if mixer.conv2d is None else mixer.conv2d.weight.shape[-1],
+        "views": 3 if ttt.widths["q"] else 2,
+        "gated": int(ttt.widths["gate"] > 0),
+        "is_mlp": int(isinstance(ttt.learner, MLPLearner)),
+    }
+
+
+def numbers_of(block: VitttBlock) -> tuple[float, tuple[float, float, float, float]]:
+    """The op's ``rate`` and ``eps``."""
+    mixer, ttt = block.mixer, block.mixer.ttt
+    # The rate at a logit of +∞ is η_base / d, in TTT-MLP times the warm-up factor.
+    rate = ttt.rates(torch.full((), torch.inf)).item()
+    return rate, (mixer.norm.eps, ttt.learner.eps, ttt.merge.eps, block.norm.eps)
+
+
+def parameters_of(block: VitttBlock) -> dict[str, Tensor | None]:
     """The block's parameters by the names that the op gives them."""
     mixer, ttt, mlp = block.mixer, block.mixer.ttt, block.mlp
     learner, gate = ttt.learner, ttt.widths["gate"]

@@ -74,7 +74,7 @@ class _Problem(ctypes.Structure):
         *((name, c_void_p) for name in ("ln_weight", "ln_bias", "scale")),
         *((name, c_int64) for name in ("batch", "length", "heads", "dim")),
         *((name, c_int64) for name in ("mini_batch_size", "reverse_heads", "interval")),
-        *((name, c_int64) for name in ("taps", "scale_heads", "state_batch")),
+        *((name, c_int64) for name in ("taps", "seen", "scale_heads", "state_batch")),
         *((name, c_int64) for name in ("is_bfloat16", "rounds", "threads")),
         *((name, c_float) for name in ("eps", "rate")),
     )
@@ -158,7 +158,7 @@ class LearnerCall:
             *_state(self.state),
             *map(pointer, self.others[1:]),
             *(batch, length, heads, dim, mini_batch_size, reverse_heads, self.interval),
-            self.taps[0][0].shape[-1] if self.taps else 0,
+            *(self.taps[0][0].shape[-1] if self.taps else 0, 0),
             1 if scale is None else heads * mini_batch_size // scale.numel(),
             *(self.state[0].ndim == 4, q.dtype == torch.bfloat16, False),  # products do not round
             torch.get_num_threads(),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
-
-CHUNK = 2048
-"""Tokens that go through a block's layers at once: few enough for the cache."""
 
 
 class Band(NamedTuple):
@@ -86,28 +82,3 @@ class BandTokens(NamedTuple):
 def separate(x: Tensor, places: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Undo :meth:`BandTokens.sequence`."""
     return split_extra(x, places) if places else (x, x[:, :0])
-
-
-def chunks(start: int, count: int, length: int, *, descending: bool) -> Iterator[slice]:
-    """Cut tokens ``start`` … ``start + count`` - 1 of N = ``length`` into chunks, in scan order.
-
-    Cuts are at multiples of :data:`CHUNK` in scan order, where mini-batches end, too, as far as the
-    band lets them.
-
-    Yields:
-        Slices of the tokens, counted from ``start``.
-    """
-    place = length - start - count if descending else start
-    done = 0
-    while done < count:
-        step = min(CHUNK - (place + done) % CHUNK, count - done)
-        if descending:
-            yield slice(count - done - step, count - done)
-        else:
-            yield slice(done, done + step)
-        done += step
-
-
-def in_scan_order(x: Tensor, *, descending: bool) -> Tensor:
-    """Tokens x [B, T, …] in scan order; applied twice it gives them back."""
-    return torch.flip(x, (1,)) if descending else x

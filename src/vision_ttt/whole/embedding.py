@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vision_ttt.acceleration.packed_linear import PackedPatches
 from vision_ttt.acceleration.supported_parts import UnsupportedPart
 from vision_ttt.models.image_size import bicubic_matrix, check_image_size
+from vision_ttt.models.linear_vit import LinearViT
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.ops._native import LIBRARY
 from vision_ttt.whole.errors import WholePictureError
@@ -40,7 +41,7 @@ class Embedding:
         dtype: of the packed weights.
 
     Raises:
-        ValueError: the patches overlap.
+        ValueError: the patches overlap, or the positions are rotations.
     """
 
     def __init__(self, model: PlainBackbone, *, pad: bool, dtype: torch.dtype) -> None:
@@ -51,6 +52,11 @@ class Embedding:
             raise WholePictureError(
                 "pictures are not gone through in bands by patches that overlap"
             )
+        self.norm: nn.Module = nn.Identity()
+        if isinstance(model, LinearViT):
+            if model.rope is not None:
+                raise WholePictureError("rotary positions have no form in bands")
+            self.norm = copy.deepcopy(model.norm_pre).eval().float().requires_grad_(False)
         self.own_grid = tuple(model.patch_embed.grid_size)
         self.positions = None
         if model.pos_embed is not None:
@@ -79,7 +85,7 @@ class Embedding:
         if any(missing):
             pixels = F.pad(pixels, (0, missing[1], 0, missing[0]))
         x = self.proj(pixels.unsqueeze(0)).permute(0, 2, 3, 1).flatten(1, 2)
-        return x if self.positions is None else x + self._positions(grid, first, last)
+        return self.norm(x if self.positions is None else x + self._positions(grid, first, last))
 
     def _positions(self, grid: tuple[int, int], first: int, last: int) -> Any:
         """Those of some rows, as :func:`vision_ttt.models.image_size.positions_for` has all."""

@@ -15,22 +15,23 @@ from torch import Tensor, nn
 from vision_ttt._version import __version__
 from vision_ttt.acceleration.supported_parts import UnsupportedPart
 from vision_ttt.dense import LinearSegmenter, TokenMap
+from vision_ttt.models.linear_vit import LinearViT
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.ops._native import LIBRARY
 from vision_ttt.ops.packed.weights import DTYPES
-from vision_ttt.whole.bands import CHUNK
 from vision_ttt.whole.embedding import Embedding, Picture
 from vision_ttt.whole.errors import WholePictureError
+from vision_ttt.whole.linear_vit import BandedLinear
 from vision_ttt.whole.mamba import BandedMamba
 from vision_ttt.whole.pictures import TensorPicture
 from vision_ttt.whole.plan import PROCESS, Needs, Plan, parse_bytes
-from vision_ttt.whole.run import Report, Run
+from vision_ttt.whole.run import Report, Run, descends
 from vision_ttt.whole.scratch import Scratch, kept_on_errors, store_dtype
-from vision_ttt.whole.sweeps import BandedBlock
+from vision_ttt.whole.sweeps import BandedBlock, stored_side
 from vision_ttt.whole.vit3 import BandedViT3
 from vision_ttt.whole.vittt import BandedVittt
 
-BANDED: tuple[type[BandedBlock], ...] = (BandedVittt, BandedViT3, BandedMamba)
+BANDED: tuple[type[BandedBlock], ...] = (BandedVittt, BandedViT3, BandedMamba, BandedLinear)
 """Blocks in bands; each names the class of blocks that it replaces as ``kind``."""
 
 _WINDOW = 2**22
@@ -48,7 +49,8 @@ class WholePictures:
     picture, to rounding: that of ``for_inference(model)``. The time is linear in the number of
     pixels.
 
-    Models are Vittt, ViT³, Vim and Mamba-Reg, of any size and number of classes, and a
+    Models are Vittt, ViT³, Vim and Mamba-Reg, of any size and number of classes, linearised ViTs
+    without rotary positions whose inner model is "swiglu" or "vit3", and a
     :class:`vision_ttt.dense.LinearSegmenter` on one of them. They run on the CPU.
 
     Example:
@@ -104,7 +106,10 @@ class WholePictures:
             pad=self.backbone.dynamic_img_pad or self.segment_head is not None,
             dtype=dtype,
         )
-        self.blocks = [_banded(name, each, dtype) for name, each in _blocks(backbone)]
+        self.blocks = [
+            _banded(f"blocks.{index}", block, dtype, descending=descends(index))
+            for index, block in enumerate(backbone.blocks)
+        ]
         self._digest = _digest(model)
         self._weights = 4 * sum(x.numel() for x in model.parameters())
 
@@ -182,7 +187,7 @@ class WholePictures:
         if backbone.class_tokens is not None:
             count = plan.grid[0] * plan.grid[1]
             positions = backbone.class_tokens.positions(count)
-            extra = backbone.class_tokens.insert(extra)
+            extra = self.embedding.norm(backbone.class_tokens.insert(extra))
         scratch = None
         if self.scratch is not None:
             identity = {
@@ -209,29 +214,32 @@ class WholePictures:
     def _needs(self) -> Needs:
         backbone, item = self.backbone, self.storage.itemsize
         side = max((block.side_width for block in self.blocks), default=0)
+        side_item = stored_side(self.blocks, self.storage).itemsize
         dim, (high, wide) = backbone.embed_dim, self.embedding.patch
-        working = max((block.working_width for block in self.blocks), default=0)
-        swept = 4 * (5 * dim + 2 * side) + item * (dim + side)
+        band = max((block.band_width for block in self.blocks), default=0)
+        swept = 4 * (5 * dim + 2 * side + band) + item * dim + side_item * side
         embedded = 12 * backbone.in_chans * high * wide + 12 * dim
         return Needs(
-            fixed=PROCESS + 2 * self._weights + 4 * CHUNK * working + 16 * _WINDOW,
+            # The model's weights, and packed ones, which may be three halves as large.
+            fixed=PROCESS + 5 * self._weights // 2 + 16 * _WINDOW,
             per_token=max(swept, embedded),
             halo=max((block.halo for block in self.blocks), default=0),
             stored_tokens=item * dim,
-            stored_side=item * side,
+            stored_side=side_item * side,
         )
 
     @torch.no_grad()
     def _classified(self, run: Run) -> Tensor:
         backbone = self.backbone
+        norm = backbone.fc_norm if isinstance(backbone, LinearViT) else nn.Identity()
         if backbone.global_pool == "avg":
             total = torch.zeros(run.dim, dtype=torch.float64)
             for band in run.bands:
                 total += run.tokens(band.first, band.last).sum((0, 1), dtype=torch.float64)
-            feature = (total / (run.grid[0] * run.grid[1])).float().unsqueeze(0)
+            feature = norm((total / (run.grid[0] * run.grid[1])).float().unsqueeze(0))
         elif backbone.global_pool == "max_norm":
             feature = torch.cat([_strongest(run.tokens(*band[:2])) for band in run.bands])
-            feature = _strongest(feature.unsqueeze(0))
+            feature = norm(_strongest(feature.unsqueeze(0)))
         elif backbone.global_pool == "":
             raise WholePictureError("the model pools nothing (global_pool=''): call tokens()")
         else:  # a pool of class tokens sees nothing of the image's
@@ -284,21 +292,17 @@ def _backbone(model: nn.Module) -> PlainBackbone:
         plain = model.maps.backbone
     if not isinstance(plain, PlainBackbone):
         raise TypeError(
-            "model must be a plain backbone (Vittt, ViT³, Vim, Mamba-Reg) or a LinearSegmenter on "
-            f"one, got {type(model).__name__}"
+            "model must be a plain backbone (Vittt, ViT³, Vim, Mamba-Reg, a linearised ViT) or a "
+            f"LinearSegmenter on one, got {type(model).__name__}"
         )
     return plain
 
 
-def _blocks(backbone: PlainBackbone) -> list[tuple[str, nn.Module]]:
-    return [(f"blocks.{index}", block) for index, block in enumerate(backbone.blocks)]
-
-
-def _banded(name: str, block: nn.Module, dtype: torch.dtype) -> BandedBlock:
+def _banded(name: str, block: nn.Module, dtype: torch.dtype, *, descending: bool) -> BandedBlock:
     for banded in BANDED:
         if isinstance(block, banded.kind):
             try:
-                return banded(block, dtype)
+                return banded(block, dtype, descending=descending)
             except UnsupportedPart as unsupported:
                 raise WholePictureError(
                     f"{name} has no form in bands: {unsupported}"

@@ -21,11 +21,16 @@ from vision_ttt.whole.embedding import Embedding, Picture
 from vision_ttt.whole.errors import WholePictureError
 from vision_ttt.whole.plan import Plan
 from vision_ttt.whole.scratch import Progress, Scratch, flat, of_state
-from vision_ttt.whole.stores import FileStore, MemoryStore, Store, checksum
-from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Sweep
+from vision_ttt.whole.stores import FileStore, KeptBands, MemoryStore, Store, checksum
+from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Sweep, stored_side
 
 Report = Callable[[int, int], None]
 """Called after each band with the number of bands done, over all sweeps, and that of all."""
+
+
+def descends(block: int) -> bool:
+    """Whether the last sweep of a block begins at the last band."""
+    return block % 2 == 1
 
 
 class Run:
@@ -60,26 +65,25 @@ class Run:
         self.length = plan.grid[0] * plan.grid[1] + len(positions)
         self.dim = extra.shape[-1]
         self.side_width = max((block.side_width for block in blocks), default=0)
+        side_dtype = stored_side(blocks, storage)
         self.shift = plan.rows + max((block.halo for block in blocks), default=0)
         self.scratch, self.report = scratch, report
         self.progress = Progress() if scratch is None else scratch.progress
         if not self.progress.tensors:
-            side = extra.new_zeros(1, extra.shape[1], self.side_width)
+            side = torch.zeros(1, extra.shape[1], self.side_width, dtype=side_dtype)
             self.progress.tensors = {"extra": extra, "next_extra": extra, "side_extra": side}
         height, width = plan.grid
         self.stores = {TOKENS: self._store(TOKENS, height + self.shift, width * self.dim, storage)}
         if self.side_width:
-            self.stores[SIDE] = self._store(SIDE, height, width * self.side_width, storage)
+            self.stores[SIDE] = self._store(SIDE, height, width * self.side_width, side_dtype)
         self.steps = [
-            (index, sweep)
-            for index, block in enumerate(blocks)
-            for sweep in block.sweeps(descending=self._descends(index))
+            (index, sweep) for index, block in enumerate(blocks) for sweep in block.sweeps()
         ]
         self._check_stored()
 
     def _store(self, name: str, rows: int, width: int, dtype: torch.dtype) -> Store:
         if self.scratch is None:
-            return MemoryStore(rows, width, dtype)
+            return (KeptBands if name == SIDE else MemoryStore)(rows, width, dtype)
         path: Path = self.scratch.folder / name
         if self.scratch.resumes and not path.exists():
             raise WholePictureError(
@@ -87,14 +91,9 @@ class Run:
             )
         return FileStore(path, rows, width, dtype)
 
-    @staticmethod
-    def _descends(block: int) -> bool:
-        """Whether the last sweep of a block begins at the last band."""
-        return block % 2 == 1
-
     def _base(self, block: int) -> int:
         """The row of the store at which the tokens that a block is given begin."""
-        return 0 if self._descends(block) else self.shift
+        return 0 if descends(block) else self.shift
 
     def run(self, picture: Picture) -> None:
         """Do what is left of all sweeps."""
@@ -108,7 +107,8 @@ class Run:
     @torch.no_grad()
     def tokens(self, first: int, last: int) -> Tensor:
         """The last tokens of rows ``first`` … ``last`` - 1, normalised: [1, n, D]."""
-        return self.norm(self._read(TOKENS, self._base(len(self.blocks)), first, last, self.dim))
+        x = self._read(TOKENS, self._base(len(self.blocks)), first, last, self.dim)
+        return self.norm(x.float())
 
     @torch.no_grad()
     def extra(self) -> Tensor:
@@ -151,7 +151,7 @@ class Run:
         height, width = self.grid
         above, below = min(block.halo, band.first), min(block.halo, height - band.last)
         base = self._base(index)
-        read = self._read(TOKENS, base, band.first - above, band.last + below, self.dim)
+        read = self._read(TOKENS, base, band.first - above, band.last + below, self.dim).float()
         side = None
         if block.side_width and sweep.writes == TOKENS and len(self._of_block(index)) > 1:
             side = self._read(SIDE, 0, band.first, band.last, block.side_width)
@@ -161,7 +161,7 @@ class Run:
         )
         if side is not None:
             extra = given._replace(extra=tensors["side_extra"][:, band.extra])
-            given = given._replace(side=extra.sequence(side))
+            given = given._replace(side=extra.sequence(side).to(block.side_dtype))
         out, state = sweep.run(given, state)
         if out is not None:
             image, extra = separate(out, band.places)

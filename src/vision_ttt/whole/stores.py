@@ -17,33 +17,30 @@ _WORDS = 128
 
 
 class Store(ABC):
-    """Rows of numbers, which are float32 outside and float32 or bfloat16 inside.
+    """Rows of numbers in float32 or bfloat16.
 
     Args:
         rows: how many.
         width: numbers of a row.
-        dtype: of the numbers inside.
+        dtype: of the numbers.
     """
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
         self.rows, self.width, self.dtype = rows, width, dtype
 
+    @abstractmethod
     def read(self, first: int, last: int) -> Tensor:
-        """Rows ``first`` … ``last`` - 1, [last - first, width] float32."""
-        return self._raw(first, last).float()
+        """Rows ``first`` … ``last`` - 1, [last - first, width]."""
 
     def write(self, first: int, x: Tensor) -> Tensor:
-        """Write rows x [n, width] from ``first`` on, and return them as they are inside."""
+        """Write rows x [n, width] from ``first`` on, and return them as they are stored."""
         raw = x.to(self.dtype)
         self._put(first, raw)
         return raw
 
     def sum(self, first: int, last: int) -> int:
         """The checksum of rows."""
-        return checksum(self._raw(first, last))
-
-    @abstractmethod
-    def _raw(self, first: int, last: int) -> Tensor: ...
+        return checksum(self.read(first, last))
 
     @abstractmethod
     def _put(self, first: int, raw: Tensor) -> None: ...
@@ -56,11 +53,27 @@ class MemoryStore(Store):
         super().__init__(rows, width, dtype)
         self.kept = torch.empty(rows, width, dtype=dtype)
 
-    def _raw(self, first: int, last: int) -> Tensor:
+    def read(self, first: int, last: int) -> Tensor:
+        """See :class:`Store`."""
         return self.kept[first:last]
 
     def _put(self, first: int, raw: Tensor) -> None:
         self.kept[first : first + len(raw)] = raw
+
+
+class KeptBands(Store):
+    """Rows in memory that are read as they were written, band by band: none is copied."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__(rows, width, dtype)
+        self.kept: dict[int, Tensor] = {}
+
+    def read(self, first: int, last: int) -> Tensor:
+        """See :class:`Store`."""
+        return self.kept[first]
+
+    def _put(self, first: int, raw: Tensor) -> None:
+        self.kept[first] = raw
 
 
 class FileStore(Store):
@@ -94,7 +107,8 @@ class FileStore(Store):
         """Close the file."""
         self._file.close()
 
-    def _raw(self, first: int, last: int) -> Tensor:
+    def read(self, first: int, last: int) -> Tensor:
+        """See :class:`Store`."""
         raw = torch.empty(last - first, self.width, dtype=self.dtype)
         content = memoryview(raw.view(torch.uint8).numpy()).cast("B")
         self._file.seek(first * self._row)

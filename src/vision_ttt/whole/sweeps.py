@@ -1,20 +1,27 @@
-"""Sweeps over a picture's bands, of which a block consists, and blocks that scan the sequence."""
+"""Sweeps over a picture's bands, of which a block consists."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.acceleration.packed_linear import PackedLinear
-from vision_ttt.ops._native import LIBRARY
-from vision_ttt.whole.bands import BandTokens, chunks, in_scan_order
+from vision_ttt.ops import states
+from vision_ttt.whole.bands import BandTokens
 
 TOKENS, SIDE = "tokens", "side"
 """Where a sweep writes: the tokens of the next block, or notes for a later sweep of this block."""
+
+
+class Numbers(NamedTuple):
+    """The state of a sweep whose op takes and returns it as one vector [S]."""
+
+    numbers: Tensor
+
+    tensors = states.tensors
 
 
 class Sweep(ABC):
@@ -41,9 +48,10 @@ class Sweep(ABC):
 class BandedBlock(ABC):
     """A block in a form that goes through the tokens in bands.
 
-    Args of every subclass: the block, whose parameters are copied, and the packed weights' dtype.
-    They raise :class:`vision_ttt.acceleration.supported_parts.UnsupportedPart` where a part of the
-    block was replaced or changed.
+    Args of every subclass: the block, whose parameters are copied, the packed weights' dtype, and
+    whether the last sweep, which writes the tokens, begins at the last band. They raise
+    :class:`vision_ttt.acceleration.supported_parts.UnsupportedPart` where a part of the block was
+    replaced or changed.
     """
 
     kind: ClassVar[type[nn.Module]]
@@ -51,105 +59,31 @@ class BandedBlock(ABC):
     """Rows on either side of a band that it reads."""
     side_width: int
     """S, numbers per token that its sweeps leave for later ones; 0 for none."""
-    working_width: int
-    """Numbers per token of a chunk that are in memory at once."""
+    side_dtype: torch.dtype = torch.float32
+    """The dtype of these numbers."""
+    band_width: int
+    """Numbers per token of a band that are in memory at once, beside the tokens and what its sweeps
+    leave."""
 
     @abstractmethod
-    def sweeps(self, *, descending: bool) -> Sequence[Sweep]:
-        """Its sweeps in their order.
-
-        Args:
-            descending: whether the last one, which writes the tokens, begins at the last band.
-        """
+    def sweeps(self) -> Sequence[Sweep]:
+        """Its sweeps in their order."""
 
 
-def linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-    """A linear layer of a copy of these parameters, for evaluation, packed if kernels are there."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.detach().float().clone(), requires_grad=False)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach().float().clone(), requires_grad=False)
-    return layer if LIBRARY is None else PackedLinear(layer, dtype)
+def stored_side(blocks: Sequence[BandedBlock], storage: torch.dtype) -> torch.dtype:
+    """The dtype in which sweeps' notes are stored, given that of tokens."""
+    halves = all(block.side_dtype == torch.bfloat16 for block in blocks)
+    return torch.bfloat16 if halves else storage
 
 
-class ScanBlock(BandedBlock):
-    """A block whose mixer scans the sequence in one direction or in both.
+class Copy(Sweep):
+    """Write what the sweep before has left."""
 
-    ::
+    writes, state_kind = TOKENS, None
 
-        y   ← y + what convolutions of the grid add           prepare
-        z_r = scan of the direction r over norm(y)            scan
-        y   ← of y and all z_r, token by token                merge
+    def __init__(self, *, descending: bool) -> None:
+        self.descending = descending
 
-    The first sweep runs the scan that is not in the last sweep's direction and leaves its z_r; the
-    last one runs the other scan and merges.
-    """
-
-    directions: int
-    state_kind: ClassVar[type[Any]]
-    width: int
-    """Numbers of z_r per token."""
-    norm: nn.Module
-
-    def prepare(self, band: BandTokens) -> Tensor:
-        """The band's part of the sequence [1, n, D] before its norm."""
-        return band.sequence(band.own(band.tokens))
-
-    @abstractmethod
-    def scan(self, direction: int, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """z_r [1, n, width] of x in scan order, 0 forward and 1 backward, and the state behind."""
-
-    @abstractmethod
-    def merge(self, y: Tensor, x: Tensor, z: Sequence[Tensor]) -> Tensor:
-        """The next block's tokens, of each direction's z [1, n, width]."""
-
-    def sweeps(self, *, descending: bool) -> Sequence[Sweep]:
-        """See :class:`BandedBlock`."""
-        scanned = range(self.directions)
-        first = [_Scan(self, each) for each in scanned if bool(each) != descending]
-        return [*first, _Merge(self, descending)]
-
-    @property
-    def side_width(self) -> int:
-        """The scan of one direction is left for the last sweep."""
-        return self.width
-
-
-class _Scan(Sweep):
-    writes = SIDE
-
-    def __init__(self, block: ScanBlock, direction: int) -> None:
-        self.block, self.direction, self.descending = block, direction, direction == 1
-        self.state_kind = block.state_kind
-
-    def run(self, band: BandTokens, state: Any) -> tuple[Tensor, Any]:
-        y = self.block.prepare(band)
-        out = y.new_empty(1, y.shape[1], self.block.width)
-        for part in chunks(band.start, y.shape[1], band.length, descending=self.descending):
-            x = in_scan_order(self.block.norm(y[:, part]), descending=self.descending)
-            z, state = self.block.scan(self.direction, x, state)
-            out[:, part] = in_scan_order(z, descending=self.descending)
-        return out, state
-
-
-class _Merge(Sweep):
-    writes = TOKENS
-
-    def __init__(self, block: ScanBlock, descending: bool) -> None:
-        self.block, self.descending = block, descending
-        self.direction = int(descending) if int(descending) < block.directions else None
-        self.state_kind = None if self.direction is None else block.state_kind
-
-    def run(self, band: BandTokens, state: Any) -> tuple[Tensor, Any]:
-        y = self.block.prepare(band)
-        out = torch.empty_like(y)
-        for part in chunks(band.start, y.shape[1], band.length, descending=self.descending):
-            before = y[:, part]
-            x = self.block.norm(before)
-            z = [] if band.side is None else [band.side[:, part]]
-            if self.direction is not None:
-                ordered = in_scan_order(x, descending=self.descending)
-                own, state = self.block.scan(self.direction, ordered, state)
-                z.insert(self.direction, in_scan_order(own, descending=self.descending))
-            out[:, part] = self.block.merge(before, x, z)
-        return out, state
+    def run(self, band: BandTokens, state: None) -> tuple[Tensor, None]:
+        """See :class:`Sweep`."""
+        return band.side, None

@@ -2,112 +2,132 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vision_ttt.acceleration.packed_vittt import require_supported_parts
+from vision_ttt.acceleration.packed_vittt import (
+    numbers_of,
+    parameters_of,
+    require_supported_parts,
+    sizes_of,
+)
 from vision_ttt.layers import VitttBlock
-from vision_ttt.layers.ttt_layer import OpTTTLayer, TTTLayerState
-from vision_ttt.ops import depthwise_conv2d, swiglu
+from vision_ttt.ops import depthwise_conv2d
+from vision_ttt.ops.packed import packed_vittt_band
+from vision_ttt.ops.packed.vittt_band import BLOCK, VitttBandSizes, initial_state
+from vision_ttt.ops.packed.vittt_blocks import INNER
 from vision_ttt.whole.bands import BandTokens
-from vision_ttt.whole.sweeps import ScanBlock, linear
+from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Copy, Numbers, Sweep
 
 
-class BandedVittt(ScanBlock):
-    """:class:`vision_ttt.layers.VitttBlock` in bands; each direction is a layer of its own."""
+class BandedVittt(BandedBlock):
+    """:class:`vision_ttt.layers.VitttBlock` in bands.
+
+    The first sweep runs the scan that is not in the last sweep's direction, and leaves its outputs.
+    The last one runs the other scan and the rest of the block. A block that scans in one direction
+    does all in the first sweep where the last one has the other direction.
+    """
 
     kind = VitttBlock
-    state_kind = TTTLayerState
 
-    def __init__(self, block: VitttBlock, dtype: torch.dtype) -> None:
+    def __init__(self, block: VitttBlock, dtype: torch.dtype, *, descending: bool) -> None:
         require_supported_parts(block)
-        mixer, ttt = block.mixer, block.mixer.ttt
-        dim = ttt.out_proj.in_features
-        self.width, self.directions = dim, ttt.directions
-        hidden = block.mlp.fc2.in_features
-        self.working_width = 16 * dim + 4 * hidden
-        self.conv2d = None if mixer.conv2d is None else mixer.conv2d.weight.detach().float().clone()
-        self.halo = 0 if self.conv2d is None else self.conv2d.shape[-1] // 2
-        self.norm = copy.deepcopy(mixer.norm).float().requires_grad_(False)
-        self.mlp_norm = copy.deepcopy(block.norm).float().requires_grad_(False)
-        with torch.random.fork_rng(devices=[]):  # layers draw the weights that are replaced
-            self.layers = [_one_direction(ttt, each, dtype) for each in range(ttt.directions)]
-        self.combine = copy.deepcopy(ttt.merge).float().requires_grad_(False)
-        gate = ttt.widths["gate"]
-        self.gate = linear(ttt.in_proj.weight[-gate:], None, dtype) if gate else None
-        self.out_proj = linear(ttt.out_proj.weight, None, dtype)
-        self.fc1 = linear(block.mlp.fc1.weight, None, dtype)
-        self.fc2 = linear(block.mlp.fc2.weight, None, dtype)
+        sizes = sizes_of(block)
+        self.dim = block.mixer.ttt.out_proj.in_features
+        self.rate, self.eps = numbers_of(block)
+        conv2d = block.mixer.conv2d
+        self.conv2d = None if conv2d is None else conv2d.weight.detach().float().clone()
+        self.halo = sizes["kernel"] // 2
+        # Of a scan that merges nothing, the outputs have the packed weights' precision.
+        both = sizes["directions"] == 2
+        self.side_dtype = dtype if both else torch.float32
+        self.side_width = self.dim if both or descending else 0
+        self.band_width = sizes["views"] * self.dim + sizes["heads"]
+        last = int(descending)
+        if both:
+            self._sweeps = [
+                _Scan(self, block, dtype, sizes, reverse=1 - last, merges=0),
+                _Scan(self, block, dtype, sizes, reverse=last, merges=1),
+            ]
+        else:
+            self._sweeps = [_Scan(self, block, dtype, sizes, reverse=0, merges=1)]
+        if not both and descending:
+            self._sweeps[0].writes = SIDE
+            self._sweeps.append(Copy(descending=True))
 
-    def prepare(self, band: BandTokens) -> Tensor:
-        """y + DWConv(y), the class tokens as they are."""
-        own = band.own(band.tokens)
-        if self.conv2d is not None:
-            grid = band.rows, band.width
-            own = own + band.own(depthwise_conv2d(band.tokens, self.conv2d, grid))
-        return band.sequence(own)
-
-    def scan(
-        self, direction: int, x: Tensor, state: TTTLayerState | None
-    ) -> tuple[Tensor, TTTLayerState]:
-        """The learner's outputs."""
-        layer = self.layers[direction]
-        (q, k, v, eta, _), taps = layer.views(x, state, True)
-        z, learner = layer.learner(q, k, v, eta, None if state is None else state.learner, True)
-        return z.flatten(2), TTTLayerState(learner, *taps)
-
-    def merge(self, y: Tensor, x: Tensor, z: Sequence[Tensor]) -> Tensor:
-        """Post norms, gate, output projection, MLP."""
-        both = z[0] if len(z) == 1 else torch.cat(tuple(z), dim=-1)
-        y = y + self.out_proj(self.combine(both, None if self.gate is None else self.gate(x)))
-        return y + self.fc2(swiglu(self.fc1(self.mlp_norm(y))))
+    def sweeps(self) -> Sequence[Sweep]:
+        """See :class:`BandedBlock`."""
+        return self._sweeps
 
 
-def _one_direction(ttt: OpTTTLayer, direction: int, dtype: torch.dtype) -> nn.Module:
-    """The part of a layer that scans in one direction, as a layer that goes on at any token."""
-    learner, dim = ttt.learner, ttt.out_proj.in_features
-    heads = ttt.heads // ttt.directions
-    part = type(ttt)(
-        dim,
-        heads,
-        mini_batch_size=learner.mini_batch_size,
-        share_qk=not ttt.widths["q"],
-        conv_kernel_size=ttt.conv_q.kernel_size[0] if ttt.has_conv else 0,
-        state_std=0.0,
-        inner_norm=learner.norm_weight is not None,
-        base_learning_rate=ttt.base_learning_rate,
-    )
+class _Scan(Sweep):
+    state_kind = Numbers
+
+    def __init__(
+        self,
+        block: BandedVittt,
+        of: VitttBlock,
+        dtype: torch.dtype,
+        sizes: dict[str, int],
+        *,
+        reverse: int,
+        merges: int,
+    ) -> None:
+        self.block, self.descending = block, bool(reverse)
+        self.writes = TOKENS if merges else SIDE
+        self.sizes = VitttBandSizes(
+            **{**sizes, "heads": sizes["heads"] // sizes["directions"]},
+            **{"is_bfloat16": int(dtype == torch.bfloat16), "reverse": reverse, "merges": merges},
+        )
+        parameters = _of_direction(parameters_of(of), sizes, block.dim, reverse)
+        self.weights = BLOCK.join(parameters, block.dim, self.sizes)
+        model = [parameters[f"initial.{name}"] for name in INNER[: 4 if sizes["is_mlp"] else 2]]
+        self.initial = initial_state(model, block.dim, self.sizes)
+
+    def run(self, band: BandTokens, state: Numbers | None) -> tuple[Tensor, Numbers]:
+        block, sizes, weights = self.block, self.sizes, self.weights
+        y, rows = band.tokens, (band.width, band.above, band.below)
+        if block.conv2d is None or band.places:
+            own = band.own(y)
+            if block.conv2d is not None:
+                grid = band.rows, band.width
+                own = own + band.own(depthwise_conv2d(y, block.conv2d, grid))
+                # Without its first tensor the vector holds a block without the Conv2d.
+                weights = weights[BLOCK.places(block.dim, sizes)["conv2d"].end :]
+                sizes = sizes._replace(kernel=0)
+            y = band.sequence(own)
+            rows = (y.shape[1], 0, 0)
+        count = band.own(band.tokens).shape[1] + len(band.places)
+        before = band.length - band.start - count if self.descending else band.start
+        out, numbers = packed_vittt_band(
+            *(y, weights, self.initial if state is None else state.numbers, band.side, sizes),
+            rows=rows,
+            open_tokens=before % sizes.mini_batch_size,
+            rate=block.rate,
+            eps=block.eps,
+        )
+        return out, Numbers(numbers)
+
+
+def _of_direction(
+    parameters: dict[str, Tensor | None], sizes: dict[str, int], dim: int, direction: int
+) -> dict[str, Tensor | None]:
+    """A block's parameters for the scan of one direction."""
+    heads = sizes["heads"] // sizes["directions"]
     channels = slice(direction * dim, (direction + 1) * dim)
     own_heads = slice(direction * heads, (direction + 1) * heads)
-    views = ttt.in_proj.weight.split(list(ttt.widths.values()))[:3]
-    given = {
-        "rate_proj.weight": ttt.rate_proj.weight[own_heads],
-        "rate_proj.bias": ttt.rate_proj.bias[own_heads],
-        "learner.position_offset": learner.position_offset[direction : direction + 1],
-    }
-    names = zip(learner.state_names, learner.state(), strict=True)
-    given |= {f"learner.{name}": x[own_heads] for name, x in names}
-    for name in ("norm_weight", "norm_bias"):
-        if (x := getattr(learner, name)) is not None:
-            given[f"learner.{name}"] = x[own_heads]
-    if ttt.has_conv:
-        convs = (("conv_q", ttt.conv_q), ("conv_k", ttt.conv_k))
-        for name, conv in convs:
-            given |= {f"{name}.{key}": x[channels] for key, x in conv.named_parameters()}
-    missing = part.load_state_dict({key: x.detach() for key, x in given.items()}, strict=False)
-    # What is not of one direction is not used, and must not be forgotten either.
-    assert set(missing.missing_keys) <= {
-        "in_proj.weight",
-        "out_proj.weight",
-        "merge.weight",
-        "merge.bias",
-    }
-    part.learner.eps = learner.eps
-    if hasattr(ttt, "warmup"):
-        part.warmup.copy_(ttt.warmup)
-    part.in_proj = linear(torch.cat([view[channels] for view in views if len(view)]), None, dtype)
-    del part.out_proj, part.merge
-    return part.eval().requires_grad_(False)
+    views = parameters["views"].split(sizes["directions"] * dim)
+    own = {**parameters, "views": torch.cat([view[channels] for view in views])}
+    for name, x in parameters.items():
+        if x is None:
+            continue
+        if name.startswith(("rates", "initial", "inner")):
+            own[name] = x[own_heads]
+        elif name.startswith(("conv_q", "conv_k")):
+            own[name] = x[channels]
+        elif name.startswith("post"):
+            own[name] = x.flip(0) if direction else x
+    own["scale"] = parameters["scale"][direction : direction + 1]
+    return own

@@ -17,7 +17,7 @@ from vision_ttt.ops._contract import Contract, Real, Whole, check_number
 from vision_ttt.ops._native import call_kernel
 from vision_ttt.ops._shapes import Shape, parse_axis
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.packed.weights import pack, packed_shape
+from vision_ttt.ops.packed.weights import DTYPES, pack, packed_shape
 
 WORD = torch.int32
 """The vector's dtype: four bytes hold one float32 or two bfloat16 numbers. As an integer dtype it
@@ -27,9 +27,13 @@ LINE = 16
 """Words of a cache line. Every tensor begins at the start of a line."""
 
 FLAG = Whole(0, 1)
-_GRID = ("height", "width")
+GRID = ("height", "width")
 _LARGEST = 2**63 - 1
 """The largest int of the kernels' structures."""
+
+
+Run = Callable[..., Any]
+"""Runs an op of the table by its name on arguments: :func:`define` or :func:`run_op`."""
 
 
 class _Part(NamedTuple):
@@ -72,8 +76,7 @@ class Block:
     parameters and numbers are those of the fields that the kernel reads them from.
 
     Args:
-        name: the op's. The kernel is ``vision_ttt_NAME``; ``vision_ttt_NAME_scratch`` returns the
-            bytes of its scratch memory.
+        name: the op's.
         structure: the kernel's description of a block.
         parameters: field → shape, in the vector's order. ``"packed C I"`` is the weight [C, I] of
             a linear layer for :func:`pack`, ``"C if S"`` a tensor that the block lacks where the
@@ -85,8 +88,10 @@ class Block:
         derive: sizes → further numbers. It raises a ValueError for sizes that contradict each
             other.
         refusal: sizes → the reason why the kernels do not support them, or None if they do.
-        has_grid: whether the op's whole numbers begin with the grid's height and width.
+        leading: the whole numbers of a call before the sizes, such as the grid's.
         further: (arguments, sizes): raises an error for other arguments of a call that do not fit.
+        kernel: its name where it is not the op's. It is ``vision_ttt_KERNEL``, and
+            ``vision_ttt_KERNEL_scratch`` returns the bytes of its scratch memory.
     """
 
     def __init__(
@@ -100,36 +105,41 @@ class Block:
         floats: Mapping[str, Real],
         derive: Callable[[Mapping[str, int]], Mapping[str, int]],
         refusal: Callable[[Mapping[str, int]], str | None],
-        has_grid: bool,
+        leading: Sequence[str],
         further: Callable[[Mapping[str, Any], Mapping[str, int]], None] | None = None,
+        kernel: str | None = None,
     ) -> None:
         self.name, self.structure, self.sizes = name, structure, sizes
         self.parameters = {field: _parse(text) for field, text in parameters.items()}
-        self.ints = {field: Whole(1) for field in (*(_GRID if has_grid else ()), *sizes._fields)}
+        self.ints = {field: Whole(1) for field in (*leading, *sizes._fields)}
         self.ints |= ranges
         self.floats = dict(floats)
         self.fields = tuple(_fields_of(structure))
-        self.first_size = len(self.ints) - len(sizes._fields)
+        self.first_size = len(leading)
         self._derive, self._refusal, self._further = derive, refusal, further
         # At 32² the description of a block would take longer than many of its kernels.
         self._describe = functools.lru_cache(maxsize=256)(self.describe)
-        self._kernel, self._scratch = f"vision_ttt_{name}", f"vision_ttt_{name}_scratch"
+        self._kernel = f"vision_ttt_{kernel or name}"
+        self._scratch = f"{self._kernel}_scratch"
         if _native.LIBRARY is not None:
             getattr(_native.LIBRARY, self._scratch).restype = ctypes.c_int64
 
-    def contract(self, weights: str, numbers: Sequence[str], **tensors: str) -> Contract:
+    def contract(
+        self, weights: str, numbers: Sequence[str], halves: Sequence[str] = (), **tensors: str
+    ) -> Contract:
         """The op's contract.
 
         Args:
             weights: the shape of the op's ``weights``.
             numbers: the names of its whole numbers and of its others.
+            halves: those of the further tensors that may be bfloat16, too.
             tensors: further tensors in float32.
         """
         floats = dict.fromkeys(("y", *tensors), (torch.float32,))
         return Contract(
             self.name,
             {"y": "B T dim", "weights": weights, **tensors},
-            dtypes={**floats, "weights": (WORD,)},
+            dtypes={**floats, **dict.fromkeys(halves, DTYPES), "weights": (WORD,)},
             may_be_0=("B", "T"),
             others=numbers,
             further=self._check,
@@ -198,14 +208,16 @@ class Block:
         weights: Tensor,
         ints: Sequence[int],
         floats: Sequence[float],
+        out: Tensor | None = None,
         **others: Any,
     ) -> Tensor:
-        """Run the kernel and return its output tokens [B, T, D].
+        """Run the kernel and return its output tokens.
 
         Args:
             y: tokens [B, T, D].
             weights: the vector of a block, or [N, words] of blocks one after the other.
             ints, floats: the call's numbers.
+            out: memory for the output; None for [B, T, D] of its own.
             others: the fields that neither the vector nor the numbers fill.
 
         Raises:
@@ -229,7 +241,7 @@ class Block:
         scratch = y.new_empty(call_kernel(self._scratch, problem), dtype=torch.uint8)
         # Allocated after the scratch, so that the next block's scratch fits the memory that this
         # one frees.
-        out = y.new_empty(y.shape)
+        out = y.new_empty(y.shape) if out is None else out
         problem.scratch, problem.out = scratch.data_ptr(), out.data_ptr()
         _native.run_kernel(self._kernel, problem)
         return out
@@ -331,3 +343,8 @@ def _fields_of(kind: type[ctypes.Structure]) -> Iterator[str]:
 def define(op: str, *arguments: Any) -> Any:
     """Compute an op of the table by its definition."""
     return TABLE[op].definition(TABLE[op].inputs(*arguments))
+
+
+def run_op(op: str, *arguments: Any) -> Any:
+    """Compute an op of the table by the backend that serves its call."""
+    return TABLE[op](TABLE[op].inputs(*arguments))

@@ -15,14 +15,14 @@ from vision_ttt.ops._contract import Real
 from vision_ttt.ops._native import mirrors, no_vectors
 from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.packed.block import FLAG, Block, define
+from vision_ttt.ops.packed.block import FLAG, Block, Run, define
 from vision_ttt.ops.packed.linear import multiply
 from vision_ttt.ops.packed.weights import PackedStructure, call
 
 STATES = 16
 """N, the numbers of a channel's state, which the kernels hold in registers."""
 
-_DIRECTIONS = ("forth", "back")
+DIRECTIONS = ("forth", "back")
 
 
 class MambaBlockSizes(NamedTuple):
@@ -44,12 +44,10 @@ _OF_A_DIRECTION = {
     "decay": f"{STATES} inner",  # A / ln 2
     "skip": "inner",
 }
-_PARAMETERS = {
+PARAMETERS = {
     "norm": "dim",
     "in_proj": "packed columns dim",  # x, z
-    **{
-        f"{way}.{field}": _OF_A_DIRECTION[field] for field in _OF_A_DIRECTION for way in _DIRECTIONS
-    },
+    **{f"{way}.{field}": _OF_A_DIRECTION[field] for field in _OF_A_DIRECTION for way in DIRECTIONS},
     "out_proj": "packed dim inner",
 }
 
@@ -64,33 +62,42 @@ class _MambaDirection(ctypes.Structure):
 
 
 @mirrors("PackedMambaBlock")
-class _PackedMambaBlock(ctypes.Structure):
+class MambaBlockStructure(ctypes.Structure):
+    """``PackedMambaBlock`` of csrc/blocks/blocks.h."""
+
     _fields_ = (
         *((name, c_void_p) for name in ("y", "out", "scratch", "norm")),
         *((name, PackedStructure) for name in ("in_proj", "out_proj")),
-        *((name, _MambaDirection) for name in _DIRECTIONS),
+        *((name, _MambaDirection) for name in DIRECTIONS),
+        *((name, c_void_p) for name in ("state", "next_state", "side")),
         *((name, c_int64) for name in ("batch", "length", "dim", "inner", "taps")),
-        *((name, c_int64) for name in ("is_bfloat16", "threads")),
+        *((name, c_int64) for name in ("is_bfloat16", "threads", "reverse", "merges")),
         ("eps", c_double),
     )
 
 
-def _derive(s: Mapping[str, int]) -> dict[str, int]:
+def derive(s: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of a block that determine shapes."""
     if s["rank"] % 2:
         raise ValueError(f"packed_mamba_block: rank must be even, got {s['rank']}")
     return {"columns": 2 * s["inner"], "vectors": 2 * STATES}
 
 
+def refuse(s: Mapping[str, int]) -> str | None:
+    """The reason why the kernels do not support a block of these sizes, or None if they do."""
+    return no_vectors(s["dim"]) or no_vectors(s["inner"])
+
+
 BLOCK = Block(
     "packed_mamba_block",
-    _PackedMambaBlock,
-    _PARAMETERS,
+    MambaBlockStructure,
+    PARAMETERS,
     MambaBlockSizes,
     ranges={"is_bfloat16": FLAG},
     floats={"eps": Real(0)},
-    derive=_derive,
-    refusal=lambda s: no_vectors(s["dim"]) or no_vectors(s["inner"]),
-    has_grid=False,
+    derive=derive,
+    refusal=refuse,
+    leading=(),
 )
 
 
@@ -108,28 +115,54 @@ def packed_mamba_block_definition(inputs: Inputs) -> Tensor:
     y, weights, ints, eps = inputs
     if not y.numel():  # a convolution would see no token
         return y.clone()
-    dim, (inner, _, rank, _) = y.shape[-1], ints
-    p = BLOCK.split(weights, dim, ints, y.dtype)
-    dtype = p["in_proj"].dtype
+    dim, s = y.shape[-1], MambaBlockSizes(*ints)
+    p = BLOCK.split(weights, dim, s, y.dtype)
+    x, z = project(y, p, s, eps).chunk(2, dim=-1)
+    sums = [scan(convolve(x, p, s, reverse), p, s, reverse)[0] for reverse in range(2)]
+    return answer(y, sums[0] + sums[1], z, p)
 
-    def rounded(x: Tensor) -> Tensor:
-        return x.to(dtype).to(y.dtype)
 
-    def direction(x: Tensor, way: str, reverse: int) -> Tensor:
-        own = {field: p[f"{way}.{field}"] for field in _OF_A_DIRECTION}
-        taps = own["conv"].t().unsqueeze(1)
-        u = rounded(F.silu(define("directional_conv1d", x, taps, own["conv_bias"], reverse)))
-        b, c = multiply(u, own["vectors"], None, 2 * STATES).split(STATES, dim=-1)
-        r = rounded(multiply(u, own["low"], None, rank))
-        logits = multiply(r, own["steps"], own["steps.bias"], inner)
-        a = own["decay"].t() * math.log(2)
-        scan = (u, logits, a, b, c, own["skip"], None, None, None, True, reverse)
-        return rounded(define("selective_scan", *scan)[0])
+def project(y: Tensor, p: Mapping[str, Tensor], s: MambaBlockSizes, eps: float) -> Tensor:
+    """x and z side by side."""
+    x = multiply(F.rms_norm(y, y.shape[-1:], p["norm"], eps), p["in_proj"], None, 2 * s.inner)
+    return _rounded(x, p)
 
-    normed = F.rms_norm(y, (dim,), p["norm"], eps)
-    x, z = rounded(multiply(normed, p["in_proj"], None, 2 * inner)).chunk(2, dim=-1)
-    gated = 0.5 * (direction(x, "forth", 0) + direction(x, "back", inner)) * F.silu(z)
-    return y + multiply(gated, p["out_proj"], None, dim)
+
+def convolve(
+    x: Tensor, p: Mapping[str, Tensor], s: MambaBlockSizes, reverse: int, run: Run = define
+) -> Tensor:
+    """u of one direction."""
+    way = DIRECTIONS[reverse]
+    taps, bias = p[f"{way}.conv"].t().unsqueeze(1), p[f"{way}.conv_bias"]
+    return _rounded(F.silu(run("directional_conv1d", x, taps, bias, reverse * s.inner)), p)
+
+
+def scan(
+    u: Tensor,
+    p: Mapping[str, Tensor],
+    s: MambaBlockSizes,
+    reverse: int,
+    state: Tensor | None = None,
+    run: Run = define,
+) -> tuple[Tensor, Tensor]:
+    """The sums of one direction, and its state [B, E, N] behind the tokens."""
+    own = {field: p[f"{DIRECTIONS[reverse]}.{field}"] for field in _OF_A_DIRECTION}
+    b, c = multiply(u, own["vectors"], None, 2 * STATES).split(STATES, dim=-1)
+    r = _rounded(multiply(u, own["low"], None, s.rank), p)
+    logits = multiply(r, own["steps"], own["steps.bias"], s.inner)
+    a = own["decay"].t() * math.log(2)
+    scanned = (u, logits, a, b, c, own["skip"], None, None, state, True, reverse * s.inner)
+    y, after = run("selective_scan", *scanned)
+    return _rounded(y, p), after
+
+
+def answer(y: Tensor, sums: Tensor, z: Tensor, p: Mapping[str, Tensor]) -> Tensor:
+    """The block's tokens, of both directions' sums."""
+    return y + multiply(0.5 * sums * F.silu(z), p["out_proj"], None, y.shape[-1])
+
+
+def _rounded(x: Tensor, p: Mapping[str, Tensor]) -> Tensor:
+    return x.to(p["in_proj"].dtype).to(x.dtype)
 
 
 def _flops(shapes: Inputs) -> int:

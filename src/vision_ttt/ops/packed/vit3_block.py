@@ -14,7 +14,7 @@ from torch import Tensor
 from vision_ttt.ops._contract import LARGEST_REAL, Real
 from vision_ttt.ops._native import mirrors, no_vectors
 from vision_ttt.ops._op import Backend, Op
-from vision_ttt.ops.packed.block import FLAG, Block, define
+from vision_ttt.ops.packed.block import FLAG, GRID, Block, define
 from vision_ttt.ops.packed.linear import multiply
 from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, call
 from vision_ttt.ops.vit3_ttt import depthwise, depthwise_step, gated_unit, gated_unit_step
@@ -31,7 +31,7 @@ class Vit3BlockSizes(NamedTuple):
     is_bfloat16: int  # 0 or 1: the packed weights are bfloat16
 
 
-_PARAMETERS = {
+PARAMETERS = {
     "conv2d": "9 dim",
     "conv2d_bias": "dim",
     "norm1.weight": "dim if affine",
@@ -54,21 +54,25 @@ _PARAMETERS = {
 
 
 @mirrors("PackedVit3Block")
-class _PackedVit3Block(ctypes.Structure):
+class Vit3BlockStructure(ctypes.Structure):
+    """``PackedVit3Block`` of csrc/blocks/blocks.h."""
+
     _fields_ = (
         *((name, c_void_p) for name in ("y", "out", "scratch", "conv2d", "conv2d_bias")),
         *((name, NormStructure) for name in ("norm1", "norm2")),
         *((name, c_void_p) for name in ("gate1", "gate2")),
         *((name, PackedStructure) for name in ("qkv", "proj", "fc1", "fc2")),
         *((name, c_void_p) for name in ("rotations", "units", "kernels")),
-        *((name, c_void_p) for name in ("mlp_conv", "mlp_conv_bias")),
+        *((name, c_void_p) for name in ("mlp_conv", "mlp_conv_bias", "sums", "all_sums")),
         *((name, c_int64) for name in ("batch", "length", "height", "width", "dim", "heads")),
         *((name, c_int64) for name in ("gate_stride", "tanh_gelu", "is_bfloat16", "threads")),
+        *((name, c_int64) for name in ("above", "below", "total")),
         ("loss_scale", c_double),
     )
 
 
-def _derive(s: Mapping[str, int]) -> dict[str, int]:
+def derive(s: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of a block that determine shapes."""
     dim, heads = s["dim"], s["heads"]
     if dim % heads:
         raise ValueError(f"packed_vit3_block: {dim} channels are not a multiple of {heads} heads")
@@ -92,16 +96,24 @@ def _check_call(values: Mapping[str, Any], s: Mapping[str, int]) -> None:
         )
 
 
+def refuse(s: Mapping[str, int]) -> str | None:
+    """The reason why the kernels do not support a block of these sizes, or None if they do."""
+    return no_vectors(s["dim"]) or no_vectors(s["d"]) or no_vectors(s["hidden"])
+
+
+RANGES = dict.fromkeys(("tanh_gelu", "convolved", "modulated", "is_bfloat16"), FLAG)
+FLOATS = {"loss_scale": Real(-LARGEST_REAL), "norm1.eps": Real(0), "norm2.eps": Real(0)}
+
 BLOCK = Block(
     "packed_vit3_block",
-    _PackedVit3Block,
-    _PARAMETERS,
+    Vit3BlockStructure,
+    PARAMETERS,
     Vit3BlockSizes,
-    ranges=dict.fromkeys(("tanh_gelu", "convolved", "modulated", "is_bfloat16"), FLAG),
-    floats={"loss_scale": Real(-LARGEST_REAL), "norm1.eps": Real(0), "norm2.eps": Real(0)},
-    derive=_derive,
-    refusal=lambda s: no_vectors(s["dim"]) or no_vectors(s["d"]) or no_vectors(s["hidden"]),
-    has_grid=True,
+    ranges=RANGES,
+    floats=FLOATS,
+    derive=derive,
+    refusal=refuse,
+    leading=GRID,
     further=_check_call,
 )
 

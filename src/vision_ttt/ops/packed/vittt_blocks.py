@@ -22,9 +22,12 @@ from vision_ttt.ops._learner_cpu import (
 from vision_ttt.ops._native import mirrors, no_vectors
 from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops._table import TABLE
-from vision_ttt.ops.packed.block import FLAG, Block, define
+from vision_ttt.ops.packed.block import FLAG, GRID, Block, Run, define
 from vision_ttt.ops.packed.linear import multiply
 from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, call
+
+INNER = ("w1", "b1", "w2", "b2")
+"""The tensors of the inner model, of which TTT-Linear has two."""
 
 
 class VitttBlockSizes(NamedTuple):
@@ -42,7 +45,7 @@ class VitttBlockSizes(NamedTuple):
     is_bfloat16: int  # 0 or 1: the packed weights are bfloat16
 
 
-_PARAMETERS = {
+PARAMETERS = {
     "conv2d": "kernel_area dim if kernel",
     "norm.weight": "dim",
     "norm.bias": "dim",
@@ -60,7 +63,7 @@ _PARAMETERS = {
     "initial.b2": "heads d if is_mlp",
     "inner_weight": "heads d",
     "inner_bias": "heads d",
-    "scale": "directions mini_batch_size",
+    "scale": "scans mini_batch_size",
     "post_weight": "directions dim",
     "post_bias": "directions dim",
     "out_proj": "packed dim dim",
@@ -73,7 +76,9 @@ _PARAMETERS = {
 
 
 @mirrors("PackedVitttBlock")
-class _PackedVitttBlock(ctypes.Structure):
+class VitttBlockStructure(ctypes.Structure):
+    """``PackedVitttBlock`` of csrc/blocks/blocks.h."""
+
     _fields_ = (
         *((name, c_void_p) for name in ("y", "out", "between", "scratch", "conv2d")),
         *((name, NormStructure) for name in ("norm", "mlp_norm")),
@@ -83,24 +88,27 @@ class _PackedVitttBlock(ctypes.Structure):
         ("initial", _State),
         *((name, c_void_p) for name in ("inner_weight", "inner_bias", "scale")),
         *((name, c_void_p) for name in ("post_weight", "post_bias")),
+        *((name, c_void_p) for name in ("state", "next_state", "side")),
         *((name, c_int64) for name in ("batch", "length", "height", "width", "dim", "heads")),
         *((name, c_int64) for name in ("directions", "kernel", "taps", "shared_qk", "is_mlp")),
         *((name, c_int64) for name in ("mini_batch_size", "is_bfloat16", "threads", "count")),
+        *((name, c_int64) for name in ("above", "below", "open", "reverse", "merges")),
         *((name, c_float) for name in ("inner_eps", "post_eps", "rate")),
     )
 
 
-def _derive(s: Mapping[str, int]) -> dict[str, int]:
-    inner, heads, kernel = s["directions"] * s["dim"], s["heads"], s["kernel"]
+def derive(s: Mapping[str, int], scans: int | None = None) -> dict[str, int]:
+    """Sizes of a block, or of one that scans in so many of its directions."""
+    scans = s["directions"] if scans is None else scans
+    inner, heads, kernel = scans * s["dim"], s["heads"], s["kernel"]
     if kernel and kernel % 2 == 0:
         raise ValueError(f"packed_vittt_blocks: conv2d's kernel must be odd, got {kernel}")
-    if inner % heads or heads % s["directions"]:
-        raise ValueError(
-            f"packed_vittt_blocks: {heads} heads in {s['directions']} directions of {s['dim']}"
-        )
+    if inner % heads or heads % scans:
+        raise ValueError(f"packed_vittt_blocks: {heads} heads in {scans} directions of {s['dim']}")
     d = inner // heads
     return {
         "kernel_area": kernel * kernel,
+        "scans": scans,
         "inner": inner,
         "columns": s["views"] * inner,
         "d": d,
@@ -109,7 +117,8 @@ def _derive(s: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _refuse(s: Mapping[str, int]) -> str | None:
+def refuse(s: Mapping[str, int]) -> str | None:
+    """The reason why the kernels do not support a block of these sizes, or None if they do."""
     if s["d"] not in DIMENSIONS:
         return f"head dimension {s['d']} is not one of {DIMENSIONS}"
     if s["mini_batch_size"] > LARGEST_MINI_BATCH:
@@ -125,20 +134,23 @@ def _check_grid(values: Mapping[str, Any], s: Mapping[str, int]) -> None:
         )
 
 
+RANGES = {
+    **dict.fromkeys(("taps", "kernel"), Whole(0)),
+    **{"directions": Whole(1, 2), "views": Whole(2, 3)},
+    **dict.fromkeys(("gated", "is_mlp", "is_bfloat16"), FLAG),
+}
+FLOATS = dict.fromkeys(("rate", "norm.eps", "inner_eps", "post_eps", "mlp_norm.eps"), Real(0))
+
 BLOCK = Block(
     "packed_vittt_blocks",
-    _PackedVitttBlock,
-    _PARAMETERS,
+    VitttBlockStructure,
+    PARAMETERS,
     VitttBlockSizes,
-    ranges={
-        **dict.fromkeys(("taps", "kernel"), Whole(0)),
-        **{"directions": Whole(1, 2), "views": Whole(2, 3)},
-        **dict.fromkeys(("gated", "is_mlp", "is_bfloat16"), FLAG),
-    },
-    floats=dict.fromkeys(("rate", "norm.eps", "inner_eps", "post_eps", "mlp_norm.eps"), Real(0)),
-    derive=_derive,
-    refusal=_refuse,
-    has_grid=True,
+    ranges=RANGES,
+    floats=FLOATS,
+    derive=derive,
+    refusal=refuse,
+    leading=GRID,
     further=_check_grid,
 )
 
@@ -166,45 +178,100 @@ def _define_block(
     y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
 ) -> Tensor:
     height, width, *numbers = ints
-    s, dim = VitttBlockSizes(*numbers), y.shape[-1]
-    p = BLOCK.split(weights, dim, s, y.dtype)
-    rate, norm_eps, inner_eps, post_eps, mlp_norm_eps = floats
-    dtype, inner = p["out_proj"].dtype, s.directions * dim
+    s = VitttBlockSizes(*numbers)
+    p = BLOCK.split(weights, y.shape[-1], s, y.dtype)
+    y = convolve(y, p, s.kernel, height, width)
+    views, logits = project(y, p, s, s.directions, floats)
     reverse_heads = s.heads // 2 if s.directions == 2 else 0
+    state = [p[f"initial.{name}"] for name in INNER[: 4 if s.is_mlp else 2]]
+    qkv = inner_views(views, p, s, reverse_heads)
+    z, *_ = learn(qkv, logits, state, p, s, reverse_heads, floats)
+    return answer(y, z.to(p["views"].dtype).to(y.dtype), p, s, floats)
 
-    if s.kernel:
-        weight = p["conv2d"].t().reshape(dim, 1, s.kernel, s.kernel)
-        y = y + define("depthwise_conv2d", y, weight, height, width)
-    x = F.layer_norm(y, (dim,), p["norm.weight"], p["norm.bias"], norm_eps)
-    projected = multiply(x, p["views"], None, s.views * inner)
-    k, *q, v = projected.to(dtype).to(y.dtype).split(inner, dim=-1)
+
+def convolve(
+    y: Tensor, p: Mapping[str, Tensor], kernel: int, height: int, width: int, run: Run = define
+) -> Tensor:
+    """y + DWConv(y), or y of a block without the Conv2d."""
+    if not kernel:
+        return y
+    weight = p["conv2d"].t().reshape(y.shape[-1], 1, kernel, kernel)
+    return y + run("depthwise_conv2d", y, weight, height, width)
+
+
+def project(
+    y: Tensor, p: Mapping[str, Tensor], s: Any, scans: int, floats: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """The views k, q unless it is k, and v as they lie side by side, and the rates' logits."""
+    x = _norm(y, p, "norm", floats[1])
+    views = multiply(x, p["views"], None, s.views * scans * y.shape[-1])
+    logits = multiply(x, p["rates"], p["rates.bias"], len(p["rates.bias"]))
+    return views.to(p["views"].dtype).to(y.dtype), logits
+
+
+def inner_views(
+    views: Tensor, p: Mapping[str, Tensor], s: Any, reverse_heads: int, run: Run = define
+) -> list[Tensor]:
+    """The learners' q, k and v [B, T, H, d] of the views behind their convolutions."""
+    inner = views.shape[-1] // s.views
+    k, *q, v = views.split(inner, dim=-1)
     q = q[0] if q else k
     if s.taps:
+        reverse_channels = inner // s.heads * reverse_heads
         q, k = (
-            define(
+            run(
                 "directional_conv1d",
-                *(view, p[f"{conv}.weight"].unsqueeze(1), p[f"{conv}.bias"], inner - dim),
+                *(view, p[f"{conv}.weight"].unsqueeze(1), p[f"{conv}.bias"], reverse_channels),
             )
             for view, conv in ((q, "conv_q"), (k, "conv_k"))
         )
-    q, k, v = (view.unflatten(-1, (s.heads, inner // s.heads)) for view in (q, k, v))
-    eta = rate * torch.sigmoid(multiply(x, p["rates"], p["rates.bias"], s.heads))
-    z, *_ = define(
+    return [view.unflatten(-1, (s.heads, inner // s.heads)) for view in (q, k, v)]
+
+
+def learn(
+    qkv: Sequence[Tensor],
+    logits: Tensor,
+    state: Sequence[Tensor],
+    p: Mapping[str, Tensor],
+    s: Any,
+    reverse_heads: int,
+    floats: Sequence[float],
+    run: Run = define,
+) -> list[Tensor]:
+    """The learners' outputs z [B, T, H d] and their models behind the tokens."""
+    z, *after = run(
         "ttt_mlp" if s.is_mlp else "ttt_linear",
-        *(q, k, v, eta, p["initial.w1"], p["initial.b1"]),
-        *((p["initial.w2"], p["initial.b2"]) if s.is_mlp else ()),
+        *(*qkv, floats[0] * torch.sigmoid(logits), *state),
         *(p["inner_weight"], p["inner_bias"]),
-        p["scale"].repeat_interleave(s.heads // s.directions, dim=0),
-        *(s.mini_batch_size, reverse_heads, inner_eps),
+        p["scale"].repeat_interleave(s.heads // len(p["scale"]), dim=0),
+        *(s.mini_batch_size, reverse_heads, floats[2]),
     )
-    logits = multiply(x, p["gate"], None, dim) if s.gated else None
-    z = z.flatten(2).to(dtype).to(y.dtype)
-    merged = define("gated_norm", z, logits, p["post_weight"], p["post_bias"], post_eps)
+    return [z.flatten(2), *after]
+
+
+def answer(
+    y: Tensor,
+    z: Tensor,
+    p: Mapping[str, Tensor],
+    s: Any,
+    floats: Sequence[float],
+    run: Run = define,
+) -> Tensor:
+    """The block's tokens, of the learners' outputs z [B, T, R D] of all directions."""
+    _, norm_eps, _, post_eps, mlp_norm_eps = floats
+    dim, gate = y.shape[-1], None
+    if "gate" in p:
+        gate = multiply(_norm(y, p, "norm", norm_eps), p["gate"], None, dim)
+    merged = run("gated_norm", z, gate, p["post_weight"], p["post_bias"], post_eps)
     y = y + multiply(merged, p["out_proj"], None, dim)
-    x = F.layer_norm(y, (dim,), p["mlp_norm.weight"], p["mlp_norm.bias"], mlp_norm_eps)
+    x = _norm(y, p, "mlp_norm", mlp_norm_eps)
     projections = (multiply(x, p[part], None, s.hidden) for part in ("mlp_gate", "mlp_value"))
-    activated = define("swiglu", torch.cat(tuple(projections), dim=-1))
+    activated = run("swiglu", torch.cat(tuple(projections), dim=-1))
     return y + multiply(activated, p["mlp_out"], None, dim)
+
+
+def _norm(y: Tensor, p: Mapping[str, Tensor], name: str, eps: float) -> Tensor:
+    return F.layer_norm(y, y.shape[-1:], p[f"{name}.weight"], p[f"{name}.bias"], eps)
 
 
 def _flops(shapes: Inputs) -> int:

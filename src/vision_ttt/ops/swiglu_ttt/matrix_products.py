@@ -47,24 +47,32 @@ def _initial(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 def _step(inputs: Inputs, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """``up`` [B, H, d, 2 d] and ``down`` [B, H, d, d] after the step."""
-    batch = inputs.k.shape[0]
-    of_up, of_down = (w.new_zeros(batch, *w.shape) for w in (up, down))
-    for part in _parts(inputs.k):
-        k, v = _heads(inputs.k, part), _heads(inputs.v, part)
-        z = k @ up
-        of_up += k.mT @ swiglu_backward(v @ down.mT, z)
-        of_down += swiglu(z).mT @ v
     scale = inputs.loss_scale()
+    of_up, of_down = ascent(inputs.k, inputs.v, up, down)
     return up + scale * of_up, down + scale * of_down
 
 
-def _forward(inputs: Inputs) -> Tensor:
-    up, down = _step(inputs, *_initial(inputs))
-    out = inputs.q.new_empty(inputs.q.shape)
-    for part in _parts(inputs.q):
-        q = _heads(inputs.q, part)
-        out[:, part] = (swiglu(q @ up) @ down).transpose(1, 2)
+def ascent(k: Tensor, v: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums Σ_t ∂⟨f(k_t), v_t⟩/∂W for ``up`` [B, H, d, 2 d] and ``down`` [B, H, d, d]."""
+    of_up, of_down = (w.new_zeros(len(k), *w.shape) for w in (up, down))
+    for part in _parts(k):
+        keys, values = _heads(k, part), _heads(v, part)
+        z = keys @ up
+        of_up += keys.mT @ swiglu_backward(values @ down.mT, z)
+        of_down += swiglu(z).mT @ values
+    return of_up, of_down
+
+
+def outputs(q: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """f(q) [B, T, H, d] with each image's ``up`` and ``down``."""
+    out = q.new_empty(q.shape)
+    for part in _parts(q):
+        out[:, part] = (swiglu(_heads(q, part) @ up) @ down).transpose(1, 2)
     return out
+
+
+def _forward(inputs: Inputs) -> Tensor:
+    return outputs(inputs.q, *_step(inputs, *_initial(inputs)))
 
 
 def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, ...]:
