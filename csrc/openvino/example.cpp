@@ -64,7 +64,8 @@ int main(int count, char** arguments) try {
   auto request = core.compile_model(steps.build(), "CPU", ov::hint::inference_precision(ov::element::f32))
                      .create_infer_request();
   request.set_input_tensor(read_image(arguments[3]));
-  request.infer();
+  request.start_async();  // on one thread infer() hides exceptions (OpenVINO 2026.4)
+  request.wait();
 
   const float* logits = request.get_output_tensor().data<float>();
   std::vector<size_t> best(classes.size());

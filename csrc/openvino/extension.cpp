@@ -160,6 +160,8 @@ struct Blocks {
 
   Blocks(const char* data, size_t bytes, const Words& kinds, const ov::Tensor& description)
       : weights(data), words(description.get_byte_size() / sizeof(int64_t)) {
+    OPENVINO_ASSERT(!words.empty() && words.size() % kinds.size() == 0,
+                    "vision_ttt: the model's description is incomplete");
     std::memcpy(words.data(), description.data<int32_t>(), words.size() * sizeof(int64_t));
     static const bool has_tiles = !std::strcmp(vision_ttt_instruction_set(), "amx");
     for (size_t i = 0; i < words.size(); ++i) {
@@ -171,7 +173,8 @@ struct Blocks {
       if (kind != kPacked) continue;
       Packed& packed = *reinterpret_cast<Packed*>(&words[i]);
       const int64_t panels = (packed.columns + 15) / 16;
-      OPENVINO_ASSERT(packed.inner > 0 && panels > 0 &&
+      OPENVINO_ASSERT(packed.inner > 0 && packed.columns > 0 && size_t(packed.inner) <= bytes &&
+                          size_t(packed.columns) <= bytes &&
                           offset + size_t(panels * packed.inner) * 64 <= bytes,
                       "vision_ttt: the model's weights are incomplete");
       if (has_tiles) split(packed, panels);
@@ -252,6 +255,7 @@ class PackedBlocks : public ov::op::Op {
     if (!y.get_size()) return true;
     const Kernel& kernel = find_kernel(kernel_, kinds_.size());
     const auto blocks = prepare(inputs[1], inputs[2]);
+    OPENVINO_ASSERT(inputs[3].get_size() == 2, "vision_ttt: the grid must be two numbers");
     const int32_t* grid = inputs[3].data<int32_t>();
     // The threads of the stream that runs this node, as the runtime was told.
     const int64_t threads = tbb::this_task_arena::max_concurrency();

@@ -46,6 +46,7 @@ def learner_part(op: Op, contract: Contract, launch: Callable[..., None]) -> Op:
         inputs, sums, position = parted(x)
         if isinstance(position, Tensor):
             check_range(op.name, "positions", position, x.mini_batch_size - 1)
+            position = position.contiguous()
         start = x[4 : 4 + count]
         if all(len(s) and s.stride(0) == 0 for s in start):
             inputs = op.inputs(*x[:4], *(s[0] for s in start), *inputs[4 + count :])

@@ -85,7 +85,6 @@ def ttt_mlp_triton_backward(
     states = call.states(segments, batch, heads)
     several = call.kind["SEVERAL"]
     sums = call.states(segments, batch, heads)[:3] if several else [None] * 3
-    common = (*call.sizes, inputs.eps)
     _, k, v = call.views
     eta, *_, weight, bias, scale = call.others
     with torch.cuda.device_of(q):
@@ -118,7 +117,8 @@ def ttt_mlp_triton_backward(
             *(*call.views, eta, weight, bias, scale, grad_o, *grads),
             *(*kept, *last, z1, x, norm, *between, *sums, *dsums),
             *(dq, dk, dv, deta, *dstate, dweight, dbias, dscale, dlast),
-            *(*call.strides, grad_o.stride()[:3], call.scale_head, *common),
+            *(*call.strides, grad_o.stride()[:3], call.scale_head),
+            *(*call.sizes, inputs.eps),
             **call.kind,
         )
     if dscale is not None:
