@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 
+from vision_ttt import for_inference
 from vision_ttt.models.masked_patches import drop_tokens
 
 PLAIN = {
@@ -63,13 +64,20 @@ def test_masks_that_do_not_fit():
         (fitting[:1], r"bool \[1, 64\]"),
         (fitting.float(), r"float32 \[2, 64\]"),
     ):
+        with pytest.raises(TypeError, match="a tensor of bool, got ndarray"):
+            model.forward_features(images(), mask.numpy())
         with pytest.raises(ValueError, match=rf"must be bool \[2, 64\].*got {got}"):
             model.forward_features(images(), mask)
 
 
 @pytest.mark.parametrize(
     ("grid", "rate", "left"),
-    [((8, 8), 0.5, (6, 5)), ((4, 9), 0.75, (2, 4)), ((1, 3), 0.99, (1, 1))],
+    [
+        ((8, 8), 0.5, (6, 5)),
+        ((4, 9), 0.75, (2, 4)),
+        ((1, 3), 0.99, (1, 1)),
+        ((16, 1), 0.75, (4, 1)),
+    ],
 )
 def test_whole_rows_and_columns_are_left_out(grid, rate, left):
     torch.manual_seed(0)
@@ -153,6 +161,9 @@ def test_class_tokens_among_the_image_tokens_are_no_prefix():
 
 
 def test_blocks_called_alone_follow_the_input_size():
-    model = build("vittt_nano_patch4_32")
+    model = build("vittt_nano_patch4_32", mlp_ratio=3.0)
     model.set_input_size((16, 32))
+    assert model.blocks(torch.zeros(1, 32, 32)).shape == (1, 32, 32)
+    assert for_inference(model.eval()).blocks(torch.zeros(1, 32, 32)).shape == (1, 32, 32)
+    model.prune_intermediate_layers(1)
     assert model.blocks(torch.zeros(1, 32, 32)).shape == (1, 32, 32)

@@ -15,7 +15,7 @@ from torch import nn
 
 import vision_ttt
 from vision_ttt import VitttBlock, VitttMixer
-from vision_ttt.layers import RaggedGrids, TTTLinear
+from vision_ttt.layers import DepthwiseConv2d, RaggedGrids, TTTLinear
 
 NANO = {"depth": 1, "patch_size": 4, "img_size": 32, "num_classes": 5, "dynamic_img_size": True}
 LINEAR = {"patch_size": 4, "img_size": 32, "depth": 1, "num_classes": 5}
@@ -245,6 +245,15 @@ def changed(**others):
     return {**batch_of(images(torch.float32)), **others}
 
 
+def displaced(rows, widths):
+    """Coordinates whose last one of image 0 is some rows, or widths of the grid, further on."""
+    batch = batch_of(images(torch.float32))
+    coord, last = batch["patch_coord"].clone(), batch["patch_valid"][0].sum() - 1
+    width = coord[0, : last + 1, 1].max() + 1
+    coord[0, last] += torch.stack([torch.tensor(rows), width * widths])
+    return coord
+
+
 @pytest.mark.parametrize(
     ("batch", "error", "message"),
     [
@@ -256,6 +265,9 @@ def changed(**others):
         (changed(patch_coord=torch.zeros(5, 80, 2)), TypeError, "int64 or int32"),
         (changed(patch_coord=torch.zeros(5, 80, 3, dtype=torch.long)), ValueError, r"\[B, N, 2\]"),
         (changed(patch_coord=torch.zeros(5, 80, 2, dtype=torch.long)), ValueError, "image 0 of"),
+        (changed(patch_coord=displaced(1, -1)), ValueError, "image 0 of"),  # one place
+        (changed(patch_coord=displaced(2**62, 0)), ValueError, "image 0 of"),
+        (changed(patch_valid=torch.ones(5, 0, dtype=torch.bool)), ValueError, "at least one patch"),
         (changed(patch_valid=torch.zeros(5, 80, dtype=torch.bool)), ValueError, "has 0 valid"),
         (changed(patch_valid=torch.ones(5, 80, dtype=torch.bool)), ValueError, "80 valid patches"),
     ],
@@ -324,5 +336,22 @@ def test_grids_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="at least 1 token"):
         RaggedGrids.of([])
     block = VitttBlock(VitttMixer(8, 1), 8, 8)
+    grids = RaggedGrids.of([(2, 3)])
     with pytest.raises(ValueError, match="7 tokens are not those of the images, 6: 1 of 2 × 3"):
-        block(torch.randn(1, 7, 8), RaggedGrids.of([(2, 3)]))
+        block(torch.randn(1, 7, 8), grids)
+    with pytest.raises(ValueError, match=r"one sequence \[1, S, …\], got 2"):
+        block(torch.randn(2, 6, 8), grids)
+    for layer in (block, DepthwiseConv2d(8, 3)):
+        with pytest.raises(ValueError, match="give none beside them"):
+            layer(torch.randn(1, 6, 8), grids, (0,))
+
+
+@pytest.mark.parametrize("name", ["vim", "mambar"])
+def test_a_head_needs_the_class_tokens_of_each_image(name):
+    model = MODELS[name]()
+    features = model.forward_features(batch_of(images(torch.float32)))
+    tokens = features.pop("class_tokens")
+    with pytest.raises(ValueError, match="class_tokens are missing"):
+        model.forward_head(features)
+    with pytest.raises(ValueError, match="10 images are not those of the batch, 5"):
+        model.forward_head({**features, "class_tokens": tokens.repeat(2, 1, 1)})

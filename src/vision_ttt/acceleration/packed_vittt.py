@@ -144,7 +144,7 @@ class PackedVitttBlocks(BlockSequence):
     ) -> Tensor:
         """See :class:`BlockSequence`; without gradients there is nothing to checkpoint."""
         weights = self.weights[start:stop]
-        grid, *extra = context
+        grid, *extra = context = self.context_of(context)
         if isinstance(grid, RaggedGrids):
             return grid.each(partial(self.forward, start=start, stop=stop), x, on_grid=True)
         if not len(weights) or (extra and extra[0] and self.sizes.kernel):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 from vision_ttt.layers.grid import check_grid
-from vision_ttt.layers.ragged_grids import RaggedGrids
+from vision_ttt.layers.ragged_grids import RaggedGrids, refuse_beside
 from vision_ttt.ops import depthwise_conv2d
 
 torch.fx.wrap("check_grid")
@@ -52,6 +52,7 @@ class DepthwiseConv2d(nn.Conv2d):
             ValueError: T does not fit the grid.
         """
         if isinstance(grid, RaggedGrids):
+            refuse_beside((extra,))
             return grid.each(self.forward, x, on_grid=True)
         check_grid(x.shape[1], grid, len(extra))
         if not extra:

@@ -41,7 +41,9 @@ class RaggedGrids:
 
     @classmethod
     def of(
-        cls, grids: Sequence[tuple[int, int]], positions: Callable[[int], tuple[int, ...]] = tuple
+        cls,
+        grids: Sequence[tuple[int, int]],
+        positions: Callable[[int], tuple[int, ...]] = lambda area: (),
     ) -> RaggedGrids:
         """Of images by their grids, in the order of their tokens.
 
@@ -59,7 +61,7 @@ class RaggedGrids:
         groups: list[Group] = []
         for height, width in grids:
             area = height * width
-            extra = () if positions is tuple else positions(area)
+            extra = positions(area)
             context = ((height, width), extra) if extra else ((height, width),)
             count = 1
             if groups and groups[-1].context == context:
@@ -79,7 +81,15 @@ class RaggedGrids:
             )
 
     def split(self, x: Tensor) -> list[Tensor]:
-        """x [1, S, …] → [B, N, …] of each group."""
+        """x [1, S, …] → [B, N, …] of each group.
+
+        Raises:
+            ValueError: it is not one sequence of all images' tokens.
+        """
+        if x.shape[0] != 1:
+            raise ValueError(
+                f"images of several grids are one sequence [1, S, …], got {x.shape[0]}"
+            )
         self.check(x.shape[1])
         return [
             part.unflatten(0, (count, length))
@@ -128,12 +138,29 @@ def each_on_grid(
 
     A function or module whose attribute ``takes_grids`` is True is called once, as
     ``function(*tokens, grid)``.
+
+    Raises:
+        ValueError: there are others beside :class:`RaggedGrids`.
     """
     if not isinstance(grid, RaggedGrids):
         return function(*tokens, grid, *others)
+    refuse_beside(others)
     if getattr(function, "takes_grids", False):
         return function(*tokens, grid)
     return grid.each(function, *tokens, on_grid=True)
+
+
+def refuse_beside(others: Iterable[Any]) -> None:
+    """Refuse a block's other arguments beside ragged grids, which have those of each image.
+
+    Raises:
+        ValueError: one is neither None nor empty.
+    """
+    if any(other is not None and len(other) for other in others):
+        raise ValueError(
+            "images of several grids have their blocks' other arguments in RaggedGrids (positions=…"
+            " of RaggedGrids.of); give none beside them"
+        )
 
 
 def drop_each(drop_path: nn.Module, branch: Tensor, grid: Any) -> Tensor:

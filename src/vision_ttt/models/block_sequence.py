@@ -35,7 +35,21 @@ class BlockSequence(nn.ModuleList):
 
     def __init__(self, blocks: Iterable[nn.Module] | None = None) -> None:
         super().__init__(blocks)
-        self.own_context: tuple[Any, ...] | None = None
+        self.own_context: tuple[Any, ...] | None = getattr(blocks, "own_context", None)
+
+    def context_of(self, context: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The context that is given, or of a call without one their own.
+
+        Raises:
+            ValueError: they have none.
+        """
+        if context or self.own_context is not None:
+            return context or self.own_context
+        raise ValueError(
+            "these blocks are called with the context that the model's embed() returns; without it,"
+            " only those of a model whose class tokens, if any, come first (global_pool 'avg' or"
+            " 'head'), and which has no rotary positions"
+        )
 
     def forward(
         self,
@@ -56,17 +70,10 @@ class BlockSequence(nn.ModuleList):
         Raises:
             ValueError: no context is given, and there is none of its own.
         """
-        if not context:
-            if self.own_context is None:
-                raise ValueError(
-                    "these blocks are called with the context that the model's embed() returns;"
-                    " without it, only those of a model whose class tokens, if any, come first"
-                    " (global_pool 'avg' or 'head'), and which has no rotary positions"
-                )
-            context = self.own_context
+        context = self.context_of(context)
         for block in list(self)[start:stop]:  # a slice of itself would be a new module
             run = block
-            if context and isinstance(context[0], RaggedGrids):
+            if isinstance(context[0], RaggedGrids):
                 run = partial(_run_ragged, block)
             x = run_block(run, x, *context, checkpointing=checkpointing)
         return x

@@ -10,10 +10,13 @@ def mask_tokens(x: Tensor, mask: Tensor, token: Tensor | None) -> Tensor:
     """Replace the tokens x [B, T, D] where mask [B, T] is True by ``token`` [1, 1, D].
 
     Raises:
+        TypeError: the mask is not a tensor.
         ValueError: there is no token, or the mask is not a bool for each of the B · T tokens.
     """
     if token is None:
         raise ValueError("mask: this model has no mask token; call add_mask_token() first")
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a tensor of bool, got {type(mask).__name__}")
     if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
         raise ValueError(
             f"mask must be bool {list(x.shape[:2])}, a value for each image token, got"
@@ -31,8 +34,9 @@ def drop_tokens(
 
     Args:
         whole_lines: leave out whole rows and columns of the grid, so that a smaller grid is left:
-            h' = round(h √(1 - rate)) rows and round((1 - rate) T / h') columns, one at least.
-            Otherwise round((1 - rate) T) tokens are kept, wherever they are.
+            some h √(1 - rate) rows and w √(1 - rate) columns, one at least, or more of the one
+            where the other has no more. Otherwise round((1 - rate) T) tokens are kept, wherever
+            they are.
 
     Returns:
         The tokens that are kept, and their grid; without whole lines it is one row.
@@ -44,6 +48,7 @@ def drop_tokens(
     height, width = grid
     rows = max(1, round(height * kept**0.5))
     columns = min(width, max(1, round(kept * height * width / rows)))
+    rows = min(height, max(1, round(kept * height * width / columns)))
     x = _kept(_kept(x.unflatten(1, grid), 1, rows), 2, columns)
     return x.flatten(1, 2), (rows, columns)
 

@@ -43,7 +43,7 @@ class NaFlexBatch(RaggedGrids):
         for index, grid in enumerate(grids):
             alike.setdefault(grid, []).append(index)
         images = torch.tensor(list(chain(*alike.values())), device=valid.device)
-        self._inverse = images.argsort()
+        self._images, self._inverse = images, images.argsort()
         groups = [Group(len(each), h * w, ((h, w),)) for (h, w), each in alike.items()]
         taken = [order.new_zeros(0)]
         for group, each in zip(
@@ -72,7 +72,9 @@ class NaFlexBatch(RaggedGrids):
 
     def split_images(self, x: Tensor) -> list[Tensor]:
         """x [B, …] of the images → [B, …] of each group: :meth:`in_order` undone."""
-        return x[self._inverse.argsort()].split([group.count for group in self.groups])
+        if len(x) != len(self.valid):
+            raise ValueError(f"{len(x)} images are not those of the batch, {len(self.valid)}")
+        return x[self._images].split([group.count for group in self.groups])
 
     def in_order(self, groups: list[Tensor]) -> Tensor:
         """Results [B, …] of each group in the batch's order of images."""
@@ -114,9 +116,9 @@ def _checked(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         raise TypeError(f"patch_valid must be a tensor of bool, got {_kind(valid)}")
     if not isinstance(coord, Tensor) or coord.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"patch_coord must be a tensor of int64 or int32, got {_kind(coord)}")
-    if valid.ndim != 2 or not len(valid) or tuple(coord.shape) != (*valid.shape, 2):
+    if valid.ndim != 2 or not valid.numel() or tuple(coord.shape) != (*valid.shape, 2):
         raise ValueError(
-            "patch_valid must be [B, N] of at least one image and patch_coord [B, N, 2], got "
+            "patch_valid must be [B, N] of at least one patch and patch_coord [B, N, 2], got "
             f"{list(valid.shape)} and {list(coord.shape)}"
         )
     if valid.device != coord.device:
@@ -134,12 +136,15 @@ def _kind(x: Any) -> str:
 def _grids(coord: Tensor, valid: Tensor) -> tuple[Tensor, list[tuple[int, int]]]:
     """The places [B, N] of each image's patches row by row, padding behind them; the grids."""
     rows, columns = coord.long().unbind(-1)
+    # Beyond these a place could overflow, or be that of another row.
+    inside = ((coord >= 0) & (coord < coord.shape[1])).all(-1) | ~valid
     height, width = ((x + 1).masked_fill(~valid, 0).amax(1) for x in (rows, columns))
     place = (rows * width.unsqueeze(1) + columns).masked_fill(~valid, torch.iinfo(torch.long).max)
     place, order = place.sort(dim=1)
     expected = torch.arange(place.shape[1], device=place.device)
     behind = expected >= valid.sum(1, keepdim=True)
     fills = ((place == expected) | behind).all(1) & (valid.sum(1) == height * width)
+    fills &= inside.all(1)
     grids = []
     for index, (h, w, count, full) in enumerate(
         torch.stack([height, width, valid.sum(1), fills.long()], dim=1).tolist()

@@ -209,7 +209,9 @@ class PlainBackbone(Classifier):
     ) -> list[int]:
         """Remove what :meth:`forward_intermediates` with these indices does not need."""
         taken, last = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: last + 1]
+        kept = self.blocks[: last + 1]
+        kept.own_context = self.blocks.own_context
+        self.blocks = kept
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
@@ -367,12 +369,17 @@ class PlainBackbone(Classifier):
         """Logits of :meth:`forward_features`'s result, or with ``pre_logits`` the head's input.
 
         For ``global_pool=""`` those of each token, for a batch of any shapes as a dictionary.
+
+        Raises:
+            ValueError: the dictionary lacks the class tokens of a model that has them.
         """
         if not isinstance(x, Mapping):
             return super().forward_head(x, pre_logits)
         images = NaFlexBatch(x)
         groups = images.split(images.gather(x["patches"]))
         others = x.get("class_tokens")
+        if self.class_tokens is not None and others is None:
+            raise ValueError(f"class_tokens are missing; forward_features gave them: got {list(x)}")
         if self.global_pool == "":
             head = partial(super().forward_head, pre_logits=pre_logits)
             tokens = {} if others is None else {"class_tokens": head(others)}
