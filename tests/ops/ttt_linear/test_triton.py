@@ -16,6 +16,8 @@ from ttt_linear_problems import OP
         ({"mini_batch_size": 1}, None),
         ({"mini_batch_size": 6400}, None),
         ({"dim": 128, "mini_batch_size": 64, "dtype": torch.float32}, None),
+        ({"dim": 32, "norm": None}, None),
+        ({"dim": 64, "norm": None}, "without a norm, head dimension 64 is not one of"),
     ],
 )
 def test_refusals(changes, reason):
@@ -28,6 +30,7 @@ def test_refusals(changes, reason):
         shape = (1, 20, 3, changes.get("dim", 64))
 
     size = changes.get("mini_batch_size", 16)
-    inputs = OP.inputs(*[None] * OP.width)._replace(q=Views(), mini_batch_size=size)
+    norm = changes.get("norm", torch.ones(3, 64))
+    inputs = OP.inputs(*[None] * OP.width)._replace(q=Views(), ln_weight=norm, mini_batch_size=size)
     got = OP.backends["triton"].refusal(inputs)
     assert got is None if reason is None else got.startswith(reason)
