@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
+from vision_ttt.engine.described import check_whole_numbers
 from vision_ttt.engine.section import POSITIVE, SHARE, Range, number
 from vision_ttt.errors import UserError
 from vision_ttt.tasks.images.config import ImageData, check_images
@@ -89,6 +90,7 @@ class DistillSection(TaskSection):
         from vision_ttt.tasks.images.models import rebuild
 
         match, widths = cls(**metadata.task).match, metadata.carried["widths"]
+        check_whole_numbers("widths", widths, len(widths))
         return rebuild(metadata, partial(build_student, match=match, widths=widths))
 
     @classmethod
