@@ -69,9 +69,9 @@ def _detection() -> tuple[torch.nn.Module, ModelMetadata]:
 def _pretraining(
     task: dict[str, Any], build: Callable[..., torch.nn.Module], **own: Any
 ) -> tuple[torch.nn.Module, ModelMetadata]:
-    arguments = {"num_classes": 2, **NANO, **own}
+    arguments = {"num_classes": 2, **NANO}
     model = build(NAME, arguments)
-    carried = {"classes": CLASSES, "input": data_config(model, 16)}
+    carried = {"classes": CLASSES, "input": data_config(model, 16), **own}
     return model, ModelMetadata(task, NAME, arguments, carried)
 
 
@@ -94,8 +94,9 @@ MAKERS = {
     "classification": _classification,
     "detection": _detection,
     "distill": partial(
-        *(_pretraining, {"name": "distill", "teacher": "x"}, build_student),
-        student={"match": "tokens", "widths": [8]},
+        *(_pretraining, {"name": "distill", "teacher": "x"}),
+        partial(build_student, match="tokens", widths=[8]),
+        widths=[8],
     ),
     "diffusion": _diffusion,
     "language": _language,
@@ -173,7 +174,9 @@ CASES = [
     ("classification", "carried.input.input_size", [3, 12, 16], "cannot take images of 12 × 16"),
     ("classification", "model_args.depth", 900, "cannot be built"),
     ("classification", "model_args.embed_dim", 60_000, "cannot be built"),
-    ("distill", "model_args.student", {"match": "tokens", "widths": [8, 8]}, "1 features and the"),
+    ("distill", "carried.widths", [8, 8], "1 features and the teacher 2"),
+    ("distill", "carried.widths", ["8"], "widths is ['8']; a list of whole numbers"),
+    ("distill", "carried.widths", None, "damaged"),
     ("masked-images", "task.mask_ratio", 2, "mask_ratio is 2"),
     ("detection", "carried.category_ids", ["a", "b"], "category_ids is ['a', 'b']"),
     ("detection", "carried.category_ids", [3, 3], "category_ids has one twice"),

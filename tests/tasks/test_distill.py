@@ -19,7 +19,9 @@ from vision_ttt.engine.step import Step
 from vision_ttt.engine.task import Moment
 from vision_ttt.recipes import resolve
 from vision_ttt.tasks import load_model
+from vision_ttt.tasks.distill import DistillSection
 from vision_ttt.tasks.distill.model import distances
+from vision_ttt.tasks.distill.teacher import Teacher
 
 Fields = Callable[..., dict]
 SLOW = pytest.mark.slow  # tests of other tasks, or other cases, run the same code
@@ -148,6 +150,22 @@ def test_the_teacher_stays_as_it_is(fields: Fields) -> None:
         assert torch.equal(value, own[name]), name  # the running statistics, too
 
 
+@pytest.mark.parametrize(("size", "seen"), [(48, (48, 48)), ([48, 32], (48, 32))])
+def test_a_teacher_sees_images_of_the_size_that_it_is_built_for(size: object, seen: tuple) -> None:
+    name = "vittt_nano_patch4_32.digits"
+    teacher = Teacher(DistillSection(teacher=name, teacher_arguments={"img_size": size}), 10)
+    assert teacher.input["input_size"] == (3, *seen)
+    (tokens,) = teacher(torch.zeros(1, 3, 32, 32), teacher.input)
+    assert tokens.shape[2:] == (seen[0] // 4, seen[1] // 4)
+
+
+def test_weights_of_another_model_than_the_teachers(fields: Fields) -> None:
+    of_a_vit = fields()["teacher_weights"]  # one of class tokens: 10 positions
+    section = DistillSection(teacher="vittt_nano_patch4_32", teacher_weights=of_a_vit)
+    with pytest.raises(ConfigError, match="teacher_weights: pos_embed has 10 tokens, which is not"):
+        Teacher(section, 2)
+
+
 def test_a_students_checkpoint_needs_no_teacher(
     fields: Fields, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -175,10 +193,17 @@ def test_a_students_checkpoint_needs_no_teacher(
     start = {"task": "classification", "initial_weights": str(weights), "frozen_layers": "all"}
     kept = {key: value for key, value in features.items() if not key.startswith("teacher")}
     del kept["match"]
+    own = {"teacher": kept["model"], "teacher_weights": str(weights)}
+    own |= {"teacher_arguments": {**kept["arguments"], "img_size": 16}}
+    assert Teacher(DistillSection(**own, match="pooled"), 2).widths == [32]
+    with pytest.raises(ConfigError, match="is of a pre-training, which trains no head; match is"):
+        Teacher(DistillSection(**own, match="logits"), 2)
     result = train(resolve({**kept, **start, "output": str(tmp_path / "classifier")}))
     own = load_model(weights, task="distill")[0].backbone.state_dict()
     assert torch.equal(result.model.norm.weight, own["norm.weight"])
     assert torch.equal(result.model.pos_embed, own["pos_embed"])
+    told = result.task.start_from(weights, result.model, kept["model"], kept["arguments"])
+    assert "Mind: the model trained is" not in told  # it is the same one
 
 
 def test_a_linear_vit_learns_the_layers_of_its_vit(fields: Fields, tmp_path: Path) -> None:
@@ -243,6 +268,12 @@ def test_two_processes_train_what_one_does(fields: Fields, tmp_path: Path) -> No
         ({"teacher_arguments": {}}, "vit_tiny_patch16_224.safetensors does not fit"),
         ({"teacher_size": 32}, "teacher vit_tiny_patch16_224, match 'tokens': .*32"),
         ({"match": "layers", "arguments": {"depth": 2}}, "2 features and the teacher 1"),
+        ({"arguments": {"patch_drop_rate": 0.5}}, "patch_drop_rate is 0.5; with match 'tokens' it"),
+        ({"match": "layers", "arguments": {"patch_drop_rate": 0.1}}, "rate is 0.1; with match 'la"),
+        (
+            {"match": "pooled", "teacher_arguments": {**VIT, "global_pool": ""}},
+            r"it returns \[1, 10, 48\] for an image, and one vector is needed; set its global_pool",
+        ),
         ({"model": "resnet18", "arguments": {}}, "resnet18: ResNet is not a plain backbone"),
         (
             {"teacher": "vittt_nano_patch4_32.digits", "teacher_weights": None, "match": "logits",

@@ -179,6 +179,7 @@ def test_two_processes_train_what_one_does(fields: Fields, tmp_path: Path) -> No
             {"model": "vim_nano_patch4_32", "arguments": {"depth": 1, "stride": 2}},
             "its patches overlap",
         ),
+        ({"arguments": {"patch_drop_rate": 0.5}}, "patch_drop_rate is 0.5; it must be 0, as every"),
         ({"frozen_layers": 1}, "frozen_layers: MaskedImageModel does not name its layers"),
         ({"arguments": {"num_classes": 3}}, "model.arguments may not hold num_classes"),
     ],

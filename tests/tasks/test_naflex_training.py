@@ -53,7 +53,7 @@ def test_a_run_on_sequences_goes_on_where_it_was_killed_and_predicts(
     shaped_folder: Path, tiny_fields: Fields, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"naflex": 24, "random_erasing": 0.5, "repeated_augmentation": 2}
-    options |= {"checkpoint_every": 1, "accumulation_steps": 2}
+    options |= {"checkpoint_every": 1, "accumulation_steps": 2, "crop_fraction": 1.0}
     whole = train(resolve(tiny_fields(**options, output=str(tmp_path / "whole"))))
     config = resolve(tiny_fields(**options, output=str(tmp_path / "parts")))
     with pytest.MonkeyPatch.context() as patch:
@@ -102,6 +102,9 @@ def test_images_that_do_not_decode_leave_a_batch(shaped_folder: Path, tiny_field
         ),
         ({"naflex": 16, "task": "masked-images"}, "as the task masked-images takes images of"),
         ({"naflex": 16, "compile": True}, "compile is true; it must be false with naflex"),
+        ({"naflex": 16, "crop_fraction": 0.9}, "crop_fraction is 0.9; it must be null or 1 with"),
+        ({"naflex": 16, "arguments": {"patch_drop_rate": 0.5}}, "patch_drop_rate is 0.5; it must"),
+        ({"naflex": 16, "arguments": {"dynamic_img_size": False}}, "dynamic_img_size is false; it"),
         ({"naflex": 16, "model": "resnet18", "arguments": {}}, "dynamic_img_size"),
         ({"naflex": 16, "model": "hvit3_tiny", "arguments": {}}, "HViT3 takes no images of any"),
         (

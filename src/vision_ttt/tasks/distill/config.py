@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
+from vision_ttt.engine.described import check_whole_numbers
 from vision_ttt.engine.section import POSITIVE, SHARE, Range, number
 from vision_ttt.errors import UserError
 from vision_ttt.tasks.images.config import ImageData, check_images
@@ -37,7 +39,7 @@ class DistillSection(TaskSection):
     """Constructor arguments of the teacher, e.g. --teacher-arguments.img_size 32."""
     teacher_size: int | None = number(None, Range(1, 16_384, "from 1 to 16,384"))
     """Height and width in pixels of the images that the teacher sees, resized from the student's;
-    null: those that the teacher's description names."""
+    null: img_size of teacher_arguments, or those that the teacher's description names."""
     match: Literal["tokens", "layers", "pooled", "logits"] = "tokens"
     """What the student learns: tokens, the teacher's last map of features, token by token; layers,
     the tokens after every block, of models of one depth; pooled, the feature before the teacher's
@@ -87,8 +89,9 @@ class DistillSection(TaskSection):
         from vision_ttt.tasks.distill.model import build_student
         from vision_ttt.tasks.images.models import rebuild
 
-        cls(**metadata.task)  # checks it
-        return rebuild(metadata, build_student)
+        match, widths = cls(**metadata.task).match, metadata.carried["widths"]
+        check_whole_numbers("widths", widths, len(widths))
+        return rebuild(metadata, partial(build_student, match=match, widths=widths))
 
     @classmethod
     def reopen(cls, metadata: ModelMetadata, changes: Mapping[str, Any], **machine: Any) -> Distill:

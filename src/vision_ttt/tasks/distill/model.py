@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from vision_ttt.engine.building import build_model
 from vision_ttt.tasks.images.pretraining import PretrainedBackbone, build_pretrained
 
-STUDENT = "student"
-"""The argument of :func:`build_student` that a checkpoint of features has beside the backbone's."""
-
 
 class FeatureStudent(PretrainedBackbone):
     """Images [B, C, H, W] → features for the teacher's, a list.
@@ -28,7 +25,8 @@ class FeatureStudent(PretrainedBackbone):
 
     Raises:
         TypeError: the backbone is not plain.
-        ValueError: there is not one width for each feature.
+        ValueError: there is not one width for each feature, or the backbone leaves patches out in
+            training, and maps need all of them.
     """
 
     def __init__(self, backbone: nn.Module, match: str, widths: Sequence[int]) -> None:
@@ -39,6 +37,11 @@ class FeatureStudent(PretrainedBackbone):
             raise ValueError(
                 f"the student has {count} features and the teacher {len(widths)}; match {match!r}"
                 " needs as many"
+            )
+        if match != "pooled" and backbone.patch_drop_rate:
+            raise ValueError(
+                f"patch_drop_rate is {backbone.patch_drop_rate}; with match {match!r} it must be 0,"
+                " as every token is compared"
             )
         if match == "layers":  # they are not normalised by the model
             backbone.norm.requires_grad_(False)
@@ -59,19 +62,18 @@ class FeatureStudent(PretrainedBackbone):
         return [project(each.movedim(1, -1)).movedim(-1, 1) for project, each in pairs]
 
 
-def build_student(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build a classifier, or with the argument :data:`STUDENT` the model of features around it.
+def build_student(
+    name: str, arguments: Mapping[str, Any], *, match: str, widths: Sequence[int]
+) -> nn.Module:
+    """Build a classifier for match "logits", or else a :class:`FeatureStudent`.
 
     Raises:
-        ConfigError: there is no such model, it does not accept the arguments, is not plain, or does
-            not have the teacher's depth.
+        ConfigError: there is no such model, it does not accept the arguments, or its features are
+            not those that :class:`FeatureStudent` accepts.
     """
-    own = {key: value for key, value in arguments.items() if key != STUDENT}
-    if STUDENT not in arguments:
-        return build_model(name, own)
-    return build_pretrained(
-        lambda backbone: FeatureStudent(backbone, **arguments[STUDENT]), name, own
-    )
+    if match == "logits":
+        return build_model(name, arguments)
+    return build_pretrained(lambda model: FeatureStudent(model, match, widths), name, arguments)
 
 
 def distances(student: Tensor, teacher: Tensor, kind: str) -> Tensor:

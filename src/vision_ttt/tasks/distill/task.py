@@ -19,7 +19,7 @@ from vision_ttt.engine.evaluation import at_least_one, autocast, rows_of_items
 from vision_ttt.engine.initial_weights import start_from
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.tasks.distill.model import STUDENT, FeatureStudent, build_student, distances
+from vision_ttt.tasks.distill.model import FeatureStudent, build_student, distances
 from vision_ttt.tasks.distill.teacher import Teacher
 from vision_ttt.tasks.images.figures import Curves, learning_curves, save, section
 from vision_ttt.tasks.images.pretraining import start_backbone
@@ -50,28 +50,21 @@ class Distill(ImageTask):
         self.own = config.task
         self.teacher = Teacher(config.task, len(self.classes))
 
-    def model_arguments(self) -> dict[str, Any]:
-        """Return a classifier's arguments, and of features what the student's are."""
-        arguments = super().model_arguments()
-        if self.own.match == "logits":
-            return arguments
-        return {**arguments, STUDENT: {"match": self.own.match, "widths": self.teacher.widths}}
-
     def build_model(self, name: str, arguments: Mapping[str, Any]) -> nn.Module:
         """Build the student."""
-        return build_student(name, arguments)
+        widths = self.teacher.widths
+        return build_student(name, arguments, match=self.own.match, widths=widths)
 
     def start_from(
         self, path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]
     ) -> str:
         """Start the student's backbone and head from weights of any task."""
-        if isinstance(model, FeatureStudent):
-            own = {key: value for key, value in model_args.items() if key != STUDENT}
-            return start_backbone(path, model, name, own)
-        return start_from(path, model, name, model_args)
+        start = start_backbone if isinstance(model, FeatureStudent) else start_from
+        return start(path, model, name, model_args)
 
-    def check_model(self, model: nn.Module) -> None:
-        """Accept any model that was built."""
+    def carried(self) -> dict[str, Any]:
+        """Return what is carried of the images, and the widths of the teacher's features."""
+        return {**super().carried(), "widths": self.teacher.widths}
 
     def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:
         """Return the images' summed losses, and the number of images."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vision_ttt.engine.building import build_model, load_weights, nearest_models
 from vision_ttt.engine.config import ConfigError
+from vision_ttt.engine.initial_weights import whose
 from vision_ttt.engine.tensor_files import read_tensors
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 from vision_ttt.models.plain_backbone import PlainBackbone
@@ -30,23 +31,29 @@ class Teacher:
 
     Raises:
         ConfigError: there is no such teacher, its weights do not fit, it has no such features, or
-            for logits other classes than the dataset.
+            for logits other classes than the dataset or a head that a pre-training left at random.
         FileNotFoundError, CheckpointError: its file is not there, or damaged.
     """
 
     def __init__(self, section: DistillSection, classes: int) -> None:
         self.name, self.match = section.teacher, section.match
         self.model = self._load(section, classes).eval().requires_grad_(False)
-        self.input = data_config(self.model, section.teacher_size)
         count = getattr(self.model, "num_classes", None)
         if self.match == "logits" and count != classes:
             raise ConfigError(
                 f"teacher {self.name} has {count} classes and the dataset {classes}; match 'logits'"
                 " needs as many"
             )
-        example = torch.zeros(1, *self.input["input_size"])
+        size = section.teacher_size or section.teacher_arguments.get("img_size")
         try:
-            self.widths = [each.shape[1] for each in self._features(example)]
+            self.input = data_config(self.model, size)
+            features = self._features(torch.zeros(1, *self.input["input_size"]))
+            if self.match in ("pooled", "logits") and features[0].ndim != 2:
+                raise ValueError(
+                    f"it returns {list(features[0].shape)} for an image, and one vector is needed;"
+                    " set its global_pool"
+                )
+            self.widths = [each.shape[1] for each in features]
         # Of timm's many models, those without such features or of another size fail in any way.
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -67,12 +74,21 @@ class Teacher:
         path = Path(weights_path(section.teacher_weights))
         arguments.setdefault("num_classes", classes if self.match == "logits" else 0)
         model = build_model(name, arguments)
-        weights, _ = read_tensors(path)
-        if isinstance(model, PlainBackbone):
-            weights = checkpoint_filter_fn(weights, model)
+        weights, text = read_tensors(path)
         head = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
         heads = (head,) if isinstance(head, str) else tuple(head)
-        load_weights(model, weights, path, skip=() if self.match == "logits" else heads)
+        skipped = () if self.match == "logits" else heads
+        try:
+            if isinstance(model, PlainBackbone):
+                if self.match == "logits" and any(key.startswith("backbone.") for key in weights):
+                    raise ValueError(
+                        f"{path} is of a pre-training, which trains no head; match is 'logits':"
+                        " accepted are the weights of a classifier"
+                    )
+                weights = checkpoint_filter_fn(weights, model)
+            load_weights(model, weights, path, skip=skipped)
+        except ValueError as error:
+            raise ConfigError(f"teacher_weights: {error}; {whose(text)}") from error
         return model
 
     def __call__(self, images: Tensor, statistics: Mapping[str, Any]) -> list[Tensor]:

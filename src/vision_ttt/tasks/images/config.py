@@ -55,7 +55,7 @@ class ImageData(Section):
     """Largest aspect ratio of the random resized crop, its inverse being the smallest (>= 1)."""
     crop_fraction: float | None = number(None, Range(0.1, 1.0, "from 0.1 to 1"))
     """Side of the centre crop at test, as a fraction of the resized image's (0.1 to 1); null: the
-    model's own."""
+    model's own. With naflex it must be null or 1."""
     horizontal_flip: float = number(0.5, PROBABILITY)
     """Probability of a left-right flip (0 to 1)."""
     color_jitter: float = number(0.0, NOT_NEGATIVE)
@@ -83,7 +83,8 @@ def check_images(config: TrainConfig) -> None:
     """Raise ConfigError where an image is to be seen more often than a batch has images.
 
     Likewise where images are to keep their proportions, and the task's section does not say that it
-    takes such images (``KEEPS_PROPORTIONS``), or the model is compiled.
+    takes such images (``KEEPS_PROPORTIONS``), the model is compiled, or images are to be cropped at
+    test.
     """
     repeats, batch_size = config.data.repeated_augmentation, config.optimisation.batch_size
     if repeats > batch_size:
@@ -100,4 +101,9 @@ def check_images(config: TrainConfig) -> None:
         raise ConfigError(
             "compile is true; it must be false with naflex: images of other proportions would be"
             " compiled anew in each batch"
+        )
+    if naflex and config.data.crop_fraction not in (None, 1.0):
+        raise ConfigError(
+            f"crop_fraction is {config.data.crop_fraction}; it must be null or 1 with naflex, which"
+            " shows all of an image at test"
         )

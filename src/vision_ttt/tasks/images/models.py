@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from timm.data import resolve_data_config
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from vision_ttt.engine.building import build_model
@@ -72,15 +73,18 @@ def model_arguments(
 
 
 def data_config(
-    model: nn.Module, image_size: int | None = None, crop_fraction: float | None = None
+    model: nn.Module,
+    image_size: int | tuple[int, int] | None = None,
+    crop_fraction: float | None = None,
 ) -> dict[str, Any]:
     """Return timm's data config of a model: input_size, mean, std, interpolation, crop_pct, ….
 
-    `image_size` in pixels and `crop_fraction` replace the model's own where given.
+    `image_size` in pixels, of both sides or (height, width), and `crop_fraction` replace the
+    model's own where given.
     """
     own = {}
     if image_size is not None:
-        own["input_size"] = (3, image_size, image_size)
+        own["input_size"] = (3, *to_2tuple(image_size))
     if crop_fraction is not None:
         own["crop_pct"] = crop_fraction
     return resolve_data_config(own, model=model)
@@ -90,7 +94,7 @@ def patch_of(model: nn.Module) -> tuple[int, int]:
     """Return the patch of a model that takes images of any proportions as patches.
 
     Raises:
-        ConfigError: it takes none.
+        ConfigError: it takes none, or was made to leave patches out or for one size.
     """
     patch = model.patch_embed.patch_size if isinstance(model, PlainBackbone) else None
     if patch is None or tuple(model.patch_embed.proj.stride) != tuple(patch):
@@ -98,6 +102,10 @@ def patch_of(model: nn.Module) -> tuple[int, int]:
             f"naflex is given, but {type(model).__name__} takes no images of any proportions;"
             " accepted are Vittt, ViT3, Vim, MambaReg, VRWKV and LinearViT, without a stride"
         )
+    if model.patch_drop_rate:
+        raise ConfigError(f"patch_drop_rate is {model.patch_drop_rate}; it must be 0 with naflex")
+    if not model.dynamic_img_size:
+        raise ConfigError("dynamic_img_size is false; it must be true with naflex")
     return tuple(patch)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,9 +86,8 @@ class ImageTask(Task):
             extra={**({"dynamic_img_size": True} if data.naflex else {}), **model.arguments},
         )
 
-    @abstractmethod
     def check_model(self, model: nn.Module) -> None:
-        """Raise ConfigError unless the model is one for this task."""
+        """Raise ConfigError unless the model is one for this task; by default, any is."""
 
     def prepare(self, model: nn.Module) -> None:
         """Set the images as `model` is to see them."""

@@ -25,13 +25,18 @@ class MaskedImageModel(PretrainedBackbone):
 
     Raises:
         TypeError: the backbone is not plain.
-        ValueError: its patches overlap.
+        ValueError: its patches overlap, or it leaves patches out in training.
     """
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__(backbone)
         if isinstance(backbone.patch_embed, OverlappingPatchEmbed):
             raise ValueError("its patches overlap, and masked ones would show; leave out stride")
+        if backbone.patch_drop_rate:
+            raise ValueError(
+                f"patch_drop_rate is {backbone.patch_drop_rate}; it must be 0, as every patch is"
+                " predicted"
+            )
         self.patch_size = tuple(backbone.patch_embed.patch_size)
         backbone.add_mask_token()
         pixels = backbone.in_chans * math.prod(self.patch_size)

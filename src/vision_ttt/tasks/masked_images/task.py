@@ -58,9 +58,6 @@ class MaskedImages(ImageTask):
         """Start the backbone from weights of any task; mask token and decoder stay as they are."""
         return start_backbone(path, model, name, model_args)
 
-    def check_model(self, model: nn.Module) -> None:
-        """Accept any model that was built."""
-
     def prepare(self, model: nn.Module) -> None:
         """Set the images as `model` is to see them.
 
