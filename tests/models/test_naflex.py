@@ -15,7 +15,7 @@ from torch import nn
 
 import vision_ttt
 from vision_ttt import VitttBlock, VitttMixer
-from vision_ttt.layers import DepthwiseConv2d, RaggedGrids, TTTLinear
+from vision_ttt.layers import DepthwiseConv2d, RaggedGrids
 
 NANO = {"depth": 1, "patch_size": 4, "img_size": 32, "num_classes": 5, "dynamic_img_size": True}
 LINEAR = {"patch_size": 4, "img_size": 32, "depth": 1, "num_classes": 5}
@@ -316,18 +316,6 @@ def test_a_layer_of_ones_own_is_given_one_group_at_a_time():
     a, b = torch.randn(1, 6, 8), torch.randn(1, 4, 8)
     y = block(torch.cat([a, b], dim=1), RaggedGrids.of([(2, 3), (2, 2)]))
     torch.testing.assert_close(y, torch.cat([block(a, (2, 3)), block(b, (2, 2))], dim=1))
-
-
-def test_a_layer_whose_views_are_replaced_runs_them():
-    layer, grids = TTTLinear(8, 1, bidirectional=True), RaggedGrids.of([(1, 3), (2, 2)])
-    x = torch.randn(1, 7, 8)
-    before = layer(x, grids=grids)
-    layer.views = lambda x: (*TTTLinear.views(layer, x)[:3], torch.zeros(*x.shape[:2], 2), None)
-    after = layer(x, grids=grids)
-    assert not torch.allclose(before, after)
-    torch.testing.assert_close(after, torch.cat([layer(x[:, :3]), layer(x[:, 3:])], dim=1))
-    with pytest.raises(ValueError, match="neither a state nor lengths"):
-        layer(x, lengths=torch.tensor([7]), grids=grids)
 
 
 def test_grids_that_do_not_fit_are_refused():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from timm.layers import DropPath
 from torch import Tensor, nn
@@ -57,31 +56,29 @@ class CompositeTTTLinear(TTTLinear):
         state: TTTLayerState | None = None,
         return_state: bool = False,
         lengths: Tensor | None = None,
-        grids: RaggedGrids | None = None,
     ) -> Tensor | tuple[Tensor, TTTLayerState]:
         """As :meth:`TTTLinear.forward`."""
         given = return_state or state is not None or lengths is not None
         if given or not self._trains_by_op():
-            return super().forward(x, state, return_state, lengths, grids)
-        views, rates = self.in_proj(x), self.rate_proj(x)  # [B, T, C], [B, T, H]
+            return super().forward(x, state, return_state, lengths)
         conv_q, conv_k, learner, merge = self.conv_q, self.conv_k, self.learner, self.merge
-        mix = partial(
-            fused_ttt_linear,
-            conv_q=(conv_q.weight, conv_q.bias),
-            conv_k=(conv_k.weight, conv_k.bias),
-            state=learner.state(),
-            inner_norm=(learner.norm_weight, learner.norm_bias),
-            position_scale=learner.position_scale(),
-            post_norm=(merge.weight, merge.bias),
+        mixed = fused_ttt_linear(
+            self.in_proj(x),  # [B, T, C]
+            self.rate_proj(x),  # [B, T, H]
+            (conv_q.weight, conv_q.bias),
+            (conv_k.weight, conv_k.bias),
+            learner.state(),
+            (learner.norm_weight, learner.norm_bias),
+            learner.position_scale(),
+            (merge.weight, merge.bias),
             widths=list(self.widths.values()),
             mini_batch_size=learner.mini_batch_size,
             reverse_heads=learner.reverse_heads,
             base_learning_rate=self.base_learning_rate,
             inner_eps=learner.eps,
             post_eps=merge.eps,
-        )
-        mixed = mix(views, rates) if grids is None else grids.each(mix, views, rates, on_grid=False)
-        return self.out_proj(mixed)  # [B, T, D]
+        )  # [B, T, D]
+        return self.out_proj(mixed)
 
     def _trains_by_op(self) -> bool:
         return (

@@ -58,7 +58,6 @@ class BidirectionalMamba(MambaParameters):
     """
 
     directions = 2
-    takes_grids = True
 
     def forward(
         self,
@@ -66,34 +65,24 @@ class BidirectionalMamba(MambaParameters):
         state: object = None,
         return_state: bool = False,
         lengths: Tensor | None = None,
-        grids: RaggedGrids | None = None,
     ) -> Tensor:
-        """Mix tokens x [B, T, D], or with ``grids`` [1, S, D], of which each image is a sequence.
+        """Mix tokens x [B, T, D].
 
         With ``lengths`` [B] each sequence has its own number of tokens: what is behind is padding,
         which is not read, and whose outputs are 0.
 
         Raises:
             TypeError: the lengths are not whole numbers.
-            ValueError: a state is given or asked for, the lengths do not fit, or both lengths and
-                grids are given.
+            ValueError: a state is given or asked for, or the lengths do not fit.
         """
         if state is not None or return_state:
             raise ValueError(
                 "a bidirectional layer has no state that goes on: its second direction begins at"
                 " the last token. Give it the whole sequence, or build a Mamba, of one direction"
             )
-        if lengths is None:
-            return self.out_proj(each_image(self._mixed, self.in_proj(x), grids))
-        if grids is not None:
-            raise ValueError("ragged grids do not go with lengths")
         padding = padding_of("BidirectionalMamba", lengths, x)
         x = fill_padding(x, padding)  # a gradient of 0 times NaN would reach the weights
-        return fill_padding(self.out_proj(self._mixed(self.in_proj(x), lengths)), padding)
-
-    def _mixed(self, projected: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """What is between the projections [B, T, 2 E] → [B, T, E]."""
-        x, z = projected.chunk(2, dim=-1)  # [B, T, E]
+        x, z = self.in_proj(x).chunk(2, dim=-1)  # [B, T, E]
         own = {} if lengths is None else {"lengths": lengths}
         u = F.silu(self.conv(torch.cat([x, x], dim=-1), **own))  # [B, T, 2 E]
         # B images, t tokens, g directions, E channels; o of r, B and C.
@@ -114,7 +103,7 @@ class BidirectionalMamba(MambaParameters):
             lengths=lengths,
         )
         forward, backward = y.chunk(2, dim=-1)
-        return 0.5 * (forward + backward) * F.silu(z)
+        return fill_padding(self.out_proj(0.5 * (forward + backward) * F.silu(z)), padding)
 
 
 class MambaBlock(nn.Module):

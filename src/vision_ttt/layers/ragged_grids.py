@@ -120,15 +120,8 @@ class RaggedGrids:
 
 
 def each_image(layer: Callable[..., Tensor], x: Tensor, grid: Any) -> Tensor:
-    """``layer(x)`` for a sequence layer; with :class:`RaggedGrids` each image is a sequence.
-
-    A layer whose attribute ``takes_grids`` is True is called once, as ``layer(x, grids=grids)``.
-    """
-    if not isinstance(grid, RaggedGrids):
-        return layer(x)
-    if getattr(layer, "takes_grids", False):
-        return layer(x, grids=grid)
-    return grid.each(layer, x, on_grid=False)
+    """``layer(x)`` for a sequence layer; with :class:`RaggedGrids` each image is a sequence."""
+    return grid.each(layer, x, on_grid=False) if isinstance(grid, RaggedGrids) else layer(x)
 
 
 def each_on_grid(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from vision_ttt.layers.directional_conv1d import DirectionalConv1d
 from vision_ttt.layers.gated_norm import GatedNorm
 from vision_ttt.layers.inner_learner import InnerLearner
-from vision_ttt.layers.ragged_grids import RaggedGrids
 from vision_ttt.ops import LinearState, MLPState, states
 from vision_ttt.ops.padding import fill_padding, padding_of
 
@@ -140,19 +139,7 @@ class TTTLayer(nn.Module):
 
         With ``return_state`` also the states of both convolutions.
         """
-        (q, k, v, gate), taps = self._views(self.in_proj(x), state, return_state, lengths)
-        views = q, k, v, self._eta(x), gate
-        return (views, taps) if return_state else views
-
-    def _views(
-        self,
-        projected: Tensor,
-        state: TTTLayerState | None = None,
-        return_state: bool = False,
-        lengths: Tensor | None = None,
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]]:
-        """q, k, v and the gate of the projected tokens, and the states of both convolutions."""
-        k, q, v, gate = projected.split_with_sizes(list(self.widths.values()), dim=-1)
+        k, q, v, gate = self.in_proj(x).split_with_sizes(list(self.widths.values()), dim=-1)
         if not self.widths["q"]:
             q = k
         taps = None, None
@@ -168,14 +155,14 @@ class TTTLayer(nn.Module):
         if self.rotary is not None:
             position = 0 if state is None else state.learner.position
             q, k = self.rotary(q, position), self.rotary(k, position)
-        return (q, k, v, gate if self.widths["gate"] else None), taps
-
-    def _eta(self, x: Tensor) -> Tensor:
-        """Rates [B, T, heads], at least float32 as the sums of gradients that they multiply."""
+        # Rates are at least float32, as the sums of gradients that they multiply.
         if self.rate_proj is None:
             ones = _at_least_float32(torch.ones_like(x[..., :1]))
-            return self._scaled(ones).repeat(1, 1, self.heads)
-        return self.rates(_at_least_float32(self.rate_proj(x)))
+            eta = self._scaled(ones).repeat(1, 1, self.heads)
+        else:
+            eta = self.rates(_at_least_float32(self.rate_proj(x)))
+        views = q, k, v, eta, gate if self.widths["gate"] else None
+        return (views, taps) if return_state else views
 
     def inner_problem(self, x: Tensor) -> dict[str, Tensor | int | float]:
         """The arguments of the inner learner's op for tokens x [B, T, D], of an `InnerLearner`."""
@@ -189,40 +176,24 @@ class TTTLayer(nn.Module):
     def _scaled(self, rates: Tensor) -> Tensor:
         return rates * (self.base_learning_rate / self.head_dim)
 
-    def _mixed(self, projected: Tensor, eta: Tensor) -> Tensor:
-        """What is between the projections: [B, T, …] → [B, T, D]."""
-        (q, k, v, gate), _ = self._views(projected)
-        return self.merge(self.learner(q, k, v, eta).flatten(2), gate)
-
-    takes_grids = True
-
     def forward(
         self,
         x: Tensor,
         state: TTTLayerState | None = None,
         return_state: bool = False,
         lengths: Tensor | None = None,
-        grids: RaggedGrids | None = None,
     ) -> Tensor | tuple[Tensor, TTTLayerState]:
         """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
 
         With ``lengths`` [B] each sequence has its own number of them: what is behind is padding,
-        which is not read, and whose outputs are 0. With ``grids`` x is [1, S, D], the tokens of
-        several images, each of which is a sequence.
+        which is not read, and whose outputs are 0.
 
         Raises:
             TypeError: the state is not a :class:`TTTLayerState` of tensors of accepted dtypes, the
                 lengths are not whole numbers, or the learner takes none.
             ValueError: a state is given or asked for with two directions, or the state or the
-                lengths do not fit; or grids are given with them.
+                lengths do not fit.
         """
-        if grids is not None:
-            if state is not None or return_state or lengths is not None:
-                raise ValueError("ragged grids go with neither a state nor lengths")
-            if "views" in vars(self) or type(self).views is not TTTLayer.views:
-                return grids.each(self.forward, x, on_grid=False)
-            tokens = self.in_proj(x), self._eta(x)
-            return self.out_proj(grids.each(self._mixed, *tokens, on_grid=False))
         # Also ahead of the projections: a gradient of 0 times NaN would reach their weights.
         padding = padding_of("TTTLayer", lengths, x)
         x = fill_padding(x, padding)
