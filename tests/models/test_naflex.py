@@ -10,12 +10,9 @@ from PIL import Image
 from timm.data import create_naflex_loader
 from timm.data.naflex_dataset import NaFlexCollator
 from timm.data.naflex_transforms import Patchify
-from timm.layers import DropPath
 from torch import nn
 
 import vision_ttt
-from vision_ttt import VitttBlock, VitttMixer
-from vision_ttt.layers import DepthwiseConv2d, RaggedGrids
 
 NANO = {"depth": 1, "patch_size": 4, "img_size": 32, "num_classes": 5, "dynamic_img_size": True}
 LINEAR = {"patch_size": 4, "img_size": 32, "depth": 1, "num_classes": 5}
@@ -290,48 +287,6 @@ def test_models_that_take_no_patches_say_so():
         MODELS["vittt"](patch_drop_rate=0.5)(batch)
     with pytest.raises(ValueError, match="cannot be exported"):
         torch.export.export(MODELS["vittt"](), (batch,))
-
-
-def test_stochastic_depth_drops_images_and_not_the_batch():
-    torch.manual_seed(0)
-    block = VitttBlock(VitttMixer(8, 1), 8, 8, drop_path=DropPath(0.5))
-    x, grids = torch.randn(1, 64, 8), RaggedGrids.of([(1, 1)] * 32 + [(1, 2)] * 16)
-    with torch.no_grad():
-        kept = (block(x, grids) - block.mixer(x, grids)).abs().sum(-1)[0] > 0
-    assert 8 < kept[:32].sum() < 24
-    pairs = kept[32:].unflatten(0, (16, 2))
-    assert torch.equal(pairs[:, 0], pairs[:, 1])
-    assert 2 < pairs[:, 0].sum() < 14
-
-
-class Own(nn.Module):
-    """A sequence layer that knows nothing of grids: the mean over the tokens."""
-
-    def forward(self, x):
-        return x.mean(1, keepdim=True).expand_as(x)
-
-
-def test_a_layer_of_ones_own_is_given_one_group_at_a_time():
-    block = VitttBlock(VitttMixer(8, ttt=Own()), 8, 8)
-    a, b = torch.randn(1, 6, 8), torch.randn(1, 4, 8)
-    y = block(torch.cat([a, b], dim=1), RaggedGrids.of([(2, 3), (2, 2)]))
-    torch.testing.assert_close(y, torch.cat([block(a, (2, 3)), block(b, (2, 2))], dim=1))
-
-
-def test_grids_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="at least 1 token"):
-        RaggedGrids.of([(2, 0)])
-    with pytest.raises(ValueError, match="at least 1 token"):
-        RaggedGrids.of([])
-    block = VitttBlock(VitttMixer(8, 1), 8, 8)
-    grids = RaggedGrids.of([(2, 3)])
-    with pytest.raises(ValueError, match="7 tokens are not those of the images, 6: 1 of 2 × 3"):
-        block(torch.randn(1, 7, 8), grids)
-    with pytest.raises(ValueError, match=r"one sequence \[1, S, …\], got 2"):
-        block(torch.randn(2, 6, 8), grids)
-    for layer in (block, DepthwiseConv2d(8, 3)):
-        with pytest.raises(ValueError, match="give none beside them"):
-            layer(torch.randn(1, 6, 8), grids, (0,))
 
 
 @pytest.mark.parametrize("name", ["vim", "mambar"])

@@ -24,7 +24,6 @@ from vision_ttt.layers import (
     TTTLinear,
     VitttBlock,
 )
-from vision_ttt.layers.ragged_grids import RaggedGrids, drop_each, each_on_grid
 from vision_ttt.ops import fused_ttt_linear, swiglu_mlp
 
 
@@ -111,13 +110,11 @@ class CompositeVitttBlock(VitttBlock):
         for path in ("mlp.fc1", "mlp.fc2"):
             require(block.get_submodule(path), path, *LINEAR)
 
-    def forward(
-        self, y: Tensor, grid: tuple[int, int] | RaggedGrids, extra: Sequence[int] = ()
-    ) -> Tensor:
+    def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         norm, mlp, drop_path = self.norm, self.mlp, self.drop_path
         if not self._trains_by_op():
             return super().forward(y, grid, extra)
-        y = each_on_grid(self.mixer, (y,), grid, extra)  # [B, T, D]
+        y = self.mixer(y, grid, extra)  # [B, T, D]
         drops = not is_plain(drop_path, nn.Identity, DropPath) or getattr(drop_path, "drop_prob", 0)
         branch = swiglu_mlp(
             y,
@@ -127,7 +124,7 @@ class CompositeVitttBlock(VitttBlock):
             residual=not drops,
             eps=norm.eps,
         )
-        return y + drop_each(drop_path, branch, grid) if drops else branch
+        return y + drop_path(branch) if drops else branch
 
     def _trains_by_op(self) -> bool:
         fc1, fc2 = self.mlp.fc1, self.mlp.fc2

@@ -32,8 +32,8 @@ from vision_ttt.layers import (
 )
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 from vision_ttt.layers.grid import check_grid
-from vision_ttt.layers.ragged_grids import RaggedGrids
 from vision_ttt.models.block_sequence import BlockSequence
+from vision_ttt.models.naflex import NaFlexBatch
 from vision_ttt.ops import depthwise_conv2d
 from vision_ttt.ops.packed import packed_vittt_blocks
 from vision_ttt.ops.packed.block import Place
@@ -145,8 +145,8 @@ class PackedVitttBlocks(BlockSequence):
         """See :class:`BlockSequence`; without gradients there is nothing to checkpoint."""
         weights = self.weights[start:stop]
         grid, *extra = context = self.context_of(context)
-        if isinstance(grid, RaggedGrids):
-            return grid.each(partial(self.forward, start=start, stop=stop), x, on_grid=True)
+        if isinstance(grid, NaFlexBatch):
+            return grid.each(partial(self.forward, start=start, stop=stop), x)
         if not len(weights) or (extra and extra[0] and self.sizes.kernel):
             return super().forward(x, *context, start=start, stop=stop)
         if self.sizes.kernel:

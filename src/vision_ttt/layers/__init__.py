@@ -13,7 +13,6 @@ from vision_ttt.layers.linear_attention import LinearAttention
 from vision_ttt.layers.mamba import BidirectionalMamba, MambaBlock
 from vision_ttt.layers.mamba_mixer import Mamba, MambaState
 from vision_ttt.layers.mlp import ConvMlp, Mlp
-from vision_ttt.layers.ragged_grids import RaggedGrids
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
 from vision_ttt.layers.rotary1d import MiniBatchRotary
 from vision_ttt.layers.swiglu import SwiGLU
@@ -62,6 +61,5 @@ __all__ = [
     "TimestepEmbedding",
     "ConvMlp",
     "Mlp",
-    "RaggedGrids",
     "ResidualConv2d",
 ]

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 from vision_ttt.layers.grid import check_grid
-from vision_ttt.layers.ragged_grids import RaggedGrids, refuse_beside
 from vision_ttt.ops import depthwise_conv2d
 
 torch.fx.wrap("check_grid")
@@ -36,24 +35,17 @@ class DepthwiseConv2d(nn.Conv2d):
             channels, channels, kernel_size, padding=kernel_size // 2, groups=channels, bias=False
         )
 
-    takes_grids = True
-
-    def forward(
-        self, x: Tensor, grid: tuple[int, int] | RaggedGrids, extra: Sequence[int] = ()
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         """Convolve.
 
         Args:
             x: tokens [B, T, C] with T = h · w + len(extra).
-            grid: (h, w), rows and columns of tokens; or ragged grids, with x [1, S, C].
+            grid: (h, w), rows and columns of tokens.
             extra: positions in the sequence of the tokens outside the grid, ascending from 0.
 
         Raises:
             ValueError: T does not fit the grid.
         """
-        if isinstance(grid, RaggedGrids):
-            refuse_beside((extra,))
-            return grid.each(self.forward, x, on_grid=True)
         check_grid(x.shape[1], grid, len(extra))
         if not extra:
             return depthwise_conv2d(x, self.weight, grid)

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from torch.fx.node import has_side_effect
 
-from vision_ttt.layers.ragged_grids import RaggedGrids
-
 
 @has_side_effect  # a graph of torch.fx keeps it, though nothing uses its result
-def check_grid(length: int, grid: tuple[int, int] | RaggedGrids, num_extra: int = 0) -> None:
-    """Require a length of h · w + num_extra, or of ragged grids that of all their tokens.
+def check_grid(length: int, grid: tuple[int, int], num_extra: int = 0) -> None:
+    """Require a length of h · w + num_extra.
 
     Modules that call it wrap it for torch.fx, which traces without sizes.
 
     Raises:
         ValueError: there are more or fewer tokens.
     """
-    if isinstance(grid, RaggedGrids):
-        grid.check(length)
-        return
     height, width = grid
     if length != height * width + num_extra:
         raise ValueError(

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vision_ttt.layers.mamba_parameters import MambaParameters
-from vision_ttt.layers.ragged_grids import RaggedGrids, drop_each, each_image
 from vision_ttt.ops import selective_scan
 from vision_ttt.ops.padding import fill_padding, padding_of
 
@@ -133,13 +132,8 @@ class MambaBlock(nn.Module):
         self.mixer = BidirectionalMamba(dim) if mixer is None else mixer
         self.drop_path = nn.Identity() if drop_path is None else drop_path
 
-    takes_grids = True
-
     def forward(
-        self,
-        x: Tensor,
-        grid: tuple[int, int] | RaggedGrids | None = None,
-        extra: Sequence[int] = (),
+        self, x: Tensor, grid: tuple[int, int] | None = None, extra: Sequence[int] = ()
     ) -> Tensor:
-        """Run the block; one image needs neither its grid nor the positions of extra tokens."""
-        return x + drop_each(self.drop_path, each_image(self.mixer, self.norm(x), grid), grid)
+        """Run the block; a sequence needs neither its grid nor the positions of extra tokens."""
+        return x + self.drop_path(self.mixer(self.norm(x)))

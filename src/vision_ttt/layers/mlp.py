@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vision_ttt.layers.ragged_grids import RaggedGrids
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
 
 
@@ -27,9 +26,7 @@ class Mlp(nn.Module):
             nn.init.trunc_normal_(projection.weight, std=0.02)
             nn.init.zeros_(projection.bias)
 
-    takes_grids = True
-
-    def forward(self, x: Tensor, grid: tuple[int, int] | RaggedGrids) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Tokens [B, T, D] → [B, T, D]; the grid, which other MLPs need, is ignored."""
         return self.fc2(F.gelu(self.fc1(x)))
 
@@ -46,6 +43,6 @@ class ConvMlp(Mlp):
         super().__init__(dim, hidden)
         self.conv = ResidualConv2d(hidden)
 
-    def forward(self, x: Tensor, grid: tuple[int, int] | RaggedGrids) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Tokens [B, T, D] of a grid (h, w) → [B, T, D]."""
         return self.fc2(F.gelu(self.conv(F.gelu(self.fc1(x)), grid)))

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
 from vision_ttt.layers.grid import check_grid
-from vision_ttt.layers.ragged_grids import RaggedGrids
 from vision_ttt.ops import residual_depthwise_conv2d
 
 torch.fx.wrap("check_grid")
@@ -24,13 +23,11 @@ class ResidualConv2d(DepthwiseConv2d):
         super().__init__(channels, kernel_size)
         self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Tensor, grid: tuple[int, int] | RaggedGrids) -> Tensor:
-        """Convolve and add; with ragged grids x is [1, S, C].
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Convolve and add.
 
         Raises:
             ValueError: T is not h · w.
         """
-        if isinstance(grid, RaggedGrids):
-            return grid.each(self.forward, x, on_grid=True)
         check_grid(x.shape[1], grid)
         return residual_depthwise_conv2d(x, self.weight, grid) + self.bias

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from vision_ttt.layers.attention_inner import INNER_MODELS
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 from vision_ttt.layers.grid import check_grid
-from vision_ttt.layers.ragged_grids import RaggedGrids, each_on_grid
 
 torch.fx.wrap("check_grid")
 
@@ -74,12 +73,10 @@ class TTTAttention(nn.Module):
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
 
-    takes_grids = True
-
     def forward(
         self,
         x: Tensor,
-        grid: tuple[int, int] | RaggedGrids,
+        grid: tuple[int, int],
         extra: tuple[int, ...] = (),
         rotations: Tensor | None = None,
     ) -> Tensor:
@@ -87,7 +84,7 @@ class TTTAttention(nn.Module):
 
         Args:
             x: [B, N, D] with N = h · w + len(extra).
-            grid: (h, w); or ragged grids, with x [1, S, D].
+            grid: (h, w).
             extra: positions in the sequence of the tokens outside the grid, ascending from 0.
             rotations: [h · w, 2 d], sines and cosines for each channel, as timm's rotary
                 embeddings return them; applied to q and k of the tokens on the grid.
@@ -98,23 +95,10 @@ class TTTAttention(nn.Module):
         check_grid(x.shape[1], grid, len(extra))
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)
         q, k = self.q_norm(q), self.k_norm(k)
-        o = each_on_grid(self._learnt, (x, q, k, v), grid, extra, rotations)
-        return self.proj(self.norm(o.flatten(2)))
-
-    def _learnt(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        grid: tuple[int, int],
-        extra: tuple[int, ...] = (),
-        rotations: Tensor | None = None,
-    ) -> Tensor:
-        """o [B, N, H, d] of images of one grid."""
         if rotations is not None:
             q, k = (self._rotated(view, rotations, extra) for view in (q, k))
-        return self.inner(x, q, k, v, grid, extra)
+        o = self.inner(x, q, k, v, grid, extra)
+        return self.proj(self.norm(o.flatten(2)))
 
     def _rotated(self, x: Tensor, rotations: Tensor, extra: tuple[int, ...]) -> Tensor:
         """x [B, N, H, d] with its tokens on the grid rotated."""

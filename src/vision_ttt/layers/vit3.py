@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vision_ttt.layers.mlp import Mlp
-from vision_ttt.layers.ragged_grids import RaggedGrids, drop_each, each_on_grid
 from vision_ttt.layers.residual_conv2d import ResidualConv2d
 from vision_ttt.layers.vit3_ttt import ViT3TTT
 
@@ -53,17 +52,12 @@ class ViT3Block(nn.Module):
         self.mlp = Mlp(dim, 4 * dim) if mlp is None else mlp
         self.drop_path = nn.Identity() if drop_path is None else drop_path
 
-    takes_grids = True
-
-    def forward(
-        self, y: Tensor, grid: tuple[int, int] | RaggedGrids, rotations: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, y: Tensor, grid: tuple[int, int], rotations: Tensor | None = None) -> Tensor:
         """Run the block; ``rotations`` as in :meth:`vision_ttt.layers.ViT3TTT.forward`.
 
         Raises:
             ValueError: T is not h · w.
         """
-        y = each_on_grid(self.cpe, (y,), grid)
-        mixed = each_on_grid(self.ttt, (self.norm1(y),), grid, rotations)
-        y = y + drop_each(self.drop_path, mixed, grid)
-        return y + drop_each(self.drop_path, each_on_grid(self.mlp, (self.norm2(y),), grid), grid)
+        y = self.cpe(y, grid)
+        y = y + self.drop_path(self.ttt(self.norm1(y), grid, rotations))
+        return y + self.drop_path(self.mlp(self.norm2(y), grid))

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.layers.grid import check_grid
-from vision_ttt.layers.ragged_grids import RaggedGrids, each_on_grid
 from vision_ttt.layers.rotary2d import rotate
 from vision_ttt.ops.vit3_ttt import depthwise, depthwise_step, gated_unit, gated_unit_step
 
@@ -61,16 +60,12 @@ class ViT3TTT(nn.Module):
         """The initial states of the inner models."""
         return {"w1", "w2", "w3"}
 
-    takes_grids = True
-
-    def forward(
-        self, x: Tensor, grid: tuple[int, int] | RaggedGrids, rotations: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, grid: tuple[int, int], rotations: Tensor | None = None) -> Tensor:
         """Mix.
 
         Args:
             x: [B, T, D], the grid's tokens row by row.
-            grid: (h, w) with T = h · w; or ragged grids, with x [1, S, D].
+            grid: (h, w) with T = h · w.
             rotations: [T, D / 2, 2] of :func:`vision_ttt.layers.rotary2d.rotary_table`, applied to
                 q₁ and k₁.
 
@@ -78,25 +73,12 @@ class ViT3TTT(nn.Module):
             ValueError: T is not h · w.
         """
         check_grid(x.shape[1], grid)
-        units, conv = self.views(x, rotations)
-        return self.proj(each_on_grid(self._learnt, (*units, *conv), grid))
-
-    def _learnt(
-        self,
-        q1: Tensor,
-        k1: Tensor,
-        v1: Tensor,
-        q2: Tensor,
-        k2: Tensor,
-        v2: Tensor,
-        grid: tuple[int, int],
-    ) -> Tensor:
-        """[o₁, o₂] [B, T, D + d] of images of one grid."""
+        (q1, k1, v1), (q2, k2, v2) = self.views(x, rotations)
         w1, w2 = gated_unit_step(k1, v1, self.w1, self.w2)
         w3 = depthwise_step(k2, v2, self.w3, grid)
         o2 = depthwise(q2, w3, grid)  # [B, T, d]
         o1 = gated_unit(q1, w1, w2).flatten(2)  # [B, T, D]
-        return torch.cat((o1, o2), dim=-1)
+        return self.proj(torch.cat((o1, o2), dim=-1))
 
     def views(
         self, x: Tensor, rotations: Tensor | None = None

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from vision_ttt.layers.depthwise_conv2d import DepthwiseConv2d
-from vision_ttt.layers.ragged_grids import RaggedGrids, drop_each, each_image, each_on_grid
 from vision_ttt.layers.swiglu import SwiGLU
 from vision_ttt.layers.ttt_linear import TTTLinear
 
@@ -57,22 +56,15 @@ class VitttMixer(nn.Module):
             dim, num_heads, bidirectional=True, share_qk=True, conv_kernel_size=4, gate=True
         )
 
-    takes_grids = True
-
-    def forward(
-        self, y: Tensor, grid: tuple[int, int] | RaggedGrids, extra: Sequence[int] = ()
-    ) -> Tensor:
+    def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
         """Mix tokens y [B, T, D]; ``extra`` are the positions in T of tokens outside the grid.
-
-        With :class:`vision_ttt.layers.RaggedGrids` y is [1, S, D], the tokens of several images.
 
         Raises:
             ValueError: T is not h · w + len(extra).
         """
         if self.conv2d is not None:
             y = y + self.conv2d(y, grid, extra)
-        mixed = each_image(self.ttt, self.norm(y), grid)
-        return y + drop_each(self.drop_path, mixed, grid)
+        return y + self.drop_path(self.ttt(self.norm(y)))
 
 
 class VitttBlock(nn.Module):
@@ -94,10 +86,6 @@ class VitttBlock(nn.Module):
         self.mlp = SwiGLU(dim, mlp_hidden)
         self.drop_path = nn.Identity() if drop_path is None else drop_path
 
-    takes_grids = True
-
-    def forward(
-        self, y: Tensor, grid: tuple[int, int] | RaggedGrids, extra: Sequence[int] = ()
-    ) -> Tensor:
-        y = each_on_grid(self.mixer, (y,), grid, extra)  # [B, T, D]
-        return y + drop_each(self.drop_path, self.mlp(self.norm(y)), grid)
+    def forward(self, y: Tensor, grid: tuple[int, int], extra: Sequence[int] = ()) -> Tensor:
+        y = self.mixer(y, grid, extra)  # [B, T, D]
+        return y + self.drop_path(self.mlp(self.norm(y)))

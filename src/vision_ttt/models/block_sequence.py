@@ -10,7 +10,7 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-from vision_ttt.layers.ragged_grids import RaggedGrids, each_on_grid
+from vision_ttt.models.naflex import NaFlexBatch
 
 
 def run_block(block: nn.Module, *inputs: Any, checkpointing: bool) -> Tensor:
@@ -63,7 +63,8 @@ class BlockSequence(nn.ModuleList):
 
         Args:
             x: tokens [B, N, D].
-            context: the blocks' other arguments; or ragged grids, with x [1, S, D].
+            context: the blocks' other arguments; or a batch of images of any shapes, with x
+                [1, S, D].
             start, stop: as in a slice.
             checkpointing: keep only each block's input for the backward pass.
 
@@ -71,13 +72,9 @@ class BlockSequence(nn.ModuleList):
             ValueError: no context is given, and there is none of its own.
         """
         context = self.context_of(context)
+        if isinstance(context[0], NaFlexBatch):
+            run = partial(self.forward, start=start, stop=stop, checkpointing=checkpointing)
+            return context[0].each(run, x)
         for block in list(self)[start:stop]:  # a slice of itself would be a new module
-            run = block
-            if isinstance(context[0], RaggedGrids):
-                run = partial(_run_ragged, block)
-            x = run_block(run, x, *context, checkpointing=checkpointing)
+            x = run_block(block, x, *context, checkpointing=checkpointing)
         return x
-
-
-def _run_ragged(block: nn.Module, x: Tensor, grids: RaggedGrids) -> Tensor:
-    return each_on_grid(block, (x,), grids)

@@ -9,8 +9,7 @@ import timm
 from timm.models import generate_default_cfgs, get_pretrained_cfg, register_model
 from torch import Tensor, nn
 
-from vision_ttt.layers import ExtraTokens, RaggedGrids
-from vision_ttt.layers.ragged_grids import drop_each, each_on_grid
+from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.arguments import choose
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn
@@ -50,12 +49,10 @@ class LinearBlock(nn.Module):
         self.ls1, self.ls2 = layer_scale(block, 1), layer_scale(block, 2)
         self.drop_path1, self.drop_path2 = block.drop_path1, block.drop_path2
 
-    takes_grids = True
-
     def forward(
         self,
         x: Tensor,
-        grid: tuple[int, int] | RaggedGrids,
+        grid: tuple[int, int],
         extra: tuple[int, ...] = (),
         rotations: Tensor | None = None,
     ) -> Tensor:
@@ -64,9 +61,9 @@ class LinearBlock(nn.Module):
         Raises:
             ValueError: N does not fit the grid.
         """
-        mixed = each_on_grid(self.attn, (self.norm1(x),), grid, extra, rotations)
-        x = x + drop_each(self.drop_path1, self.ls1(self.proj_drop(mixed)), grid)
-        return x + drop_each(self.drop_path2, self.ls2(self.mlp(self.norm2(x))), grid)
+        mixed = self.proj_drop(self.attn(self.norm1(x), grid, extra, rotations))
+        x = x + self.drop_path1(self.ls1(mixed))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
 class LinearViT(PlainBackbone):

@@ -3,32 +3,44 @@
 A batch is a dictionary of "patches" [B, N, P · P · C], their rows and columns "patch_coord"
 [B, N, 2] and "patch_valid" [B, N], which is False at the padding. Nothing of the padding is
 computed: only valid patches are gathered, those of images of one grid side by side, and the blocks
-run on them with :class:`vision_ttt.layers.RaggedGrids` in the place of a grid.
+run on the images of one grid at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from vision_ttt.layers.ragged_grids import Group, RaggedGrids
 
 KEYS = ("patches", "patch_coord", "patch_valid")
 """Of a batch. Others, such as timm's "seq_len", are ignored."""
 
 
-class NaFlexBatch(RaggedGrids):
-    """Where the images of a batch are, and their tokens in the sequence [1, S, D].
+class Group(NamedTuple):
+    """Images of one grid: how many, the tokens N of each, and what the blocks are given for them.
+
+    ``context`` are the blocks' arguments behind the tokens: the grid (h, w), and in models with
+    tokens outside of it their positions.
+    """
+
+    count: int
+    length: int
+    context: tuple[Any, ...]
+
+
+class NaFlexBatch:
+    """Where the images of a batch are, and their tokens in one sequence [1, S, D], group by group.
 
     Args:
         batch: with "patch_coord" and "patch_valid".
 
     Attributes:
         coord, valid: as in the batch.
+        groups: the images of each grid.
 
     Raises:
         TypeError, ValueError: the batch is not as above, or the valid patches of an image do not
@@ -44,21 +56,34 @@ class NaFlexBatch(RaggedGrids):
             alike.setdefault(grid, []).append(index)
         images = torch.tensor(list(chain(*alike.values())), device=valid.device)
         self._images, self._inverse = images, images.argsort()
-        groups = [Group(len(each), h * w, ((h, w),)) for (h, w), each in alike.items()]
+        self.groups: Sequence[Group] = [
+            Group(len(each), h * w, ((h, w),)) for (h, w), each in alike.items()
+        ]
         taken = [order.new_zeros(0)]
-        for group, each in zip(
-            groups, images.split([group.count for group in groups]), strict=True
-        ):
+        counts = [group.count for group in self.groups]
+        for group, each in zip(self.groups, images.split(counts), strict=True):
             taken.append((order[each, : group.length] + each.unsqueeze(1) * length).flatten())
         self._index = torch.cat(taken)
-        super().__init__(groups)
 
-    def with_context(self, groups: list[Group]) -> NaFlexBatch:
+    def with_context(self, groups: Sequence[Group]) -> NaFlexBatch:
         """The same images, whose blocks are given something else."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        RaggedGrids.__init__(other, groups)
+        other = copy.copy(self)
+        other.groups = groups
         return other
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """x [1, S, …] → [B, N, …] of each group."""
+        parts = x.squeeze(0).split([count * length for count, length, _ in self.groups])
+        return [
+            part.unflatten(0, (count, length))
+            for part, (count, length, _) in zip(parts, self.groups, strict=True)
+        ]
+
+    def each(self, blocks: Callable[..., Tensor], x: Tensor) -> Tensor:
+        """Tokens x [1, S, D] after blocks that are called with each group and its context."""
+        parts = zip(self.split(x), self.groups, strict=True)
+        results = [blocks(part, *group.context) for part, group in parts]
+        return torch.cat([result.flatten(0, 1) for result in results]).unsqueeze(0)
 
     def gather(self, x: Tensor) -> Tensor:
         """x [B, N, …] → the image tokens [1, S, …]."""

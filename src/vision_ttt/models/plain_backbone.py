@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens
 from vision_ttt.layers.extra_tokens import merge_extra
-from vision_ttt.layers.ragged_grids import Group
 from vision_ttt.models.arguments import choose
 from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.models.classifier import Classifier
 from vision_ttt.models.image_size import check_image_size, embed_patches, positions_for
 from vision_ttt.models.masked_patches import drop_tokens, mask_tokens
-from vision_ttt.models.naflex import NaFlexBatch, flat_patches
+from vision_ttt.models.naflex import Group, NaFlexBatch, flat_patches
 from vision_ttt.models.weight_decay import undecayed_parameters
 
 torch.fx.wrap("check_image_size")

@@ -11,7 +11,6 @@ from timm.layers import DropPath, calculate_drop_path_rates
 from torch import Tensor, nn
 
 from vision_ttt.layers.grid import check_grid
-from vision_ttt.layers.ragged_grids import RaggedGrids, drop_each, each_on_grid
 from vision_ttt.models.arguments import check_arguments, check_sides
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.family import Family
@@ -113,18 +112,12 @@ class SpatialMix(nn.Module):
             nn.Linear(dim, dim, bias=False) for _ in range(4)
         )
 
-    takes_grids = True
-
-    def forward(self, x: Tensor, grid: tuple[int, int] | RaggedGrids) -> Tensor:
-        shifted = each_on_grid(q_shift, (x,), grid)
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        shifted = q_shift(x, grid)
         k = self.key(torch.lerp(shifted, x, self.mix_k.to(x.dtype)))
         v = self.value(torch.lerp(shifted, x, self.mix_v.to(x.dtype)))
         r = self.receptance(torch.lerp(shifted, x, self.mix_r.to(x.dtype)))
-        o = each_on_grid(self._attended, (k, v), grid)
-        return self.output(torch.sigmoid(r) * o)
-
-    def _attended(self, k: Tensor, v: Tensor, grid: tuple[int, int]) -> Tensor:
-        return bi_wkv(k, v, self.decay, self.bonus)
+        return self.output(torch.sigmoid(r) * bi_wkv(k, v, self.decay, self.bonus))
 
 
 class ChannelMix(nn.Module):
@@ -146,10 +139,8 @@ class ChannelMix(nn.Module):
         self.receptance = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(4 * dim, dim, bias=False)
 
-    takes_grids = True
-
-    def forward(self, x: Tensor, grid: tuple[int, int] | RaggedGrids) -> Tensor:
-        shifted = each_on_grid(q_shift, (x,), grid)
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        shifted = q_shift(x, grid)
         k = F.relu(self.key(torch.lerp(shifted, x, self.mix_k.to(x.dtype)))).square()
         r = self.receptance(torch.lerp(shifted, x, self.mix_r.to(x.dtype)))
         return torch.sigmoid(r) * self.value(k)
@@ -190,9 +181,7 @@ class VRWKVBlock(nn.Module):
             self.scale1 = nn.Parameter(torch.full((dim,), float(init_scale)))
             self.scale2 = nn.Parameter(torch.full((dim,), float(init_scale)))
 
-    takes_grids = True
-
-    def forward(self, y: Tensor, grid: tuple[int, int] | RaggedGrids) -> Tensor:
+    def forward(self, y: Tensor, grid: tuple[int, int]) -> Tensor:
         """Run the block.
 
         Raises:
@@ -204,9 +193,8 @@ class VRWKVBlock(nn.Module):
             (self.spatial_mix, self.norm1, self.scale1),
             (self.channel_mix, self.norm2, self.scale2),
         ):
-            mixed = each_on_grid(mix, (y if self.post_norm else norm(y),), grid)
-            branch = norm(mixed) if self.post_norm else mixed
-            y = y + drop_each(self.drop_path, branch if scale is None else scale * branch, grid)
+            branch = norm(mix(y, grid)) if self.post_norm else mix(norm(y), grid)
+            y = y + self.drop_path(branch if scale is None else scale * branch)
         return y
 
 
