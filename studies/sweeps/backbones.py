@@ -1,13 +1,17 @@
-"""Backbones of equal size on handwritten digits, for equal epochs and for equal seconds."""
+"""Backbones of equal size on three sets of images, for equal epochs and for equal seconds."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from studies.sweeps import TITLES
 from studies.sweeps.curves import curves_figure
 from studies.sweeps.definition import Column, Panel, SameSeconds, Sweep, Variant
+
+if TYPE_CHECKING:
+    from vision_ttt.engine.train import TrainResult
 
 REFERENCE = "vittt"
 """The row whose seconds the others are given, too."""
@@ -23,6 +27,7 @@ _NANO: dict[str, dict[str, Any]] = {
         "model": "deit_tiny_patch16_224",
         "arguments": {"patch_size": 4, "embed_dim": 96, "depth": 5, "num_heads": 3},
     },
+    "conv-deit": {"model": "conv_deit_nano_patch4_32"},
 }
 _LABELS = {
     REFERENCE: "Vittt",
@@ -30,22 +35,47 @@ _LABELS = {
     "vim": "Vim",
     "mambar": "Mamba-Reg",
     "deit": "DeiT",
+    "conv-deit": "DeiT with Conv2d",
 }
-
-
-def _same_seconds(name: str) -> str:
-    """The row that trains a model for the seconds of the reference, which is its own."""
-    return name if name == REFERENCE else f"{name}-seconds"
-
-
-_ROWS = (
-    *(Variant(name, _NANO[name]) for name in _NANO),
-    *(
-        Variant(_same_seconds(name), _NANO[name], length=SameSeconds(seconds=REFERENCE, speed=name))
-        for name in _NANO
-        if name != REFERENCE
-    ),
+_COLUMNS = (
+    Column("epochs", lambda result: result.epochs, 1),
+    Column("training, s", lambda result: result.seconds, 0),
 )
+
+
+def _compare(
+    models: Iterable[str], suffix: str = "", arguments: Mapping[str, Any] | None = None
+) -> tuple[tuple[Variant, ...], dict[str, str], dict[str, str]]:
+    """Rows of some models, each for the sweep's epochs and then for the seconds of the reference.
+
+    Args:
+        models: of `_NANO`.
+        suffix: of the rows' names.
+        arguments: of every model, beside its own.
+
+    Returns:
+        The rows, and label → row of equal epochs and of equal seconds.
+    """
+    epochs = {name: f"{name}{suffix}" for name in models}
+    seconds = {name: row if name == REFERENCE else f"{row}-seconds" for name, row in epochs.items()}
+    changes = {
+        name: _NANO[name] | {"arguments": {**_NANO[name].get("arguments", {}), **(arguments or {})}}
+        for name in epochs
+    }
+    same = {name: SameSeconds(seconds=epochs[REFERENCE], speed=row) for name, row in epochs.items()}
+    rows = (
+        *(Variant(row, changes[name]) for name, row in epochs.items()),
+        *(
+            Variant(row, changes[name], length=same[name])
+            for name, row in seconds.items()
+            if name != REFERENCE
+        ),
+    )
+    by_label = ({_LABELS[name]: row for name, row in each.items()} for each in (epochs, seconds))
+    return (rows, *by_label)
+
+
+_DIGITS, _EPOCHS, _SECONDS = _compare([name for name in _NANO if name != "conv-deit"])
 
 BACKBONES_DIGITS = Sweep(
     name="backbones-digits",
@@ -58,18 +88,66 @@ BACKBONES_DIGITS = Sweep(
         "batch_size": 16,
         "learning_rate": 1.5e-3,
     },
-    rows=_ROWS,
-    panels=(
-        Panel("equal epochs", {label: name for name, label in _LABELS.items()}),
-        Panel("equal seconds", {label: _same_seconds(name) for name, label in _LABELS.items()}),
-    ),
+    rows=_DIGITS,
+    panels=(Panel("equal epochs", _EPOCHS), Panel("equal seconds", _SECONDS)),
     caveat="Small-scale evidence: 0.57 to 0.58 million parameters, 64 tokens, 1,297 training and "
     "500 test images, one recipe for all; seconds are those of one CPU thread. Differences below "
     "the spread over seeds mean nothing.",
     seeds=(0, 1, 2, 3, 4),
-    columns=(
-        Column("epochs", lambda result: result.epochs, 1),
-        Column("training, s", lambda result: result.seconds, 0),
+    columns=_COLUMNS,
+    draw=functools.partial(curves_figure, against=("epoch", "seconds")),
+)
+
+_COARSE, _COARSE_EPOCHS, _COARSE_SECONDS = _compare(_NANO)
+_FINE, _FINE_EPOCHS, _FINE_SECONDS = _compare(_NANO, "-196", {"patch_size": 2})
+
+BACKBONES_FASHION = Sweep(
+    name="backbones-fashion",
+    title=TITLES["backbones-fashion"],
+    recipe="fashion-mnist",
+    base={},
+    rows=(*_COARSE, *_FINE),
+    panels=(
+        Panel("49 tokens, equal epochs", _COARSE_EPOCHS),
+        Panel("49 tokens, equal seconds", _COARSE_SECONDS),
+        Panel("196 tokens, equal epochs", _FINE_EPOCHS),
+        Panel("196 tokens, equal seconds", _FINE_SECONDS),
     ),
+    caveat="0.57 to 0.58 million parameters beside positions, 60,000 training and 10,000 test "
+    "images, one recipe for all; seconds are those of one CPU thread. Differences below the spread "
+    "over seeds mean nothing.",
+    columns=_COLUMNS,
+    draw=functools.partial(curves_figure, against=("epoch", "seconds") * 2),
+)
+
+
+def measure_defects(trained: TrainResult) -> dict[str, Any]:
+    """Return the measures of two classes of unequal size."""
+    evaluation = trained.evaluation
+    return {"balanced_accuracy": evaluation.balanced_accuracy, "roc_auc": evaluation.roc_auc}
+
+
+_CELLS, _CELLS_EPOCHS, _CELLS_SECONDS = _compare(
+    (REFERENCE, "vit3", "deit", "conv-deit"), arguments={"patch_size": 8}
+)
+
+BACKBONES_ELPV = Sweep(
+    name="backbones-elpv",
+    title=TITLES["backbones-elpv"],
+    recipe="elpv",
+    base={},
+    rows=_CELLS,
+    panels=(Panel("equal epochs", _CELLS_EPOCHS), Panel("equal seconds", _CELLS_SECONDS)),
+    caveat="0.58 million parameters beside positions, 1,369 tokens, 2,099 training and 525 test "
+    "images, a split of its own for each seed, one recipe for all; seconds are those of one CPU "
+    "thread. Differences below the spread over seeds mean nothing.",
+    seeds=(0, 1, 2, 3, 4),
+    seeded=("seed", "split_seed"),
+    columns=(
+        *_COLUMNS,
+        Column("balanced, %", lambda result: 100 * result.measured["balanced_accuracy"], 1),
+        Column("ROC-AUC", lambda result: result.measured["roc_auc"], 3),
+    ),
+    examine=measure_defects,
     draw=functools.partial(curves_figure, against=("epoch", "seconds")),
 )

@@ -107,6 +107,9 @@ class Sweep:
     """What the papers' figures are, e.g. "top-1 of Vittt-T on ImageNet-1K, %"; empty for none."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """That each row is trained with, unless others are asked for."""
+    seeded: tuple[str, ...] = ("seed",)
+    """Fields of :class:`TrainConfig` that a seed sets; `split_seed` among them where each seed is
+    to have a split of its own."""
     columns: tuple[Column, ...] = ()
     """Of the tables, beside loss and accuracy."""
     accuracy: str = "test_accuracy"
@@ -188,7 +191,8 @@ class Sweep:
             ConfigError: a value is out of its range.
         """
         values = recipes.read(self.recipe)
-        own = {"seed": seed, "output": str(folder / row.name / f"seed-{seed}")}
+        own = dict.fromkeys(self.seeded, seed)
+        own["output"] = str(folder / row.name / f"seed-{seed}")
         for changes in (self.base, row.changes, overrides or {}, own):
             values = recipes.merge(values, changes)
         return recipes.resolve(values)

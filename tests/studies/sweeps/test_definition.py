@@ -119,21 +119,32 @@ def test_the_state_grows_along_a_range_of_sizes():
             assert sizes == sorted(set(sizes)), panel.title
 
 
-def test_backbones_have_equal_parameters_for_equal_epochs_and_for_the_references_seconds():
+@pytest.mark.parametrize("name", ["digits", "fashion", "elpv"])
+def test_backbones_have_equal_parameters_for_equal_epochs_and_for_the_references_seconds(name):
+    sweep = SWEEPS[f"backbones-{name}"]
     with torch.device("meta"):
-        models = {row.name: build(BACKBONES.config(row, 0, Path("runs"))) for row in BACKBONES.rows}
-    counts = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
-    assert counts["vittt"] == 571_650
-    for name, count in counts.items():
-        assert abs(count / counts["vittt"] - 1) < 0.03, name
-    by_epochs, by_seconds = (panel.rows for panel in BACKBONES.panels)
-    assert list(by_epochs) == list(by_seconds) == ["Vittt", "ViT³", "Vim", "Mamba-Reg", "DeiT"]
-    for label, name in by_epochs.items():
-        assert BACKBONES.by_name[name].length is None
-        timed = BACKBONES.by_name[by_seconds[label]]
-        assert timed.changes == BACKBONES.by_name[name].changes
-        if name != "vittt":
-            assert timed.length == SameSeconds(seconds="vittt", speed=name)
+        models = {row.name: build(sweep.config(row, 0, Path("runs"))) for row in sweep.rows}
+    counts = {  # ViT³ has no positions
+        row: sum(p.numel() for key, p in model.named_parameters() if key != "pos_embed")
+        for row, model in models.items()
+    }
+    pairs = zip(sweep.panels[::2], sweep.panels[1::2], strict=True)
+    for epochs, seconds in ((epochs.rows, seconds.rows) for epochs, seconds in pairs):
+        assert list(epochs) == list(seconds)
+        reference = epochs["Vittt"]
+        for label, row in epochs.items():
+            assert abs(counts[row] / counts[reference] - 1) < 0.03, row
+            assert sweep.by_name[row].length is None
+            timed = sweep.by_name[seconds[label]]
+            assert timed.changes == sweep.by_name[row].changes
+            if row != reference:
+                assert timed.length == SameSeconds(seconds=reference, speed=row)
+
+
+def test_a_seed_of_solar_cells_has_a_split_of_its_own():
+    sweep = SWEEPS["backbones-elpv"]
+    config = sweep.config(sweep.by_name["vittt"], 3, Path("runs"))
+    assert (config.run.seed, config.data.split_seed) == (3, 3)
 
 
 def test_registers_make_a_feature_as_wide_as_a_token_in_every_row():
