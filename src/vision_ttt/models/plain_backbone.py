@@ -6,7 +6,6 @@ Shape letters: B images, C channels, T tokens on a grid (h, w), D width, n class
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,8 @@ from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.models.classifier import Classifier
 from vision_ttt.models.image_size import check_image_size, embed_patches, positions_for
 from vision_ttt.models.masked_patches import drop_tokens, mask_tokens
-from vision_ttt.models.naflex import Group, NaFlexBatch, flat_patches
+from vision_ttt.models.naflex import NaFlexBatch
+from vision_ttt.models.naflex_backbone import embed_naflex, naflex_features, naflex_head
 from vision_ttt.models.weight_decay import undecayed_parameters
 
 torch.fx.wrap("check_image_size")
@@ -251,7 +251,7 @@ class PlainBackbone(Classifier):
         if isinstance(x, Mapping):
             if mask is not None:
                 raise ValueError("a batch of images of any shapes takes no mask; give images")
-            return self._embed_naflex(x)
+            return embed_naflex(self, x)
         dynamic, pad = self.dynamic_img_size, self.dynamic_img_pad
         check_image_size(x, self.patch_embed, self.in_chans, dynamic=dynamic, pad=pad)
         x = embed_patches(x, self.patch_embed, pad=pad)  # [B, h, w, D]
@@ -268,30 +268,6 @@ class PlainBackbone(Classifier):
         if self.class_tokens is None:
             return x, (grid,)
         return self.class_tokens.insert(x), (grid, self.class_tokens.positions(x.shape[1]))
-
-    def _embed_naflex(self, batch: Mapping[str, Any]) -> tuple[Tensor, tuple[NaFlexBatch]]:
-        if torch.compiler.is_exporting():
-            raise ValueError("a batch of images of any shapes cannot be exported; export images")
-        patch, own = self.patch_embed.patch_size, tuple(self.patch_embed.grid_size)
-        if self.patch_embed.proj.stride != patch:
-            raise ValueError("this model's patches overlap; it accepts images, and no patches")
-        images = NaFlexBatch(batch)
-        patches = flat_patches(batch, patch, self.in_chans)
-        placed, groups = [], []
-        # One image with one row of patches: by far the fastest form that the layer accepts.
-        x = images.gather(patches).unflatten(-1, (*patch, self.in_chans))  # [1, S, P, P, C]
-        x = self.patch_embed.proj(x.permute(0, 4, 2, 1, 3).flatten(3))  # [1, D, 1, S]
-        x = x.flatten(2).transpose(1, 2).contiguous()
-        for part, (count, _, (grid,)) in zip(images.split(x), images.groups, strict=True):
-            if not self.dynamic_img_size and grid != own:
-                raise ValueError(
-                    f"an image has {grid[0]} × {grid[1]} patches, the model was made for {own[0]} ×"
-                    f" {own[1]}; make it with dynamic_img_size=True for changing sizes"
-                )
-            tokens, context = self.place(part, grid)
-            placed.append(tokens.flatten(0, 1))
-            groups.append(Group(count, tokens.shape[1], context))
-        return torch.cat(placed).unsqueeze(0), (images.with_context(groups),)
 
     def run_blocks(
         self, x: Tensor, context: tuple[Any, ...], start: int = 0, stop: int | None = None
@@ -349,18 +325,7 @@ class PlainBackbone(Classifier):
                 )
             x, context = self._drop_patches(x, context[0])
         x = self.norm(self.run_blocks(x, context))
-        return self._naflex_features(x, *context) if ragged else x
-
-    def _naflex_features(self, x: Tensor, images: NaFlexBatch) -> dict[str, Tensor]:
-        groups, others = zip(*(self.split_tokens(group) for group in images.split(x)), strict=True)
-        features = {
-            "patches": images.scatter(groups),
-            "patch_coord": images.coord,
-            "patch_valid": images.valid,
-        }
-        if self.class_tokens is not None:
-            features["class_tokens"] = images.in_order(others)
-        return features
+        return naflex_features(self, x, *context) if ragged else x
 
     def forward_head(
         self, x: Tensor | Mapping[str, Tensor], pre_logits: bool = False
@@ -374,19 +339,7 @@ class PlainBackbone(Classifier):
         """
         if not isinstance(x, Mapping):
             return super().forward_head(x, pre_logits)
-        images = NaFlexBatch(x)
-        groups = images.split(images.gather(x["patches"]))
-        others = x.get("class_tokens")
-        if self.class_tokens is not None and others is None:
-            raise ValueError(f"class_tokens are missing; forward_features gave them: got {list(x)}")
-        if self.global_pool == "":
-            head = partial(super().forward_head, pre_logits=pre_logits)
-            tokens = {} if others is None else {"class_tokens": head(others)}
-            return {**x, "patches": images.scatter([head(group) for group in groups]), **tokens}
-        each = [None] * len(groups) if others is None else images.split_images(others)
-        pooled = [self.pool(self.join_tokens(*parts)) for parts in zip(groups, each, strict=True)]
-        x = self.head_drop(images.in_order(pooled))
-        return x if pre_logits else self.head(x)
+        return naflex_head(self, x, pre_logits)
 
     def _drop_patches(self, x: Tensor, grid: tuple[int, int]) -> tuple[Tensor, tuple[Any, ...]]:
         """Tokens and context of :meth:`embed` without a share of the image tokens."""
@@ -456,7 +409,7 @@ class PlainBackbone(Classifier):
                 continue
             y = self.norm(x) if norm else x
             if ragged:
-                both = self._naflex_features(y, *context)
+                both = naflex_features(self, y, *context)
                 y, tokens = both["patches"], both.get("class_tokens")
             else:
                 y, tokens = self.split_tokens(y)
@@ -466,7 +419,7 @@ class PlainBackbone(Classifier):
         if intermediates_only:
             return features
         x = self.norm(x)
-        return (self._naflex_features(x, *context) if ragged else x), features
+        return (naflex_features(self, x, *context) if ragged else x), features
 
 
 def _is_ragged(context: tuple[Any, ...]) -> bool:
