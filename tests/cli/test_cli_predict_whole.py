@@ -50,12 +50,15 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 def _expected() -> np.ndarray:
+    return _labels(Normalisation(MEAN, STD)(PIXELS))
+
+
+def _labels(picture: torch.Tensor) -> np.ndarray:
     torch.manual_seed(0)
     model = build_segmenter(
         "vittt_nano_patch4_32", num_classes=3, depth=1, dense={"maps": "tokens"}
     )
     torch.nn.init.normal_(model.head.weight)
-    picture = Normalisation(MEAN, STD)(PIXELS)
     with torch.no_grad():
         return model.eval()(picture[None])[0].argmax(0).numpy()
 
@@ -90,6 +93,35 @@ def test_the_mask_is_the_models_and_lies_where_the_picture_does(
     ]
 
 
+def test_a_geotiff_keeps_its_place_and_what_has_no_data(
+    checkpoint: str, tmp_path: Path, capsys: Said
+) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    picture, mask = tmp_path / "p.tif", tmp_path / "mask.tif"
+    pixels = PIXELS.transpose(2, 0, 1).copy()
+    pixels[pixels == 0] = 1
+    pixels[:, 200:210, :30] = 0
+    stored = {"driver": "GTiff", "dtype": "uint8", "nodata": 0, "compress": "lzw"}
+    place = {"crs": "EPSG:32633", "transform": rasterio.Affine(0.5, 0, 4e5, 0, -0.5, 5e6)}
+    with rasterio.open(
+        picture, "w", **{**stored, **place, "count": 3, "width": 277, "height": 301}
+    ) as file:
+        file.write(pixels)
+    assert _predict(picture, "--checkpoint", checkpoint, "--whole", "--output", mask) == 0
+    assert "by the reader raster: 76 × 70 tokens" in capsys.readouterr().err
+    shown = Normalisation(MEAN, STD)(pixels.transpose(1, 2, 0), pixels.transpose(1, 2, 0) > 0)
+    wanted = _labels(shown)
+    wanted[200:210, :30] = 255
+    with rasterio.open(mask) as file:
+        assert (file.crs.to_epsg(), file.transform) == (32633, place["transform"])
+        assert file.nodata == 255
+        assert (file.read(1) == wanted).mean() > 0.999
+        assert ((file.read(1) == 255) == (wanted == 255)).all()
+    given = ("--checkpoint", checkpoint, "--whole", "--overwrite", "--output", mask)
+    assert _predict(picture, *given, "--bands", "1", "2") == 2
+    assert "has 2 channels, the normalisation 3" in capsys.readouterr().err
+
+
 def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
     np.save(tmp_path / "p.npy", PIXELS)
     given = (tmp_path / "p.npy", "--checkpoint", checkpoint, "--whole", "--storage", "bfloat16")
@@ -100,7 +132,7 @@ def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--whole",), "name it by --output mask.tif"),
+        (("--whole",), "name one of them: --output mask.tif, or --features tokens.zarr"),
         (("--whole", "--output", "mask.png"), "must be a .tif or .tiff file"),
         (("--whole", "--output", "m.tif", "--topk", "2"), "--topk does not go with --whole"),
         (("--whole", "--output", "m.tif", "--skip-bad"), "--skip-bad does not go with --whole"),

@@ -116,7 +116,7 @@ def test_what_is_no_picture_is_refused_in_a_line(write: Any, message: str, tmp_p
 def test_a_strip_that_would_be_decoded_whole_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiff_files, "_LARGEST_SEGMENT", 50_000)
+    monkeypatch.setattr(tiff_files, "LARGEST_SEGMENT", 50_000)
     stored = {"compression": "zlib", "rowsperstrip": 151, "photometric": "rgb"}
     tifffile.imwrite(tmp_path / "p.tif", PIXELS, **stored)
     with pytest.raises(UserError, match="a strip of 151 × 133 pixels, which is decoded as a whole"):

@@ -23,7 +23,7 @@ from vision_ttt.whole.embedding import Embedding, Picture
 from vision_ttt.whole.errors import WholePictureError
 from vision_ttt.whole.linear_vit import BandedLinear
 from vision_ttt.whole.mamba import BandedMamba
-from vision_ttt.whole.pictures import TensorPicture
+from vision_ttt.whole.pictures import NO_DATA, TensorPicture
 from vision_ttt.whole.plan import PROCESS, Needs, Plan, parse_bytes
 from vision_ttt.whole.run import Report, Run, descends
 from vision_ttt.whole.scratch import Scratch, kept_on_errors, store_dtype
@@ -156,23 +156,34 @@ class WholePictures:
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield rows of the picture, and the most probable class of their pixels [n, W].
 
-        Labels are uint8, of more than 256 classes int32. See :meth:`tokens` for arguments.
+        Labels are uint8, of more than 256 classes int32. Pixels without data have the label 255.
+        See :meth:`tokens` for arguments.
 
         Raises:
             TypeError: the model is no segmenter.
-            ValueError: a logit is not finite, or as of :meth:`tokens`.
+            ValueError: a logit is not finite, 255 is the label of a class and of pixels without
+                data, or as of :meth:`tokens`.
         """
         if self.segment_head is None:
             raise TypeError("labels() is for a LinearSegmenter; this model classifies pictures")
         picture = _picture(picture)
         (stride,) = {*self.embedding.patch}
+        has_gaps = getattr(picture, "has_gaps", False)
+        if has_gaps and self.segment_head.out_channels > NO_DATA:
+            raise WholePictureError(
+                f"pixels without data are labelled {NO_DATA}; the model's "
+                f"{self.segment_head.out_channels} classes leave no room for it"
+            )
         with self._run(picture, report) as run:
             for band in run.bands:
                 for first in range(band.first, band.last, _WINDOW_ROWS):
                     last = min(first + _WINDOW_ROWS, band.last)
                     rows = slice(first * stride, min(last * stride, picture.height))
                     labels = self._labelled(run, first, last, picture.width)
-                    yield rows, labels[: rows.stop - rows.start]
+                    labels = labels[: rows.stop - rows.start]
+                    if has_gaps:
+                        labels[~picture.has_data(rows.start, rows.stop)] = NO_DATA
+                    yield rows, labels
 
     @contextmanager
     def _run(self, picture: Tensor | Picture, report: Report | None) -> Iterator[Run]:
