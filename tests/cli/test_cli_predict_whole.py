@@ -14,6 +14,8 @@ from PIL import Image
 from vision_ttt.cli.main import main
 from vision_ttt.dense import build_segmenter
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
+from vision_ttt.pretrained import weights_path
+from vision_ttt.tasks import load_model
 from vision_ttt.whole import Normalisation
 
 CLASSES = ["ground", "red thing", "blue thing"]
@@ -122,6 +124,51 @@ def test_a_geotiff_keeps_its_place_and_what_has_no_data(
     assert "has 2 channels, the normalisation 3" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("of", ["a segmenter", "a classifier"])
+def test_tokens_are_written_as_zarr(of: str, checkpoint: str, tmp_path: Path, capsys: Said) -> None:
+    zarr = pytest.importorskip("zarr")
+    if of == "a classifier":
+        checkpoint = "vittt_nano_patch4_32.digits"
+    np.save(tmp_path / "p.npy", PIXELS)
+    given = (tmp_path / "p.npy", "--checkpoint", checkpoint, "--whole", "--largest", "200")
+    features = tmp_path / "t.zarr"
+    assert _predict(*given, "--features", features, "--feature-dtype", "float32") == 0
+    model, metadata = load_model(weights_path(checkpoint), task=None)
+    backbone = model.maps.backbone if of == "a segmenter" else model
+    backbone.dynamic_img_size = True
+    shown = metadata.carried["input"]
+    picture = Normalisation(shown["mean"], shown["std"], 200)(PIXELS)
+    picture = torch.nn.functional.pad(picture, (0, 3, 0, 3))
+    with torch.no_grad():
+        wanted = backbone.forward_features(picture[None]).view(76, 70, -1)
+    array = zarr.open_array(features, mode="r")
+    np.testing.assert_allclose(array[:], wanted.numpy(), atol=1e-3)
+    assert dict(array.attrs) == {
+        **{"picture": "p.npy", "model": "vittt_nano_patch4_32"},
+        **{"patch": [4, 4], "pixels": [301, 277]},
+    }
+    assert not (tmp_path / ".t.zarr.scratch").exists()
+    assert _predict(*given, "--features", features) == 2
+    assert "already exist; name another folder, or give --overwrite" in capsys.readouterr().err
+    assert _predict(*given, "--features", features, "--overwrite") == 0
+    assert zarr.open_array(features, mode="r").dtype == np.float16
+
+
+def test_a_slides_mask_has_its_level(checkpoint: str, tmp_path: Path) -> None:
+    pytest.importorskip("openslide")
+    slide, mask = tmp_path / "s.tif", tmp_path / "m.tif"
+    with tifffile.TiffWriter(slide) as file:
+        for step in (1, 4):
+            kind = {"subfiletype": int(step > 1), "resolution": (2e4, 2e4), "resolutionunit": 3}
+            file.write(PIXELS[::step, ::step], tile=(64, 64), photometric="rgb", **kind)
+    given = ("--checkpoint", checkpoint, "--whole", "--reader", "slide", "--mpp", "2.5")
+    assert _predict(slide, *given, "--output", mask) == 0
+    with tifffile.TiffFile(mask) as file:
+        page = file.pages.first
+        assert page.shape == PIXELS[::4, ::4].shape[:2]
+        assert 1e4 / page.get_resolution("CENTIMETER")[0] == pytest.approx(2, rel=0.02)
+
+
 def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
     np.save(tmp_path / "p.npy", PIXELS)
     given = (tmp_path / "p.npy", "--checkpoint", checkpoint, "--whole", "--storage", "bfloat16")
@@ -140,6 +187,11 @@ def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
         (("--whole", "--output", "m.tif", "--memory", "much"), "memory is 'much'; accepted"),
         (("--whole", "--output", "m.tif", "--memory", "9MiB"), "needs at least"),
         (("--memory", "2GiB"), "--memory is for whole pictures; give --whole, too"),
+        (("--mpp", "2"), "--mpp is for whole pictures; give --whole, too"),
+        (("--whole", "--output", "m.tif", "--mpp", "2"), "mpp is not for"),
+        (("--whole", "--output", "m.tif", "--features", "t.zarr"), "name one of them"),
+        (("--whole", "--features", "t.npy"), "the features t.npy must be a .zarr folder"),
+        (("--whole", "--features", "t.zarr", "--preview", "p.png"), "does not go with --features"),
     ],
 )
 def test_wrong_arguments_are_refused(
@@ -165,6 +217,10 @@ def test_other_checkpoints_and_pictures_are_refused(
         given = (picture, "--checkpoint", checkpoint, "--whole", "--output", output)
         assert _predict(*given) == 2
         assert message in capsys.readouterr().err
+    other = tmp_path / "p.gif"
+    other.write_bytes(b"GIF")
+    assert _predict(other, *given[1:]) == 2
+    assert "no reader is for" in capsys.readouterr().err
     tifffile.imwrite(picture, PIXELS)
     assert _predict(picture, "--checkpoint", "vittt_nano_patch4_32.digits", *given[3:]) == 2
     assert "not a" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     )
     size = picture.height, picture.width
     console, errors = plain_console(), plain_console(stderr=True)
-    plan = whole.plan(size)
+    plan = whole.plan(picture)
     errors.say(f"{path}, by the reader {reader}: {plan}")
     with progress_on(errors) as progress:
         bar = progress.add_task("bands", total=None)

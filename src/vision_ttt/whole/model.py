@@ -113,14 +113,21 @@ class WholePictures:
         self._digest = _digest(model)
         self._weights = 4 * sum(x.numel() for x in model.parameters())
 
-    def plan(self, size: tuple[int, int]) -> Plan:
-        """What a picture (height, width) needs.
+    def plan(self, picture: tuple[int, int] | Picture) -> Plan:
+        """What a picture needs.
+
+        Args:
+            picture: its size (height, width), or the picture, whose reader's memory then counts.
 
         Raises:
             ValueError: the model does not accept the size, or the memory is too small.
         """
-        grid = self.embedding.grid(size)
-        return self._needs().plan(grid, self.memory, in_memory=self.scratch is None)
+        size, beside = picture, 0
+        if not isinstance(picture, tuple):
+            size = picture.height, picture.width
+            beside = getattr(picture, "memory", 0)
+        needs = self._needs(beside)
+        return needs.plan(self.embedding.grid(size), self.memory, in_memory=self.scratch is None)
 
     def tokens(
         self, picture: Tensor | Picture, *, report: Report | None = None
@@ -193,7 +200,7 @@ class WholePictures:
             raise WholePictureError(
                 f"the picture has {picture.channels} channels, the model {backbone.in_chans}"
             )
-        plan = self.plan((picture.height, picture.width))
+        plan = self.plan(picture)
         extra, positions = torch.zeros(1, 0, backbone.embed_dim), ()
         if backbone.class_tokens is not None:
             count = plan.grid[0] * plan.grid[1]
@@ -222,7 +229,7 @@ class WholePictures:
             finally:
                 run.close()
 
-    def _needs(self) -> Needs:
+    def _needs(self, beside: int) -> Needs:
         backbone, item = self.backbone, self.storage.itemsize
         side = max((block.side_width for block in self.blocks), default=0)
         side_item = stored_side(self.blocks, self.storage).itemsize
@@ -232,7 +239,7 @@ class WholePictures:
         embedded = 12 * backbone.in_chans * high * wide + 12 * dim
         return Needs(
             # The model's weights, and packed ones, which may be three halves as large.
-            fixed=PROCESS + 5 * self._weights // 2 + 16 * _WINDOW,
+            fixed=PROCESS + beside + 5 * self._weights // 2 + 16 * _WINDOW,
             per_token=max(swept, embedded),
             halo=max((block.halo for block in self.blocks), default=0),
             stored_tokens=item * dim,

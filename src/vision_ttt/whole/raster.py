@@ -29,8 +29,10 @@ from vision_ttt.whole.pictures import (
 )
 from vision_ttt.whole.tiff import geographic_tags
 
-# GDAL would take a share of the machine's memory, and VRT files may name Python functions.
-_OPTIONS = {"GDAL_CACHEMAX": 2**26, "GDAL_VRT_ENABLE_PYTHON": "NO"}
+_CACHE = 2**26
+"""Bytes of decoded blocks that GDAL keeps, which would otherwise be a share of the machine's."""
+# VRT files may name Python functions.
+_OPTIONS = {"GDAL_CACHEMAX": _CACHE, "GDAL_VRT_ENABLE_PYTHON": "NO"}
 
 
 class RasterPicture:
@@ -53,6 +55,8 @@ class RasterPicture:
         WholePictureError: it is no such file, is truncated, or has other bands or pixels.
         FileNotFoundError: there is no file.
     """
+
+    memory = _CACHE + 40 * 2**20
 
     def __init__(
         self, path: str | Path, normalisation: Normalisation, bands: Sequence[int] | None = None

@@ -62,6 +62,8 @@ class SlidePicture:
             self.mpp, self._factor = spacings[self.level], factors[self.level]
             self.width, self.height = self._slide.level_dimensions[self.level]
             self._background = f"#{said.get(openslide.PROPERTY_NAME_BACKGROUND_COLOR, 'ffffff')}"
+            # OpenSlide's cache, and what a region is converted to.
+            self.memory = 2**25 + 16 * _ROWS * self.width
             self._region(self.height - 1, 1, width=1)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,6 @@ from vision_ttt.whole.pictures import (
     level_of,
 )
 
-_CODECS = {
-    *("bytes", "transpose", "sharding_indexed", "crc32c", "crc32", "adler32", "fletcher32"),
-    *("blosc", "zstd", "gzip", "zlib", "lz4", "lzma", "bz2", "shuffle", "delta", "bitround"),
-}
-"""Codecs that run no code of the file's, which "pickle" would."""
 _MICRONS = {"nanometer": 1e-3, "micrometer": 1.0, "millimeter": 1e3, "angstrom": 1e-4}
 _CHUNK = 4096
 """Tokens of a chunk that is written, about."""
@@ -101,7 +96,7 @@ class ZarrPicture:
         return self.normalisation(pixels if pixels.ndim == 3 else pixels[..., None])
 
     def _check(self, names: list[str]) -> None:
-        """Refuse other axes, chunks that are too large for bands, and codecs that run code."""
+        """Refuse other axes, and chunks that are too large for bands."""
         array, self._names = self._array, names
         sizes = dict(zip(names, array.shape, strict=True))
         long = [name for name in sizes if name not in "cyx" and sizes[name] != 1]
@@ -111,13 +106,10 @@ class ZarrPicture:
                 f"{self.path} has the axes {shape}; accepted: y, x, c, and others of length 1"
             )
         self.height, self.width, self.channels = sizes["y"], sizes["x"], sizes.get("c", 1)
-        described = {**array.metadata.to_dict(), "attributes": None}
-        if others := {*_codecs(described)} - _CODECS:
-            accepted = ", ".join(sorted(_CODECS))
-            raise WholePictureError(
-                f"{self.path} needs the codec {min(others)!r}; accepted: {accepted}"
-            )
-        if math.prod(array.chunks) * array.dtype.itemsize > LARGEST_SEGMENT:
+        chunk = math.prod(array.chunks) * array.dtype.itemsize
+        # It decodes ten chunks at once, from as many copies of their content.
+        self.memory = 2**26 + 20 * chunk
+        if chunk > LARGEST_SEGMENT:
             raise WholePictureError(
                 f"{self.path} has chunks of {list(array.chunks)}, each of which is decoded as a "
                 "whole: write it again in chunks of 256 × 256"
@@ -136,19 +128,6 @@ def _files(folder: Path) -> list[str]:
             status = path.stat()
             found.append(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}")
     return found
-
-
-def _codecs(described: Any) -> Iterator[str]:
-    """The names of all codecs in an array's metadata, those within others, too."""
-    if isinstance(described, list | tuple):
-        for each in described:
-            yield from _codecs(each)
-    elif isinstance(described, Mapping):
-        for key, value in described.items():
-            for codec in value if isinstance(value, list | tuple) else [value]:
-                if key in ("codecs", "index_codecs", "filters", "compressor") and codec is not None:
-                    yield str(codec.get("name", codec.get("id")))
-        yield from _codecs([*described.values()])
 
 
 def _spacing(dataset: Mapping[str, Any], axes: list[Mapping[str, Any]]) -> float | None:
