@@ -30,9 +30,13 @@ from vision_ttt.whole.scratch import Scratch, kept_on_errors, store_dtype
 from vision_ttt.whole.sweeps import BandedBlock, stored_side
 from vision_ttt.whole.vit3 import BandedViT3
 from vision_ttt.whole.vittt import BandedVittt
+from vision_ttt.whole.vrwkv import BandedChannelMix, BandedSpatialMix
 
-BANDED: tuple[type[BandedBlock], ...] = (BandedVittt, BandedViT3, BandedMamba, BandedLinear)
-"""Blocks in bands; each names the class of blocks that it replaces as ``kind``."""
+BANDED: tuple[tuple[type[BandedBlock], ...], ...] = (
+    *((BandedVittt,), (BandedViT3,), (BandedMamba,), (BandedLinear,)),
+    (BandedSpatialMix, BandedChannelMix),
+)
+"""What stands for a block in bands, one after the other; the first names its class as ``kind``."""
 
 _WINDOW = 2**22
 """Logits that are interpolated to pixels at once: 16 MiB."""
@@ -49,8 +53,8 @@ class WholePictures:
     picture, to rounding: that of ``for_inference(model)``. The time is linear in the number of
     pixels.
 
-    Models are Vittt, ViT³, Vim and Mamba-Reg, of any size and number of classes, linearised ViTs
-    without rotary positions whose inner model is "swiglu" or "vit3", and a
+    Models are Vittt, ViT³, Vim, Mamba-Reg and Vision-RWKV, of any size and number of classes,
+    linearised ViTs without rotary positions whose inner model is "swiglu" or "vit3", and a
     :class:`vision_ttt.dense.LinearSegmenter` on one of them. They run on the CPU.
 
     Example:
@@ -106,10 +110,16 @@ class WholePictures:
             pad=self.backbone.dynamic_img_pad or self.segment_head is not None,
             dtype=dtype,
         )
-        self.blocks = [
-            _banded(f"blocks.{index}", block, dtype, descending=descends(index))
-            for index, block in enumerate(backbone.blocks)
-        ]
+        self.blocks: list[BandedBlock] = []
+        for index, block in enumerate(backbone.blocks):
+            for kind in _banded(f"blocks.{index}", block):
+                try:
+                    descending = descends(len(self.blocks))
+                    self.blocks.append(kind(block, dtype, descending=descending))
+                except UnsupportedPart as unsupported:
+                    raise WholePictureError(
+                        f"blocks.{index} has no form in bands: {unsupported}"
+                    ) from unsupported
         self._digest = _digest(model)
         self._weights = 4 * sum(x.numel() for x in model.parameters())
 
@@ -310,22 +320,17 @@ def _backbone(model: nn.Module) -> PlainBackbone:
         plain = model.maps.backbone
     if not isinstance(plain, PlainBackbone):
         raise TypeError(
-            "model must be a plain backbone (Vittt, ViT³, Vim, Mamba-Reg, a linearised ViT) or a "
-            f"LinearSegmenter on one, got {type(model).__name__}"
+            "model must be a plain backbone (Vittt, ViT³, Vim, Mamba-Reg, Vision-RWKV, a "
+            f"linearised ViT) or a LinearSegmenter on one, got {type(model).__name__}"
         )
     return plain
 
 
-def _banded(name: str, block: nn.Module, dtype: torch.dtype, *, descending: bool) -> BandedBlock:
-    for banded in BANDED:
-        if isinstance(block, banded.kind):
-            try:
-                return banded(block, dtype, descending=descending)
-            except UnsupportedPart as unsupported:
-                raise WholePictureError(
-                    f"{name} has no form in bands: {unsupported}"
-                ) from unsupported
-    accepted = ", ".join(banded.kind.__name__ for banded in BANDED)
+def _banded(name: str, block: nn.Module) -> tuple[type[BandedBlock], ...]:
+    for kinds in BANDED:
+        if isinstance(block, kinds[0].kind):
+            return kinds
+    accepted = ", ".join(kinds[0].kind.__name__ for kinds in BANDED)
     raise WholePictureError(f"{name} is a {type(block).__name__}; in bands there are {accepted}")
 
 
