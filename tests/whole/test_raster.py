@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import rasterio
+import rasterio.control
 import tifffile
 import torch
 from rasterio.transform import from_origin
@@ -109,6 +110,43 @@ def test_a_mask_lies_where_the_picture_does(suffix: str, tmp_path: Path) -> None
         assert file.nodata == (255 if suffix == "tif" else None)
         assert (file.read(1) == mask.numpy()).all()
         assert file.colormap(1)[1] == (255, 0, 0, 255)
+
+
+def test_a_place_by_control_points_is_kept(tmp_path: Path) -> None:
+    points = [
+        rasterio.control.GroundControlPoint(row, column, 4e5 + column, 5e6 - row, 0)
+        for row, column in ((0, 0), (0, 133), (151, 0))
+    ]
+    path = write(tmp_path / "p.tif", transform=None, gcps=points)
+    where = {"geographic": RasterPicture(path, PLAIN).geographic}
+    mask = torch.zeros(151, 133, dtype=torch.uint8)
+    named = {"classes": ["a"], "colours": [(9, 8, 7)]}
+    write_mask(tmp_path / "m.tif", [mask], (151, 133), **named, **where)
+    with rasterio.open(tmp_path / "m.tif") as file:
+        kept, system = file.gcps
+    assert system.to_epsg() == 32633
+    assert [(each.row, each.col, each.x, each.y) for each in kept] == [
+        (each.row, each.col, each.x, each.y) for each in points
+    ]
+
+
+def test_no_code_of_a_rasters_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDAL_VRT_ENABLE_PYTHON", "YES")
+    write(tmp_path / "a.tif", PIXELS[:1])
+    made = str(tmp_path / "ran")
+    code = f"import os\ndef f(inputs, out, *more, **others):\n    os.mkdir({made!r})"
+    (tmp_path / "p.vrt").write_text(
+        '<VRTDataset rasterXSize="133" rasterYSize="151">'
+        '<VRTRasterBand dataType="Byte" band="1" subClass="VRTDerivedRasterBand">'
+        "<PixelFunctionType>f</PixelFunctionType>"
+        "<PixelFunctionLanguage>Python</PixelFunctionLanguage>"
+        f"<PixelFunctionCode>{code}</PixelFunctionCode>"
+        '<SimpleSource><SourceFilename relativeToVRT="1">a.tif</SourceFilename>'
+        "<SourceBand>1</SourceBand></SimpleSource></VRTRasterBand></VRTDataset>"
+    )
+    with pytest.raises(UserError, match=r"p\.vrt cannot be read as a raster"):
+        RasterPicture(tmp_path / "p.vrt", Normalisation([0.0], [1.0])).read(0, 9)
+    assert not (tmp_path / "ran").exists()
 
 
 def _cut(path: Path) -> None:

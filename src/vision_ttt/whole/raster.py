@@ -14,7 +14,7 @@ import rasterio
 import tifffile
 import torch
 from rasterio.enums import ColorInterp, MaskFlags
-from rasterio.errors import NotGeoreferencedWarning
+from rasterio.errors import NotGeoreferencedWarning, RasterioIOError
 from rasterio.windows import Window
 from torch import Tensor
 
@@ -152,4 +152,7 @@ class RasterPicture:
     def _gdal(self) -> Iterator[None]:
         """GDAL under this library's options, its errors named."""
         with naming(self.path, "a raster"), rasterio.Env(**_OPTIONS):
-            yield
+            try:
+                yield
+            except RasterioIOError as error:  # whose cause says more
+                raise error.__cause__ or error from None
