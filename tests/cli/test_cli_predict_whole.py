@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from vision_ttt.dense import build_segmenter
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
 from vision_ttt.pretrained import weights_path
 from vision_ttt.tasks import load_model
+from vision_ttt.tasks.masked_images.model import build_masked_image_model
 from vision_ttt.whole import Normalisation
 
 CLASSES = ["ground", "red thing", "blue thing"]
@@ -124,17 +126,24 @@ def test_a_geotiff_keeps_its_place_and_what_has_no_data(
     assert "has 2 channels, the normalisation 3" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("of", ["a segmenter", "a classifier"])
+@pytest.mark.parametrize("of", ["a segmenter", "a classifier", "a masked image model"])
 def test_tokens_are_written_as_zarr(of: str, checkpoint: str, tmp_path: Path, capsys: Said) -> None:
     zarr = pytest.importorskip("zarr")
-    if of == "a classifier":
+    if of != "a segmenter":
         checkpoint = "vittt_nano_patch4_32.digits"
+    if of == "a masked image model":
+        _, metadata = load_model(weights_path(checkpoint))
+        metadata = dataclasses.replace(metadata, task={"name": "masked-images"})
+        model = build_masked_image_model(metadata.model, metadata.model_args)
+        checkpoint = str(tmp_path / "m.safetensors")
+        save_weights(Path(checkpoint), model.state_dict(), metadata)
     np.save(tmp_path / "p.npy", PIXELS)
     given = (tmp_path / "p.npy", "--checkpoint", checkpoint, "--whole", "--largest", "200")
     features = tmp_path / "t.zarr"
     assert _predict(*given, "--features", features, "--feature-dtype", "float32") == 0
     model, metadata = load_model(weights_path(checkpoint), task=None)
-    backbone = model.maps.backbone if of == "a segmenter" else model
+    model = model.maps if of == "a segmenter" else model
+    backbone = model if of == "a classifier" else model.backbone
     backbone.dynamic_img_size = True
     shown = metadata.carried["input"]
     picture = Normalisation(shown["mean"], shown["std"], 200)(PIXELS)

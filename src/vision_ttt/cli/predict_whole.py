@@ -20,8 +20,8 @@ from vision_ttt.extras import require
 from vision_ttt.file_kinds import as_text
 from vision_ttt.files import write_bytes
 from vision_ttt.models.plain_backbone import PlainBackbone
-from vision_ttt.tasks.images.models import build_model
 from vision_ttt.tasks.images.pictures import as_png
+from vision_ttt.tasks.images.pretraining import PretrainedBackbone
 from vision_ttt.tasks.segmentation.pictures import coloured
 from vision_ttt.whole import Normalisation, WholePictures
 from vision_ttt.whole.readers import open_picture, reader_of
@@ -80,7 +80,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
                     "pixels": list(size),
                 },
             )
-            console.say(f"{output}: {' × '.join(map(str, shape))} tokens' numbers")
+            rows, columns, dim = shape
+            console.say(f"{output}: {rows} × {columns} tokens of {dim} numbers")
             return 0
         from vision_ttt.whole.tiff import write_mask
 
@@ -117,17 +118,17 @@ def _segmenter(checkpoint: str) -> tuple[nn.Module, ModelMetadata]:
 def _backbone(checkpoint: str) -> tuple[nn.Module, ModelMetadata]:
     """A model that has tokens of pictures of any size."""
     model, metadata = tasks.load_model(checkpoint, task=None)
+    if isinstance(model, PretrainedBackbone):
+        model = model.backbone
     if isinstance(model, PlainBackbone):
-        any_size = {"dynamic_img_size": True, "dynamic_img_pad": True}
-        other = build_model(metadata.model, {**metadata.model_args, **any_size})
-        other.load_state_dict(model.state_dict())
-        return other.eval(), metadata
-    if isinstance(model, LinearSegmenter):
-        return model, metadata
-    raise UserError(
-        f"{checkpoint} holds a {type(model).__name__}; --features is for plain backbones and "
-        "linear segmenters"
-    )
+        # The weights are those of a model that was made so.
+        model.dynamic_img_size = model.dynamic_img_pad = True
+    elif not isinstance(model, LinearSegmenter):
+        raise UserError(
+            f"{checkpoint} holds a {type(model).__name__}; --features is for plain backbones and "
+            "models on one: linear segmenters and what pre-trains it"
+        )
+    return model, metadata
 
 
 class _Preview:
