@@ -27,6 +27,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "vit3": {"model_name": "vit3_nano_patch4_32"},
     "vim": {"model_name": "vim_nano_patch4_32"},
     "mambar": {"model_name": "mambar_nano_patch4_32"},
+    "vrwkv": {"model_name": "vrwkv_nano_patch4_32"},
+    "vrwkv-post": {
+        **{"model_name": "vrwkv_nano_patch4_32", "post_norm": True, "init_scale": 0.5},
+        **{"global_pool": "max_norm"},
+    },
     "linear-vit": {**LINEAR, "base": "deit_tiny_patch16_224"},
     "linear-vit3": {
         **{**LINEAR, "base": "vit_tiny_patch16_224", "inner": "vit3", "class_token": "keep"},

@@ -12,6 +12,7 @@ from vision_ttt.errors import UserError
 # Packages whose module has another name.
 _MODULES = {
     "grad-cam": "pytorch_grad_cam",
+    "openslide-python": "openslide",
     "pyyaml": "yaml",
     "scikit-image": "skimage",
     "scikit-learn": "sklearn",

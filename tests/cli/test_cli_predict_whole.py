@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from PIL import Image
 from vision_ttt.cli.main import main
 from vision_ttt.dense import build_segmenter
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
+from vision_ttt.pretrained import weights_path
+from vision_ttt.tasks import load_model
+from vision_ttt.tasks.masked_images.model import build_masked_image_model
 from vision_ttt.whole import Normalisation
 
 CLASSES = ["ground", "red thing", "blue thing"]
@@ -50,12 +54,15 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 def _expected() -> np.ndarray:
+    return _labels(Normalisation(MEAN, STD)(PIXELS))
+
+
+def _labels(picture: torch.Tensor) -> np.ndarray:
     torch.manual_seed(0)
     model = build_segmenter(
         "vittt_nano_patch4_32", num_classes=3, depth=1, dense={"maps": "tokens"}
     )
     torch.nn.init.normal_(model.head.weight)
-    picture = Normalisation(MEAN, STD)(PIXELS)
     with torch.no_grad():
         return model.eval()(picture[None])[0].argmax(0).numpy()
 
@@ -90,6 +97,87 @@ def test_the_mask_is_the_models_and_lies_where_the_picture_does(
     ]
 
 
+def test_a_geotiff_keeps_its_place_and_what_has_no_data(
+    checkpoint: str, tmp_path: Path, capsys: Said
+) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    picture, mask = tmp_path / "p.tif", tmp_path / "mask.tif"
+    pixels = PIXELS.transpose(2, 0, 1).copy()
+    pixels[pixels == 0] = 1
+    pixels[:, 200:210, :30] = 0
+    stored = {"driver": "GTiff", "dtype": "uint8", "nodata": 0, "compress": "lzw"}
+    place = {"crs": "EPSG:32633", "transform": rasterio.Affine(0.5, 0, 4e5, 0, -0.5, 5e6)}
+    with rasterio.open(
+        picture, "w", **{**stored, **place, "count": 3, "width": 277, "height": 301}
+    ) as file:
+        file.write(pixels)
+    assert _predict(picture, "--checkpoint", checkpoint, "--whole", "--output", mask) == 0
+    assert "by the reader raster: 76 × 70 tokens" in capsys.readouterr().err
+    shown = Normalisation(MEAN, STD)(pixels.transpose(1, 2, 0), pixels.transpose(1, 2, 0) > 0)
+    wanted = _labels(shown)
+    wanted[200:210, :30] = 255
+    with rasterio.open(mask) as file:
+        assert (file.crs.to_epsg(), file.transform) == (32633, place["transform"])
+        assert file.nodata == 255
+        assert (file.read(1) == wanted).mean() > 0.999
+        assert ((file.read(1) == 255) == (wanted == 255)).all()
+    given = ("--checkpoint", checkpoint, "--whole", "--overwrite", "--output", mask)
+    assert _predict(picture, *given, "--bands", "1", "2") == 2
+    assert "has 2 channels, the normalisation 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of", ["a segmenter", "a classifier", "a masked image model"])
+def test_tokens_are_written_as_zarr(of: str, checkpoint: str, tmp_path: Path, capsys: Said) -> None:
+    zarr = pytest.importorskip("zarr")
+    if of != "a segmenter":
+        checkpoint = "vittt_nano_patch4_32.digits"
+    if of == "a masked image model":
+        _, metadata = load_model(weights_path(checkpoint))
+        metadata = dataclasses.replace(metadata, task={"name": "masked-images"})
+        model = build_masked_image_model(metadata.model, metadata.model_args)
+        checkpoint = str(tmp_path / "m.safetensors")
+        save_weights(Path(checkpoint), model.state_dict(), metadata)
+    np.save(tmp_path / "p.npy", PIXELS)
+    given = (tmp_path / "p.npy", "--checkpoint", checkpoint, "--whole", "--largest", "200")
+    features = tmp_path / "t.zarr"
+    assert _predict(*given, "--features", features, "--feature-dtype", "float32") == 0
+    model, metadata = load_model(weights_path(checkpoint), task=None)
+    model = model.maps if of == "a segmenter" else model
+    backbone = model if of == "a classifier" else model.backbone
+    backbone.dynamic_img_size = True
+    shown = metadata.carried["input"]
+    picture = Normalisation(shown["mean"], shown["std"], 200)(PIXELS)
+    picture = torch.nn.functional.pad(picture, (0, 3, 0, 3))
+    with torch.no_grad():
+        wanted = backbone.forward_features(picture[None]).view(76, 70, -1)
+    array = zarr.open_array(features, mode="r")
+    np.testing.assert_allclose(array[:], wanted.numpy(), atol=1e-3)
+    assert dict(array.attrs) == {
+        **{"picture": "p.npy", "model": "vittt_nano_patch4_32"},
+        **{"patch": [4, 4], "pixels": [301, 277]},
+    }
+    assert not (tmp_path / ".t.zarr.scratch").exists()
+    assert _predict(*given, "--features", features) == 2
+    assert "already exist; name another folder, or give --overwrite" in capsys.readouterr().err
+    assert _predict(*given, "--features", features, "--overwrite") == 0
+    assert zarr.open_array(features, mode="r").dtype == np.float16
+
+
+def test_a_slides_mask_has_its_level(checkpoint: str, tmp_path: Path) -> None:
+    pytest.importorskip("openslide")
+    slide, mask = tmp_path / "s.tif", tmp_path / "m.tif"
+    with tifffile.TiffWriter(slide) as file:
+        for step in (1, 4):
+            kind = {"subfiletype": int(step > 1), "resolution": (2e4, 2e4), "resolutionunit": 3}
+            file.write(PIXELS[::step, ::step], tile=(64, 64), photometric="rgb", **kind)
+    given = ("--checkpoint", checkpoint, "--whole", "--reader", "slide", "--mpp", "2.5")
+    assert _predict(slide, *given, "--output", mask) == 0
+    with tifffile.TiffFile(mask) as file:
+        page = file.pages.first
+        assert page.shape == PIXELS[::4, ::4].shape[:2]
+        assert 1e4 / page.get_resolution("CENTIMETER")[0] == pytest.approx(2, rel=0.02)
+
+
 def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
     np.save(tmp_path / "p.npy", PIXELS)
     given = (tmp_path / "p.npy", "--checkpoint", checkpoint, "--whole", "--storage", "bfloat16")
@@ -100,7 +188,7 @@ def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--whole",), "name it by --output mask.tif"),
+        (("--whole",), "name one of them: --output mask.tif, or --features tokens.zarr"),
         (("--whole", "--output", "mask.png"), "must be a .tif or .tiff file"),
         (("--whole", "--output", "m.tif", "--topk", "2"), "--topk does not go with --whole"),
         (("--whole", "--output", "m.tif", "--skip-bad"), "--skip-bad does not go with --whole"),
@@ -108,6 +196,11 @@ def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
         (("--whole", "--output", "m.tif", "--memory", "much"), "memory is 'much'; accepted"),
         (("--whole", "--output", "m.tif", "--memory", "9MiB"), "needs at least"),
         (("--memory", "2GiB"), "--memory is for whole pictures; give --whole, too"),
+        (("--mpp", "2"), "--mpp is for whole pictures; give --whole, too"),
+        (("--whole", "--output", "m.tif", "--mpp", "2"), "mpp is not for"),
+        (("--whole", "--output", "m.tif", "--features", "t.zarr"), "name one of them"),
+        (("--whole", "--features", "t.npy"), "the features t.npy must be a .zarr folder"),
+        (("--whole", "--features", "t.zarr", "--preview", "p.png"), "does not go with --features"),
     ],
 )
 def test_wrong_arguments_are_refused(
@@ -133,6 +226,10 @@ def test_other_checkpoints_and_pictures_are_refused(
         given = (picture, "--checkpoint", checkpoint, "--whole", "--output", output)
         assert _predict(*given) == 2
         assert message in capsys.readouterr().err
+    other = tmp_path / "p.gif"
+    other.write_bytes(b"GIF")
+    assert _predict(other, *given[1:]) == 2
+    assert "no reader is for" in capsys.readouterr().err
     tifffile.imwrite(picture, PIXELS)
     assert _predict(picture, "--checkpoint", "vittt_nano_patch4_32.digits", *given[3:]) == 2
     assert "not a" in capsys.readouterr().err

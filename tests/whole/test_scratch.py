@@ -43,7 +43,7 @@ def _small_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     in_bands(monkeypatch, 40)
 
 
-@pytest.mark.parametrize("name", ["vittt-middle", "vit3", "mambar", "linear-vit"])
+@pytest.mark.parametrize("name", ["vittt-middle", "vit3", "mambar", "linear-vit", "vrwkv"])
 def test_a_killed_run_goes_on_at_its_band(name: str, tmp_path: Path) -> None:
     model, folder = make(name), tmp_path / "scratch"
     wanted = WholePictures(model)
@@ -51,7 +51,8 @@ def test_a_killed_run_goes_on_at_its_band(name: str, tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     tokens = collected(wanted, PICTURE, report=lambda *done: steps.append(done))
     bands = 3
-    sweeps = 1 + 3 * (3 if name == "linear-vit" else 2)  # the embedding, those of three blocks
+    of_block = {"linear-vit": 3, "vrwkv": 4}.get(name, 2)
+    sweeps = 1 + 3 * of_block  # the embedding, those of three blocks
     assert len(steps) == steps[-1][0] == steps[-1][1] == bands * sweeps
     for count in (*range(1, len(steps), 2), len(steps)):
         killed(whole, count)

@@ -68,6 +68,35 @@ def test_another_file_has_another_identity(tmp_path: Path) -> None:
     assert first != second
 
 
+@pytest.mark.parametrize(
+    ("dtype", "text", "value"),
+    [
+        (np.uint8, "7", 7),
+        (np.float32, "-9999", -9999.0),
+        (np.float32, "nan", np.nan),
+        (np.uint8, "-9999", None),
+        (np.uint8, "7.5", None),
+    ],
+)
+def test_no_data_becomes_the_mean(
+    dtype: type, text: str, value: float | None, tmp_path: Path
+) -> None:
+    pixels = np.full((40, 30, 3), 100, dtype)
+    if value is not None:
+        pixels[10:12, 5:9] = value  # of all channels
+        pixels[20, :, 1] = value
+    tags = [(42113, "s", 0, text, True)]
+    tifffile.imwrite(tmp_path / "p.tif", pixels, photometric="rgb", extratags=tags)
+    picture = TiffPicture(tmp_path / "p.tif", Normalisation([0.5] * 3, [0.2] * 3, largest=255))
+    assert picture.has_gaps == (value is not None)
+    read = picture.read(0, 40)
+    assert (read == 0).sum() == (0 if value is None else 3 * 8 + 30)
+    if value is not None:
+        assert (read[:, 10:12, 5:9] == 0).all()
+        assert (~picture.has_data(9, 21)).sum() == 8
+    assert TiffPicture(tmp_path / "p.tif", picture.normalisation).geographic == []
+
+
 def _lying(path: Path) -> None:
     """A file of some bytes that says it has a billion pixels."""
     tifffile.imwrite(path, PIXELS, photometric="rgb")
@@ -116,7 +145,7 @@ def test_what_is_no_picture_is_refused_in_a_line(write: Any, message: str, tmp_p
 def test_a_strip_that_would_be_decoded_whole_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiff_files, "_LARGEST_SEGMENT", 50_000)
+    monkeypatch.setattr(tiff_files, "LARGEST_SEGMENT", 50_000)
     stored = {"compression": "zlib", "rowsperstrip": 151, "photometric": "rgb"}
     tifffile.imwrite(tmp_path / "p.tif", PIXELS, **stored)
     with pytest.raises(UserError, match="a strip of 151 × 133 pixels, which is decoded as a whole"):

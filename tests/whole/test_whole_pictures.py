@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import timm
 import torch
 from torch import nn
 
 from tolerances import assert_close
 from vision_ttt import for_inference
 from vision_ttt.dense import LinearSegmenter, TokenMap
-from vision_ttt.whole import WholePictures
+from vision_ttt.whole import TensorPicture, WholePictures
 from vision_ttt.whole import model as whole_model
 from whole_models import MODELS, collected, in_bands, make
 
@@ -73,6 +72,29 @@ def test_it_segments_as_the_segmenter_does(monkeypatch: pytest.MonkeyPatch) -> N
     assert (labels == wanted).float().mean() > 0.999
 
 
+class _Gaps(TensorPicture):
+    """A picture whose first ten columns have no data, read by a library that takes memory."""
+
+    has_gaps, memory = True, 2**30
+
+    def has_data(self, first: int, last: int) -> torch.Tensor:
+        return (torch.arange(self.width) >= 10).expand(last - first, -1)
+
+
+def test_pixels_without_data_have_a_label_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_bands(monkeypatch, 40)
+    segmenter = LinearSegmenter(TokenMap(make("vittt")), 6)
+    whole, picture = WholePictures(segmenter), _Gaps(torch.randn(3, 43, 58))
+    plain = torch.cat([labels for _, labels in whole.labels(picture.pixels)])
+    labels = torch.cat([labels for _, labels in whole.labels(picture)])
+    assert (labels[:, :10] == 255).all()
+    assert torch.equal(labels[:, 10:], plain[:, 10:])
+    assert whole.plan(picture).memory == whole.plan((43, 58)).memory + 2**30
+    whole = WholePictures(LinearSegmenter(TokenMap(make("vittt")), 256))
+    with pytest.raises(ValueError, match="the model's 256 classes leave no room for it"):
+        next(whole.labels(picture))
+
+
 def test_its_arguments_are_checked() -> None:
     model = make("vittt")
     with pytest.raises(TypeError, match="must be a plain backbone"):
@@ -83,10 +105,10 @@ def test_its_arguments_are_checked() -> None:
         WholePictures(model, memory=2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"storage is torch\.float16"):
         WholePictures(model, storage=torch.float16)
-    with pytest.raises(
-        ValueError, match=r"blocks.0 is a VRWKVBlock; in bands there are VitttBlock"
-    ):
-        WholePictures(timm.create_model("vrwkv_nano_patch4_32"))
+    other = make("vittt")
+    other.blocks[0] = nn.Identity()
+    with pytest.raises(ValueError, match=r"blocks.0 is a Identity; in bands there are VitttBlock"):
+        WholePictures(other)
     with pytest.raises(ValueError, match=r"attn\.inner is a TTTLinearInner; in bands"):
         WholePictures(make("linear-vit", inner="ttt_linear"))
     with pytest.raises(ValueError, match="rotary positions have no form in bands"):

@@ -20,7 +20,12 @@ from vision_ttt.whole.errors import WholePictureError
 
 
 class Picture(Protocol):
-    """Pixels that are read in bands of rows, normalised as the model wants them."""
+    """Pixels that are read in bands of rows, normalised as the model wants them.
+
+    One whose library takes much memory has ``memory``, in bytes, for the plan. One whose
+    ``has_gaps`` is True has ``has_data(first, last)``, which returns for pixels [n, W] whether they
+    have data: those without become the label 255.
+    """
 
     channels: int
     height: int

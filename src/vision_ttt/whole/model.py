@@ -23,16 +23,20 @@ from vision_ttt.whole.embedding import Embedding, Picture
 from vision_ttt.whole.errors import WholePictureError
 from vision_ttt.whole.linear_vit import BandedLinear
 from vision_ttt.whole.mamba import BandedMamba
-from vision_ttt.whole.pictures import TensorPicture
+from vision_ttt.whole.pictures import NO_DATA, TensorPicture
 from vision_ttt.whole.plan import PROCESS, Needs, Plan, parse_bytes
 from vision_ttt.whole.run import Report, Run, descends
 from vision_ttt.whole.scratch import Scratch, kept_on_errors, store_dtype
 from vision_ttt.whole.sweeps import BandedBlock, stored_side
 from vision_ttt.whole.vit3 import BandedViT3
 from vision_ttt.whole.vittt import BandedVittt
+from vision_ttt.whole.vrwkv import BandedChannelMix, BandedSpatialMix
 
-BANDED: tuple[type[BandedBlock], ...] = (BandedVittt, BandedViT3, BandedMamba, BandedLinear)
-"""Blocks in bands; each names the class of blocks that it replaces as ``kind``."""
+BANDED: tuple[tuple[type[BandedBlock], ...], ...] = (
+    *((BandedVittt,), (BandedViT3,), (BandedMamba,), (BandedLinear,)),
+    (BandedSpatialMix, BandedChannelMix),
+)
+"""What stands for a block in bands, one after the other; the first names its class as ``kind``."""
 
 _WINDOW = 2**22
 """Logits that are interpolated to pixels at once: 16 MiB."""
@@ -49,8 +53,8 @@ class WholePictures:
     picture, to rounding: that of ``for_inference(model)``. The time is linear in the number of
     pixels.
 
-    Models are Vittt, ViT³, Vim and Mamba-Reg, of any size and number of classes, linearised ViTs
-    without rotary positions whose inner model is "swiglu" or "vit3", and a
+    Models are Vittt, ViT³, Vim, Mamba-Reg and Vision-RWKV, of any size and number of classes,
+    linearised ViTs without rotary positions whose inner model is "swiglu" or "vit3", and a
     :class:`vision_ttt.dense.LinearSegmenter` on one of them. They run on the CPU.
 
     Example:
@@ -106,21 +110,34 @@ class WholePictures:
             pad=self.backbone.dynamic_img_pad or self.segment_head is not None,
             dtype=dtype,
         )
-        self.blocks = [
-            _banded(f"blocks.{index}", block, dtype, descending=descends(index))
-            for index, block in enumerate(backbone.blocks)
-        ]
+        self.blocks: list[BandedBlock] = []
+        for index, block in enumerate(backbone.blocks):
+            for kind in _banded(f"blocks.{index}", block):
+                try:
+                    descending = descends(len(self.blocks))
+                    self.blocks.append(kind(block, dtype, descending=descending))
+                except UnsupportedPart as unsupported:
+                    raise WholePictureError(
+                        f"blocks.{index} has no form in bands: {unsupported}"
+                    ) from unsupported
         self._digest = _digest(model)
         self._weights = 4 * sum(x.numel() for x in model.parameters())
 
-    def plan(self, size: tuple[int, int]) -> Plan:
-        """What a picture (height, width) needs.
+    def plan(self, picture: tuple[int, int] | Picture) -> Plan:
+        """What a picture needs.
+
+        Args:
+            picture: its size (height, width), or the picture, whose reader's memory then counts.
 
         Raises:
             ValueError: the model does not accept the size, or the memory is too small.
         """
-        grid = self.embedding.grid(size)
-        return self._needs().plan(grid, self.memory, in_memory=self.scratch is None)
+        size, beside = picture, 0
+        if not isinstance(picture, tuple):
+            size = picture.height, picture.width
+            beside = getattr(picture, "memory", 0)
+        needs = self._needs(beside)
+        return needs.plan(self.embedding.grid(size), self.memory, in_memory=self.scratch is None)
 
     def tokens(
         self, picture: Tensor | Picture, *, report: Report | None = None
@@ -156,23 +173,34 @@ class WholePictures:
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield rows of the picture, and the most probable class of their pixels [n, W].
 
-        Labels are uint8, of more than 256 classes int32. See :meth:`tokens` for arguments.
+        Labels are uint8, of more than 256 classes int32. Pixels without data have the label 255.
+        See :meth:`tokens` for arguments.
 
         Raises:
             TypeError: the model is no segmenter.
-            ValueError: a logit is not finite, or as of :meth:`tokens`.
+            ValueError: a logit is not finite, 255 is the label of a class and of pixels without
+                data, or as of :meth:`tokens`.
         """
         if self.segment_head is None:
             raise TypeError("labels() is for a LinearSegmenter; this model classifies pictures")
         picture = _picture(picture)
         (stride,) = {*self.embedding.patch}
+        has_gaps = getattr(picture, "has_gaps", False)
+        if has_gaps and self.segment_head.out_channels > NO_DATA:
+            raise WholePictureError(
+                f"pixels without data are labelled {NO_DATA}; the model's "
+                f"{self.segment_head.out_channels} classes leave no room for it"
+            )
         with self._run(picture, report) as run:
             for band in run.bands:
                 for first in range(band.first, band.last, _WINDOW_ROWS):
                     last = min(first + _WINDOW_ROWS, band.last)
                     rows = slice(first * stride, min(last * stride, picture.height))
                     labels = self._labelled(run, first, last, picture.width)
-                    yield rows, labels[: rows.stop - rows.start]
+                    labels = labels[: rows.stop - rows.start]
+                    if has_gaps:
+                        labels[~picture.has_data(rows.start, rows.stop)] = NO_DATA
+                    yield rows, labels
 
     @contextmanager
     def _run(self, picture: Tensor | Picture, report: Report | None) -> Iterator[Run]:
@@ -182,7 +210,7 @@ class WholePictures:
             raise WholePictureError(
                 f"the picture has {picture.channels} channels, the model {backbone.in_chans}"
             )
-        plan = self.plan((picture.height, picture.width))
+        plan = self.plan(picture)
         extra, positions = torch.zeros(1, 0, backbone.embed_dim), ()
         if backbone.class_tokens is not None:
             count = plan.grid[0] * plan.grid[1]
@@ -211,7 +239,7 @@ class WholePictures:
             finally:
                 run.close()
 
-    def _needs(self) -> Needs:
+    def _needs(self, beside: int) -> Needs:
         backbone, item = self.backbone, self.storage.itemsize
         side = max((block.side_width for block in self.blocks), default=0)
         side_item = stored_side(self.blocks, self.storage).itemsize
@@ -221,7 +249,7 @@ class WholePictures:
         embedded = 12 * backbone.in_chans * high * wide + 12 * dim
         return Needs(
             # The model's weights, and packed ones, which may be three halves as large.
-            fixed=PROCESS + 5 * self._weights // 2 + 16 * _WINDOW,
+            fixed=PROCESS + beside + 5 * self._weights // 2 + 16 * _WINDOW,
             per_token=max(swept, embedded),
             halo=max((block.halo for block in self.blocks), default=0),
             stored_tokens=item * dim,
@@ -292,22 +320,17 @@ def _backbone(model: nn.Module) -> PlainBackbone:
         plain = model.maps.backbone
     if not isinstance(plain, PlainBackbone):
         raise TypeError(
-            "model must be a plain backbone (Vittt, ViT³, Vim, Mamba-Reg, a linearised ViT) or a "
-            f"LinearSegmenter on one, got {type(model).__name__}"
+            "model must be a plain backbone (Vittt, ViT³, Vim, Mamba-Reg, Vision-RWKV, a "
+            f"linearised ViT) or a LinearSegmenter on one, got {type(model).__name__}"
         )
     return plain
 
 
-def _banded(name: str, block: nn.Module, dtype: torch.dtype, *, descending: bool) -> BandedBlock:
-    for banded in BANDED:
-        if isinstance(block, banded.kind):
-            try:
-                return banded(block, dtype, descending=descending)
-            except UnsupportedPart as unsupported:
-                raise WholePictureError(
-                    f"{name} has no form in bands: {unsupported}"
-                ) from unsupported
-    accepted = ", ".join(banded.kind.__name__ for banded in BANDED)
+def _banded(name: str, block: nn.Module) -> tuple[type[BandedBlock], ...]:
+    for kinds in BANDED:
+        if isinstance(block, kinds[0].kind):
+            return kinds
+    accepted = ", ".join(kinds[0].kind.__name__ for kinds in BANDED)
     raise WholePictureError(f"{name} is a {type(block).__name__}; in bands there are {accepted}")
 
 

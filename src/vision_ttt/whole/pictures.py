@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +13,10 @@ from torch import Tensor
 
 from vision_ttt.whole.errors import WholePictureError
 
+NO_DATA = 255
+"""The label of pixels without data."""
+LARGEST_SEGMENT = 2**28
+"""Bytes of a tile, strip or chunk of a file: more would not be read in bands."""
 _CAN_LEAVE = hasattr(mmap, "MADV_DONTNEED")
 _SAMPLED = 64
 """Rows by which a picture is told from another one of its size."""
@@ -28,6 +33,44 @@ def sampled_digest(read: object, height: int) -> str:
     for row in np.unique(np.linspace(0, height - 1, _SAMPLED).astype(int)).tolist():
         found.update(np.ascontiguousarray(read(row)).tobytes())
     return found.hexdigest()
+
+
+def file_identity(path: Path) -> str:
+    """A file's path, its size and the time of its last change."""
+    status = path.stat()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+
+
+def level_of(
+    path: Path, spacings: Sequence[float | None], level: int | None, mpp: float | None
+) -> int:
+    """Which level of a pyramid is read.
+
+    Args:
+        path: of the picture, for messages.
+        spacings: microns per pixel of each level; None where they are not known.
+        level: the level itself.
+        mpp: microns per pixel; the coarsest level is read whose pixels are no wider, but for 5 %.
+            Without either the level is 0, the full resolution.
+
+    Raises:
+        ValueError: there is no such level, both are given, or the pixels' width is not known.
+    """
+    if level is not None and mpp is not None:
+        raise WholePictureError(f"level is {level} and mpp {mpp}; give one of them")
+    if level is not None and not 0 <= level < len(spacings):
+        raise WholePictureError(f"level is {level}; {path} has the levels 0 to {len(spacings) - 1}")
+    if mpp is None:
+        return level or 0
+    known = {index: each for index, each in enumerate(spacings) if each is not None}
+    if not known:
+        raise WholePictureError(f"{path} does not say how wide its pixels are; give level")
+    fine = [index for index, each in known.items() if each <= 1.05 * mpp]
+    if not fine:
+        raise WholePictureError(
+            f"mpp is {mpp}; the finest pixels of {path} are {min(known.values()):.4g} microns wide"
+        )
+    return max(fine, key=known.__getitem__)
 
 
 class TensorPicture:
@@ -60,7 +103,7 @@ class Normalisation:
 
     Args:
         mean, std: by channel, of pixels in 0 … 1.
-        largest: of a pixel; by default the dtype's: 255, 65535, and 1 for floating pixels.
+        largest: of a pixel; by default the dtype's: 255, 65535, 32767, and 1 for floating pixels.
 
     Raises:
         ValueError: they have different lengths, or a deviation is not above 0.
@@ -75,12 +118,20 @@ class Normalisation:
             raise WholePictureError(f"std and largest must be above 0, got {std} and {largest}")
         self.mean, self.std, self.largest = (*mean,), (*std,), largest
 
-    def __call__(self, pixels: np.ndarray) -> Tensor:
-        """Apply it to rows of pixels [n, W, C]."""
+    def __call__(self, pixels: np.ndarray, has_data: np.ndarray | None = None) -> Tensor:
+        """Apply it to rows of pixels [n, W, C].
+
+        Args:
+            pixels: the rows.
+            has_data: [n, W, C]; where it is False, the result is 0: the pixel is the mean.
+        """
         largest = self.largest or largest_of(pixels.dtype)
         x = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)).astype(np.float32))
         mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
-        return x.sub_(mean * largest).div_(std * largest)
+        x = x.sub_(mean * largest).div_(std * largest)
+        if has_data is not None:
+            x[torch.from_numpy(~has_data.transpose(2, 0, 1))] = 0
+        return x
 
 
 def largest_of(dtype: np.dtype) -> float:
@@ -89,18 +140,18 @@ def largest_of(dtype: np.dtype) -> float:
     Raises:
         TypeError: pixels of this dtype are not accepted.
     """
-    if dtype in (np.uint8, np.uint16):
+    if dtype in (np.uint8, np.uint16, np.int16):
         return float(np.iinfo(dtype).max)
     if dtype in (np.float32, np.float16):
         return 1.0
-    raise TypeError(f"pixels are {dtype}; accepted: uint8, uint16, float16, float32")
+    raise TypeError(f"pixels are {dtype}; accepted: uint8, uint16, int16, float16, float32")
 
 
 class ArrayPicture:
     """Pixels [H, W, C] or [H, W] of a NumPy array or memory map, normalised as they are read.
 
     Args:
-        pixels: uint8, uint16, float16 or float32; a map of a .npy file is
+        pixels: uint8, uint16, int16, float16 or float32; a map of a .npy file is
             ``numpy.load(path, mmap_mode="r")``.
         normalisation: of the pixels.
 

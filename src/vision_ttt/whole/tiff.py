@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,22 @@ from torch import Tensor
 
 from vision_ttt.file_kinds import check_regular
 from vision_ttt.files import atomic_file
-from vision_ttt.whole.errors import WholePictureError
+from vision_ttt.whole.errors import WholePictureError, naming
 from vision_ttt.whole.pictures import (
+    LARGEST_SEGMENT,
+    NO_DATA,
     Normalisation,
     check_channels,
+    file_identity,
     largest_of,
 )
 
 TILE = 256
 """Side of the tiles that are written."""
-_GEOGRAPHIC = (33550, 33922, 34264, 34735, 34736, 34737, 42112, 42113)
-"""Tags of GeoTIFF: where the pixels are on the earth, and GDAL's own."""
-_LARGEST_SEGMENT = 2**28
-"""Bytes of a tile or a strip: more would not be read in bands."""
+_GEOGRAPHIC = (33550, 33922, 34264, 34735, 34736, 34737)
+"""Tags of GeoTIFF: where the pixels are on the earth."""
+_NO_DATA = 42113
+"""GDAL's tag with the value, as text, of pixels without data."""
 _BIG = 2**31
 
 
@@ -37,7 +39,7 @@ class TiffPicture:
 
     Tiles and strips, BigTIFF, OME-TIFF and pyramids are accepted; of several pictures in a file the
     first one is read, of a pyramid its full resolution. Compressions other than deflate need the
-    package imagecodecs.
+    package imagecodecs. Values that the file declares to be no data (GDAL's tag) become the mean.
 
     Args:
         path: of the file.
@@ -45,6 +47,7 @@ class TiffPicture:
 
     Attributes:
         geographic: the file's GeoTIFF tags, for :func:`write_mask`.
+        has_gaps: whether pixels may be without data.
 
     Raises:
         WholePictureError: it is no such file, is truncated, or has other channels or pixels.
@@ -54,7 +57,7 @@ class TiffPicture:
     def __init__(self, path: str | Path, normalisation: Normalisation) -> None:
         self.path, self.normalisation = Path(path), normalisation
         check_regular(self.path)
-        with _naming(self.path):
+        with naming(self.path, "TIFF"):
             # It stays open as long as the picture: pages are read from it.
             self._file = tifffile.TiffFile(self.path)
             self._page: Any = self._file.pages.first
@@ -70,11 +73,9 @@ class TiffPicture:
                 raise WholePictureError(f"{self.path} has pixels of an unknown kind")
             self.dtype = np.dtype(page.dtype)
             self._check_segments()
-            self.geographic = [
-                (tag.code, tag.dtype, tag.count, tag.value, True)
-                for tag in page.tags
-                if tag.code in _GEOGRAPHIC
-            ]
+            self.geographic = geographic_tags(page)
+            self._no_data = _no_data(page.tags.valueof(_NO_DATA), self.dtype)
+            self.has_gaps = self._no_data is not None
         try:
             largest_of(self.dtype)
             check_channels(self.channels, normalisation)
@@ -83,13 +84,22 @@ class TiffPicture:
 
     @property
     def identity(self) -> str:
-        """The file's path, its size and the time of its last change."""
-        status = self.path.stat()
-        return f"{self.path.resolve()} {status.st_size} {status.st_mtime_ns}"
+        """See :func:`vision_ttt.whole.pictures.file_identity`."""
+        return file_identity(self.path)
 
     def read(self, first: int, last: int) -> Tensor:
         """Rows [C, n, W] float32, normalised."""
-        return self.normalisation(self._rows(first, last))
+        pixels = self._rows(first, last)
+        return self.normalisation(pixels, self._present(pixels) if self.has_gaps else None)
+
+    def has_data(self, first: int, last: int) -> Tensor:
+        """Whether pixels of rows have data in some channel [n, W]."""
+        return torch.from_numpy(self._present(self._rows(first, last)).any(-1))
+
+    def _present(self, pixels: np.ndarray) -> np.ndarray:
+        if np.isnan(self._no_data):
+            return ~np.isnan(pixels)
+        return pixels != self._no_data
 
     @property
     def _segment(self) -> tuple[int, int]:
@@ -122,7 +132,7 @@ class TiffPicture:
         if self._is_stored:
             return
         decoded = rows * columns * channels * self.dtype.itemsize
-        if decoded > _LARGEST_SEGMENT:
+        if decoded > LARGEST_SEGMENT:
             raise WholePictureError(
                 f"{self.path} has a {'tile' if page.is_tiled else 'strip'} of {rows} × {columns} "
                 "pixels, which is decoded as a whole: write it again in tiles of 256 × 256"
@@ -130,7 +140,7 @@ class TiffPicture:
 
     def _rows(self, first: int, last: int) -> np.ndarray:
         """Rows of pixels [n, W, C]."""
-        with _naming(self.path):
+        with naming(self.path, "TIFF"):
             page = self._page
             contiguous = page.compression == 1 and not page.is_tiled and page.is_contiguous
             if (
@@ -181,20 +191,37 @@ class TiffPicture:
         return out
 
 
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Name the file in what goes wrong while it is read.
+def geographic_tags(page: Any) -> list[tuple[Any, ...]]:
+    """The GeoTIFF tags of a page, as the writer is given them."""
+    return [
+        (tag.code, tag.dtype, tag.count, tag.value, True)
+        for tag in page.tags
+        if tag.code in _GEOGRAPHIC
+    ]
+
+
+def is_geographic(path: Path) -> bool:
+    """Whether a TIFF file says where its pixels are on the earth.
 
     Raises:
-        WholePictureError: in the place of any error of the file's content.
+        WholePictureError: it is no TIFF file.
     """
-    try:
-        yield
-    except (WholePictureError, OSError, MemoryError):
-        raise
-    except Exception as error:  # of a file that anybody may have written, decoders raise anything
-        reason = " ".join(str(error).split())
-        raise WholePictureError(f"{path} cannot be read as TIFF: {reason}") from error
+    check_regular(path)
+    with naming(path, "TIFF"), tifffile.TiffFile(path) as file:
+        return bool(geographic_tags(file.pages.first))
+
+
+def _no_data(text: str | None, dtype: np.dtype) -> float | None:
+    """The value of pixels without data; None where none can have it.
+
+    Raises:
+        ValueError: the text is no number.
+    """
+    value = float("nan" if text is None else text)
+    if np.issubdtype(dtype, np.integer):
+        limits = np.iinfo(dtype)
+        return value if limits.min <= value <= limits.max and value.is_integer() else None
+    return None if text is None else float(np.array(value).astype(dtype))
 
 
 def write_mask(
@@ -205,6 +232,8 @@ def write_mask(
     classes: Sequence[str],
     colours: Sequence[tuple[int, int, int]],
     geographic: Sequence[tuple[Any, ...]] = (),
+    has_gaps: bool = False,
+    mpp: float | None = None,
 ) -> None:
     """Write class indices as a TIFF of compressed tiles with a palette, atomically.
 
@@ -217,12 +246,18 @@ def write_mask(
         classes: their names.
         colours: theirs, at most 256.
         geographic: tags of :attr:`TiffPicture.geographic`.
+        has_gaps: declare the label 255 to be no data, as GDAL does.
+        mpp: microns per pixel, written as the resolution.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
     """
     palette = np.zeros((3, 256), dtype=np.uint16)
     palette[:, : len(colours)] = np.array(colours, dtype=np.uint16).T * 257
+    extra = list(geographic)
+    if has_gaps:
+        extra.append((_NO_DATA, "s", 0, str(NO_DATA), True))
+    scale = {} if mpp is None else {"resolution": (1e4 / mpp,) * 2, "resolutionunit": "CENTIMETER"}
     bands = iter(bands)
     # The run is done when its first band is there: a killed one leaves no part of a mask.
     bands = itertools.chain([next(bands)], bands)
@@ -241,7 +276,8 @@ def write_mask(
             description=json.dumps({"classes": list(classes)}),
             metadata=None,
             software="vision-ttt",
-            extratags=list(geographic),
+            extratags=extra,
+            **scale,
         )
         # The writer asks for no more tiles than it needs; what makes the bands has yet to end.
         for _ in bands:

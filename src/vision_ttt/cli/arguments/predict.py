@@ -8,7 +8,6 @@ import jsonargparse
 
 from vision_ttt.cli.arguments.inference import CHECKPOINT, DeviceFlag, InferenceFlags
 from vision_ttt.cli.checks import (
-    check_input_file,
     check_new_folder,
     check_output_file,
     check_readable,
@@ -18,14 +17,13 @@ from vision_ttt.cli.checks import (
 from vision_ttt.cli.parser import CommandParser, within
 from vision_ttt.errors import UserError
 
-WHOLE_SUFFIXES = (".tif", ".tiff", ".npy")
-"""Pictures that are read in bands of rows."""
 _EPILOG = """Examples:
 
   vision-ttt predict photo.jpg --checkpoint runs/digits/last.safetensors
   vision-ttt predict FOLDER --checkpoint C.safetensors --output answers.csv --skip-bad
   vision-ttt predict FOLDER --checkpoint runs/coco-vittt-tiny/best.safetensors --pictures drawn
-  vision-ttt predict slide.tif --checkpoint C --whole --memory 2GiB --output mask.tif"""
+  vision-ttt predict scene.tif --checkpoint C --whole --memory 2GiB --output mask.tif
+  vision-ttt predict slide.svs --checkpoint C --whole --mpp 0.5 --features tokens.zarr"""
 
 
 @dataclass
@@ -50,10 +48,23 @@ class _Flags:
 
 @dataclass
 class _WholeFlags:
-    """One picture of any size by a linear segmenter (docs/large-pictures.md)."""
+    """One picture of any size (docs/large-pictures.md)."""
 
     whole: bool = False
-    """go through one .tif or .npy picture at its own size, in bands of rows, and write the mask"""
+    """go through one picture at its own size, in bands of rows, and write a linear segmenter's
+    mask, or any model's tokens: .tif .npy .svs .zarr and others"""
+    reader: Literal["array", "tiff", "raster", "slide", "zarr"] | None = None
+    """what reads the picture; null: by its suffix, and GeoTIFF by rasterio where it is installed"""
+    level: int | None = within(None, 0, 1000)
+    """level of a slide or OME-Zarr picture, 0 is the finest; null: 0"""
+    mpp: float | None = within(None, 1e-6, 1e6)
+    """microns per pixel instead of a level: the coarsest level that is no coarser"""
+    largest: float | None = within(None, 1e-6, 1e9)
+    """the pixels' value that is white, e.g. 10000; null: the largest of their dtype, 1 of floats"""
+    features: str | None = None
+    """write the model's tokens [rows, columns, D] to this .zarr instead of a mask"""
+    feature_dtype: Literal["float16", "float32"] = "float16"
+    """dtype of these tokens"""
     memory: str | None = None
     """memory that the process may take, e.g. 2GiB; null: as much as is fastest"""
     scratch: str | None = None
@@ -65,6 +76,11 @@ class _WholeFlags:
     """a small .png of the mask to write, too"""
 
 
+_OF_WHOLE = (
+    *("memory", "scratch", "preview", "reader", "bands", "level", "mpp", "largest", "features"),
+)
+
+
 def add_arguments(parser: CommandParser) -> None:
     """Declare the images, the checkpoint and the form of the answer."""
     parser.epilog = _EPILOG
@@ -74,6 +90,13 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--checkpoint", type=str, required=True, help=CHECKPOINT)
     parser.add_fields(_Flags)
     parser.add_fields(_WholeFlags)
+    parser.add_argument(
+        *("--bands",),
+        type=int,
+        nargs="+",
+        default=None,
+        help="with --whole, numbers of a raster's bands, from 1, e.g. 4 3 2; null: all",
+    )
     parser.add_fields(InferenceFlags)
     parser.add_fields(DeviceFlag)
 
@@ -82,8 +105,8 @@ def check(arguments: jsonargparse.Namespace) -> None:
     """Refuse files that are not there, and an output that cannot be written."""
     if arguments.whole:
         _check_whole(arguments)
-    elif given := [name for name in ("memory", "scratch", "preview") if arguments[name]]:
-        raise UserError(f"--{given[0]} is for whole pictures; give --whole, too")
+    elif given := [name for name in _OF_WHOLE if arguments[name] is not None]:
+        raise UserError(f"{flag(given[0])} is for whole pictures; give --whole, too")
     if arguments.output is not None and not arguments.whole:
         check_output_file(
             "the output",
@@ -114,21 +137,31 @@ def _check_whole(arguments: jsonargparse.Namespace) -> None:
         raise UserError(f"--device is {arguments.device}; --whole runs on the cpu")
     if len(arguments.files) != 1:
         raise UserError(f"--whole is for one picture; {len(arguments.files)} are given")
-    suffix = Path(arguments.files[0]).suffix.lower()
-    if suffix not in WHOLE_SUFFIXES:
-        accepted = ", ".join(WHOLE_SUFFIXES)
-        raise UserError(f"{arguments.files[0]} is no picture for --whole; accepted: {accepted}")
-    check_input_file("the picture", arguments.files[0])
-    if arguments.output is None:
-        raise UserError("--whole writes a mask; name it by --output mask.tif")
-    overwrite = arguments.overwrite
+    check_readable("the picture", arguments.files[0])
+    overwrite, features = arguments.overwrite, arguments.features
+    if (arguments.output is None) == (features is None):
+        raise UserError(
+            "--whole writes a mask or tokens; name one of them: --output mask.tif, or --features "
+            "tokens.zarr"
+        )
+    if features is not None:
+        if arguments.preview is not None:
+            raise UserError("--preview is of a mask; it does not go with --features")
+        if Path(features).suffix.lower() != ".zarr":
+            raise UserError(f"the features {features} must be a .zarr folder")
+        check_new_folder("the features", features)
+        if Path(features).exists() and not overwrite:
+            raise UserError(
+                f"the features {features} already exist; name another folder, or give --overwrite"
+            )
     for name, given, suffixes in (
         ("the output", arguments.output, (".tif", ".tiff")),
         ("the preview", arguments.preview, (".png",)),
     ):
         if given is not None:
             check_output_file(name, given, suffixes=suffixes, overwrite=overwrite)
-    if Path(arguments.output).resolve() == Path(arguments.files[0]).resolve():
-        raise UserError(f"--output is the picture itself: {arguments.output}")
+    written = arguments.output or features
+    if Path(written).resolve() == Path(arguments.files[0]).resolve():
+        raise UserError(f"the output is the picture itself: {written}")
     if arguments.scratch is not None:
         check_new_folder("the scratch folder", arguments.scratch)
