@@ -136,6 +136,7 @@ class Vittt(PlainBackbone):
 _NANO = {"embed_dim": 96, "depth": 4, "num_heads": 3}
 
 MODELS: dict[str, dict[str, Any]] = {
+    "vittt_nano_patch2_28": {**_NANO, "patch_size": 2, "img_size": 28},
     "vittt_nano_patch4_32": {**_NANO, "patch_size": 4, "img_size": 32},
     "vittt_nano_patch8_256": {**_NANO, "patch_size": 8, "img_size": 256},
     "vittt_tiny_patch16_224": {"embed_dim": 192, "num_heads": 3},
@@ -146,6 +147,9 @@ MODELS: dict[str, dict[str, Any]] = {
 FAMILY = Family(Vittt, MODELS, __name__, fixed=True)
 default_cfgs = FAMILY.default_cfgs
 
+vittt_nano_patch2_28 = FAMILY.entrypoint(
+    "vittt_nano_patch2_28", "Vittt-nano for the 28 × 28 images of Fashion-MNIST: 196 tokens."
+)
 vittt_nano_patch4_32 = FAMILY.entrypoint(
     "vittt_nano_patch4_32", "Vittt for 32 × 32 images and a laptop: 64 tokens, four mini-batches."
 )
