@@ -26,7 +26,7 @@ def _precision(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _parts(x: Tensor) -> Iterator[slice]:
+def parts(x: Tensor) -> Iterator[slice]:
     """Yield the chunks of the tokens of x [B, T, H, d]."""
     length = x.shape[1]
     size = TOKENS_AT_ONCE if x.is_cpu else length
@@ -34,12 +34,12 @@ def _parts(x: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + size, length))
 
 
-def _heads(x: Tensor, part: slice) -> Tensor:
+def heads_of(x: Tensor, part: slice) -> Tensor:
     """Tokens of x [B, T, H, d] as [B, H, t, d], at least float32."""
     return x[:, part].to(_precision(x)).transpose(1, 2).contiguous()
 
 
-def _initial(inputs: Inputs) -> tuple[Tensor, Tensor]:
+def initial(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """``up`` and ``down`` before the step."""
     wide = _precision(inputs.q)
     return torch.cat((inputs.w1, inputs.w2), dim=-1).to(wide), inputs.w3.to(wide)
@@ -55,8 +55,8 @@ def _step(inputs: Inputs, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 def ascent(k: Tensor, v: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """The sums Σ_t ∂⟨f(k_t), v_t⟩/∂W for ``up`` [B, H, d, 2 d] and ``down`` [B, H, d, d]."""
     of_up, of_down = (w.new_zeros(len(k), *w.shape) for w in (up, down))
-    for part in _parts(k):
-        keys, values = _heads(k, part), _heads(v, part)
+    for part in parts(k):
+        keys, values = heads_of(k, part), heads_of(v, part)
         z = keys @ up
         of_up += keys.mT @ swiglu_backward(values @ down.mT, z)
         of_down += swiglu(z).mT @ values
@@ -66,23 +66,23 @@ def ascent(k: Tensor, v: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tens
 def outputs(q: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """f(q) [B, T, H, d] with each image's ``up`` and ``down``."""
     out = q.new_empty(q.shape)
-    for part in _parts(q):
-        out[:, part] = (swiglu(_heads(q, part) @ up) @ down).transpose(1, 2)
+    for part in parts(q):
+        out[:, part] = (swiglu(heads_of(q, part) @ up) @ down).transpose(1, 2)
     return out
 
 
 def _forward(inputs: Inputs) -> Tensor:
-    return outputs(inputs.q, *_step(inputs, *_initial(inputs)))
+    return outputs(inputs.q, *_step(inputs, *initial(inputs)))
 
 
 def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, ...]:
-    up, down = _initial(inputs)
+    up, down = initial(inputs)
     dq, dk, dv = (x.new_empty(x.shape) for x in inputs[:3])
     # Through the outputs to the weights after the step …
     new_up, new_down = _step(inputs, up, down)
     of_up, of_down = torch.zeros_like(new_up), torch.zeros_like(new_down)
-    for part in _parts(inputs.q):
-        q, g = _heads(inputs.q, part), _heads(grad, part)
+    for part in parts(inputs.q):
+        q, g = heads_of(inputs.q, part), heads_of(grad, part)
         z = q @ new_up
         dz = swiglu_backward(g @ new_down.mT, z)
         dq[:, part] = (dz @ new_up.mT).transpose(1, 2)
@@ -92,8 +92,8 @@ def _backward(inputs: Inputs, grad: Tensor) -> tuple[Tensor, ...]:
     dup, ddown = of_up.sum(0), of_down.sum(0)
     scale = inputs.loss_scale()
     of_up, of_down = scale * of_up, scale * of_down
-    for part in _parts(inputs.k):
-        k, v = _heads(inputs.k, part), _heads(inputs.v, part)
+    for part in parts(inputs.k):
+        k, v = heads_of(inputs.k, part), heads_of(inputs.v, part)
         z1, z2 = (k @ up).chunk(2, dim=-1)
         gate = z1.sigmoid()
         silu = z1 * gate
