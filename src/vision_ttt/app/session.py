@@ -61,8 +61,8 @@ def explain(loaded: LoadedModel, picture: Image.Image, state: str | None = None)
 
     Args:
         state: of the inner learners, at which gradients are taken, see
-            :func:`vision_ttt.explain.gradient_magnitude`; None for the model's default. A ViT³ has
-            one only.
+            :func:`vision_ttt.explain.gradient_magnitude`; None for the model's default. A ViT³,
+            and a linearised ViT but for "ttt_linear", have one only.
 
     Raises:
         UserError: the model computes NaN.
