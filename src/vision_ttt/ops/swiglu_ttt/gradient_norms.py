@@ -8,7 +8,7 @@ from torch import Tensor
 from vision_ttt.ops.swiglu import swiglu
 from vision_ttt.ops.swiglu_mlp.matrix_products import swiglu_backward
 from vision_ttt.ops.swiglu_ttt.contract import CONTRACT, Inputs
-from vision_ttt.ops.swiglu_ttt.matrix_products import heads_of, initial, parts
+from vision_ttt.ops.swiglu_ttt.matrix_products import by_shared, heads_of, initial, parts
 from vision_ttt.ops.vit3_ttt.descent import without_autocast
 
 
@@ -36,8 +36,9 @@ def swiglu_ttt_gradient_norms(k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, w3: 
         norms = []
         for part in parts(k):
             keys, values = heads_of(k, part), heads_of(v, part)
-            z = keys @ up
-            of_up = keys.norm(dim=-1) * swiglu_backward(values @ down.mT, z).norm(dim=-1)
+            z = by_shared(keys, up)
+            gradient = swiglu_backward(by_shared(values, down.mT), z)
+            of_up = keys.norm(dim=-1) * gradient.norm(dim=-1)
             of_down = swiglu(z).norm(dim=-1) * values.norm(dim=-1)
             norms.append(torch.hypot(of_up, of_down))
-        return torch.cat(norms, dim=-1).transpose(1, 2) * inputs.loss_scale()
+        return torch.cat(norms, dim=-1).permute(1, 2, 0) * inputs.loss_scale()
