@@ -30,6 +30,11 @@ ONE_STEP = (SwiGLUInner, ViT3Inner, ViT3TTT)
 """Layers whose learners take one step, on all tokens: their state is "initial"."""
 
 
+def states_of(layer: nn.Module) -> tuple[str, ...]:
+    """The states at which a layer's gradients can be computed."""
+    return ("initial",) if isinstance(layer, ONE_STEP) else STATES
+
+
 def gradient_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The layers of a model that have gradient magnitude maps, by module name, in their order.
 
@@ -151,7 +156,7 @@ def _chosen(names: Sequence[str], layers: Sequence[int]) -> list[str]:
 
 
 def _check_state(state: str | None, layer: nn.Module) -> None:
-    accepted = ("initial",) if isinstance(layer, ONE_STEP) else STATES
+    accepted = states_of(layer)
     if state is not None and state not in accepted:
         raise ValueError(
             f"state must be one of {', '.join(accepted)} for a {type(layer).__name__}, got "
