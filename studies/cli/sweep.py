@@ -17,7 +17,12 @@ from studies.cli.pictures import check_picture, write_picture
 from studies.sweeps import SWEEPS
 from studies.sweeps.definition import GivenSeconds, SameSeconds, Sweep, Variant
 from studies.sweeps.figure import sweep_figure
-from studies.sweeps.lengths import lengths_by_pace, measure_lengths, of_updates
+from studies.sweeps.lengths import (
+    lengths_by_pace,
+    measure_lengths,
+    of_updates,
+    shares_of_updates,
+)
 from studies.sweeps.one_run import Task
 from studies.sweeps.results import Result, finished, read_results, write_results
 from studies.sweeps.runs import Failure, Outcome, run_all
@@ -83,8 +88,8 @@ def _train(
         arguments.seeds = list(sweep.seeds)
     jobs = os.cpu_count() or 1 if arguments.jobs is None else arguments.jobs
     rows = sweep.find(arguments.rows)
-    later = [row for row in rows if isinstance(row.length, SameSeconds)]
-    own = [row for row in rows if row not in later]
+    later = [row for row in rows if row.needs]
+    own = [row for row in rows if not row.needs]
     known = {(result.row, result.seed) for result in kept}
     wanted = {(row.name, seed) for row in rows for seed in arguments.seeds} - known
     lengths = _given_lengths(sweep, own, arguments, output, kept)
@@ -102,7 +107,7 @@ def _train(
             failures = run_all(tasks, output, jobs, on_end)
             if later:
                 try:
-                    more = _tasks_of_same_seconds(sweep, later, arguments, output, kept)
+                    more = _later_tasks(sweep, later, arguments, output, kept)
                 except UserError:  # which may be for these
                     _tell(failures)
                     raise
@@ -148,6 +153,8 @@ def _tasks(
 ) -> list[Task]:
     """The runs of rows; `lengths` are the updates of those that have no length of their own."""
     overrides = {} if arguments.epochs is None else {"epochs": arguments.epochs}
+    if arguments.patch_size is not None:
+        overrides["arguments"] = {"patch_size": arguments.patch_size}
     tasks = []
     # Seed by seed: whatever moment a reader looks, rows have seen about the same seeds.
     for seed in dict.fromkeys(arguments.seeds):
@@ -161,24 +168,26 @@ def _tasks(
     return tasks
 
 
-def _tasks_of_same_seconds(
+def _later_tasks(
     sweep: Sweep,
     rows: Sequence[Variant],
     arguments: jsonargparse.Namespace,
     output: Path,
     kept: Sequence[Result],
 ) -> list[Task]:
-    """The runs of rows whose length follows from finished runs of others.
+    """The runs of rows whose length or weights follow from finished runs of others.
 
     Raises:
         UserError: there is no finished run of such another row.
     """
-    names = {name for row in rows for name in (row.length.seconds, row.length.speed)}
+    names = {name for row in rows for name in row.needs}
     timed = _tasks(sweep, sweep.find(sorted(names)), arguments, output)
     ended = [finished(task.config) for task in timed]
     results = [*kept, *(result for result in ended if result is not None)]
-    lengths = measure_lengths(rows, results, output)
-    updates = {name: length["updates"] for name, length in lengths.items()}
+    updates = shares_of_updates(rows, results)
+    if same := [row for row in rows if isinstance(row.length, SameSeconds)]:
+        lengths = measure_lengths(same, results, output)
+        updates |= {row.name: lengths[row.name]["updates"] for row in same}
     return _tasks(sweep, rows, arguments, output, updates)
 
 

@@ -23,12 +23,11 @@ from studies.deletion.rollout import attention_rollout
 from vision_ttt.explain.feature_maps import token_grid
 from vision_ttt.explain.gradient_maps import (
     STATES,
-    VIT3_STATES,
     gradient_layers,
     gradient_magnitude,
     mean_map,
+    states_of,
 )
-from vision_ttt.layers import ViT3TTT
 
 RANDOM = "random"
 """Name of the method that every other one is compared with."""
@@ -198,8 +197,7 @@ def _magnitude(model: nn.Module, images: Tensor, labels: Tensor, *, state: str) 
 
 def _has_state(model: nn.Module, *, state: str) -> bool:
     layers = gradient_layers(model).values()
-    vit3 = any(isinstance(layer, ViT3TTT) for layer in layers)
-    return bool(layers) and state in (VIT3_STATES if vit3 else STATES)
+    return bool(layers) and all(state in states_of(layer) for layer in layers)
 
 
 METHODS: dict[str, Method] = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vision_ttt import recipes
 from vision_ttt.engine import TrainConfig
+from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ class GivenSeconds:
 
 
 @dataclass(frozen=True)
+class ShareOfUpdates:
+    """The length of runs that make a share of another row's updates, known when that is trained."""
+
+    row: str
+    """Name of the other row."""
+    share: float
+
+
+@dataclass(frozen=True)
 class Variant:
     """One row: a recipe with some of its fields changed."""
 
@@ -57,8 +67,22 @@ class Variant:
     """The paper's own figure for this row, in the sweep's `published_unit`."""
     note: str = ""
     """What a reader must know about the row, for the table."""
-    length: SameSeconds | GivenSeconds | None = None
+    length: SameSeconds | GivenSeconds | ShareOfUpdates | None = None
     """Where it is given, it replaces the recipe's length."""
+    start: str | None = None
+    """Name of a row from whose last weights, of the same seed, the runs start."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The names of the rows whose runs must be finished before this row's."""
+        match self.length:
+            case SameSeconds(seconds, speed):
+                names = (seconds, speed)
+            case ShareOfUpdates(row):
+                names = (row,)
+            case _:
+                names = ()
+        return names if self.start is None else (*names, self.start)
 
 
 @dataclass(frozen=True)
@@ -82,6 +106,8 @@ class Column:
     heading: str
     value: Callable[[Result], float]
     decimals: int
+    relative_to: str | None = None
+    """Name of a row: the column is the value in % of that of this row's run of the same seed."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +116,7 @@ class Sweep:
 
     Raises:
         ValueError: a panel names a row that is not there, or a row stands in no panel; a row takes
-            its length from rows that are not there or have no length of their own.
+            its length or weights from rows that are not there or take theirs from others.
     """
 
     name: str
@@ -134,13 +160,12 @@ class Sweep:
                 f"{sorted(shown)} must be the same, each once"
             )
         for row in self.rows:
-            same = isinstance(row.length, SameSeconds)
-            needed = (row.length.seconds, row.length.speed) if same else ()
-            for name in needed:
-                if name not in by_name or by_name[name].length is not None:
+            for name in row.needs:
+                other = by_name.get(name)
+                if other is None or other.length is not None or other.start is not None:
                     raise ValueError(
-                        f"sweep {self.name}: row {row.name!r} takes its length from {name!r}, which"
-                        " must be a row with a length of its own"
+                        f"sweep {self.name}: row {row.name!r} takes its length or weights from"
+                        f" {name!r}, which must be a row with a length and weights of its own"
                     )
         object.__setattr__(self, "by_name", by_name)
 
@@ -173,9 +198,8 @@ class Sweep:
                 )
         panels = tuple(by_title[title] for title in titles)
         shown = {name for panel in panels for name in panel.rows.values()}
-        for name in tuple(shown):
-            length = self.by_name[name].length
-            if isinstance(length, SameSeconds):
+        for name in shown:
+            if not shown.issuperset(self.by_name[name].needs):
                 raise UserError(
                     f"row {name!r} takes its length from other rows; show all panels together"
                 )
@@ -193,6 +217,8 @@ class Sweep:
         values = recipes.read(self.recipe)
         own = dict.fromkeys(self.seeded, seed)
         own["output"] = str(folder / row.name / f"seed-{seed}")
+        if row.start is not None:
+            own["initial_weights"] = str(folder / row.start / f"seed-{seed}" / WEIGHTS_FILE)
         for changes in (self.base, row.changes, overrides or {}, own):
             values = recipes.merge(values, changes)
         return recipes.resolve(values)

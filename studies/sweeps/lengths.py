@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from studies.sweeps.definition import Variant
+from studies.sweeps.definition import ShareOfUpdates, Variant
 from studies.sweeps.paces import measure_paces
 from studies.sweeps.results import Result
 from vision_ttt.engine import TrainConfig
@@ -61,6 +61,23 @@ def measure_lengths(
         lengths[row.name] = _length(max(1, int(seconds / pace)), seconds, pace)
     _write(path, lengths)
     return lengths
+
+
+def shares_of_updates(rows: Sequence[Variant], results: Sequence[Result]) -> dict[str, int]:
+    """Row's name → updates, of rows whose length is a share of another row's.
+
+    Raises:
+        UserError: there is no result of that other row.
+    """
+    updates = {result.row: result.curve["update"][-1] for result in results}
+    lengths = {row.name: row.length for row in rows if isinstance(row.length, ShareOfUpdates)}
+    for name, length in lengths.items():
+        if length.row not in updates:
+            raise UserError(
+                f"the length of row {name!r} follows from row {length.row!r}, which has no"
+                " finished run; train it, too"
+            )
+    return {name: max(1, round(own.share * updates[own.row])) for name, own in lengths.items()}
 
 
 def lengths_by_pace(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import statistics
+import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -36,7 +38,7 @@ def measure_paces(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        updates = {name: _updates_of(config) for name, config in configs.items()}
+        updates = {name: updates_of(config) for name, config in configs.items()}
         timings = interleave(
             {name: (lambda update=update: update) for name, update in updates.items()},
             Settings(torch.device("cpu"), repeats=repeats),
@@ -50,7 +52,22 @@ def measure_paces(
     return {name: timing.seconds for name, timing in timings.items()}
 
 
-def _updates_of(config: TrainConfig) -> Callable[[], object]:
+def cpu_seconds_of_an_update(config: TrainConfig, *, repeats: int = 20) -> float:
+    """The median CPU time of a run's updates, which other processes at work hardly change.
+
+    As for :func:`measure_paces`, batches are not read within the time.
+    """
+    update = updates_of(config)
+    update()
+    times = []
+    for _ in range(repeats):
+        started = time.process_time()
+        update()
+        times.append(time.process_time() - started)
+    return statistics.median(times)
+
+
+def updates_of(config: TrainConfig) -> Callable[[], object]:
     """What makes an update of a run, its first one again and again."""
     accelerator = make_accelerator(config.optimisation.accumulation_steps)
     parts = assemble(config, accelerator, [], lambda: 0.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from studies.sweeps.definition import SameSeconds, Sweep
+from studies.sweeps.definition import Column, SameSeconds, ShareOfUpdates, Sweep
 from studies.sweeps.results import Result
 from vision_ttt.bench.spread import Spread
 from vision_ttt.bench.tables import Table
@@ -58,7 +58,7 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
     columns = [
         column
         for column in sweep.columns
-        if not all(math.isnan(column.value(result)) for result in shown)
+        if not all(math.isnan(value) for value in values_of(column, shown, found))
     ]
     headings += ["train loss", *(column.heading for column in columns)]
     headings += ["seeds", *(["published"] if shows_published else [])]
@@ -75,10 +75,7 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
             Spread.of([result.test_loss for result in own]).text(3),
             Spread.of([100 * result.test_accuracy for result in own]).text(1),
             Spread.of([result.train_loss for result in own]).text(3),
-            *(
-                Spread.of([column.value(result) for result in own]).text(column.decimals)
-                for column in columns
-            ),
+            *(Spread.of(values_of(column, own, found)).text(column.decimals) for column in columns),
             ", ".join(str(result.seed) for result in own),
         ]
         if shows_published:
@@ -86,6 +83,20 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
             line.append("" if published is None else f"{published:.1f}")
         lines.append(line)
     return Table(headings, lines)
+
+
+def values_of(
+    column: Column, results: Sequence[Result], found: Mapping[str, Sequence[Result]]
+) -> list[float]:
+    """A column's values; NaN where the run that they are relative to is missing.
+
+    Args:
+        found: the results of each row, as of :func:`by_row`.
+    """
+    if column.relative_to is None:
+        return [column.value(result) for result in results]
+    whole = {other.seed: column.value(other) for other in found.get(column.relative_to, ())}
+    return [100 * column.value(each) / whole.get(each.seed, math.nan) for each in results]
 
 
 def describe(sweep: Sweep, results: Sequence[Result]) -> str:
@@ -129,9 +140,13 @@ def changes(sweep: Sweep, name: str) -> str:
     """What a row changes, for the list of rows: e.g. "design=dual"."""
     values = dict(sweep.by_name[name].changes)
     values |= values.pop("arguments", {})
-    length = sweep.by_name[name].length
+    length, start = sweep.by_name[name].length, sweep.by_name[name].start
+    if start is not None:
+        values["initial_weights"] = f"those of {start}"
     if isinstance(length, SameSeconds):
         values["seconds"] = f"those of {length.seconds}"
+    elif isinstance(length, ShareOfUpdates):
+        values["updates"] = f"{length.share:.0%} of those of {length.row}"
     elif length is not None:
         values["seconds"] = length.seconds
     return ", ".join(f"{key}={_plain(value)}" for key, value in values.items()) or "nothing"

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_sample_image
 
 from tolerances import assert_close
-from vision_ttt import for_inference
+from vision_ttt import for_inference, linearize
 from vision_ttt.explain import (
     fast_weights,
     gradient_layers,
@@ -17,8 +17,12 @@ from vision_ttt.explain import (
     top_fraction,
     trace_layers,
 )
+from vision_ttt.layers import attention_inner
 from vision_ttt.models import HViT3, ViT3
 from vision_ttt.ops import ttt_linear, ttt_mlp
+from vision_ttt.ops.swiglu_ttt import swiglu_ttt_gradient_norms
+from vision_ttt.ops.ttt_linear import ttt_linear_trace
+from vision_ttt.ops.vit3_ttt import depthwise_gradient_norms, gated_unit_gradient_norms
 
 STATES = ("final", "initial", "current")
 
@@ -39,6 +43,14 @@ def h_vit3():
     torch.manual_seed(0)
     sizes = {"dims": (16, 16, 32), "depths": (1, 1, 2), "num_heads": (1, 1, 2), "num_classes": 3}
     return HViT3(img_size=32, **sizes)
+
+
+def linear(inner="swiglu"):
+    """A linearised ViT with registers among its tokens."""
+    torch.manual_seed(0)
+    sizes = {"patch_size": 4, "img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    vit = timm.create_model("vit_small_patch14_reg4_dinov2", num_classes=3, **sizes)
+    return linearize(vit, inner)
 
 
 @pytest.fixture
@@ -137,6 +149,33 @@ def test_a_vit3_has_a_map_of_each_head_and_of_the_convolution(images):
             assert_close(maps[image, 1].flatten(1)[:, t], torch.stack(norms).float(), 1e-6)
 
 
+@pytest.mark.parametrize("inner", ["swiglu", "ttt_linear", "vit3"])
+def test_a_linear_vit_has_maps_of_what_its_inner_models_are_trained_on(images, inner, monkeypatch):
+    model, images = linear(inner).double(), images.double()
+    maps = gradient_magnitude(model, images)
+    seen = {}  # what the ops of the last layer are called with
+    for name in ("swiglu_ttt", "gated_unit_step", "depthwise_step"):
+        op = getattr(attention_inner, name)
+        monkeypatch.setattr(
+            attention_inner, name, lambda *x, op=op, name=name: seen.update({name: x}) or op(*x)
+        )
+    if inner == "ttt_linear":
+        learner = model.blocks[1].attn.inner.learner
+        learner.register_forward_pre_hook(lambda _, views: seen.update(views=views))
+    model.eval()(images)
+    if inner == "swiglu":
+        wanted = swiglu_ttt_gradient_norms(*seen["swiglu_ttt"][1:])[:, 4:]  # without registers
+    elif inner == "ttt_linear":
+        trace = ttt_linear_trace(**learner.problem(*seen["views"]))
+        wanted = trace.initial_gradient_norm[:, 4:]
+    else:
+        (k2, v2, *_), gated = seen["depthwise_step"], seen["gated_unit_step"]
+        convolved = depthwise_gradient_norms(k2, v2, (8, 8), 3).unsqueeze(-1)
+        wanted = torch.cat((gated_unit_gradient_norms(*gated)[:, 4:], convolved), dim=-1)
+    assert wanted.shape[2] == {"swiglu": 2, "ttt_linear": 4, "vit3": 3}[inner]
+    assert_close(maps[:, 1].flatten(2).mT, wanted.float(), 1e-6)
+
+
 def test_an_h_vit3_has_maps_of_one_stage():
     model = h_vit3()
     images = torch.randn(1, 3, 70, 90)
@@ -152,7 +191,7 @@ def test_an_h_vit3_has_maps_of_one_stage():
         gradient_magnitude(model, images, layers=[0, -1])
 
 
-@pytest.mark.parametrize("make", [nano, vit3], ids=["vittt", "vit3"])
+@pytest.mark.parametrize("make", [nano, vit3, linear], ids=["vittt", "vit3", "linear"])
 def test_layers_are_chosen_by_index(images, make):
     model = make()
     every = gradient_magnitude(model, images)
@@ -160,7 +199,7 @@ def test_layers_are_chosen_by_index(images, make):
     assert gradient_magnitude(model, images, layers=[1]).shape[1] == 1
 
 
-@pytest.mark.parametrize("make", [nano, vit3], ids=["vittt", "vit3"])
+@pytest.mark.parametrize("make", [nano, vit3, linear], ids=["vittt", "vit3", "linear"])
 def test_maps_of_other_sizes_and_of_half_precision(make):
     model = make(dynamic_img_size=True) if make is nano else make()
     images = torch.randn(1, 3, 16, 48)
@@ -253,8 +292,9 @@ def test_gradient_magnitude_refuses(images):
         ValueError, match=r"state must be one of final, initial, current .* got 'last'"
     ):
         gradient_magnitude(nano(), images, state="last")
-    with pytest.raises(ValueError, match="state must be one of initial for a ViT3TTT, got 'final'"):
-        gradient_magnitude(vit3(), images, state="final")
+    for model, name in ((vit3(), "ViT3TTT"), (linear(), "SwiGLUInner")):
+        with pytest.raises(ValueError, match=f"must be one of initial for a {name}, got 'final'"):
+            gradient_magnitude(model, images, state="final")
 
 
 def test_mean_map():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from tolerances import assert_close
 from vision_ttt.ops import swiglu_ttt
-from vision_ttt.ops.swiglu_ttt import matrix_products
+from vision_ttt.ops.swiglu_ttt import matrix_products, swiglu_ttt_gradient_norms
 
 
 def problem(length=7, dtype=torch.float64, heads=2, dim=16):
@@ -31,6 +31,27 @@ def test_the_step_is_autograd_s_on_the_stated_loss():
             stepped = [x - g for x, g in zip(w, torch.autograd.grad(loss, w), strict=True)]
             wanted[image, :, head] = inner_model(q[image, :, head], *stepped)
     assert_close(swiglu_ttt(q, k, v, *states), wanted, 1e-12)
+
+
+def test_gradient_norms_are_those_of_each_token_s_share_of_the_loss(monkeypatch):
+    monkeypatch.setattr(matrix_products, "TOKENS_AT_ONCE", 3)
+    _, k, v, *states = problem()
+    got = swiglu_ttt_gradient_norms(k, v, *states)
+    assert got.shape == (2, 7, 2)
+
+    def share(w, k, v):
+        return -(inner_model(k, *w) * v).sum() * 16**-0.5 / 7
+
+    for image, t, head in torch.cartesian_prod(*(torch.arange(size) for size in got.shape)):
+        w = tuple(x[head] for x in states)
+        gradients = torch.func.grad(share)(w, k[image, t, head], v[image, t, head])
+        assert_close(got[image, t, head], torch.stack(gradients).norm(), 1e-12)
+    half = [x.bfloat16() for x in (k, v, *states)]
+    exact = swiglu_ttt_gradient_norms(*(x.double() for x in half))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(swiglu_ttt_gradient_norms(*half), exact.float(), 1e-5)
+    with pytest.raises(ValueError, match="swiglu_ttt: v must have shape"):
+        swiglu_ttt_gradient_norms(k, v[:, :2], *states)
 
 
 def test_the_order_of_the_training_tokens_does_not_matter():

@@ -19,7 +19,7 @@ from vision_ttt.explain import (
     inner_loss_course,
     stage_norms,
 )
-from vision_ttt.layers import ViT3TTT
+from vision_ttt.explain.gradient_maps import ONE_STEP
 from vision_ttt.shown_text import shown
 from vision_ttt.tasks.images.backbones import ImageBackbone
 
@@ -61,8 +61,8 @@ def explain(loaded: LoadedModel, picture: Image.Image, state: str | None = None)
 
     Args:
         state: of the inner learners, at which gradients are taken, see
-            :func:`vision_ttt.explain.gradient_magnitude`; None for the model's default. A ViT³ has
-            one only.
+            :func:`vision_ttt.explain.gradient_magnitude`; None for the model's default. A ViT³,
+            and a linearised ViT but for "ttt_linear", have one only.
 
     Raises:
         UserError: the model computes NaN.
@@ -107,7 +107,7 @@ def _layers(backbone: ImageBackbone, images: Tensor, state: str | None) -> list[
         kind = "block" if len(norms) == 1 else "stage"
         maps = (each for stage in norms for each in stage)
         return [Layer(f"{kind} {n} of {count}", norms=each) for n, each in enumerate(maps, start=1)]
-    if any(isinstance(mixer, ViT3TTT) for mixer in mixers.values()):
+    if any(isinstance(mixer, ONE_STEP) for mixer in mixers.values()):
         state = None  # there is one only
     courses = inner_loss_course(backbone.around, images)
     layers = []
@@ -123,9 +123,7 @@ def _layers(backbone: ImageBackbone, images: Tensor, state: str | None) -> list[
                     title if len(stages) == 1 else f"stage {number + 1}, {title}",
                     gradient=gradient,
                     norms=own[n] if len(own) == len(names) else own[-1],
-                    losses=next(
-                        (c for at, c in courses.items() if at.startswith(f"{name}.")), None
-                    ),
+                    losses=next((c for at, c in courses.items() if at.startswith(name)), None),
                 )
             )
     return layers
@@ -148,6 +146,6 @@ def _notes(loaded: LoadedModel) -> list[str]:
     mixers = gradient_layers(loaded.backbone.around).values()
     if not mixers:
         notes.append("It has no TTT layers, hence no gradients and losses of inner learners.")
-    elif any(isinstance(mixer, ViT3TTT) for mixer in mixers):
+    elif any(isinstance(mixer, ONE_STEP) for mixer in mixers):
         notes.append("Its learners take one step: gradients are those before it, and no losses.")
     return notes

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.explain.inner_loop import Problem, examine, inner_op, learner_layers
+from vision_ttt.explain.inner_loop import Problem, examine, inner_op, learner_layers, problem_of
 from vision_ttt.explain.inner_losses import in_scan_order
-from vision_ttt.layers import TTTLayer
 from vision_ttt.ops._learner_scan_order import mini_batches
 
 _VIEWS = ("q", "k", "v", "eta")
@@ -53,7 +52,7 @@ def fast_weights(model: nn.Module, images: Tensor) -> dict[str, FastWeights]:
     """
 
     def look(layer: nn.Module, arguments: Mapping[str, Any]) -> FastWeights:
-        return _course(layer, layer.inner_problem(arguments["x"]))
+        return _course(layer, problem_of(layer, arguments))
 
     return examine(model, images, learner_layers(model), look)
 
@@ -73,7 +72,7 @@ def _rank_of(values: Tensor) -> Tensor:
     return torch.where(total.squeeze(-1) > 0, rank, 0)
 
 
-def _course(layer: TTTLayer, problem: Problem) -> FastWeights:
+def _course(layer: nn.Module, problem: Problem) -> FastWeights:
     run, learner = inner_op(layer).run, layer.learner
     reverse_heads = problem["reverse_heads"]
     # A state goes on where all heads scan forwards.

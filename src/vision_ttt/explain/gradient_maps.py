@@ -8,9 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.explain.inner_loop import examine, inner_op, refuse_packed
-from vision_ttt.layers import TTTLayer, ViT3TTT, VitttMixer
-from vision_ttt.layers.extra_tokens import split_extra
+from vision_ttt.explain.inner_loop import Problem, examine, inner_op, problem_of, refuse_packed
+from vision_ttt.layers import ViT3TTT, VitttMixer
+from vision_ttt.layers.attention_inner import (
+    Grid,
+    Positions,
+    SwiGLUInner,
+    TTTLinearInner,
+    ViT3Inner,
+)
+from vision_ttt.layers.extra_tokens import merge_extra, split_extra
+from vision_ttt.ops.swiglu_ttt import swiglu_ttt_gradient_norms
 from vision_ttt.ops.vit3_ttt import depthwise_gradient_norms, gated_unit_gradient_norms
 
 STATES = ("final", "initial", "current")
@@ -18,14 +26,20 @@ STATES = ("final", "initial", "current")
 DEFAULT_STATE = "initial"
 """The one whose map is neither the scan's nor behind a random order where maps were measured by
 deletion and insertion (docs/explain.md). That of Vision-TTT's Eq. 6 is "current"."""
-VIT3_STATES = ("initial",)
-"""The state of a ViT³'s learners at which gradients are computed: they take one step."""
+ONE_STEP = (SwiGLUInner, ViT3Inner, ViT3TTT)
+"""Layers whose learners take one step, on all tokens: their state is "initial"."""
 
 
-def gradient_layers(model: nn.Module) -> dict[str, VitttMixer | ViT3TTT]:
+def states_of(layer: nn.Module) -> tuple[str, ...]:
+    """The states at which a layer's gradients can be computed."""
+    return ("initial",) if isinstance(layer, ONE_STEP) else STATES
+
+
+def gradient_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The layers of a model that have gradient magnitude maps, by module name, in their order.
 
-    These are the token mixers of a Vittt, with linear or two-layer inner models, and of a ViT³.
+    These are the token mixers of a Vittt, with linear or two-layer inner models, and of a ViT³, and
+    the inner models of a linearised ViT.
 
     Raises:
         TypeError: the model is one of ``for_inference``, whose blocks do not call their layers.
@@ -34,7 +48,7 @@ def gradient_layers(model: nn.Module) -> dict[str, VitttMixer | ViT3TTT]:
     return {
         name: layer
         for name, layer in model.named_modules()
-        if isinstance(layer, ViT3TTT)
+        if isinstance(layer, (*ONE_STEP, TTTLinearInner))
         or (isinstance(layer, VitttMixer) and inner_op(layer.ttt) is not None)
     }
 
@@ -60,14 +74,16 @@ def gradient_magnitude(
     - "current": before the token's mini-batch, which is the paper's definition. The first
       mini-batch of each direction meets an untrained state and dominates the map.
 
-    A ViT³ takes one step, along the gradient of the loss of all tokens at the "initial" state. G_t
-    is token t's share of that gradient, before it is clipped.
+    The inner models of a ViT³ and the SwiGLUs of a linearised ViT take one step, along the gradient
+    of the loss of all tokens at the "initial" state. G_t is token t's share of that gradient,
+    before it is clipped.
 
     The cost is about that of a forward pass, for "current" that of a loop over mini-batches. Of all
     layers only the maps are kept.
 
     Args:
-        model: a Vittt, ViT³ or H-ViT³, or a model that contains one. It is not modified.
+        model: a Vittt, ViT³, H-ViT³ or linearised ViT, or a model that contains one. It is not
+            modified.
         images: [B, C, H, W], normalised as for the model.
         state: one of those above, or None for the model's default.
         layers: indices among :func:`gradient_layers`; None for all, which for models of several
@@ -75,8 +91,9 @@ def gradient_magnitude(
 
     Returns:
         [B, layers, heads, h, w] on the token grid, float32, ≥ 0, in the units of the gradient.
-        A Vittt of two directions has those of the forward scan in the first half of its heads. The
-        last head of a ViT³ is its convolution. Class tokens are left out.
+        A Vittt of two directions, and a linearised ViT's "ttt_linear", have those of the forward
+        scan in the first half of their heads. The last head of a ViT³, and of a linearised ViT's
+        "vit3", is the convolution. Tokens outside the grid are left out.
 
     Raises:
         TypeError: the model has no such layers, does not call them, or is one of
@@ -88,7 +105,8 @@ def gradient_magnitude(
     if not every:
         raise TypeError(
             "gradient magnitude maps need a model with TTT layers, such as a Vittt with linear or "
-            f"two-layer inner models, a ViT³ or an H-ViT³; got {type(model).__name__}"
+            f"two-layer inner models, a ViT³, an H-ViT³ or a linearised ViT; got "
+            f"{type(model).__name__}"
         )
     names = list(every) if layers is None else _chosen(list(every), layers)
     for name in names:
@@ -138,7 +156,7 @@ def _chosen(names: Sequence[str], layers: Sequence[int]) -> list[str]:
 
 
 def _check_state(state: str | None, layer: nn.Module) -> None:
-    accepted = VIT3_STATES if isinstance(layer, ViT3TTT) else STATES
+    accepted = states_of(layer)
     if state is not None and state not in accepted:
         raise ValueError(
             f"state must be one of {', '.join(accepted)} for a {type(layer).__name__}, got "
@@ -152,11 +170,17 @@ def _maps(
     """Name → maps [B, heads, h, w] of some of :func:`gradient_layers`."""
 
     def look(layer: nn.Module, arguments: Mapping[str, Any]) -> Any:
-        if isinstance(layer, VitttMixer):
-            return arguments["grid"], arguments.get("extra", ())
-        if isinstance(layer, ViT3TTT):
-            return _vit3_norms(layer, **arguments), (arguments["grid"],)
-        return _norms(layer, arguments["x"], DEFAULT_STATE if state is None else state)
+        place = arguments.get("grid"), arguments.get("extra", ())
+        match layer:
+            case VitttMixer():
+                return None, place
+            case ViT3TTT():
+                return _vit3_norms(layer, **arguments), place
+            case SwiGLUInner():
+                return _swiglu_norms(layer, **arguments), place
+            case ViT3Inner():
+                return _vit3_inner_norms(layer, **arguments), place
+        return _norms(layer, problem_of(layer, arguments), state or DEFAULT_STATE), place
 
     # A Vittt's mixer knows the grid, the layer within it the tokens.
     within = {
@@ -168,15 +192,16 @@ def _maps(
         raise TypeError(f"{type(model).__name__} does not call its layer {missing[0]}")
     maps = {}
     for name in layers:
-        inner = f"{name}.ttt"
-        norms, place = (found[inner], found[name]) if inner in within else found[name]
+        norms, place = found[name]
+        if norms is None:
+            norms, _ = found[f"{name}.ttt"]
         maps[name] = _on_grid(norms, *place)
     return maps
 
 
-def _norms(layer: TTTLayer, x: Tensor, state: str) -> Tensor:
-    """‖G_t‖ [B, N, heads] of the tokens x [B, N, D] of one layer."""
-    op, problem = inner_op(layer), layer.inner_problem(x)
+def _norms(layer: nn.Module, problem: Problem, state: str) -> Tensor:
+    """‖G_t‖ [B, N, heads] of the tokens of one layer of learners that take several steps."""
+    op = inner_op(layer)
     if state == "current":
         return op.trace(**problem).gradient_norm
     names = layer.learner.state_names
@@ -187,14 +212,32 @@ def _norms(layer: TTTLayer, x: Tensor, state: str) -> Tensor:
     return op.losses(**{name: problem[name] for name in given}).gradient_norm
 
 
-def _vit3_norms(
-    layer: ViT3TTT, x: Tensor, grid: tuple[int, int], rotations: Tensor | None = None
-) -> Tensor:
+def _vit3_norms(layer: ViT3TTT, x: Tensor, grid: Grid, rotations: Tensor | None = None) -> Tensor:
     """‖G_t‖ [B, T, H + 1] of the gated units and of the convolution."""
     (_, k1, v1), (_, k2, v2) = layer.views(x, rotations)
     gated = gated_unit_gradient_norms(k1, v1, layer.w1, layer.w2)
     convolved = depthwise_gradient_norms(k2, v2, grid, layer.w3.shape[-1])
     return torch.cat((gated, convolved.unsqueeze(-1)), dim=-1)
+
+
+def _swiglu_norms(
+    layer: SwiGLUInner, k: Tensor, v: Tensor, grid: Grid, extra: Positions, **_: Tensor
+) -> Tensor:
+    """‖G_t‖ [B, N, H]."""
+    keys = layer.keys(k, grid, extra)
+    return swiglu_ttt_gradient_norms(keys, v, layer.w1, layer.w2, layer.w3)
+
+
+def _vit3_inner_norms(
+    layer: ViT3Inner, x: Tensor, k: Tensor, v: Tensor, grid: Grid, extra: Positions, **_: Tensor
+) -> Tensor:
+    """‖G_t‖ [B, N, H + 1], of the convolution 0 outside the grid, which it leaves out."""
+    gated = gated_unit_gradient_norms(k, v, layer.w1, layer.w2)
+    _, k2, v2 = layer.conv_views(x, extra)
+    convolved = depthwise_gradient_norms(k2, v2, grid, layer.w3.shape[-1]).unsqueeze(-1)
+    if extra:
+        convolved = merge_extra(convolved, convolved.new_zeros(len(x), len(extra), 1), extra)
+    return torch.cat((gated, convolved), dim=-1)
 
 
 def _on_grid(norms: Tensor, grid: Sequence[int], extra: Sequence[int] = ()) -> Tensor:

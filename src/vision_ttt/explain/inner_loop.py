@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vision_ttt.acceleration.evaluation_only import EvaluationOnly
 from vision_ttt.layers import InnerLearner, LinearLearner, MLPLearner, TTTLayer
+from vision_ttt.layers.attention_inner import TTTLinearInner
 from vision_ttt.models.evaluation_mode import evaluation_mode
 from vision_ttt.ops import ttt_linear, ttt_mlp
 from vision_ttt.ops.inner_trace import InnerTrace, TokenLosses
@@ -38,11 +39,17 @@ _OPS: dict[type[InnerLearner], InnerOp] = {
 
 def inner_op(layer: nn.Module) -> InnerOp | None:
     """The op of a TTT layer's learner, or None for other layers and learners."""
-    if isinstance(layer, TTTLayer):
+    if isinstance(layer, (TTTLayer, TTTLinearInner)):
         for kind, op in _OPS.items():
             if isinstance(layer.learner, kind):
                 return op
     return None
+
+
+def problem_of(layer: TTTLayer | TTTLinearInner, arguments: Mapping[str, Any]) -> Problem:
+    """The arguments of the op of a layer's learner, from those of the layer's forward."""
+    names = ("x",) if isinstance(layer, TTTLayer) else ("x", "q", "k", "v")
+    return layer.inner_problem(**{name: arguments[name] for name in names})
 
 
 def refuse_packed(model: nn.Module) -> None:
@@ -69,18 +76,16 @@ def refuse_without_gradients(model: nn.Module) -> None:
         )
 
 
-def learner_layers(model: nn.Module) -> dict[str, TTTLayer]:
+def learner_layers(model: nn.Module) -> dict[str, TTTLayer | TTTLinearInner]:
     """Module name → TTT layer, of linear or two-layer inner models, in the modules' order.
+
+    The "ttt_linear" of a linearised ViT is one.
 
     Raises:
         TypeError: the model is one of ``for_inference``.
     """
     refuse_packed(model)
-    return {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, TTTLayer) and inner_op(layer) is not None
-    }
+    return {name: layer for name, layer in model.named_modules() if inner_op(layer) is not None}
 
 
 def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
@@ -102,7 +107,7 @@ def trace_layers(model: nn.Module, images: Tensor) -> dict[str, InnerTrace]:
     """
 
     def look(layer: nn.Module, arguments: Mapping[str, Any]) -> InnerTrace:
-        return inner_op(layer).trace(**layer.inner_problem(arguments["x"]))
+        return inner_op(layer).trace(**problem_of(layer, arguments))
 
     return examine(model, images, learner_layers(model), look)
 

@@ -8,7 +8,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.explain.inner_loop import examine, inner_op, learner_layers, trace_layers
+from vision_ttt.explain.inner_loop import (
+    examine,
+    inner_op,
+    learner_layers,
+    problem_of,
+    trace_layers,
+)
 
 Direction = Literal["forth", "back"]
 
@@ -71,7 +77,7 @@ def inner_loss_course(
     """
 
     def look(layer: nn.Module, arguments: Mapping[str, Any]) -> LossCourse:
-        trace = inner_op(layer).trace(**layer.inner_problem(arguments["x"]))
+        trace = inner_op(layer).trace(**problem_of(layer, arguments))
         kinds = trace.initial_loss, trace.loss, trace.updated_loss
         ordered = (in_scan_order(loss, layer.learner.reverse_heads, direction) for loss in kinds)
         return LossCourse(*(loss.float().mean((0, 2)).cpu() for loss in ordered))

@@ -7,6 +7,7 @@ Each is a module made by ``(dim, num_heads, head_dim)`` and called with the laye
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,14 +58,16 @@ class SwiGLUInner(nn.Module):
         """The initial states of the inner models."""
         return {"w1", "w2", "w3"}
 
+    def keys(self, k: Tensor, grid: Grid, extra: Positions) -> Tensor:
+        """What the inner model is trained on, of the keys [B, N, H, d]."""
+        normalised = _normalised(k.flatten(2))
+        return _on_grid(self.k_conv, normalised, grid, extra).unflatten(-1, k.shape[2:])
+
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, grid: Grid, extra: Positions
     ) -> Tensor:
-        q = _on_grid(self.q_conv, q.flatten(2), grid, extra)
-        k = _on_grid(self.k_conv, _normalised(k.flatten(2)), grid, extra)
-        heads = v.shape[2:]
-        q, k = q.unflatten(-1, heads), k.unflatten(-1, heads)
-        return swiglu_ttt(q, k, v, self.w1, self.w2, self.w3)
+        q = _on_grid(self.q_conv, q.flatten(2), grid, extra).unflatten(-1, v.shape[2:])
+        return swiglu_ttt(q, self.keys(k, grid, extra), v, self.w1, self.w2, self.w3)
 
 
 class TTTLinearInner(nn.Module):
@@ -86,13 +89,20 @@ class TTTLinearInner(nn.Module):
         self.learner = LinearLearner(num_heads, head_dim, directions=2)
         self.merge = GatedNorm(num_heads * head_dim, 2)
 
+    def inner_problem(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+        """The arguments of the learner's op."""
+        return self.learner.problem(*self._views(x, q, k, v))
+
+    def _views(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """Of both directions, with the learning rates."""
+        rates = self.rate_proj(x)
+        rates = rates.to(torch.promote_types(rates.dtype, torch.float32)).sigmoid() / q.shape[-1]
+        return (*(torch.cat((view, view), dim=2) for view in (q, k, v)), rates)
+
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, grid: Grid, extra: Positions
     ) -> Tensor:
-        rates = self.rate_proj(x)
-        rates = rates.to(torch.promote_types(rates.dtype, torch.float32)).sigmoid() / q.shape[-1]
-        views = (torch.cat((view, view), dim=2) for view in (q, k, v))
-        z = self.learner(*views, rates).flatten(2)
+        z = self.learner(*self._views(x, q, k, v)).flatten(2)
         return self.merge(z).unflatten(-1, q.shape[2:])
 
 
@@ -121,13 +131,16 @@ class ViT3Inner(nn.Module):
         """The initial states of the inner models."""
         return {"w1", "w2", "w3"}
 
+    def conv_views(self, x: Tensor, extra: Positions) -> tuple[Tensor, ...]:
+        """The convolution's query, key and value [B, h · w, d]."""
+        return self.conv_qkv(split_extra(x, extra)[0] if extra else x).chunk(3, dim=-1)
+
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, grid: Grid, extra: Positions
     ) -> Tensor:
         w1, w2 = gated_unit_step(k, v, self.w1, self.w2)
         o1 = gated_unit(q, w1, w2)
-        views = self.conv_qkv(split_extra(x, extra)[0] if extra else x)
-        q2, k2, v2 = views.chunk(3, dim=-1)
+        q2, k2, v2 = self.conv_views(x, extra)
         o2 = self.conv_proj(depthwise(q2, depthwise_step(k2, v2, self.w3, grid), grid))
         if extra:
             o2 = merge_extra(o2, o2.new_zeros(x.shape[0], len(extra), o2.shape[-1]), extra)

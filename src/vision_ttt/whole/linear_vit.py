@@ -149,7 +149,7 @@ class _SwiGLU:
         up, down = self.up + of_up.view_as(self.up), self.down + of_down.view_as(self.down)
         q = self.on_grid(self.inner.q_conv, block.query(x), band)
         q = torch.cat((q, block.query(extra)), dim=1)
-        return outputs(q, up.unsqueeze(0), down.unsqueeze(0))
+        return outputs(q, up.unsqueeze(1), down.unsqueeze(1))
 
 
 class _ViT3:

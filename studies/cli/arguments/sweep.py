@@ -57,6 +57,12 @@ def add_arguments(parser: CommandParser) -> None:
         "--epochs", type=int, default=None, help="epochs of every run; default: the sweep's"
     )
     parser.add_argument(
+        "--patch_size",
+        type=int,
+        default=None,
+        help="side in pixels of every model's patches; default: the sweep's",
+    )
+    parser.add_argument(
         "--jobs",
         type=int,
         default=None,
@@ -116,7 +122,7 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
 
 def check(arguments: jsonargparse.Namespace) -> None:
     """Fill in where results go; refuse files that are none, and too many processes."""
-    check_range(arguments, jobs=(1, MOST_JOBS), seeds=(0, 2**32 - 1))
+    check_range(arguments, jobs=(1, MOST_JOBS), seeds=(0, 2**32 - 1), patch_size=(1, 1_024))
     for name in ("figure", "results", "output"):
         if arguments[name] == "":
             raise UserError(f"--{name} is empty; name one, or leave it out")

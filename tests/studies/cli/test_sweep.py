@@ -11,7 +11,7 @@ import yaml
 from studies.cli import sweep
 from studies.main import main
 from studies.sweeps import SWEEPS
-from studies.sweeps.definition import Panel, SameSeconds, Sweep, Variant
+from studies.sweeps.definition import Panel, SameSeconds, ShareOfUpdates, Sweep, Variant
 from studies.sweeps.lengths import LENGTHS_FILE
 from studies.sweeps.results import HISTORY, Result, read_results, write_results
 from studies.sweeps.runs import run_all
@@ -187,6 +187,32 @@ def test_rows_of_another_rows_seconds_are_trained_after_it(tiny, tmp_path, monke
     written = (folder / "bare-seconds" / "seed-0" / "result.json").stat().st_mtime_ns
     assert main(argv) == 0  # nothing is trained again
     assert (folder / "bare-seconds" / "seed-0" / "result.json").stat().st_mtime_ns == written
+
+
+def test_rows_start_from_another_rows_weights_and_make_a_share_of_its_updates(
+    tiny, tmp_path, monkeypatch, capfd
+):
+    half = Variant("half", {}, length=ShareOfUpdates("plain", 0.5), start="plain")
+    rows = (tiny.by_name["plain"], half)
+    shown = Panel("All", {row.name: row.name for row in rows})
+    own = dataclasses.replace(tiny, rows=rows, panels=(shown,))
+    monkeypatch.setitem(SWEEPS, "tiny", own)
+    argv = ["sweep", "tiny", "--seeds", "1", "--jobs", "1", "--patch-size", "8"]
+    assert main([*argv, "--rows", "half"]) == 2
+    told = capfd.readouterr().err
+    assert "row 'half' follows from row 'plain', which has no finished run; train it, too" in told
+    assert main(argv) == 0
+    folder = tmp_path / "runs" / "sweep-tiny"
+    results = {result.row: result for result in read_results(folder / "results.csv")}
+    assert results["half"].curve["update"][-1] == results["plain"].curve["update"][-1] // 2
+    assert json.loads(results["half"].model_args)["patch_size"] == 8
+    weights = Path("runs", "sweep-tiny", "plain", "seed-1", "last.safetensors")
+    assert f"starting from {weights}" in (folder / "half" / "seed-1" / "log.txt").read_text()
+    assert main([*argv, "--list"]) == 0
+    listed = capfd.readouterr().out
+    assert "initial_weights=those of plain, updates=50% of those of plain" in listed
+    assert main([*argv[:2], "--patch-size", "0"]) == 2
+    assert "--patch-size is 0; it must be at least 1" in capfd.readouterr().err
 
 
 def test_failed_runs_that_another_rows_length_follows_from_are_told(tiny, monkeypatch, capfd):

@@ -1,5 +1,6 @@
 """What rows the sweeps have, and that each can be trained."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from studies.sweeps import SWEEPS
-from studies.sweeps.definition import Panel, SameSeconds, Sweep, Variant
+from studies.sweeps.definition import Panel, SameSeconds, ShareOfUpdates, Sweep, Variant
 from vision_ttt.engine import TrainConfig
 from vision_ttt.errors import UserError
 from vision_ttt.models.vittt_ablations import ABLATIONS
@@ -18,6 +19,7 @@ from vision_ttt.tasks.images.models import model_arguments
 ABLATION, DESIGN_SPACE = SWEEPS["ablation-digits"], SWEEPS["design-space-digits"]
 RANGES = SWEEPS["design-space-ranges"]
 BACKBONES, REGISTERS = SWEEPS["backbones-digits"], SWEEPS["registers-digits"]
+LINEARIZE = SWEEPS["linearize-fashion"]
 DIGITS = [sweep for sweep in SWEEPS.values() if sweep.recipe == "digits"]
 EVERY_ROW = [(sweep, row.name) for sweep in DIGITS for row in sweep.rows]
 
@@ -165,11 +167,15 @@ def test_registers_make_a_feature_as_wide_as_a_token_in_every_row():
 
 
 @pytest.mark.parametrize(
-    "length", [SameSeconds("missing", "a"), SameSeconds("a", "missing"), SameSeconds("a", "b")]
+    "length",
+    [
+        *(SameSeconds("missing", "a"), SameSeconds("a", "missing"), SameSeconds("a", "b")),
+        *(ShareOfUpdates("missing", 0.5), ShareOfUpdates("b", 0.5)),
+    ],
 )
 def test_a_length_follows_from_rows_that_have_their_own(length):
     rows = (Variant("a", {}), Variant("b", {}, length=length))
-    with pytest.raises(ValueError, match="row 'b' takes its length from"):
+    with pytest.raises(ValueError, match="row 'b' takes its length or weights from"):
         Sweep("s", "t", "digits", {}, rows, (Panel("p", {"a": "a", "b": "b"}),), "c")
 
 
@@ -215,6 +221,28 @@ def test_rows_are_found_once_and_in_the_order_asked_for():
     assert ABLATION.find(None) == ABLATION.rows
     with pytest.raises(UserError, match="no row 'duals'; nearest: dual"):
         ABLATION.find(["dual", "duals"])
+
+
+def test_linear_rows_start_from_the_deit_and_differ_from_their_like_in_nothing_else(tmp_path):
+    def config(name):
+        return LINEARIZE.config(LINEARIZE.by_name[name], 3, tmp_path)
+
+    for share in (5, 10, 20):
+        for inner in ("swiglu", "ttt_linear", "vit3"):
+            tuned, scratch = config(f"{inner}-{share}"), config(f"{inner}-scratch-{share}")
+            weights = tmp_path / "deit" / "seed-3" / "last.safetensors"
+            assert tuned.model.initial_weights == str(weights)
+            assert tuned.model.arguments["inner"] == inner
+            assert scratch.model == dataclasses.replace(tuned.model, initial_weights=None)
+        continued = config(f"deit-{share}")
+        assert continued.optimisation == dataclasses.replace(
+            config(f"swiglu-{share}").optimisation, new_parameters_rate=1
+        )
+        assert continued.model.name == config("deit").model.name
+        assert LINEARIZE.by_name[f"deit-{share}"].length == ShareOfUpdates("deit", share / 100)
+    rows = (Variant("a", {}), Variant("b", {}, start="c"))
+    with pytest.raises(ValueError, match="row 'b' takes its length or weights from 'c'"):
+        Sweep("s", "t", "digits", {}, rows, (Panel("p", {"a": "a", "b": "b"}),), "c")
 
 
 @pytest.mark.parametrize("shown", [{}, {"a": "a", "b": "b"}])

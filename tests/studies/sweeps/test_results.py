@@ -10,9 +10,10 @@ import pytest
 from studies.sweeps.curves import curves_figure
 from studies.sweeps.definition import Column, Panel, SameSeconds
 from studies.sweeps.figure import sweep_figure
+from studies.sweeps.linearize import LINEARIZE_FASHION, linearize_figure
 from studies.sweeps.norm_figure import norm_figure
 from studies.sweeps.results import finished, read_results, save_result, write_results
-from studies.sweeps.tables import Spread, changes, markdown, tabulate
+from studies.sweeps.tables import Spread, by_row, changes, markdown, tabulate, values_of
 from vision_ttt.errors import UserError
 from vision_ttt.recipes import change
 
@@ -116,6 +117,35 @@ def test_table_has_the_sweeps_own_columns(make_sweep, results):
     headings, (line, _) = tabulate(sweep, results, 0)
     assert headings.index("seconds") == headings.index("seeds") - 1
     assert line[headings.index("seconds")] == "2.5 ± 0.0"
+
+
+def test_a_column_is_relative_to_another_row_seed_by_seed(make_sweep, results):
+    column = Column("% of b", lambda result: result.test_loss, 1, relative_to="b")
+    sweep = dataclasses.replace(make_sweep(a={}, b={}), columns=(column,))
+    headings, lines = tabulate(sweep, [results[0], results[-1]], 0)
+    assert [line[headings.index("% of b")] for line in lines] == ["400.0", "100.0"]
+    found = by_row(sweep, results)  # b has seed 0 alone
+    values = values_of(column, found["a"], found)
+    assert values[0] == 400
+    assert all(map(math.isnan, values[1:]))
+    headings, _ = tabulate(sweep, results[:3], 0)  # without b
+    assert "% of b" not in headings
+
+
+def test_the_picture_of_linear_models_has_a_line_per_kind(make_result):
+    def result(row, seed, accuracy, updates, seconds):
+        measures = json.dumps({"cpu_seconds_of_an_update": seconds})
+        own = make_result(row, seed, 0.3, accuracy, measures=measures)
+        history = json.dumps({"update": [updates]})
+        return dataclasses.replace(own, sweep="linearize-fashion", history=history)
+
+    rows = [("deit", 0.8, 1000, 0.1), ("swiglu-5", 0.4, 50, 0.2), ("swiglu-20", 0.6, 200, 0.15)]
+    figure = linearize_figure(
+        LINEARIZE_FASHION, [result(row, seed, *own) for row, *own in rows for seed in (0, 1)]
+    )
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
+    assert drawn["SwiGLU, linearised"] == [[10, pytest.approx(50)], [30, pytest.approx(75)]]
+    assert "SwiGLU, from scratch" not in drawn
 
 
 def test_lengths_of_several_kinds_are_told(make_sweep, make_result):
