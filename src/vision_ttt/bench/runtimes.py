@@ -123,16 +123,15 @@ def _openvino(
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        # Set in both cases, because the default is bfloat16 where the processor has it.
-        "INFERENCE_PRECISION_HINT": "f32" if dtype == torch.float32 else "bf16",
     }
     if kernels:
         batch, *size = images.shape
-        translated = translate(model, InputShapes(*size, batch_size=batch), kernels=True)
+        shapes = InputShapes(*size, batch_size=batch)
+        translated = translate(model, shapes, kernels=True, dtype=dtype)
         content = translated.model_proto.SerializeToString()
-        return loaded(core_of(kernels=True), content, "the model", settings)
+        return loaded(core_of(kernels=True), content, "the model", dtype, settings)
     with _onnx_file(model, images) as path:
-        return loaded(core_of(kernels=False), path, "the model", settings)
+        return loaded(core_of(kernels=False), path, "the model", dtype, settings)
 
 
 @contextmanager
@@ -150,8 +149,6 @@ TABLE: Mapping[str, Runtime] = {
     "inductor": Runtime(_inductor),
     "onnxruntime": Runtime(_onnxruntime, (*_ONNX, "onnxruntime"), (torch.float32,)),
     "openvino": Runtime(_openvino, (*_ONNX, "openvino")),
-    "openvino-kernels": Runtime(
-        functools.partial(_openvino, kernels=True), (*_ONNX, "openvino"), (torch.float32,)
-    ),
+    "openvino-kernels": Runtime(functools.partial(_openvino, kernels=True), (*_ONNX, "openvino")),
 }
 """Name of :data:`vision_ttt.bench.names.RUNTIMES` → runtime."""
