@@ -120,7 +120,7 @@ def _translated(
     program: torch.export.ExportedProgram, shapes: InputShapes, name: str
 ) -> torch.onnx.ONNXProgram:
     try:
-        with quietly(), torch.no_grad():
+        with _quietly(), torch.no_grad():
             translated = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -181,7 +181,7 @@ def _runtime(content: bytes, name: str) -> Callable[[Tensor], Tensor]:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def _quietly() -> Iterator[None]:
     """Suppress the translator's notes about its internals."""
     logger = logging.getLogger("onnxscript")
     level = logger.level

@@ -12,7 +12,7 @@ from vision_ttt.errors import DamagedModel
 from vision_ttt.export.inputs import ExportError, first_line
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""The largest accepted difference, relative to the largest output, by the dtype of the products. Its
+"""The largest accepted difference, relative to the largest output, by the dtype of products. Its
 rounding errors are smaller."""
 
 
