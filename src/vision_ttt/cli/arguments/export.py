@@ -33,8 +33,8 @@ class _Flags:
     """in an .onnx or .openvino: run the blocks by the compiled kernels, in OpenVINO with our
     extension only; several times as fast"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """with kernels: dtype of the blocks' weights and products; bfloat16 is faster on processors that
-    multiply it, and is compared with a tolerance of 5 %"""
+    """with kernels: dtype of the blocks; bfloat16 is faster on processors that multiply it, and is
+    compared with a tolerance of 5 % of the largest output"""
     overwrite: bool = False
     """overwrite existing output"""
     traceback: bool = False
