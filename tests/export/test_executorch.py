@@ -14,24 +14,27 @@ runtime = pytest.importorskip("executorch.runtime")
 xnnpack = pytest.importorskip("executorch.backends.xnnpack.partition.xnnpack_partitioner")
 
 
-@pytest.mark.parametrize("delegate", [[], [xnnpack.XnnpackPartitioner()]], ids=["own", "xnnpack"])
+VIT3 = {"depth": 1, "embed_dim": 32, "num_heads": 1, "img_size": 20}
+XNNPACK = [xnnpack.XnnpackPartitioner()]
+
+
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "delegates"),
     [
-        ("vittt_nano_patch4_32", {}),
-        ("vittt_nano_patch4_32", {"inner_model": "mlp"}),
-        ("vit3_nano_patch4_32", {"depth": 1, "embed_dim": 32, "num_heads": 1, "img_size": 20}),
+        ("vittt_nano_patch4_32", {}, []),
+        ("vittt_nano_patch4_32", {"inner_model": "mlp"}, XNNPACK),
+        ("vit3_nano_patch4_32", VIT3, XNNPACK),
     ],
 )
 def test_a_portable_program_computes_the_models_logits(
-    make_model: Callable, tmp_path: Path, name: str, options: dict, delegate: list
+    make_model: Callable, tmp_path: Path, name: str, options: dict, delegates: list
 ) -> None:
     model, metadata = make_model(name, **options)
     path = tmp_path / "model.pt2"
     export_program(model, metadata, path, InputShapes(3, 20, 20, batch_size=1), portable=True)
     with torch.no_grad():
         program = torch.export.load(path)
-        lowered = exir.to_edge_transform_and_lower(program, partitioner=delegate).to_executorch()
+        lowered = exir.to_edge_transform_and_lower(program, partitioner=delegates).to_executorch()
     loaded = runtime.Runtime.get().load_program(bytes(lowered.buffer))
     images = torch.randn(1, 3, 20, 20)
     (logits,) = loaded.load_method("forward").execute([images])
