@@ -14,6 +14,7 @@
 #endif
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -89,16 +90,17 @@ int run(Block* blocks, int64_t count, const Call& c, int64_t (*scratch_bytes)(co
 
 struct Kernel {
   const char *name, *structure;
-  size_t bytes;
+  size_t bytes, precision;  // of its structure; of the word that is 1 where its weights are bfloat16
   int (*run)(int64_t* blocks, int64_t count, const Call&);
 };
 
 #define KERNEL(name, Block)                                                                      \
   {                                                                                              \
-    #name, #Block, sizeof(Block), [](int64_t* blocks, int64_t count, const Call& call) {         \
-      return run(reinterpret_cast<Block*>(blocks), count, call, vision_ttt_##name##_scratch,     \
-                 vision_ttt_##name);                                                             \
-    }                                                                                            \
+    #name, #Block, sizeof(Block), offsetof(Block, is_bfloat16) / sizeof(int64_t),                \
+        [](int64_t* blocks, int64_t count, const Call& call) {                                   \
+          return run(reinterpret_cast<Block*>(blocks), count, call, vision_ttt_##name##_scratch, \
+                     vision_ttt_##name);                                                         \
+        }                                                                                        \
   }
 const Kernel kKernels[] = {KERNEL(packed_vittt_blocks, PackedVitttBlock),
                            KERNEL(packed_vit3_block, PackedVit3Block),
@@ -158,7 +160,8 @@ struct Blocks {
   Words words;
   std::vector<std::unique_ptr<Memory>> terms;
 
-  Blocks(const char* data, size_t bytes, const Words& kinds, const ov::Tensor& description)
+  Blocks(const char* data, size_t bytes, const Words& kinds, const ov::Tensor& description,
+         const Kernel& kernel)
       : weights(data), words(description.get_byte_size() / sizeof(int64_t)) {
     OPENVINO_ASSERT(!words.empty() && words.size() % kinds.size() == 0,
                     "vision_ttt: the model's description is incomplete");
@@ -172,12 +175,13 @@ struct Blocks {
       words[i] = reinterpret_cast<int64_t>(data + offset);
       if (kind != kPacked) continue;
       Packed& packed = *reinterpret_cast<Packed*>(&words[i]);
-      const int64_t panels = (packed.columns + 15) / 16;
+      const bool pairs = words[i - i % kinds.size() + kernel.precision];  // of bfloat16, else floats
+      const int64_t panels = (packed.columns + 15) / 16, lines = pairs ? (packed.inner + 1) / 2 : packed.inner;
       OPENVINO_ASSERT(packed.inner > 0 && packed.columns > 0 && size_t(packed.inner) <= bytes &&
                           size_t(packed.columns) <= bytes &&
-                          offset + size_t(panels * packed.inner) * 64 <= bytes,
+                          offset + size_t(panels * lines) * 64 <= bytes,
                       "vision_ttt: the model's weights are incomplete");
-      if (has_tiles) split(packed, panels);
+      if (has_tiles && !pairs) split(packed, panels);
     }
   }
 
@@ -254,7 +258,7 @@ class PackedBlocks : public ov::op::Op {
     outputs[0].set_shape(shape);
     if (!y.get_size()) return true;
     const Kernel& kernel = find_kernel(kernel_, kinds_.size());
-    const auto blocks = prepare(inputs[1], inputs[2]);
+    const auto blocks = prepare(inputs[1], inputs[2], kernel);
     OPENVINO_ASSERT(inputs[3].get_size() == 2, "vision_ttt: the grid must be two numbers");
     const int32_t* grid = inputs[3].data<int32_t>();
     // The threads of the stream that runs this node, as the runtime was told.
@@ -283,11 +287,12 @@ class PackedBlocks : public ov::op::Op {
   };
 
   // The weights are constants, which copies of the node share.
-  std::shared_ptr<const Blocks> prepare(const ov::Tensor& weights, const ov::Tensor& description) const {
+  std::shared_ptr<const Blocks> prepare(const ov::Tensor& weights, const ov::Tensor& description,
+                                        const Kernel& kernel) const {
     const char* data = reinterpret_cast<const char*>(weights.data<int32_t>());
     const std::lock_guard<std::mutex> lock(prepared_->mutex);
     if (!prepared_->blocks || prepared_->blocks->weights != data)
-      prepared_->blocks = std::make_shared<Blocks>(data, weights.get_byte_size(), kinds_, description);
+      prepared_->blocks = std::make_shared<Blocks>(data, weights.get_byte_size(), kinds_, description, kernel);
     return prepared_->blocks;
   }
 

@@ -49,6 +49,7 @@ def test_every_runtime_has_a_name_for_the_command_line():
         ("openvino", SMALL, torch.float32),
         pytest.param("openvino", DEIT, torch.bfloat16, marks=pytest.mark.slow),
         pytest.param("openvino-kernels", NANO, torch.float32, marks=pytest.mark.slow),
+        pytest.param("openvino-kernels", NANO, torch.bfloat16, marks=pytest.mark.slow),
         ("onnxruntime", SMALL, torch.float32),
         pytest.param("onnxruntime", NANO, torch.float32, marks=pytest.mark.slow),
         ("for_inference", NANO, torch.float32),

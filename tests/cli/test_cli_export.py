@@ -50,6 +50,7 @@ def test_timm_folder_and_program(checkpoint: str, tmp_path: Path, capsys: Said) 
         ("no/such/model.pt2", [], "does not exist"),
         ("model.onnx", ["--portable"], "--portable is for a .pt2 file"),
         ("model.pt2", ["--kernels"], "--kernels is for a .onnx file or a .openvino folder"),
+        ("model.onnx", ["--dtype", "bfloat16"], "--dtype bfloat16 is for --kernels"),
         ("folder", ["--dynamic_size"], "are for .onnx, .openvino and .pt2"),
         ("model.pt2", ["--batch_size", "0"], "--batch-size is 0"),
         ("last.safetensors", ["--overwrite"], "must be a .onnx or .pt2 file"),

@@ -7,8 +7,9 @@ import onnx
 import pytest
 import torch
 from onnx.numpy_helper import to_array
-from torch import Tensor
+from torch import Tensor, nn
 
+from vision_ttt import for_inference
 from vision_ttt.export import InputShapes, kernel_nodes
 from vision_ttt.export.kernel_nodes import _BLOCKS, _POINTER
 from vision_ttt.export.onnx_model import translate
@@ -63,8 +64,22 @@ def test_nodes_compute_their_blocks_and_are_those_of_every_processor(
     (node, filled), (_, others) = found
     assert all(np.array_equal(one, other) for one, other in zip(filled, others, strict=True))
     y = torch.randn(2, 25, 48)
-    wanted = y
-    with torch.inference_mode():
-        for block in model.blocks:
-            wanted = block(wanted, (5, 5))
-    torch.testing.assert_close(run_node(node, *filled, y), wanted, rtol=0, atol=1e-4)
+    torch.testing.assert_close(run_node(node, *filled, y), run_blocks(model, y), rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
+def run_blocks(model: nn.Module, y: Tensor) -> Tensor:
+    for block in model.blocks:
+        y = block(y, (5, 5))
+    return y
+
+
+def test_nodes_in_bfloat16_compute_what_for_inference_does(make_model: Callable) -> None:
+    model, _ = make_model(depth=2, embed_dim=48, num_heads=3)
+    shapes, dtype = InputShapes(3, 20, 20, batch_size=2), torch.bfloat16
+    translated = translate(model, shapes, kernels=True, dtype=dtype)
+    ((node, filled),) = nodes_of(translated.model_proto)
+    y = torch.randn(2, 25, 48)
+    got = run_node(node, *filled, y)
+    assert got.equal(run_blocks(for_inference(model, dtype=dtype).model, y))
+    assert not got.equal(run_blocks(for_inference(model).model, y))

@@ -17,6 +17,7 @@ import timm
 import torch
 from PIL import Image
 
+from vision_ttt import for_inference
 from vision_ttt.export import (
     ExportError,
     InputShapes,
@@ -165,6 +166,31 @@ def test_a_runtime_in_half_precision(exported: tuple, dtype: str) -> None:
 
 
 @needs_extension
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vittt_nano_patch4_32", {**VITTT, "depth": 2, "img_size": 20}),
+        ("vit3_tiny_patch16_224", {**BLOCKS, "num_heads": 1}),
+        pytest.param("vim_tiny_patch16_224", BLOCKS, marks=slow),
+    ],
+)
+def test_blocks_in_bfloat16_are_those_of_for_inference(
+    make_model: Callable, tmp_path: Path, name: str, options: dict
+) -> None:
+    """They are so beside parts in float32 and, as by default, beside parts in bfloat16."""
+    model, metadata = make_model(name, **options)
+    size, dtype = options["img_size"], torch.bfloat16
+    folder = tmp_path / "model.openvino"
+    shapes = InputShapes.of(model, (3, size, size))
+    agreement = export_openvino(model, metadata, folder, shapes, kernels=True, dtype=dtype)
+    assert 1e-4 < agreement.difference < 0.05
+    core, packed = openvino_model.core_of(kernels=True), for_inference(model, dtype=dtype)
+    for settings in (F32, {}):
+        compiled = core.compile_model(folder / openvino_model.MODEL_FILE, "CPU", settings)
+        assert difference(compiled, packed, (2, 3, size, size)) < 0.02
+
+
+@needs_extension
 def test_an_onnx_file_has_our_nodes_and_what_is_damaged_is_refused(
     make_model: Callable, tmp_path: Path
 ) -> None:
@@ -190,6 +216,14 @@ def test_an_onnx_file_has_our_nodes_and_what_is_damaged_is_refused(
         ExportError, match=r"it: vision_ttt: .* PackedVitttBlock has .* bytes, here it has .*again"
     ):
         openvino_model.loaded(core, content.SerializeToString(), "it")
+
+
+def test_a_dtype_without_kernels_is_refused(make_model: Callable) -> None:
+    model, _ = make_model()
+    shapes = InputShapes(3, 20, 20, batch_size=1)
+    for kernels, dtype in ((False, torch.bfloat16), (True, torch.float16)):
+        with pytest.raises(ExportError, match=f"dtype must be one of .*float32.* got {dtype}"):
+            openvino_model.onnx_content(model, None, shapes, kernels=kernels, dtype=dtype)
 
 
 def test_what_has_no_node_is_refused(make_model: Callable) -> None:

@@ -8,19 +8,16 @@ protocol rests between turns.
 from __future__ import annotations
 
 import functools
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vision_ttt.bench.names import RUNTIMES
 from vision_ttt.export import InputShapes, openvino_extension
-from vision_ttt.export.onnx_model import quietly, translate
+from vision_ttt.export.onnx_model import INPUT, OUTPUT, translate
 from vision_ttt.export.openvino_model import core_of, loaded
 from vision_ttt.extras import MissingPackageError
 
@@ -108,12 +105,10 @@ def _onnxruntime(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deploy
     options.inter_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    with _onnx_file(model, images) as path:
-        session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
-        )
-    name = session.get_inputs()[0].name
-    return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
+    session = onnxruntime.InferenceSession(
+        _onnx_content(model, images), options, providers=["CPUExecutionProvider"]
+    )
+    return lambda images: torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
 
 
 def _openvino(
@@ -123,25 +118,17 @@ def _openvino(
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        # Set in both cases, because the default is bfloat16 where the processor has it.
-        "INFERENCE_PRECISION_HINT": "f32" if dtype == torch.float32 else "bf16",
     }
-    if kernels:
-        batch, *size = images.shape
-        translated = translate(model, InputShapes(*size, batch_size=batch), kernels=True)
-        content = translated.model_proto.SerializeToString()
-        return loaded(core_of(kernels=True), content, "the model", settings)
-    with _onnx_file(model, images) as path:
-        return loaded(core_of(kernels=False), path, "the model", settings)
+    packed = {"kernels": True, "dtype": dtype} if kernels else {}
+    content = _onnx_content(model, images, **packed)
+    return loaded(core_of(kernels), content, "the model", dtype, settings)
 
 
-@contextmanager
-def _onnx_file(model: nn.Module, images: Tensor) -> Iterator[Path]:
-    """The model as an ONNX file of fixed sizes, which exists inside the block."""
-    with tempfile.TemporaryDirectory() as folder, quietly(), torch.no_grad():
-        path = Path(folder) / "model.onnx"
-        torch.onnx.export(model, (images,), path, dynamo=True, verbose=False)
-        yield path
+def _onnx_content(model: nn.Module, images: Tensor, **packed: Any) -> bytes:
+    """An ONNX file of fixed sizes; ``packed`` as in ``translate``."""
+    batch, *size = images.shape
+    translated = translate(model, InputShapes(*size, batch_size=batch), **packed)
+    return translated.model_proto.SerializeToString()
 
 
 _ONNX = ("onnx", "onnxscript")
@@ -150,8 +137,6 @@ TABLE: Mapping[str, Runtime] = {
     "inductor": Runtime(_inductor),
     "onnxruntime": Runtime(_onnxruntime, (*_ONNX, "onnxruntime"), (torch.float32,)),
     "openvino": Runtime(_openvino, (*_ONNX, "openvino")),
-    "openvino-kernels": Runtime(
-        functools.partial(_openvino, kernels=True), (*_ONNX, "openvino"), (torch.float32,)
-    ),
+    "openvino-kernels": Runtime(functools.partial(_openvino, kernels=True), (*_ONNX, "openvino")),
 }
 """Name of :data:`vision_ttt.bench.names.RUNTIMES` → runtime."""

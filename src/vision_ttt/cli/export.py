@@ -4,6 +4,7 @@ import traceback
 from pathlib import Path
 
 import jsonargparse
+import torch
 from torch import nn
 
 from vision_ttt.cli.plain_console import plain_console
@@ -49,10 +50,11 @@ def _export(
         batch_size=arguments.batch_size,
         dynamic_size=arguments.dynamic_size,
     )
+    packed = {"kernels": arguments.kernels, "dtype": getattr(torch, arguments.dtype)}
     if output.suffix == ".onnx":
-        return export_onnx(model, metadata, output, shapes, kernels=arguments.kernels)
+        return export_onnx(model, metadata, output, shapes, **packed)
     if output.suffix == ".openvino":
-        return export_openvino(model, metadata, output, shapes, kernels=arguments.kernels)
+        return export_openvino(model, metadata, output, shapes, **packed)
     return export_program(model, metadata, output, shapes, portable=arguments.portable)
 
 

@@ -36,13 +36,17 @@ _BASE = LINE * WORD.itemsize  # bytes that are added to offsets, so that 0 is nu
 _NUMBER, _POINTER, _PACKED = range(3)  # as extension.cpp has them
 
 
-def program_with_kernels(model: nn.Module, shapes: InputShapes) -> ExportedProgram:
+def program_with_kernels(
+    model: nn.Module, shapes: InputShapes, dtype: torch.dtype
+) -> ExportedProgram:
     """Trace the model with its blocks as nodes of ONNX, to be completed by :func:`fill_nodes`.
+
+    ``dtype`` is that of the packed weights.
 
     Raises:
         ExportError: the kernels do not support a block, or the model has none.
     """
-    packed, stay = pack_blocks(model, torch.float32)
+    packed, stay = pack_blocks(model, dtype)
     if stay:
         raise ExportError(f"the kernels do not support {told(stay)}; export without --kernels")
     nodes = {op.forward_op: functools.partial(_node, name) for name, (op, _) in _BLOCKS.items()}

@@ -17,9 +17,10 @@ from vision_ttt.engine import ModelMetadata
 from vision_ttt.export.inputs import ExportError, InputShapes, first_line
 from vision_ttt.export.kernel_nodes import fill_nodes, is_of_weights, program_with_kernels
 from vision_ttt.export.program import plain_program
-from vision_ttt.export.verification import Agreement, verify
+from vision_ttt.export.verification import TOLERANCES, Agreement, verify
 from vision_ttt.extras import require
 from vision_ttt.files import write_bytes
+from vision_ttt.ops.packed.weights import DTYPES
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -36,6 +37,7 @@ def export_onnx(
     shapes: InputShapes,
     *,
     kernels: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Agreement:
     """Write ``model`` as ONNX, after comparing its outputs in a runtime with the model's.
 
@@ -49,30 +51,38 @@ def export_onnx(
         shapes: the images that the result accepts.
         kernels: whether the blocks are nodes of the domain ``vision_ttt``, which OpenVINO runs by
             the compiled kernels with our extension, and no other runtime.
+        dtype: of these nodes' packed weights and products, as in ``for_inference``: float32, or
+            with ``kernels`` also bfloat16. The rest of the file is float32.
 
     Raises:
         MissingPackageError: packages of the extra [export] are missing; with ``kernels`` also
             OpenVINO or our extension.
-        ExportError: the model cannot be translated, or the result computes other logits.
+        ExportError: the dtype is another, the model cannot be translated, or the result computes
+            other logits.
         OSError: the file cannot be written.
     """
-    content = onnx_content(model, metadata, shapes, kernels=kernels)
+    content = onnx_content(model, metadata, shapes, kernels=kernels, dtype=dtype)
     if kernels:
         from vision_ttt.export.openvino_model import core_of, loaded
 
-        run = loaded(core_of(kernels), content, path.name)
+        run = loaded(core_of(kernels), content, path.name, dtype)
     else:
         run = _runtime(content, path.name)
-    agreement = verify(run, model, shapes.to_verify(), path.name)
+    agreement = verify(run, model, shapes.to_verify(), path.name, TOLERANCES[dtype])
     write_bytes(path, content)
     return agreement
 
 
 def onnx_content(
-    model: nn.Module, metadata: ModelMetadata, shapes: InputShapes, *, kernels: bool
+    model: nn.Module,
+    metadata: ModelMetadata,
+    shapes: InputShapes,
+    *,
+    kernels: bool,
+    dtype: torch.dtype = torch.float32,
 ) -> bytes:
     """The content of an ONNX file of the model, not verified; see :func:`export_onnx`."""
-    translated = translate(model, shapes, kernels=kernels)
+    translated = translate(model, shapes, kernels=kernels, dtype=dtype)
     translated.model.metadata_props.update(
         model=metadata.model,
         classes=json.dumps(metadata.carried["classes"]),
@@ -82,16 +92,27 @@ def onnx_content(
 
 
 def translate(
-    model: nn.Module, shapes: InputShapes, *, kernels: bool = False
+    model: nn.Module,
+    shapes: InputShapes,
+    *,
+    kernels: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> torch.onnx.ONNXProgram:
-    """The model in ONNX.
+    """The model in ONNX; see :func:`export_onnx`.
 
     Raises:
         MissingPackageError: packages of the extra [export] are missing.
-        ExportError: the model cannot be translated.
+        ExportError: the dtype is not supported, or the model cannot be translated.
     """
     require("export", "ONNX")
-    program = (program_with_kernels if kernels else plain_program)(model, shapes)
+    supported = DTYPES if kernels else DTYPES[:1]
+    if dtype not in supported:
+        without = "" if kernels else " without kernels"
+        raise ExportError(f"dtype must be one of {list(supported)}{without}, got {dtype}")
+    if kernels:
+        program = program_with_kernels(model, shapes, dtype)
+    else:
+        program = plain_program(model, shapes)
     return _translated(program, shapes, type(model).__name__)
 
 
@@ -99,7 +120,7 @@ def _translated(
     program: torch.export.ExportedProgram, shapes: InputShapes, name: str
 ) -> torch.onnx.ONNXProgram:
     try:
-        with quietly(), torch.no_grad():
+        with _quietly(), torch.no_grad():
             translated = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -160,7 +181,7 @@ def _runtime(content: bytes, name: str) -> Callable[[Tensor], Tensor]:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def _quietly() -> Iterator[None]:
     """Suppress the translator's notes about its internals."""
     logger = logging.getLogger("onnxscript")
     level = logger.level

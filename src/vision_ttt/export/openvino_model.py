@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.export.inputs import ExportError, InputShapes
 from vision_ttt.export.onnx_model import onnx_content
-from vision_ttt.export.verification import Agreement, verify
+from vision_ttt.export.verification import TOLERANCES, Agreement, verify
 from vision_ttt.extras import MissingPackageError, require
 from vision_ttt.files import write_bytes
 
@@ -49,10 +49,11 @@ def export_openvino(
     shapes: InputShapes,
     *,
     kernels: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Agreement:
     """Write ``model`` for OpenVINO, after comparing the outputs of what loads with the model's.
 
-    The folder has ``model.xml`` and ``model.bin``, in float32. Input and output are those of
+    The folder has ``model.xml`` and ``model.bin``. Input and output are those of
     :func:`export_onnx`; the model's runtime information has ``vision_ttt/model``, and
     ``vision_ttt/classes`` and ``vision_ttt/input`` as JSON.
 
@@ -63,17 +64,19 @@ def export_openvino(
         shapes: the images that the result accepts.
         kernels: whether the blocks run by the compiled kernels. Loading the result then requires
             :func:`openvino_extension`.
+        dtype: of these blocks, as in :func:`export_onnx`.
 
     Raises:
         MissingPackageError: OpenVINO, a package of the extra [export] or the extension is missing.
-        ExportError: the model cannot be translated, or the result computes other logits.
+        ExportError: the dtype is another, the model cannot be translated, or the result computes
+            other logits.
         OSError: the folder cannot be written.
     """
     require("bench", "OpenVINO")
     import openvino
 
     core = core_of(kernels)
-    content = onnx_content(model, metadata, shapes, kernels=kernels)
+    content = onnx_content(model, metadata, shapes, kernels=kernels, dtype=dtype)
     translated = _named(folder.name, lambda: core.read_model(BytesIO(content)))
     told = {"model": metadata.model}
     for name in ("classes", "input"):
@@ -83,8 +86,8 @@ def export_openvino(
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary)
         openvino.save_model(translated, made / MODEL_FILE, compress_to_fp16=False)
-        run = loaded(core, made / MODEL_FILE, folder.name)
-        agreement = verify(run, model, shapes.to_verify(), folder.name)
+        run = loaded(core, made / MODEL_FILE, folder.name, dtype)
+        agreement = verify(run, model, shapes.to_verify(), folder.name, TOLERANCES[dtype])
         folder.mkdir(exist_ok=True)
         for file in (WEIGHTS_FILE, MODEL_FILE):
             write_bytes(folder / file, (made / file).read_bytes())
@@ -114,15 +117,18 @@ def loaded(
     core: openvino.Core,
     source: Path | bytes,
     name: str,
+    dtype: torch.dtype = torch.float32,
     settings: Mapping[str, Any] | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    """A call of a model in a file or in the content of an ONNX file, in float32 unless set.
+    """A call of a model in a file or in the content of an ONNX file, in float32 or bfloat16.
 
     Raises:
         ExportError: OpenVINO refuses the model.
     """
     content = BytesIO(source) if isinstance(source, bytes) else source
-    settings = {"INFERENCE_PRECISION_HINT": "f32", **(settings or {})}
+    # Set in both cases, because the default is bfloat16 where the processor has it.
+    hint = {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
+    settings = {"INFERENCE_PRECISION_HINT": hint, **(settings or {})}
     compiled = _named(name, lambda: core.compile_model(core.read_model(content), "CPU", settings))
     request = compiled.create_infer_request()
 

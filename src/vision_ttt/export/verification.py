@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from vision_ttt.errors import DamagedModel
 from vision_ttt.export.inputs import ExportError, first_line
 
-TOLERANCE = 1e-4
-"""The largest accepted difference, relative to the largest output. Float32's rounding errors are
-smaller."""
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+"""The largest accepted difference, relative to the largest output, by the dtype of products. Its
+rounding errors are smaller."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def verify(
     model: nn.Module,
     shapes: Sequence[tuple[int, ...]],
     name: str,
-    tolerance: float = TOLERANCE,
+    tolerance: float = TOLERANCES[torch.float32],
 ) -> Agreement:
     """Compare an exported model with ``model`` on random images of several shapes.
 

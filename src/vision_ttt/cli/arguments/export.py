@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import jsonargparse
 
@@ -31,6 +32,9 @@ class _Flags:
     kernels: bool = False
     """in an .onnx or .openvino: run the blocks by the compiled kernels, in OpenVINO with our
     extension only; several times as fast"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """with kernels: dtype of the blocks; bfloat16 is faster on processors that multiply it, and is
+    compared with a tolerance of 5 % of the largest output"""
     overwrite: bool = False
     """overwrite existing output"""
     traceback: bool = False
@@ -62,6 +66,8 @@ def check(arguments: jsonargparse.Namespace) -> None:
         raise UserError(f"--portable is for a .pt2 file, not for {output}")
     if arguments.kernels and output.suffix not in (".onnx", ".openvino"):
         raise UserError(f"--kernels is for a .onnx file or a .openvino folder, not for {output}")
+    if arguments.dtype != "float32" and not arguments.kernels:
+        raise UserError(f"--dtype {arguments.dtype} is for --kernels")
     if output.suffix == "" and (arguments.dynamic_size or arguments.batch_size is not None):
         raise UserError("--batch-size and --dynamic-size are for .onnx, .openvino and .pt2")
     if output.exists() and not arguments.overwrite:
