@@ -24,6 +24,7 @@ TITLES = {
     "text-contexts": "Language models of equal size and tokens, by context, on Python sources",
     "letters-rates": "Learning rates of backbones on letters, on a validation split",
     "resolution-letters": "Backbones by resolution, at equal time and images, on letters",
+    "letters-sizes": "Letters on larger pictures than those of training",
 }
 """What the sweeps are, without importing their models."""
 
@@ -42,6 +43,7 @@ _HOMES = {
     "text-contexts": ("studies.sweeps.text_contexts", "TEXT_CONTEXTS"),
     "letters-rates": ("studies.sweeps.letters", "LETTERS_RATES"),
     "resolution-letters": ("studies.sweeps.letters", "RESOLUTION_LETTERS"),
+    "letters-sizes": ("studies.sweeps.letters", "LETTERS_SIZES"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -28,8 +29,10 @@ LARGEST = 2048
 _CORNERS = 4
 
 
-def measure_larger(model: nn.Module, task: Segmentation) -> dict[str, float]:
-    """Return the mean IoU on pictures of 2, 4 and 8 times the side, by factor: "2", "4", "8".
+def measure_larger(
+    model: nn.Module, task: Segmentation, factors: Sequence[int] = FACTORS
+) -> dict[str, float]:
+    """Return the mean IoU on pictures of so many times the side, by factor: "2", "4", "8".
 
     Letters and mark keep their sizes: larger pictures have more letters, and about as many of them
     are tested, on four pictures at least. The mark is in each corner, and of each ink, equally
@@ -38,11 +41,12 @@ def measure_larger(model: nn.Module, task: Segmentation) -> dict[str, float]:
     Args:
         model: in evaluation mode; accepts any image size.
         task: whose test pictures are letters.
+        factors: whole numbers.
     """
     own: LetterImages = task.parts["test"]
     segment = task.view.segment(model, len(task.classes), task.precision)
     found = {}
-    for factor in FACTORS:
+    for factor in factors:
         side = factor * own.settings.side
         if side > LARGEST:
             continue

@@ -2,13 +2,14 @@
 
 Vittt, ViT³, Vim, Mamba-Reg and DeiT of equal size name the letter under every token, by a linear
 layer. `letters-rates` chooses each one's learning rate on a validation split, `resolution-letters`
-compares them.
+compares them. `letters-sizes` is about Vittt on pictures larger than those of its training.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from studies.letters import RECIPE
@@ -296,4 +297,56 @@ RESOLUTION_LETTERS = Sweep(
         ),
     ),
     **_COMMON,
+)
+
+SIDE_BEFORE, UPDATES_BEFORE = 128, 976
+"""Pictures' side and updates of the runs that are continued on larger pictures; 976 took about 180
+seconds in the rows of equal time."""
+MARK = 16
+"""Pixels along the mark's side in those runs, at every size: what it is at the first one."""
+LARGE = (1024, 2048)
+"""Sides that they are tested on, as well as on their own."""
+
+
+def _continued(side: int, updates: int) -> Variant:
+    row = _row(f"vittt-to-{side}", "vittt", side, _rate("vittt", side) / 2, updates=updates)
+    changes = {
+        **row.changes,
+        "arguments": {**row.changes["arguments"], "img_size": SIDE_BEFORE},
+        "data.root_options": {**row.changes["data.root_options"], "mark": MARK},
+    }
+    return replace(row, changes=changes, start="vittt-128")
+
+
+def examine_large(trained: TrainResult) -> dict[str, Any]:
+    """Return the mean IoU on pictures of `LARGE`, by side."""
+    own = trained.task.parts["test"].settings.side
+    found = measure_larger(trained.model, trained.task, [side // own for side in LARGE])
+    return {str(own * int(factor)): miou for factor, miou in found.items()}
+
+
+def _at(side: int) -> Column:
+    return Column(f"at {side}², %", lambda result: 100 * result.measured[str(side)], 1)
+
+
+LETTERS_SIZES = Sweep(
+    name="letters-sizes",
+    title=TITLES["letters-sizes"],
+    base={"num_workers": 0},
+    rows=(
+        _row("vittt-128", "vittt", SIDE_BEFORE, _rate("vittt", 128), updates=UPDATES_BEFORE),
+        *(_continued(side, 200) for side in (256, 512)),
+    ),
+    panels=(
+        Panel(
+            "Vittt",
+            {
+                "128² alone": "vittt-128",
+                "then 200 updates at 256²": "vittt-to-256",
+                "then 200 updates at 512²": "vittt-to-512",
+            },
+            in_steps=True,
+        ),
+    ),
+    **{**_COMMON, "columns": tuple(map(_at, LARGE)), "examine": examine_large, "draw": None},
 )
