@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from described_models import describe_classifier
 from tolerances import assert_close
+from vision_ttt.data import fashion_mnist
 from vision_ttt.data.digits import Digits
 from vision_ttt.dense import build_segmenter
 from vision_ttt.engine.building import build_model
@@ -22,6 +23,7 @@ from vision_ttt.models.registry import create_model
 from vision_ttt.pretrained import FOLDER, list_pretrained, pretrained_of, weights_path
 
 DIGITS = ["vit3_nano_patch4_32.digits", "vittt_nano_patch4_32.digits"]
+FASHION = "vittt_nano_patch2_28.fashion_mnist"
 of_each = pytest.mark.parametrize("name", list_pretrained())
 VITTT = "vittt_nano_patch4_32"
 
@@ -48,11 +50,28 @@ def test_gives_the_committed_accuracy(name):
     assert metadata.metrics["test_accuracy"] > 0.95
 
 
+@pytest.mark.slow
+def test_gives_the_committed_accuracy_on_photographs():
+    if not fashion_mnist.INSTALLED.is_dir():
+        pytest.skip("Debian's package dataset-fashion-mnist is not installed")
+    model, test_set = loaded(FASHION), fashion_mnist.FashionMNIST("test")
+    config = timm.data.resolve_model_data_config(model)
+    transform = timm.data.create_transform(**config, is_training=False)
+    right = 0
+    for start in range(0, len(test_set), 500):
+        images, labels = zip(*(test_set[i] for i in range(start, start + 500)), strict=True)
+        with torch.inference_mode():
+            logits = model(torch.stack([transform(image) for image in images]))
+        right += (logits.argmax(-1) == torch.tensor(labels)).sum().item()
+    _, metadata = read_weights(Path(weights_path(FASHION)))
+    assert right / len(test_set) == pytest.approx(metadata.metrics["test_accuracy"], abs=2e-4)
+
+
 def test_there_are_those_that_the_documents_name():
-    assert set(list_pretrained()) == set(DIGITS)
+    assert set(list_pretrained()) == {*DIGITS, FASHION}
     assert pretrained_of(VITTT) == [f"{VITTT}.digits"]
     assert set(list_pretrained()) <= set(timm.list_pretrained())
-    assert sum(file.stat().st_size for file in FOLDER.glob("*.safetensors")) < 3e6
+    assert sum(file.stat().st_size for file in FOLDER.glob("*.safetensors")) < 6e6
     assert weights_path("runs/a.safetensors") == "runs/a.safetensors"
 
 
