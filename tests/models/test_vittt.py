@@ -121,7 +121,7 @@ def test_counting_disturbs_nothing_and_depends_on_no_override():
 
 def test_every_vittt_is_registered_and_described():
     names = timm.list_models("vittt*")
-    assert len(names) == 5 + len(ABLATIONS)
+    assert len(names) == 6 + len(ABLATIONS)
     for name in names:
         assert timm.get_pretrained_cfg_value(name, "input_size") is not None
 
