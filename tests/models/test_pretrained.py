@@ -51,9 +51,8 @@ def test_gives_the_committed_accuracy(name):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not fashion_mnist.INSTALLED.is_dir(), reason="needs dataset-fashion-mnist")
 def test_gives_the_committed_accuracy_on_photographs():
-    if not fashion_mnist.INSTALLED.is_dir():
-        pytest.skip("Debian's package dataset-fashion-mnist is not installed")
     model, test_set = loaded(FASHION), fashion_mnist.FashionMNIST("test")
     config = timm.data.resolve_model_data_config(model)
     transform = timm.data.create_transform(**config, is_training=False)
