@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-dense test test-slow test-gpu openvino sanitize wheel versions lint format clean
+.PHONY: demo demo-dense test test-slow test-gpu openvino onnxruntime sanitize wheel versions lint format clean
 
 demo: $(VENV)/.installed  ## Train Vittt-nano on handwritten digits; everything lands in runs/demo
 	$(BIN)/vision-ttt demo
@@ -30,8 +30,13 @@ test-gpu: $(VENV)/.installed-dev  ## The tests that need a CUDA device
 
 openvino: $(VENV)/.installed-dev  ## OpenVINO's extension, and its tests
 	$(BIN)/python -m pip install --quiet openvino
-	$(MAKE) -C csrc/openvino PYTHON="$(abspath $(BIN))/python"
+	$(MAKE) -C csrc/runtimes openvino PYTHON="$(abspath $(BIN))/python"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu' tests/export/test_openvino_model.py
+
+HEADERS ?= /usr/include/onnxruntime
+onnxruntime: $(VENV)/.installed-dev  ## The library of operators for ONNX Runtime, and its tests
+	$(MAKE) -C csrc/runtimes onnxruntime PYTHON="$(abspath $(BIN))/python" HEADERS="$(abspath $(HEADERS))"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu' tests/export/test_onnxruntime_kernels.py
 
 sanitize: $(VENV)/.installed-dev  ## The C++ kernels under sanitizers and valgrind, and hostile calls
 	$(MAKE) -C csrc
@@ -52,7 +57,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache src/vision_ttt/_kernels.* src/vision_ttt/_openvino.so
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache src/vision_ttt/_kernels.* src/vision_ttt/_openvino.so src/vision_ttt/_onnxruntime.so
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

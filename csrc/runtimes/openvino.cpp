@@ -30,10 +30,14 @@ class PackedBlocks : public ov::op::Op {
   PackedBlocks() = default;
 
   void validate_and_infer_types() override {
-    const size_t inputs = get_input_size();
-    require(inputs == 4 || inputs == 5, "a node has 4 or 5 inputs, not ", inputs);
-    require(get_input_partial_shape(0).rank().compatible(3), "tokens must be [B, T, D]");
-    find_kernel(kernel_, kinds_.size());
+    try {
+      const size_t inputs = get_input_size();
+      require(inputs == 4 || inputs == 5, "a node has 4 or 5 inputs, not ", inputs);
+      require(get_input_partial_shape(0).rank().compatible(3), "tokens must be [B, T, D]");
+      find_kernel(kernel_, kinds_.size());
+    } catch (const std::runtime_error& error) {
+      OPENVINO_THROW(error.what());  // it hides the messages of others while it converts a model
+    }
     set_output_type(0, get_input_element_type(0), get_input_partial_shape(0));
   }
 

@@ -13,7 +13,7 @@ from vision_ttt.bench.contenders import Contender, find_contenders
 from vision_ttt.bench.machine import describe_run, installed
 from vision_ttt.bench.models import measure_models
 from vision_ttt.bench.protocol import Settings
-from vision_ttt.export import openvino_model
+from vision_ttt.export.extensions import LIBRARIES
 
 SMALL = "test_vit"  # timm's own for tests: half of DeiT's depth
 CPU = torch.device("cpu")
@@ -51,6 +51,8 @@ def test_every_runtime_has_a_name_for_the_command_line():
         pytest.param("openvino-kernels", NANO, torch.float32, marks=pytest.mark.slow),
         pytest.param("openvino-kernels", NANO, torch.bfloat16, marks=pytest.mark.slow),
         ("onnxruntime", SMALL, torch.float32),
+        ("onnxruntime-kernels", NANO, torch.float32),
+        pytest.param("onnxruntime-kernels", NANO, torch.bfloat16, marks=pytest.mark.slow),
         pytest.param("onnxruntime", NANO, torch.float32, marks=pytest.mark.slow),
         ("for_inference", NANO, torch.float32),
         ("for_inference", DEIT, torch.bfloat16),
@@ -115,7 +117,8 @@ def test_a_runtime_that_lacks_the_dtype_says_so(monkeypatch):
     told = runtimes.refusal("onnxruntime", torch.bfloat16)
     assert told == "ONNX Runtime computes in float32 here"
     assert runtimes.refusal("openvino", torch.bfloat16) is None
-    monkeypatch.setattr(openvino_model, "EXTENSION", Path("/nowhere/_openvino.so"))
+    missing = (Path("/nowhere/_openvino.so"), "the extension of OpenVINO")
+    monkeypatch.setitem(LIBRARIES, "openvino", missing)
     told = runtimes.refusal("openvino-kernels", torch.float32)
     assert told.startswith("_openvino.so, the extension of OpenVINO, is not built")
 

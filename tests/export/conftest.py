@@ -15,6 +15,7 @@ from vision_ttt.tasks.images.models import data_config
 collect_ignore = []
 if any(find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")):
     collect_ignore += ["test_onnx_model.py", "test_openvino_model.py", "test_kernel_nodes.py"]
+    collect_ignore += ["test_onnxruntime_kernels.py"]
 
 Made = tuple[nn.Module, ModelMetadata]
 

@@ -26,15 +26,16 @@ from vision_ttt.export import (
     openvino_extension,
     openvino_model,
 )
+from vision_ttt.export.extensions import LIBRARIES
 from vision_ttt.extras import MissingPackageError
 
 openvino = pytest.importorskip("openvino")
-SOURCES = Path(__file__).parents[2] / "csrc" / "openvino"
+SOURCES = Path(__file__).parents[2] / "csrc" / "runtimes"
 VITTT = {"embed_dim": 48, "num_heads": 3}  # whose hidden layers are whole vectors
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 slow = pytest.mark.slow
 needs_extension = pytest.mark.skipif(
-    not openvino_model.EXTENSION.exists(), reason="the extension is not built: make openvino"
+    not LIBRARIES["openvino"][0].exists(), reason="the extension is not built: make openvino"
 )
 
 
@@ -239,8 +240,8 @@ def test_what_has_no_node_is_refused(make_model: Callable) -> None:
 
 
 def test_a_missing_extension_is_told_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_model, "EXTENSION", Path("/nowhere/_openvino.so"))
-    with pytest.raises(MissingPackageError, match=r"not built; .* run: make -C csrc/openvino"):
+    monkeypatch.setitem(LIBRARIES, "openvino", (Path("/nowhere/_openvino.so"), "it"))
+    with pytest.raises(MissingPackageError, match=r"not built; .* make -C csrc/runtimes openvino"):
         openvino_model.core_of(kernels=True)
 
 

@@ -16,6 +16,7 @@ RUNTIMES = {
     "for_inference": "vision_ttt.for_inference, packed and fused",
     "inductor": "torch.compile with weights frozen",
     "onnxruntime": "ONNX Runtime",
+    "onnxruntime-kernels": "ONNX Runtime with this package's kernels",
     "openvino": "OpenVINO",
     "openvino-kernels": "OpenVINO with this package's kernels",
 }
@@ -27,7 +28,7 @@ DEPLOYED = (
     *("deit_tiny_patch16_224:for_inference", "vittt_tiny_patch16_224:for_inference"),
     *("vit3_tiny_patch16_224:for_inference", "vim_tiny_patch16_224:for_inference"),
     *("mambar_tiny_patch16_224:for_inference", "vittt_tiny_patch16_224:openvino-kernels"),
-    "vittt_tiny_patch16_224:onnxruntime",
+    *("vittt_tiny_patch16_224:onnxruntime", "vittt_tiny_patch16_224:onnxruntime-kernels"),
 )
 """The default contenders for inference on a CPU, in addition to :data:`TINY`."""
 

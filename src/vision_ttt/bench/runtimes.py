@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.bench.names import RUNTIMES
-from vision_ttt.export import InputShapes, openvino_extension
+from vision_ttt.export import InputShapes, onnxruntime_library, openvino_extension
 from vision_ttt.export.onnx_model import INPUT, OUTPUT, translate
 from vision_ttt.export.openvino_model import core_of, loaded
 from vision_ttt.extras import MissingPackageError
@@ -46,9 +46,9 @@ def refusal(name: str, dtype: torch.dtype) -> str | None:
     missing = [package for package in runtime.packages if find_spec(package) is None]
     if missing:
         return f"{', '.join(missing)} not installed: pip install 'vision-ttt[bench]'"
-    if name == "openvino-kernels":
+    if name in _LIBRARIES:
         try:
-            openvino_extension()
+            _LIBRARIES[name]()
         except MissingPackageError as error:
             return str(error)
     if dtype not in runtime.dtypes:
@@ -97,7 +97,9 @@ def _inductor(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
     return torch.no_grad()(lambda images: compiled(images.to(dtype)))
 
 
-def _onnxruntime(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deployed:
+def _onnxruntime(
+    model: nn.Module, images: Tensor, dtype: torch.dtype, *, kernels: bool = False
+) -> Deployed:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -105,9 +107,14 @@ def _onnxruntime(model: nn.Module, images: Tensor, dtype: torch.dtype) -> Deploy
     options.inter_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = onnxruntime.InferenceSession(
-        _onnx_content(model, images), options, providers=["CPUExecutionProvider"]
-    )
+    packed = {"kernels": True, "dtype": dtype} if kernels else {}
+    if kernels:
+        # Its threads that wait actively for the next node would take the kernels' processors.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("vision_ttt.threads", str(torch.get_num_threads()))
+        options.register_custom_ops_library(str(onnxruntime_library()))
+    content = _onnx_content(model, images, **packed)
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
 
 
@@ -136,7 +143,11 @@ TABLE: Mapping[str, Runtime] = {
     "for_inference": Runtime(_for_inference),
     "inductor": Runtime(_inductor),
     "onnxruntime": Runtime(_onnxruntime, (*_ONNX, "onnxruntime"), (torch.float32,)),
+    "onnxruntime-kernels": Runtime(
+        functools.partial(_onnxruntime, kernels=True), (*_ONNX, "onnxruntime")
+    ),
     "openvino": Runtime(_openvino, (*_ONNX, "openvino")),
     "openvino-kernels": Runtime(functools.partial(_openvino, kernels=True), (*_ONNX, "openvino")),
 }
 """Name of :data:`vision_ttt.bench.names.RUNTIMES` → runtime."""
+_LIBRARIES = {"onnxruntime-kernels": onnxruntime_library, "openvino-kernels": openvino_extension}

@@ -1,4 +1,4 @@
-"""Packed blocks as nodes of an ONNX graph, which our extension of OpenVINO runs."""
+"""Packed blocks as nodes of an ONNX graph, which OpenVINO and ONNX Runtime run by our libraries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BLOCKS: dict[str, tuple[Op, Block]] = {
     )
 }
 _BASE = LINE * WORD.itemsize  # bytes that are added to offsets, so that 0 is null
-_NUMBER, _POINTER, _PACKED = range(3)  # as extension.cpp has them
+_NUMBER, _POINTER, _PACKED = range(3)  # as packed_blocks.h has them
 
 
 def program_with_kernels(
@@ -135,7 +135,7 @@ def _portable(
 
 
 def _kinds(block: Block) -> list[int]:
-    """What each word of the block's structure is, for :file:`csrc/openvino/extension.cpp`."""
+    """What each word of the block's structure is, for :file:`csrc/runtimes/packed_blocks.h`."""
     kinds = [_NUMBER] * math.ceil(ctypes.sizeof(block.structure) / 8)
     for offset, kind in _pointers(block.structure):
         kinds[offset // 8] = kind

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.engine import ModelMetadata
+from vision_ttt.export.extensions import onnxruntime_library, runtimes_with_kernels
 from vision_ttt.export.inputs import ExportError, InputShapes, first_line
 from vision_ttt.export.kernel_nodes import fill_nodes, is_of_weights, program_with_kernels
 from vision_ttt.export.program import plain_program
@@ -49,28 +50,26 @@ def export_onnx(
         metadata: of the checkpoint.
         path: the path of the file.
         shapes: the images that the result accepts.
-        kernels: whether the blocks are nodes of the domain ``vision_ttt``, which OpenVINO runs by
-            the compiled kernels with our extension, and no other runtime.
+        kernels: whether the blocks are nodes of the domain ``vision_ttt``, which ONNX Runtime and
+            OpenVINO run by the compiled kernels with our library for them, and no other runtime.
+            The outputs are compared in each runtime whose library is built.
         dtype: of these nodes' packed weights and products, as in ``for_inference``: float32, or
             with ``kernels`` also bfloat16. The rest of the file is float32.
 
     Raises:
         MissingPackageError: packages of the extra [export] are missing; with ``kernels`` also
-            OpenVINO or our extension.
+            our libraries for both runtimes, or OpenVINO itself.
         ExportError: the dtype is another, the model cannot be translated, or the result computes
             other logits.
         OSError: the file cannot be written.
     """
     content = onnx_content(model, metadata, shapes, kernels=kernels, dtype=dtype)
-    if kernels:
-        from vision_ttt.export.openvino_model import core_of, loaded
-
-        run = loaded(core_of(kernels), content, path.name, dtype)
-    else:
-        run = _runtime(content, path.name)
-    agreement = verify(run, model, shapes.to_verify(), path.name, TOLERANCES[dtype])
+    agreements = [
+        verify(run, model, shapes.to_verify(), path.name, TOLERANCES[dtype])
+        for run in _runs(content, path.name, kernels, dtype)
+    ]
     write_bytes(path, content)
-    return agreement
+    return max(agreements, key=lambda agreement: agreement.difference)
 
 
 def onnx_content(
@@ -165,11 +164,27 @@ def _simplify(model: onnx_ir.Model) -> None:
         simplify(model)
 
 
-def _runtime(content: bytes, name: str) -> Callable[[Tensor], Tensor]:
+def _runs(
+    content: bytes, name: str, kernels: bool, dtype: torch.dtype
+) -> Iterator[Callable[[Tensor], Tensor]]:
+    """The model in ONNX Runtime, or with kernels in every runtime that has our library."""
+    runtimes = runtimes_with_kernels() if kernels else ["onnxruntime"]
+    if "openvino" in runtimes:
+        from vision_ttt.export.openvino_model import core_of, loaded
+
+        yield loaded(core_of(kernels), content, name, dtype)
+    if "onnxruntime" in runtimes:
+        yield _in_onnxruntime(content, name, kernels)
+
+
+def _in_onnxruntime(content: bytes, name: str, kernels: bool) -> Callable[[Tensor], Tensor]:
     import onnxruntime
 
+    options = onnxruntime.SessionOptions()
     try:
-        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        if kernels:
+            options.register_custom_ops_library(str(onnxruntime_library()))
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common class
         raise ExportError(f"onnxruntime refuses {name}: {first_line(error)}") from error
 

@@ -1,9 +1,8 @@
-"""Export to OpenVINO's own files, and our extension that runs the kernels in it."""
+"""Export to OpenVINO's own files, and models in it, with our kernels on request."""
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from io import BytesIO
@@ -14,32 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.engine import ModelMetadata
+from vision_ttt.export.extensions import openvino_extension
 from vision_ttt.export.inputs import ExportError, InputShapes
 from vision_ttt.export.onnx_model import onnx_content
 from vision_ttt.export.verification import TOLERANCES, Agreement, verify
-from vision_ttt.extras import MissingPackageError, require
+from vision_ttt.extras import require
 from vision_ttt.files import write_bytes
 
 if TYPE_CHECKING:
     import openvino
 
-EXTENSION = Path(__file__).parents[1] / "_openvino.so"
 MODEL_FILE, WEIGHTS_FILE = "model.xml", "model.bin"
 """The files of a folder."""
-
-
-def openvino_extension() -> Path:
-    """The library for ``openvino.Core.add_extension``, with which models with kernels load.
-
-    Raises:
-        MissingPackageError: it was not built; the message has the command.
-    """
-    if not EXTENSION.exists():
-        raise MissingPackageError(
-            f"{EXTENSION.name}, the extension of OpenVINO, is not built; in the sources of "
-            f"vision-ttt run: make -C csrc/openvino PYTHON={sys.executable}"
-        )
-    return EXTENSION
 
 
 def export_openvino(
