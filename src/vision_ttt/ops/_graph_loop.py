@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import CodeType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,3 +59,47 @@ def in_scan_order(x: Tensor, reverse: int) -> Tensor:
         return x
     forward = x.shape[2] - reverse
     return torch.cat([x[:, :, :forward], x[:, :, forward:].flip(1)], dim=2)
+
+
+class MiniBatchRows(NamedTuple):
+    """Where the tokens of a tensor [B, T, H, …] are in its mini-batches [N, B, H, b, …].
+
+    Both are numbers of rows, and to select rows is one operation of a runtime, where reversing,
+    padding and transposing are one each. A short last mini-batch repeats its last token.
+    """
+
+    taken: Tensor
+    """[N, B, H, b] in the first one's rows [B T H]."""
+    inverse: Tensor
+    """[B, T, H] in the second one's rows [N B H b]."""
+    filled: Tensor
+    """[N, 1, 1, b], whether a place has a token of its own."""
+
+    @classmethod
+    def of(cls, x: Tensor, size: int, reverse_heads: int) -> MiniBatchRows:
+        """For mini-batches of ``size`` tokens of x [B, T, H, …] in scan order."""
+        (batch, length, heads), device = x.shape[:3], x.device
+        count = (length + size - 1) // size
+        sequence = torch.arange(batch, device=device).view(batch, 1, 1)
+        head = torch.arange(heads, device=device)
+        backward = head >= heads - reverse_heads
+        place = torch.arange(count * size, device=device).view(count, 1, 1, size)
+        token = place.clamp(max=length - 1)
+        token = torch.where(backward.view(heads, 1), length - 1 - token, token)  # [N, 1, H, b]
+        taken = (sequence * length + token) * heads + head.view(heads, 1)
+        place_of = torch.arange(length, device=device).view(length, 1)
+        place_of = torch.where(backward, length - 1 - place_of, place_of)  # [T, H]
+        before = (place_of // size * batch + sequence) * heads + head
+        return cls(taken, before * size + place_of % size, place < length)
+
+    def mini_batches(self, x: Tensor) -> Tensor:
+        """x [B, T, H, …] as [N, B, H, b, …]."""
+        return _select(x.flatten(0, 2), self.taken)
+
+    def sequence(self, x: Tensor) -> Tensor:
+        """x [N, B, H, b, …] as [B, T, H, …]."""
+        return _select(x.flatten(0, 3), self.inverse)
+
+
+def _select(rows: Tensor, index: Tensor) -> Tensor:
+    return rows.index_select(0, index.flatten()).reshape(*index.shape, *rows.shape[1:])

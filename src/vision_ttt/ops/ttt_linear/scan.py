@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vision_ttt.ops._graph_loop import State, detached, graph_loop, in_scan_order
+from vision_ttt.ops._graph_loop import MiniBatchRows, State, detached, graph_loop
 from vision_ttt.ops._learner_dual import with_batch
 from vision_ttt.ops.ttt_linear.contract import Inputs
 
@@ -27,24 +27,17 @@ from vision_ttt.ops.ttt_linear.contract import Inputs
 def ttt_linear_loop(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Compute (o [B, T, H, d], W [B, H, d, d], b [B, H, d]), without gradients.
 
-    A short last mini-batch is padded with tokens of ones whose learning rate is 0. Tokens of zeros
+    A short last mini-batch is filled with its last token at a learning rate of 0. Tokens of zeros
     would leave z = b, and where b is constant the inner norm has no value if eps is 0.
     """
     dtype = torch.promote_types(inputs.q.dtype, torch.float32)
     tensors = (None if x is None else x.to(dtype) for x in detached(*inputs[:9]))
     q, k, v, eta, w0, b0, gain, offset, scale = tensors
     size, reverse_heads, eps = inputs[9:]
-    batch, length, heads, dim = q.shape
-    count = (length + size - 1) // size
+    batch, _, heads, dim = q.shape
     normed = gain is not None and offset is not None
 
-    def mini_batches(x: Tensor, fill: int, columns: int = 0) -> Tensor:
-        """x [B, T, H, d] in scan order as [N, B, H, b, d + columns], the new entries ``fill``."""
-        # Padded by a constant and cut: a padding of dynamic size restricts the sizes.
-        x = F.pad(in_scan_order(x, reverse_heads), (0, columns, 0, 0, 0, size), value=fill)
-        x = x[:, : count * size].reshape(batch, count, size, heads, x.shape[-1])
-        return x.permute(1, 0, 3, 2, 4).contiguous()  # a scan's inputs must not be views
-
+    rows = MiniBatchRows.of(q, size, reverse_heads)
     w, b = with_batch((w0, b0), batch)
     start = torch.cat([w, b.unsqueeze(2)], dim=2)  # θ [B, H, d + 1, d]
     target, means = v, torch.zeros_like(start[..., :1])
@@ -57,8 +50,7 @@ def ttt_linear_loop(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     p = p.expand(heads, size)
     triangle = p.unsqueeze(-1) * p.new_ones(size, size).tril()  # P ⊿ [H, b, b]
     # p of each mini-batch's last token: [N, H].
-    starts = size * torch.arange(count, device=q.device)
-    p_last = p[:, (length - starts).clamp(max=size) - 1].transpose(0, 1)
+    p_last = p[:, rows.filled.sum((1, 2, 3)) - 1].transpose(0, 1)
 
     def one_mini_batch(state: State, parts: Sequence[Tensor]) -> tuple[State, Tensor]:
         (theta,), (x_q, x, x_eta, target, p_last) = state, parts
@@ -74,12 +66,11 @@ def ttt_linear_loop(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         z_q = x_q @ theta + (x_q @ x_eta * triangle) @ g
         return (theta + x_eta @ (p_last.unsqueeze(-1).unsqueeze(-1) * g),), z_q
 
-    x = mini_batches(k, 1, 1)
-    rates = mini_batches(eta.unsqueeze(-1), 0)
-    parts = mini_batches(q, 1, 1), x, -rates * x, mini_batches(target, 0), p_last
+    x_q, x = (rows.mini_batches(F.pad(view, (0, 1), value=1)) for view in (q, k))
+    rates = (rows.mini_batches(eta) * rows.filled).unsqueeze(-1)
+    parts = x_q, x, -rates * x, rows.mini_batches(target), p_last
     (end,), z = graph_loop(one_mini_batch, (start - means,), parts)
-    z = z.permute(1, 0, 3, 2, 4).reshape(batch, count * size, heads, dim)
-    o = in_scan_order(z[:, :length], reverse_heads)
+    o = rows.sequence(z)
     if normed:
         o = q + F.layer_norm(o, (dim,), eps=eps) * gain + offset
     end = end + means
