@@ -28,12 +28,12 @@ from studies.sweeps.results import Result, finished, read_results, write_results
 from studies.sweeps.runs import Failure, Outcome, run_all
 from studies.sweeps.tables import (
     ACCURACIES,
+    all_tables,
     by_row,
     changes,
     describe,
     in_order,
     markdown,
-    tabulate,
 )
 from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole
@@ -251,10 +251,7 @@ def _list(sweep: Sweep) -> None:
 
 
 def _show(sweep: Sweep, results: Sequence[Result]) -> None:
-    for panel in range(len(sweep.panels)):
-        headings, lines = tabulate(sweep, results, panel)
-        if not lines:
-            continue
+    for headings, lines in all_tables(sweep, results):
         table = Table()
         for place, heading in enumerate(headings):
             table.add_column(heading, justify="right" if place > 1 else "left")

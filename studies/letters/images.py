@@ -44,6 +44,7 @@ class LetterSettings:
         seed: of everything random.
         mark: pixels along the side of the mark; None for an eighth of the picture's, so that its
             share of the picture is the same at any size.
+        by_mark: whether only letters of the mark's kind of ink count; otherwise all do.
 
     Raises:
         ValueError: a value is out of its range.
@@ -56,6 +57,7 @@ class LetterSettings:
     clutter: float = 0.5
     seed: int = 0
     mark: int | None = None
+    by_mark: bool = True
 
     def __post_init__(self) -> None:
         whole = {"side": (64, 8192), "classes": (2, len(ALPHABET)), "glyph": (12, 128)}
@@ -76,6 +78,8 @@ class LetterSettings:
             raise ValueError(
                 f"side is {self.side}; letters of glyph {self.glyph} need at least {2 * self.cell}"
             )
+        if not isinstance(self.by_mark, bool):
+            raise ValueError(f"by_mark is {self.by_mark!r}; it must be true or false")
         if self.mark is None:
             return
         # So wide that one cell at least, in the opposite corner, is left for a letter.
@@ -113,7 +117,7 @@ class Letter(NamedTuple):
     outline: np.ndarray
     """Corners [n, 2] of its convex hull: x and y in pixels."""
     counts: bool
-    """Whether its ink is of the mark's kind."""
+    """Whether its ink is of the mark's kind, or all letters count."""
     is_ringed: bool
     """Whether it is the one with a ring around it."""
     distance: float
@@ -178,7 +182,8 @@ def render_letters(settings: LetterSettings, split: Split, index: int) -> Letter
         label = int(generator.integers(settings.classes))
         outline = _draw_letter(canvas, label, place, kind, settings, split, generator)
         distance = float(np.linalg.norm(outline.mean(axis=0) - mark))
-        letters.append(Letter(label, outline, kind == ink, False, distance))
+        counts = kind == ink or not settings.by_mark
+        letters.append(Letter(label, outline, counts, False, distance))
     chosen = int(generator.integers(len(letters)))
     letters[chosen] = letters[chosen]._replace(is_ringed=True)
     _draw_ring(canvas, letters[chosen].outline)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from studies.sweeps.results import Result
+    from vision_ttt.bench.tables import Table
     from vision_ttt.engine.train import TrainResult
 
 
@@ -147,6 +148,8 @@ class Sweep:
     examine: Callable[[TrainResult], Mapping[str, Any]] | None = None
     """What else is measured on each trained model, as JSON has it; becomes `Result.measures`. A
     function of a module, for each run has a process of its own."""
+    tables: Callable[[Sweep, Sequence[Result]], Sequence[Table]] | None = None
+    """Tables that stand before those of the panels, of what `examine` has measured."""
     draw: Callable[[Sweep, Sequence[Result]], Figure] | None = None
     """The picture; None for :func:`studies.sweeps.figure.sweep_figure`."""
     by_name: Mapping[str, Variant] = field(init=False, repr=False)

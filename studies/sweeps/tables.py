@@ -85,6 +85,17 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
     return Table(headings, lines)
 
 
+def all_tables(sweep: Sweep, results: Sequence[Result]) -> list[Table]:
+    """The sweep's own tables, then one for each panel; those without lines are left out.
+
+    Raises:
+        UserError: as for :func:`by_row`.
+    """
+    own = [] if sweep.tables is None else sweep.tables(sweep, results)
+    panels = [tabulate(sweep, results, panel) for panel in range(len(sweep.panels))]
+    return [table for table in (*own, *panels) if table.lines]
+
+
 def values_of(
     column: Column, results: Sequence[Result], found: Mapping[str, Sequence[Result]]
 ) -> list[float]:
@@ -122,17 +133,15 @@ def describe(sweep: Sweep, results: Sequence[Result]) -> str:
 
 
 def markdown(sweep: Sweep, results: Sequence[Result]) -> str:
-    """The whole sweep in GitHub's Markdown: its description, then a table for each panel.
+    """The whole sweep in GitHub's Markdown: its description, then all tables.
 
     Raises:
         UserError: as for :func:`by_row`.
     """
     parts = []
-    for panel in range(len(sweep.panels)):
-        headings, lines = tabulate(sweep, results, panel)
-        if lines:
-            rule = ["---", "---", *("---:" for _ in headings[2:])]
-            parts.append("\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *lines)))
+    for headings, lines in all_tables(sweep, results):
+        rule = ["---", "---", *("---:" for _ in headings[2:])]
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *lines)))
     return "\n\n".join([describe(sweep, results), *parts])
 
 

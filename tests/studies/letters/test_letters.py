@@ -1,6 +1,7 @@
 """Pictures of letters: the same ones each time, and labelled as the mark says."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -113,6 +114,18 @@ def test_letters_count_that_have_the_marks_ink():
         assert letter.counts == (_is_cool(pixels[_hull(letter)]) == _is_cool(mark))
         counting.append(letter.counts)
     assert 0.3 < np.mean(counting) < 0.7
+
+
+def test_without_the_mark_all_letters_count_on_the_same_picture():
+    own = render_letters(replace(SETTINGS, by_mark=False), "test", 5)
+    assert own.image.tobytes() == PICTURES[21].image.tobytes()
+    assert [each._replace(counts=False, outline=None) for each in own.letters] == [
+        each._replace(counts=False, outline=None) for each in PICTURES[21].letters
+    ]
+    assert all(letter.counts for letter in own.letters)
+    assert not all(letter.counts for letter in PICTURES[21].letters)
+    with pytest.raises(ValueError, match="by_mark is 0; it must be true or false"):
+        replace(SETTINGS, by_mark=0)
 
 
 def test_labels_are_the_hulls_of_letters_that_count():
