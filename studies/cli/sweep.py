@@ -1,6 +1,7 @@
 """`python -m studies sweep NAME`."""
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -162,8 +163,9 @@ def _tasks(
             config = sweep.config(row, seed, output, overrides)
             if row.name in lengths:
                 config = change(config, of_updates(lengths[row.name], config))
+            accuracy = sweep.accuracy if row.has_accuracy else None
             tasks.append(
-                Task(sweep.name, row.name, config, arguments.command, sweep.examine, sweep.accuracy)
+                Task(sweep.name, row.name, config, arguments.command, sweep.examine, accuracy)
             )
     return tasks
 
@@ -229,8 +231,9 @@ def _tell(failures: Sequence[Failure]) -> None:
 def _told(outcome: Outcome) -> str:
     if isinstance(outcome, Result):
         accuracy = ACCURACIES[SWEEPS[outcome.sweep].accuracy]
+        shown = "" if math.isnan(right := outcome.test_accuracy) else f"{accuracy} {right:.1%}, "
         return (
-            f"{outcome.row}, seed {outcome.seed}: {accuracy} {outcome.test_accuracy:.1%}, "
+            f"{outcome.row}, seed {outcome.seed}: {shown}"
             f"test loss {outcome.test_loss:.3f}, {outcome.seconds:.0f} s"
         )
     lines = "\n".join(f"  {line}" for line in outcome.last_lines)

@@ -72,6 +72,13 @@ class Variant:
     """Where it is given, it replaces the recipe's length."""
     start: str | None = None
     """Name of a row from whose last weights, of the same seed, the runs start."""
+    recipe: str | None = None
+    """Name or path of a recipe that replaces the sweep's."""
+    seeded: tuple[str, ...] = ()
+    """Fields that a seed sets, beside the sweep's."""
+    has_accuracy: bool = True
+    """Whether its task measures the sweep's `accuracy`; the results of one that does not, as
+    pre-training, have NaN."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -217,8 +224,8 @@ class Sweep:
         Raises:
             ConfigError: a value is out of its range.
         """
-        values = recipes.read(self.recipe)
-        own = dict.fromkeys(self.seeded, seed)
+        values = recipes.read(row.recipe or self.recipe)
+        own = dict.fromkeys((*self.seeded, *row.seeded), seed)
         own["output"] = str(folder / row.name / f"seed-{seed}")
         if row.start is not None:
             own["initial_weights"] = str(folder / row.start / f"seed-{seed}" / WEIGHTS_FILE)

@@ -126,12 +126,13 @@ def _length(updates: int, seconds: float, pace: float | None = None) -> dict[str
 def of_updates(updates: int, config: TrainConfig) -> dict[str, Any]:
     """The fields that make a run this long, its warm-up the same share of it as in ``config``.
 
-    Where that has evaluations after so many updates, there are as many of them in the new length.
+    Where that has evaluations after so many updates, and its length is in updates, too, there are
+    as many of them in the new length.
     """
-    _unit, length = config.optimisation.length
+    unit, length = config.optimisation.length
     fields = {"updates": updates, "warmup": config.optimisation.warmup / length * updates}
     every = config.run.evaluate_every
-    if every is not None:
+    if every is not None and unit == "updates":
         fields["evaluate_every"] = max(math.ceil(every / length * updates), 1)
     return fields
 

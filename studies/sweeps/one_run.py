@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -41,8 +42,8 @@ class Task:
     """Of the sweep, for the record."""
     examine: Callable[[TrainResult], Mapping[str, Any]] | None = None
     """The sweep's own."""
-    accuracy: str = "test_accuracy"
-    """The sweep's own."""
+    accuracy: str | None = "test_accuracy"
+    """The sweep's own; None for a row without."""
 
 
 def perform(task: Task) -> Result:
@@ -67,7 +68,11 @@ def _train(task: Task) -> Result:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     run = describe_run(task.command, device)  # of the source as it is when the run begins
     trained = train(config, resume="auto")
-    last = trained.metrics["history"][-1]
+    history = [
+        {**row, "test_accuracy": math.nan if task.accuracy is None else row[task.accuracy]}
+        for row in trained.metrics["history"]
+    ]
+    last = history[-1]
     place = next(trained.model.parameters()).device
     return Result(
         sweep=task.sweep,
@@ -80,20 +85,19 @@ def _train(task: Task) -> Result:
         test_images=trained.metrics[f"test_{trained.task.unit}"],
         parameters=trained.metrics["parameters"],
         macs=macs_of_pass(trained.model, trained.task.example().to(place)),
-        test_accuracy=last[task.accuracy],
+        test_accuracy=last["test_accuracy"],
         test_loss=last["test_loss"],
         train_loss=last["train_loss"],
         seconds=trained.metrics["seconds"],
         run=run,
-        history=json.dumps(_columns(trained.metrics["history"], task.accuracy)),
+        history=json.dumps(_columns(history)),
         measures=json.dumps({} if task.examine is None else task.examine(trained)),
     )
 
 
-def _columns(history: Sequence[Mapping[str, Any]], accuracy: str) -> dict[str, list[float]]:
+def _columns(history: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """The rows of metrics.json as a list for each of HISTORY, to five significant digits."""
-    origins = {name: accuracy if name == "test_accuracy" else name for name in HISTORY}
-    columns = {name: [row[origin] for row in history] for name, origin in origins.items()}
+    columns = {name: [row[name] for row in history] for name in HISTORY}
     columns["seconds"] = list(accumulate(columns["seconds"]))  # a row has those since the last
     return {
         name: [value if isinstance(value, int) else float(f"{value:.5g}") for value in values]

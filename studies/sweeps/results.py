@@ -38,7 +38,8 @@ class Result:
     macs: int
     """Multiply-adds of a forward pass on one image, or on one sequence of tokens."""
     test_accuracy: float
-    """From 0 to 1, after the last epoch; of a sweep of segmenters mean IoU."""
+    """From 0 to 1, after the last epoch; of a sweep of segmenters mean IoU; NaN of a row that
+    measures none."""
     test_loss: float
     """Cross-entropy in nats, without label smoothing."""
     train_loss: float

@@ -117,12 +117,15 @@ def describe(sweep: Sweep, results: Sequence[Result]) -> str:
     """
     run = results[0].run
     epochs = sorted({result.epochs for result in results})
-    tested = sorted({result.test_images for result in results})
+    trained, tested = (
+        _range(sorted({getattr(result, f"{part}_images") for result in results}), ",")
+        for part in ("train", "test")
+    )
     started = sorted(result.run.started for result in results)
     parts = [
         f"`sweep {sweep.name}`, mean ± sample standard deviation over seeds; {_range(epochs)}"
-        f" epochs of {results[0].train_images:,} training {sweep.unit}; test loss is cross-entropy"
-        f" in nats on {_range(tested, ',')} test {sweep.unit}, {sweep.losses}",
+        f" epochs of {trained} training {sweep.unit}; test loss is cross-entropy in nats on"
+        f" {tested} test {sweep.unit}, {sweep.losses}",
         *([f"published: the paper's own {sweep.published_unit}"] if sweep.published_unit else []),
         f"{run.device_name}, one thread a run",
         f"torch {run.torch}, timm {run.timm}, vision-ttt {run.vision_ttt}",
@@ -149,6 +152,8 @@ def changes(sweep: Sweep, name: str) -> str:
     """What a row changes, for the list of rows: e.g. "design=dual"."""
     values = dict(sweep.by_name[name].changes)
     values |= values.pop("arguments", {})
+    if sweep.by_name[name].recipe is not None:
+        values["recipe"] = sweep.by_name[name].recipe
     length, start = sweep.by_name[name].length, sweep.by_name[name].start
     if start is not None:
         values["initial_weights"] = f"those of {start}"

@@ -2,6 +2,7 @@
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,14 @@ from PIL import Image
 from timm.data.dataset import ImageDataset, IterableImageDataset
 from torchvision.datasets import ImageFolder
 
-from vision_ttt.data import DatasetError, DatasetSpec, ImageError, open_dataset, sources
+from vision_ttt.data import (
+    DatasetError,
+    DatasetSpec,
+    ImageError,
+    ImageSplits,
+    open_dataset,
+    sources,
+)
 
 
 def test_digits() -> None:
@@ -18,6 +26,39 @@ def test_digits() -> None:
     assert len(data.part("all")) == 1797
     with pytest.raises(ValueError, match="validation"):
         data.part("validation")
+
+
+def test_a_fraction_of_each_class_for_training() -> None:
+    def opened(fraction: float, seed: int = 0) -> ImageSplits:
+        return open_dataset(DatasetSpec("digits", train_fraction=fraction, split_seed=seed))
+
+    whole, tenth = opened(1), opened(0.1)
+    counts = Counter(target for _, target in whole.train)
+    expected = {digit: round(count / 10) for digit, count in counts.items()}
+    assert Counter(target for _, target in tenth.train) == expected
+    assert len(tenth.test) == 500
+    assert set(opened(0.02).train.indices) < set(tenth.train.indices)
+    assert opened(0.1).train.indices == tenth.train.indices != opened(0.1, 1).train.indices
+    assert Counter(target for _, target in opened(1e-6).train) == dict.fromkeys(range(10), 1)
+    with pytest.raises(DatasetError, match="split_seed is 1, but the digits has no use for it"):
+        opened(1, 1)
+
+
+def test_a_fraction_of_what_a_split_left_for_training(image_folder: Path) -> None:
+    spec = DatasetSpec(str(image_folder / "train"), test_fraction=0.25)
+    whole, part = open_dataset(spec), open_dataset(replace(spec, train_fraction=0.5))
+    names = [[image.tobytes() for image, _ in each.train] for each in (whole, part)]
+    assert Counter(target for _, target in part.train) == {0: 3, 1: 3}
+    assert set(names[1]) <= set(names[0])
+    assert (part.held_out, part.test.indices) == (whole.held_out, whole.test.indices)
+
+
+def test_a_fraction_needs_classes_that_are_known(image_folder: Path) -> None:
+    spec = DatasetSpec("torch/image_folder", str(image_folder), train_fraction=0.5)
+    with pytest.raises(
+        DatasetError, match=r"train_fraction is 0\.5; it must be 1 for torch/image_f"
+    ):
+        open_dataset(spec)
 
 
 @pytest.mark.parametrize("root", ["pipe:touch x;", " PIPE:touch x", "pi\tpe:touch x"])

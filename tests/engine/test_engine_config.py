@@ -36,6 +36,7 @@ PACKAGED = ("classification", "diffusion")
         ("learning_rate", float("nan")),
         ("label_smoothing", 1.0),
         ("test_fraction", 1.0),
+        ("train_fraction", 0.0),
         ("crop_scale", 0.0),
         ("ema_decay", 1.0),
         ("precision", "float16"),

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,6 +50,7 @@ class DatasetSpec:
     test_split: str = "validation"
     test_fraction: float = 0.2
     split_seed: int = 0
+    train_fraction: float = 1.0
     num_classes: int | None = None
 
 
@@ -80,9 +81,36 @@ def open_dataset(spec: DatasetSpec) -> ImageSplits:
 
     Raises:
         DatasetError: an empty class folder, class folders that differ between the splits, no test
-            split, no class names, a name that timm cannot read, or a field that would be ignored.
+            split, no class names, a name that timm cannot read, a field that would be ignored, or
+            a fraction of training images whose classes are not known before they are read.
         FileNotFoundError: a folder that is not there.
     """
+    splits = _open(spec)
+    if spec.train_fraction == 1:
+        return splits
+    return replace(splits, train=_fraction(splits.train, spec))
+
+
+def _fraction(images: Dataset, spec: DatasetSpec) -> Subset:
+    """Draw a fraction of each class; a smaller fraction is a part of a larger one."""
+    whole = images.dataset if isinstance(images, Subset) else images
+    targets = getattr(whole, "targets", None)
+    if targets is None:
+        raise DatasetError(
+            f"train_fraction is {spec.train_fraction}; it must be 1 for {spec.dataset}, whose"
+            " classes are known only when its images are read"
+        )
+    own = np.asarray(targets)[images.indices if isinstance(images, Subset) else slice(None)]
+    drawn: list[int] = []
+    for each in np.unique(own).tolist():
+        order = np.random.default_rng((spec.split_seed, each)).permutation(
+            np.nonzero(own == each)[0]
+        )
+        drawn += order[: max(1, round(spec.train_fraction * len(order)))].tolist()
+    return Subset(images, sorted(drawn))
+
+
+def _open(spec: DatasetSpec) -> ImageSplits:
     if spec.dataset == "digits":
         refuse_unused(spec, "the digits", "dataset_root", *_SPLIT_NAMES, *_DRAWN)
         return ImageSplits(Digits("train"), Digits("test"), Digits.classes)
@@ -110,12 +138,15 @@ def open_dataset(spec: DatasetSpec) -> ImageSplits:
 def refuse_unused(spec: DatasetSpec, place: str, *names: str) -> None:
     """Refuse fields that `place` has no use for, where they are not what they are by default.
 
+    `split_seed` is of use wherever a fraction of the training images is drawn.
+
     Raises:
         DatasetError: one is not.
     """
     for name in names:
         value = getattr(spec, name)
-        if value != getattr(DatasetSpec, name):
+        drawn = name == "split_seed" and spec.train_fraction < 1
+        if value != getattr(DatasetSpec, name) and not drawn:
             raise DatasetError(f"{name} is {value!r}, but {place} has no use for it; leave it out")
 
 

@@ -245,6 +245,32 @@ def test_linear_rows_start_from_the_deit_and_differ_from_their_like_in_nothing_e
         Sweep("s", "t", "digits", {}, rows, (Panel("p", {"a": "a", "b": "b"}),), "c")
 
 
+def test_shares_of_labels_differ_from_their_like_in_the_start_alone(tmp_path):
+    sweep = SWEEPS["pretraining-fashion"]
+
+    def config(name):
+        return sweep.config(sweep.by_name[name], 3, tmp_path)
+
+    masked = config("masked")
+    assert (masked.task.name, masked.data.train_fraction, masked.data.split_seed) == (
+        *("masked-images", 1, 0),
+    )
+    assert masked.data.random_erasing == 0  # noise is not to be predicted
+    for share, updates in ((1, 0.06), (10, 0.25), (100, 0.5)):
+        tuned, scratch = config(f"fine-tuned-{share}"), config(f"scratch-{share}")
+        weights = tmp_path / "masked" / "seed-3" / "last.safetensors"
+        assert tuned.model.initial_weights == str(weights)
+        assert scratch.model == dataclasses.replace(tuned.model, initial_weights=None)
+        assert (scratch.data, scratch.optimisation) == (tuned.data, tuned.optimisation)
+        assert tuned.data.train_fraction == share / 100
+        assert tuned.data.split_seed == (0 if share == 100 else 3)
+        lengths = [
+            sweep.by_name[f"{kind}-{share}"].length.share
+            for kind in ("fine-tuned", "scratch", "scratch-short")
+        ]
+        assert lengths == [updates, 1 + updates, updates]
+
+
 @pytest.mark.parametrize("shown", [{}, {"a": "a", "b": "b"}])
 def test_panels_must_show_exactly_the_rows(shown):
     with pytest.raises(ValueError, match="must be the same"):

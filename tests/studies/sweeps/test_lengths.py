@@ -61,3 +61,12 @@ def test_the_warm_up_keeps_its_share(make_sweep):
     sweep = make_sweep(a={"epochs": 4, "warmup": 1})
     config = sweep.config(sweep.rows[0], 0, Path("runs"))
     assert of_updates(50, config) == {"updates": 50, "warmup": 12.5}
+
+
+@pytest.mark.parametrize(("length", "every"), [({"epochs": 4}, None), ({"updates": 20}, 25)])
+def test_evaluations_keep_their_number_where_their_interval_has_the_unit_of_the_length(
+    make_sweep, length, every
+):
+    sweep = make_sweep(a={**length, "evaluate_every": 10})
+    config = sweep.config(sweep.rows[0], 0, Path("runs"))
+    assert of_updates(50, config).get("evaluate_every") == every

@@ -12,6 +12,7 @@ from studies.sweeps.definition import Column, Panel, SameSeconds
 from studies.sweeps.figure import sweep_figure
 from studies.sweeps.linearize import LINEARIZE_FASHION, linearize_figure
 from studies.sweeps.norm_figure import norm_figure
+from studies.sweeps.pretraining import PRETRAINING_FASHION, pretraining_figure
 from studies.sweeps.results import finished, read_results, save_result, write_results
 from studies.sweeps.tables import Spread, by_row, changes, markdown, tabulate, values_of
 from vision_ttt.errors import UserError
@@ -146,6 +147,31 @@ def test_the_picture_of_linear_models_has_a_line_per_kind(make_result):
     drawn = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
     assert drawn["SwiGLU, linearised"] == [[10, pytest.approx(50)], [30, pytest.approx(75)]]
     assert "SwiGLU, from scratch" not in drawn
+
+
+def test_the_picture_of_pre_training_has_a_line_per_kind_by_share_of_labels(make_result):
+    rows = [
+        ("masked", math.nan),
+        ("fine-tuned-1", 0.6),
+        ("fine-tuned-100", 0.9),
+        ("scratch-1", 0.5),
+    ]
+    results = [
+        make_result(row, seed, 0.3, right + seed / 10, sweep="pretraining-fashion")
+        for row, right in rows
+        for seed in (0, 1)
+    ]
+    (axis,) = pretraining_figure(PRETRAINING_FASHION, results).axes
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
+    assert drawn["pre-trained, fine-tuned"] == [[1, pytest.approx(65)], [100, pytest.approx(95)]]
+    assert drawn["from scratch, as long as both"] == [[1, pytest.approx(55)]]
+
+
+def test_images_of_several_numbers_are_told(make_sweep, make_result):
+    results = [
+        make_result("a", seed, 1, 1, train_images=count) for seed, count in enumerate((60, 6))
+    ]
+    assert "epochs of 6 to 60 training images;" in markdown(make_sweep(a={}), results)
 
 
 def test_lengths_of_several_kinds_are_told(make_sweep, make_result):

@@ -1,6 +1,7 @@
 """Running a sweep: side by side, after faults, after being killed."""
 
 import dataclasses
+import math
 import signal
 import time
 from pathlib import Path
@@ -14,11 +15,12 @@ from studies.sweeps.norms import measure_norms
 from studies.sweeps.one_run import Task
 from studies.sweeps.results import RESULT_FILE, Result, finished
 from studies.sweeps.runs import Failure, run_all
+from studies.sweeps.tables import tabulate
 from vision_ttt.engine import train
 from vision_ttt.engine.locks import alone_in
 from vision_ttt.engine.run_directory import checkpoints
 from vision_ttt.errors import UserError
-from vision_ttt.recipes import change
+from vision_ttt.recipes import change, resolve
 
 COMMAND = ("python", "-m", "studies", "sweep", "tiny")
 KILLED_SWEEP = Path(__file__).with_name("killed_sweep.py")
@@ -82,6 +84,19 @@ def test_what_the_sweep_examines_is_kept_with_seconds_that_add_up(make_sweep, tm
     maps = torch.tensor(maps)
     assert maps.shape == (4, 8, 8)
     assert torch.equal(maps.flatten(1).median(1).values, torch.ones(4))
+
+
+def test_a_row_without_accuracy_has_losses_alone(make_sweep, tiny_fields, tmp_path):
+    sweep = make_sweep(plain={})
+    config = resolve(tiny_fields(task="masked-images", epochs=1))
+    (result,) = collected(
+        [Task("tiny", "plain", config, COMMAND, accuracy=None)], tmp_path / "runs"
+    )
+    assert math.isnan(result.test_accuracy)
+    assert all(map(math.isnan, result.curve["test_accuracy"]))
+    assert 0 < result.test_loss < 2
+    headings, (line,) = tabulate(sweep, [finished(config)], 0)
+    assert line[headings.index("test accuracy, %")] == ""
 
 
 def collected(tasks, folder):

@@ -40,7 +40,11 @@ class ImageData(Section):
     """Fraction of images held out for test (0 to 1, exclusive) if elpv or a folder has no test
     split; the choice is stratified and does not depend on run.seed."""
     split_seed: int = number(0, Range(0, 2**32 - 1, "from 0 to 4,294,967,295"))
-    """Seed of that choice."""
+    """Seed of that choice, and of train_fraction's."""
+    train_fraction: float = number(1.0, FRACTION)
+    """Fraction of the training images that is used, the same of each class and at least one image
+    (>0 to 1); the choice depends on split_seed alone. Below 1, streamed datasets and those of
+    hfds/ and torch/ are not supported."""
     num_classes: int | None = number(None, Range(2, float("inf"), "at least 2"))
     """Number of classes, for datasets that do not state it; null: that of the dataset. It must not
     differ from the dataset's."""
