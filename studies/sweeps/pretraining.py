@@ -164,7 +164,7 @@ PRETRAINING_ELPV = _compare(
         "evaluate_every": 524,
     },
     {"dataset": "elpv", "model": "vittt_nano_patch8_256", "horizontal_flip": 0.5},
-    "0.58 million parameters, 324 tokens, images of 144² pixels, a split of its own for each seed",
+    "0.61 million parameters, 324 tokens, images of 144² pixels, a split of its own for each seed",
     recipe="elpv",
     seeded=("seed", "split_seed"),
     columns=(
