@@ -80,6 +80,8 @@ def examine(trained: TrainResult) -> dict[str, float]:
     return {"cpu_seconds_of_an_update": cpu_seconds_of_an_update(trained.config)}
 
 
+UPDATE = Column("CPU ms of an update", _update, 0)
+"""Of what :func:`examine` measures."""
 _RELATIVE = (
     Column("accuracy, % of the DeiT's", _accuracy, 2, relative_to=TEACHER),
     Column("training, % of the DeiT's CPU time", _training, 1, relative_to=TEACHER),
@@ -139,7 +141,7 @@ LINEARIZE_FASHION = Sweep(
     ),
     caveat="Small-scale evidence: 0.6 million parameters, 49 tokens, images of 28² pixels; CPU "
     "time is that of updates on one thread, without reading the images.",
-    columns=(*_RELATIVE, Column("CPU ms of an update", _update, 0)),
+    columns=(*_RELATIVE, UPDATE),
     examine=examine,
     draw=linearize_figure,
 )

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from studies.sweeps import SWEEPS
 from studies.sweeps.definition import Panel, SameSeconds, ShareOfUpdates, Sweep, Variant
+from studies.trimmed_clothes import WAYS
 from vision_ttt.engine import TrainConfig
 from vision_ttt.errors import UserError
 from vision_ttt.models.vittt_ablations import ABLATIONS
@@ -245,16 +246,31 @@ def test_linear_rows_start_from_the_deit_and_differ_from_their_like_in_nothing_e
         Sweep("s", "t", "digits", {}, rows, (Panel("p", {"a": "a", "b": "b"}),), "c")
 
 
-def test_shares_of_labels_differ_from_their_like_in_the_start_alone(tmp_path):
-    sweep = SWEEPS["pretraining-fashion"]
+def test_proportions_differ_in_the_folder_and_the_sequences_alone(tmp_path):
+    sweep = SWEEPS["aspect-ratios"]
+    configs = {row.name: sweep.config(row, 0, tmp_path) for row in sweep.rows}
+    assert list(configs) == list(WAYS)
+    squares = configs["squeezed"]
+    for way, config in configs.items():
+        naflex = 49 if way == "native" else None
+        folder = f"runs/trimmed-clothes/{way}"
+        assert config.data == dataclasses.replace(squares.data, dataset=folder, naflex=naflex)
+        assert config.model == squares.model
+        assert config.optimisation == squares.optimisation
+
+
+@pytest.mark.parametrize("name", ["fashion", "elpv"])
+def test_shares_of_labels_differ_from_their_like_in_the_start_alone(name, tmp_path):
+    sweep = SWEEPS[f"pretraining-{name}"]
 
     def config(name):
         return sweep.config(sweep.by_name[name], 3, tmp_path)
 
     masked = config("masked")
-    assert (masked.task.name, masked.data.train_fraction, masked.data.split_seed) == (
-        *("masked-images", 1, 0),
-    )
+    split = 3 if name == "elpv" else 0
+    own = (masked.task.name, masked.data.train_fraction, masked.data.split_seed)
+    assert own == ("masked-images", 1, split)
+    assert masked.data.dataset == config("scratch-100").data.dataset
     assert masked.data.random_erasing == 0  # noise is not to be predicted
     for share, updates in ((1, 0.06), (10, 0.25), (100, 0.5)):
         tuned, scratch = config(f"fine-tuned-{share}"), config(f"scratch-{share}")
@@ -263,7 +279,7 @@ def test_shares_of_labels_differ_from_their_like_in_the_start_alone(tmp_path):
         assert scratch.model == dataclasses.replace(tuned.model, initial_weights=None)
         assert (scratch.data, scratch.optimisation) == (tuned.data, tuned.optimisation)
         assert tuned.data.train_fraction == share / 100
-        assert tuned.data.split_seed == (0 if share == 100 else 3)
+        assert tuned.data.split_seed == (split if share == 100 else 3)
         lengths = [
             sweep.by_name[f"{kind}-{share}"].length.share
             for kind in ("fine-tuned", "scratch", "scratch-short")
