@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -123,7 +124,8 @@ def measure_ways(trained: TrainResult) -> dict[str, Any]:
 def labeller(model: nn.Module, tiles: Tiles | None) -> Callable[[Tensor], np.ndarray]:
     """Return what makes a normalised image [3, H, W] into its labels [H, W] uint8.
 
-    Tiles go through the model one by one, and the mean of their logits decides.
+    Tiles, of which a picture has whole numbers, go through the model one by one. Where they overlap
+    the mean of their logits decides, for which those of all pixels are kept.
     """
     if tiles is None:
         whole = WholePictures(model)
@@ -134,7 +136,15 @@ def labeller(model: nn.Module, tiles: Tiles | None) -> Callable[[Tensor], np.nda
     classes = model.num_classes
 
     @torch.inference_mode()
-    def by_tiles(image: Tensor) -> np.ndarray:
+    def side_by_side(image: Tensor) -> np.ndarray:
+        labels = np.empty(image.shape[1:], np.uint8)
+        for top, left in product(*(range(0, length, tiles.window) for length in labels.shape)):
+            tile = (slice(top, top + tiles.window), slice(left, left + tiles.window))
+            labels[tile] = fast(image[(None, slice(None), *tile)])[0].argmax(dim=0).numpy()
+        return labels
+
+    @torch.inference_mode()
+    def overlapping(image: Tensor) -> np.ndarray:
         logits = sliding_logits(
             lambda windows: (fast(each[None])[0] for each in windows),  # the memory of one tile
             *(image,),
@@ -144,7 +154,7 @@ def labeller(model: nn.Module, tiles: Tiles | None) -> Callable[[Tensor], np.nda
         )
         return logits.argmax(dim=0).to(torch.uint8).numpy()
 
-    return by_tiles
+    return side_by_side if tiles.stride == tiles.window else overlapping
 
 
 def _prepare(

@@ -142,8 +142,8 @@ LETTERS_TILES = Sweep(
         " right: named if they count, else hidden. Seams: how often labels change that truly do"
         " not, along the edges of tiles (of a whole picture, where these would be), relative to"
         " all other places. CPU seconds are of one thread, a picture. Memory is the peak above"
-        " model and picture; the logits of all pixels are part of it by tiles. Small-scale"
-        " evidence: 0.6 million parameters, rendered pictures, one recipe."
+        " model and picture; of tiles that overlap, the logits of all pixels are part of it."
+        " Small-scale evidence: 0.6 million parameters, rendered pictures, one recipe."
     ),
     columns=(
         Column("training, s", lambda result: result.seconds, 0),
