@@ -55,7 +55,8 @@ def assert_same_run(first: Path, second: Path, *, tolerance: float = 0.0) -> Non
         assert tensors, part
         assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items()), part
     for name in ("last.safetensors", "best.safetensors"):
-        weights, others = (load_model(run / name)[0].state_dict() for run in (first, second))
+        models = (load_model(run / name, task=None)[0] for run in (first, second))
+        weights, others = (model.state_dict() for model in models)
         assert all(torch.equal(weight, others[key]) for key, weight in weights.items()), name
 
 

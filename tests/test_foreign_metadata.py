@@ -3,7 +3,9 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import ModelMetadata, save_weights
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.tasks import load_model
+from vision_ttt.tasks.dino.config import DinoSection
 from vision_ttt.tasks.distill.model import build_student
 from vision_ttt.tasks.images.models import data_config
 from vision_ttt.tasks.language.models import build_language_model
@@ -75,6 +78,13 @@ def _pretraining(
     return model, ModelMetadata(task, NAME, arguments, carried)
 
 
+def _dino() -> tuple[torch.nn.Module, ModelMetadata]:
+    from vision_ttt.tasks.dino.model import build_dino
+
+    section = DinoSection(outputs=8, hidden_dim=8, bottleneck_dim=8)
+    return _pretraining(asdict(section), partial(build_dino, section=section))
+
+
 def _segmentation() -> tuple[torch.nn.Module, ModelMetadata]:
     arguments = {"num_classes": 2, "dense": {"maps": "tokens"}, **NANO}
     shown = {"longer_side": 96, "test_shorter_side": 64, "evaluation": "whole"}
@@ -102,6 +112,7 @@ MAKERS = {
     "language": _language,
     "masked-images": partial(_pretraining, {"name": "masked-images"}, build_masked_image_model),
     "segmentation": _segmentation,
+    **({"dino": _dino} if find_spec("lightly") else {}),
 }
 
 
@@ -177,6 +188,7 @@ CASES = [
     ("distill", "carried.widths", [8, 8], "1 features and the teacher 2"),
     ("distill", "carried.widths", ["8"], "widths is ['8']; a list of whole numbers"),
     ("distill", "carried.widths", None, "damaged"),
+    *([("dino", "task.outputs", 10**9, "outputs is 1000000000")] if "dino" in MAKERS else []),
     ("masked-images", "task.mask_ratio", 2, "mask_ratio is 2"),
     ("detection", "carried.category_ids", ["a", "b"], "category_ids is ['a', 'b']"),
     ("detection", "carried.category_ids", [3, 3], "category_ids has one twice"),

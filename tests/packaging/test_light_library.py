@@ -16,7 +16,11 @@ import pytest
 
 from vision_ttt import extras
 from vision_ttt.cli.main import COMMANDS
+from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.engine.config import TrainConfig
 from vision_ttt.extras import MissingPackageError, require
+from vision_ttt.tasks.dino.config import DinoSection
+from vision_ttt.tasks.images.config import ImageData
 
 MODULES = {
     *("accelerate", "jsonargparse", "docstring_parser", "rich", "matplotlib", "tensorboard"),
@@ -191,6 +195,17 @@ def test_an_extra_is_its_own_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingPackageError, match=r"^It needs absent-three: .*\[export\]'$"):
         require("export", "It")
     require("none such", "It")
+
+
+def test_self_distillation_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "requires", lambda name: ['lightly; extra == "ssl"'])
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    needed = r"needs lightly: pip install 'vision-ttt\[ssl\]'$"
+    with pytest.raises(MissingPackageError, match=f"^the task dino {needed}"):
+        DinoSection().open(TrainConfig(DinoSection(), ImageData()))
+    metadata_of_run = ModelMetadata({"name": "dino"}, "vittt_nano_patch4_32", {}, {})
+    with pytest.raises(MissingPackageError, match=f"^a backbone trained by .* {needed}"):
+        DinoSection.rebuild(metadata_of_run)
 
 
 def test_without_metadata_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

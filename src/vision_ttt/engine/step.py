@@ -96,6 +96,8 @@ class Step:
             place = (self.config.run.seed, epoch, number, self.accelerator.process_index)
             with self.accelerator.accumulate(self.shared):
                 passes.append(self._pass(batch, place, moment))
+        for held in self.task.held_parameters(moment):
+            held.grad = None
         weights = [p for p in self.model.parameters() if p.grad is not None]
         norm = whole(get_total_norm([p.grad for p in weights]))
         losses = torch.stack([each.loss for each in passes]).sum()

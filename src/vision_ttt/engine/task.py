@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -63,6 +63,8 @@ class Moment:
     """Share of the run's updates that are done, from 0 to below 1."""
     average: nn.Module | None
     """The moving average of the weights, in evaluation mode; None where the run has none."""
+    epoch: int = 0
+    """The epoch at work, from 0."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,17 @@ class Task(ABC):
 
         A batch without an item has loss 0, but of the model's graph: other processes wait for it.
         """
+
+    def held_parameters(self, moment: Moment) -> Iterable[nn.Parameter]:
+        """Return the parameters that an update leaves as they are; by default none."""
+        return ()
+
+    def average_decay(self, moment: Moment) -> float | None:
+        """Return the decay of the weights' moving average at an update.
+
+        None, the default: that of the config, warmed up from 0.
+        """
+        return None
 
     @abstractmethod
     def evaluate(

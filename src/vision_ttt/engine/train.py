@@ -212,7 +212,7 @@ class _Run:
         parts.warm_up_inner(state.update)
         first_pass = state.position * config.optimisation.accumulation_steps
         average = None if parts.average is None else parts.average.module
-        moment = Moment(state.update / parts.length.updates, average)
+        moment = Moment(state.update / parts.length.updates, average, state.epoch)
         outcome = parts.step(update, state.epoch, first_pass, moment)
         if outcome.finite:
             state.loss_sum += outcome.loss_sum
@@ -230,7 +230,12 @@ class _Run:
             self._end_epoch()
         state.span_seconds = time.perf_counter() - started
         if parts.average is not None and outcome.finite:
-            parts.average.update(parts.model, step=state.update)
+            decay = parts.task.average_decay(moment)
+            if decay is None:
+                parts.average.update(parts.model, step=state.update)
+            else:
+                parts.average.decay = decay
+                parts.average.update(parts.model)
         if log is not None:
             log.update(state, outcome, largest_rate(parts.optimizer))
         if outcome.stop_votes:

@@ -11,7 +11,7 @@ from vision_ttt.models.number_kinds import of_another_kind
 
 _BACKBONE = "maps.backbone."
 _PRETRAINED = "backbone."
-_OF_PRETRAINING = ("decoder.", "projection.")
+_OF_PRETRAINING = ("decoder.", "projection.", "criterion.")
 """What the other weights of a pre-trained backbone's file begin with."""
 _HEAD = ("head.weight", "head.bias")
 
@@ -26,7 +26,7 @@ def classifier_weights(state_dict: Mapping[str, Tensor], model: nn.Module) -> di
     has not seen any.
 
     Args:
-        state_dict: e.g. of a :class:`vision_ttt.dense.LinearSegmenter`, or of the task
+        state_dict: e.g. of a :class:`vision_ttt.dense.LinearSegmenter`, or of the tasks dino and
             masked-images.
         model: a :class:`vision_ttt.models.plain_backbone.PlainBackbone`.
     """

@@ -21,6 +21,7 @@ TASKS: dict[str, str | type[TaskSection]] = {
     "classification": "vision_ttt.tasks.classification.config:ClassificationSection",
     "detection": "vision_ttt.tasks.detection.config:DetectionSection",
     "diffusion": "vision_ttt.tasks.diffusion.config:DiffusionSection",
+    "dino": "vision_ttt.tasks.dino.config:DinoSection",
     "distill": "vision_ttt.tasks.distill.config:DistillSection",
     "language": "vision_ttt.tasks.language.config:LanguageSection",
     "masked-images": "vision_ttt.tasks.masked_images.config:MaskedImagesSection",
