@@ -190,7 +190,7 @@ def test_killed_and_resumed_it_is_the_same_run(
     "sharding", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)]
 )
 def test_two_processes_train_what_one_does(fields: Fields, tmp_path: Path, sharding: str) -> None:
-    options = {"learning_rate": 1e-4, "teacher_temperature": 1.0, "first_teacher_temperature": 1.0}
+    options = {"epochs": 1, "frozen_epochs": 0, "learning_rate": 1e-4, "teacher_temperature": 1.0}
     train(resolve(fields(**options, output=str(tmp_path / "one"))))
     two = fields(**options, output=str(tmp_path / "two"), sharding=sharding)
     run_through([(two, [])], tmp_path, processes=2)
@@ -239,6 +239,14 @@ def test_what_does_not_fit_leaves_no_run_directory(
         ({"crop_scale": 0.5}, "crop_scale is 0.5; it must be 0.08, as the task dino makes crops"),
         ({"auto_augment": "3a", "color_jitter": 0.0}, "auto_augment is '3a'; it must be None"),
         ({"color_jitter": 3.0}, "color_jitter is 3.0; it must be at most 2 in the task dino"),
+        (
+            {"local_crops": 0, "local_size": 8},
+            "local_size is 8; it must be None, as local_crops is 0",
+        ),
+        (
+            {"temperature_warmup": 0, "first_teacher_temperature": 0.05},
+            "first_teacher_temperature is 0.05; it must be 0.04, as temperature_warmup is 0",
+        ),
         ({"naflex": 16}, "naflex is 16; it must be null, as the task dino takes images of one"),
     ],
 )

@@ -19,6 +19,10 @@ if TYPE_CHECKING:  # they need PyTorch
     from vision_ttt.tasks.dino.task import Dino
 
 _UNUSED = ("crop_scale", "crop_ratio", "auto_augment", "random_erasing")
+_IGNORED_WITHOUT = {
+    "local_crops": ("local_size", "local_scale"),
+    "temperature_warmup": ("first_teacher_temperature",),
+}
 _STRONGEST_JITTER = 2.0  # its quarter is the shift of the hue, at most half a turn
 
 
@@ -86,6 +90,13 @@ class DinoSection(TaskSection):
                     f"{name} is {value!r}; it must be {default!r}, as the task dino makes crops of"
                     " its own (global_scale, local_scale)"
                 )
+        for switch, names in _IGNORED_WITHOUT.items():
+            for name in names if not getattr(self, switch) else ():
+                value, default = getattr(self, name), getattr(DinoSection, name)
+                if value != default:
+                    raise ConfigError(
+                        f"{name} is {value!r}; it must be {default!r}, as {switch} is 0"
+                    )
         if config.data.color_jitter > _STRONGEST_JITTER:
             raise ConfigError(
                 f"color_jitter is {config.data.color_jitter}; it must be at most"
