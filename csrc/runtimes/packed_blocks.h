@@ -22,10 +22,8 @@
 #include "../aligned_memory.h"
 #include "../blocks/blocks.h"
 
-extern "C" {
-VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* structure);
-VISION_TTT_EXPORT const char* vision_ttt_instruction_set();
-}
+extern "C" VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* structure);
+extern "C" VISION_TTT_EXPORT const char* vision_ttt_instruction_set();
 
 namespace {
 

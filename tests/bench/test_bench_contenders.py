@@ -78,7 +78,10 @@ def test_the_label_tells_which_attention_runs(kind: str, fused: int, monkeypatch
         (f"{NANO}:openvino (for_training)", f"accepted: {NANO}, {NANO} (for_training)"),
         ("vit3_nano_patch4_32 (for_training)", "accepted: vit3_nano_patch4_32, vit3_nano"),
         (f"{DEIT} (flash)", "plain attention"),
-        (f"{DEIT}:openvno", "accepted: for_inference, inductor, onnxruntime, openvino"),
+        (
+            f"{DEIT}:openvno",
+            "accepted: for_inference, inductor, onnxruntime, onnxruntime-kernels",
+        ),
         (f"{DEIT}:openvino (plain attention)", f"accepted: {DEIT} .*{DEIT}:openvino"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from vision_ttt.extras import MissingPackageError
@@ -36,16 +37,16 @@ def onnxruntime_library() -> Path:
 
 
 def runtimes_with_kernels() -> list[str]:
-    """The runtimes whose library was built, "openvino" and "onnxruntime".
+    """Those of "openvino" and "onnxruntime" that are installed and whose library was built.
 
     Raises:
         MissingPackageError: there is none; the message has the commands.
     """
-    found = [name for name, (path, _) in LIBRARIES.items() if path.exists()]
+    found = [name for name, (path, _) in LIBRARIES.items() if path.exists() and find_spec(name)]
     if not found:
         raise MissingPackageError(
-            f"{' and '.join(path.name for path, _ in LIBRARIES.values())} are not built, and one of"
-            f" them has to run the kernels; {_how('|'.join(LIBRARIES))}"
+            f"{' and '.join(path.name for path, _ in LIBRARIES.values())} are not built, or their"
+            f" runtime is not installed, and one has to run the kernels; {_how('|'.join(LIBRARIES))}"
         )
     return found
 

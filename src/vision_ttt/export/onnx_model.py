@@ -58,7 +58,7 @@ def export_onnx(
 
     Raises:
         MissingPackageError: packages of the extra [export] are missing; with ``kernels`` also
-            our libraries for both runtimes, or OpenVINO itself.
+            a runtime with our library for it.
         ExportError: the dtype is another, the model cannot be translated, or the result computes
             other logits.
         OSError: the file cannot be written.

@@ -73,7 +73,8 @@ def test_arguments_are_those_of_the_settings(
     monkeypatch.setattr("studies.cli.letters._draw_sheet", lambda *given: None)
     assert main(["letters", str(tmp_path), "--sheet-only"]) == 0
     assert asked == [LetterSet()]
-    assert set(RANGES) == set(inspect.signature(LetterSettings).parameters)
+    switches = {"by_mark"}  # of studies, not of the command
+    assert set(RANGES) == set(inspect.signature(LetterSettings).parameters) - switches
     large = {"side": 8192}  # on which letters of any size have room
     for name, bounds in RANGES.items():
         for bound, beyond in zip(bounds, (-1, 1), strict=True):
