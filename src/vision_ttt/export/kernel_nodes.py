@@ -14,8 +14,8 @@ from torch.export import ExportedProgram
 
 from vision_ttt.acceleration.inference import pack_blocks, told
 from vision_ttt.export.inputs import ExportError, InputShapes
-from vision_ttt.export.program import plain_program
-from vision_ttt.ops._op import Op
+from vision_ttt.export.node_functions import node_functions
+from vision_ttt.export.program import written_out
 from vision_ttt.ops.packed import mamba_block, vit3_block, vittt_blocks
 from vision_ttt.ops.packed.block import LINE, WORD, Block
 from vision_ttt.ops.packed.weights import PackedStructure, unpack
@@ -24,14 +24,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 DOMAIN, NODE = "vision_ttt", "PackedBlocks"
-_BLOCKS: dict[str, tuple[Op, Block]] = {
-    op.name: (op, block)
-    for op, block in (
-        (vittt_blocks.OP, vittt_blocks.BLOCK),
-        (vit3_block.OP, vit3_block.BLOCK),
-        (mamba_block.OP, mamba_block.BLOCK),
-    )
-}
+_OPS = {op.BLOCK.name: op for op in (vittt_blocks, vit3_block, mamba_block)}
 _BASE = LINE * WORD.itemsize  # bytes that are added to offsets, so that 0 is null
 _NUMBER, _POINTER, _PACKED = range(3)  # as packed_blocks.h has them
 
@@ -49,8 +42,8 @@ def program_with_kernels(
     packed, stay = pack_blocks(model, dtype)
     if stay:
         raise ExportError(f"the kernels do not support {told(stay)}; export without --kernels")
-    nodes = {op.forward_op: functools.partial(_node, name) for name, (op, _) in _BLOCKS.items()}
-    program = plain_program(packed, shapes, nodes)
+    nodes = {op.OP.forward_op: functools.partial(_node, name) for name, op in _OPS.items()}
+    program = written_out(packed, (shapes.example(),), (shapes.dynamic_axes(),), nodes)
     if not any(str(node.target).startswith("onnx_symbolic") for node in program.graph.nodes):
         raise ExportError(
             f"{type(model).__name__} has no block of Vittt, ViT³, H-ViT³, Vim or Mamba-Reg for the "
@@ -61,8 +54,7 @@ def program_with_kernels(
 
 def _node(kernel: str, *arguments: Any) -> Tensor:
     """A packed block's op as a node of ONNX with the weights as they are."""
-    op, block = _BLOCKS[kernel]
-    given = op.inputs(*arguments)._asdict()
+    block, given = _OPS[kernel].BLOCK, _OPS[kernel].Inputs(*arguments)._asdict()
     y, weights, ints = given["y"], given["weights"], given["ints"]
     if given.get("modulation") is not None:
         raise ExportError("the kernels are no nodes for blocks under a condition")
@@ -81,24 +73,23 @@ def _node(kernel: str, *arguments: Any) -> Tensor:
     )
 
 
-def is_of_weights(node: onnx_ir.Node) -> bool | None:
-    """Whether a node computes a part of packed weights; None for what is unknown."""
+def fill_nodes(model: onnx_ir.Model, with_functions: bool) -> dict[Any, onnx_ir.Function]:
+    """Give the nodes weights in the layout of every processor, and what describes the blocks.
+
+    Returns:
+        The functions that the nodes call where the kernels are missing, by their names.
+    """
     import onnx_ir
 
-    return True if node.outputs[0].dtype is onnx_ir.DataType.INT32 else None
-
-
-def fill_nodes(model: onnx_ir.Model) -> None:
-    """Give the nodes weights in the layout of every processor, and what describes the blocks."""
-    import onnx_ir
-
+    called: dict[Any, onnx_ir.Function] = {}
+    overloads: dict[Any, str] = {}
     for node in model.graph:
         if node.domain != DOMAIN:
             continue
         numbers = {name: attribute.value for name, attribute in node.attributes.items()}
-        _, block = _BLOCKS[numbers["kernel"]]
+        op = _OPS[numbers.pop("kernel")]
         weights = torch.from_numpy(node.inputs[1].const_value.numpy().copy())
-        filled = _portable(block, torch.atleast_2d(weights), **numbers)
+        filled = _portable(op.BLOCK, torch.atleast_2d(weights), **numbers)
         for place, x in enumerate(filled, 1):
             constant = onnx_ir.tensor(x.numpy(), name=f"{node.outputs[0].name}_{place}")
             value = onnx_ir.Value(
@@ -109,13 +100,21 @@ def fill_nodes(model: onnx_ir.Model) -> None:
             )
             model.graph.register_initializer(value)
             node.replace_input_with(place, value)
-        for name in ("dim", "sizes", "floats"):
+        for name in numbers:
             del node.attributes[name]
-        node.attributes.add(onnx_ir.AttrInt64s("kinds", _kinds(block)))
+        node.attributes.add(onnx_ir.AttrInt64s("kinds", _kinds(op.BLOCK)))
+        if with_functions:
+            grid = node.inputs[3].const_value
+            alike = op, filled[0].shape, str(numbers), None if grid is None else grid.tobytes()
+            node.overload = overloads.setdefault(alike, str(len(overloads)))
+            if node.op_identifier() not in called:
+                functions = node_functions(op, node, filled[0], **numbers)
+                called |= {function.identifier(): function for function in functions}
+    return called
 
 
 def _portable(
-    block: Block, weights: Tensor, kernel: str, dim: int, sizes: list[int], floats: list[float]
+    block: Block, weights: Tensor, dim: int, sizes: list[int], floats: list[float]
 ) -> tuple[Tensor, Tensor]:
     """Portable weights of N blocks, and the structures [N, words] that the kernel reads.
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +12,13 @@ from torch import Tensor, nn
 from vision_ttt.engine import ModelMetadata
 from vision_ttt.export.extensions import onnxruntime_library, runtimes_with_kernels
 from vision_ttt.export.inputs import ExportError, InputShapes, first_line
-from vision_ttt.export.kernel_nodes import fill_nodes, is_of_weights, program_with_kernels
+from vision_ttt.export.kernel_nodes import fill_nodes, program_with_kernels
 from vision_ttt.export.program import plain_program
+from vision_ttt.export.translation import tidy, translated
 from vision_ttt.export.verification import TOLERANCES, Agreement, verify
 from vision_ttt.extras import require
 from vision_ttt.files import write_bytes
 from vision_ttt.ops.packed.weights import DTYPES
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 INPUT, OUTPUT = "images", "logits"
 """The names of the ONNX model's input and output."""
@@ -51,8 +45,8 @@ def export_onnx(
         path: the path of the file.
         shapes: the images that the result accepts.
         kernels: whether the blocks are nodes of the domain ``vision_ttt``, which ONNX Runtime and
-            OpenVINO run by the compiled kernels with our library for them, and no other runtime.
-            The outputs are compared in each runtime whose library is built.
+            OpenVINO run by the compiled kernels with our library for them. Other runtimes run what
+            the nodes stand for, in ONNX's own operators. The outputs are compared in both.
         dtype: of these nodes' packed weights and products, as in ``for_inference``: float32, or
             with ``kernels`` also bfloat16. The rest of the file is float32.
 
@@ -63,7 +57,7 @@ def export_onnx(
             other logits.
         OSError: the file cannot be written.
     """
-    content = onnx_content(model, metadata, shapes, kernels=kernels, dtype=dtype)
+    content = onnx_content(model, metadata, shapes, kernels=kernels, dtype=dtype, functions=True)
     agreements = [
         verify(run, model, shapes.to_verify(), path.name, TOLERANCES[dtype])
         for run in _runs(content, path.name, kernels, dtype)
@@ -79,15 +73,16 @@ def onnx_content(
     *,
     kernels: bool,
     dtype: torch.dtype = torch.float32,
+    functions: bool = False,
 ) -> bytes:
-    """The content of an ONNX file of the model, not verified; see :func:`export_onnx`."""
-    translated = translate(model, shapes, kernels=kernels, dtype=dtype)
-    translated.model.metadata_props.update(
+    """The content of an ONNX file of the model, not verified; see :func:`translate`."""
+    found = translate(model, shapes, kernels=kernels, dtype=dtype, functions=functions)
+    found.model.metadata_props.update(
         model=metadata.model,
         classes=json.dumps(metadata.carried["classes"]),
         input=json.dumps(metadata.carried["input"]),
     )
-    return translated.model_proto.SerializeToString()
+    return found.model_proto.SerializeToString()
 
 
 def translate(
@@ -96,8 +91,13 @@ def translate(
     *,
     kernels: bool = False,
     dtype: torch.dtype = torch.float32,
+    functions: bool = False,
 ) -> torch.onnx.ONNXProgram:
     """The model in ONNX; see :func:`export_onnx`.
+
+    Args:
+        model, shapes, kernels, dtype: as there.
+        functions: whether the file holds what the nodes of the kernels stand for.
 
     Raises:
         MissingPackageError: packages of the extra [export] are missing.
@@ -112,69 +112,33 @@ def translate(
         program = program_with_kernels(model, shapes, dtype)
     else:
         program = plain_program(model, shapes)
-    return _translated(program, shapes, type(model).__name__)
-
-
-def _translated(
-    program: torch.export.ExportedProgram, shapes: InputShapes, name: str
-) -> torch.onnx.ONNXProgram:
+    axes = {axis: _AXES[axis] for axis in shapes.dynamic_axes()}
     try:
-        with _quietly(), torch.no_grad():
-            translated = torch.onnx.export(
-                program,
-                dynamo=True,
-                verbose=False,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
-                dynamic_shapes=({axis: _AXES[axis] for axis in shapes.dynamic_axes()},),
-                optimize=False,
-            )
-            _simplify(translated.model)
-            return translated
+        found = translated(program, [INPUT], [OUTPUT], [axes])
+        called = fill_nodes(found.model, functions)
+        tidy(found.model)
+        found.model.functions.update(called)
     except Exception as error:  # the translation of an operation can raise any error
         cause: BaseException = error
         while cause.__cause__ is not None:  # the errors above it say only where it was raised
             cause = cause.__cause__
+        name = type(model).__name__
         raise ExportError(f"{name} cannot be translated to ONNX: {first_line(cause)}") from error
-
-
-def _simplify(model: onnx_ir.Model) -> None:
-    """Compute what is constant, and remove what is unused or there twice.
-
-    The exporter's own optimisation also looks for patterns of operations, which takes more than a
-    third of an export's time. onnxruntime runs the result no faster: it has patterns of its own.
-    """
-    import onnx_ir.passes.common as passes
-    from onnxscript.optimizer import fold_constants
-
-    passes.InlinePass()(model)
-    fold_constants(model, onnx_shape_inference=True, should_fold=is_of_weights)
-    fill_nodes(model)
-    for simplify in (
-        passes.RemoveUnusedNodesPass(),
-        passes.RemoveUnusedFunctionsPass(),
-        passes.RemoveUnusedOpsetsPass(),
-        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        passes.LiftSubgraphInitializersToMainGraphPass(),
-        passes.DeduplicateInitializersPass(),
-        passes.CommonSubexpressionEliminationPass(),
-        passes.OutputFixPass(),
-        passes.NameFixPass(),
-    ):
-        simplify(model)
+    return found
 
 
 def _runs(
     content: bytes, name: str, kernels: bool, dtype: torch.dtype
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """The model in ONNX Runtime, or with kernels in every runtime that has our library."""
-    runtimes = runtimes_with_kernels() if kernels else ["onnxruntime"]
+    """The model in ONNX Runtime, and with kernels in every runtime that has our library."""
+    yield _in_onnxruntime(content, name, kernels=False)
+    runtimes = runtimes_with_kernels() if kernels else []
     if "openvino" in runtimes:
         from vision_ttt.export.openvino_model import core_of, loaded
 
         yield loaded(core_of(kernels), content, name, dtype)
     if "onnxruntime" in runtimes:
-        yield _in_onnxruntime(content, name, kernels)
+        yield _in_onnxruntime(content, name, kernels=True)
 
 
 def _in_onnxruntime(content: bytes, name: str, kernels: bool) -> Callable[[Tensor], Tensor]:
@@ -193,17 +157,3 @@ def _in_onnxruntime(content: bytes, name: str, kernels: bool) -> Callable[[Tenso
         return torch.from_numpy(logits)
 
     return run
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Suppress the translator's notes about its internals."""
-    logger = logging.getLogger("onnxscript")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -47,7 +47,10 @@ def export_program(
         ExportError: the model cannot be traced, or the program computes other logits.
         OSError: the file cannot be written.
     """
-    program = plain_program(model, shapes) if portable else traced(model, shapes, backend=None)
+    if portable:
+        program = plain_program(model, shapes)
+    else:
+        program = _traced(model, (shapes.example(),), (shapes.dynamic_axes(),), backend=None)
     content = io.BytesIO()
     extra = {METADATA_FILE: json.dumps(asdict(metadata))}
     torch.export.save(program, content, extra_files=extra)
@@ -58,21 +61,38 @@ def export_program(
     return agreement
 
 
-def plain_program(
-    model: nn.Module, shapes: InputShapes, nodes: Mapping[Any, Callable[..., Tensor]] | None = None
-) -> ExportedProgram:
+def plain_program(model: nn.Module, shapes: InputShapes) -> ExportedProgram:
     """Trace the model into PyTorch's operations only.
 
     Args:
         model: in evaluation mode, on the CPU.
         shapes: the images that the program accepts.
-        nodes: packed blocks' ops → what stands for them.
 
     Raises:
         ExportError: the model cannot be traced, or holds an op without a decomposition.
     """
+    return written_out(model, (shapes.example(),), (shapes.dynamic_axes(),))
+
+
+def written_out(
+    model: nn.Module,
+    examples: tuple[Tensor, ...],
+    axes: tuple[Mapping[int, Any], ...],
+    nodes: Mapping[Any, Callable[..., Tensor]] | None = None,
+) -> ExportedProgram:
+    """Trace a module into PyTorch's operations, and into what stands for packed blocks.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        examples: its arguments.
+        axes: of each argument the dynamic axes, as ``torch.export`` expects them.
+        nodes: packed blocks' ops → what stands for them.
+
+    Raises:
+        ExportError: the module cannot be traced, or holds an op without a decomposition.
+    """
     # Packed blocks have no other backend than their kernels.
-    program = traced(model, shapes, backend=None if nodes else "dual")
+    program = _traced(model, examples, axes, backend=None if nodes else "dual")
     with torch.no_grad():
         program = _at_all_sizes(program.run_decompositions(decompositions() | (nodes or {})))
     left = sorted(
@@ -92,17 +112,21 @@ def plain_program(
     return program
 
 
-def traced(model: nn.Module, shapes: InputShapes, *, backend: str | None) -> ExportedProgram:
-    """Trace the model into a graph for all images of these shapes, with every op by ``backend``.
+def _traced(
+    model: nn.Module,
+    examples: tuple[Tensor, ...],
+    axes: tuple[Mapping[int, Any], ...],
+    *,
+    backend: str | None,
+) -> ExportedProgram:
+    """Trace a module with every op by ``backend``.
 
     Raises:
-        ExportError: the model's code depends on values or sizes in a way that cannot be traced.
+        ExportError: the module's code depends on values or sizes in a way that cannot be traced.
     """
     try:
         with torch.no_grad(), use_backend(backend):
-            program = torch.export.export(
-                model, (shapes.example(),), dynamic_shapes=(shapes.dynamic_axes(),)
-            )
+            program = torch.export.export(model, examples, dynamic_shapes=axes)
     # Tracing runs the model's code with symbolic sizes, which can raise any error.
     except Exception as error:
         raise ExportError(

@@ -180,13 +180,31 @@ class Block:
         return torch.cat(lines)
 
     def split(
-        self, words: Tensor, dim: int, sizes: Sequence[int], dtype: torch.dtype = torch.float32
+        self,
+        words: Tensor,
+        dim: int,
+        sizes: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        *,
+        portable: bool = False,
+        view: Callable[[Tensor, torch.dtype], Tensor] = Tensor.view,
     ) -> dict[str, Tensor]:
-        """The parameters in a vector of :meth:`join`, packed ones as such; float32 as ``dtype``."""
+        """The parameters in vectors [..., words] of :meth:`join`, packed ones as such.
+
+        Args:
+            words, portable: as from :meth:`join`.
+            dim, sizes: of the block.
+            dtype: of the parameters in float32.
+            view: ``Tensor.view`` with a dtype, or what computes the same.
+        """
         words = words.resolve_neg()  # the memory of a lazily negated view holds the negatives
+        places = self.places(dim, sizes, portable=portable)
+        numbers = {each: view(words, each) for each in {place.dtype for place in places.values()}}
         found = {}
-        for field, place in self.places(dim, sizes).items():
-            x = words[place.start : place.start + place.words].view(place.dtype).view(place.shape)
+        for field, place in places.items():
+            start = place.start * WORD.itemsize // place.dtype.itemsize
+            x = numbers[place.dtype][..., start : start + math.prod(place.shape)]
+            x = x.unflatten(-1, place.shape)
             found[field] = x if x.dtype == torch.bfloat16 else x.to(dtype)
         return found
 

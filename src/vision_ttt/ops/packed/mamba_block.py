@@ -115,11 +115,23 @@ def packed_mamba_block_definition(inputs: Inputs) -> Tensor:
     y, weights, ints, eps = inputs
     if not y.numel():  # a convolution would see no token
         return y.clone()
-    dim, s = y.shape[-1], MambaBlockSizes(*ints)
-    p = BLOCK.split(weights, dim, s, y.dtype)
+    return compute(y, BLOCK.split(weights, y.shape[-1], ints, y.dtype), ints, (eps,))
+
+
+def compute(
+    y: Tensor,
+    p: Mapping[str, Tensor],
+    ints: Sequence[int],
+    floats: Sequence[float],
+    run: Run = define,
+) -> Tensor:
+    """The block with the parameters p of :meth:`Block.split`."""
+    s, (eps,) = MambaBlockSizes(*ints), floats
     x, z = project(y, p, s, eps).chunk(2, dim=-1)
-    sums = [scan(convolve(x, p, s, reverse), p, s, reverse)[0] for reverse in range(2)]
-    return answer(y, sums[0] + sums[1], z, p)
+    forth, back = (
+        scan(convolve(x, p, s, reverse, run), p, s, reverse, run=run)[0] for reverse in range(2)
+    )
+    return answer(y, forth + back, z, p)
 
 
 def project(y: Tensor, p: Mapping[str, Tensor], s: MambaBlockSizes, eps: float) -> Tensor:

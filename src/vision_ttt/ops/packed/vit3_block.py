@@ -14,7 +14,7 @@ from torch import Tensor
 from vision_ttt.ops._contract import LARGEST_REAL, Real
 from vision_ttt.ops._native import mirrors, no_vectors
 from vision_ttt.ops._op import Backend, Op
-from vision_ttt.ops.packed.block import FLAG, GRID, Block, define
+from vision_ttt.ops.packed.block import FLAG, GRID, Block, Run, define
 from vision_ttt.ops.packed.linear import multiply
 from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, call
 from vision_ttt.ops.vit3_ttt import depthwise, depthwise_step, gated_unit, gated_unit_step
@@ -131,17 +131,31 @@ class Inputs(NamedTuple):
 
 def packed_vit3_block_definition(inputs: Inputs) -> Tensor:
     """See :func:`packed_vit3_block`. It rounds where the kernels round."""
-    y, weights, modulation, rotations, ints, (loss_scale, *eps) = inputs
+    y, weights, modulation, rotations, ints, floats = inputs
     if not y.numel():  # the inner convolution would see no channel
         return y.clone()
+    p = BLOCK.split(weights, y.shape[-1], ints[BLOCK.first_size :], y.dtype)
+    return compute(y, p, ints, floats, modulation=modulation, rotations=rotations)
+
+
+def compute(
+    y: Tensor,
+    p: Mapping[str, Tensor],
+    ints: Sequence[int],
+    floats: Sequence[float],
+    run: Run = define,
+    modulation: Tensor | None = None,
+    rotations: Tensor | None = None,
+) -> Tensor:
+    """The block with the parameters p of :meth:`Block.split`."""
+    loss_scale, *eps = floats
     grid, s, dim = tuple(ints[:2]), Vit3BlockSizes(*ints[2:]), y.shape[-1]
-    p = BLOCK.split(weights, dim, s, y.dtype)
     d, dtype = dim // s.heads, p["qkv"].dtype
     gelu = {"approximate": "tanh" if s.tanh_gelu else "none"}
 
     def convolve(x: Tensor, name: str) -> Tensor:
         weight = p[name].t().reshape(-1, 1, 3, 3)
-        return x + define("depthwise_conv2d", x, weight, *grid) + p[f"{name}_bias"]
+        return x + run("depthwise_conv2d", x, weight, *grid) + p[f"{name}_bias"]
 
     def norm(x: Tensor, branch: int) -> Tensor:
         if modulation is None:
@@ -159,10 +173,8 @@ def packed_vit3_block_definition(inputs: Inputs) -> Tensor:
     y = convolve(y, "conv2d")
     views = linear(norm(y, 0), "qkv")
     q, k, v, q2, k2, v2 = views.split((dim, dim, dim, d, d, d), dim=-1)
-    if rotations is not None:  # cos and sin of a pair of channels as a complex number
-        turns = torch.view_as_complex(rotations.resolve_neg().contiguous())
-        pairs = (torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
-        q, k = (torch.view_as_real(pair * turns).flatten(-2) for pair in pairs)
+    if rotations is not None:
+        q, k = (_rotate(x, rotations) for x in (q, k))
     q, k, v = (view.unflatten(-1, (s.heads, d)) for view in (q.to(dtype).to(y.dtype), k, v))
     w2, w1 = p["units"].chunk(2, dim=-1)
     w1, w2 = gated_unit_step(k, v, w1, w2, loss_scale=loss_scale)
@@ -174,6 +186,13 @@ def packed_vit3_block_definition(inputs: Inputs) -> Tensor:
     if "mlp_conv" in p:
         h = F.gelu(convolve(h.to(dtype).to(y.dtype), "mlp_conv"), **gelu)
     return y + gate(linear(h, "fc2"), 1)
+
+
+def _rotate(x: Tensor, rotations: Tensor) -> Tensor:
+    """Turn each pair of channels by its cosine and sine in rotations [T, D / 2, 2]."""
+    cos, sin = rotations.unbind(-1)
+    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((first * cos - second * sin, first * sin + second * cos), -1).flatten(-2)
 
 
 def _forward(inputs: Inputs) -> Tensor:

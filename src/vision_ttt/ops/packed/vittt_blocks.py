@@ -169,24 +169,29 @@ def packed_vittt_blocks_definition(inputs: Inputs) -> Tensor:
     y, weights, ints, floats = inputs
     if not y.numel():  # a convolution would see no token
         return y.clone()
-    for block in weights:
-        y = _define_block(y, block, ints, floats)
+    sizes = ints[BLOCK.first_size :]
+    for words in weights:
+        y = compute(y, BLOCK.split(words, y.shape[-1], sizes, y.dtype), ints, floats)
     return y
 
 
-def _define_block(
-    y: Tensor, weights: Tensor, ints: Sequence[int], floats: Sequence[float]
+def compute(
+    y: Tensor,
+    p: Mapping[str, Tensor],
+    ints: Sequence[int],
+    floats: Sequence[float],
+    run: Run = define,
 ) -> Tensor:
+    """One block with the parameters p of :meth:`Block.split`."""
     height, width, *numbers = ints
     s = VitttBlockSizes(*numbers)
-    p = BLOCK.split(weights, y.shape[-1], s, y.dtype)
-    y = convolve(y, p, s.kernel, height, width)
+    y = convolve(y, p, s.kernel, height, width, run)
     views, logits = project(y, p, s, s.directions, floats)
     reverse_heads = s.heads // 2 if s.directions == 2 else 0
     state = [p[f"initial.{name}"] for name in INNER[: 4 if s.is_mlp else 2]]
-    qkv = inner_views(views, p, s, reverse_heads)
-    z, *_ = learn(qkv, logits, state, p, s, reverse_heads, floats)
-    return answer(y, z.to(p["views"].dtype).to(y.dtype), p, s, floats)
+    qkv = inner_views(views, p, s, reverse_heads, run)
+    z, *_ = learn(qkv, logits, state, p, s, reverse_heads, floats, run)
+    return answer(y, z.to(p["views"].dtype).to(y.dtype), p, s, floats, run)
 
 
 def convolve(
