@@ -129,8 +129,6 @@ def test_another_number_of_threads_is_refused(threads: str) -> None:
 def test_what_is_damaged_or_of_another_version_is_refused(exported: tuple) -> None:
     content = onnx.load(exported[1])
     (node,) = (node for node in content.graph.node if node.domain == "vision_ttt")
-    with pytest.raises(Exception, match=r"PackedBlocks.*is not a registered function/op"):
-        onnxruntime.InferenceSession(exported[1])
     (weights,) = (x for x in content.graph.initializer if x.name == node.input[1])
     numbers = onnx.numpy_helper.to_array(weights)
     weights.CopyFrom(onnx.numpy_helper.from_array(numbers[:, :-1_000], weights.name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -57,10 +57,11 @@ def export_onnx(
             other logits.
         OSError: the file cannot be written.
     """
+    runtimes = runtimes_with_kernels() if kernels else []
     content = onnx_content(model, metadata, shapes, kernels=kernels, dtype=dtype, functions=True)
     agreements = [
         verify(run, model, shapes.to_verify(), path.name, TOLERANCES[dtype])
-        for run in _runs(content, path.name, kernels, dtype)
+        for run in _runs(content, path.name, runtimes, dtype)
     ]
     write_bytes(path, content)
     return max(agreements, key=lambda agreement: agreement.difference)
@@ -128,15 +129,14 @@ def translate(
 
 
 def _runs(
-    content: bytes, name: str, kernels: bool, dtype: torch.dtype
+    content: bytes, name: str, runtimes: Collection[str], dtype: torch.dtype
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """The model in ONNX Runtime, and with kernels in every runtime that has our library."""
+    """The model in ONNX Runtime, and by the kernels in these runtimes."""
     yield _in_onnxruntime(content, name, kernels=False)
-    runtimes = runtimes_with_kernels() if kernels else []
     if "openvino" in runtimes:
         from vision_ttt.export.openvino_model import core_of, loaded
 
-        yield loaded(core_of(kernels), content, name, dtype)
+        yield loaded(core_of(kernels=True), content, name, dtype)
     if "onnxruntime" in runtimes:
         yield _in_onnxruntime(content, name, kernels=True)
 
