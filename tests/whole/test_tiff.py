@@ -39,17 +39,38 @@ PIXELS = np.random.default_rng(0).integers(0, 255, (151, 133, 3), dtype=np.uint8
     ids=str,
 )
 def test_rows_are_read_however_they_are_stored(
-    stored: dict[str, Any], dtype: type, tmp_path: Path
+    stored: dict[str, Any], dtype: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels = PIXELS.astype(dtype)
     separate = stored.get("planarconfig") == "separate"
     given = pixels.transpose(2, 0, 1) if separate else pixels
     tifffile.imwrite(tmp_path / "p.tif", given, photometric="rgb", **stored)
-    picture = TiffPicture(tmp_path / "p.tif", PLAIN)
-    assert (picture.height, picture.width, picture.channels) == PIXELS.shape
-    for first, last in ((0, 151), (31, 97), (150, 151)):
-        wanted = torch.from_numpy(pixels[first:last].astype(np.float32)).permute(2, 0, 1)
-        assert torch.equal(picture.read(first, last), wanted)
+    for largest in (2**20, 1):  # of a row of tiles that is kept
+        monkeypatch.setattr(tiff_files, "LARGEST_ROW", largest)
+        picture = TiffPicture(tmp_path / "p.tif", PLAIN)
+        assert (picture.height, picture.width, picture.channels) == PIXELS.shape
+        for first, last in ((0, 151), (31, 97), (40, 50), (150, 151)):
+            wanted = torch.from_numpy(pixels[first:last].astype(np.float32)).permute(2, 0, 1)
+            assert torch.equal(picture.read(first, last), wanted)
+
+
+def test_tiles_are_decoded_once_for_bands_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: Any = {"tile": (64, 32), "compression": "zlib", "photometric": "rgb"}
+    tifffile.imwrite(tmp_path / "p.tif", PIXELS, **options)
+    picture, page = TiffPicture(tmp_path / "p.tif", PLAIN), tifffile.TiffPage
+    assert picture.memory == 64 * 133 * 3
+    decoded, decode = [], page.decode.func
+
+    def counting(page: Any) -> Any:
+        found = decode(page)
+        return lambda data, index, **others: decoded.append(index) or found(data, index, **others)
+
+    monkeypatch.setattr(page, "decode", property(counting))
+    for first in range(0, 151, 10):
+        picture.read(first, min(first + 10, 151))
+    assert decoded == [*range(3 * 5)]
 
 
 def test_of_a_pyramid_the_full_resolution_is_read(tmp_path: Path) -> None:

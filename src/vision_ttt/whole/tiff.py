@@ -32,6 +32,8 @@ _GEOGRAPHIC = (33550, 33922, 34264, 34735, 34736, 34737)
 _NO_DATA = 42113
 """GDAL's tag with the value, as text, of pixels without data."""
 _BIG = 2**31
+LARGEST_ROW = 2**26
+"""Bytes of a decoded row of tiles that is kept; those of a larger one are decoded for each band."""
 
 
 class TiffPicture:
@@ -46,6 +48,7 @@ class TiffPicture:
         normalisation: of its channels.
 
     Attributes:
+        memory: bytes of a decoded row of tiles, which is kept for the next band; 0 where none is.
         geographic: the file's GeoTIFF tags, for :func:`write_mask`.
         has_gaps: whether pixels may be without data.
 
@@ -73,6 +76,10 @@ class TiffPicture:
                 raise WholePictureError(f"{self.path} has pixels of an unknown kind")
             self.dtype = np.dtype(page.dtype)
             self._check_segments()
+            rows, _ = self._segment
+            row = rows * self.width * self.channels * self.dtype.itemsize
+            self.memory = 0 if self._is_stored or row > LARGEST_ROW else row
+            self._held: tuple[int, np.ndarray] | None = None
             self.geographic = geographic_tags(page)
             self._no_data = _no_data(page.tags.valueof(_NO_DATA), self.dtype)
             self.has_gaps = self._no_data is not None
@@ -141,16 +148,17 @@ class TiffPicture:
     def _rows(self, first: int, last: int) -> np.ndarray:
         """Rows of pixels [n, W, C]."""
         with naming(self.path, "TIFF"):
-            page = self._page
-            contiguous = page.compression == 1 and not page.is_tiled and page.is_contiguous
-            if (
-                contiguous
-                and page.planarconfig == 1
-                and page.predictor == 1
-                and page.fillorder == 1
-            ):
+            if self._is_stored:
                 return self._stored_rows(first, last)
-            return self._decoded_rows(first, last)
+            if not self.memory:
+                return self._decoded_rows(first, last)
+            rows, _ = self._segment
+            parts = []
+            for top in range(first // rows * rows, last, rows):
+                if self._held is None or self._held[0] != top:
+                    self._held = top, self._decoded_rows(top, min(top + rows, self.height))
+                parts.append(self._held[1][max(first - top, 0) : last - top])
+            return np.concatenate(parts)
 
     def _stored_rows(self, first: int, last: int) -> np.ndarray:
         page, row = self._page, self.width * self.channels
