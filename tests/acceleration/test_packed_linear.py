@@ -24,6 +24,8 @@ SIZES = (
     (17, 64, 48),
     (98, 192, 100),
     (129, 96, 16),
+    (300, 37, 50),  # from 256 rows on in tile registers, also in float32
+    (513, 192, 100),
 )
 
 

@@ -1,6 +1,7 @@
 // A linear layer on packed weights.
 #pragma once
 
+#include "../../amx/pack.h"
 #include "chunks.h"
 #include "product.h"
 
@@ -30,12 +31,50 @@ const Element* inputs(const In* x, int64_t x_row, int64_t rows, int64_t inner, i
   return copy;
 }
 
+// A weight for products of so many rows: one in float32 as terms, if there are tile registers and enough rows.
+class ForRows {
+ public:
+  ForRows(const Packed& w, const float*, int64_t rows, int64_t threads)
+      : weight_(w), in_terms_(kHasTiles && rows >= kRowsForTiles), terms_(in_terms_ ? bytes(w) : 0) {
+    if (!in_terms_ || !terms_.ok()) return;
+    constexpr int64_t kBlock = kInnerOfTile / 2;
+    float* terms = terms_.take<float>(floats_of_terms(w.inner) * columns(w));
+#pragma omp parallel for num_threads(int(threads)) if (threads > 1)
+    for (int64_t c = 0; c < columns(w); c += kPanel) {
+      const float* panel = static_cast<const float*>(w.data) + w.inner * c;
+      const auto copy = [&](int64_t k, float* to) {
+        const int64_t left = w.inner - k;
+        std::memcpy(to, panel + k * kPanel, (left < kBlock ? left : kBlock) * kPanel * sizeof(float));
+      };
+      pack_terms<kBlock>(w.inner, copy, terms + floats_of_terms(w.inner) * c);
+    }
+    weight_.data = terms, weight_.in_terms = 1;
+  }
+  ForRows(const Packed& w, const Bfloat16*, int64_t, int64_t) : weight_(w), in_terms_(false), terms_(0) {}
+
+  bool ok() const { return !in_terms_ || terms_.ok(); }
+  const Packed& weight() const { return weight_; }
+
+ private:
+  static int64_t columns(const Packed& w) { return (w.columns + kPanel - 1) / kPanel * kPanel; }
+  static size_t bytes(const Packed& w) {
+    return Buffers::padded(floats_of_terms(w.inner) * columns(w) * sizeof(float));
+  }
+
+  Packed weight_;
+  bool in_terms_;
+  Buffers terms_;
+};
+
 template <class Element, class In, class Out>
 int linear(const PackedLinear& p) {
   const int64_t inner = p.weight.inner, columns = p.weight.columns;
   constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
   const int64_t padded = (inner + step - 1) / step * step;
   const bool as_it_is = std::is_same<Element, In>::value && padded == inner;
+  const ForRows given(p.weight, static_cast<const Element*>(nullptr), p.rows, p.threads);
+  if (!given.ok()) return 1;
+  const Packed& weight = given.weight();
   const Chunks chunks = Chunks(1, p.rows, p.threads);
   const size_t bytes = as_it_is ? 0 : Buffers::padded(chunks.most() * padded * sizeof(Element));
   auto multiply = [&](const Chunk& c, const Part& part, Buffers& buffers) {
@@ -44,14 +83,14 @@ int linear(const PackedLinear& p) {
     const float* bias = p.weight.bias ? p.weight.bias + part.first : nullptr;
     const Sink<Out> sink{out, p.out_row, part.columns, bias};
     if constexpr (std::is_same<Element, In>::value)
-      if (as_it_is) return product(x, p.x_row, c.count, p.weight, part, sink);
-    product(inputs<Element>(x, p.x_row, c.count, inner, padded, buffers), padded, c.count, p.weight,
-            part, sink);
+      if (as_it_is) return product(x, p.x_row, c.count, weight, part, sink);
+    product(inputs<Element>(x, p.x_row, c.count, inner, padded, buffers), padded, c.count, weight, part,
+            sink);
   };
   if (chunks.count() == 1) {  // of so few rows that the threads had better share the columns
     const Chunks shares = Chunks(1, (columns + kGroup - 1) / kGroup, p.threads, 1);
     return for_each_chunk(shares, p.threads, bytes, [&](const Chunk& groups, Buffers& buffers) {
-      Part part(p.weight);
+      Part part(weight);
       part.first = groups.start * kGroup;
       const int64_t left = columns - part.first, own = groups.count * kGroup;
       part.columns = own < left ? own : left;
@@ -59,7 +98,7 @@ int linear(const PackedLinear& p) {
     });
   }
   return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
-    multiply(c, Part(p.weight), buffers);
+    multiply(c, Part(weight), buffers);
   });
 }
 

@@ -10,7 +10,10 @@ int patches(const PackedPatches& p) {
   const int64_t inner = p.weight.inner, columns = p.weight.columns;
   constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
   const int64_t padded = (inner + step - 1) / step * step, height = inner / (p.channels * p.patch_width);
-  const Chunks chunks(p.batch, p.grid_height * p.grid_width, p.threads);
+  const int64_t rows = p.grid_height * p.grid_width;
+  const ForRows given(p.weight, static_cast<const Element*>(nullptr), p.batch * rows, p.threads);
+  if (!given.ok()) return 1;
+  const Chunks chunks(p.batch, rows, p.threads);
   const size_t bytes = Buffers::padded(chunks.most() * padded * sizeof(Element));
   return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
     Element* x = buffers.take<Element>(c.count * padded);
@@ -30,7 +33,7 @@ int patches(const PackedPatches& p) {
       t = end;
     }
     In* out = static_cast<In*>(p.out) + (c.image * p.grid_height * p.grid_width + c.start) * columns;
-    product(x, padded, c.count, p.weight, Sink<In>{out, columns, columns, p.weight.bias});
+    product(x, padded, c.count, given.weight(), Sink<In>{out, columns, columns, p.weight.bias});
   });
 }
 
