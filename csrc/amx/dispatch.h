@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../kernels.h"
-#include "enough_rows.h"
 
 #ifdef VISION_TTT_AMX
 
@@ -22,6 +21,9 @@ bool tiles_are_there() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of Linux's arch_prctl
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
+
+// Fewer rows do not pay for splitting the weights, which training does at every call.
+constexpr int64_t kRowsForTiles = 256;
 
 #define VISION_TTT_IN_TILES(kernel) chosen.kernel = kernel##_amx
 

@@ -5,7 +5,6 @@
 // about as small as a rounding of float32. Infinity gives NaN.
 #pragma once
 
-#include "enough_rows.h"
 #include "tiles.h"
 
 namespace {

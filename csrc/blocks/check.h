@@ -172,11 +172,11 @@ void check_packed() {
     check_packed_linear(1, 1, 1, is_bfloat16);
     check_packed_linear(7, 33, 21, is_bfloat16);
     check_packed_linear(205, 64, 100, is_bfloat16);
-    check_packed_linear(300, 37, 50, is_bfloat16);  // in terms, where kernels take them
+    check_packed_linear(600, 50, 37, is_bfloat16);  // in terms, where kernels take them
     check_packed_patches(1, 1, 1, 1, 1, 1, 1, is_bfloat16);
     check_packed_patches(2, 3, 5, 21, 3, 7, 24, is_bfloat16);
     check_packed_patches(1, 3, 3, 2, 16, 16, 40, is_bfloat16);
-    check_packed_patches(2, 3, 16, 9, 2, 3, 21, is_bfloat16);
+    check_packed_patches(2, 3, 24, 17, 4, 6, 21, is_bfloat16);
     check_packed_vittt_blocks(1, 1, 1, 1, false, false, is_bfloat16);
     check_packed_vittt_blocks(2, 3, 7, 2, false, true, is_bfloat16);
     check_packed_vittt_blocks(1, 13, 17, 2, true, true, is_bfloat16, 272);

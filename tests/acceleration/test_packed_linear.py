@@ -24,7 +24,7 @@ SIZES = (
     (17, 64, 48),
     (98, 192, 100),
     (129, 96, 16),
-    (300, 37, 50),  # from 256 rows on in tile registers, also in float32
+    (600, 50, 37),  # from 512 rows on in tile registers, also in float32
     (513, 192, 100),
 )
 
@@ -50,7 +50,10 @@ def test_it_is_the_product(rows, inner, columns, dtype):
 @pytest.mark.parametrize("inner", [50, 64])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it(inner, dtype):
-    """Threads share rows as they come, and registers hold more or fewer of them at once."""
+    """Threads share rows as they come, and registers hold more or fewer of them at once.
+
+    From 512 rows on float32 is multiplied in another way, if there are tile registers.
+    """
     x, packed = torch.randn(70, inner), pack(torch.randn(40, inner), dtype)
     wanted = packed_linear(x, packed, None, 40)
     for rows in range(1, 70):

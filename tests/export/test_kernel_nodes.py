@@ -15,6 +15,7 @@ from vision_ttt.export import InputShapes, kernel_nodes
 from vision_ttt.export.kernel_nodes import _OPS, _POINTER
 from vision_ttt.export.node_functions import _numbers
 from vision_ttt.export.onnx_model import translate
+from vision_ttt.export.translation import translated
 from vision_ttt.ops import _native
 from vision_ttt.ops.packed import weights as packed_weights
 
@@ -135,13 +136,22 @@ def test_a_runtime_without_the_kernels_computes_the_functions(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_numbers_are_those_of_the_bits(dtype: torch.dtype) -> None:
-    """Normal numbers of both signs, subnormal ones, zeros, and the largest."""
+    """Normal numbers, subnormal ones, zeros, and fractions that a division would round up."""
     limits = torch.finfo(dtype)
     ends = [0.0, -0.0, limits.max, limits.min, limits.tiny, -limits.tiny, limits.tiny / 4, 1.0]
-    numbers = torch.cat(
-        [torch.tensor(ends), torch.randn(1000) * 2.0 ** torch.arange(-500, 500).clamp(-126, 120)]
-    )
-    words = numbers.to(dtype).view(torch.int32).view(2, -1)
-    got = _numbers(words, dtype)
-    assert got.dtype == dtype
-    assert got.view(torch.int32).equal(words)
+    scales = 2.0 ** torch.arange(-500, 500).clamp(-126, 120)
+    numbers = torch.cat([torch.tensor(ends), torch.randn(1000) * scales]).to(dtype)
+    words = torch.cat([numbers.view(torch.int32), torch.arange(0x3FFFFF00, 0x40000000)])
+    words = words.int().view(2, -1)
+    assert _numbers(words, dtype).view(torch.int32).equal(words)
+
+    class Numbers(nn.Module):
+        def forward(self, words: Tensor) -> Tensor:
+            return _numbers(words, dtype).float()
+
+    program = torch.export.export(Numbers(), (words,))
+    model = translated(program, ["words"], ["numbers"], [{}]).model_proto
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (got,) = session.run(None, {"words": words.numpy()})
+    wanted = words.view(dtype).float()
+    assert torch.from_numpy(got).view(torch.int32).equal(wanted.view(torch.int32))

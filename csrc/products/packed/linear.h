@@ -31,11 +31,13 @@ const Element* inputs(const In* x, int64_t x_row, int64_t rows, int64_t inner, i
   return copy;
 }
 
-// A weight for products of so many rows: one in float32 as terms, if there are tile registers and enough rows.
+// A weight for products of so many rows: one in float32 as terms, if there are tile registers, and if that pays.
 class ForRows {
+  static constexpr int64_t kRows = 512, kInner = 48;
+
  public:
   ForRows(const Packed& w, const float*, int64_t rows, int64_t threads)
-      : weight_(w), in_terms_(kHasTiles && rows >= kRowsForTiles), terms_(in_terms_ ? bytes(w) : 0) {
+      : weight_(w), in_terms_(kHasTiles && rows >= kRows && w.inner >= kInner), terms_(in_terms_ ? bytes(w) : 0) {
     if (!in_terms_ || !terms_.ok()) return;
     constexpr int64_t kBlock = kInnerOfTile / 2;
     float* terms = terms_.take<float>(floats_of_terms(w.inner) * columns(w));

@@ -11,7 +11,8 @@ int patches(const PackedPatches& p) {
   constexpr int64_t step = step_of(static_cast<const Element*>(nullptr));
   const int64_t padded = (inner + step - 1) / step * step, height = inner / (p.channels * p.patch_width);
   const int64_t rows = p.grid_height * p.grid_width;
-  const ForRows given(p.weight, static_cast<const Element*>(nullptr), p.batch * rows, p.threads);
+  const int64_t at_once = rows < kRowsOfTile ? rows : p.batch * rows;  // chunks are of one image
+  const ForRows given(p.weight, static_cast<const Element*>(nullptr), at_once, p.threads);
   if (!given.ok()) return 1;
   const Chunks chunks(p.batch, rows, p.threads);
   const size_t bytes = Buffers::padded(chunks.most() * padded * sizeof(Element));

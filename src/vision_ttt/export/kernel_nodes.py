@@ -105,8 +105,10 @@ def fill_nodes(model: onnx_ir.Model, with_functions: bool) -> dict[Any, onnx_ir.
         node.attributes.add(onnx_ir.AttrInt64s("kinds", _kinds(op.BLOCK)))
         if with_functions:
             grid = node.inputs[3].const_value
-            alike = op, filled[0].shape, str(numbers), None if grid is None else grid.tobytes()
-            node.overload = overloads.setdefault(alike, str(len(overloads)))
+            static = None if grid is None else grid.tobytes()
+            # Nodes share a function if all of this is equal.
+            key = op, filled[0].shape, str(numbers), static, len(node.inputs)
+            node.overload = overloads.setdefault(key, str(len(overloads)))
             if node.op_identifier() not in called:
                 functions = node_functions(op, node, filled[0], **numbers)
                 called |= {function.identifier(): function for function in functions}

@@ -43,6 +43,7 @@ def node_functions(
     """
     import onnx_ir
 
+    # A block of Vittt without a Conv2d ignores the grid.
     on_grid = op.BLOCK.first_size > 0 and getattr(op.BLOCK.sizes(*sizes), "kernel", 1) > 0
     # onnxruntime finds no function by its overload within another.
     block_name = f"Block{node.overload}"
@@ -50,33 +51,32 @@ def node_functions(
     y, words, _, grid, *rotations = given
     nodes: list[onnx_ir.Node] = []
 
-    def compute(operator: str, *inputs: onnx_ir.Value, **others: Any) -> onnx_ir.Value:
+    def add(operator: str, *inputs: onnx_ir.Value, **others: Any) -> onnx_ir.Value:
         nodes.append(onnx_ir.node(operator, inputs, others))
         return nodes[-1].outputs[0]
 
-    def numbers(*ints: int) -> onnx_ir.Value:
-        return compute("Constant", value_ints=ints)
+    def constant(*ints: int) -> onnx_ir.Value:
+        return add("Constant", value_ints=ints)
 
-    plane = compute("Cast", grid, to=onnx_ir.DataType.INT64) if on_grid else numbers(1, -1)
-    out = compute("Reshape", y, compute("Concat", numbers(0), plane, numbers(dim), axis=0))
+    plane = add("Cast", grid, to=onnx_ir.DataType.INT64) if on_grid else constant(1, -1)
+    out = add("Reshape", y, add("Concat", constant(0), plane, constant(dim), axis=0))
     turns = [
-        compute("Reshape", x, compute("Concat", plane, numbers(dim // 2, 2), axis=0))
-        for x in rotations
+        add("Reshape", x, add("Concat", plane, constant(dim // 2, 2), axis=0)) for x in rotations
     ]
     for i in range(len(weights)):
-        own = compute("Gather", words, compute("Constant", value_int=i))
-        out = compute(block_name, out, own, *turns)
+        own = add("Gather", words, add("Constant", value_int=i))
+        out = add(block_name, out, own, *turns)
         nodes[-1].domain = node.domain
-    out = compute("Reshape", out, compute("Shape", y))
+    out = add("Reshape", out, add("Shape", y))
 
-    places = _grid_of(node) if on_grid else (1, None)
-    block = _graph(_Block(op, sizes, floats), weights[0], dim, places, len(turns) > 0)
+    static = _grid_of(node) if on_grid else (1, None)
+    block = _graph(_Block(op, sizes, floats), weights[0], dim, static, len(turns) > 0)
     opsets = {**block.opset_imports, node.domain: 1}
-    whole = onnx_ir.Graph(given, [out], nodes=nodes, opset_imports=opsets)
+    graph = onnx_ir.Graph(given, [out], nodes=nodes, opset_imports=opsets)
     attributes = [onnx_ir.Attr(name, x.type, None) for name, x in node.attributes.items()]
     return (
         onnx_ir.Function(
-            node.domain, node.op_type, node.overload, graph=whole, attributes=attributes
+            node.domain, node.op_type, node.overload, graph=graph, attributes=attributes
         ),
         onnx_ir.Function(node.domain, block_name, graph=block, attributes=[]),
     )
@@ -126,8 +126,10 @@ def _numbers(words: Tensor, dtype: torch.dtype) -> Tensor:
     else:
         is_negative = words < 0
     magnitude = words & (2**sign_bit - 1)
-    exponent = torch.div(magnitude, 2**bits, rounding_mode="trunc")
-    fraction = magnitude - exponent * 2**bits + (exponent > 0).int() * 2**bits
+    fraction = magnitude & (2**bits - 1)
+    # Exact quotients: ONNX's exporter divides integers as float32.
+    exponent = torch.div(magnitude - fraction, 2**bits, rounding_mode="trunc")
+    fraction = fraction + (exponent > 0).int() * 2**bits
     powers = torch.ldexp(torch.ones(256), (torch.arange(256).clamp(min=1) - (127 + bits)))
     x = fraction.float() * powers[exponent.long()]
     return torch.where(is_negative, -x, x).to(dtype)
@@ -139,7 +141,7 @@ def _graph(
     """The block for any number of images on a grid, None for any height or width."""
     import onnx_ir
 
-    # More tokens than a mini-batch: a loop that is traced with a single step has no other number.
+    # More tokens than a mini-batch: a loop traced with one step would always make one step.
     free = 5, 7 + getattr(block.op.BLOCK.sizes(*block.sizes), "mini_batch_size", 0)
     height, width = (given or any_size for given, any_size in zip(grid, free, strict=True))
     dims = [Dim("batch", min=1), *(Dim(name, min=1) for name in ("rows", "columns"))]

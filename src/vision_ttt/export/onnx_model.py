@@ -45,8 +45,9 @@ def export_onnx(
         path: the path of the file.
         shapes: the images that the result accepts.
         kernels: whether the blocks are nodes of the domain ``vision_ttt``, which ONNX Runtime and
-            OpenVINO run by the compiled kernels with our library for them. Other runtimes run what
-            the nodes stand for, in ONNX's own operators. The outputs are compared in both.
+            OpenVINO run by the compiled kernels with our library for them. ONNX Runtime without it
+            runs functions of the file, in ONNX's own operators; OpenVINO refuses it. The outputs
+            are compared without the library, and in each runtime that has it.
         dtype: of these nodes' packed weights and products, as in ``for_inference``: float32, or
             with ``kernels`` also bfloat16. The rest of the file is float32.
 

@@ -105,9 +105,10 @@ def written_out(
         }
     )
     if left:
+        advice = "export without --kernels" if nodes else "export a .pt2 that is not portable"
         raise ExportError(
             f"{type(model).__name__} holds {', '.join(left)}, which cannot be written in PyTorch's "
-            "own operations; export a .pt2 that is not portable"
+            f"own operations; {advice}"
         )
     return program
 

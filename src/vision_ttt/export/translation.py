@@ -21,7 +21,7 @@ def translated(
     outputs: Sequence[str],
     axes: Sequence[Mapping[int, str]],
 ) -> torch.onnx.ONNXProgram:
-    """The program in ONNX, with what is constant computed; see :func:`tidy` for the rest.
+    """The program in ONNX, with constants folded; :func:`tidy` removes what is left over.
 
     Args:
         program: of PyTorch's own operations.

@@ -153,12 +153,14 @@ class TiffPicture:
             if not self.memory:
                 return self._decoded_rows(first, last)
             rows, _ = self._segment
-            parts = []
+            out = np.empty((last - first, self.width, self.channels), self.dtype)
             for top in range(first // rows * rows, last, rows):
                 if self._held is None or self._held[0] != top:
+                    self._held = None  # its memory is for the next
                     self._held = top, self._decoded_rows(top, min(top + rows, self.height))
-                parts.append(self._held[1][max(first - top, 0) : last - top])
-            return np.concatenate(parts)
+                begin, end = max(top, first), min(top + rows, last)
+                out[begin - first : end - first] = self._held[1][begin - top : end - top]
+            return out
 
     def _stored_rows(self, first: int, last: int) -> np.ndarray:
         page, row = self._page, self.width * self.channels

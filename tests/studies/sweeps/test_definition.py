@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from studies.sweeps import SWEEPS
 from studies.sweeps.definition import Panel, SameSeconds, ShareOfUpdates, Sweep, Variant
-from studies.trimmed_clothes import WAYS
 from vision_ttt.engine import TrainConfig
 from vision_ttt.errors import UserError
 from vision_ttt.models.vittt_ablations import ABLATIONS
@@ -244,19 +243,6 @@ def test_linear_rows_start_from_the_deit_and_differ_from_their_like_in_nothing_e
     rows = (Variant("a", {}), Variant("b", {}, start="c"))
     with pytest.raises(ValueError, match="row 'b' takes its length or weights from 'c'"):
         Sweep("s", "t", "digits", {}, rows, (Panel("p", {"a": "a", "b": "b"}),), "c")
-
-
-def test_proportions_differ_in_the_folder_and_the_sequences_alone(tmp_path):
-    sweep = SWEEPS["aspect-ratios"]
-    configs = {row.name: sweep.config(row, 0, tmp_path) for row in sweep.rows}
-    assert list(configs) == list(WAYS)
-    squares = configs["squeezed"]
-    for way, config in configs.items():
-        naflex = 49 if way == "native" else None
-        folder = f"runs/trimmed-clothes/{way}"
-        assert config.data == dataclasses.replace(squares.data, dataset=folder, naflex=naflex)
-        assert config.model == squares.model
-        assert config.optimisation == squares.optimisation
 
 
 @pytest.mark.parametrize("name", ["fashion", "elpv"])

@@ -199,7 +199,8 @@ class Block:
         """
         words = words.resolve_neg()  # the memory of a lazily negated view holds the negatives
         places = self.places(dim, sizes, portable=portable)
-        numbers = {each: view(words, each) for each in {place.dtype for place in places.values()}}
+        dtypes = dict.fromkeys(place.dtype for place in places.values())
+        numbers = {each: view(words, each) for each in dtypes}
         found = {}
         for field, place in places.items():
             start = place.start * WORD.itemsize // place.dtype.itemsize

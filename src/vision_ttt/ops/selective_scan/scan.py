@@ -33,7 +33,8 @@ def selective_scan_loop(inputs: Inputs) -> tuple[Tensor, Tensor]:
         delta = F.softplus(delta, threshold=_SOFTPLUS_IS_X)
     if state is None:
         state = u.new_zeros(batch, *a.shape)
-    a = a.unflatten(0, (groups, per_group)).contiguous()  # [G, M, N], as the state
+    # A scan's state keeps its strides, and those of its sums would be A's.
+    a = a.unflatten(0, (groups, per_group)).contiguous()  # [G, M, N]
 
     def one_token(state: State, token: Sequence[Tensor]) -> tuple[State, Tensor]:
         step, update, b, c = token  # [B, G, M] twice, [B, G, N] twice
