@@ -1,7 +1,7 @@
 """What measures and compares the models of vision-ttt, from outside; see README.md beside it.
 
-Importing this package registers the studies' own models with timm, and lets the root `letters`
-stand for pictures of letters in runs that train a segmenter.
+Importing this package registers the studies' own models with timm, and lets the roots `letters` and
+`stamps` stand for pictures that are made on the fly in runs that train a segmenter.
 """
 
 from collections.abc import Mapping
@@ -19,4 +19,11 @@ def _open_letters(options: Mapping[str, Any]) -> LabelledSet:
     return open_letters(options)
 
 
+def _open_stamps(options: Mapping[str, Any]) -> LabelledSet:
+    from studies.stamps.dataset import open_stamps  # with PyTorch
+
+    return open_stamps(options)
+
+
 register_root("letters", _open_letters)
+register_root("stamps", _open_stamps)

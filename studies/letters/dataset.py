@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import Dataset
 
-from studies.letters.fonts import SPLITS, Split
+from studies.letters.fonts import Split
 from studies.letters.images import LetterPicture, LetterSettings, render_letters
+from studies.root_options import read_root_options
 from vision_ttt.data.mask_folders import LabelledImage
 from vision_ttt.data.shards import DatasetError
-from vision_ttt.errors import nearest
 from vision_ttt.tasks.segmentation import LabelledSet
 
 BACKGROUND_NAME = "background"
 """Class of the pixels of no letter that counts."""
 
-_COUNTS = {"train": 100_000, "validation": 32, "test": 64}
+_TEST_IMAGES: dict[Split, int] = {"validation": 32, "test": 64}
 
 
 @dataclass(frozen=True)
@@ -56,31 +56,22 @@ def open_letters(options: Mapping[str, Any]) -> LabelledSet:
     """The pictures to train with and to test with.
 
     Args:
-        options: fields of :class:`LetterSettings`; `train_images` (100,000) and `test_images` (64);
-            `test_split`, "test" or "validation": letters of other fonts.
+        options: fields of :class:`LetterSettings`; `train_images` (100,000) and `test_images` (64
+            of the split "test", 32 of "validation"); `test_split`, "test" or "validation": letters
+            of other fonts.
 
     Raises:
         DatasetError: an option is unknown or its value is not accepted.
     """
-    known = [field.name for field in fields(LetterSettings)]
-    own = ("train_images", "test_images", "test_split")
-    for name in options:
-        if name not in (*known, *own):
-            raise DatasetError(f"letters has no {name!r}; nearest: {nearest(name, [*known, *own])}")
     test_split = options.get("test_split", "test")
-    if test_split not in SPLITS[1:]:
-        raise DatasetError(f"test_split is {test_split!r}; accepted: {', '.join(SPLITS[1:])}")
-    counts = {
-        "train": options.get("train_images", _COUNTS["train"]),
-        test_split: options.get("test_images", _COUNTS[test_split]),
-    }
-    for split, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            kind = "train" if split == "train" else "test"
-            raise DatasetError(f"{kind}_images is {count!r}; it must be a whole number above 0")
-    try:
-        settings = LetterSettings(**{name: options[name] for name in known if name in options})
-    except ValueError as error:
-        raise DatasetError(f"letters: {error}") from error
-    train, test = (LetterImages(settings, split, count) for split, count in counts.items())
-    return LabelledSet(train.classes, train, test)
+    if test_split not in _TEST_IMAGES:
+        raise DatasetError(f"test_split is {test_split!r}; accepted: {', '.join(_TEST_IMAGES)}")
+    settings, train_images, test_images = read_root_options(
+        "letters",
+        options,
+        LetterSettings,
+        test_images=_TEST_IMAGES[test_split],
+        others=("test_split",),
+    )
+    train = LetterImages(settings, "train", train_images)
+    return LabelledSet(train.classes, train, LetterImages(settings, test_split, test_images))

@@ -27,6 +27,7 @@ TITLES = {
     "letters-rates": "Learning rates of backbones on letters, on a validation split",
     "resolution-letters": "Backbones by resolution, at equal time and images, on letters",
     "letters-sizes": "Letters on larger pictures than those of training",
+    "stamps": "Backbones at equal time on cut-outs of photographs, at 512² and 1024²",
     "letters-tiles": "A large picture of letters as a whole, by tiles, and by tiles of a DeiT",
 }
 """What the sweeps are, without importing their models."""
@@ -49,6 +50,7 @@ _HOMES = {
     "letters-rates": ("studies.sweeps.letters", "LETTERS_RATES"),
     "resolution-letters": ("studies.sweeps.letters", "RESOLUTION_LETTERS"),
     "letters-sizes": ("studies.sweeps.letters", "LETTERS_SIZES"),
+    "stamps": ("studies.sweeps.stamps", "STAMPS"),
     "letters-tiles": ("studies.sweeps.tiles", "LETTERS_TILES"),
 }
 

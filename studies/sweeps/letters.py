@@ -92,6 +92,13 @@ CHOSEN = {
 """Model → the learning rate of least test loss in `letters-rates`."""
 
 
+def backbone(model: str, side: int) -> dict[str, Any]:
+    """Fields of a run that name a model of `LABELS`, for pictures of a size."""
+    own = _NANO[model]
+    arguments = {"patch_size": PATCH, "img_size": side, **own.get("arguments", {})}
+    return {**own, "arguments": arguments}
+
+
 def _row(
     name: str,
     model: str,
@@ -105,12 +112,7 @@ def _row(
     """A model on pictures of a size, for so many updates or the given seconds."""
     batch_size = _batch_size(side)
     changes: dict[str, Any] = {
-        **{key: value for key, value in _NANO[model].items() if key != "arguments"},
-        "arguments": {
-            "patch_size": PATCH,
-            "img_size": side,
-            **_NANO[model].get("arguments", {}),
-        },
+        **backbone(model, side),
         "data.root_options": {"side": side, "test_images": TEST_IMAGES[side]},
         "data.crop_size": side,
         "data.shorter_side": side,
@@ -140,7 +142,7 @@ def _rate_rows() -> tuple[Variant, ...]:
 
 
 def _same_time(model: str, side: int) -> Variant:
-    return _row(f"{model}-{side}", model, side, _rate(model, side), length=GivenSeconds(SECONDS))
+    return _row(f"{model}-{side}", model, side, rate_of(model, side), length=GivenSeconds(SECONDS))
 
 
 def _another_rate(model: str, rate: float) -> Variant:
@@ -155,12 +157,12 @@ def _long(model: str) -> Variant:
 
 def _twice_the_time(model: str, side: int) -> Variant:
     length = GivenSeconds(2 * SECONDS)
-    return _row(f"{model}-{side}-twice", model, side, _rate(model, side), length=length)
+    return _row(f"{model}-{side}-twice", model, side, rate_of(model, side), length=length)
 
 
 def _same_images(model: str, side: int) -> Variant:
     updates = IMAGES[side] // _batch_size(side)
-    return _row(f"{model}-{side}-images", model, side, _rate(model, side), updates=updates)
+    return _row(f"{model}-{side}-images", model, side, rate_of(model, side), updates=updates)
 
 
 def _batch_size(side: int) -> int:
@@ -168,8 +170,10 @@ def _batch_size(side: int) -> int:
     return max(TOKENS * PATCH**2 // side**2, 1)
 
 
-def _rate(model: str, side: int) -> float:
-    """The rate that was chosen, by the square root of the batch's pictures; variants have Vittt's.
+def rate_of(model: str, side: int) -> float:
+    """The learning rate that was chosen, by the square root of the batch's pictures.
+
+    Variants of Vittt have Vittt's.
 
     On single pictures of 512² Vittt learnt the mark with 1.5e-3 and not with 2.5e-3, which is the
     best of three in batches of four.
@@ -288,7 +292,7 @@ RESOLUTION_LETTERS = Sweep(
         Panel(
             f"{SIDE_OF_MORE_RATES}², DeiT by learning rate",
             {
-                f"{_rate('deit', SIDE_OF_MORE_RATES):g}": f"deit-{SIDE_OF_MORE_RATES}",
+                f"{rate_of('deit', SIDE_OF_MORE_RATES):g}": f"deit-{SIDE_OF_MORE_RATES}",
                 **{f"{rate:g}": f"deit-{SIDE_OF_MORE_RATES}-{rate:g}" for rate in RATES},
                 f"{RATE_OF_LONG:g}, {TIMES_OF_LONG} times as long": (
                     f"deit-{SIDE_OF_MORE_RATES}-long"
@@ -309,7 +313,7 @@ LARGE = (1024, 2048)
 
 
 def _continued(side: int, updates: int) -> Variant:
-    row = _row(f"vittt-to-{side}", "vittt", side, _rate("vittt", side) / 2, updates=updates)
+    row = _row(f"vittt-to-{side}", "vittt", side, rate_of("vittt", side) / 2, updates=updates)
     changes = {
         **row.changes,
         "arguments": {**row.changes["arguments"], "img_size": SIDE_BEFORE},
@@ -334,7 +338,7 @@ LETTERS_SIZES = Sweep(
     title=TITLES["letters-sizes"],
     base={"num_workers": 0},
     rows=(
-        _row("vittt-128", "vittt", SIDE_BEFORE, _rate("vittt", 128), updates=UPDATES_BEFORE),
+        _row("vittt-128", "vittt", SIDE_BEFORE, rate_of("vittt", 128), updates=UPDATES_BEFORE),
         *(_continued(side, 200) for side in (256, 512)),
     ),
     panels=(
