@@ -102,6 +102,12 @@ int64_t vision_ttt_packed_vit3_block_scratch(const PackedVit3Block* p) {
 int vision_ttt_packed_vit3_block(const PackedVit3Block* p) {
   return kernels().packed_vit3_block(*p);
 }
+int64_t vision_ttt_packed_swiglu_ttt_block_scratch(const PackedSwigluTttBlock* p) {
+  return kernels().packed_swiglu_ttt_block_scratch(*p);
+}
+int vision_ttt_packed_swiglu_ttt_block(const PackedSwigluTttBlock* p) {
+  return kernels().packed_swiglu_ttt_block(*p);
+}
 int64_t vision_ttt_packed_mamba_block_scratch(const PackedMambaBlock* p) {
   return kernels().packed_mamba_block_scratch(*p);
 }

@@ -44,6 +44,8 @@
   int packed_vittt_blocks_##isa(const PackedVitttBlock&);                    \
   int64_t packed_vit3_block_scratch_##isa(const PackedVit3Block&);           \
   int packed_vit3_block_##isa(const PackedVit3Block&);                       \
+  int64_t packed_swiglu_ttt_block_scratch_##isa(const PackedSwigluTttBlock&); \
+  int packed_swiglu_ttt_block_##isa(const PackedSwigluTttBlock&);            \
   int64_t packed_mamba_block_scratch_##isa(const PackedMambaBlock&);         \
   int packed_mamba_block_##isa(const PackedMambaBlock&);                     \
   int64_t fma_peak_##isa(int64_t, int64_t, float*);
@@ -62,6 +64,7 @@
    packed_linear_##isa,      packed_patches_##isa,                           \
    packed_vittt_blocks_scratch_##isa, packed_vittt_blocks_##isa,             \
    packed_vit3_block_scratch_##isa, packed_vit3_block_##isa,                 \
+   packed_swiglu_ttt_block_scratch_##isa, packed_swiglu_ttt_block_##isa,     \
    packed_mamba_block_scratch_##isa, packed_mamba_block_##isa, fma_peak_##isa}
 
 VISION_TTT_DECLARE(baseline)
@@ -105,6 +108,8 @@ struct Kernels {
   int (*packed_vittt_blocks)(const PackedVitttBlock&);
   int64_t (*packed_vit3_block_scratch)(const PackedVit3Block&);
   int (*packed_vit3_block)(const PackedVit3Block&);
+  int64_t (*packed_swiglu_ttt_block_scratch)(const PackedSwigluTttBlock&);
+  int (*packed_swiglu_ttt_block)(const PackedSwigluTttBlock&);
   int64_t (*packed_mamba_block_scratch)(const PackedMambaBlock&);
   int (*packed_mamba_block)(const PackedMambaBlock&);
   int64_t (*fma_peak)(int64_t, int64_t, float*);

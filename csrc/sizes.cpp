@@ -48,6 +48,7 @@ VISION_TTT_EXPORT int64_t vision_ttt_sizeof(const char* name) {
   VISION_TTT_SIZE(PackedPatches)
   VISION_TTT_SIZE(PackedVitttBlock)
   VISION_TTT_SIZE(PackedVit3Block)
+  VISION_TTT_SIZE(PackedSwigluTttBlock)
   VISION_TTT_SIZE(MambaDirection)
   VISION_TTT_SIZE(PackedMambaBlock)
   return -1;

@@ -60,7 +60,12 @@ def load_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ca
     They read the environment at their first call only, so a copy of the library is loaded.
     """
     from vision_ttt.ops import _native
-    from vision_ttt.ops.packed import mamba_block, vit3_block, vittt_blocks
+    from vision_ttt.ops.packed import (
+        mamba_block,
+        swiglu_ttt_block,
+        vit3_block,
+        vittt_blocks,
+    )
 
     def load(isa: str) -> str:
         monkeypatch.setenv("VISION_TTT_CPU_ISA", isa)
@@ -77,7 +82,7 @@ def load_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ca
 
     def forget_layouts() -> None:
         """Those of packed weights depend on the instruction set, and accepted calls on those."""
-        for module in (mamba_block, vit3_block, vittt_blocks):
+        for module in (mamba_block, swiglu_ttt_block, vit3_block, vittt_blocks):
             module.OP.contract._accepted.clear()
             module.BLOCK._describe.cache_clear()
 

@@ -21,6 +21,7 @@ from vision_ttt.ops.packed import (
     mamba_block,
     pack,
     patches,
+    swiglu_ttt_block,
     vit3_band,
     vit3_block,
     vittt_band,
@@ -264,6 +265,17 @@ def packed_vit3_arguments(s: Sizes) -> list[Any]:
     return [y, weights, modulation, rotations, *ints, 0.3, 1e-2, 1e-2]
 
 
+def packed_swiglu_ttt_arguments(s: Sizes) -> list[Any]:
+    """The first token is outside of the grid where there are several heads."""
+    d = max(s.dim, 16)
+    dim, prefix = s.heads * d, int(s.heads > 1)
+    sizes = s.heads, 48, int(s.gated), int(s.heads == 3), 0, 0
+    weights = vector_of(swiglu_ttt_block.BLOCK, dim, sizes)
+    rotations = normal(s.length, 2 * d) if s.gated else None
+    y, ints = normal(s.batch, prefix + s.length, dim), (s.height, s.width, *sizes)
+    return [y, weights, rotations, *ints, 1.0, 1e-2, 1e-2]
+
+
 def packed_mamba_arguments(s: Sizes) -> list[Any]:
     dim = s.heads * max(s.dim, 16)
     sizes = 2 * dim, s.taps, 4, 0
@@ -466,6 +478,11 @@ def make_calls(s: Sizes) -> dict[str, Callable[[], Call]]:
         (vit3_band.OP, packed_vit3_band_arguments, {"tensors": 3, "ints": 11, "floats": True}),
         (mamba_band.OP, packed_mamba_band_arguments, {"tensors": 4, "ints": 6, "floats": False}),
         (vit3_block.OP, packed_vit3_arguments, {"tensors": 4, "ints": 8, "floats": True}),
+        (
+            swiglu_ttt_block.OP,
+            packed_swiglu_ttt_arguments,
+            {"tensors": 3, "ints": 8, "floats": True},
+        ),
         (mamba_block.OP, packed_mamba_arguments, {"tensors": 2, "ints": 4, "floats": False}),
     ):
         calls[op.name] = partial(

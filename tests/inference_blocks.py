@@ -1,6 +1,11 @@
 """Blocks of every family that for_inference supports, with parameters that hide no term."""
 
+import functools
+
 import torch
+from timm.models.eva import EvaBlock
+from timm.models.vision_transformer import Block
+from torch import nn
 
 from vision_ttt.acceleration import PACKED_BLOCKS
 from vision_ttt.layers import (
@@ -16,13 +21,20 @@ from vision_ttt.layers import (
     VitttMixer,
 )
 from vision_ttt.layers.rotary2d import rotary_table
+from vision_ttt.models.linear_vit import LinearBlock
 
 DIM = 64
+GELUTanh = functools.partial(nn.GELU, approximate="tanh")
 PUBLISHED = {"bidirectional": True, "share_qk": True, "conv_kernel_size": 4, "gate": True}
 
 
 def vittt(ttt=TTTLinear, *, conv2d=True, **kwargs):
     return VitttBlock(VitttMixer(DIM, ttt=ttt(DIM, 2, **kwargs), conv2d=conv2d), DIM, 176)
+
+
+def linear(block=Block, **kwargs):
+    """A block of a ViT made linear, its MLP three times as wide as its tokens."""
+    return LinearBlock(block(DIM, 2, mlp_ratio=3, **kwargs), "swiglu")
 
 
 BLOCKS = {
@@ -39,6 +51,10 @@ BLOCKS = {
     "mamba of other sizes": lambda: MambaBlock(
         DIM, mixer=BidirectionalMamba(DIM, expand=3, conv_kernel_size=3, dt_rank=5)
     ),
+    "linear": lambda: linear(qkv_bias=True),
+    "linear, scaled": lambda: linear(init_values=0.5, act_layer=GELUTanh, proj_bias=False),
+    "linear, rotated": lambda: linear(EvaBlock, init_values=0.5),
+    "linear, rotated by halves": lambda: linear(EvaBlock, rotate_half=True),
 }
 
 
@@ -58,6 +74,10 @@ def pack_block(block, dtype):
 def inputs(name, batch, grid):
     """What a block is called with."""
     y = torch.randn(batch, grid[0] * grid[1], DIM)
+    if "rotated" in name:
+        extra = (0, 1)
+        y = torch.cat((y[:, :1], y[:, :1] - 1, y), dim=1)
+        return y, grid, extra, torch.randn(grid[0] * grid[1], DIM)  # 2 d of two heads
     if name == "dit3":
         return y, torch.randn(batch, DIM), grid
     if name == "h-vit3":

@@ -47,6 +47,8 @@ inline void use_tiles(Kernels& chosen) {
   VISION_TTT_IN_TILES(packed_vittt_blocks);
   VISION_TTT_IN_TILES(packed_vit3_block_scratch);
   VISION_TTT_IN_TILES(packed_vit3_block);
+  VISION_TTT_IN_TILES(packed_swiglu_ttt_block_scratch);
+  VISION_TTT_IN_TILES(packed_swiglu_ttt_block);
   VISION_TTT_IN_TILES(packed_mamba_block_scratch);
   VISION_TTT_IN_TILES(packed_mamba_block);
 }

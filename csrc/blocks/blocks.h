@@ -67,6 +67,25 @@ struct PackedVit3Block {
   double loss_scale;
 };
 
+// y ← y + g₁ ⊙ TTT(LN(y)), y ← y + g₂ ⊙ MLP(LN(y)) on tokens of which the last ones are a grid's: the block of
+// a ViT made linear, whose inner model is a SwiGLU per head.
+struct PackedSwigluTttBlock {
+  const float* y;             // [B, T, D]
+  float* out;                 // [B, T, D]
+  void* scratch;              // vision_ttt_packed_swiglu_ttt_block_scratch() bytes
+  NormParameters norm1, norm2;
+  const float *gate1, *gate2;           // [D], or null for ones
+  Packed qkv, proj, fc1, fc2;
+  const float* rotations;               // [h w, 2, d]: sines and cosines; or null for none
+  const float *q_conv, *q_conv_bias;    // [3 · 3, D], [D]
+  const float *k_conv, *k_conv_bias;
+  const float* units;                   // [H, d, 2 d]: [W₁ W₂]
+  const float* out_units;               // [H, d, d]: W₃
+  int64_t batch, length, height, width, dim, heads;
+  int64_t rotate_half, tanh_gelu, is_bfloat16, threads;
+  double key_eps;
+};
+
 // A direction of a Mamba block. `low` has a multiple of 2 columns.
 struct MambaDirection {
   const float *conv, *conv_bias;  // [K, E], [E]
@@ -101,6 +120,8 @@ VISION_TTT_EXPORT int64_t vision_ttt_packed_vittt_blocks_scratch(const PackedVit
 VISION_TTT_EXPORT int vision_ttt_packed_vittt_blocks(const PackedVitttBlock*);
 VISION_TTT_EXPORT int64_t vision_ttt_packed_vit3_block_scratch(const PackedVit3Block*);
 VISION_TTT_EXPORT int vision_ttt_packed_vit3_block(const PackedVit3Block*);
+VISION_TTT_EXPORT int64_t vision_ttt_packed_swiglu_ttt_block_scratch(const PackedSwigluTttBlock*);
+VISION_TTT_EXPORT int vision_ttt_packed_swiglu_ttt_block(const PackedSwigluTttBlock*);
 VISION_TTT_EXPORT int64_t vision_ttt_packed_mamba_block_scratch(const PackedMambaBlock*);
 VISION_TTT_EXPORT int vision_ttt_packed_mamba_block(const PackedMambaBlock*);
 

@@ -134,6 +134,24 @@ void check_packed_vit3_block(int64_t B, int64_t h, int64_t w, bool convolved, bo
   expect(vision_ttt_packed_vit3_block(&block) == 0 && rest.finite(), "a packed band is finite");
 }
 
+void check_packed_swiglu_ttt_block(int64_t B, int64_t h, int64_t w, int64_t prefix, bool rotated,
+                                   bool scaled, bool is_bfloat16, int64_t hidden = 48) {
+  const int64_t D = 64, H = 2, d = D / H, T = prefix + h * w;
+  Buffer y(B * T * D), out(y.size, false), norms(4 * D), gates(2 * D), convolutions(20 * D);
+  Buffer rotations(rotated ? h * w * 2 * d : 0), units(H * d * 2 * d), out_units(H * d * d);
+  PackedBuffer qkv = of_block(3 * D, D, is_bfloat16), proj = of_block(D, D, is_bfloat16);
+  PackedBuffer fc1 = of_block(hidden, D, is_bfloat16), fc2 = of_block(D, hidden, is_bfloat16);
+  PackedSwigluTttBlock block{
+      y, out, nullptr, {norms, norms + D, 0, 1e-6}, {norms + 2 * D, norms + 3 * D, 0, 1e-6},
+      scaled ? (float*)gates : nullptr, scaled ? gates + D : nullptr, qkv.packed, proj.packed,
+      fc1.packed, fc2.packed, rotated ? (float*)rotations : nullptr, convolutions,
+      convolutions + 9 * D, convolutions + 10 * D, convolutions + 19 * D, units, out_units, B, T, h,
+      w, D, H, scaled, 0, is_bfloat16, 2, 1.0};
+  Buffer scratch(vision_ttt_packed_swiglu_ttt_block_scratch(&block) / sizeof(float), false);
+  block.scratch = scratch;
+  expect(vision_ttt_packed_swiglu_ttt_block(&block) == 0 && out.finite(), "a packed block is finite");
+}
+
 void check_packed_mamba_block(int64_t B, int64_t T, int64_t rank, bool is_bfloat16,
                               int64_t threads) {
   const int64_t D = 32, E = 48, K = 3, N = VISION_TTT_MAMBA_STATES;
@@ -192,6 +210,9 @@ void check_packed() {
       check_packed_mamba_block(3, 7, 6, is_bfloat16, threads);
       check_packed_mamba_block(2, 391, 4, is_bfloat16, threads);
     }
+    check_packed_swiglu_ttt_block(1, 1, 1, 0, false, false, is_bfloat16);
+    check_packed_swiglu_ttt_block(2, 3, 7, 5, true, true, is_bfloat16);
+    check_packed_swiglu_ttt_block(1, 19, 23, 1, true, false, is_bfloat16, 272);
     check_packed_vit3_block(1, 1, 1, false, false, is_bfloat16);
     check_packed_vit3_block(2, 3, 7, true, true, is_bfloat16);
     check_packed_vit3_block(1, 19, 23, true, false, is_bfloat16, 272);

@@ -20,8 +20,8 @@ from studies.sweeps.definition import GivenSeconds, SameSeconds, Sweep, Variant
 from studies.sweeps.figure import sweep_figure
 from studies.sweeps.lengths import (
     lengths_by_pace,
-    measure_lengths,
     of_updates,
+    same_seconds,
     shares_of_updates,
 )
 from studies.sweeps.one_run import Task
@@ -187,9 +187,12 @@ def _later_tasks(
     ended = [finished(task.config) for task in timed]
     results = [*kept, *(result for result in ended if result is not None)]
     updates = shares_of_updates(rows, results)
-    if same := [row for row in rows if isinstance(row.length, SameSeconds)]:
-        lengths = measure_lengths(same, results, output)
-        updates |= {row.name: lengths[row.name]["updates"] for row in same}
+    same = {row.name: row.length.row for row in rows if isinstance(row.length, SameSeconds)}
+    if same:
+        tasks = [*timed, *_tasks(sweep, sweep.find(list(same)), arguments, output)]
+        configs = {task.row: task.config for task in tasks}
+        lengths = same_seconds(configs, same, output, results)
+        updates |= {name: lengths[name]["updates"] for name in same}
     return _tasks(sweep, rows, arguments, output, updates)
 
 

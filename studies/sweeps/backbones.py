@@ -62,11 +62,10 @@ def _compare(
         name: _NANO[name] | {"arguments": {**_NANO[name].get("arguments", {}), **(arguments or {})}}
         for name in epochs
     }
-    same = {name: SameSeconds(seconds=epochs[REFERENCE], speed=row) for name, row in epochs.items()}
     rows = (
         *(Variant(row, changes[name]) for name, row in epochs.items()),
         *(
-            Variant(row, changes[name], length=same[name])
+            Variant(row, changes[name], length=SameSeconds(epochs[REFERENCE]))
             for name, row in seconds.items()
             if name != REFERENCE
         ),

@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 class SameSeconds:
     """The length of runs that are to train for as many seconds as those of another row.
 
-    It is known when the runs of both rows are finished: the median of their seconds, over the
-    median of the seconds that an update of the same model took.
+    It is known when that row is trained, and the pace of both rows is measured in turns: what runs
+    beside the runs does not matter.
     """
 
-    seconds: str
-    """Name of the row whose seconds are to be spent."""
-    speed: str
-    """Name of the row that trains the same model, for a length of its own."""
+    row: str
+    """Name of the other row."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,7 @@ class Variant:
     def needs(self) -> tuple[str, ...]:
         """The names of the rows whose runs must be finished before this row's."""
         match self.length:
-            case SameSeconds(seconds, speed):
-                names = (seconds, speed)
-            case ShareOfUpdates(row):
+            case SameSeconds(row) | ShareOfUpdates(row):
                 names = (row,)
             case _:
                 names = ()

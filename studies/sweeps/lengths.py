@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,45 +20,49 @@ LENGTHS_FILE = "lengths.json"
 """In the folder of a sweep's runs."""
 
 
-def measure_lengths(
-    rows: Sequence[Variant], results: Sequence[Result], folder: Path
+def same_seconds(
+    rows: Mapping[str, TrainConfig],
+    others: Mapping[str, str],
+    folder: Path,
+    results: Sequence[Result],
 ) -> dict[str, dict[str, float]]:
     """Row's name → "updates", with the "seconds" and "seconds_per_update" that they follow from.
 
-    Seconds are medians over the finished runs of the rows that ``length`` names. They were measured
-    as the runs to come will be, with as many others side by side. What is known is kept in the
-    folder and not measured again: other seeds that join later train for the same length.
+    They are as many updates as fit into the time of another row's. Both paces are measured by
+    :func:`studies.sweeps.paces.measure_paces`, all rows in turns. What is known is kept in the
+    folder and not measured again: other seeds that join later train for the same length. A row that
+    has results is as long as they are.
 
     Args:
-        rows: each with a ``length``.
-        results: of the rows that these name, with any seeds.
+        rows: name → its run, of any seed, of these rows and the others.
+        others: name → the row whose seconds it has.
         folder: of the sweep's runs; made where missing.
+        results: of finished runs, with any seeds, of these rows and others.
 
     Raises:
-        UserError: there is no result of a row that another's length follows from; the folder's file
-            is damaged.
+        UserError: another row has no result; as measure_paces does; the folder's file is damaged.
         OSError: the file cannot be written.
     """
     path = folder / LENGTHS_FILE
     lengths = _read(path)
-    for row in rows:
-        if row.name in lengths:
-            continue
-        spent = [result.seconds for result in results if result.row == row.length.seconds]
-        paces = [
-            result.seconds / result.curve["update"][-1]
-            for result in results
-            if result.row == row.length.speed
-        ]
-        if not spent or not paces:
-            missing = row.length.speed if spent else row.length.seconds
+    updates = {result.row: result.curve["update"][-1] for result in results}
+    missing = {}
+    for name, other in others.items():
+        if other not in updates:
             raise UserError(
-                f"the length of row {row.name!r} follows from the seconds of row {missing!r}, which"
-                f" has no finished run in {folder}; train it, too"
+                f"the length of row {name!r} follows from the seconds of row {other!r}, which has"
+                f" no finished run in {folder}; train it, too"
             )
-        seconds, pace = statistics.median(spent), statistics.median(paces)
-        lengths[row.name] = _length(max(1, int(seconds / pace)), seconds, pace)
-    _write(path, lengths)
+        if name not in lengths:
+            missing[name] = other
+    if missing:
+        needed = dict.fromkeys([*missing, *missing.values()])
+        paces = measure_paces({name: rows[name] for name in needed})
+        for name, other in missing.items():
+            seconds = updates[other] * paces[other]
+            count = updates.get(name, max(1, round(seconds / paces[name])))
+            lengths[name] = _length(count, seconds, paces[name])
+        _write(path, lengths)
     return lengths
 
 
@@ -86,12 +89,10 @@ def lengths_by_pace(
     folder: Path,
     results: Sequence[Result] = (),
 ) -> dict[str, dict[str, float]]:
-    """As :func:`measure_lengths`, of rows whose seconds are given.
+    """As :func:`same_seconds`, of rows whose seconds are given.
 
-    Paces are measured by :func:`studies.sweeps.paces.measure_paces`, of all rows that are not in
-    the folder's file yet in turns; rows of pictures of other sizes may join later. A row that has
-    results is as long as they are, on whatever machine they were trained and whatever the file
-    says.
+    Rows of pictures of other sizes may join later. A row that has results is as long as they are,
+    on whatever machine they were trained and whatever the file says.
 
     Args:
         rows: name → its run, of any seed.

@@ -158,7 +158,7 @@ def changes(sweep: Sweep, name: str) -> str:
     if start is not None:
         values["initial_weights"] = f"those of {start}"
     if isinstance(length, SameSeconds):
-        values["seconds"] = f"those of {length.seconds}"
+        values["seconds"] = f"those of {length.row}"
     elif isinstance(length, ShareOfUpdates):
         values["updates"] = f"{length.share:.0%} of those of {length.row}"
     elif length is not None:

@@ -12,10 +12,17 @@ from vision_ttt.layers import TTTLinear, VitttBlock, VitttMixer
 from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.ops import use_backend
 from vision_ttt.ops._native import instruction_set
-from vision_ttt.ops.packed import mamba_block, unpack, vit3_block, vittt_blocks
+from vision_ttt.ops.packed import (
+    mamba_block,
+    swiglu_ttt_block,
+    unpack,
+    vit3_block,
+    vittt_blocks,
+)
 
 pytestmark = pytest.mark.kernels
 
+MODULES = (mamba_block, swiglu_ttt_block, vit3_block, vittt_blocks)
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((1, (1, 1)), (3, (5, 7)), (1, (23, 17)), (2, (14, 14)))
 
@@ -52,6 +59,13 @@ def op_of(packed):
     if type(packed).__name__ == "PackedVitttBlock":
         floats = (packed.rate, *packed.eps)
         return vittt_blocks.OP, lambda y, grid: (y, weights[None], (*grid, *packed.sizes), floats)
+    if type(packed).__name__ == "PackedLinearBlock":
+        # Eight tokens of nine rows are none of the grid's.
+        rotations = torch.randn(64, DIM) if packed.sizes.scaled else None
+        return swiglu_ttt_block.OP, lambda y, grid: (
+            *(y, packed.weights, rotations),
+            *((grid[0] - 1, grid[1], *packed.sizes), (0.3, *packed.eps)),
+        )
     floats = (0.3, *packed.eps)
     modulation = torch.randn(2, 6, DIM) if packed.sizes.modulated else None
     table = rotary_table((9, 8), DIM) if packed.sizes.convolved else None
@@ -88,7 +102,7 @@ def test_it_is_its_definition(name, dtype):
         assert_close(op(given), wanted, 1e-5)
 
 
-@pytest.mark.parametrize("module", [mamba_block, vit3_block, vittt_blocks])
+@pytest.mark.parametrize("module", MODULES)
 def test_a_table_names_the_fields_that_the_kernel_reads(module):
     block = module.BLOCK
     for name, part in block.parameters.items():
@@ -97,11 +111,13 @@ def test_a_table_names_the_fields_that_the_kernel_reads(module):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["vittt with TTT-MLP", "mamba of other sizes", "h-vit3"])
+@pytest.mark.parametrize(
+    "name", ["vittt with TTT-MLP", "mamba of other sizes", "h-vit3", "linear, scaled"]
+)
 def test_parameters_come_back_from_their_vector(name, dtype):
     packed = pack_block(make(name), dtype)
     op, _ = op_of(packed)
-    block = next(m.BLOCK for m in (mamba_block, vit3_block, vittt_blocks) if m.OP is op)
+    block = next(m.BLOCK for m in MODULES if m.OP is op)
     places = block.places(DIM, packed.sizes)
     parameters = {
         field: unpack(x, *places[field].size) if places[field].is_packed else x
@@ -114,7 +130,7 @@ def test_parameters_come_back_from_their_vector(name, dtype):
     assert packed.bfloat16().weights.dtype == torch.int32  # no cast changes the bits
 
 
-@pytest.mark.parametrize("name", ["vittt", "vit3", "h-vit3", "mamba"])
+@pytest.mark.parametrize("name", ["vittt", "vit3", "h-vit3", "mamba", "linear"])
 def test_threads_of_openmp(name):
     packed, given = pack_block(make(name), torch.float32), inputs(name, 1, (31, 14))
     before = torch.get_num_threads()
@@ -168,7 +184,7 @@ def test_threads_of_a_mamba_block(batch, grid, dtype):
         assert torch.equal(result, results[0])
 
 
-@pytest.mark.parametrize("name", ["vittt", "vit3", "mamba"])
+@pytest.mark.parametrize("name", ["vittt", "vit3", "mamba", "linear"])
 def test_threads_of_python(name):
     packed, given = pack_block(make(name), torch.bfloat16), inputs(name, 1, (12, 11))
     wanted = packed(*given)
@@ -177,7 +193,7 @@ def test_threads_of_python(name):
             assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("name", ["vittt", "vit3", "mamba"])
+@pytest.mark.parametrize("name", ["vittt", "vit3", "mamba", "linear"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strides_and_images_alone(name, dtype):
     packed, (y, grid) = pack_block(make(name), dtype), inputs(name, 3, (6, 9))
@@ -194,6 +210,22 @@ def test_class_tokens(extra):
     assert_close(pack_block(block, torch.float32)(y, (5, 7), extra), block(y, (5, 7), extra), 1e-5)
 
 
+@pytest.mark.parametrize("extra", [(0,), (3, 20), (35,)])
+def test_tokens_outside_the_grid_of_a_linear_block(extra):
+    block = make("linear")
+    y = torch.randn(2, 35 + len(extra), DIM)
+    assert_close(pack_block(block, torch.float32)(y, (5, 7), extra), block(y, (5, 7), extra), 1e-5)
+
+
+def test_keys_far_from_zero():
+    """Their variance is not lost in their mean."""
+    block = make("linear")
+    block.attn.qkv.bias[DIM : 2 * DIM] += 1e4
+    y = torch.randn(2, 221, DIM)
+    wanted = pack_block(make("linear"), torch.float32)(y, (13, 17))
+    assert_close(pack_block(block, torch.float32)(y, (13, 17)), wanted, 1e-3)
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_wrong_grid_is_refused(name):
     packed, (y, *rest) = pack_block(make(name), torch.float32), inputs(name, 1, (5, 7))
@@ -208,7 +240,7 @@ def test_other_instruction_sets(isa, load_kernels):
     """They have narrower registers, no products of bfloat16, or no tile registers."""
     order = ["baseline", "avx2", "avx512", "avx512bf16"]
     assert order.index(load_kernels(isa)) <= order.index(isa)
-    for name in ("vittt", "vittt with TTT-MLP", "vit3", "h-vit3", "mamba"):
+    for name in ("vittt", "vittt with TTT-MLP", "vit3", "h-vit3", "mamba", "linear, rotated"):
         for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
             block, given = make(name), inputs(name, 2, (9, 11))
             got, wanted = pack_block(block, dtype)(*given), block(*given)
@@ -216,7 +248,7 @@ def test_other_instruction_sets(isa, load_kernels):
 
 
 @pytest.mark.skipif(instruction_set() != "amx", reason="all others have the same layouts")
-@pytest.mark.parametrize("name", ["vittt", "vit3", "mamba"])
+@pytest.mark.parametrize("name", ["vittt", "vit3", "mamba", "linear"])
 def test_a_layout_for_tile_registers_is_refused_without_them(name, load_kernels):
     packed, given = pack_block(make(name), torch.float32), inputs(name, 1, (5, 7))
     packed(*given)

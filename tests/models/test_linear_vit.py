@@ -8,10 +8,13 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from timm.layers import LayerScale
 from timm.models.vision_transformer import VisionTransformer
 
 import vision_ttt
 from tolerances import assert_close
+from vision_ttt.acceleration.packed_linear import PackedLinear
+from vision_ttt.acceleration.packed_linear_vit import PackedLinearBlock
 from vision_ttt.layers.attention_inner import INNER_MODELS
 from vision_ttt.models import LinearViT, linearize
 
@@ -166,12 +169,48 @@ def test_weights_without_decay():
     assert linear.no_weight_decay() == {"pos_embed", "class_tokens.tokens", *inner}
 
 
-def test_for_inference_packs_its_linear_layers():
+@pytest.mark.parametrize(
+    ("name", "inner", "is_one_op"),
+    [
+        *((name, "swiglu", not name.startswith("eva02")) for name in VITS),  # whose MLPs are gated
+        *(("deit_tiny_patch16_224", inner, False) for inner in ("vit3", "ttt_linear")),
+    ],
+)
+def test_for_inference(name, inner, is_one_op):
+    """Blocks become an op each, or have their linear layers packed, without a warning."""
+    model = vit(name)
+    linear = linearize(model, inner, "drop" if model.cls_token is None else "keep")
+    x = images(model)
+    with torch.no_grad():
+        fast = vision_ttt.for_inference(linear, strict=True)
+        assert_close(fast(x), linear(x), 1e-4)
+    assert isinstance(fast.blocks[0], PackedLinearBlock) == is_one_op
+    if not is_one_op:
+        assert isinstance(fast.blocks[0].mlp.fc1, PackedLinear)
+
+
+def _hooked(block):
+    block.attn.proj.register_forward_hook(lambda *_: None)
+
+
+def _another_activation(block):
+    block.mlp.act = torch.nn.SiLU()
+
+
+def _one_scale(block):
+    block.ls1 = LayerScale(32)
+
+
+@pytest.mark.parametrize("change", [_hooked, _another_activation, _one_scale])
+def test_for_inference_keeps_a_changed_block(change):
     linear = linearize(vit())
+    change(linear.blocks[0])
     x = images(linear)
     with torch.no_grad():
-        wanted = linear(x)
-        assert_close(vision_ttt.for_inference(linear, strict=True)(x), wanted, 1e-4)
+        fast = vision_ttt.for_inference(linear)
+        assert_close(fast(x), linear(x), 1e-4)
+    is_one_op = [isinstance(block, PackedLinearBlock) for block in fast.blocks]
+    assert is_one_op == [False, True]
 
 
 def test_maps_of_features():

@@ -13,6 +13,7 @@ from torch import nn
 
 from vision_ttt.acceleration.evaluation_only import EvaluationOnly
 from vision_ttt.acceleration.packed_linear import FoldedConvNorm, PackedLinear, PackedPatches
+from vision_ttt.acceleration.packed_linear_vit import PackedLinearBlock
 from vision_ttt.acceleration.packed_mamba import PackedMambaBlock
 from vision_ttt.acceleration.packed_vit3 import PackedDit3Block, PackedVit3Block
 from vision_ttt.acceleration.packed_vittt import PackedVitttBlock, PackedVitttBlocks
@@ -27,10 +28,12 @@ PACKED_BLOCKS: list[Any] = [
     PackedVit3Block,
     PackedDit3Block,
     PackedMambaBlock,
+    PackedLinearBlock,
 ]
 """Classes of blocks on packed weights; a new family of models adds its own.
 
-Each names the class of blocks that it replaces as ``kind``. Its constructor takes a block of that
+Each names the class of blocks that it replaces as ``kind``, and says by ``is_optional`` whether
+blocks that it does not support are left without a warning. Its constructor takes a block of that
 kind and a dtype, and raises :class:`UnsupportedPart` where it does not support a part, or its op's
 ValueError for parameters of other shapes. Its instances are called as the block is, with float32
 tokens.
@@ -49,8 +52,9 @@ def for_inference(
 ) -> EvaluationOnly:
     """A copy of ``model`` for fast evaluation on a CPU.
 
-    Each block of Vittt, ViT³, H-ViT³, DiT³, Vim and Mamba-Reg becomes one op, whose weights are
-    packed in the order in which the kernels read them; all blocks of a Vittt run as one. Linear
+    Each block of Vittt, ViT³, H-ViT³, DiT³, Vim, Mamba-Reg and of a ViT made linear with SwiGLU
+    inner models becomes one op, whose weights are packed in the order in which the kernels read
+    them; all blocks of a Vittt run as one. Linear
     layers and patch embeddings of these and of any other model are packed, too, and the BatchNorm
     of a convolutional stem becomes part of its convolution. All other modules stay as they are. So
     does a block with a part that was replaced or changed or that has a hook; a warning names it.
@@ -127,7 +131,8 @@ def pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[s
                 try:
                     replacement = packed_block(module, dtype)
                 except (UnsupportedPart, ValueError) as unsupported:
-                    stay[name] = str(unsupported)
+                    if not packed_block.is_optional:
+                        stay[name] = str(unsupported)
                 else:
                     model = _replaced(model, name, replacement)
     for name, module in list(model.named_modules()):

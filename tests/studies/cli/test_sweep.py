@@ -10,7 +10,7 @@ import yaml
 
 from studies.cli import sweep
 from studies.main import main
-from studies.sweeps import SWEEPS
+from studies.sweeps import SWEEPS, lengths
 from studies.sweeps.definition import Panel, SameSeconds, ShareOfUpdates, Sweep, Variant
 from studies.sweeps.lengths import LENGTHS_FILE
 from studies.sweeps.results import HISTORY, Result, read_results, write_results
@@ -118,20 +118,20 @@ def test_a_missing_run_joins_the_others_when_it_ends(tiny, tmp_path, results, mo
 def test_missing_runs_of_another_rows_seconds_take_them_from_the_file(
     tiny, tmp_path, results, monkeypatch
 ):
-    timed = Variant(
-        "bare-seconds", tiny.by_name["bare"].changes, length=SameSeconds("plain", "bare")
-    )
+    timed = Variant("bare-seconds", tiny.by_name["bare"].changes, length=SameSeconds("plain"))
     rows = (tiny.by_name["plain"], tiny.by_name["bare"], timed)
     shown = Panel("All", {row.name: row.name for row in rows})
     monkeypatch.setitem(SWEEPS, "tiny", dataclasses.replace(tiny, rows=rows, panels=(shown,)))
     curve = {name: [3.0] for name in HISTORY}
     table = tmp_path / "some.csv"
+    paces = {"plain": 1.0, "bare-seconds": 1.5}
+    monkeypatch.setattr(lengths, "measure_paces", lambda configs: {n: paces[n] for n in configs})
     with_history = [dataclasses.replace(result, history=json.dumps(curve)) for result in results]
     write_results(table, with_history)
     argv = ["sweep", "tiny", "--missing-only", "--results", str(table), "--seeds", "0"]
     assert main([*argv, "--rows", "bare-seconds", "--jobs", "1"]) == 0
     (added,) = [result for result in read_results(table) if result.row == "bare-seconds"]
-    assert added.curve["update"][-1] == 3  # 2.5 seconds by 2.5 / 3 seconds for an update
+    assert added.curve["update"][-1] == 2  # those of three updates, at two thirds of the pace
 
 
 def test_a_csv_file_without_results_is_told(tiny, tmp_path, capsys):
@@ -168,9 +168,7 @@ def test_a_failed_run_is_named_with_the_end_of_its_log(tiny, tmp_path, capfd):
 
 
 def test_rows_of_another_rows_seconds_are_trained_after_it(tiny, tmp_path, monkeypatch, capfd):
-    timed = Variant(
-        "bare-seconds", tiny.by_name["bare"].changes, length=SameSeconds("plain", "bare")
-    )
+    timed = Variant("bare-seconds", tiny.by_name["bare"].changes, length=SameSeconds("plain"))
     rows = (tiny.by_name["plain"], tiny.by_name["bare"], timed)
     shown = Panel("All", {row.name: row.name for row in rows})
     monkeypatch.setitem(SWEEPS, "tiny", dataclasses.replace(tiny, rows=rows, panels=(shown,)))
@@ -217,7 +215,7 @@ def test_rows_start_from_another_rows_weights_and_make_a_share_of_its_updates(
 
 def test_failed_runs_that_another_rows_length_follows_from_are_told(tiny, monkeypatch, capfd):
     wrong = tiny.by_name["wrong"]
-    rows = (wrong, dataclasses.replace(wrong, name="timed", length=SameSeconds("wrong", "wrong")))
+    rows = (wrong, dataclasses.replace(wrong, name="timed", length=SameSeconds("wrong")))
     shown = Panel("All", {row.name: row.name for row in rows})
     monkeypatch.setitem(SWEEPS, "tiny", dataclasses.replace(tiny, rows=rows, panels=(shown,)))
     assert main(["sweep", "tiny", "--seeds", "0", "--jobs", "1"]) == 2

@@ -5,56 +5,67 @@ from pathlib import Path
 
 import pytest
 
-from studies.sweeps.definition import SameSeconds, Variant
-from studies.sweeps.lengths import LENGTHS_FILE, measure_lengths, of_updates
+from studies.sweeps import lengths
+from studies.sweeps.lengths import LENGTHS_FILE, of_updates, same_seconds
 from vision_ttt.errors import UserError
 
-SLOW = Variant("slow-seconds", {}, length=SameSeconds(seconds="fast", speed="slow"))
+OTHERS = {"slow-seconds": "fast"}
+ROWS = {"slow-seconds": None, "fast": None}
 
 
 @pytest.fixture
-def timed(make_result):
-    """Rows fast and slow, whose ten updates take 1 and 4 s, the median of three seeds."""
+def measured(monkeypatch):
+    """The rows whose paces were measured, fast and slow-seconds in turns."""
+    calls = []
 
-    def result(row, seed, seconds):
-        history = json.dumps({"update": [5, 10]})
-        return make_result(row, seed, 1.0, 0.5, seconds=seconds, history=history)
+    def measure(configs):
+        calls.append(list(configs))
+        return {name: {"fast": 0.1, "slow-seconds": 0.4}[name] for name in configs}
 
-    return [
-        *(result("fast", seed, seconds) for seed, seconds in enumerate((0.9, 1.0, 5.0))),
-        *(result("slow", seed, seconds) for seed, seconds in enumerate((3.0, 4.0, 4.1))),
-    ]
-
-
-def test_a_length_is_the_seconds_over_the_pace(timed, tmp_path):
-    lengths = measure_lengths([SLOW], timed, tmp_path)
-    expected = {"updates": 2, "seconds": 1.0, "seconds_per_update": 0.4}
-    assert lengths == {"slow-seconds": expected}
-    assert json.loads((tmp_path / LENGTHS_FILE).read_text()) == lengths
+    monkeypatch.setattr(lengths, "measure_paces", measure)
+    return calls
 
 
-def test_there_is_one_update_at_least(make_result, timed, tmp_path):
-    slowest = make_result("slow", 0, 1, 1, seconds=99.0, history='{"update": [10]}')
-    lengths = measure_lengths([SLOW], [*timed[:3], slowest], tmp_path)
-    assert lengths["slow-seconds"]["updates"] == 1
+@pytest.fixture
+def trained(make_result):
+    """A result of ten updates of the row fast, in seconds that something else made longer."""
+    return [make_result("fast", 0, 1.0, 0.5, seconds=99.0, history=json.dumps({"update": [5, 10]}))]
 
 
-def test_a_length_is_measured_once(timed, tmp_path):
-    first = measure_lengths([SLOW], timed, tmp_path)
-    assert measure_lengths([SLOW], timed[3:], tmp_path) == first  # not even looked for
+def test_a_length_is_the_seconds_over_the_pace(trained, measured, tmp_path):
+    found = same_seconds(ROWS, OTHERS, tmp_path, trained)
+    expected = {"updates": 2, "seconds": pytest.approx(1.0), "seconds_per_update": 0.4}
+    assert found == {"slow-seconds": expected}
+    assert json.loads((tmp_path / LENGTHS_FILE).read_text()) == found
 
 
-@pytest.mark.parametrize(("kept", "missing"), [(slice(0, 3), "slow"), (slice(3, 6), "fast")])
-def test_a_row_that_was_not_trained_is_named(timed, tmp_path, kept, missing):
-    with pytest.raises(UserError, match=f"seconds of row '{missing}', which has no finished run"):
-        measure_lengths([SLOW], timed[kept], tmp_path)
+def test_there_is_one_update_at_least(make_result, measured, tmp_path):
+    short = [make_result("fast", 0, 1.0, 0.5, history=json.dumps({"update": [1]}))]
+    assert same_seconds(ROWS, OTHERS, tmp_path, short)["slow-seconds"]["updates"] == 1
+
+
+def test_a_length_is_measured_once(trained, measured, tmp_path):
+    first = same_seconds(ROWS, OTHERS, tmp_path, trained)
+    assert same_seconds(ROWS, OTHERS, tmp_path, trained) == first
+    assert measured == [["slow-seconds", "fast"]]
+
+
+def test_a_row_with_results_is_as_long_as_they_are(trained, make_result, measured, tmp_path):
+    own = make_result("slow-seconds", 0, 1.0, 0.5, history=json.dumps({"update": [3]}))
+    found = same_seconds(ROWS, OTHERS, tmp_path, [*trained, own])
+    assert found["slow-seconds"]["updates"] == 3
+
+
+def test_a_row_that_was_not_trained_is_named(measured, tmp_path):
+    with pytest.raises(UserError, match="seconds of row 'fast', which has no finished run"):
+        same_seconds(ROWS, OTHERS, tmp_path, [])
     assert not (tmp_path / LENGTHS_FILE).exists()
 
 
-def test_a_damaged_file_is_told(timed, tmp_path):
+def test_a_damaged_file_is_told(trained, tmp_path):
     (tmp_path / LENGTHS_FILE).write_text("{")
     with pytest.raises(UserError, match=r"is damaged .*; remove it to measure anew"):
-        measure_lengths([SLOW], timed, tmp_path)
+        same_seconds(ROWS, OTHERS, tmp_path, trained)
 
 
 def test_the_warm_up_keeps_its_share(make_sweep):

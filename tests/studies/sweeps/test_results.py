@@ -178,7 +178,7 @@ def test_lengths_of_several_kinds_are_told(make_sweep, make_result):
     sweep = make_sweep(a={})
     results = [make_result("a", seed, 1, 1, epochs=epochs) for seed, epochs in enumerate((5, 3.25))]
     assert "; 3.25 to 5 epochs of 1,297 training images" in markdown(sweep, results)
-    timed = dataclasses.replace(sweep.rows[0], name="b", length=SameSeconds("a", "a"))
+    timed = dataclasses.replace(sweep.rows[0], name="b", length=SameSeconds("a"))
     panel = Panel("all", {"a": "a", "b": "b"})
     both = dataclasses.replace(sweep, rows=(*sweep.rows, timed), panels=(panel,))
     assert changes(both, "b") == "seconds=those of a"

@@ -1,0 +1,273 @@
+// A block of a ViT made linear, on packed weights: passes over chunks of tokens, between which the keys are
+// normalised and the inner models make their step.
+#pragma once
+
+#include "../convolutions/conv2d/token.h"
+#include "../products/matmul.h"
+#include "blocks.h"
+#include "mlp.h"
+
+namespace {
+
+template <class Element>
+struct SwigluTttPasses {
+  const PackedSwigluTttBlock& p;
+  Chunks chunks;
+  int64_t d, prefix;   // channels of a head; tokens before those of the grid
+  int64_t groups;      // of chunks with a common ascent, per image
+  int64_t unit;        // numbers of [W₁ W₂] and W₃
+  // Parts of the scratch.
+  float *queries, *keys, *values;  // [B, T, D]; the keys are normalised in place
+  float* moments;                  // [B, chunks, 2, D]: the keys' means and centred squares
+  float* back;                     // [H, d, d]: W₃ᵀ
+  float* ascents;                  // [B, groups, H, unit]
+  float* units;                    // [B, H, unit], after the step
+  size_t used = 0;
+
+  explicit SwigluTttPasses(const PackedSwigluTttBlock& block)
+      : p(block), chunks(block.batch, block.length, block.threads), d(block.dim / block.heads),
+        prefix(block.length - block.height * block.width), unit(3 * d * d) {
+    const int64_t wanted = (4 * p.threads + p.batch - 1) / p.batch;
+    groups = wanted < chunks.of_image ? wanted : chunks.of_image;
+    const int64_t tokens = p.batch * p.length;
+    queries = take(tokens * p.dim);
+    keys = take(tokens * p.dim);
+    values = take(tokens * p.dim);
+    moments = take(chunks.count() * 2 * p.dim);
+    back = take(p.heads * d * d);
+    ascents = take(p.batch * groups * p.heads * unit);
+    units = take(p.batch * p.heads * unit);
+  }
+
+  size_t bytes() const { return used; }
+
+  int run() const {
+    int failed = project();
+    if (!failed) failed = normalise();
+    if (!failed) failed = climb();
+    if (failed) return failed;
+    step();
+    return answer();
+  }
+
+  // q, k, v = Linear(LN(y)), rotated, and the moments of each chunk's keys.
+  int project() const {
+    const size_t bytes = Buffers::padded(chunks.most() * p.dim * sizeof(Element));
+    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+      const int64_t first = (c.image * p.length + c.start) * p.dim;
+      Element* x = buffers.take<Element>(c.count * p.dim);
+      normalise_rows(p.y + first, c.count, p.dim, p.norm1, c.image, x);
+      float* const views[] = {queries + first, keys + first, values + first};
+      for (int64_t i = 0; i < 3; ++i) {
+        Part part(p.qkv);
+        part.first = i * p.dim, part.columns = p.dim;
+        product(x, p.dim, c.count, p.qkv, part,
+                Sink<float>{views[i], p.dim, p.dim, p.qkv.bias + i * p.dim});
+      }
+      if (p.rotations) {
+        rotate(c, queries + first);
+        rotate(c, keys + first);
+      }
+      measure(c, keys + first);
+    });
+  }
+
+  // Rotate the heads of the tokens on the grid.
+  void rotate(const Chunk& c, float* views) const {
+    for (int64_t t = c.start < prefix ? prefix - c.start : 0; t < c.count; ++t) {
+      const float* sines = p.rotations + (c.start + t - prefix) * 2 * d;
+      for (int64_t h = 0; h < p.heads; ++h) rotate_head(views + t * p.dim + h * d, sines, sines + d);
+    }
+  }
+
+  void rotate_head(float* x, const float* sines, const float* cosines) const {
+    const int64_t pairs = d / 2, step = p.rotate_half ? pairs : 1;
+    for (int64_t n = 0; n < pairs; ++n) {
+      const int64_t i = p.rotate_half ? n : 2 * n, j = i + step;
+      const float a = x[i], b = x[j];
+      x[i] = a * cosines[i] - b * sines[i];
+      x[j] = b * cosines[j] + a * sines[j];
+    }
+  }
+
+  void measure(const Chunk& c, const float* k) const {
+    float* own = moments_of(c);
+    for (int64_t i = 0; i < p.dim; i += kLanes) {
+      Vector total{}, square{};
+      for (int64_t t = 0; t < c.count; ++t) total += load(k + t * p.dim + i);
+      const Vector mean = total / float(c.count);
+      for (int64_t t = 0; t < c.count; ++t) {
+        const Vector centred = load(k + t * p.dim + i) - mean;
+        square += centred * centred;
+      }
+      store(own + i, mean);
+      store(own + p.dim + i, square);
+    }
+  }
+
+  // k ← (k - mean) / √(var + eps) over an image's tokens. The chunks' moments are joined by Chan's formula.
+  int normalise() const {
+    const size_t bytes = Buffers::padded(2 * p.dim * sizeof(float));
+    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+      float *mean = buffers.take<float>(2 * p.dim), *factor = mean + p.dim;
+      for (int64_t i = 0; i < p.dim; i += kLanes) {
+        Vector all{}, squares{};
+        float count = 0.0f;
+        for (int64_t n = 0; n < chunks.of_image; ++n) {
+          const Chunk other = chunks[c.image * chunks.of_image + n];
+          if (!other.count) continue;
+          const float* own = moments_of(other);
+          const float added = float(other.count), both = count + added;
+          const Vector away = load(own + i) - all;
+          all += away * (added / both);
+          squares += load(own + p.dim + i) + away * away * (count * added / both);
+          count = both;
+        }
+        const Vector variance = squares / count + float(p.key_eps);
+        Vector deviation{};
+        for (int lane = 0; lane < kLanes; ++lane) deviation[lane] = std::sqrt(variance[lane]);
+        store(mean + i, all);
+        store(factor + i, 1.0f / deviation);
+      }
+      float* k = keys + (c.image * p.length + c.start) * p.dim;
+      for (int64_t t = 0; t < c.count; ++t, k += p.dim)
+        for (int64_t i = 0; i < p.dim; i += kLanes)
+          store(k + i, (load(k + i) - load(mean + i)) * load(factor + i));
+    });
+  }
+
+  float* moments_of(const Chunk& c) const {
+    // A chunk's place among those of its image is found by its first token; all have almost one size.
+    int64_t n = c.start * chunks.of_image / p.length;
+    while (chunks[n].start < c.start) ++n;
+    return moments + (c.image * chunks.of_image + n) * 2 * p.dim;
+  }
+
+  // out [rows, D] = x + conv(x) + bias for a chunk's tokens on the grid, and x for those before it.
+  void convolve(const Chunk& c, const float* x, const float* weight, const float* bias, float* out) const {
+    const TokenConvolution<float> convolution{p.dim, p.height, p.width, p.dim, 3, weight, p.dim, bias, true};
+    const float* from = x + (c.image * p.length + c.start) * p.dim;
+    for (int64_t t = 0; t < c.count; ++t, from += p.dim, out += p.dim) {
+      const int64_t place = c.start + t - prefix;
+      if (place < 0)
+        std::memcpy(out, from, p.dim * sizeof(float));
+      else
+        convolution(from, place, out);
+    }
+  }
+
+  // Per head, with [z₁ z₂] = k [W₁ W₂], g = v W₃ᵀ and σ = σ(z₁), the ascents are
+  // Σ kᵀ [g z₂ (σ + z₁ σ (1 - σ)), g z₁ σ] and Σ (z₁ σ z₂)ᵀ v.
+  int climb() const {
+    for (int64_t h = 0; h < p.heads; ++h)
+      for (int64_t i = 0; i < d * d; ++i)
+        back[h * d * d + i % d * d + i / d] = p.out_units[h * d * d + i];
+    const size_t most = chunks.most();
+    const size_t bytes = Buffers::padded(most * p.dim * sizeof(float)) +
+                         Buffers::padded(most * 2 * d * sizeof(float)) +
+                         Buffers::padded(most * d * sizeof(float));
+    const int64_t tasks = p.batch * groups;
+    std::atomic<int> failed{0};
+#pragma omp parallel num_threads(int(p.threads)) if (p.threads > 1)
+    {
+      Buffers buffers(bytes);
+      if (!buffers.ok()) failed = 1;
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t task = 0; task < tasks; ++task) {
+        if (!buffers.ok()) continue;
+        float* ascent = ascents + task * p.heads * unit;
+        std::memset(ascent, 0, p.heads * unit * sizeof(float));
+        const int64_t image = task / groups, group = task % groups;
+        const int64_t stop = (group + 1) * chunks.of_image / groups;
+        for (int64_t i = group * chunks.of_image / groups; i < stop; ++i) {
+          const Chunk c = chunks[image * chunks.of_image + i];
+          if (!c.count) continue;
+          buffers.start_over();
+          float* k = buffers.take<float>(c.count * p.dim);
+          float* z = buffers.take<float>(c.count * 2 * d);
+          float* g = buffers.take<float>(c.count * d);
+          convolve(c, keys, p.k_conv, p.k_conv_bias, k);
+          const float* v = values + (image * p.length + c.start) * p.dim;
+          for (int64_t h = 0; h < p.heads; ++h) climb(k + h * d, v + h * d, c.count, h, z, g, ascent + h * unit);
+        }
+      }
+    }
+    return failed;
+  }
+
+  void climb(const float* k, const float* v, int64_t rows, int64_t h, float* z, float* g,
+             float* ascent) const {
+    ::product<false>(rows, 2 * d, {d, k, p.dim, 1, p.units + h * 2 * d * d, 2 * d, z, 2 * d});
+    ::product<false>(rows, d, {d, v, p.dim, 1, back + h * d * d, d, g, d});
+    for (int64_t t = 0; t < rows; ++t) {
+      float *z1 = z + t * 2 * d, *z2 = z1 + d, *own = g + t * d;
+      for (int64_t i = 0; i < d; i += kLanes) {
+        const Vector x = load(z1 + i), y = load(z2 + i), s = sigmoid(x), silu = x * s, grad = load(own + i);
+        store(z1 + i, grad * y * (s + silu * (1.0f - s)));
+        store(z2 + i, grad * silu);
+        store(own + i, silu * y);
+      }
+    }
+    ::product<true>(d, 2 * d, {rows, k, 1, p.dim, z, 2 * d, ascent, 2 * d, ascent, 2 * d});
+    float* of_outputs = ascent + 2 * d * d;
+    ::product<true>(d, d, {rows, g, 1, d, v, p.dim, of_outputs, d, of_outputs, d});
+  }
+
+  // W' = W + c a with a the sum of the ascents over the tokens and c = d^-½ / T.
+  void step() const {
+    const float scale = 1.0f / (std::sqrt(float(d)) * float(p.length));
+#pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
+    for (int64_t task = 0; task < p.batch * p.heads; ++task) {
+      const int64_t image = task / p.heads, h = task % p.heads;
+      for (int64_t i = 0; i < unit; i += kLanes) {
+        Vector total{};
+        for (int64_t g = 0; g < groups; ++g)
+          total += load(ascents + ((image * groups + g) * p.heads + h) * unit + i);
+        const float* w = i < 2 * d * d ? p.units + h * 2 * d * d + i : p.out_units + h * d * d + i - 2 * d * d;
+        store(units + task * unit + i, load(w) + total * scale);
+      }
+    }
+  }
+
+  // y ← y + g₁ ⊙ Linear(o), y ← y + g₂ ⊙ MLP(LN(y)) with o = (SiLU(q W₁') ⊙ q W₂') W₃'.
+  int answer() const {
+    const GeluMlp<Element> mlp{p.fc1, p.fc2, p.tanh_gelu != 0};
+    const size_t most = chunks.most();
+    const size_t bytes = Buffers::padded(most * p.dim * sizeof(float)) +
+                         2 * Buffers::padded(most * p.dim * sizeof(Element)) +
+                         Buffers::padded(most * 2 * d * sizeof(float)) +
+                         Buffers::padded(most * d * sizeof(float)) + mlp.bytes(most);
+    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
+      const int64_t first = (c.image * p.length + c.start) * p.dim;
+      float* q = buffers.take<float>(c.count * p.dim);
+      float* z = buffers.take<float>(c.count * 2 * d);
+      float* hidden = buffers.take<float>(c.count * d);
+      Element* o = buffers.take<Element>(c.count * p.dim);
+      convolve(c, queries, p.q_conv, p.q_conv_bias, q);
+      for (int64_t h = 0; h < p.heads; ++h) {
+        const float* w = units + (c.image * p.heads + h) * unit;
+        multiply(c.count, d, 2 * d, q + h * d, p.dim, w, z);
+        for (int64_t t = 0; t < c.count; ++t)
+          swiglu_numbers(z + t * 2 * d, z + t * 2 * d + d, d, hidden + t * d);
+        multiply(c.count, d, d, hidden, d, w + 2 * d * d, z);
+        for (int64_t t = 0; t < c.count; ++t)
+          for (int64_t i = 0; i < d; i += kLanes) store(o + t * p.dim + h * d + i, load(z + t * d + i));
+      }
+      float* y = p.out + first;
+      product(o, p.dim, c.count, p.proj,
+              Sink<float>{y, p.dim, p.dim, p.proj.bias, p.gate1, p.y + first, p.dim}, mlp.begin(0));
+      Element* x = buffers.take<Element>(c.count * p.dim);
+      normalise_rows(y, c.count, p.dim, p.norm2, c.image, x);
+      mlp(x, c.count, p.gate2, y, buffers);
+    });
+  }
+
+ private:
+  float* take(size_t count) {
+    float* piece = reinterpret_cast<float*>(static_cast<char*>(p.scratch) + used);
+    used += Buffers::padded(count * sizeof(float));
+    return piece;
+  }
+};
+
+}  // namespace
