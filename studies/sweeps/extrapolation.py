@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from studies.letters.dataset import LetterImages
 from studies.letters.images import INKS
 from vision_ttt.data import SeededItems
+from vision_ttt.data.mask_folders import LabelledImage
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation, measured
 from vision_ttt.tasks.segmentation.transforms import TestTransform
 
@@ -44,7 +45,6 @@ def measure_larger(
         factors: whole numbers.
     """
     own: LetterImages = task.parts["test"]
-    segment = task.view.segment(model, len(task.classes), task.precision)
     found = {}
     for factor in factors:
         side = factor * own.settings.side
@@ -52,18 +52,25 @@ def measure_larger(
             continue
         settings = replace(own.settings, side=side, mark=own.settings.mark_side)
         pictures = balanced(replace(own, settings=settings), own.images // factor**2)
-        items = SeededItems(pictures, TestTransform(task.statistics, side, side))
-        counts = torch.zeros(3, len(task.classes), dtype=torch.int64)
-        loss = 0.0
-        for index in range(len(pictures)):
-            item = items[index]
-            own_counts, own_loss = measured(segment(item.image), item.labels)
-            counts += own_counts
-            loss += own_loss.item()
-        pixels = len(pictures) * side**2
-        evaluation = SegmentationEvaluation(*counts, loss / pixels, len(pictures))
-        found[str(factor)] = evaluation.metrics["miou"]
+        found[str(factor)] = mean_iou(model, task, pictures, side)
     return found
+
+
+def mean_iou(
+    model: nn.Module, task: Segmentation, pictures: Dataset[LabelledImage], side: int
+) -> float:
+    """Return the mean IoU of a segmenter on pictures of a side that may be another than its own."""
+    segment = task.view.segment(model, len(task.classes), task.precision)
+    items = SeededItems(pictures, TestTransform(task.statistics, side, side))
+    counts = torch.zeros(3, len(task.classes), dtype=torch.int64)
+    loss = 0.0
+    for index in range(len(pictures)):
+        item = items[index]
+        own_counts, own_loss = measured(segment(item.image), item.labels)
+        counts += own_counts
+        loss += own_loss.item()
+    pixels = len(pictures) * side**2
+    return SegmentationEvaluation(*counts, loss / pixels, len(pictures)).metrics["miou"]
 
 
 def balanced(pictures: LetterImages, images: int) -> Subset:

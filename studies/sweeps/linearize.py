@@ -7,7 +7,7 @@ Bars: 99 % of the DeiT's accuracy within 10 % of its training time, and as much 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
@@ -28,26 +28,16 @@ SHARES = (5, 10, 20)
 INNER = {"swiglu": "SwiGLU", "ttt_linear": "TTT-Linear", "vit3": "ViT³"}
 """Inner model → its name in tables."""
 
-_DEIT = {"patch_size": 4, "embed_dim": 96, "depth": 5, "num_heads": 3}
+_DEIT = {
+    "model": "deit_tiny_patch16_224",
+    "arguments": {"patch_size": 4, "embed_dim": 96, "depth": 5, "num_heads": 3},
+}
 # The moving average would lag behind in a short run.
 _SHORT: dict[str, Any] = {"ema_decay": 0.0, "drop_path": 0.0}
 # The inherited weights learn at a fifth of the DeiT's rate, the inner models at twice that rate. It
 # lies between three settings that differed little after 200 updates, on held-out training images.
 _TUNED = {**_SHORT, "learning_rate": 4e-4, "minimum_learning_rate": 4e-6}
-_LINEAR = {"model": "linear_vit", "arguments": {"base": "deit_tiny_patch16_224", **_DEIT}}
-_DEIT_ROW = {"model": "deit_tiny_patch16_224", "arguments": _DEIT}
-
-
-def _row(name: str, changes: dict[str, Any], share: int, start: str | None) -> Variant:
-    length = ShareOfUpdates(TEACHER, share / 100)
-    return Variant(f"{name}-{share}", changes, length=length, start=start)
-
-
-def _linear(inner: str, **others: Any) -> dict[str, Any]:
-    return {**_LINEAR, "arguments": {**_LINEAR["arguments"], "inner": inner}, **others}
-
-
-_KINDS = {
+KINDS = {
     **{f"{label}, linearised": (inner, True) for inner, label in INNER.items()},
     **{f"{label}, from scratch": (f"{inner}-scratch", False) for inner, label in INNER.items()},
     "DeiT, continued": (TEACHER, True),
@@ -55,12 +45,51 @@ _KINDS = {
 """Label → the rows' name without their share, and whether they start from the DeiT."""
 
 
-def _changes(kind: str) -> dict[str, Any]:
-    if kind == TEACHER:
-        return {**_DEIT_ROW, **_TUNED}
-    inner, _, scratch = kind.partition("-")
-    own = _SHORT if scratch else {**_TUNED, "new_parameters_rate": 10}
-    return _linear(inner, **own)
+def linear(deit: Mapping[str, Any], inner: str) -> dict[str, Any]:
+    """The fields that name a DeiT's linear counterpart, given those that name the DeiT."""
+    arguments = {"base": deit["model"], **deit["arguments"], "inner": inner}
+    return {"model": "linear_vit", "arguments": arguments}
+
+
+def rows_by_share(
+    deit: Mapping[str, Any],
+    tuned: Mapping[str, Any],
+    scratch: Mapping[str, Any],
+    shares: Sequence[int],
+) -> tuple[Variant, ...]:
+    """The rows of `KINDS`, for shares of the DeiT's updates in %.
+
+    Args:
+        deit: the fields that name the DeiT.
+        tuned: those of rows that start from it.
+        scratch: those of rows that do not.
+    """
+    rows = []
+    for share in shares:
+        for kind, starts in KINDS.values():
+            inner = kind.partition("-")[0]
+            model = deit if kind == TEACHER else linear(deit, inner)
+            own = {} if kind == TEACHER or not starts else {"new_parameters_rate": 10}
+            rows.append(
+                Variant(
+                    f"{kind}-{share}",
+                    {**model, **(tuned if starts else scratch), **own},
+                    length=ShareOfUpdates(TEACHER, share / 100),
+                    start=TEACHER if starts else None,
+                )
+            )
+    return tuple(rows)
+
+
+def panels_by_share(shares: Sequence[int]) -> tuple[Panel, ...]:
+    """A panel for each share, with the DeiT in all of them."""
+    return tuple(
+        Panel(
+            f"{share} % of the DeiT's updates",
+            {"DeiT": TEACHER, **{label: f"{kind}-{share}" for label, (kind, _) in KINDS.items()}},
+        )
+        for share in shares
+    )
 
 
 def _accuracy(result: Result) -> float:
@@ -82,10 +111,11 @@ def examine(trained: TrainResult) -> dict[str, float]:
 
 UPDATE = Column("CPU ms of an update", _update, 0)
 """Of what :func:`examine` measures."""
-_RELATIVE = (
+RELATIVE = (
     Column("accuracy, % of the DeiT's", _accuracy, 2, relative_to=TEACHER),
     Column("training, % of the DeiT's CPU time", _training, 1, relative_to=TEACHER),
 )
+"""Accuracy and training time, of what :func:`examine` measures."""
 
 
 def linearize_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
@@ -97,13 +127,11 @@ def linearize_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
     found = by_row(sweep, results)
     figure = Figure(figsize=(8, 5), layout="constrained")
     axis = figure.subplots()
-    for place, (label, (kind, starts)) in enumerate(_KINDS.items()):
+    for place, (label, (kind, starts)) in enumerate(KINDS.items()):
         rows = [found[f"{kind}-{share}"] for share in SHARES if f"{kind}-{share}" in found]
         if not rows:
             continue
-        accuracies, times = (
-            [values_of(column, own, found) for own in rows] for column in _RELATIVE
-        )
+        accuracies, times = ([values_of(column, own, found) for own in rows] for column in RELATIVE)
         colour = f"C{len(INNER) if kind == TEACHER else place % len(INNER)}"
         means = [[statistics.fmean(each) for each in values] for values in (times, accuracies)]
         axis.plot(*means, "-" if starts else ":", marker="_", color=colour, label=label)
@@ -124,24 +152,11 @@ LINEARIZE_FASHION = Sweep(
     title=TITLES["linearize-fashion"],
     recipe="fashion-mnist",
     base={"warmup": 1},
-    rows=(
-        Variant(TEACHER, _DEIT_ROW),
-        *(
-            _row(kind, _changes(kind), share, TEACHER if starts else None)
-            for share in SHARES
-            for kind, starts in _KINDS.values()
-        ),
-    ),
-    panels=tuple(
-        Panel(
-            f"{share} % of the DeiT's updates",
-            {"DeiT": TEACHER, **{label: f"{kind}-{share}" for label, (kind, _) in _KINDS.items()}},
-        )
-        for share in SHARES
-    ),
+    rows=(Variant(TEACHER, _DEIT), *rows_by_share(_DEIT, _TUNED, _SHORT, SHARES)),
+    panels=panels_by_share(SHARES),
     caveat="Small-scale evidence: 0.6 million parameters, 49 tokens, images of 28² pixels; CPU "
     "time is that of updates on one thread, without reading the images.",
-    columns=(*_RELATIVE, UPDATE),
+    columns=(*RELATIVE, UPDATE),
     examine=examine,
     draw=linearize_figure,
 )

@@ -64,3 +64,47 @@ def test_an_adapter_of_another_size_is_refused(tmp_path: Path) -> None:
     path = _saved(tmp_path / "w.safetensors", source, "segmentation")
     with pytest.raises(ConfigError, match=r"of another shape prior\.proj.*the file holds weights"):
         _start(path, _detector())
+
+
+BASE = "deit_tiny_patch16_224"
+VIT = {"embed_dim": 48, "depth": 4, "num_heads": 3, "patch_size": 8, "img_size": 32}
+
+
+def _on_vit(name: str, classes: int, **arguments: object) -> nn.Module:
+    return build_detector(name, num_classes=classes, dense={**PARTS, **HEADS}, **VIT, **arguments)
+
+
+@pytest.mark.parametrize("task", ["detection", "segmentation", "classification"])
+def test_a_linear_vit_takes_what_a_vit_has(tmp_path: Path, task: str) -> None:
+    """Of a model of its own task also the heads, of another dense one the maps' backbone."""
+    source, model = _on_vit(BASE, 2), _on_vit("linear_vit", 2, base=BASE)
+    inner = model.maps.backbone.blocks[0].attn.inner.w1.clone()
+    vit = source.maps.backbone
+    saved = vit if task == "classification" else source
+    told = _start(_saved(tmp_path / "w.safetensors", saved, task), model)
+    assert "of the model left at random (" in told
+    assert "blocks.0.attn.inner.w1" in told
+    own = model.maps.backbone
+    assert torch.equal(own.blocks[1].attn.qkv.weight, vit.blocks[1].attn.qkv.weight)
+    assert torch.equal(own.blocks[0].attn.inner.w1, inner)
+    heads = [(key, x) for key, x in source.state_dict().items() if key.startswith("heads.")]
+    assert heads
+    is_same = all(torch.equal(model.state_dict()[key], x) for key, x in heads)
+    assert is_same == (task == "detection")
+
+
+def test_a_linear_vit_takes_its_own_whole(tmp_path: Path) -> None:
+    source, model = (_on_vit("linear_vit", 2, base=BASE) for _ in range(2))
+    told = _start(_saved(tmp_path / "w.safetensors", source, "detection"), model)
+    assert "at random" not in told
+    for key, x in source.state_dict().items():
+        assert torch.equal(model.state_dict()[key], x)
+
+
+def test_a_linear_vit_refuses_another_vit(tmp_path: Path) -> None:
+    source = build_detector(
+        BASE, num_classes=2, dense={**PARTS, **HEADS}, **{**VIT, "embed_dim": 96}
+    )
+    path = _saved(tmp_path / "w.safetensors", source, "detection")
+    with pytest.raises(ConfigError, match="does not fit the backbone LinearViT"):
+        _start(path, _on_vit("linear_vit", 2, base=BASE))

@@ -10,6 +10,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn as vision_transf
 from torch import Tensor, nn
 
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn
+from vision_ttt.models.linear_vit import INNER, LinearViT
 from vision_ttt.models.number_kinds import of_another_kind
 from vision_ttt.models.plain_backbone import PlainBackbone
 
@@ -30,7 +31,8 @@ class BackboneLoad(NamedTuple):
     left_out: tuple[str, ...]
     """Of the weights, those that the backbone has no place for."""
     kept: tuple[str, ...] = ()
-    """Of the backbone, those that kept their values; none unless ``allow_unmatched``."""
+    """Of the backbone, those that kept their values: inner models that a ViT's weights lack, and
+    with ``allow_unmatched`` any others."""
 
 
 def load_backbone(
@@ -43,7 +45,8 @@ def load_backbone(
     """Copy the weights of a classifier into a backbone without its final norm and head.
 
     Position embeddings of another size are interpolated; of timm's VisionTransformer, patch
-    embeddings too. The final norm and head are left out, where the backbone has none.
+    embeddings too. The final norm and head are left out, where the backbone has none. A ViT's
+    weights fit its linear counterpart, whose inner models keep their values.
 
     Args:
         backbone: e.g. that of a :class:`vision_ttt.dense.ViTAdapter`.
@@ -57,7 +60,12 @@ def load_backbone(
             unchanged.
     """
     own = backbone.state_dict()
+    new: set[str] = set()
+    without_place: list[str] = []
     try:
+        if isinstance(backbone, LinearViT) and backbone.can_inherit(weights):
+            weights, without_place = backbone.inherited(weights)
+            new = {name for name in own if INNER in name}
         fitted = _fitted(backbone, weights)
     except ValueError as error:
         if not allow_unmatched:
@@ -68,7 +76,7 @@ def load_backbone(
         raise ValueError(f"{source} holds other numbers than the backbone's: {_listed(others)}")
     surplus = [name for name in fitted if name not in own]
     misshapen = [name for name, x in fitted.items() if name in own and own[name].shape != x.shape]
-    missing = [name for name in own if name not in fitted]
+    missing = [name for name in own if name not in fitted and name not in new]
     head = (getattr(backbone, "pretrained_cfg", None) or {}).get("classifier") or ()
     parts = (*CLASSIFIER_PARTS, *((head,) if isinstance(head, str) else head))
     unexpected = [
@@ -91,7 +99,7 @@ def load_backbone(
         interpolated=tuple(
             name for name, x in taken.items() if name in weights and weights[name].shape != x.shape
         ),
-        left_out=tuple(name for name in fitted if name in rejected),
+        left_out=(*(name for name in fitted if name in rejected), *without_place),
         kept=tuple(name for name in own if name not in taken),
     )
 

@@ -40,7 +40,7 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     is_plain = isinstance(model, PlainBackbone)
     if is_plain:
         weights = classifier_weights(weights, model)
-    of_vit = isinstance(model, LinearViT) and not any(INNER in key for key in weights)
+    of_vit = isinstance(model, LinearViT) and model.can_inherit(weights)
     new: tuple[str, ...] = ()
     without_place: list[str] = []
     # A model of two heads, as timm's distilled ones are, names them in a tuple.

@@ -127,6 +127,10 @@ class LinearViT(PlainBackbone):
         """The names of the parameters that a ViT has no weights for: those of the inner models."""
         return {name for name, _ in self.named_parameters() if INNER in name}
 
+    def can_inherit(self, weights: Mapping[str, Tensor]) -> bool:
+        """Whether weights are a ViT's, rather than this model's: they have no inner model."""
+        return not any(INNER in name for name in weights)
+
     def inherited(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         """A ViT's weights under the names that they have here, and the names of those without.
 

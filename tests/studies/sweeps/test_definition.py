@@ -18,7 +18,7 @@ from vision_ttt.tasks.images.models import model_arguments
 
 ABLATION, DESIGN_SPACE = SWEEPS["ablation-digits"], SWEEPS["design-space-digits"]
 RANGES = SWEEPS["design-space-ranges"]
-BACKBONES, REGISTERS = SWEEPS["backbones-digits"], SWEEPS["registers-digits"]
+REGISTERS = SWEEPS["registers-digits"]
 LINEARIZE = SWEEPS["linearize-fashion"]
 DIGITS = [sweep for sweep in SWEEPS.values() if sweep.recipe == "digits"]
 EVERY_ROW = [(sweep, row.name) for sweep in DIGITS for row in sweep.rows]
@@ -30,8 +30,9 @@ def test_a_sweep_of_some_panels_has_their_rows():
     assert {row.name for row in own.rows} == set(ABLATION.panels[0].rows.values())
     with pytest.raises(UserError, match="has no panel 'Table 9'; nearest: Fig"):
         ABLATION.only(["Table 9"])
+    tiles = SWEEPS["letters-tiles"]  # whose rows start from those of its last panel
     with pytest.raises(UserError, match="takes its length from other rows"):
-        BACKBONES.only(["equal seconds"])
+        tiles.only([tiles.panels[0].title])
 
 
 def build(config: TrainConfig) -> torch.nn.Module:

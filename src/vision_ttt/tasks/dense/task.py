@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vision_ttt.dense.backbone_weights import load_backbone
 from vision_ttt.engine.building import load_weights
@@ -14,9 +14,12 @@ from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.initial_weights import trained_for, whose
 from vision_ttt.engine.task import Task
 from vision_ttt.engine.tensor_files import read_tensors
+from vision_ttt.models.linear_vit import LinearViT
 
 _MAPS = "maps."
 """What the names of backbone and adapter begin with in a dense model's weights."""
+_BACKBONE = "maps.backbone."
+"""What those of the backbone do."""
 
 _ELSEWHERE = {
     "num_classes": "the data give it",
@@ -51,7 +54,7 @@ class DenseTask(Task):
 
         Of a model of this task, the layers whose size follows from the number of classes are taken
         where they fit. Of another dense task's, backbone and adapter are taken; of a classifier,
-        the backbone.
+        the backbone. A ViT's weights fit its linear counterpart in all of them.
 
         Raises:
             FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
@@ -59,15 +62,15 @@ class DenseTask(Task):
         """
         weights, text = read_tensors(path)
         try:
+            weights, new = _linearised(model, weights, path)
             if trained_for(text) == self.config.task.name:
-                skip = model.class_layers
-                kept = load_weights(model, weights, path, skip=skip)
+                kept = [*load_weights(model, weights, path, skip=model.class_layers), *new]
                 return _line(path, text, len(model.state_dict()) - len(kept), kept=kept)
             maps = {key[len(_MAPS) :]: x for key, x in weights.items() if key.startswith(_MAPS)}
             if maps:
                 load_weights(model.maps, maps, path)
                 heads = sorted({key.partition(".")[0] for key in weights} - {_MAPS[:-1]})
-                return _line(path, text, len(maps), heads)
+                return _line(path, text, len(maps) - len(new), heads, kept=new)
             backbone = load_backbone(
                 model.maps.backbone,
                 weights,
@@ -79,6 +82,28 @@ class DenseTask(Task):
         return _line(
             path, text, len(backbone.taken), backbone.left_out, backbone.interpolated, backbone.kept
         )
+
+
+def _linearised(
+    model: nn.Module, weights: dict[str, Tensor], path: Path
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The weights of a dense model on a ViT as those of one on its linear counterpart.
+
+    Returns:
+        The weights, and the names of those that the ViT has none for; weights of any other model
+        as they are.
+
+    Raises:
+        ValueError: the ViT is another one.
+    """
+    backbone = model.maps.backbone
+    vit = {key[len(_BACKBONE) :]: x for key, x in weights.items() if key.startswith(_BACKBONE)}
+    if not vit or not isinstance(backbone, LinearViT) or not backbone.can_inherit(vit):
+        return weights, []
+    loaded = load_backbone(backbone, vit, str(path))
+    rest = {key: x for key, x in weights.items() if not key.startswith(_BACKBONE)}
+    taken = {_BACKBONE + key: x for key, x in backbone.state_dict().items()}
+    return {**rest, **taken}, [_BACKBONE + name for name in loaded.kept]
 
 
 def _line(
