@@ -15,8 +15,8 @@ from vision_ttt.data.mask_folders import LabelledImage
 from vision_ttt.data.shards import DatasetError
 from vision_ttt.tasks.segmentation import LabelledSet
 
-CLASS_NAMES = ("photograph", *CLASSES)
-"""Of the labels, from 0."""
+CLASS_NAMES = ("background", *CLASSES)
+"""Of the labels, from 0; the background is the photograph."""
 
 
 @dataclass(frozen=True)

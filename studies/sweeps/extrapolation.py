@@ -66,7 +66,8 @@ def mean_iou(
     loss = 0.0
     for index in range(len(pictures)):
         item = items[index]
-        own_counts, own_loss = measured(segment(item.image), item.labels)
+        with torch.inference_mode():
+            own_counts, own_loss = measured(segment(item.image), item.labels)
         counts += own_counts
         loss += own_loss.item()
     pixels = len(pictures) * side**2

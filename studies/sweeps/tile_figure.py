@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 
 from studies.letters.dataset import BACKGROUND_NAME
 from studies.letters.images import LetterSettings, render_letters
+from studies.sweeps.label_pictures import unpacked
 from studies.sweeps.results import Result
 from studies.sweeps.tables import by_row
-from studies.sweeps.tile_ways import OVERLAPPING, SHRUNK, TILES, TIMES, WHOLE, unpacked
+from studies.sweeps.tile_ways import OVERLAPPING, SHRUNK, TILES, TIMES, WHOLE
 from vision_ttt.errors import UserError
 from vision_ttt.tasks.segmentation.pictures import class_colours
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import time
 import warnings
 from collections.abc import Callable
@@ -20,8 +18,8 @@ from torch import Tensor, nn
 
 from studies.letters.dataset import LetterImages
 from studies.letters.images import BACKGROUND, LetterPicture, fill_outline
-from studies.letters.rendered_folder import encoded
 from studies.sweeps.extrapolation import balanced
+from studies.sweeps.label_pictures import packed
 from vision_ttt import tasks
 from vision_ttt.acceleration import for_inference
 from vision_ttt.bench.memory import memory_in_processes
@@ -29,7 +27,6 @@ from vision_ttt.data import SeededItems
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.tasks.segmentation.evaluation import SegmentationEvaluation
 from vision_ttt.tasks.segmentation.logits import sliding_logits
-from vision_ttt.tasks.segmentation.pictures import class_colours, coloured
 from vision_ttt.tasks.segmentation.transforms import TestTransform
 from vision_ttt.whole import WholePictures
 
@@ -117,7 +114,7 @@ def measure_ways(trained: TrainResult) -> dict[str, Any]:
             "memory_bytes": memory.peak,
         }
         if own.settings.by_mark:
-            found[way]["labels"] = _packed(labels[0][::SHRUNK, ::SHRUNK], trained.task.classes)
+            found[way]["labels"] = packed(labels[0][::SHRUNK, ::SHRUNK], trained.task.classes)
     return {"picture": pictures.indices[0], "ways": found}
 
 
@@ -206,13 +203,3 @@ def _miou(shown: list[np.ndarray], true: list[np.ndarray], classes: int) -> floa
     counts = (np.diagonal(table), table.sum(axis=0), table.sum(axis=1))
     own = (torch.from_numpy(each.copy()) for each in counts)
     return SegmentationEvaluation(*own, float("nan"), len(shown)).metrics["miou"]
-
-
-def _packed(labels: np.ndarray, classes: tuple[str, ...]) -> str:
-    content = encoded(coloured(labels, class_colours(classes)), "PNG", optimize=True)
-    return base64.b64encode(content).decode()
-
-
-def unpacked(labels: str) -> np.ndarray:
-    """Return the labels [h, w] that :func:`measure_ways` has kept."""
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(labels))))

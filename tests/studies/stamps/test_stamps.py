@@ -1,5 +1,6 @@
 """Cut-outs on photographs: the same pictures each time, exact labels, splits that share nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,14 @@ from studies.stamps.cutouts import CLASSES, list_cutouts, list_photographs, load
 from studies.stamps.dataset import open_stamps
 from studies.stamps.images import StampPictures, StampSettings
 from studies.sweeps import SWEEPS
+from studies.sweeps.definition import Panel, Variant
+from studies.sweeps.label_pictures import unpacked
+from studies.sweeps.letters import LABELS
+from studies.sweeps.one_run import Task, perform
+from studies.sweeps.stamps import SHOWN, SIDE_SHOWN, stamp_figure
 from vision_ttt.data import DatasetError
 from vision_ttt.data.images import ImageError
+from vision_ttt.errors import UserError
 
 GREY = 128
 """Level of the photographs for training; those for test are a little lighter."""
@@ -106,7 +113,7 @@ def test_cutouts_are_trimmed_and_of_limited_size(folders: dict[str, str], tmp_pa
 
 def test_the_root(folders: dict[str, str]):
     parts = open_stamps({"side": 192, "test_images": 2, **folders})
-    assert parts.classes == ("photograph", *CLASSES)
+    assert parts.classes == ("background", *CLASSES)
     assert (len(parts.train), len(parts.test)) == (100_000, 2)
     assert parts.test[1].image.size == (192, 192)
     with pytest.raises(IndexError, match="picture 2 of 2"):
@@ -130,6 +137,42 @@ def test_the_root(folders: dict[str, str]):
 def test_wrong_options(folders: dict[str, str], option: dict[str, object], message: str):
     with pytest.raises(DatasetError, match=message):
         open_stamps({**folders, **option})
+
+
+def test_labels_of_a_trained_model_are_in_the_picture(folders: dict[str, str], tmp_path: Path):
+    options = {"side": 192, "test_images": 1, **folders}
+    fields = {"data.root_options": options, "data.crop_size": 192, "data.shorter_side": 192}
+    fields |= {"data.test_shorter_side": 192, "updates": 1, "warmup": 0, "evaluate_every": 1}
+    shape = {"patch_size": 16, "img_size": 192, "embed_dim": 32, "depth": 1, "num_heads": 1}
+    names = {f"{name}-{SIDE_SHOWN}": LABELS[name] for name in SHOWN}
+    models = ("vittt_nano_patch4_32", "conv_deit_nano_patch4_32")
+    rows = tuple(
+        Variant(row, {**fields, "model": model, "arguments": shape})
+        for row, model in zip(names, models, strict=True)
+    )
+    panel = Panel("all", {label: row for row, label in names.items()})
+    sweep = replace(SWEEPS["stamps"], rows=rows, panels=(panel,))
+    results = [
+        perform(
+            Task(
+                *("stamps", row.name, sweep.config(row, 0, tmp_path), ("studies",)),
+                *(sweep.examine, sweep.accuracy),
+            )
+        )
+        for row in rows
+    ]
+    for result in results:
+        labels = unpacked(result.measured["labels"])
+        assert labels.shape == (96, 96)
+        assert labels.max() <= len(CLASSES)
+        assert result.measured["memory_bytes"] > 0
+    with pytest.raises(UserError, match="the picture needs results of conv-deit-512"):
+        stamp_figure(sweep, results[:1])
+    figure = stamp_figure(sweep, results)
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles[:2] == ["192² pixels", "true labels"]
+    assert [title.partition(":")[0] for title in titles[2:]] == list(names.values())
+    assert figure.axes[1].images[0].get_array().shape == (192, 192, 3)
 
 
 def test_every_run_of_the_sweep_resolves(tmp_path: Path):

@@ -9,6 +9,7 @@ import torch
 
 from studies.letters.images import LetterSettings, render_letters
 from studies.sweeps import SWEEPS, tile_ways
+from studies.sweeps.label_pictures import unpacked
 from studies.sweeps.one_run import Task, perform
 from studies.sweeps.tables import markdown
 from studies.sweeps.tile_figure import tile_figure
@@ -24,7 +25,6 @@ from studies.sweeps.tile_ways import (
     letters_right,
     seams,
     tiles_of,
-    unpacked,
 )
 from studies.sweeps.tiles import BASE_UPDATES, LABELS_BY, SIDE, TILE, UPDATES
 from vision_ttt.bench.memory import Memory
