@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from studies.lite0 import MODEL, WEIGHTS
 from studies.sweeps import TITLES
 from studies.sweeps.curves import curves_figure
 from studies.sweeps.definition import Column, Panel, SameSeconds, Sweep, Variant
@@ -130,13 +131,30 @@ _CELLS, _CELLS_EPOCHS, _CELLS_SECONDS = _compare(
     (REFERENCE, "vit3", "deit", "conv-deit"), arguments={"patch_size": 8}
 )
 
+_PRETRAINED = Variant(
+    "lite0",
+    {
+        "model": MODEL,
+        "initial_weights": str(WEIGHTS),
+        "drop_path": 0.0,
+        "epochs": 4,
+        "warmup": 0.5,
+        "learning_rate": 5e-4,
+    },
+    note=f"from ImageNet-1K: {WEIGHTS} by python -m studies.lite0",
+)
+
 BACKBONES_ELPV = Sweep(
     name="backbones-elpv",
     title=TITLES["backbones-elpv"],
     recipe="elpv",
     base={},
-    rows=_CELLS,
-    panels=(Panel("equal epochs", _CELLS_EPOCHS), Panel("equal seconds", _CELLS_SECONDS)),
+    rows=(*_CELLS, _PRETRAINED),
+    panels=(
+        Panel("equal epochs", _CELLS_EPOCHS),
+        Panel("equal seconds", _CELLS_SECONDS),
+        Panel("fine-tuned", {"EfficientNet-Lite0": _PRETRAINED.name}),
+    ),
     caveat="0.58 million parameters beside positions, 1,369 tokens, 2,099 training and 525 test "
     "images, a split of its own for each seed, one recipe for all; seconds are those of one CPU "
     "thread. Differences below the spread over seeds mean nothing.",
@@ -148,5 +166,5 @@ BACKBONES_ELPV = Sweep(
         Column("ROC-AUC", lambda result: result.measured["roc_auc"], 3),
     ),
     examine=measure_defects,
-    draw=functools.partial(curves_figure, against=("epoch", "seconds")),
+    draw=functools.partial(curves_figure, against=("epoch", "seconds", "epoch")),
 )

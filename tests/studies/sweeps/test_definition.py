@@ -131,7 +131,8 @@ def test_backbones_have_equal_parameters_for_equal_epochs_and_for_the_references
         row: sum(p.numel() for key, p in model.named_parameters() if key != "pos_embed")
         for row, model in models.items()
     }
-    pairs = zip(sweep.panels[::2], sweep.panels[1::2], strict=True)
+    panels = [panel for panel in sweep.panels if "Vittt" in panel.rows]
+    pairs = zip(panels[::2], panels[1::2], strict=True)
     for epochs, seconds in ((epochs.rows, seconds.rows) for epochs, seconds in pairs):
         assert list(epochs) == list(seconds)
         reference = epochs["Vittt"]
