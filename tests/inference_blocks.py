@@ -63,6 +63,11 @@ def make(name):
     block = BLOCKS[name]().eval().requires_grad_(False)
     for parameter in block.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
+    if isinstance(block, LinearBlock):  # so that the inner model's step counts in the outputs
+        inner = block.attn.inner
+        for state in (inner.w1, inner.w2, inner.w3):
+            state.mul_(2)
+        block.attn.qkv.weight[2 * DIM :].mul_(3)
     return block
 
 

@@ -18,7 +18,7 @@ struct SwigluTttPasses {
   int64_t unit;        // numbers of [W₁ W₂] and W₃
   // Parts of the scratch.
   float *queries, *keys, *values;  // [B, T, D]; the keys are normalised in place
-  float* moments;                  // [B, chunks, 2, D]: the keys' means and centred squares
+  float* moments;                  // [B, chunks, 2, D]: the keys' means and centred squares, see join()
   float* back;                     // [H, d, d]: W₃ᵀ
   float* ascents;                  // [B, groups, H, unit]
   float* units;                    // [B, H, unit], after the step
@@ -43,8 +43,9 @@ struct SwigluTttPasses {
 
   int run() const {
     int failed = project();
-    if (!failed) failed = normalise();
-    if (!failed) failed = climb();
+    if (failed) return failed;
+    normalise();
+    failed = climb();
     if (failed) return failed;
     step();
     return answer();
@@ -105,41 +106,50 @@ struct SwigluTttPasses {
     }
   }
 
-  // k ← (k - mean) / √(var + eps) over an image's tokens. The chunks' moments are joined by Chan's formula.
-  int normalise() const {
-    const size_t bytes = Buffers::padded(2 * p.dim * sizeof(float));
-    return for_each_chunk(chunks, p.threads, bytes, [&](const Chunk& c, Buffers& buffers) {
-      float *mean = buffers.take<float>(2 * p.dim), *factor = mean + p.dim;
-      for (int64_t i = 0; i < p.dim; i += kLanes) {
-        Vector all{}, squares{};
-        float count = 0.0f;
-        for (int64_t n = 0; n < chunks.of_image; ++n) {
-          const Chunk other = chunks[c.image * chunks.of_image + n];
-          if (!other.count) continue;
-          const float* own = moments_of(other);
-          const float added = float(other.count), both = count + added;
-          const Vector away = load(own + i) - all;
-          all += away * (added / both);
-          squares += load(own + p.dim + i) + away * away * (count * added / both);
-          count = both;
-        }
-        const Vector variance = squares / count + float(p.key_eps);
-        Vector deviation{};
-        for (int lane = 0; lane < kLanes; ++lane) deviation[lane] = std::sqrt(variance[lane]);
-        store(mean + i, all);
-        store(factor + i, 1.0f / deviation);
-      }
+  // k ← (k - mean) / √(var + eps) over an image's tokens.
+  void normalise() const {
+    join();
+#pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
+    for (int64_t i = 0; i < chunks.count(); ++i) {
+      const Chunk c = chunks[i];
+      const float *mean = moments_of({c.image, 0, 0}), *factor = mean + p.dim;
       float* k = keys + (c.image * p.length + c.start) * p.dim;
       for (int64_t t = 0; t < c.count; ++t, k += p.dim)
-        for (int64_t i = 0; i < p.dim; i += kLanes)
-          store(k + i, (load(k + i) - load(mean + i)) * load(factor + i));
-    });
+        for (int64_t j = 0; j < p.dim; j += kLanes)
+          store(k + j, (load(k + j) - load(mean + j)) * load(factor + j));
+    }
+  }
+
+  // Join the moments of an image's chunks by Chan's formula: those of the first one become the mean and
+  // 1 / √(var + eps) of all.
+  void join() const {
+    const int64_t vectors = p.dim / kLanes;
+#pragma omp parallel for schedule(static) num_threads(int(p.threads)) if (p.threads > 1)
+    for (int64_t task = 0; task < p.batch * vectors; ++task) {
+      const int64_t image = task / vectors, i = task % vectors * kLanes;
+      Vector mean{}, squares{};
+      float count = 0.0f;
+      for (int64_t n = 0; n < chunks.of_image; ++n) {
+        const Chunk c = chunks[image * chunks.of_image + n];
+        const float* own = moments_of(c);
+        const float added = float(c.count), both = count + added;
+        const Vector away = load(own + i) - mean;
+        mean += away * (added / both);
+        squares += load(own + p.dim + i) + away * away * (count * added / both);
+        count = both;
+      }
+      const Vector variance = squares / count + float(p.key_eps);
+      Vector deviation{};
+      for (int lane = 0; lane < kLanes; ++lane) deviation[lane] = std::sqrt(variance[lane]);
+      float* result = moments_of({image, 0, 0});
+      store(result + i, mean);
+      store(result + p.dim + i, 1.0f / deviation);
+    }
   }
 
   float* moments_of(const Chunk& c) const {
-    // A chunk's place among those of its image is found by its first token; all have almost one size.
-    int64_t n = c.start * chunks.of_image / p.length;
-    while (chunks[n].start < c.start) ++n;
+    // The number of the chunk that begins there; a chunk has one token at least.
+    const int64_t n = (c.start * chunks.of_image + p.length - 1) / p.length;
     return moments + (c.image * chunks.of_image + n) * 2 * p.dim;
   }
 
@@ -181,7 +191,6 @@ struct SwigluTttPasses {
         const int64_t stop = (group + 1) * chunks.of_image / groups;
         for (int64_t i = group * chunks.of_image / groups; i < stop; ++i) {
           const Chunk c = chunks[image * chunks.of_image + i];
-          if (!c.count) continue;
           buffers.start_over();
           float* k = buffers.take<float>(c.count * p.dim);
           float* z = buffers.take<float>(c.count * 2 * d);

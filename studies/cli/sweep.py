@@ -21,7 +21,6 @@ from studies.sweeps.figure import sweep_figure
 from studies.sweeps.lengths import (
     lengths_by_pace,
     of_updates,
-    same_seconds,
     shares_of_updates,
 )
 from studies.sweeps.one_run import Task
@@ -191,7 +190,7 @@ def _later_tasks(
     if same:
         tasks = [*timed, *_tasks(sweep, sweep.find(list(same)), arguments, output)]
         configs = {task.row: task.config for task in tasks}
-        lengths = same_seconds(configs, same, output, results)
+        lengths = lengths_by_pace(configs, same, output, results)
         updates |= {name: lengths[name]["updates"] for name in same}
     return _tasks(sweep, rows, arguments, output, updates)
 

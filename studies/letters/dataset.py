@@ -64,7 +64,7 @@ def open_letters(options: Mapping[str, Any]) -> LabelledSet:
         DatasetError: an option is unknown or its value is not accepted.
     """
     test_split = options.get("test_split", "test")
-    if test_split not in _TEST_IMAGES:
+    if test_split not in tuple(_TEST_IMAGES):
         raise DatasetError(f"test_split is {test_split!r}; accepted: {', '.join(_TEST_IMAGES)}")
     settings, train_images, test_images = read_root_options(
         "letters",

@@ -20,52 +20,6 @@ LENGTHS_FILE = "lengths.json"
 """In the folder of a sweep's runs."""
 
 
-def same_seconds(
-    rows: Mapping[str, TrainConfig],
-    others: Mapping[str, str],
-    folder: Path,
-    results: Sequence[Result],
-) -> dict[str, dict[str, float]]:
-    """Row's name → "updates", with the "seconds" and "seconds_per_update" that they follow from.
-
-    They are as many updates as fit into the time of another row's. Both paces are measured by
-    :func:`studies.sweeps.paces.measure_paces`, all rows in turns. What is known is kept in the
-    folder and not measured again: other seeds that join later train for the same length. A row that
-    has results is as long as they are.
-
-    Args:
-        rows: name → its run, of any seed, of these rows and the others.
-        others: name → the row whose seconds it has.
-        folder: of the sweep's runs; made where missing.
-        results: of finished runs, with any seeds, of these rows and others.
-
-    Raises:
-        UserError: another row has no result; as measure_paces does; the folder's file is damaged.
-        OSError: the file cannot be written.
-    """
-    path = folder / LENGTHS_FILE
-    lengths = _read(path)
-    updates = {result.row: result.curve["update"][-1] for result in results}
-    missing = {}
-    for name, other in others.items():
-        if other not in updates:
-            raise UserError(
-                f"the length of row {name!r} follows from the seconds of row {other!r}, which has"
-                f" no finished run in {folder}; train it, too"
-            )
-        if name not in lengths:
-            missing[name] = other
-    if missing:
-        needed = dict.fromkeys([*missing, *missing.values()])
-        paces = measure_paces({name: rows[name] for name in needed})
-        for name, other in missing.items():
-            seconds = updates[other] * paces[other]
-            count = updates.get(name, max(1, round(seconds / paces[name])))
-            lengths[name] = _length(count, seconds, paces[name])
-        _write(path, lengths)
-    return lengths
-
-
 def shares_of_updates(rows: Sequence[Variant], results: Sequence[Result]) -> dict[str, int]:
     """Row's name → updates, of rows whose length is a share of another row's.
 
@@ -85,35 +39,54 @@ def shares_of_updates(rows: Sequence[Variant], results: Sequence[Result]) -> dic
 
 def lengths_by_pace(
     rows: Mapping[str, TrainConfig],
-    seconds: Mapping[str, float],
+    seconds: Mapping[str, float | str],
     folder: Path,
     results: Sequence[Result] = (),
 ) -> dict[str, dict[str, float]]:
-    """As :func:`same_seconds`, of rows whose seconds are given.
+    """Row's name → "updates", with the "seconds" and "seconds_per_update" that they follow from.
 
-    Rows of pictures of other sizes may join later. A row that has results is as long as they are,
-    on whatever machine they were trained and whatever the file says.
+    They are as many updates as fit into the seconds. Paces are measured by
+    :func:`studies.sweeps.paces.measure_paces`, of all rows that are not in the folder's file yet in
+    turns; others may join later. A row that has results is as long as they are, on whatever machine
+    they were trained and whatever the file says, and is not measured.
 
     Args:
-        rows: name → its run, of any seed.
-        seconds: name → those that are to be spent.
+        rows: name → its run, of any seed: of these rows, and of those whose seconds they have.
+        seconds: name → those that are to be spent, or the name of the row whose seconds they are.
+            Names that are not in `rows` are ignored.
         folder: of the sweep's runs; made where missing.
         results: of earlier runs, with any seeds, of these rows and others.
 
     Raises:
-        UserError: as measure_paces does; the folder's file is damaged.
+        UserError: the row whose seconds are to be spent has no result; as measure_paces does; the
+            folder's file is damaged.
         OSError: the file cannot be written.
     """
     path = folder / LENGTHS_FILE
-    lengths = _read(path) | {
-        result.row: _length(result.curve["update"][-1], seconds[result.row])
-        for result in results
-        if result.row in rows
-    }
-    missing = {name: config for name, config in rows.items() if name not in lengths}
+    updates = {result.row: result.curve["update"][-1] for result in results}
+    spent = {result.row: result.seconds for result in results}
+    lengths = _read(path)
+    missing = []
+    for name, own in seconds.items():
+        if name not in rows:
+            continue
+        if isinstance(own, str) and own not in updates:
+            raise UserError(
+                f"the length of row {name!r} follows from the seconds of row {own!r}, which has no"
+                f" finished run in {folder}; train it, too"
+            )
+        if name in updates:
+            taken = spent[name] if isinstance(own, str) else own
+            lengths[name] = _length(updates[name], taken)
+        elif name not in lengths:
+            missing.append(name)
     if missing:
-        for name, pace in measure_paces(missing).items():
-            lengths[name] = _length(max(1, int(seconds[name] / pace)), seconds[name], pace)
+        others = (own for own in map(seconds.get, missing) if isinstance(own, str))
+        paces = measure_paces({name: rows[name] for name in dict.fromkeys([*missing, *others])})
+        for name in missing:
+            own = seconds[name]
+            taken = updates[own] * paces[own] if isinstance(own, str) else own
+            lengths[name] = _length(max(1, int(taken / paces[name])), taken, paces[name])
     _write(path, lengths)
     return lengths
 

@@ -45,9 +45,9 @@ _RATE = rate_of("deit", SIDE)
 _TUNED = {"learning_rate": _RATE / 5}
 
 
-def _picture_fields(side: int, batch_size: int) -> dict[str, Any]:
+def _picture_fields(side: int, batch_size: int, test_images: int) -> dict[str, Any]:
     return {
-        "data.root_options": {"side": side, "test_images": 64},
+        "data.root_options": {"side": side, "test_images": test_images},
         "data.crop_size": side,
         "data.shorter_side": side,
         "data.test_shorter_side": side,
@@ -60,11 +60,10 @@ def _large(name: str, model: dict[str, Any]) -> Variant:
     updates = LARGE_UPDATES[name]
     changes = {
         **model,
-        **_picture_fields(LARGE, 1),
-        "data.root_options": {"side": LARGE, "test_images": LARGE_IMAGES},
+        **_picture_fields(LARGE, 1, LARGE_IMAGES),
         "learning_rate": _RATE / 10,  # one picture an update
         "updates": updates,
-        "warmup": updates / 10,
+        "warmup": updates / 25,
         "evaluate_every": updates,
     }
     return Variant(f"{name}-large", changes, start=TEACHER)
@@ -91,12 +90,16 @@ LINEARIZE_STAMPS = Sweep(
     name="linearize-stamps",
     title=TITLES["linearize-stamps"],
     recipe=str(RECIPE),
-    base={"num_workers": 0, **_picture_fields(SIDE, 4), "learning_rate": _RATE},
+    base={
+        "num_workers": 0,
+        **_picture_fields(SIDE, 4, 64),
+        "learning_rate": _RATE,
+        "updates": UPDATES,
+        "warmup": UPDATES / 25,
+        "evaluate_every": UPDATES // 2,
+    },
     rows=(
-        Variant(
-            TEACHER,
-            {**_DEIT, "updates": UPDATES, "warmup": UPDATES / 25, "evaluate_every": UPDATES // 4},
-        ),
+        Variant(TEACHER, _DEIT),
         *rows_by_share(_DEIT, _TUNED, {}, SHARES),
         _large("swiglu", _INNER),
         _large("deit", _DEIT),

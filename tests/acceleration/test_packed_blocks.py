@@ -217,10 +217,22 @@ def test_tokens_outside_the_grid_of_a_linear_block(extra):
     assert_close(pack_block(block, torch.float32)(y, (5, 7), extra), block(y, (5, 7), extra), 1e-5)
 
 
+def test_the_step_of_a_linear_block_counts():
+    """What the bounds of the tests above are compared with."""
+    for name in ("linear", "linear, scaled"):
+        block, (y, *given) = make(name), inputs(name, 2, (9, 8))
+        out = block(y, *given)
+        block.attn.qkv.weight[2 * DIM :] = 0  # values, without which nothing is learnt
+        if block.attn.qkv.bias is not None:
+            block.attn.qkv.bias[2 * DIM :] = 0
+        away = (block(y, *given) - out).abs().max() / out.abs().max()
+        assert away > 0.05, name
+
+
 def test_keys_far_from_zero():
     """Their variance is not lost in their mean."""
     block = make("linear")
-    block.attn.qkv.bias[DIM : 2 * DIM] += 1e4
+    block.attn.qkv.bias[DIM : 2 * DIM] += 1e3
     y = torch.randn(2, 221, DIM)
     wanted = pack_block(make("linear"), torch.float32)(y, (13, 17))
     assert_close(pack_block(block, torch.float32)(y, (13, 17)), wanted, 1e-3)

@@ -8,8 +8,9 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from timm.layers import LayerScale
+from timm.layers import GluMlp, LayerScale
 from timm.models.vision_transformer import VisionTransformer
+from torch.utils.flop_counter import FlopCounterMode
 
 import vision_ttt
 from tolerances import assert_close
@@ -184,6 +185,12 @@ def test_for_inference(name, inner, is_one_op):
     with torch.no_grad():
         fast = vision_ttt.for_inference(linear, strict=True)
         assert_close(fast(x), linear(x), 1e-4)
+        counts = []
+        for each in (linear, fast):
+            with FlopCounterMode(display=False) as counter:
+                each(x)
+            counts.append(counter.get_total_flops())
+    assert counts[1] == pytest.approx(counts[0], rel=0.02)
     assert isinstance(fast.blocks[0], PackedLinearBlock) == is_one_op
     if not is_one_op:
         assert isinstance(fast.blocks[0].mlp.fc1, PackedLinear)
@@ -193,24 +200,55 @@ def _hooked(block):
     block.attn.proj.register_forward_hook(lambda *_: None)
 
 
-def _another_activation(block):
-    block.mlp.act = torch.nn.SiLU()
-
-
 def _one_scale(block):
     block.ls1 = LayerScale(32)
 
 
-@pytest.mark.parametrize("change", [_hooked, _another_activation, _one_scale])
-def test_for_inference_keeps_a_changed_block(change):
+def _own_drop(block):
+    block.mlp.drop1 = type("Own", (torch.nn.Dropout,), {})().eval()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_hooked, "attn.proj has a hook"),
+        (_one_scale, "one of ls1 and ls2 is a LayerScale, the other is none"),
+        (_own_drop, "mlp.drop1 is a Own"),
+    ],
+)
+def test_for_inference_names_a_changed_block_and_keeps_it(change, reason):
     linear = linearize(vit())
     change(linear.blocks[0])
     x = images(linear)
-    with torch.no_grad():
+    with pytest.raises(ValueError, match=rf"blocks\.0 \({reason}"):
+        vision_ttt.for_inference(linear, strict=True)
+    with pytest.warns(RuntimeWarning, match=reason):
         fast = vision_ttt.for_inference(linear)
+    with torch.no_grad():
         assert_close(fast(x), linear(x), 1e-4)
     is_one_op = [isinstance(block, PackedLinearBlock) for block in fast.blocks]
     assert is_one_op == [False, True]
+    assert isinstance(fast.blocks[0].mlp.fc1, torch.nn.Linear)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"qk_norm": True},
+        {"act_layer": torch.nn.SiLU},
+        {"mlp_layer": GluMlp},
+        {"num_heads": 4},  # of eight channels each
+    ],
+)
+def test_for_inference_packs_the_layers_of_another_design(arguments):
+    linear = linearize(vit("vit_medium_patch16_gap_240", **arguments))
+    x = images(linear)
+    with torch.no_grad():
+        for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 5e-2)):
+            fast = vision_ttt.for_inference(linear, dtype=dtype, strict=True)
+            assert_close(fast(x), linear(x), tolerance)
+            assert isinstance(fast.blocks[0].mlp.fc1, PackedLinear)
+            assert fast.norm.weight.dtype == torch.float32
 
 
 def test_maps_of_features():

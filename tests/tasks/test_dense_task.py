@@ -101,10 +101,40 @@ def test_a_linear_vit_takes_its_own_whole(tmp_path: Path) -> None:
         assert torch.equal(model.state_dict()[key], x)
 
 
-def test_a_linear_vit_refuses_another_vit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ({"embed_dim": 96}, r"of another shape .*blocks\.0\.attn\.qkv"),
+        ({"depth": 8}, r"unexpected .*blocks\.4\."),
+        ({"init_values": 1e-3}, r"unexpected .*ls1\.gamma"),
+    ],
+)
+def test_a_linear_vit_refuses_another_vit(tmp_path: Path, others: dict, told: str) -> None:
+    source = build_detector(BASE, num_classes=2, dense={**PARTS, **HEADS}, **{**VIT, **others})
+    path = _saved(tmp_path / "w.safetensors", source, "detection")
+    model = _on_vit("linear_vit", 2, base=BASE)
+    before = {key: x.clone() for key, x in model.state_dict().items()}
+    with pytest.raises(ConfigError, match=f"does not fit the backbone LinearViT: .*{told}"):
+        _start(path, model)
+    assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items())
+
+
+def test_a_refused_head_leaves_the_backbone_as_it_was(tmp_path: Path) -> None:
+    parts = {**PARTS, "adapter": {"conv_width": 16, "heads": 3}, **HEADS}
+    source = build_detector(BASE, num_classes=2, dense=parts, **VIT)
+    path = _saved(tmp_path / "w.safetensors", source, "detection")
+    model = _on_vit("linear_vit", 2, base=BASE)
+    before = {key: x.clone() for key, x in model.state_dict().items()}
+    with pytest.raises(ConfigError, match=r"of another shape prior\.proj|of another shape maps"):
+        _start(path, model)
+    assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items())
+
+
+def test_positions_of_another_size_are_told(tmp_path: Path) -> None:
     source = build_detector(
-        BASE, num_classes=2, dense={**PARTS, **HEADS}, **{**VIT, "embed_dim": 96}
+        BASE, num_classes=2, dense={**PARTS, **HEADS}, **{**VIT, "img_size": 64}
     )
     path = _saved(tmp_path / "w.safetensors", source, "detection")
-    with pytest.raises(ConfigError, match="does not fit the backbone LinearViT"):
-        _start(path, _on_vit("linear_vit", 2, base=BASE))
+    told = _start(path, _on_vit("linear_vit", 2, base=BASE))
+    assert "1 of them interpolated (pos_embed)" in told
+    assert "1 of the file left out (cls_token)" in told

@@ -17,7 +17,7 @@ from vision_ttt.acceleration.packed_linear_vit import PackedLinearBlock
 from vision_ttt.acceleration.packed_mamba import PackedMambaBlock
 from vision_ttt.acceleration.packed_vit3 import PackedDit3Block, PackedVit3Block
 from vision_ttt.acceleration.packed_vittt import PackedVitttBlock, PackedVitttBlocks
-from vision_ttt.acceleration.supported_parts import UnsupportedPart, require
+from vision_ttt.acceleration.supported_parts import OtherDesign, UnsupportedPart, require
 from vision_ttt.acceleration.training import to_plain
 from vision_ttt.layers.conv_stem import ConvNorm
 from vision_ttt.ops._native import LIBRARY, install_command
@@ -32,10 +32,10 @@ PACKED_BLOCKS: list[Any] = [
 ]
 """Classes of blocks on packed weights; a new family of models adds its own.
 
-Each names the class of blocks that it replaces as ``kind``, and says by ``is_optional`` whether
-blocks that it does not support are left without a warning. Its constructor takes a block of that
+Each names the class of blocks that it replaces as ``kind``. Its constructor takes a block of that
 kind and a dtype, and raises :class:`UnsupportedPart` where it does not support a part, or its op's
-ValueError for parameters of other shapes. Its instances are called as the block is, with float32
+ValueError for parameters of other shapes; :class:`OtherDesign` where the layers of the block are to
+be packed one by one. Its instances are called as the block is, with float32
 tokens.
 """
 
@@ -99,7 +99,8 @@ def for_inference(
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     if LIBRARY is None:
         return EvaluationOnly(packed, None)
-    ours = any(isinstance(module, tuple(PACKED_BLOCKS)) for module in packed.modules())
+    blocks = (*PACKED_BLOCKS, *(each.kind for each in PACKED_BLOCKS))
+    ours = any(isinstance(module, blocks) for module in packed.modules())
     cast = dtype if dtype != torch.float32 and not ours and not stay else None
     if cast is not None:
         packed = packed.to(cast)
@@ -120,7 +121,7 @@ def for_inference(
 def pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[str, str]]:
     """A copy with the supported blocks packed, and per name the reason why others are not.
 
-    The name of the reason why none is packed is "".
+    The name of the reason why none is packed is "". Blocks of another design have no reason.
     """
     model = copy.deepcopy(model).eval().float().requires_grad_(False)
     to_plain(model)
@@ -130,9 +131,10 @@ def pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[s
             if isinstance(module, packed_block.kind):
                 try:
                     replacement = packed_block(module, dtype)
+                except OtherDesign:
+                    pass  # its layers have packed forms of their own
                 except (UnsupportedPart, ValueError) as unsupported:
-                    if not packed_block.is_optional:
-                        stay[name] = str(unsupported)
+                    stay[name] = str(unsupported)
                 else:
                     model = _replaced(model, name, replacement)
     for name, module in list(model.named_modules()):

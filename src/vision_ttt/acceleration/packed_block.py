@@ -29,9 +29,6 @@ class PackedBlock(nn.Module):
         ValueError: a parameter has another shape than the sizes give it.
     """
 
-    is_optional = False
-    """Whether the layers of a block that it does not support are packed one by one, without a
-    warning."""
     weights: Tensor
 
     def __init__(

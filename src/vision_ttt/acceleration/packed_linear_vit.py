@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import timm.layers
 import torch
+from timm.layers.activations import QuickGELU
 from torch import Tensor, nn
 
 from vision_ttt.acceleration.packed_block import PackedBlock
-from vision_ttt.acceleration.supported_parts import UnsupportedPart, require
+from vision_ttt.acceleration.supported_parts import OtherDesign, UnsupportedPart, require
 from vision_ttt.layers import ResidualConv2d, TTTAttention
-from vision_ttt.layers.attention_inner import KEY_EPS, SwiGLUInner
+from vision_ttt.layers.attention_inner import INNER_MODELS, KEY_EPS, SwiGLUInner
 from vision_ttt.layers.extra_tokens import merge_extra, split_extra
 from vision_ttt.layers.grid import check_grid
 from vision_ttt.models.linear_vit import LinearBlock
@@ -19,6 +20,9 @@ from vision_ttt.ops.packed import packed_swiglu_ttt_block
 from vision_ttt.ops.packed.swiglu_ttt_block import BLOCK
 
 _NORMS = (nn.LayerNorm, timm.layers.LayerNorm)
+_OTHER_NORMS = (timm.layers.RmsNorm, timm.layers.LayerNormFp32, timm.layers.RmsNormFp32)
+_OTHER_MLPS = (timm.layers.GluMlp, timm.layers.SwiGLU)
+_OTHER_ACTIVATIONS = (nn.SiLU, nn.ReLU, QuickGELU)
 _SKIPPED = (nn.Identity, nn.Dropout, timm.layers.DropPath)
 """What computes nothing in evaluation."""
 
@@ -27,11 +31,14 @@ class PackedLinearBlock(PackedBlock):
     """:class:`vision_ttt.models.linear_vit.LinearBlock` for evaluation on a CPU.
 
     It supports SwiGLU inner models in a ViT whose queries, keys and MLP have no norms and whose MLP
-    has a GELU. The linear layers of other blocks are packed one by one.
+    has a GELU.
+
+    Raises:
+        OtherDesign: the block is another, or the kernels do not support its sizes.
+        UnsupportedPart: a part was changed or has a hook.
     """
 
     kind = LinearBlock
-    is_optional = True
 
     def __init__(self, block: LinearBlock, dtype: torch.dtype) -> None:
         _require_supported_parts(block)
@@ -44,6 +51,10 @@ class PackedLinearBlock(PackedBlock):
             "tanh_gelu": int(act.approximate == "tanh"),
         }
         dim = attention.proj.out_features
+        if attention.num_heads * attention.head_dim != dim:
+            raise OtherDesign(f"its heads have {attention.head_dim} channels each")
+        if reason := BLOCK.unsupported(dim, BLOCK.sizes(**sizes, is_bfloat16=0)):
+            raise OtherDesign(reason)
         super().__init__(BLOCK, dtype, dim, sizes, _parameters_of(block))
         self.eps = (block.norm1.eps, block.norm2.eps)
 
@@ -90,26 +101,42 @@ def _require_supported_parts(block: LinearBlock) -> None:
     require(block, "it", LinearBlock)
     attention, mlp = block.attn, block.mlp
     require(attention, "attn", TTTAttention)
-    require(attention.inner, "attn.inner", SwiGLUInner)
-    require(mlp, "mlp", timm.layers.Mlp)
+    others = tuple(kind for kind in INNER_MODELS.values() if kind is not SwiGLUInner)
+    _require_design(attention.inner, "attn.inner", (SwiGLUInner,), others)
+    _require_design(mlp, "mlp", (timm.layers.Mlp,), _OTHER_MLPS)
+    _require_design(mlp.act, "mlp.act", (nn.GELU,), _OTHER_ACTIVATIONS)
+    for path in ("norm1", "norm2"):
+        norm = block.get_submodule(path)
+        _require_design(norm, path, _NORMS, _OTHER_NORMS)
+        if norm.weight is None:
+            raise OtherDesign(f"{path} has no weight")
+    for path in ("attn.q_norm", "attn.k_norm", "attn.norm", "mlp.norm"):
+        others = (*_NORMS, *_OTHER_NORMS)
+        _require_design(block.get_submodule(path), path, (nn.Identity,), others)
     for path in ("q_conv", "k_conv"):
         require(attention.inner.get_submodule(path), f"attn.inner.{path}", ResidualConv2d)
     for path in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"):
         require(block.get_submodule(path), path, nn.Linear)
-    for path in ("norm1", "norm2"):
-        require(block.get_submodule(path), path, *_NORMS)
-        if block.get_submodule(path).weight is None:
-            raise UnsupportedPart(f"{path} has no weight")
-    for path in ("attn.q_norm", "attn.k_norm", "attn.norm", "mlp.norm"):
-        require(block.get_submodule(path), path, nn.Identity)
     for path in ("proj_drop", "drop_path1", "drop_path2", "mlp.drop1", "mlp.drop2"):
         require(block.get_submodule(path), path, *_SKIPPED)
-    require(mlp.act, "mlp.act", nn.GELU)
-    scales = {type(scale) for scale in (block.ls1, block.ls2)}
-    if scales not in ({nn.Identity}, {timm.layers.LayerScale}):
-        raise UnsupportedPart("ls1 and ls2 are not both LayerScales, nor both absent")
     for path in ("ls1", "ls2"):
         require(block.get_submodule(path), path, nn.Identity, timm.layers.LayerScale)
+    if type(block.ls1) is not type(block.ls2):
+        raise UnsupportedPart("one of ls1 and ls2 is a LayerScale, the other is none")
+
+
+def _require_design(
+    module: nn.Module, path: str, kinds: tuple[type, ...], others: tuple[type, ...]
+) -> None:
+    """Require a plain module of the kinds of the op's design.
+
+    Raises:
+        OtherDesign: it is of another design's kinds.
+        UnsupportedPart: see :func:`require`.
+    """
+    if type(module) in others:
+        raise OtherDesign(f"{path} is a {type(module).__name__}")
+    require(module, path, *kinds)
 
 
 def _parameters_of(block: LinearBlock) -> dict[str, Tensor | None]:

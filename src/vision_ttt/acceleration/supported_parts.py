@@ -15,6 +15,10 @@ class UnsupportedPart(Exception):
     """A module has no packed form; the message names the part and the reason."""
 
 
+class OtherDesign(UnsupportedPart):
+    """A block is of a design that has no packed form, though nothing in it was changed."""
+
+
 def require(module: nn.Module | None, path: str, *kinds: type[nn.Module]) -> None:
     """Require that ``module`` is of exactly one of ``kinds``, unchanged and without hooks.
 

@@ -21,6 +21,10 @@ Those that timm's description of the model names are left out, too.
 """
 
 
+_DROPPED = "cls_token"
+"""What a ViT's linear counterpart may have no place for."""
+
+
 class BackboneLoad(NamedTuple):
     """What was done with the weights of a classifier. The names are those of tensors."""
 
@@ -59,6 +63,19 @@ def load_backbone(
         ValueError: names, shapes or kinds of numbers do not fit; lists them all. The backbone is
             unchanged.
     """
+    taken, load = fit_backbone(backbone, weights, source, allow_unmatched=allow_unmatched)
+    backbone.load_state_dict(taken, strict=False)
+    return load
+
+
+def fit_backbone(
+    backbone: nn.Module,
+    weights: Mapping[str, Tensor],
+    source: str,
+    *,
+    allow_unmatched: bool = False,
+) -> tuple[dict[str, Tensor], BackboneLoad]:
+    """The tensors that :func:`load_backbone` copies, by their names in the backbone, uncopied."""
     own = backbone.state_dict()
     new: set[str] = set()
     without_place: list[str] = []
@@ -80,7 +97,9 @@ def load_backbone(
     head = (getattr(backbone, "pretrained_cfg", None) or {}).get("classifier") or ()
     parts = (*CLASSIFIER_PARTS, *((head,) if isinstance(head, str) else head))
     unexpected = [
-        name for name in surplus if not name.startswith(tuple(f"{part}." for part in parts))
+        name
+        for name in (*surplus, *(name for name in without_place if name != _DROPPED))
+        if not name.startswith(tuple(f"{part}." for part in parts))
     ]
     if (missing or misshapen or unexpected) and not allow_unmatched:
         shapes = [
@@ -93,8 +112,7 @@ def load_backbone(
         )
     rejected = {*surplus, *misshapen}
     taken = {name: x for name, x in fitted.items() if name not in rejected}
-    backbone.load_state_dict(taken, strict=False)
-    return BackboneLoad(
+    return taken, BackboneLoad(
         taken=tuple(taken),
         interpolated=tuple(
             name for name, x in taken.items() if name in weights and weights[name].shape != x.shape

@@ -16,7 +16,7 @@ from vision_ttt.acceleration.inference import pack_blocks, told
 from vision_ttt.export.inputs import ExportError, InputShapes
 from vision_ttt.export.node_functions import node_functions
 from vision_ttt.export.program import written_out
-from vision_ttt.ops.packed import mamba_block, vit3_block, vittt_blocks
+from vision_ttt.ops.packed import mamba_block, swiglu_ttt_block, vit3_block, vittt_blocks
 from vision_ttt.ops.packed.block import LINE, WORD, Block
 from vision_ttt.ops.packed.weights import PackedStructure, unpack
 
@@ -43,6 +43,7 @@ def program_with_kernels(
     if stay:
         raise ExportError(f"the kernels do not support {told(stay)}; export without --kernels")
     nodes = {op.OP.forward_op: functools.partial(_node, name) for name, op in _OPS.items()}
+    nodes[swiglu_ttt_block.OP.forward_op] = _refuse_linear_vit
     program = written_out(packed, (shapes.example(),), (shapes.dynamic_axes(),), nodes)
     if not any(str(node.target).startswith("onnx_symbolic") for node in program.graph.nodes):
         raise ExportError(
@@ -50,6 +51,10 @@ def program_with_kernels(
             "kernels; export without --kernels"
         )
     return program
+
+
+def _refuse_linear_vit(*_: Any) -> Tensor:
+    raise ExportError("the kernels are no nodes for ViTs made linear; export without --kernels")
 
 
 def _node(kernel: str, *arguments: Any) -> Tensor:

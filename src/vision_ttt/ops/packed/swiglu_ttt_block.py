@@ -190,7 +190,8 @@ def _flops(shapes: Inputs) -> int:
     (batch, length, dim), s = shapes.y, SwigluTttBlockSizes(*shapes.ints[2:])
     products = (4 * dim + 2 * s.hidden) * dim
     inner = 9 * dim * (dim // s.heads)  # outputs on k, gradients, outputs on q
-    return 2 * batch * length * (products + inner + 2 * 9 * dim)
+    height, width = shapes.ints[:2]
+    return 2 * batch * (length * (products + inner) + height * width * 2 * 9 * dim)
 
 
 OP = Op(

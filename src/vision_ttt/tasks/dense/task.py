@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vision_ttt.dense.backbone_weights import load_backbone
+from vision_ttt.dense.backbone_weights import BackboneLoad, fit_backbone, load_backbone
 from vision_ttt.engine.building import load_weights
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.initial_weights import trained_for, whose
@@ -62,15 +62,18 @@ class DenseTask(Task):
         """
         weights, text = read_tensors(path)
         try:
-            weights, new = _linearised(model, weights, path)
+            weights, vit = _linearised(model, weights, path)
+            new = [_BACKBONE + name for name in vit.kept]
             if trained_for(text) == self.config.task.name:
                 kept = [*load_weights(model, weights, path, skip=model.class_layers), *new]
-                return _line(path, text, len(model.state_dict()) - len(kept), kept=kept)
+                taken = len(model.state_dict()) - len(kept)
+                return _line(path, text, taken, vit.left_out, vit.interpolated, kept)
             maps = {key[len(_MAPS) :]: x for key, x in weights.items() if key.startswith(_MAPS)}
             if maps:
                 load_weights(model.maps, maps, path)
                 heads = sorted({key.partition(".")[0] for key in weights} - {_MAPS[:-1]})
-                return _line(path, text, len(maps) - len(new), heads, kept=new)
+                left = [*heads, *vit.left_out]
+                return _line(path, text, len(maps) - len(new), left, vit.interpolated, new)
             backbone = load_backbone(
                 model.maps.backbone,
                 weights,
@@ -86,12 +89,12 @@ class DenseTask(Task):
 
 def _linearised(
     model: nn.Module, weights: dict[str, Tensor], path: Path
-) -> tuple[dict[str, Tensor], list[str]]:
+) -> tuple[dict[str, Tensor], BackboneLoad]:
     """The weights of a dense model on a ViT as those of one on its linear counterpart.
 
     Returns:
-        The weights, and the names of those that the ViT has none for; weights of any other model
-        as they are.
+        The weights, with the model's own inner models, and what was done with the ViT's; weights of
+        any other model as they are.
 
     Raises:
         ValueError: the ViT is another one.
@@ -99,11 +102,11 @@ def _linearised(
     backbone = model.maps.backbone
     vit = {key[len(_BACKBONE) :]: x for key, x in weights.items() if key.startswith(_BACKBONE)}
     if not vit or not isinstance(backbone, LinearViT) or not backbone.can_inherit(vit):
-        return weights, []
-    loaded = load_backbone(backbone, vit, str(path))
+        return weights, BackboneLoad((), (), ())
+    taken, load = fit_backbone(backbone, vit, str(path))
     rest = {key: x for key, x in weights.items() if not key.startswith(_BACKBONE)}
-    taken = {_BACKBONE + key: x for key, x in backbone.state_dict().items()}
-    return {**rest, **taken}, [_BACKBONE + name for name in loaded.kept]
+    own = {_BACKBONE + key: x for key, x in (backbone.state_dict() | taken).items()}
+    return {**rest, **own}, load
 
 
 def _line(
