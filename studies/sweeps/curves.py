@@ -20,7 +20,8 @@ _AXES = {"epoch": "epoch", "seconds": "seconds of training, one thread"}
 def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[str]) -> Figure:
     """Test loss above test error at every evaluation, one column of axes per panel of the sweep.
 
-    A line goes through the means over the seeds, in a band from the least to the largest.
+    A panel without results has none. A line goes through the means over the seeds, in a band from
+    the least to the largest.
 
     Args:
         sweep: what was trained.
@@ -31,9 +32,14 @@ def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[
         UserError: there are no results, one is not of this sweep, or one has no history.
     """
     found = by_row(sweep, results)
-    figure = Figure(figsize=(1 + 4.6 * len(against), 6.6), layout="constrained")
-    axes = figure.subplots(2, len(against), squeeze=False, sharex="col", sharey="row")
-    for column, (panel, x) in enumerate(zip(sweep.panels, against, strict=True)):
+    panels = [
+        (panel, x)
+        for panel, x in zip(sweep.panels, against, strict=True)
+        if found.keys() & set(panel.rows.values())
+    ]
+    figure = Figure(figsize=(1 + 4.6 * len(panels), 6.6), layout="constrained")
+    axes = figure.subplots(2, len(panels), squeeze=False, sharex="col", sharey="row")
+    for column, (panel, x) in enumerate(panels):
         for colour, (label, name) in enumerate(panel.rows.items()):
             for axis, measure in zip(axes[:, column], ("loss", "error"), strict=True):
                 if name in found:

@@ -239,6 +239,11 @@ def test_curves_go_through_the_means_of_every_evaluation(make_sweep, make_result
     assert (band[:, 1].min(), band[:, 1].max()) == (0.5, 3)
     assert [text.get_text() for text in losses.get_legend().get_texts()] == ["the a", "the b"]
     assert errors_by_time.get_xlabel().startswith("seconds")
+    empty = Panel("nothing yet", {"it": "without"})
+    more = dataclasses.replace(sweep, panels=(empty, sweep.panels[0]))
+    loss, error = curves_figure(more, results, against=("seconds", "epoch")).axes
+    assert loss.get_title() == sweep.panels[0].title
+    assert error.get_xlabel() == "epoch"
 
 
 def test_norm_figure_has_outliers_blocks_and_maps_of_every_row(make_sweep, make_result):
