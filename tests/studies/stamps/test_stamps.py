@@ -181,14 +181,3 @@ def test_every_run_of_the_sweep_resolves(tmp_path: Path):
         config = sweep.config(row, 1, tmp_path)
         side = config.data.root_options["side"]
         assert config.model.arguments["img_size"] == side == int(row.name.rsplit("-", 1)[1])
-
-
-def test_a_deit_made_linear_starts_from_the_deit(tmp_path: Path):
-    sweep = SWEEPS["linearize-stamps"]
-    configs = {row.name: sweep.config(row, 0, tmp_path) for row in sweep.rows}
-    weights = str(tmp_path / "deit" / "seed-0" / "last.safetensors")
-    assert {name for name, config in configs.items() if config.model.initial_weights} == {
-        name for name in configs if name != "deit" and "scratch" not in name
-    }
-    assert configs["vit3-10"].model.initial_weights == weights
-    assert configs["deit-large"].data.root_options["side"] == 1024

@@ -374,3 +374,14 @@ def test_the_picture_has_curves_of_every_model_by_the_given_seconds(make_result)
     first = SWEEP.only([SWEEP.panels[0].title])
     drawn = [result for result in own if result.row in first.by_name]
     assert len(letter_figure(first, drawn).axes) == 2
+
+
+def test_a_deit_made_linear_starts_from_the_deit(tmp_path: Path):
+    sweep = SWEEPS["linearize-letters"]
+    configs = {row.name: sweep.config(row, 0, tmp_path) for row in sweep.rows}
+    weights = str(tmp_path / "deit" / "seed-0" / "last.safetensors")
+    assert {name for name, config in configs.items() if config.model.initial_weights} == {
+        name for name in configs if name != "deit" and "scratch" not in name
+    }
+    assert configs["vit3-10"].model.initial_weights == weights
+    assert configs["deit-large"].data.root_options["side"] == 512
