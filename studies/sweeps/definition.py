@@ -36,12 +36,12 @@ class SameSeconds:
 class GivenSeconds:
     """The length of runs that are to train for so many seconds.
 
-    The pace of each row is measured before the runs begin, all rows in turns with nothing beside
-    them, so that its updates do not depend on what runs beside the runs.
+    The pace of each row is measured in CPU time before the runs begin, all rows in turns, so that
+    its updates do not depend on what runs beside the runs.
     """
 
     seconds: float
-    """Of updates on one thread; reading data and evaluations are not counted."""
+    """CPU time of updates on one thread; reading data and evaluations are not counted."""
 
 
 @dataclass(frozen=True)

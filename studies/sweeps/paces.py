@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from vision_ttt.bench.protocol import Settings, interleave
+from vision_ttt.bench.protocol import unless_out_of_memory
 from vision_ttt.engine import TrainConfig
 from vision_ttt.engine.assembly import assemble
 from vision_ttt.engine.parallel import make_accelerator
@@ -23,14 +23,15 @@ REPEATS = 5
 def measure_paces(
     configs: Mapping[str, TrainConfig], *, repeats: int = REPEATS
 ) -> dict[str, float]:
-    """Run's name → seconds of an update with one thread, the median of `repeats`.
+    """Run's name → CPU seconds of an update with one thread, the median of `repeats`.
 
-    The runs make real updates in turns, so that a machine that slows down slows all of them. Each
-    repeats its first batch, whose reading is not timed. Nothing else should run.
+    The runs make real updates in turns, so that a machine that slows down slows all of them, and
+    CPU time is hardly changed by other processes at work. Each run repeats its first batch, whose
+    reading is not timed.
 
     Args:
         configs: of the runs; their output folders are not written to.
-        repeats: samples of each run.
+        repeats: samples of each run, behind one that is not counted.
 
     Raises:
         UserError: an update failed for lack of memory; names the run.
@@ -39,32 +40,32 @@ def measure_paces(
     torch.set_num_threads(1)
     try:
         updates = {name: updates_of(config) for name, config in configs.items()}
-        timings = interleave(
-            {name: (lambda update=update: update) for name, update in updates.items()},
-            Settings(torch.device("cpu"), repeats=repeats),
-        )
+        samples = {name: [] for name in updates}
+        for _ in range(repeats + 1):
+            for name, update in updates.items():
+                seconds, failure = unless_out_of_memory(lambda update=update: _cpu_seconds(update))
+                if seconds is None:
+                    raise UserError(f"the pace of {name} cannot be measured: {failure}")
+                samples[name].append(seconds)
     finally:
         torch.set_num_threads(threads)
-    for name, timing in timings.items():
-        if timing.seconds is None:
-            raise UserError(f"the pace of {name} cannot be measured: {timing.failure}")
-        _LOGGER.info("%s: %.3f s an update", name, timing.seconds)
-    return {name: timing.seconds for name, timing in timings.items()}
+    paces = {name: statistics.median(own[1:]) for name, own in samples.items()}
+    for name, pace in paces.items():
+        _LOGGER.info("%s: %.3f CPU s an update", name, pace)
+    return paces
 
 
 def cpu_seconds_of_an_update(config: TrainConfig, *, repeats: int = 20) -> float:
-    """The median CPU time of a run's updates, which other processes at work hardly change.
-
-    As for :func:`measure_paces`, batches are not read within the time.
-    """
+    """The median CPU time of a run's updates, as of :func:`measure_paces`, on any threads."""
     update = updates_of(config)
     update()
-    times = []
-    for _ in range(repeats):
-        started = time.process_time()
-        update()
-        times.append(time.process_time() - started)
-    return statistics.median(times)
+    return statistics.median(_cpu_seconds(update) for _ in range(repeats))
+
+
+def _cpu_seconds(update: Callable[[], object]) -> float:
+    started = time.process_time()
+    update()
+    return time.process_time() - started
 
 
 def updates_of(config: TrainConfig) -> Callable[[], object]:
