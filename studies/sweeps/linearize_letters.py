@@ -72,7 +72,7 @@ def examine_large(trained: TrainResult) -> dict[str, Any]:
             trained.model(image)
             seconds.append(time.process_time() - started)
     return {
-        "on_larger": larger.get(str(TIMES), trained.metrics["miou"]),
+        "on_larger": larger.get(str(TIMES), trained.metrics["test_miou"]),
         "seconds_of_a_picture": min(seconds),
         **examine(trained),
     }

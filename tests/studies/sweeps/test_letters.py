@@ -11,7 +11,7 @@ import torch
 
 from studies.letters import RECIPE
 from studies.letters.dataset import LetterImages, open_letters
-from studies.sweeps import SWEEPS, lengths
+from studies.sweeps import SWEEPS, lengths, linearize, linearize_letters
 from studies.sweeps.definition import GivenSeconds
 from studies.sweeps.extrapolation import LARGEST, balanced, measure_larger
 from studies.sweeps.lengths import LENGTHS_FILE, lengths_by_pace, of_updates
@@ -385,3 +385,22 @@ def test_a_deit_made_linear_starts_from_the_deit(tmp_path: Path):
     }
     assert configs["vit3-10"].model.initial_weights == weights
     assert configs["deit-large"].data.root_options["side"] == 512
+
+
+@pytest.mark.parametrize("row", ["deit", "swiglu-large"])
+def test_a_run_of_a_linearised_deit_is_measured_on_larger_pictures(tmp_path, monkeypatch, row):
+    sweep = SWEEPS["linearize-letters"]
+    monkeypatch.setattr(linearize_letters, "TIMED_SIDE", 64)
+    monkeypatch.setattr(linearize, "cpu_seconds_of_an_update", lambda config: 0.5)
+    own = sweep.config(sweep.by_name[row], 0, tmp_path)
+    options = {**own.data.root_options, "train_images": 8, "test_images": 1}
+    shape = {"depth": 1, "embed_dim": 32, "num_heads": 1}
+    small = {"updates": 1, "warmup": 0, "batch_size": 1, "initial_weights": None}
+    small |= {"arguments": shape, "evaluate_every": 1, "data.root_options": options}
+    task = Task(sweep.name, row, change(own, small), ("studies",), sweep.examine, sweep.accuracy)
+    result = perform(task)
+    assert 0 <= result.measured["on_larger"] <= 1
+    assert result.measured["seconds_of_a_picture"] > 0
+    assert result.measured["cpu_seconds_of_an_update"] == 0.5
+    if row != "deit":  # its pictures are the larger ones
+        assert result.measured["on_larger"] == pytest.approx(result.test_accuracy)
