@@ -26,6 +26,7 @@ def faults(*arguments: str) -> int:
     return int(subprocess.run(call, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's switch")
 def test_freed_memory_is_used_again_without_the_system():
     pages = 3 * 4 * 64 * 2**20 // 4096

@@ -80,6 +80,7 @@ def run_blocks(model: nn.Module, y: Tensor) -> Tensor:
     return y
 
 
+@pytest.mark.slow
 def test_nodes_in_bfloat16_compute_what_for_inference_does(make_model: Callable) -> None:
     model, _ = make_model(depth=2, embed_dim=48, num_heads=3)
     shapes, dtype = InputShapes(3, 20, 20, batch_size=2), torch.bfloat16
@@ -107,7 +108,9 @@ def without_library(model: onnx.ModelProto, images: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("vittt_nano_patch4_32", {"num_heads": 3, "embed_dim": 48}),
+        pytest.param(
+            *("vittt_nano_patch4_32", {"num_heads": 3, "embed_dim": 48}), marks=pytest.mark.slow
+        ),
         ("vit3_tiny_patch16_224", {"num_heads": 1}),  # with rotations
         pytest.param("mambar_tiny_patch16_224", {}, marks=pytest.mark.slow),
         pytest.param("vittt_nano_patch4_32", MLP, marks=pytest.mark.slow),

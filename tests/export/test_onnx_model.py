@@ -15,6 +15,7 @@ from vision_ttt.engine.checkpoint import save_weights
 from vision_ttt.export import InputShapes, export_onnx
 
 
+@pytest.mark.slow
 def test_any_image_size_from_the_command_line(
     make_model: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,7 +108,7 @@ def inputs(name: str, batch: int, height: int, width: int) -> tuple[torch.Tensor
         pytest.param("vit3_tiny_patch16_224", {**PLAIN, **ANY}, 8, marks=slow),
         pytest.param("hvit3_tiny", STAGE, 32, marks=slow),
         pytest.param("vim_tiny_patch16_224", {**SCANS, **ANY}, 8, marks=slow),
-        ("mambar_tiny_patch16_224", {**SCANS, **ANY}, 8),
+        pytest.param("mambar_tiny_patch16_224", {**SCANS, **ANY}, 8, marks=slow),
         pytest.param("dit3_nano_patch4_32", DENOISER, None, marks=slow),
         pytest.param("vittt_nano_patch4_32", {**PLAIN, "inner_model": "mlp"}, None, marks=slow),
     ],

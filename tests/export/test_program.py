@@ -140,6 +140,7 @@ def test_a_model_for_training(make_model: Callable, tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_a_portable_program_needs_no_vision_ttt(make_model: Callable, tmp_path: Path) -> None:
     model, metadata = make_model()
     shapes = InputShapes.of(model, metadata.carried["input"]["input_size"])

@@ -34,6 +34,7 @@ def tasks_of(sweep, folder, seeds=(0, 1)):
     ]
 
 
+@pytest.mark.slow
 def test_two_rows_with_two_seeds_are_trained_once(make_sweep, tmp_path, monkeypatch):
     sweep = make_sweep(plain={}, bare={"arguments": {"design": "ttt_layer"}})
     tasks = tasks_of(sweep, tmp_path / "runs")
