@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from studies.sweeps import TITLES
 from studies.sweeps.definition import Column, Panel, ShareOfUpdates, Sweep, Variant
 from studies.sweeps.paces import cpu_seconds_of_an_update
-from studies.sweeps.tables import by_row, values_of
+from studies.sweeps.tables import ACCURACIES, by_row, values_of
 
 if TYPE_CHECKING:
     from studies.sweeps.results import Result
@@ -140,7 +140,7 @@ def linearize_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
     for share, bar in ((10, 99), (20, 100)):
         axis.plot([0, share, share], [bar, bar, axis.get_ylim()[0]], "k--", linewidth=0.6)
     axis.set_xlabel("training time, % of the DeiT's")
-    axis.set_ylabel("test accuracy, % of the DeiT's")
+    axis.set_ylabel(f"{ACCURACIES[sweep.accuracy]}, % of the DeiT's")
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=8)
     figure.suptitle(f"{sweep.title}\n{sweep.caveat}", fontsize=8, wrap=True)
