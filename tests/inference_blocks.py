@@ -3,6 +3,7 @@
 import functools
 
 import torch
+from timm.layers.activations import GELU, GELUTanh
 from timm.models.eva import EvaBlock
 from timm.models.vision_transformer import Block
 from torch import nn
@@ -24,7 +25,7 @@ from vision_ttt.layers.rotary2d import rotary_table
 from vision_ttt.models.linear_vit import LinearBlock
 
 DIM = 64
-GELUTanh = functools.partial(nn.GELU, approximate="tanh")
+TANH_GELU = functools.partial(nn.GELU, approximate="tanh")
 PUBLISHED = {"bidirectional": True, "share_qk": True, "conv_kernel_size": 4, "gate": True}
 
 
@@ -52,9 +53,9 @@ BLOCKS = {
         DIM, mixer=BidirectionalMamba(DIM, expand=3, conv_kernel_size=3, dt_rank=5)
     ),
     "linear": lambda: linear(qkv_bias=True),
-    "linear, scaled": lambda: linear(init_values=0.5, act_layer=GELUTanh, proj_bias=False),
-    "linear, rotated": lambda: linear(EvaBlock, init_values=0.5),
-    "linear, rotated by halves": lambda: linear(EvaBlock, rotate_half=True),
+    "linear, scaled": lambda: linear(init_values=0.5, act_layer=TANH_GELU, proj_bias=False),
+    "linear, rotated": lambda: linear(EvaBlock, init_values=0.5, act_layer=GELU),
+    "linear, rotated by halves": lambda: linear(EvaBlock, rotate_half=True, act_layer=GELUTanh),
 }
 
 

@@ -176,32 +176,19 @@ struct SwigluTttPasses {
     const size_t bytes = Buffers::padded(most * p.dim * sizeof(float)) +
                          Buffers::padded(most * 2 * d * sizeof(float)) +
                          Buffers::padded(most * d * sizeof(float));
-    const int64_t tasks = p.batch * groups;
-    std::atomic<int> failed{0};
-#pragma omp parallel num_threads(int(p.threads)) if (p.threads > 1)
-    {
-      Buffers buffers(bytes);
-      if (!buffers.ok()) failed = 1;
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t task = 0; task < tasks; ++task) {
-        if (!buffers.ok()) continue;
-        float* ascent = ascents + task * p.heads * unit;
-        std::memset(ascent, 0, p.heads * unit * sizeof(float));
-        const int64_t image = task / groups, group = task % groups;
-        const int64_t stop = (group + 1) * chunks.of_image / groups;
-        for (int64_t i = group * chunks.of_image / groups; i < stop; ++i) {
-          const Chunk c = chunks[image * chunks.of_image + i];
-          buffers.start_over();
+    const auto ascent_of = [this](int64_t group) { return ascents + group * p.heads * unit; };
+    return for_each_group(
+        chunks, groups, p.threads, bytes,
+        [&](int64_t group) { std::memset(ascent_of(group), 0, p.heads * unit * sizeof(float)); },
+        [&](int64_t group, const Chunk& c, Buffers& buffers) {
           float* k = buffers.take<float>(c.count * p.dim);
           float* z = buffers.take<float>(c.count * 2 * d);
           float* g = buffers.take<float>(c.count * d);
           convolve(c, keys, p.k_conv, p.k_conv_bias, k);
-          const float* v = values + (image * p.length + c.start) * p.dim;
-          for (int64_t h = 0; h < p.heads; ++h) climb(k + h * d, v + h * d, c.count, h, z, g, ascent + h * unit);
-        }
-      }
-    }
-    return failed;
+          const float* v = values + (c.image * p.length + c.start) * p.dim;
+          for (int64_t h = 0; h < p.heads; ++h)
+            climb(k + h * d, v + h * d, c.count, h, z, g, ascent_of(group) + h * unit);
+        });
   }
 
   void climb(const float* k, const float* v, int64_t rows, int64_t h, float* z, float* g,

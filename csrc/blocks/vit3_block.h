@@ -79,29 +79,18 @@ struct Vit3Passes {
                          Buffers::padded(most * columns * sizeof(float)) +
                          Buffers::padded(most * 2 * d * sizeof(float)) +
                          (in_band ? Buffers::padded(most * p.dim * sizeof(float)) : 0);
-    const int64_t tasks = p.batch * groups;
-    std::atomic<int> failed{0};
-#pragma omp parallel num_threads(int(p.threads)) if (p.threads > 1)
-    {
-      Buffers buffers(bytes);
-      if (!buffers.ok()) failed = 1;
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t task = 0; task < tasks; ++task) {
-        if (!buffers.ok()) continue;
-        float* ascent = ascents + task * p.heads * unit;
-        std::memset(ascent, 0, p.heads * unit * sizeof(float));
-        const int64_t image = task / groups, group = task % groups;
-        const int64_t stop = (group + 1) * chunks.of_image / groups;
-        for (int64_t i = group * chunks.of_image / groups; i < stop; ++i) {
-          buffers.start_over();
-          const Chunk c = chunks[image * chunks.of_image + i];
+    const auto ascent_of = [this](int64_t group) { return ascents + group * p.heads * unit; };
+    return for_each_group(
+        chunks, groups, p.threads, bytes,
+        [&](int64_t group) { std::memset(ascent_of(group), 0, p.heads * unit * sizeof(float)); },
+        [&](int64_t group, const Chunk& c, Buffers& buffers) {
           const int64_t place = skipped + c.start;
-          const float* given = p.y + (image * p.length + place) * p.dim;
+          const float* given = p.y + (c.image * p.length + place) * p.dim;
           float* y = in_band ? buffers.take<float>(c.count * p.dim)
-                             : p.out + (image * own + c.start) * p.dim;
+                             : p.out + (c.image * own + c.start) * p.dim;
           for (int64_t t = 0; t < c.count; ++t) convolve(given + t * p.dim, place + t, y + t * p.dim);
           Element* x = buffers.take<Element>(c.count * p.dim);
-          normalise_rows(y, c.count, p.dim, p.norm1, image, x);
+          normalise_rows(y, c.count, p.dim, p.norm1, c.image, x);
           float* views = buffers.take<float>(c.count * columns);
           if (answers && learns) {
             project(x, c.count, 0, columns, views);
@@ -115,14 +104,12 @@ struct Vit3Passes {
           const Chunk inside = inside_of(c);
           const int64_t before = inside.start + lead - c.start;
           if (learns && inside.count)
-            climb(views + before * columns, inside.count, ascent, buffers.take<float>(inside.count * 2 * d));
+            climb(views + before * columns, inside.count, ascent_of(group),
+                  buffers.take<float>(inside.count * 2 * d));
           if (in_band && answers && inside.count)
             std::memcpy(p.out + inside.start * p.dim, y + before * p.dim,
                         inside.count * p.dim * sizeof(float));
-        }
-      }
-    }
-    return failed;
+        });
   }
 
   // Some columns of the views.

@@ -105,4 +105,29 @@ int for_each_chunk(const Chunks& chunks, int64_t threads, size_t bytes, const Bo
   return failed;
 }
 
+// Call begin(group) for every group of an image's chunks, and body(group, chunk, buffers) for each of them in
+// turn, by one thread. An image has `groups` of them, neighbouring chunks each; a group's number counts all.
+template <class Begin, class Body>
+int for_each_group(const Chunks& chunks, int64_t groups, int64_t threads, size_t bytes, const Begin& begin,
+                   const Body& body) {
+  std::atomic<int> failed{0};
+#pragma omp parallel num_threads(int(threads)) if (threads > 1)
+  {
+    Buffers buffers(bytes);
+    if (!buffers.ok()) failed = 1;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t group = 0; group < chunks.batch * groups; ++group) {
+      if (!buffers.ok()) continue;
+      begin(group);
+      const int64_t image = group / groups, place = group % groups;
+      const int64_t stop = (place + 1) * chunks.of_image / groups;
+      for (int64_t i = place * chunks.of_image / groups; i < stop; ++i) {
+        buffers.start_over();
+        body(group, chunks[image * chunks.of_image + i], buffers);
+      }
+    }
+  }
+  return failed;
+}
+
 }  // namespace

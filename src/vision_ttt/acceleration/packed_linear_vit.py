@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import timm.layers
 import torch
-from timm.layers.activations import QuickGELU
+from timm.layers.activations import GELU, GELUTanh, QuickGELU
 from torch import Tensor, nn
 
 from vision_ttt.acceleration.packed_block import PackedBlock
@@ -48,7 +48,7 @@ class PackedLinearBlock(PackedBlock):
             "hidden": block.mlp.fc1.out_features,
             "scaled": int(isinstance(block.ls1, timm.layers.LayerScale)),
             "rotate_half": int(attention.rotate_half),
-            "tanh_gelu": int(act.approximate == "tanh"),
+            "tanh_gelu": int(type(act) is GELUTanh or getattr(act, "approximate", "") == "tanh"),
         }
         dim = attention.proj.out_features
         if attention.num_heads * attention.head_dim != dim:
@@ -96,7 +96,8 @@ def _require_supported_parts(block: LinearBlock) -> None:
     """Require that a block computes what the op does: known parts, unchanged, without hooks.
 
     Raises:
-        UnsupportedPart: a part is another, or was changed.
+        OtherDesign: the block is another.
+        UnsupportedPart: a part was changed or has a hook.
     """
     require(block, "it", LinearBlock)
     attention, mlp = block.attn, block.mlp
@@ -104,7 +105,7 @@ def _require_supported_parts(block: LinearBlock) -> None:
     others = tuple(kind for kind in INNER_MODELS.values() if kind is not SwiGLUInner)
     _require_design(attention.inner, "attn.inner", (SwiGLUInner,), others)
     _require_design(mlp, "mlp", (timm.layers.Mlp,), _OTHER_MLPS)
-    _require_design(mlp.act, "mlp.act", (nn.GELU,), _OTHER_ACTIVATIONS)
+    _require_design(mlp.act, "mlp.act", (nn.GELU, GELU, GELUTanh), _OTHER_ACTIVATIONS)
     for path in ("norm1", "norm2"):
         norm = block.get_submodule(path)
         _require_design(norm, path, _NORMS, _OTHER_NORMS)
