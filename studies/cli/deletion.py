@@ -37,7 +37,7 @@ from vision_ttt.bench.machine import describe_run
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.cli.plain_console import plain_console
 from vision_ttt.cli.wide_table import print_whole
-from vision_ttt.data import DatasetError
+from vision_ttt.data import DatasetError, targets_of
 from vision_ttt.errors import UserError
 from vision_ttt.explain.feature_maps import token_grid
 from vision_ttt.tasks.images.task import ImageTask
@@ -83,7 +83,8 @@ def _measure(checkpoint: str, arguments: jsonargparse.Namespace) -> list[Deletio
     task = tasks.find(metadata.task["name"]).reopen(
         metadata, changes, part="test", precision="float32", num_workers=0
     )
-    images, labels = (each.to(device) for each in _spread_items(task, arguments.images))
+    chosen = _spread_items(task, arguments.images, arguments.classes)
+    images, labels = (each.to(device) for each in chosen)
     try:
         (height, width), sides = token_grid(model, images)
     except TypeError as error:
@@ -119,16 +120,33 @@ def _measure(checkpoint: str, arguments: jsonargparse.Namespace) -> list[Deletio
     return [dataclasses.replace(shared, curves=each) for each in curves]
 
 
-def _spread_items(task: ImageTask, count: int) -> tuple[Tensor, Tensor]:
+def _spread_items(
+    task: ImageTask, count: int, classes: list[str] | None
+) -> tuple[Tensor, Tensor]:
     """Up to `count` test images [N, 3, H, W] with their classes [N], spread over the test set.
 
     Raises:
-        DatasetError: the images can only be read in order.
+        DatasetError: the images can only be read in order, or those of some classes only be found
+            by reading all.
         ImageError: one does not decode.
+        UserError: a class is unknown, or the test set has no image of the classes.
     """
+    name = task.source.dataset
     if isinstance(task.test_set, IterableDataset):
-        raise DatasetError(f"{task.source.dataset} can only be read in order; name a folder")
-    places = np.linspace(0, len(task.test_set) - 1, min(count, len(task.test_set)))
+        raise DatasetError(f"{name} can only be read in order; name a folder")
+    chosen = np.arange(len(task.test_set))
+    if classes is not None:
+        if unknown := [each for each in classes if each not in task.classes]:
+            raise UserError(
+                f"--classes has {', '.join(unknown)}; the classes are {', '.join(task.classes)}"
+            )
+        targets = targets_of(task.data.test)
+        if targets is None:
+            raise DatasetError(f"{name} does not say its classes; leave --classes out")
+        chosen = np.flatnonzero(np.isin(targets, [task.classes.index(each) for each in classes]))
+        if not len(chosen):
+            raise UserError(f"{name} has no test image of {', '.join(classes)}")
+    places = chosen[np.linspace(0, len(chosen) - 1, min(count, len(chosen))).astype(int)]
     batch = task.collate([task.test_set[int(place)] for place in places])
     if batch["damaged"]:
         raise batch["damaged"][0]

@@ -21,10 +21,17 @@ from vision_ttt.data.loading import (
 from vision_ttt.data.naflex import Sequences, collate_sequences, stack_sequences
 from vision_ttt.data.order import EpochOrder, EvenOrder, Share
 from vision_ttt.data.shards import ShardImages
-from vision_ttt.data.sources import DatasetError, DatasetSpec, ImageSplits, open_dataset
+from vision_ttt.data.sources import (
+    DatasetError,
+    DatasetSpec,
+    ImageSplits,
+    open_dataset,
+    targets_of,
+)
 
 __all__ = [
     "open_dataset",
+    "targets_of",
     "DatasetSpec",
     "ImageSplits",
     "DatasetError",

@@ -91,16 +91,23 @@ def open_dataset(spec: DatasetSpec) -> ImageSplits:
     return replace(splits, train=_fraction(splits.train, spec))
 
 
-def _fraction(images: Dataset, spec: DatasetSpec) -> Subset:
-    """Draw a fraction of each class; a smaller fraction is a part of a larger one."""
+def targets_of(images: Dataset) -> np.ndarray | None:
+    """Return the class of each image; None where only reading the images tells it."""
     whole = images.dataset if isinstance(images, Subset) else images
     targets = getattr(whole, "targets", None)
     if targets is None:
+        return None
+    return np.asarray(targets)[images.indices if isinstance(images, Subset) else slice(None)]
+
+
+def _fraction(images: Dataset, spec: DatasetSpec) -> Subset:
+    """Draw a fraction of each class; a smaller fraction is a part of a larger one."""
+    own = targets_of(images)
+    if own is None:
         raise DatasetError(
             f"train_fraction is {spec.train_fraction}; it must be 1 for {spec.dataset}, whose"
             " classes are known only when its images are read"
         )
-    own = np.asarray(targets)[images.indices if isinstance(images, Subset) else slice(None)]
     drawn: list[int] = []
     for each in np.unique(own).tolist():
         order = np.random.default_rng((spec.split_seed, each)).permutation(

@@ -44,6 +44,13 @@ def add_arguments(parser: CommandParser) -> None:
         help="number of test images, evenly spaced in the test set",
     )
     parser.add_argument(
+        "--classes",
+        type=str,
+        nargs="+",
+        default=None,
+        help="names of the classes whose test images are used; default: all",
+    )
+    parser.add_argument(
         "--fills",
         type=Literal[FILLS],
         nargs="+",

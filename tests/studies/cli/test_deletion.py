@@ -65,12 +65,15 @@ def test_checkpoints_to_csv_tables_and_picture(
     assert [each.curves.fill for each in renewed[6:]] == ["black"] * 3
     for new, old in zip(renewed[6:], results[0:6:2], strict=True):
         assert new.curves == old.curves  # the same numbers again
+    assert main(["deletion", checkpoints[0], *own, "--fills", "black", "--classes", "dark"]) == 0
+    dark = read_deletion_results(table)[-3:]
+    assert {each.images for each in dark} == {4}  # of eight
     picture.unlink()
     capsys.readouterr()
     assert main(["deletion", "--table-only", "--results", str(table)]) == 0
     assert "vittt_nano_patch4_32 on images" in capsys.readouterr().out
     assert picture.exists()
-    assert read_deletion_results(table) == renewed
+    assert read_deletion_results(table) == [*renewed[:6], *dark]
 
 
 def test_wrong_arguments(checkpoints: list[str], image_folder: Path, capsys: Said) -> None:
@@ -85,6 +88,7 @@ def test_wrong_arguments(checkpoints: list[str], image_folder: Path, capsys: Sai
         ([weights, "--figure", "figure.doc"], "its suffix must be one of"),
         ([weights, "--results", ""], "--results is empty"),
         ([weights, "--methods", "saliency"], "saliency; "),
+        ([weights, "--dataset", str(image_folder), "--classes", "grey"], "are dark, light"),
         ([weights], "does not name its dataset; give --dataset"),
     ]:
         assert main(["deletion", *argv]) == 2, argv
