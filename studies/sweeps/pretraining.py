@@ -1,4 +1,4 @@
-"""Pre-training on masked images without labels, by the share of labels that fine-tuning has."""
+"""Pre-training without labels, by the share of labels that fine-tuning has."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
+from studies.lite0 import MODEL, WEIGHTS
 from studies.sweeps import TITLES
 from studies.sweeps.backbones import measure_defects
 from studies.sweeps.definition import Column, Panel, ShareOfUpdates, Sweep, Variant
@@ -20,31 +21,36 @@ if TYPE_CHECKING:
     from studies.sweeps.results import Result
     from vision_ttt.engine.train import TrainResult
 
-PRETRAINING = "masked"
-"""The row whose weights fine-tuning starts from."""
+MASKED, DISTILLED = "masked", "distilled"
+"""The rows whose weights fine-tuning starts from."""
 LENGTHS = {1: 0.06, 10: 0.25, 100: 0.5}
-"""Share of the labels in % → updates of fine-tuning over those of the pre-training."""
-KINDS = {
-    "fine-tuned": "pre-trained, fine-tuned",
+"""Share of the labels in % → updates of fine-tuning over those of a pre-training."""
+PRETRAINED = {
+    MASKED: ("fine-tuned", "masked images, fine-tuned"),
+    DISTILLED: ("distilled", "distilled, fine-tuned"),
+}
+"""Row of the pre-training → the fine-tuned rows' name without their share, and their label."""
+FROM_SCRATCH = {
     "scratch": "from scratch, as long as both",
     "scratch-short": "from scratch, as long as fine-tuning",
 }
 """The rows' name without their share → their label."""
+KINDS = {**dict(PRETRAINED.values()), **FROM_SCRATCH}
 
 
-def _row(kind: str, share: int) -> Variant:
+def _row(kind: str, share: int, start: str | None) -> Variant:
     length = LENGTHS[share] + (kind == "scratch")
     return Variant(
         f"{kind}-{share}",
         {} if share == 100 else {"train_fraction": share / 100},
-        length=ShareOfUpdates(PRETRAINING, length),
-        start=PRETRAINING if kind == "fine-tuned" else None,
+        length=ShareOfUpdates(MASKED, length),
+        start=start,
         seeded=() if share == 100 else ("split_seed",),
     )
 
 
 def _of_classes(result: Result, measure: str) -> float:
-    return math.nan if result.row == PRETRAINING else result.measured[measure]
+    return math.nan if result.row in PRETRAINED else result.measured[measure]
 
 
 def pretraining_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
@@ -57,15 +63,16 @@ def pretraining_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
     for place, (kind, label) in enumerate(KINDS.items()):
+        line = ":" if kind in FROM_SCRATCH else "-"
         accuracies = {
             share: [100 * result.test_accuracy for result in found[f"{kind}-{share}"]]
             for share in LENGTHS
             if f"{kind}-{share}" in found
         }
+        if not accuracies:
+            continue
         means = [statistics.fmean(values) for values in accuracies.values()]
-        axis.plot(
-            list(accuracies), means, "-" if place == 0 else ":", color=f"C{place}", label=label
-        )
+        axis.plot(list(accuracies), means, line, color=f"C{place}", label=label)
         for share, values in accuracies.items():
             axis.plot([share] * len(values), values, ".", color=f"C{place}", alpha=0.6)
     axis.set_xscale("log")
@@ -75,41 +82,59 @@ def pretraining_figure(sweep: Sweep, results: Sequence[Result]) -> Figure:
     axis.set_xlabel("share of the labels, % (log)")
     axis.set_ylabel("test accuracy, %")
     axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize=8)
+    if axis.lines:
+        axis.legend(frameon=False, fontsize=8)
     figure.suptitle(f"{sweep.title}\n{sweep.caveat}", fontsize=8, wrap=True)
     return figure
 
 
 def _compare(
-    name: str, base: Mapping[str, Any], masked: Mapping[str, Any], caveat: str, **others: Any
+    name: str,
+    base: Mapping[str, Any],
+    caveat: str,
+    masked: Mapping[str, Any],
+    distilled: Mapping[str, Any] | None = None,
+    **others: Any,
 ) -> Sweep:
     """The sweep of a recipe's images.
 
     Args:
         base: of every row, but for what all such sweeps have.
-        masked: of the pre-training, whose recipe is that of the digits.
         caveat: its beginning.
+        masked: of the pre-training on masked images, whose recipe is that of the digits.
+        distilled: of the distillation, likewise; None for none.
     """
+    pretrained = [
+        Variant(
+            MASKED,
+            masked,
+            recipe="digits-masked-images",
+            has_accuracy=False,
+            note="Without labels; its losses are mean absolute errors of masked patches",
+        )
+    ]
+    if distilled is not None:
+        note = "Without labels; its losses are smooth L1 distances from the teacher's features"
+        pretrained.append(
+            Variant(DISTILLED, distilled, recipe="digits-distill", has_accuracy=False, note=note)
+        )
+    starts = {PRETRAINED[row.name][0]: row.name for row in pretrained}
+    kinds = {kind: label for kind, label in KINDS.items() if kind in (*starts, *FROM_SCRATCH)}
     return Sweep(
         name=name,
         title=TITLES[name],
         # The moving average would lag behind in a short run.
         base={**base, "ema_decay": 0.0},
         rows=(
-            Variant(
-                PRETRAINING,
-                masked,
-                recipe="digits-masked-images",
-                has_accuracy=False,
-                note="Without labels; its losses are mean absolute errors of masked patches",
-            ),
-            *(_row(kind, share) for share in LENGTHS for kind in KINDS),
+            *pretrained,
+            *(_row(kind, share, starts.get(kind)) for share in LENGTHS for kind in kinds),
         ),
         panels=(
-            Panel("pre-training", {"masked images": PRETRAINING}),
+            Panel("pre-training", {row.name: row.name for row in pretrained}),
             *(
                 Panel(
-                    f"{share} % of the labels", {KINDS[kind]: f"{kind}-{share}" for kind in KINDS}
+                    f"{share} % of the labels",
+                    {label: f"{kind}-{share}" for kind, label in kinds.items()},
                 )
                 for share in LENGTHS
             ),
@@ -140,8 +165,8 @@ PRETRAINING_FASHION = _compare(
         # Once an epoch of all images: one of few images has few updates.
         "evaluate_every": 468,
     },
-    {"dataset": "fashion-mnist", "crop_scale": 0.8, "horizontal_flip": 0.5},
     "0.57 million parameters, 49 tokens, images of 28² pixels",
+    masked={"dataset": "fashion-mnist", "crop_scale": 0.8, "horizontal_flip": 0.5},
     recipe="fashion-mnist",
     columns=_COLUMNS,
     examine=examine,
@@ -154,6 +179,7 @@ def examine_defects(trained: TrainResult) -> dict[str, Any]:
     return {**examine(trained), **(measure_defects(trained) if classifies else {})}
 
 
+_CELLS = {"dataset": "elpv", "model": "vittt_nano_patch8_256", "horizontal_flip": 0.5}
 PRETRAINING_ELPV = _compare(
     "pretraining-elpv",
     {
@@ -163,8 +189,15 @@ PRETRAINING_ELPV = _compare(
         "batch_size": 16,
         "evaluate_every": 524,
     },
-    {"dataset": "elpv", "model": "vittt_nano_patch8_256", "horizontal_flip": 0.5},
     "0.61 million parameters, 324 tokens, images of 144² pixels, a split of its own for each seed",
+    masked=_CELLS,
+    distilled={
+        **_CELLS,
+        "teacher": MODEL,
+        "teacher_weights": str(WEIGHTS),
+        "teacher_size": 144,
+        "match": "tokens",
+    },
     recipe="elpv",
     seeded=("seed", "split_seed"),
     columns=(
