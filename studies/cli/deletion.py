@@ -120,9 +120,7 @@ def _measure(checkpoint: str, arguments: jsonargparse.Namespace) -> list[Deletio
     return [dataclasses.replace(shared, curves=each) for each in curves]
 
 
-def _spread_items(
-    task: ImageTask, count: int, classes: list[str] | None
-) -> tuple[Tensor, Tensor]:
+def _spread_items(task: ImageTask, count: int, classes: list[str] | None) -> tuple[Tensor, Tensor]:
     """Up to `count` test images [N, 3, H, W] with their classes [N], spread over the test set.
 
     Raises:
