@@ -53,7 +53,7 @@ def test_training_starts_from_them(
     assert main(["train", str(recipe)]) == 0
     said = capsys.readouterr().err
     assert f"starting from {weights_path(VITTT)}, weights of vittt_nano_patch4_32: " in said
-    assert "1 of them interpolated (pos_embed), 2 left at random (head.weight, head.bias)" in said
+    assert "1 of them interpolated (pos_embed), 2 start at zero (head.weight, head.bias)" in said
 
     assert main(["train", str(recipe), "--overwrite", "--model", VITTT]) == 2
     assert "names weights; the model is vittt_nano_patch4_32" in capsys.readouterr().err

@@ -34,15 +34,14 @@ def _weights(path: Path, **arguments: object) -> tuple[Path, nn.Module]:
 def test_the_line_counts_what_is_taken_interpolated_and_left_out(tmp_path: Path) -> None:
     path, source = _weights(tmp_path / "w.safetensors")
     target = build_model(NANO, {**SMALL, "num_classes": 5})
-    head = target.head.weight.clone()
     told = start_from(path, target, NANO, {**SMALL, "num_classes": 5})
     count = len(target.state_dict())
     assert told == (
         f"starting from {path}, weights of {NANO} with depth 1, embed_dim 32, num_heads 1:"
-        f" {count - 2} tensors taken, 1 of them interpolated (pos_embed), 2 left at random"
+        f" {count - 2} tensors taken, 1 of them interpolated (pos_embed), 2 start at zero"
         " (head.weight, head.bias)."
     )
-    assert torch.equal(target.head.weight, head)
+    assert not target.head.weight.any()
     assert torch.equal(target.norm.weight, source.norm.weight)
     same = build_model(NANO, {**SMALL, "num_classes": 3, "img_size": 16})
     assert start_from(path, same, NANO, SMALL).endswith(f": {count} tensors taken.")
@@ -55,15 +54,14 @@ def test_a_classifier_starts_from_a_segmenters_weights(tmp_path: Path) -> None:
     source = build_segmenter(NANO, num_classes=3, dense=dense, img_size=16, **SMALL)
     write_tensors(path, source.state_dict(), "[]")
     target = build_model(NANO, {**SMALL, "num_classes": 5})
-    head = target.head.weight.clone()
     told = start_from(path, target, NANO, SMALL)
     assert told.endswith(
         f" {len(target.state_dict()) - 2} tensors taken, 1 of them interpolated (pos_embed),"
-        " 2 left at random (head.weight, head.bias)."
+        " 2 start at zero (head.weight, head.bias)."
     )
     assert torch.equal(target.norm.weight, source.maps.backbone.norm.weight)
     assert torch.equal(target.patch_embed.proj.weight, source.maps.backbone.patch_embed.proj.weight)
-    assert torch.equal(target.head.weight, head)
+    assert not target.head.weight.any()
 
 
 def test_weights_of_another_model_say_so(tmp_path: Path) -> None:
@@ -110,7 +108,7 @@ def test_a_model_of_two_classifiers_of_timms(tmp_path: Path) -> None:
     write_tensors(tmp_path / "w.safetensors", source.state_dict(), "null")
     target = timm.create_model(name, num_classes=5, **shape)
     told = start_from(tmp_path / "w.safetensors", target, name, {})
-    assert "4 left at random (head.weight, head.bias, head_dist.weight, head_dist.bias)" in told
+    assert "4 start at zero (head.weight, head.bias, head_dist.weight, head_dist.bias)" in told
     target.pretrained_cfg = None
     with pytest.raises(ConfigError, match=r"of another shape head\.bias"):
         start_from(tmp_path / "w.safetensors", target, name, {})

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from vision_ttt.engine.building import describe_model, load_weights, some
@@ -23,9 +24,9 @@ _HEAD = "classifier"
 def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]) -> str:
     """Copy the weights of a file into `model`, and return what was done, in one line.
 
-    Every tensor must fit but the head's, which otherwise stay as they are; the position embedding
-    is interpolated to another input size. A ViT's weights fit its linear counterpart, whose inner
-    models then stay as they are, too.
+    Every tensor must fit but the head's, which otherwise become zero: a model's own random ones may
+    be large. The position embedding is interpolated to another input size. A ViT's weights fit its
+    linear counterpart, whose inner models then stay as they are.
 
     Args:
         path: of a safetensors file, ours or not.
@@ -56,13 +57,19 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
         left_out = load_weights(model, weights, path, skip=(*heads, *new))
     except ValueError as error:
         raise ConfigError(f"initial_weights: {error}; {whose(text)}") from error
+    untrained = [key for key in left_out if key.startswith(tuple(f"{each}." for each in heads))]
+    with torch.no_grad():
+        for key in untrained:
+            model.get_parameter(key).zero_()
     interpolated = [key for key, value in weights.items() if former.get(key) != value.shape]
     taken = len(model.state_dict()) - len(left_out)
     parts = [f"{taken} tensors taken"]
     if interpolated:
         parts.append(f"{len(interpolated)} of them interpolated ({', '.join(interpolated)})")
-    if left_out:
-        parts.append(f"{len(left_out)} left at random ({some(left_out)})")
+    if untrained:
+        parts.append(f"{len(untrained)} start at zero ({some(untrained)})")
+    if random := [key for key in left_out if key not in untrained]:
+        parts.append(f"{len(random)} left at random ({some(random)})")
     if without_place:
         parts.append(f"{len(without_place)} of the file's without a place ({some(without_place)})")
     own = _weights_of(name, model_args)
