@@ -163,7 +163,7 @@ def test_the_picture_of_pre_training_has_a_line_per_kind_by_share_of_labels(make
     ]
     (axis,) = pretraining_figure(PRETRAINING_FASHION, results).axes
     drawn = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
-    assert drawn["pre-trained, fine-tuned"] == [[1, pytest.approx(65)], [100, pytest.approx(95)]]
+    assert drawn["masked images, fine-tuned"] == [[1, pytest.approx(65)], [100, pytest.approx(95)]]
     assert drawn["from scratch, as long as both"] == [[1, pytest.approx(55)]]
 
 
