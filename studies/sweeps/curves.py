@@ -37,14 +37,17 @@ def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[
         for panel, x in zip(sweep.panels, against, strict=True)
         if found.keys() & set(panel.rows.values())
     ]
+    labels = dict.fromkeys(label for panel in sweep.panels for label in panel.rows)
+    colours = {label: f"C{place}" for place, label in enumerate(labels)}
     figure = Figure(figsize=(1 + 4.6 * len(panels), 6.6), layout="constrained")
     axes = figure.subplots(2, len(panels), squeeze=False, sharex="col", sharey="row")
     for column, (panel, x) in enumerate(panels):
-        for colour, (label, name) in enumerate(panel.rows.items()):
+        for label, name in panel.rows.items():
             for axis, measure in zip(axes[:, column], ("loss", "error"), strict=True):
                 if name in found:
-                    _draw(axis, found[name], x, measure, label, f"C{colour}")
+                    _draw(axis, found[name], x, measure, label, colours[label])
         axes[0, column].set_title(panel.title, fontsize=9)
+        axes[0, column].legend(frameon=False, fontsize=8)
         axes[1, column].set_xlabel(_AXES[x])
         axes[1, column].xaxis.set_major_locator(MaxNLocator(integer=True))
         for axis in axes[:, column]:
@@ -52,7 +55,6 @@ def curves_figure(sweep: Sweep, results: Sequence[Result], *, against: Sequence[
     for axis, text in zip(axes[:, 0], ("test loss, nats", "test error, %"), strict=True):
         log_scale(axis)
         axis.set_ylabel(f"{text} (log)")
-    axes[0, 0].legend(frameon=False, fontsize=8)
     figure.suptitle(f"{sweep.title}\n{sweep.caveat}", fontsize=8, wrap=True)
     return figure
 
