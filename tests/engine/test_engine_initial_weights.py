@@ -114,6 +114,20 @@ def test_a_model_of_two_classifiers_of_timms(tmp_path: Path) -> None:
         start_from(tmp_path / "w.safetensors", target, name, {})
 
 
+def test_a_head_of_several_layers_keeps_its_random_weights(tmp_path: Path) -> None:
+    def make(classes: int) -> nn.Module:
+        model = nn.ModuleDict(
+            {"body": nn.Linear(2, 3), "head": nn.Sequential(nn.Linear(3, 3), nn.Linear(3, classes))}
+        )
+        model.pretrained_cfg = {"classifier": "head"}
+        return model
+
+    write_tensors(tmp_path / "w.safetensors", make(3).state_dict(), "null")
+    told = start_from(tmp_path / "w.safetensors", target := make(5), "own", {})
+    assert told.endswith("4 tensors taken, 2 left at random (head.1.weight, head.1.bias).")
+    assert target["head"][1].weight.any()
+
+
 def test_the_trained_models_line(caplog: pytest.LogCaptureFixture) -> None:
     from vision_ttt.engine.assembly import _log_what_is_trained
 
