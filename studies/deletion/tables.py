@@ -92,8 +92,13 @@ def describe_deletion(results: Sequence[DeletionResult]) -> str:
 
     The rows of the results have each run's command and commit.
     """
-    run = results[0].run
-    started = sorted(each.run.started for each in results)
+    runs = [each.run for each in results]
+    machines = dict.fromkeys(
+        f"{run.device_name}, {run.threads} threads, torch {run.torch}, timm {run.timm},"
+        f" vision-ttt {run.vision_ttt}"
+        for run in runs
+    )
+    started = sorted(run.started for run in runs)
     images = sorted({each.images for each in results})
     draws = max(each.curves.draws for each in results)
     points = sorted({len(each.curves.shares) for each in results})
@@ -102,8 +107,7 @@ def describe_deletion(results: Sequence[DeletionResult]) -> str:
         f" different seeds, on {_either(images)} test images, curves of {_either(points)} points;"
         f" gain: against the random order (mean of {draws}) with the same model and fill, positive"
         " where the map is better",
-        f"{run.device_name}, {run.threads} threads",
-        f"torch {run.torch}, timm {run.timm}, vision-ttt {run.vision_ttt}",
+        " and ".join(machines),
         f"{started[0]} to {started[-1]}",
     ]
     return f"{'; '.join(parts)}. {CAVEAT}"

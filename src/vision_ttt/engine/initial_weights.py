@@ -24,10 +24,10 @@ _HEAD = "classifier"
 def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]) -> str:
     """Copy the weights of a file into `model`, and return what was done, in one line.
 
-    Every tensor must fit but the head's. A linear head becomes zero otherwise, as a model's own
-    random values may be large; other heads stay as they are. The position embedding is interpolated
-    to another input size. A ViT's weights fit its linear counterpart, whose inner models then stay
-    as they are.
+    Every tensor must fit but the head's. A head of one layer that does not fit becomes zero, as a
+    model's own random values may be large; other heads stay as they are. The position embedding is
+    interpolated to another input size. A ViT's weights fit its linear counterpart, whose inner
+    models then stay as they are.
 
     Args:
         path: of a safetensors file, ours or not.
@@ -59,12 +59,7 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     except ValueError as error:
         raise ConfigError(f"initial_weights: {error}; {whose(text)}") from error
     # Of a head of several layers zeros would stop the gradient.
-    linear = {
-        each
-        for each, module in model.named_modules()
-        if each in heads and isinstance(module, nn.Linear)
-    }
-    untrained = [key for key in left_out if key.rpartition(".")[0] in linear]
+    untrained = [key for key in left_out if key.rpartition(".")[0] in heads]
     with torch.no_grad():
         for key in untrained:
             model.get_parameter(key).zero_()
