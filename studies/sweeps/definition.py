@@ -207,7 +207,8 @@ class Sweep:
         for name in shown:
             if not shown.issuperset(self.by_name[name].needs):
                 raise UserError(
-                    f"row {name!r} takes its length from other rows; show all panels together"
+                    f"row {name!r} takes its length or weights from other rows; show all panels"
+                    " together"
                 )
         rows = tuple(row for row in self.rows if row.name in shown)
         return replace(self, rows=rows, panels=panels)

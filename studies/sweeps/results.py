@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -105,9 +106,19 @@ def finished(config: TrainConfig) -> Result | None:
     if not path.is_file():
         return None
     saved = json.loads(path.read_text(encoding="utf-8"))
-    if differences(saved["config"], config, besides={"run.output"}):  # a folder may be moved
+    # The folder may be moved, and with it the weights that a row starts from.
+    ignored = {"run.output"}
+    if _start(saved["config"]) == _start(config.as_dict()):
+        ignored.add("model.initial_weights")
+    if differences(saved["config"], config, besides=ignored):
         return None
     return _from_cells(saved["result"])
+
+
+def _start(config: Mapping[str, Any]) -> str | None:
+    """The path from a run's directory to the weights that it starts from."""
+    weights = config["model"]["initial_weights"]
+    return weights and os.path.relpath(weights, config["run"]["output"])
 
 
 def write_results(path: Path, results: Iterable[Result]) -> None:

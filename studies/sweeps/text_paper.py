@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -101,14 +102,14 @@ def states_after_batches(problem: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return w, b
 
 
-def _milliseconds(call: Callable[[], object], repeats: int = 5) -> float:
-    """The median of several calls, after one that is not counted."""
+def _milliseconds(call: Callable[[], object]) -> float:
+    """The median of five calls, after one that is not counted."""
     seconds = []
-    for _ in range(repeats + 1):
+    for _ in range(6):
         started = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - started)
-    return 1e3 * sorted(seconds[1:])[repeats // 2]
+    return 1e3 * statistics.median(seconds[1:])
 
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)

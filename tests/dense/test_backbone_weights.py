@@ -36,6 +36,9 @@ def test_weights_of_a_classifier(name, img_size):
     assert done.interpolated == interpolated
     own, weights = target.state_dict(), source.state_dict()
     assert all(torch.equal(own[key], weights[key]) for key in own if key not in interpolated)
+    pretrained = {f"backbone.{key}": value for key, value in weights.items()}
+    if "deit" not in name:
+        assert load_backbone(target, pretrained, "a pre-training").interpolated == interpolated
     if not interpolated:
         images = torch.randn(1, 3, 32, 32)
         with torch.no_grad():

@@ -1,12 +1,15 @@
 """timm's VisionTransformer under the contract of plain backbones, and that contract itself."""
 
+import functools
+
 import pytest
 import timm
 import torch
 from timm.models import VisionTransformer
 
 from tolerances import assert_close
-from vision_ttt.dense import ViTAdapter
+from vision_ttt import linearize
+from vision_ttt.dense import TokenMap, ViTAdapter
 from vision_ttt.dense.plain_encoder import as_encoder, headless
 from vision_ttt.models import create_model
 
@@ -35,6 +38,7 @@ BACKBONES = {
     "mambar": lambda: scans("mambar_small_patch16_224", num_registers=5),
     "mambar, no registers": lambda: scans("mambar_tiny_patch16_224", distribution="none"),
     "vit3": lambda: create_model("vit3_tiny_patch16_224", **SMALL).eval(),
+    "linear ViT": lambda: linearize(vision_transformer(global_pool="avg")).eval(),
 }
 
 
@@ -54,11 +58,11 @@ def test_tokens_are_those_of_the_models_own_forward(kind):
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
-def test_every_backbone_has_an_adapter_and_no_head(kind):
-    model = BACKBONES[kind]()
-    model = ViTAdapter(model, conv_width=8).train()
+@pytest.mark.parametrize("maps", [TokenMap, functools.partial(ViTAdapter, conv_width=8)])
+def test_maps_have_no_parameter_without_a_gradient(kind, maps):
+    model = maps(BACKBONES[kind]()).train()
     names = {name.partition(".")[0] for name in model.backbone.state_dict()}
-    assert not {"norm", "neck", "head", "head_dist", "fc_norm"} & names
+    assert not {"neck", "head", "head_dist", "fc_norm"} & names
     maps = model(torch.randn(1, 3, 40, 33))
     sum(x.square().mean() for x in maps).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from timm.layers import GluMlp, LayerScale
+from timm.models.deit import deit_tiny_patch16_224
 from timm.models.vision_transformer import VisionTransformer
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -299,9 +300,9 @@ def test_a_linear_model_is_not_linearised_again():
         linearize(linearize(vit()))
 
 
-def test_a_vit_that_timm_has_not_built_has_no_arguments():
-    model = VisionTransformer(img_size=32, patch_size=16, **SMALL)
-    linear = linearize(model)
+@pytest.mark.parametrize("build", [VisionTransformer, deit_tiny_patch16_224])
+def test_a_vit_that_timms_factory_has_not_built_has_no_arguments(build):
+    linear = linearize(build(img_size=32, patch_size=16, **SMALL))
     assert isinstance(linear, LinearViT)
     assert linear.arguments is None
 

@@ -9,7 +9,7 @@ from timm.models import VisionTransformer
 from timm.models.vision_transformer import checkpoint_filter_fn as vision_transformer_weights
 from torch import Tensor, nn
 
-from vision_ttt.models.fitted_weights import checkpoint_filter_fn
+from vision_ttt.models.fitted_weights import checkpoint_filter_fn, classifier_weights
 from vision_ttt.models.linear_vit import INNER, LinearViT
 from vision_ttt.models.number_kinds import of_another_kind
 from vision_ttt.models.plain_backbone import PlainBackbone
@@ -79,6 +79,8 @@ def fit_backbone(
     own = backbone.state_dict()
     new: set[str] = set()
     without_place: list[str] = []
+    if isinstance(backbone, PlainBackbone):
+        weights = classifier_weights(weights, backbone)
     try:
         if isinstance(backbone, LinearViT) and backbone.can_inherit(weights):
             weights, without_place = backbone.inherited(weights)

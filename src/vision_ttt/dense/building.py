@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-import timm
 from torch import nn
 
 from vision_ttt.dense.detector import Detector
@@ -18,7 +17,7 @@ from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
 from vision_ttt.dense.stage_maps import StageMaps
 from vision_ttt.dense.vit_adapter import ViTAdapter
 from vision_ttt.errors import UserError, nearest
-from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, list_models
+from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, nearest_models
 
 _Sizes = TypeVar("_Sizes", DetectorSizes, SegmenterSizes)
 
@@ -102,9 +101,7 @@ def _built(
     backbone_arguments: Mapping[str, Any],
 ) -> Any:
     if not is_model(name):
-        known = sorted({*timm.list_models(), *list_models()})
-        alike = [other for other in known if other.startswith(name[:5])] or known
-        raise DenseModelError(f"unknown model {name!r}; nearest: {nearest(name, alike)}")
+        raise DenseModelError(f"unknown model {name!r}; nearest: {nearest_models(name)}")
     maps = _make_maps(name, rest, backbone_arguments)
     try:
         return kind(maps, num_classes, *([] if sizes is None else [sizes]))

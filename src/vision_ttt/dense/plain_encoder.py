@@ -62,8 +62,8 @@ def as_encoder(backbone: nn.Module) -> PlainBackbone | VisionTransformerEncoder:
     if isinstance(backbone, VisionTransformer):
         return VisionTransformerEncoder(backbone)
     raise TypeError(
-        "the backbone must be plain: a PlainBackbone (Vittt, ViT³, Vim, Mamba-Reg, Vision-RWKV) or"
-        f" timm's VisionTransformer (DeiT, ViT), got {type(backbone).__name__}"
+        "the backbone must be plain: a PlainBackbone (Vittt, ViT³, Vim, Mamba-Reg, Vision-RWKV, a"
+        f" linearised ViT) or timm's VisionTransformer (DeiT, ViT), got {type(backbone).__name__}"
     )
 
 
@@ -105,7 +105,7 @@ class TokenMap(nn.Module):
 
     Args:
         backbone: the name of a plain model, built with random weights, or the model itself, made
-            with ``dynamic_img_size=True``. Its head is removed.
+            with ``dynamic_img_size=True``. What it has behind its final norm is removed.
 
     Attributes:
         channels: (D,).
@@ -127,7 +127,7 @@ class TokenMap(nn.Module):
                 " square"
             )
         self.last = len(backbone.blocks) - 1
-        backbone.reset_classifier(0)
+        backbone.prune_intermediate_layers([self.last])
         self.backbone = backbone
         self.channels = (backbone.embed_dim,)
         self.strides = (int(height),)

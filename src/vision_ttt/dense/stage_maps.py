@@ -5,9 +5,8 @@ from __future__ import annotations
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
+from vision_ttt.dense.plain_encoder import STRIDES
 from vision_ttt.models.registry import create_model
-
-STRIDES = (4, 8, 16, 32)
 
 
 class StageMaps(nn.Module):

@@ -4,14 +4,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
 
 from vision_ttt.engine.config import ConfigError
-from vision_ttt.errors import nearest
 from vision_ttt.models.number_kinds import of_another_kind
-from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, list_models
+from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, nearest_models
 from vision_ttt.pretrained import list_pretrained
 
 
@@ -130,9 +128,3 @@ def some(names: Sequence[str]) -> str:
         return "none"
     shown = ", ".join(names[:6])
     return f"{shown} and {len(names) - 6} more" if len(names) > 6 else shown
-
-
-def nearest_models(name: str) -> str:
-    """Models that look like `name`, among those that begin as it does if there are any."""
-    every = sorted({*timm.list_models(), *list_models()})
-    return nearest(name, [other for other in every if other.startswith(name[:5])] or every)

@@ -194,8 +194,8 @@ class OptimisationSection(Section):
     """Initial learning rate of the linear warm-up."""
     warmup: float = number(0.0, NOT_NEGATIVE)
     """Length of the warm-up, a part of the run's length and in its unit (epochs, updates or units).
-    If the length or its unit differs from the recipe's, the warm-up is scaled in proportion unless
-    it is given, too."""
+    If the length is shorter than the recipe's or in another unit, the warm-up is scaled in
+    proportion unless it is given, too."""
     inner_warmup: float = number(0.0, NOT_NEGATIVE)
     """Length of the linear warm-up of the inner learning rates of TTT-MLP layers, in the unit of
     the run's length; the TTT paper uses a tenth of the run. 0: no warm-up."""

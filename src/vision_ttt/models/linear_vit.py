@@ -162,6 +162,15 @@ class LinearViT(PlainBackbone):
         rotations = None if self.rope is None else self.rope.get_embed(shape=list(grid))
         return self.norm_pre(self.pos_drop(x)), (grid, extra[0] if extra else (), rotations)
 
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove what :meth:`forward_intermediates` with these indices does not need."""
+        taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if prune_head:
+            self.fc_norm = nn.Identity()
+        return taken
+
     def pool(self, x: Tensor) -> Tensor:
         """The classification feature [B, D] of tokens [B, N, D]; for ``global_pool=""`` x."""
         pooled = x[:, 0] if self.global_pool == "token" else super().pool(x)

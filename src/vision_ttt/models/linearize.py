@@ -52,8 +52,8 @@ def linearize(model: nn.Module, inner: str = "swiglu", class_token: str = "drop"
     Returns:
         The model, in the mode, dtype and on the device of ``model``. Its attribute ``inheritance``
         says what was inherited, what is new and what had no place; ``arguments`` is what
-        ``timm.create_model("linear_vit", …)`` needs to build it again, None for a ViT that timm's
-        factory has not built.
+        ``timm.create_model("linear_vit", …)`` needs to build it again, None for a ViT that
+        ``timm.create_model`` has not built.
 
     Raises:
         TypeError: ``model`` is no module.
@@ -74,12 +74,11 @@ def linearize(model: nn.Module, inner: str = "swiglu", class_token: str = "drop"
 
 
 def _arguments(model: nn.Module, inner: str, class_token: str) -> dict[str, Any] | None:
-    described = getattr(model, "pretrained_cfg", None)
-    if not described:
+    described, given = (getattr(model, name, None) for name in ("pretrained_cfg", "_model_args"))
+    if not described or given is None:
         return None
     tag = described.get("tag")
     base = described["architecture"] + (f".{tag}" if tag else "")
-    given = getattr(model, "_model_args", {})
     return {
         **given,
         "base": base,

@@ -184,15 +184,6 @@ class MambaReg(PlainBackbone):
             self._set_neck()
         super().reset_classifier(num_classes)
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Remove what :meth:`forward_intermediates` with these indices does not need."""
-        taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
-        if prune_norm and prune_head:  # nothing is left that the neck was made for
-            self.reset_classifier(0, "")
-        return taken
-
     def pool(self, x: Tensor) -> Tensor:
         """The classification feature of tokens [B, N, D]; for ``global_pool=""`` x."""
         if self.global_pool not in ("registers", "first"):

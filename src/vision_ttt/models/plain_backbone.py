@@ -214,7 +214,7 @@ class PlainBackbone(Classifier):
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
-            self.reset_classifier(0)
+            self.reset_classifier(0, "")
         return taken
 
     def add_mask_token(self) -> None:

@@ -15,6 +15,8 @@ import timm
 from timm.models import PretrainedCfg, get_pretrained_cfg
 from torch import nn
 
+from vision_ttt.errors import nearest
+
 _PACKAGE = __name__.partition(".")[0]
 
 _denoisers: dict[str, tuple[Callable[..., nn.Module], PretrainedCfg]] = {}
@@ -49,6 +51,12 @@ def list_models(pattern: str = "*") -> list[str]:
 def is_model(name: str) -> bool:
     """Whether this package or timm has a model of this name."""
     return name in _denoisers or timm.is_model(name)
+
+
+def nearest_models(name: str) -> str:
+    """Models that look like ``name``, among those that begin as it does if there are any."""
+    every = sorted({*timm.list_models(), *list_models()})
+    return nearest(name, [other for other in every if other.startswith(name[:5])] or every)
 
 
 def model_entrypoint(name: str) -> Callable[..., nn.Module]:

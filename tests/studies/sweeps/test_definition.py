@@ -31,7 +31,7 @@ def test_a_sweep_of_some_panels_has_their_rows():
     with pytest.raises(UserError, match="has no panel 'Table 9'; nearest: Fig"):
         ABLATION.only(["Table 9"])
     tiles = SWEEPS["letters-tiles"]  # whose rows start from those of its last panel
-    with pytest.raises(UserError, match="takes its length from other rows"):
+    with pytest.raises(UserError, match="takes its length or weights from other rows"):
         tiles.only([tiles.panels[0].title])
 
 

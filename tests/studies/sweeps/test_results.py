@@ -75,8 +75,22 @@ def test_a_run_is_finished_where_its_result_is_of_the_same_config(
     assert finished(config) == result
     assert finished(change(config, {"epochs": 2})) is None
     assert finished(change(config, {"output": str(tmp_path)})) is None
+    assert finished(change(config, {"initial_weights": "others.safetensors"})) is None
     (tmp_path / "runs").rename(tmp_path / "moved")
     assert finished(sweep.config(sweep.rows[0], 0, tmp_path / "moved")) == result
+
+
+def test_a_moved_run_with_the_weights_of_another_row_is_finished(make_sweep, make_result, tmp_path):
+    sweep = make_sweep(a={}, b={})
+    row = dataclasses.replace(sweep.rows[1], start="a")
+    config = sweep.config(row, 0, tmp_path / "runs")
+    (tmp_path / "runs" / "b" / "seed-0").mkdir(parents=True)
+    save_result(config, make_result("b", 0, 1.5, 0.5))
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    assert finished(sweep.config(row, 0, tmp_path / "moved")) is not None
+    assert (
+        finished(sweep.config(dataclasses.replace(row, start="b"), 0, tmp_path / "moved")) is None
+    )
 
 
 def test_mean_and_sample_deviation():

@@ -71,12 +71,11 @@ def _problem(inputs: Inputs, out: Tensor) -> bytes:
     )
 
 
-def gated_norm_forward(inputs: Inputs, out: Tensor | None = None) -> Tensor:
-    """Return the op's result, in out [B, T, D] if given. It may be a view of z's first columns."""
+def gated_norm_forward(inputs: Inputs) -> Tensor:
+    """Return the op's result [B, T, D]."""
     inputs = _prepared(inputs)
     z = inputs.z
-    if out is None:
-        out = z.new_empty(*z.shape[:2], inputs.weight.shape[1])
+    out = z.new_empty(*z.shape[:2], inputs.weight.shape[1])
     call_kernel("vision_ttt_gated_norm", _problem(inputs, out))
     return out
 

@@ -72,6 +72,12 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Te
     return F.linear(rounded, unpacked, bias).to(x.dtype)
 
 
+def linear(x: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tensor:
+    """:func:`multiply` by the weight and the bias of a name."""
+    bias = parameters[f"{name}.bias"]
+    return multiply(x, parameters[name], bias, len(bias))
+
+
 def _forward(inputs: Inputs) -> Tensor:
     x, weight, bias, columns = inputs
     inner = x.shape[-1]

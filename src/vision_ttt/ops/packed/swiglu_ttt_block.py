@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vision_ttt.ops._contract import Real
-from vision_ttt.ops._native import mirrors, no_vectors, pointer
+from vision_ttt.ops._native import mirrors, pointer
 from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops.packed.block import FLAG, GRID, Block, define
-from vision_ttt.ops.packed.linear import multiply
+from vision_ttt.ops.packed.linear import linear
+from vision_ttt.ops.packed.vit3_block import refuse
 from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, call
 
 
@@ -95,10 +96,6 @@ def _check_call(values: Mapping[str, Any], s: Mapping[str, int]) -> None:
         )
 
 
-def _refuse(s: Mapping[str, int]) -> str | None:
-    return no_vectors(s["dim"]) or no_vectors(s["d"]) or no_vectors(s["hidden"])
-
-
 BLOCK = Block(
     "packed_swiglu_ttt_block",
     SwigluTttBlockStructure,
@@ -111,7 +108,7 @@ BLOCK = Block(
         "norm2.eps": Real(0),
     },
     derive=_derive,
-    refusal=_refuse,
+    refusal=refuse,
     leading=GRID,
     further=_check_call,
 )
@@ -142,9 +139,6 @@ def packed_swiglu_ttt_block_definition(inputs: Inputs) -> Tensor:
         own = (p[f"norm{branch}.{part}"] for part in ("weight", "bias"))
         return F.layer_norm(x, (dim,), *own, eps[branch - 1])
 
-    def linear(x: Tensor, name: str) -> Tensor:
-        return multiply(x, p[name], p[f"{name}.bias"], len(p[f"{name}.bias"]))
-
     def gate(x: Tensor, branch: int) -> Tensor:
         return x * p[f"gate{branch}"] if s.scaled else x
 
@@ -168,15 +162,15 @@ def packed_swiglu_ttt_block_definition(inputs: Inputs) -> Tensor:
         out = x + define("depthwise_conv2d", x, weight, height, width) + p[f"{name}_bias"]
         return torch.cat((others, out), dim=1)
 
-    q, k, v = linear(norm(y, 1), "qkv").chunk(3, dim=-1)
+    q, k, v = linear(norm(y, 1), p, "qkv").chunk(3, dim=-1)
     q, k = rotate(q), rotate(k)
     centred = k - k.mean(1, keepdim=True)
     k = centred * (centred.square().mean(1, keepdim=True) + key_eps).rsqrt()
     views = (x.unflatten(-1, heads) for x in (convolve(q, "q_conv"), convolve(k, "k_conv"), v))
     o = define("swiglu_ttt", *views, *p["units"].chunk(2, dim=-1), p["out_units"])
-    y = y + gate(linear(o.flatten(2), "proj"), 1)
-    hidden = F.gelu(linear(norm(y, 2), "fc1"), approximate="tanh" if s.tanh_gelu else "none")
-    return y + gate(linear(hidden, "fc2"), 2)
+    y = y + gate(linear(o.flatten(2), p, "proj"), 1)
+    hidden = F.gelu(linear(norm(y, 2), p, "fc1"), approximate="tanh" if s.tanh_gelu else "none")
+    return y + gate(linear(hidden, p, "fc2"), 2)
 
 
 def _forward(inputs: Inputs) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vision_ttt.ops._contract import Whole
 from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops.packed.block import GRID, Block, run_op
-from vision_ttt.ops.packed.linear import multiply
+from vision_ttt.ops.packed.linear import linear
 from vision_ttt.ops.packed.vit3_block import (
     FLOATS,
     PARAMETERS,
@@ -96,9 +96,6 @@ def packed_vit3_band_definition(inputs: Inputs) -> Tensor:
     def norm(x: Tensor, name: str, eps: float) -> Tensor:
         return F.layer_norm(x, (dim,), p[f"{name}.weight"], p[f"{name}.bias"], eps)
 
-    def linear(x: Tensor, name: str) -> Tensor:
-        return multiply(x, p[name], p[f"{name}.bias"], len(p[f"{name}.bias"]))
-
     weight = p["conv2d"].t().reshape(dim, 1, 3, 3)
     y = y + run_op("depthwise_conv2d", y, weight, height, width) + p["conv2d_bias"]
     # The band's rows and one around them: those that the first convolution has not cut.
@@ -107,7 +104,7 @@ def packed_vit3_band_definition(inputs: Inputs) -> Tensor:
     grid = min(above, 1) + height - above - below + min(below, 1), width
     y = y[:, rows]
     own = slice(lead, lead + count)
-    views = linear(norm(y, "norm1", eps[0]), "qkv")
+    views = linear(norm(y, "norm1", eps[0]), p, "qkv")
     q, k, v, q2, k2, v2 = views.split((dim, dim, dim, d, d, d), dim=-1)
     q, k, v = (x[:, own].unflatten(-1, (s.heads, d)) for x in (q, k, v))
     w2, w1 = p["units"].chunk(2, dim=-1)
@@ -125,9 +122,9 @@ def packed_vit3_band_definition(inputs: Inputs) -> Tensor:
     w3 = depthwise_after(kernels, total, w3, loss_scale=loss_scale)
     o = gated_unit(q.to(dtype).to(y.dtype), w1, w2).flatten(2)
     o = torch.cat((o, depthwise(q2.contiguous(), w3, grid)[:, own]), dim=-1)
-    y = y[:, own] + linear(o, "proj")
-    gelu = "tanh" if s.tanh_gelu else "none"
-    return y + linear(F.gelu(linear(norm(y, "norm2", eps[1]), "fc1"), approximate=gelu), "fc2")
+    y = y[:, own] + linear(o, p, "proj")
+    hidden = linear(norm(y, "norm2", eps[1]), p, "fc1")
+    return y + linear(F.gelu(hidden, approximate="tanh" if s.tanh_gelu else "none"), p, "fc2")
 
 
 def _forward(inputs: Inputs) -> Tensor:

@@ -15,7 +15,7 @@ from vision_ttt.ops._contract import LARGEST_REAL, Real
 from vision_ttt.ops._native import mirrors, no_vectors
 from vision_ttt.ops._op import Backend, Op
 from vision_ttt.ops.packed.block import FLAG, GRID, Block, Run, define
-from vision_ttt.ops.packed.linear import multiply
+from vision_ttt.ops.packed.linear import linear
 from vision_ttt.ops.packed.weights import NormStructure, PackedStructure, call
 from vision_ttt.ops.vit3_ttt import depthwise, depthwise_step, gated_unit, gated_unit_step
 
@@ -167,11 +167,8 @@ def compute(
     def gate(x: Tensor, branch: int) -> Tensor:
         return x if modulation is None else modulation[:, 3 * branch + 2, None] * x
 
-    def linear(x: Tensor, name: str) -> Tensor:
-        return multiply(x, p[name], p[f"{name}.bias"], len(p[f"{name}.bias"]))
-
     y = convolve(y, "conv2d")
-    views = linear(norm(y, 0), "qkv")
+    views = linear(norm(y, 0), p, "qkv")
     q, k, v, q2, k2, v2 = views.split((dim, dim, dim, d, d, d), dim=-1)
     if rotations is not None:
         q, k = (_rotate(x, rotations) for x in (q, k))
@@ -181,11 +178,11 @@ def compute(
     w3 = p["kernels"].t().reshape(d, 1, 3, 3)
     w3 = depthwise_step(k2, v2, w3, grid, loss_scale=loss_scale)
     o = torch.cat((gated_unit(q, w1, w2).flatten(2), depthwise(q2, w3, grid)), dim=-1)
-    y = y + gate(linear(o, "proj"), 0)
-    h = F.gelu(linear(norm(y, 1), "fc1"), **gelu)
+    y = y + gate(linear(o, p, "proj"), 0)
+    h = F.gelu(linear(norm(y, 1), p, "fc1"), **gelu)
     if "mlp_conv" in p:
         h = F.gelu(convolve(h.to(dtype).to(y.dtype), "mlp_conv"), **gelu)
-    return y + gate(linear(h, "fc2"), 1)
+    return y + gate(linear(h, p, "fc2"), 1)
 
 
 def _rotate(x: Tensor, rotations: Tensor) -> Tensor:

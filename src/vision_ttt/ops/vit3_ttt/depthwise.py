@@ -88,8 +88,6 @@ def depthwise_gradient_norms(
     v: Tensor,
     grid: tuple[int, int],
     kernel_size: int,
-    *,
-    loss_scale: float = LOSS_SCALE,
 ) -> Tensor:
     """‖∂L_t/∂w‖ of every token's share L_t of :func:`depthwise_step`'s loss L = Σ_t L_t.
 
@@ -101,7 +99,7 @@ def depthwise_gradient_norms(
     It is taken before the step clips the sum.
 
     Args:
-        k, v, grid, loss_scale: as of :func:`depthwise_step`.
+        k, v, grid: as of :func:`depthwise_step`.
         kernel_size: K, odd.
 
     Returns:
@@ -111,7 +109,7 @@ def depthwise_gradient_norms(
     with without_autocast(k):
         ones = k.new_ones(k.shape[-1], 1, kernel_size, kernel_size)
         around = depthwise_conv2d(k.square(), ones, grid)  # [B, T, C]
-        return (v.square() * around).sum(-1).sqrt() * (loss_scale / k.shape[1])
+        return (v.square() * around).sum(-1).sqrt() * (LOSS_SCALE / k.shape[1])
 
 
 def _shifted_products(q: Tensor, w3: Tensor, grid: tuple[int, int]) -> Tensor:

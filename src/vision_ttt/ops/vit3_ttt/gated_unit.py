@@ -89,9 +89,7 @@ def gated_unit_after(
 
 
 @torch.no_grad()
-def gated_unit_gradient_norms(
-    k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, *, loss_scale: float = LOSS_SCALE
-) -> Tensor:
+def gated_unit_gradient_norms(k: Tensor, v: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
     """‖∂L_t/∂[W₁ W₂]‖ of every token's share L_t of :func:`gated_unit_step`'s loss L = Σ_t L_t.
 
     The share of ∂L/∂W₁ is -(c / T) k_tᵀ (v_t ⊙ z₂ σ), a product of two vectors, and that of ∂L/∂W₂
@@ -99,7 +97,7 @@ def gated_unit_gradient_norms(
     taken before the step clips the sum.
 
     Args:
-        k, v, w1, w2, loss_scale: as of :func:`gated_unit_step`.
+        k, v, w1, w2: as of :func:`gated_unit_step`.
 
     Returns:
         [B, T, H], at least float32.
@@ -112,7 +110,7 @@ def gated_unit_gradient_norms(
             k_t, v_t = (x.transpose(1, 2) for x in at_least_float32(*pair))  # [B, H, t, d]
             gradient = _swiglu_gradient(k_t @ weight, v_t)
             norms.append(k_t.norm(dim=-1) * gradient.norm(dim=-1))
-        return torch.cat(norms, dim=-1).transpose(1, 2) * (loss_scale / k.shape[1])
+        return torch.cat(norms, dim=-1).transpose(1, 2) * (LOSS_SCALE / k.shape[1])
 
 
 def _ascent(k: Tensor, v: Tensor, weight: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ SHEET_IMAGES = 20
 def write_report(task: Classification, result: TrainResult) -> Report:
     """Write curves.png, confusion.png, inner_loss.png and gradient_maps.png; return the page's.
 
-    Inner losses are of a Vittt only, gradient maps of a Vittt or a ViT³; others get the rest.
+    A model without inner losses or gradient maps gets the other figures.
     """
     history, evaluation = result.metrics["history"], result.evaluation
     sections = {

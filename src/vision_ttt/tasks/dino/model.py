@@ -86,7 +86,5 @@ def build_dino(name: str, arguments: Mapping[str, Any], section: DinoSection) ->
     Raises:
         ConfigError: there is no such model, it does not accept the arguments or is not plain.
     """
-    own = {**arguments, "num_classes": 0}
-    if name != "linear_vit":  # which accepts any size
-        own["dynamic_img_size"] = True
+    own = {**arguments, "num_classes": 0, "dynamic_img_size": True}
     return build_pretrained(lambda backbone: DinoModel(backbone, section), name, own)

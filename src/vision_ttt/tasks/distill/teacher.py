@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vision_ttt.engine.building import build_model, load_weights, nearest_models
+from vision_ttt.engine.building import build_model, load_weights
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.initial_weights import whose
 from vision_ttt.engine.tensor_files import read_tensors
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 from vision_ttt.models.plain_backbone import PlainBackbone
-from vision_ttt.models.registry import create_model, is_model
+from vision_ttt.models.registry import create_model, is_model, nearest_models
 from vision_ttt.pretrained import weights_path
 from vision_ttt.tasks.distill.config import DistillSection
 from vision_ttt.tasks.images.models import data_config
