@@ -94,6 +94,7 @@ def _train(
     wanted = {(row.name, seed) for row in rows for seed in arguments.seeds} - known
     lengths = _given_lengths(sweep, own, arguments, output, kept)
     tasks = _missing(_tasks(sweep, own, arguments, output, lengths), known)
+    _check_epochs(tasks, kept, arguments.results)
     joined = list(kept)
     try:
         with _progress(len(wanted)) as show:
@@ -124,6 +125,22 @@ def _train(
 
 def _missing(tasks: Sequence[Task], known: Set[tuple[str, int]]) -> list[Task]:
     return [task for task in tasks if (task.row, task.config.run.seed) not in known]
+
+
+def _check_epochs(tasks: Sequence[Task], kept: Sequence[Result], file: str) -> None:
+    """Refuse runs of other lengths than those of the same row that `kept` holds.
+
+    Raises:
+        UserError: there is one; says how to make it fit.
+    """
+    former = {result.row: result.epochs for result in kept}
+    for task in tasks:
+        epochs, own = task.config.optimisation.epochs, former.get(task.row)
+        if None not in (epochs, own) and not math.isclose(epochs, own, abs_tol=1e-4):
+            raise UserError(
+                f"row {task.row!r} has {own:g} epochs in {file} and {epochs:g} here; give --epochs"
+                f" {own:g}, or another file as --results"
+            )
 
 
 def _given_lengths(

@@ -127,12 +127,24 @@ def describe(sweep: Sweep, results: Sequence[Result]) -> str:
         f" epochs of {trained} training {sweep.unit}; test loss is cross-entropy in nats on"
         f" {tested} test {sweep.unit}, {sweep.losses}",
         *([f"published: the paper's own {sweep.published_unit}"] if sweep.published_unit else []),
-        f"{run.device_name}, one thread a run",
+        f"{_machines(results)}, one thread a run",
         f"torch {run.torch}, timm {run.timm}, vision-ttt {run.vision_ttt}",
         f"{started[0]} to {started[-1]}",
     ]
     notes = [f"`{row.name}`: {row.note}." for row in sweep.rows if row.note]
     return " ".join([f"{'; '.join(parts)}. {sweep.caveat}", *notes])
+
+
+def _machines(results: Sequence[Result]) -> str:
+    """Each machine's name, with the seeds of its runs where there are several machines."""
+    seeds: dict[str, set[int]] = {}
+    for result in results:
+        seeds.setdefault(result.run.device_name, set()).add(result.seed)
+    if len(seeds) == 1:
+        return next(iter(seeds))
+    return " and ".join(
+        f"{name} (seed {', '.join(map(str, sorted(own)))})" for name, own in seeds.items()
+    )
 
 
 def markdown(sweep: Sweep, results: Sequence[Result]) -> str:

@@ -38,7 +38,7 @@ def tiny(tiny_fields, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
 @pytest.fixture
 def results() -> list[Result]:
     run = describe_run(["vision-ttt", "sweep", "tiny"], torch.device("cpu"))
-    counts = (2, 1297, 500, 1234, 5_600_000)
+    counts = (1, 1297, 500, 1234, 5_600_000)
     return [
         Result("tiny", row, seed, "a_model", "{}", *counts, 0.9, 0.3 + seed, 1.0, 2.5, run)
         for row in ("plain", "bare")
@@ -98,6 +98,16 @@ def test_missing_runs_alone_are_trained_and_join_the_others(tiny, tmp_path, resu
     assert "plain, seed 2: test accuracy" in capfd.readouterr().err
     assert main([*argv, "--table-only"]) == 2
     assert "leave out --missing-only" in capfd.readouterr().err
+
+
+def test_missing_runs_of_another_length_are_refused(tiny, tmp_path, results, capfd):
+    table = tmp_path / "some.csv"
+    write_results(table, results)
+    argv = ["sweep", "tiny", "--missing-only", "--results", str(table), "--epochs", "2"]
+    assert main([*argv, "--rows", "plain", "--seeds", "2"]) == 2
+    told = f"row 'plain' has 1 epochs in {table} and 2 here; give --epochs 1, or another file"
+    assert told in capfd.readouterr().err
+    assert read_results(table) == results
 
 
 def test_a_missing_run_joins_the_others_when_it_ends(tiny, tmp_path, results, monkeypatch):

@@ -93,6 +93,15 @@ def test_a_moved_run_with_the_weights_of_another_row_is_finished(make_sweep, mak
     )
 
 
+def test_a_table_names_every_machine_and_its_seeds(make_sweep, make_result):
+    results = [make_result("a", seed, 1.0, 0.5) for seed in range(3)]
+    other = dataclasses.replace(results[2].run, device_name="another")
+    moved = [*results[:2], dataclasses.replace(results[2], run=other)]
+    sweep = make_sweep(a={})
+    assert "; a processor, one thread a run" in markdown(sweep, results)
+    assert "; a processor (seed 0, 1) and another (seed 2), one" in markdown(sweep, moved)
+
+
 def test_mean_and_sample_deviation():
     assert Spread.of([1.0, 2.0, 6.0]) == Spread(3.0, math.sqrt(7))
     assert Spread.of([1.0, 2.0, 6.0]).text(2) == "3.00 ± 2.65"
