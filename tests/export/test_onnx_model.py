@@ -66,6 +66,20 @@ def test_selective_scans_at_any_image_size(make_model: Callable, tmp_path: Path,
         torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("inner", ["swiglu", pytest.param("vit3", marks=pytest.mark.slow)])
+def test_a_linear_vit_at_any_image_size(make_model: Callable, tmp_path: Path, inner: str) -> None:
+    sizes = {"depth": 1, "embed_dim": 32, "num_heads": 2, "patch_size": 8, "img_size": 32}
+    base = {"base": "deit_tiny_patch16_224", "inner": inner}
+    model, metadata = make_model("linear_vit", **base, **sizes)
+    shapes = InputShapes.of(model, (3, 32, 32), dynamic_size=True)
+    path = tmp_path / "model.onnx"
+    assert export_onnx(model, metadata, path, shapes).difference < 1e-5
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    x = torch.randn(3, 3, 24, 72)
+    (got,) = session.run(None, {"images": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=0, atol=1e-5)
+
+
 def test_fixed_sizes(make_model: Callable, tmp_path: Path) -> None:
     model, metadata = make_model()
     save_weights(tmp_path / "last.safetensors", model.state_dict(), metadata)

@@ -107,7 +107,8 @@ class Op(Declaration):
         Raises:
             ValueError: what is requested is unknown, or does not support the inputs.
         """
-        if not running and _backend.exporting_onnx():
+        is_opaque = self.composition is None and not self.backend_at_runtime
+        if not running and (_backend.exporting_onnx() or (is_opaque and _backend.written_out())):
             return REFERENCE
         wanted, source = _backend.requested(None if requested == AUTO else requested)
         if wanted is None and self.backend_at_runtime and not running:
