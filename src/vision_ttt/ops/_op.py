@@ -107,6 +107,7 @@ class Op(Declaration):
         Raises:
             ValueError: what is requested is unknown, or does not support the inputs.
         """
+        # A custom op that has no decomposition: a program of PyTorch's operations cannot hold it.
         is_opaque = self.composition is None and not self.backend_at_runtime
         if not running and (_backend.exporting_onnx() or (is_opaque and _backend.written_out())):
             return REFERENCE
