@@ -59,7 +59,24 @@ lazy_exports(
         "VitttMixer": "layers",
         "Vittt": "models",
     },
-    submodules=("dense", "models"),
+    submodules=(
+        "bench",
+        "convert",
+        "data",
+        "dense",
+        "diffusion",
+        "engine",
+        "explain",
+        "export",
+        "inner",
+        "language",
+        "layers",
+        "models",
+        "ops",
+        "recipes",
+        "tasks",
+        "whole",
+    ),
 )
 
 

@@ -69,6 +69,12 @@ def test_a_sound_classifier(image_folder: Path, tmp_path: Path, capsys: Said) ->
     said = capsys.readouterr()
     assert "│ loss" in said.out
     assert "cannot be measured" not in said.err
+    assert "part for test" not in said.err
+    undivided = ["--dataset", str(image_folder / "train")]
+    assert main([*command, *undivided]) == 0
+    assert "has no part for test: 4 of its 16 images are evaluated" in capsys.readouterr().err
+    assert main([*command, *undivided, "--split", "all"]) == 0
+    assert "part for test" not in capsys.readouterr().err
 
 
 def test_a_language_model(tmp_path: Path, capsys: Said) -> None:

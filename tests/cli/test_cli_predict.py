@@ -132,17 +132,24 @@ def test_pictures_are_written_beside_each_other_and_not_over_others(
     said = capsys.readouterr().out
     assert "8 pictures" in said
     assert "┃" not in said  # pictures in place of tables
-    names = {f"{number}{suffix}.png" for number in range(4) for suffix in ("", "-2")}
-    assert {path.name for path in folder.iterdir()} == names  # of two folders' 0.png to 3.png
-    for name, source in (("1.png", "dark/1.png"), ("1-2.png", "light/1.png")):
-        with Image.open(folder / name) as picture:
+    for each in ("dark", "light"):  # the given folder's own
+        assert sorted(path.name for path in (folder / each).iterdir()) == [
+            f"{number}.png" for number in range(4)
+        ]
+        with Image.open(folder / each / "1.png") as picture:
             assert picture.width > 24  # a legend beside it
             shown = picture.convert("RGB").crop((0, 0, 24, 24))
-        assert shown.tobytes() == open_image(image_folder / "val" / source).tobytes()
-    (folder / "0.png").write_bytes(b"mine")
+        source = image_folder / "val" / each / "1.png"
+        assert shown.tobytes() == open_image(source).tobytes()
+    files = [str(image_folder / "val" / each / "0.png") for each in ("dark", "light")]
+    assert main(["predict", *files, *command[2:]]) == 0  # two files of one name
+    assert sorted(path.name for path in folder.glob("*.png")) == ["0-2.png", "0.png"]
+    mine = folder / "dark" / "0.png"
+    mine.write_bytes(b"mine")
+    capsys.readouterr()
     assert main(command) == 2
     assert "0.png already exists" in capsys.readouterr().err
-    assert (folder / "0.png").read_bytes() == b"mine"
+    assert mine.read_bytes() == b"mine"
     assert main([*command, "--overwrite"]) == 0
     assert main([*command[:-1], checkpoint]) == 2
     assert "is no folder" in capsys.readouterr().err

@@ -3,10 +3,12 @@
 from functools import partial
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 
 from tolerances import assert_close
+from vision_ttt import for_training
 from vision_ttt.inner import (
     MLP,
     DepthwiseConv3x3,
@@ -217,3 +219,22 @@ def test_layer_refuses():
         TTTMLP(10, 3)
     with pytest.raises(TypeError, match="minibatch"):
         TTTMLP(12, 3, minibatch=4)
+
+
+@pytest.mark.parametrize("layer_class", [TTTLinear, TTTMLP])
+def test_layer_replaces_the_attention_of_a_vit_of_timm(layer_class):
+    model = timm.create_model("test_vit").eval()
+    plain = model(torch.ones(1, 3, 160, 160))
+    for block in model.blocks:
+        block.attn = layer_class(model.embed_dim, 2, **EVERYTHING)
+    for network in (model, for_training(model)):
+        logits = network.train()(torch.ones(1, 3, 160, 160))
+        assert logits.shape == plain.shape
+        assert logits.isfinite().all()
+        logits.sum().backward()
+        with pytest.raises(ValueError, match="attn_mask must be None"):
+            network(torch.ones(1, 3, 160, 160), attn_mask=torch.ones(1, 1, 101, 101).bool())
+        with pytest.raises(ValueError, match="is_causal=True requires a layer with bidirec"):
+            network(torch.ones(1, 3, 160, 160), is_causal=True)
+    causal, x = layer_class(8, 2).double(), torch.randn(1, 5, 8).double()
+    torch.testing.assert_close(causal(x, is_causal=True), causal(x), atol=0, rtol=0)

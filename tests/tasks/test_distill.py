@@ -301,6 +301,14 @@ def test_teachers_that_do_not_fit(fields: Fields, overrides: dict, told: str) ->
         ({"label_weight": 0.5}, "label_weight is 0.5; match is 'tokens'"),
         ({"match": "logits", "feature_loss": "cosine"}, "feature_loss is 'cosine'; match is"),
         ({"match": "logits", "label_weight": 1.0}, "label_weight is 1.0; it must be from 0 to"),
+        (
+            {
+                "match": "layers",
+                "model": "linear_vit",
+                "arguments": {"base": "deit_tiny_distilled"},
+            },
+            "the teacher must be that model: --teacher deit_tiny_distilled",
+        ),
     ],
 )
 def test_fields_that_do_not_fit(fields: Fields, overrides: dict, told: str) -> None:

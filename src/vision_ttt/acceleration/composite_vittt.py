@@ -55,8 +55,12 @@ class CompositeTTTLinear(TTTLinear):
         state: TTTLayerState | None = None,
         return_state: bool = False,
         lengths: Tensor | None = None,
+        *,
+        attn_mask: None = None,
+        is_causal: bool = False,
     ) -> Tensor | tuple[Tensor, TTTLayerState]:
         """As :meth:`TTTLinear.forward`."""
+        self._check_attention(attn_mask, is_causal)
         given = return_state or state is not None or lengths is not None
         if given or not self._trains_by_op():
             return super().forward(x, state, return_state, lengths)

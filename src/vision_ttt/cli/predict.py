@@ -43,7 +43,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         if drawing not in predictor.drawings:
             raise UserError(f"--{drawing} is given, but the checkpoint holds {section.HOLDS}")
     drawn = {
-        drawing: _drawing_files(files, folder, overwrite=arguments.overwrite)
+        drawing: _drawing_files(files, arguments.files, folder, overwrite=arguments.overwrite)
         for drawing, folder in folders.items()
     }
     console, errors = plain_console(), plain_console(stderr=True)
@@ -87,21 +87,28 @@ def run(arguments: jsonargparse.Namespace) -> int:
     return 0
 
 
-def _drawing_files(files: Sequence[Path], folder: str, *, overwrite: bool) -> dict[str, Path]:
-    """Return for each file where its drawing is written, none over another; make the folder.
+def _drawing_files(
+    files: Sequence[Path], given: Sequence[str], folder: str, *, overwrite: bool
+) -> dict[str, Path]:
+    """Return for each file where its drawing is written, none over another; make the folders.
+
+    The sub-folders of a given folder are kept.
 
     Raises:
         UserError: a drawing already exists, and may not be overwritten.
     """
-    taken: dict[Path, str] = {}
+    roots = [Path(each) for each in given]
+    taken: dict[Path, Path] = {}
     for file in files:
-        path = Path(folder) / f"{file.stem}.png"
-        number = 2
-        while taken.get(path, str(file)) != str(file):
-            path = Path(folder) / f"{file.stem}-{number}.png"
+        root = next((each for each in roots if each in file.parents), file.parent)
+        place = Path(folder) / file.relative_to(root).with_suffix(".png")
+        path, number = place, 2
+        while taken.get(path, file) != file:
+            path = place.with_stem(f"{place.stem}-{number}")
             number += 1
         if path.exists():
             check_replaceable("the picture", str(path), overwrite=overwrite)
-        taken[path] = str(file)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    return {file: path for path, file in taken.items()}
+        taken[path] = file
+    for path in taken:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return {str(file): path for path, file in taken.items()}

@@ -1,7 +1,6 @@
 """From a dataset's name to its images: the digits, a folder, shards, or whatever timm reads."""
 
 import hashlib
-import logging
 import os
 import re
 from collections import Counter
@@ -27,7 +26,6 @@ from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, open_image, open_
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages, read_class_lines
 from vision_ttt.file_kinds import is_hidden, is_text
 
-_LOGGER = logging.getLogger(__name__)
 _TEST_FOLDERS = ("val", "validation", "test")
 _SPLIT_NAMES = ("train_split", "test_split")
 _DRAWN = ("test_fraction", "split_seed")

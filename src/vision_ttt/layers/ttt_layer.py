@@ -182,18 +182,25 @@ class TTTLayer(nn.Module):
         state: TTTLayerState | None = None,
         return_state: bool = False,
         lengths: Tensor | None = None,
+        *,
+        attn_mask: None = None,
+        is_causal: bool = False,
     ) -> Tensor | tuple[Tensor, TTTLayerState]:
         """Mix tokens x [B, T, D], the next ones of a sequence where its state is given.
 
         With ``lengths`` [B] each sequence has its own number of them: what is behind is padding,
         which is not read, and whose outputs are 0.
 
+        ``attn_mask`` and ``is_causal`` are what blocks of timm call their attention with. The only
+        mask is None, and ``is_causal=True`` requires a layer of one direction, which always is.
+
         Raises:
             TypeError: the state is not a :class:`TTTLayerState` of tensors of accepted dtypes, the
                 lengths are not whole numbers, or the learner takes none.
-            ValueError: a state is given or asked for with two directions, or the state or the
-                lengths do not fit.
+            ValueError: a state is given or asked for with two directions, the state or the lengths
+                do not fit, there is a mask, or two directions are to be causal.
         """
+        self._check_attention(attn_mask, is_causal)
         # Also ahead of the projections: a gradient of 0 times NaN would reach their weights.
         padding = padding_of("TTTLayer", lengths, x)
         x = fill_padding(x, padding)
@@ -222,6 +229,15 @@ class TTTLayer(nn.Module):
         z, learner = self.learner(q, k, v, eta, learner, True, lengths)
         o = fill_padding(self.out_proj(self.merge(z.flatten(2), gate)), padding)
         return (o, TTTLayerState(learner, *taps)) if return_state else o
+
+    def _check_attention(self, attn_mask: None, is_causal: bool) -> None:
+        if attn_mask is not None:
+            raise ValueError(
+                "attn_mask must be None: a TTT layer has no attention to mask. The number of tokens"
+                " of padded sequences is given by lengths [B]"
+            )
+        if is_causal and self.directions > 1:
+            raise ValueError("is_causal=True requires a layer with bidirectional=False")
 
 
 class OpTTTLayer(TTTLayer):

@@ -36,7 +36,8 @@ class _Flags:
     output: str | None = None
     """a .csv or .json file to write instead of printing; with --whole the .tif of the mask"""
     pictures: str | None = None
-    """folder for a picture of each file with the predictions drawn on it"""
+    """folder for a picture of each file with the predictions drawn on it; sub-folders of a given
+    folder are kept"""
     masks: str | None = None
     """folder for a segmenter's masks: for each file a .png of indices into the checkpoint's
     classes, from 0; ADE20K's own masks count from 1"""

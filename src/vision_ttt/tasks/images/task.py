@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ from vision_ttt.tasks.images.models import (
     patch_of,
 )
 
+_LOGGER = logging.getLogger(__name__)
 _WATCHED = 32  # images
 _AUGMENTATION = (
     *("crop_scale", "crop_ratio", "horizontal_flip"),
@@ -178,6 +180,13 @@ def reopen(
             f"other images of {opened.source.dataset} would be held out for test now than in the"
             " checkpoint's run, which was trained on some of them: files were added, removed or"
             " renamed, or test_fraction was another; take part 'all' (--split all)"
+        )
+    drawn = opened.data.held_out
+    if part == "test" and "dataset" in changes and drawn not in (None, then):
+        own, others = len(opened.data.test), len(opened.data.train)
+        _LOGGER.info(
+            f"{opened.source.dataset} has no part for test: {own} of its {own + others} images are"
+            " evaluated, drawn as in training; take part 'all' (--split all) for all of them"
         )
     opened.input = metadata.carried["input"]
     opened.sequences = carried_sequences(metadata.carried)
