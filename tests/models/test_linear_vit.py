@@ -145,6 +145,24 @@ def test_a_saved_model_is_built_again_without_the_vit(name, class_token, tmp_pat
         assert again.pretrained_cfg[key] == linear.pretrained_cfg[key]
 
 
+@every_kind
+@pytest.mark.parametrize("pool", [{}, {"global_pool": "avg"}], ids=str)
+def test_arguments_and_timms_folder_describe_the_model_as_it_is(name, pool, tmp_path):
+    model = vit(name, **pool)
+    linear = linearize(model)
+    linear.reset_classifier(7)
+    side = 3 * linear.patch_embed.patch_size[0]
+    linear.set_input_size(side)
+    again = timm.create_model("linear_vit", **json.loads(json.dumps(linear.arguments))).eval()
+    again.load_state_dict(linear.state_dict())
+    timm.models.save_for_hf(again, tmp_path)
+    loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    x = torch.randn(2, linear.in_chans, side, side)
+    assert linear(x).shape == (2, 7)
+    for each in (again, loaded):
+        assert torch.equal(each(x), linear(x))
+
+
 @pytest.mark.parametrize("inner", INNER_MODELS)
 def test_inner_models_are_new_and_the_vit_is_unchanged(inner):
     model = vit()

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import timm
-from timm.models import generate_default_cfgs, get_pretrained_cfg, register_model
+from timm.models import (
+    generate_default_cfgs,
+    get_model_args,
+    get_pretrained_cfg,
+    register_model,
+)
+from timm.models._input import update_model_args
 from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens
@@ -18,6 +24,7 @@ from vision_ttt.models.vit_parts import (
     check_vit,
     inherited_weights,
     layer_scale,
+    norm_argument,
     rotary_embedding,
     ttt_attention,
 )
@@ -89,8 +96,6 @@ class LinearViT(PlainBackbone):
     inheritance: tuple[tuple[str, ...], ...] | None = None
     """Of a model that :func:`vision_ttt.linearize` has made, what is inherited, new, without place:
     a :class:`vision_ttt.models.Inheritance`."""
-    arguments: dict[str, Any] | None = None
-    """Of such a model, what builds it again by ``timm.create_model("linear_vit", …)``."""
 
     def __init__(self, vit: nn.Module, inner: str = "swiglu", class_token: str = "drop") -> None:
         check_vit(vit)
@@ -122,6 +127,15 @@ class LinearViT(PlainBackbone):
         self.rope = rotary_embedding(getattr(vit, "rope", None))
         if self.rope is not None:
             self.blocks.own_context = None
+
+    @property
+    def arguments(self) -> dict[str, Any] | None:
+        """What ``timm.create_model("linear_vit", …)`` needs to build the model as it is now.
+
+        None if neither the model nor the ViT that it was made of was built by
+        ``timm.create_model``.
+        """
+        return get_model_args(self) if hasattr(self, "_model_args") else None
 
     def new_parameters(self) -> set[str]:
         """The names of the parameters that a ViT has no weights for: those of the inner models."""
@@ -208,7 +222,10 @@ def linear_vit(
     own = {} if described is None else {key: getattr(described, key) for key in _DESCRIBED}
 
     def make(**arguments: Any) -> LinearViT:
-        return LinearViT(timm.create_model(base, **arguments), inner, class_token)
+        vit = timm.create_model(base, **arguments)
+        model = LinearViT(vit, inner, class_token)
+        update_model_args(model, **norm_argument(vit))
+        return model
 
     if kwargs.get("pretrained_cfg") is None:
         side = own.get("input_size", (3, 224, 224))[-1]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
+from timm.models import get_model_args
+from timm.models._input import update_model_args, update_model_input_size
 from torch import nn
 
 from vision_ttt.models.linear_vit import NAME, LinearViT
-from vision_ttt.models.vit_parts import check_vit
+from vision_ttt.models.vit_parts import check_vit, norm_argument
 
 
 class Inheritance(NamedTuple):
@@ -67,23 +69,20 @@ def linearize(model: nn.Module, inner: str = "swiglu", class_token: str = "drop"
     inherited = tuple(key for key in own if key in weights)
     new = tuple(key for key in own if key not in weights)
     linear.inheritance = Inheritance(inherited, new, tuple(left))
-    linear.arguments = _arguments(model, inner, class_token)
+    if (given := _arguments(model)) is not None:
+        # A ViT's own class_token, a truth value, says nothing more.
+        update_model_args(linear, **{**given, "inner": inner, "class_token": class_token})
+        update_model_input_size(linear, model.patch_embed.img_size)
     if described := getattr(model, "pretrained_cfg", None):
         linear.pretrained_cfg = linear.default_cfg = {**described, "architecture": NAME}
     return linear.train(model.training)
 
 
-def _arguments(model: nn.Module, inner: str, class_token: str) -> dict[str, Any] | None:
-    described, given = (getattr(model, name, None) for name in ("pretrained_cfg", "_model_args"))
-    if not described or given is None:
+def _arguments(model: nn.Module) -> dict[str, Any] | None:
+    """A ViT's name and constructor arguments, None if ``timm.create_model`` has not built it."""
+    described = getattr(model, "pretrained_cfg", None)
+    if not described or not hasattr(model, "_model_args"):
         return None
     tag = described.get("tag")
     base = described["architecture"] + (f".{tag}" if tag else "")
-    return {
-        **given,
-        "base": base,
-        "inner": inner,
-        "class_token": class_token,
-        "num_classes": model.num_classes,
-        "img_size": tuple(model.patch_embed.img_size),
-    }
+    return {**get_model_args(model), **norm_argument(model), "base": base}

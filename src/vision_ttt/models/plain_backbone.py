@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from timm.layers import Format, PatchEmbed
 from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens
@@ -202,6 +203,7 @@ class PlainBackbone(Classifier):
             info["reduction"] = self.patch_embed.feat_ratio()
         if self.blocks.own_context is not None:
             self.blocks.own_context = self._own_context()
+        update_model_input_size(self, self.patch_embed.img_size, patch_size=patch_size)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True

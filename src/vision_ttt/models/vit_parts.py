@@ -98,6 +98,15 @@ def layer_scale(block: nn.Module, index: int) -> nn.Module:
     return scale
 
 
+def norm_argument(model: nn.Module) -> dict[str, bool]:
+    """The constructor argument that says where a ViT's final norm is, which else follows the pool.
+
+    A linear model may pool in another way, and its norm stays where it is.
+    """
+    name = "use_fc_norm" if isinstance(model, Eva) else "fc_norm"
+    return {name: not isinstance(model.fc_norm, nn.Identity)}
+
+
 def rotary_embedding(rope: nn.Module | None) -> nn.Module | None:
     """A ViT's rotary embedding for grids of any size: timm's may hold the table of one."""
     if not isinstance(rope, RotaryEmbeddingCat):
