@@ -103,7 +103,11 @@ def test_train_twice_resume_overwrite(
     assert main(["train", str(recipe)]) == 2
     assert "already holds a run" in capsys.readouterr().err
     assert main(["train", str(recipe), "--resume"]) == 0
+    assert "resuming from " in capsys.readouterr().err
     assert main(["train", "--resume", str(recipe)]) == 0
+    assert main(["train", str(recipe), "--resume", "--epochs", "2"]) == 2
+    told = capsys.readouterr().err
+    assert "optimisation.epochs 1 -> 2. Give the former values, or begin another run by" in told
     assert main(["train", str(recipe), "--overwrite", "--arguments.depth", "2"]) == 0
 
 

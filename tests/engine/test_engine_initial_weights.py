@@ -1,6 +1,7 @@
 """Starting from weights: what is taken is said, and another model's weights are called so."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ from torch import nn
 
 from described_models import describe_classifier
 from vision_ttt.dense import build_segmenter
-from vision_ttt.engine import ConfigError
+from vision_ttt.engine import ConfigError, train
 from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import save_weights
-from vision_ttt.engine.initial_weights import start_from
+from vision_ttt.engine.initial_weights import start_from, weights_file
 from vision_ttt.engine.state import SavedRun, TrainState, save_state
 from vision_ttt.engine.tensor_files import write_tensors
 from vision_ttt.recipes import change, resolve
@@ -143,3 +144,54 @@ def test_the_trained_models_line(caplog: pytest.LogCaptureFixture) -> None:
         "training m with depth 1, drop_path 0.0: 8 parameters, 2 of them frozen",
         "starting",
     ]
+
+
+DEIT = "deit_tiny_patch16_224.fb_in1k"
+HUB = "vision_ttt.engine.initial_weights.hf_hub_download"
+
+
+def test_timms_weights_by_name_are_downloaded(
+    tmp_path: Path,
+    tiny_fields: Callable[..., dict],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    vit = {"patch_size": 8, "embed_dim": 48, "depth": 1, "num_heads": 1}
+    source = timm.create_model("deit_tiny_patch16_224", img_size=24, **vit)
+    write_tensors(tmp_path / "hub.safetensors", source.state_dict(), "null")
+    asked = []
+    monkeypatch.setattr(HUB, lambda *given: asked.append(given) or tmp_path / "hub.safetensors")
+    linear = {"model": "linear_vit", "image_size": 16, "epochs": 1}
+    linear |= {"arguments": {"base": DEIT, **vit}, "frozen_layers": "inherited"}
+    caplog.set_level("INFO")
+    result = train(resolve(tiny_fields(**linear, initial_weights=DEIT)))
+    assert asked == [(f"timm/{DEIT}", "model.safetensors")]
+    assert torch.equal(result.model.patch_embed.proj.weight, source.patch_embed.proj.weight)
+    assert f"starting from {tmp_path / 'hub.safetensors'}" in caplog.text
+    assert weights_file(f"{NANO}.digits").is_file()
+    assert weights_file("no.such.file") == Path("no.such.file")  # told as such by who reads it
+    assert len(asked) == 1
+
+
+def test_weights_that_cannot_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: str) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(HUB, offline)
+    with pytest.raises(ConfigError, match=rf"downloaded from timm/{DEIT} \(no network\); give the"):
+        weights_file(DEIT)
+
+
+@pytest.mark.parametrize(("model", "hint"), [(NANO, ""), ("test_vit", "; --initial-weights test_")])
+def test_random_weights_are_told(
+    tiny_fields: Callable[..., dict], caplog: pytest.LogCaptureFixture, model: str, hint: str
+) -> None:
+    caplog.set_level("INFO")
+    arguments = SMALL if model == NANO else {"depth": 1}
+    fields = tiny_fields(model=model, arguments=arguments, epochs=1)
+    train(resolve(fields))
+    assert f"starting from random weights{hint}" in caplog.text
+    assert ("downloads timm's" in caplog.text) == bool(hint)
+    caplog.clear()
+    train(resolve(fields), resume=True)
+    assert "random weights" not in caplog.text

@@ -17,6 +17,7 @@ from vision_ttt.data import Share
 from vision_ttt.engine.building import describe_model
 from vision_ttt.engine.config import ConfigError, TrainConfig
 from vision_ttt.engine.freezing import freeze_layers
+from vision_ttt.engine.initial_weights import timms_weights, weights_file
 from vision_ttt.engine.loaders import Loaders, make_loaders
 from vision_ttt.engine.optimisation import (
     Length,
@@ -30,7 +31,6 @@ from vision_ttt.engine.run_directory import newest_whole
 from vision_ttt.engine.state import TrainState, restore
 from vision_ttt.engine.step import Step, seed_pass
 from vision_ttt.engine.task import Task
-from vision_ttt.pretrained import weights_path
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -153,15 +153,19 @@ def _count_items(state: TrainState, task: Task) -> None:
 def _build(
     config: TrainConfig, task: Task, model_args: dict[str, Any], *, initialise: bool
 ) -> tuple[nn.Module, str]:
-    """Build the model; return it with a line on the weights that it starts from, "" for none."""
+    """Build the model; return it with a line on what it starts from, "" if not here."""
     own = config.model
     regularisation = {} if own.drop_path is None else {"drop_path_rate": own.drop_path}
     arguments = {**model_args, **regularisation}
     model = task.build_model(own.name, arguments)
     start = ""
     if own.initial_weights and initialise:
-        weights = Path(weights_path(own.initial_weights))
+        weights = weights_file(own.initial_weights)
         start = task.start_from(weights, model, own.name, model_args)
+    elif initialise:
+        start = "starting from random weights"
+        if hub := timms_weights(own.arguments.get("base", own.name)):
+            start += f"; --initial-weights {hub.rpartition('/')[2]} downloads timm's"
     if config.machine.gradient_checkpointing:
         try:
             task.checkpoint_gradients(model)

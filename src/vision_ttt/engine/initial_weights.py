@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
+from timm.models import get_pretrained_cfg
 from torch import nn
 
 from vision_ttt.engine.building import describe_model, load_weights, some
@@ -16,9 +18,40 @@ from vision_ttt.engine.tensor_files import read_tensors
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn, classifier_weights
 from vision_ttt.models.linear_vit import INNER, LinearViT
 from vision_ttt.models.plain_backbone import PlainBackbone
+from vision_ttt.pretrained import weights_path
 
+_ON_THE_HUB = "model.safetensors"
 _HEAD = "classifier"
 """What timm calls a model's head in its description."""
+
+
+def weights_file(given: str) -> Path:
+    """Return the file of weights that a path or a name says.
+
+    A name is one of packaged weights, or of timm's, which are downloaded from the Hugging Face hub
+    unless they are in its cache.
+
+    Raises:
+        ConfigError: timm's weights cannot be downloaded.
+    """
+    path = Path(weights_path(given))
+    hub = None if path.exists() else timms_weights(given)
+    if hub is None:
+        return path
+    try:
+        return Path(hf_hub_download(hub, _ON_THE_HUB))
+    except (OSError, ValueError) as error:  # of the network, of the hub, of the disk
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"initial_weights: {given} names weights of timm, which cannot be downloaded from {hub}"
+            f" ({reason}); give the path of a .safetensors file with timm's names"
+        ) from error
+
+
+def timms_weights(model: str) -> str | None:
+    """Return where timm's weights of a model NAME or NAME.TAG are on the hub, None without any."""
+    described = get_pretrained_cfg(model)
+    return described and described.hf_hub_id
 
 
 def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]) -> str:

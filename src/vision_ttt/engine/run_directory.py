@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import nn
 
-from vision_ttt.engine.checkpoint import CHECKPOINTS
+from vision_ttt.engine.checkpoint import CHECKPOINTS, WEIGHTS_FILE
 from vision_ttt.engine.config import ConfigError, TrainConfig, section_types
 from vision_ttt.engine.locks import LOCK_FILES, alone_in
 from vision_ttt.engine.logs import environment
@@ -122,8 +122,10 @@ def newest_whole(
             except ValueError as error:
                 damage = f"{path} is not the state of this run: {error}"
         if damage is None:
-            for each in damages if accelerator.is_main_process else ():
-                _LOGGER.warning("%s; going on from %s", each, path.name)
+            if accelerator.is_main_process:
+                for each in damages:
+                    _LOGGER.warning("%s; going on from %s", each, path.name)
+                _LOGGER.info("resuming from %s, update %d", path, run.state.update)
             return run
         damages.append(damage)
     raise CheckpointError(f"no checkpoint is whole: {'; '.join(damages)}")
@@ -225,7 +227,11 @@ def _remove(path: Path) -> None:
 def _check_same_run(run_dir: Path, former: dict[str, Any], config: TrainConfig) -> None:
     changed = differences(former, config, besides=_FREE_FIELDS)
     if changed:
-        raise ConfigError(f"{run_dir} cannot be resumed with another config: {', '.join(changed)}")
+        raise ConfigError(
+            f"{run_dir} cannot be resumed with another config: {', '.join(changed)}. Give the former"
+            " values, or begin another run by --output, with --initial-weights"
+            f" {run_dir / WEIGHTS_FILE} to start from its weights"
+        )
 
 
 def differences(
