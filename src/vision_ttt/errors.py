@@ -1,6 +1,7 @@
 """The errors a user can cause and mend: the command line shows only their message."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -38,10 +39,14 @@ class Interrupted(Exception):
 def nearest(received: str, accepted: Iterable[str]) -> str:
     """Return "a, b, c": the up to three of `accepted` that look most like `received`.
 
-    Where none does, all are named, or the first dozen of them.
+    Those whose words begin with its letters come first, as --learning-rate for --lr. Where none is
+    like it, all are named, or the first dozen of them.
     """
     accepted = sorted(accepted)
-    close = difflib.get_close_matches(received, accepted, n=3, cutoff=0.5)
+    initials = {each: "".join(re.findall(r"\b[a-z0-9]", each)) for each in accepted}
+    short = [each for each in accepted if initials[each] == received.strip("-")]
+    alike = difflib.get_close_matches(received, accepted, n=3, cutoff=0.5)
+    close = list(dict.fromkeys([*short, *alike]))[:3]
     if close:
         return ", ".join(close)
     return ", ".join(accepted[:12]) + (", …" if len(accepted) > 12 else "")

@@ -82,6 +82,7 @@ CASES = [
     # Names that are none, and files that are not what they should be.
     (["eval", ""], "the checkpoint is empty"),
     (["eval", "absent"], "No such file: absent"),
+    (["eval", "vittt_nano_patch4_32.digit"], "nearest: vittt_nano_patch4_32.digits"),
     (["eval", "pipe"], "the checkpoint pipe is a named pipe"),
     (["eval", "empty"], "the checkpoint empty is a folder"),
     (["eval", "circle"], "Too many levels of symbolic links: circle"),

@@ -65,6 +65,7 @@ def test_flags_may_be_spelt_both_ways_and_switches_bare(command: _Command) -> No
     [
         (["wrok"], "unknown command 'wrok'; nearest: work"),
         (["work", "--cuont", "3"], "unknown flag --cuont; nearest: --count"),
+        (["work", "--ss", "3"], "unknown flag --ss; nearest: --some-switch"),
         (["work", "--count", "many"], "--count is 'many'; it must be a whole number"),
         (["work", "--count", "9" * 5000], "--count is too long; it must be a whole number"),
         (["work", "--count"], "expected one argument"),

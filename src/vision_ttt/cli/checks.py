@@ -1,5 +1,6 @@
 """Refusals that commands share, each a UserError of one line; free of PyTorch."""
 
+import difflib
 import os
 import stat
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import jsonargparse
 
 from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import is_of_the_system, kind_of_file
-from vision_ttt.pretrained import weights_path
+from vision_ttt.pretrained import list_pretrained, weights_path
 
 LARGEST_BATCH = 65_536  # images at once; more is a typing error
 
@@ -37,6 +38,9 @@ def check_input_file(name: str, given: str) -> None:
 def checkpoint_path(given: str) -> str:
     """Return the path of a checkpoint, given by it or by the name of packaged weights."""
     path = weights_path(given)
+    packaged = difflib.get_close_matches(given, list_pretrained(), cutoff=0.8)
+    if packaged and not Path(path).exists():
+        raise UserError(f"no such file and no such weights: {given}; nearest: {packaged[0]}")
     check_input_file("the checkpoint", path)
     return path
 

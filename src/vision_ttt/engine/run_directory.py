@@ -228,8 +228,8 @@ def _check_same_run(run_dir: Path, former: dict[str, Any], config: TrainConfig) 
     changed = differences(former, config, besides=_FREE_FIELDS)
     if changed:
         raise ConfigError(
-            f"{run_dir} cannot be resumed with another config: {', '.join(changed)}. Give the former"
-            " values, or begin another run by --output, with --initial-weights"
+            f"{run_dir} cannot be resumed with another config: {', '.join(changed)}. Give the"
+            " former values, or begin another run by --output, with --initial-weights"
             f" {run_dir / WEIGHTS_FILE} to start from its weights"
         )
 
