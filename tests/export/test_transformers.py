@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from vision_ttt.export import export_timm
+from vision_ttt.tasks import load_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -75,3 +76,6 @@ def test_trainer(exported: tuple[torch.nn.Module, Path], tmp_path: Path) -> None
     again = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "trained")
     x = images()
     torch.testing.assert_close(again.eval()(x).logits, loaded.eval()(x).logits, rtol=0, atol=1e-6)
+    ours, metadata = load_model(tmp_path / "trained")
+    assert len(metadata.carried["classes"]) == 5
+    torch.testing.assert_close(ours(x), loaded(x).logits, rtol=0, atol=1e-6)

@@ -36,12 +36,18 @@ def check_input_file(name: str, given: str) -> None:
 
 
 def checkpoint_path(given: str) -> str:
-    """Return the path of a checkpoint, given by it or by the name of packaged weights."""
+    """Return the path of a checkpoint: a file, timm's folder, or the name of packaged weights."""
     path = weights_path(given)
     packaged = difflib.get_close_matches(given, list_pretrained(), cutoff=0.8)
     if packaged and not Path(path).exists():
         raise UserError(f"no such file and no such weights: {given}; nearest: {packaged[0]}")
-    check_input_file("the checkpoint", path)
+    if not stat.S_ISDIR(check_readable("the checkpoint", path)):
+        check_input_file("the checkpoint", path)
+    elif not (Path(path) / "config.json").is_file():
+        raise UserError(
+            f"the checkpoint {path} is a folder without config.json; accepted are a file of weights"
+            " and a folder that vision-ttt export or timm has written"
+        )
     return path
 
 

@@ -12,12 +12,10 @@ import timm
 from torch import nn
 
 from vision_ttt.engine import ModelMetadata
+from vision_ttt.engine.timm_folder import CONFIG_FILE, WEIGHTS_FILE
 from vision_ttt.export.inputs import InputShapes
 from vision_ttt.export.verification import Agreement, verify
 from vision_ttt.files import write_bytes
-
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-"""The files of timm's folder."""
 
 
 def export_timm(model: nn.Module, metadata: ModelMetadata, folder: Path) -> Agreement:

@@ -9,6 +9,7 @@ from vision_ttt.engine.bounded_building import no_larger_than
 from vision_ttt.engine.building import load_weights
 from vision_ttt.engine.checkpoint import ModelMetadata, read_weights
 from vision_ttt.engine.tensor_files import CheckpointError
+from vision_ttt.engine.timm_folder import is_timm_folder, read_timm_folder
 from vision_ttt.errors import UserError
 from vision_ttt.extras import MissingPackageError
 
@@ -19,7 +20,8 @@ def load_model(
     """Build the model that a weights file describes and load it strictly, to evaluate on the CPU.
 
     Args:
-        path: of the file; of a run's checkpoints, the files that it resumes from, too.
+        path: of the file; of a run's checkpoints, the files that it resumes from, too; or of a
+            folder that :func:`vision_ttt.engine.timm_folder.read_timm_folder` reads.
         task: what the model has to be trained for; None for any task.
 
     Raises:
@@ -28,7 +30,7 @@ def load_model(
             ours, its weights are not those of the model it names, or the model is another task's.
     """
     path = Path(path)
-    weights, metadata = read_weights(path)
+    weights, metadata = (read_timm_folder if is_timm_folder(path) else read_weights)(path)
     try:
         name = metadata.task["name"]
         section = tasks.find(name)

@@ -1,0 +1,61 @@
+"""Classifiers that timm or transformers have saved: a folder of weights and their description."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from timm.data import resolve_data_config
+from torch import Tensor
+
+from vision_ttt.engine.checkpoint import ModelMetadata
+from vision_ttt.engine.described import read_json
+from vision_ttt.engine.tensor_files import CheckpointError, read_tensors
+from vision_ttt.file_kinds import read_regular
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+"""The files of timm's folder, as on the Hugging Face hub."""
+_LARGEST_CONFIG = 2**24  # bytes
+_IN_TRANSFORMERS = "timm_model."
+
+
+def is_timm_folder(path: Path) -> bool:
+    """Whether a folder holds the description of a model of timm's form."""
+    return (path / CONFIG_FILE).is_file()
+
+
+def read_timm_folder(folder: Path) -> tuple[dict[str, Tensor], ModelMetadata]:
+    """Return the weights and the metadata of a classifier in a folder.
+
+    It is one of ``vision-ttt export``, of ``timm.models.save_for_hf``, or of the
+    ``save_pretrained`` of transformers. Nothing is said of its training. Classes without names are
+    numbered.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        CheckpointError: a file is damaged, or describes no classifier.
+    """
+    config = folder / CONFIG_FILE
+    try:
+        described = read_json(read_regular(config, _LARGEST_CONFIG))
+        metadata = _metadata(described)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{config} describes no classifier of timm: {reason}") from error
+    weights, _ = read_tensors(folder / WEIGHTS_FILE)
+    return {key.removeprefix(_IN_TRANSFORMERS): value for key, value in weights.items()}, metadata
+
+
+def _metadata(described: dict[str, Any]) -> ModelMetadata:
+    # Folders of early versions of timm have the description at the top.
+    own = described.get("pretrained_cfg", described)
+    count = described.get("num_classes", own.get("num_classes"))
+    if type(count) is not int or count < 1:
+        raise ValueError(f"num_classes is {count!r}; it must be a whole number from 1")
+    classes = described.get("label_names") or own.get("label_names") or ()
+    # Given another number of classes, transformers keeps the names of the former ones.
+    if len(classes) != count:
+        classes = [str(index) for index in range(count)]
+    arguments = {**(described.get("model_args") or {}), "num_classes": count}
+    carried = {"classes": classes, "input": resolve_data_config(pretrained_cfg=own)}
+    return ModelMetadata({"name": "classification"}, described["architecture"], arguments, carried)
