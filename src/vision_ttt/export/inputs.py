@@ -13,8 +13,7 @@ from torch.export import Dim
 from vision_ttt.engine import ConfigError, ModelMetadata
 from vision_ttt.engine.building import build_model
 from vision_ttt.errors import UserError
-
-_USUAL_REDUCTION = 32  # pixels per cell of the last feature map, for models without this info
+from vision_ttt.models.image_size import size_multiple
 
 
 class ExportError(UserError, ValueError):
@@ -58,10 +57,7 @@ class InputShapes:
         dynamic_size: bool = False,
     ) -> InputShapes:
         """The shapes for a model whose own images are ``input_size`` = (C, H, W)."""
-        multiple = None
-        if dynamic_size:
-            reductions = [info["reduction"] for info in getattr(model, "feature_info", ())]
-            multiple = max(reductions, default=_USUAL_REDUCTION)
+        multiple = size_multiple(model) if dynamic_size else None
         learnt = max((getattr(m, "mini_batch_size", 1) for m in model.modules()), default=1)
         return cls(*input_size, batch_size, multiple, learnt)
 

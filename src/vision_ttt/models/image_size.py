@@ -5,10 +5,18 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from timm.layers import PatchEmbed
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.node import has_side_effect
 
 from vision_ttt.ops.vit3_ttt.descent import without_autocast
+
+_USUAL_REDUCTION = 32  # pixels per cell of the last feature map, for models that do not tell
+
+
+def size_multiple(model: nn.Module) -> int:
+    """Pixels that an image's sides are to be multiples of: a cell of the model's last map."""
+    reductions = [info["reduction"] for info in getattr(model, "feature_info", ())]
+    return int(max(reductions, default=_USUAL_REDUCTION))
 
 
 @has_side_effect  # a graph of torch.fx keeps it, though nothing uses its result

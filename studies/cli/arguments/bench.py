@@ -56,7 +56,6 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
         add_measuring_arguments(own, f"studies/results/{what}-DEVICE.csv")
     arguments = own.parse_command(argv[1:])
     arguments.what = what
-    arguments.command = [*parser.prog.split(), *argv]
     return arguments
 
 

@@ -1,6 +1,5 @@
 """The arguments of `python -m studies deletion`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -99,13 +98,6 @@ def add_arguments(parser: CommandParser) -> None:
         default=False,
         help="make tables and picture from the CSV file of --results without measuring",
     )
-
-
-def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
-    """Parse `argv` and keep it: every result says what command it is of."""
-    arguments = parser.parse_command(argv)
-    arguments.command = (*parser.prog.split(), *argv)
-    return arguments
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

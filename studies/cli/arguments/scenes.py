@@ -1,6 +1,5 @@
 """The arguments of `python -m studies scenes`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -43,13 +42,6 @@ def add_arguments(parser: CommandParser) -> None:
         default=None,
         help="CSV file to write, one line per run; default: OUTPUT/results.csv",
     )
-
-
-def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
-    """Parse `argv` and keep it: every result says what command it is of."""
-    arguments = parser.parse_command(argv)
-    arguments.command = ("python", "-m", "studies", "scenes", *argv)
-    return arguments
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

@@ -1,6 +1,5 @@
 """The arguments of `python -m studies sweep`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -111,13 +110,6 @@ def add_arguments(parser: CommandParser) -> None:
         default=False,
         help="make table and picture from the CSV file of --results without training",
     )
-
-
-def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
-    """Parse `argv` and keep it: every result says what command it is of."""
-    arguments = parser.parse_command(argv)
-    arguments.command = (*parser.prog.split(), *argv)
-    return arguments
 
 
 def check(arguments: jsonargparse.Namespace) -> None:

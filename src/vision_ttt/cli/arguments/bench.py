@@ -65,7 +65,6 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     add_measuring_arguments(own, f"benchmarks/results/{what}-DEVICE.csv")
     arguments = own.parse_command(argv[1:])
     arguments.what = what
-    arguments.command = ["vision-ttt", "bench", *argv]
     return arguments
 
 

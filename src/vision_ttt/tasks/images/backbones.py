@@ -18,11 +18,11 @@ from vision_ttt.engine.building import build_model
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.errors import UserError
+from vision_ttt.models.image_size import size_multiple
 from vision_ttt.models.registry import is_model
 from vision_ttt.tasks.dense.config import DenseSection
 from vision_ttt.tasks.images.models import data_config, normalise
 
-_USUAL_REDUCTION = 32  # pixels per cell of the last feature map, for models that do not tell
 _STATISTICS = ("mean", "std")
 _LARGEST_VIEW = 2**25
 """Pixels of a whole picture as a model sees it; a narrow one would take all memory."""
@@ -106,7 +106,7 @@ def classifier_backbone(
     if shorter_side is None:
         return ImageBackbone(model, model, statistics, evaluation_transform(dict(input_config)))
     model = _of_any_size(model, name, arguments)
-    prepare = WholeImage(statistics, shorter_side, _unit(model))
+    prepare = WholeImage(statistics, shorter_side, size_multiple(model))
     return ImageBackbone(model, model, statistics, prepare)
 
 
@@ -172,7 +172,7 @@ def dense_backbone(
     statistics = {key: tuple(statistics[key]) for key in _STATISTICS}
     shorter, longer = at_test if shorter_side is None else (shorter_side, None)
     # Images that are whole cells of the coarsest map, which an adapter does not pad.
-    unit = math.lcm(_unit(maps.backbone), max(maps.strides))
+    unit = math.lcm(size_multiple(maps.backbone), max(maps.strides))
     prepare = WholeImage(statistics, shorter, unit, longer)
     return ImageBackbone(maps.backbone, maps, statistics, prepare)
 
@@ -185,9 +185,3 @@ def _of_any_size(model: nn.Module, name: str, arguments: Mapping[str, Any]) -> n
         return model
     other.load_state_dict(model.state_dict())
     return other.eval()
-
-
-def _unit(model: nn.Module) -> int:
-    """Pixels that an image's sides are to be multiples of."""
-    reductions = [info["reduction"] for info in getattr(model, "feature_info", ())]
-    return int(max(reductions, default=_USUAL_REDUCTION))
