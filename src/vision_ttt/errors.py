@@ -39,11 +39,11 @@ class Interrupted(Exception):
 def nearest(received: str, accepted: Iterable[str]) -> str:
     """Return "a, b, c": the up to three of `accepted` that look most like `received`.
 
-    Those whose words begin with its letters come first, as --learning-rate for --lr. Where none is
-    like it, all are named, or the first dozen of them.
+    Those whose initials it is come first: --learning-rate for --lr. Where none is like it, all are
+    named, or the first dozen of them.
     """
     accepted = sorted(accepted)
-    initials = {each: "".join(re.findall(r"\b[a-z0-9]", each)) for each in accepted}
+    initials = {each: "".join(re.findall(r"(?<![a-z0-9])[a-z0-9]", each)) for each in accepted}
     short = [each for each in accepted if initials[each] == received.strip("-")]
     alike = difflib.get_close_matches(received, accepted, n=3, cutoff=0.5)
     close = list(dict.fromkeys([*short, *alike]))[:3]

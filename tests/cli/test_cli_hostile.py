@@ -84,7 +84,7 @@ CASES = [
     (["eval", "absent"], "No such file: absent"),
     (["eval", "vittt_nano_patch4_32.digit"], "nearest: vittt_nano_patch4_32.digits"),
     (["eval", "pipe"], "the checkpoint pipe is a named pipe"),
-    (["eval", "empty"], "the checkpoint empty is a folder"),
+    (["eval", "empty"], "the checkpoint empty is a folder; accepted: a file of weights, or"),
     (["eval", "circle"], "Too many levels of symbolic links: circle"),
     (["eval", "c.safetensors/x"], "Not a directory: c.safetensors/x"),
     (["eval", "x" * 5000], "File name too long"),

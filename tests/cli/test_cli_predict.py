@@ -144,6 +144,15 @@ def test_pictures_are_written_beside_each_other_and_not_over_others(
     files = [str(image_folder / "val" / each / "0.png") for each in ("dark", "light")]
     assert main(["predict", *files, *command[2:]]) == 0  # two files of one name
     assert sorted(path.name for path in folder.glob("*.png")) == ["0-2.png", "0.png"]
+    # Neither a path with .. nor a link leads out of the folder, or over a file that is read.
+    around = [str(image_folder), str(image_folder / "val" / ".." / "train")]
+    beside = ["--checkpoint", checkpoint, "--pictures", str(tmp_path / "beside")]
+    assert main(["predict", *around, *beside]) == 0
+    assert len(list((tmp_path / "beside").rglob("*.png"))) == 24 + 16
+    assert len(list(image_folder.rglob("*.png"))) == 24
+    over = ["--pictures", str(image_folder / "val"), "--overwrite"]
+    assert main([*command[:4], *over]) == 2
+    assert "would replace one of the files" in capsys.readouterr().err
     mine = folder / "dark" / "0.png"
     mine.write_bytes(b"mine")
     capsys.readouterr()

@@ -169,13 +169,16 @@ def test_timms_weights_by_name_are_downloaded(
     assert torch.equal(result.model.patch_embed.proj.weight, source.patch_embed.proj.weight)
     assert f"starting from {tmp_path / 'hub.safetensors'}" in caplog.text
     assert weights_file(f"{NANO}.digits").is_file()
-    assert weights_file("no.such.file") == Path("no.such.file")  # told as such by who reads it
+    for absent in ("no.such.file", "deit_tiny_patch16_224.safetensors", "resnet18.pth"):
+        assert weights_file(absent) == Path(absent)  # told as such by who reads it
+    with pytest.raises(ConfigError, match=f"no weights deit_tiny_patch16_224.x; .* are {DEIT}"):
+        weights_file("deit_tiny_patch16_224.x")
     assert len(asked) == 1
 
 
 def test_weights_that_cannot_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: str) -> None:
-        raise OSError("no network")
+        raise RuntimeError("no network")  # the hub's errors have no common class
 
     monkeypatch.setattr(HUB, offline)
     with pytest.raises(ConfigError, match=rf"downloaded from timm/{DEIT} \(no network\); give the"):
@@ -191,7 +194,7 @@ def test_random_weights_are_told(
     fields = tiny_fields(model=model, arguments=arguments, epochs=1)
     train(resolve(fields))
     assert f"starting from random weights{hint}" in caplog.text
-    assert ("downloads timm's" in caplog.text) == bool(hint)
+    assert ("downloads weights of timm" in caplog.text) == bool(hint)
     caplog.clear()
     train(resolve(fields), resume=True)
     assert "random weights" not in caplog.text

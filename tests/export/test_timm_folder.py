@@ -97,12 +97,14 @@ def test_what_timm_has_saved_is_read(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"num_classes": "3"}, "num_classes is '3'; it must be a whole number from 1"),
+        ({"num_classes": "3"}, "num_classes is '3', and no weight has that size"),
+        ({"num_classes": 10**12}, "num_classes is 1000000000000, and no weight has that size"),
         ({"architecture": None}, "model must be a name"),
         ({"architecture": "no_such"}, "unknown model 'no_such'"),
         ({"model_args": {"no_such": 1}}, "no_such"),
         ({"label_names": [1, 2, 3]}, "classes"),
         ({"pretrained_cfg": {"mean": ["a"]}}, "mean"),
+        ({"pretrained_cfg": {}}, "cannot take images of 224 × 224 pixels"),
     ],
 )
 def test_damaged_folders(make_model: Callable, tmp_path: Path, change: dict, told: str) -> None:
@@ -115,3 +117,18 @@ def test_damaged_folders(make_model: Callable, tmp_path: Path, change: dict, tol
     (tmp_path / "config.json").write_text("[")
     with pytest.raises(CheckpointError, match="describes no classifier of timm"):
         load_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"no model\.safetensors; timm\.models\.save_for_hf wri"
+    ):
+        load_model(tmp_path)
+
+
+def test_names_by_number(make_model: Callable, tmp_path: Path) -> None:
+    model, metadata = make_model()
+    export_timm(model, metadata, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["label_names"] = {"0": "cat", "2": "émeu"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _, described = load_model(tmp_path)
+    assert described.carried["classes"] == ["cat", "1", "émeu"]

@@ -148,8 +148,10 @@ def test_a_saved_model_is_built_again_without_the_vit(name, class_token, tmp_pat
 @every_kind
 @pytest.mark.parametrize("pool", [{}, {"global_pool": "avg"}], ids=str)
 def test_arguments_and_timms_folder_describe_the_model_as_it_is(name, pool, tmp_path):
-    model = vit(name, **pool)
+    model = vit(name, drop_path_rate=0.1, **pool)
+    model.pretrained_cfg = {**model.pretrained_cfg, "tag": "of_a_folder"}
     linear = linearize(model)
+    assert linear.arguments["drop_path_rate"] == 0.1
     linear.reset_classifier(7)
     side = 3 * linear.patch_embed.patch_size[0]
     linear.set_input_size(side)
@@ -322,6 +324,7 @@ def test_a_linear_model_is_not_linearised_again():
 def test_a_vit_that_timms_factory_has_not_built_has_no_arguments(build):
     linear = linearize(build(img_size=32, patch_size=16, **SMALL))
     assert isinstance(linear, LinearViT)
+    linear.set_input_size(64)
     assert linear.arguments is None
 
 

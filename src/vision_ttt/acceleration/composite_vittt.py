@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from timm.layers import DropPath
 from torch import Tensor, nn
@@ -55,12 +56,10 @@ class CompositeTTTLinear(TTTLinear):
         state: TTTLayerState | None = None,
         return_state: bool = False,
         lengths: Tensor | None = None,
-        *,
-        attn_mask: None = None,
-        is_causal: bool = False,
+        **attention: Any,
     ) -> Tensor | tuple[Tensor, TTTLayerState]:
         """As :meth:`TTTLinear.forward`."""
-        self._check_attention(attn_mask, is_causal)
+        self._check_attention(**attention)
         given = return_state or state is not None or lengths is not None
         if given or not self._trains_by_op():
             return super().forward(x, state, return_state, lengths)

@@ -43,11 +43,10 @@ def checkpoint_path(given: str) -> str:
         raise UserError(f"no such file and no such weights: {given}; nearest: {packaged[0]}")
     if not stat.S_ISDIR(check_readable("the checkpoint", path)):
         check_input_file("the checkpoint", path)
-    elif not (Path(path) / "config.json").is_file():
-        raise UserError(
-            f"the checkpoint {path} is a folder without config.json; accepted are a file of weights"
-            " and a folder that vision-ttt export or timm has written"
-        )
+    elif not Path(path, "config.json").is_file():
+        run = Path(path, "last.safetensors")
+        accepted = run if run.is_file() else "a file of weights, or a folder with config.json"
+        raise UserError(f"the checkpoint {path} is a folder; accepted: {accepted}")
     return path
 
 

@@ -95,20 +95,29 @@ def _drawing_files(
     The sub-folders of a given folder are kept.
 
     Raises:
-        UserError: a drawing already exists, and may not be overwritten.
+        UserError: a drawing already exists, and may not be overwritten, or is one of the files.
     """
-    roots = [Path(each) for each in given]
+    sources = {file.resolve() for file in files}
     taken: dict[Path, Path] = {}
     for file in files:
-        root = next((each for each in roots if each in file.parents), file.parent)
-        place = Path(folder) / file.relative_to(root).with_suffix(".png")
+        place = Path(folder) / _below(file, given).with_suffix(".png")
         path, number = place, 2
         while taken.get(path, file) != file:
             path = place.with_stem(f"{place.stem}-{number}")
             number += 1
+        if path.resolve() in sources:
+            raise UserError(f"the picture {path} would replace one of the files; name a new folder")
         if path.exists():
             check_replaceable("the picture", str(path), overwrite=overwrite)
         taken[path] = file
     for path in taken:
         path.parent.mkdir(parents=True, exist_ok=True)
     return {str(file): path for path, file in taken.items()}
+
+
+def _below(file: Path, given: Sequence[str]) -> Path:
+    """Return a file's path below the given folder that it is in; its name, if it is in none."""
+    for root in map(Path, given):
+        if root in file.parents and ".." not in file.relative_to(root).parts:
+            return file.relative_to(root)
+    return Path(file.name)

@@ -31,6 +31,7 @@ from vision_ttt.engine.run_directory import newest_whole
 from vision_ttt.engine.state import TrainState, restore
 from vision_ttt.engine.step import Step, seed_pass
 from vision_ttt.engine.task import Task
+from vision_ttt.models.linear_vit import NAME as LINEAR_VIT
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -164,8 +165,10 @@ def _build(
         start = task.start_from(weights, model, own.name, model_args)
     elif initialise:
         start = "starting from random weights"
-        if hub := timms_weights(own.arguments.get("base", own.name)):
-            start += f"; --initial-weights {hub.rpartition('/')[2]} downloads timm's"
+        name = own.arguments.get("base") if own.name == LINEAR_VIT else own.name
+        if found := timms_weights(name or own.name):
+            weights = f"{found.architecture}.{found.tag}"
+            start += f"; --initial-weights {weights} downloads weights of timm"
     if config.machine.gradient_checkpointing:
         try:
             task.checkpoint_gradients(model)

@@ -152,9 +152,9 @@ class ModelSection(Section):
     from 0 at the first; null: the model's default."""
     initial_weights: str | None = None
     """Path of a .safetensors file to start from, or the name of packaged weights, MODEL.TAG, or of
-    timm's, which are downloaded from the Hugging Face hub. The head is copied only if its shape
-    fits; a classifier's starts at zero otherwise. Some tasks also accept a folder. null: random
-    initialisation."""
+    timm's weights, which are downloaded from the Hugging Face hub. The head is copied only if its
+    shape fits; a classifier's starts at zero otherwise. Some tasks also accept a folder. null:
+    random initialisation."""
     frozen_layers: int | Literal["all", "inherited"] = number(0, NOT_NEGATIVE)
     """Number of frozen layers, counted from the input (first the patch embedding, then the blocks);
     the head is always trained. all: only the head is trained. inherited: only the head and the

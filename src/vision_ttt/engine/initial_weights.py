@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from huggingface_hub import hf_hub_download
-from timm.models import get_pretrained_cfg
+from timm.models import PretrainedCfg, get_pretrained_cfg
 from torch import nn
 
 from vision_ttt.engine.building import describe_model, load_weights, some
@@ -21,6 +22,8 @@ from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.pretrained import weights_path
 
 _ON_THE_HUB = "model.safetensors"
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+"""Of files, never of timm's names."""
 _HEAD = "classifier"
 """What timm calls a model's head in its description."""
 
@@ -28,30 +31,40 @@ _HEAD = "classifier"
 def weights_file(given: str) -> Path:
     """Return the file of weights that a path or a name says.
 
-    A name is one of packaged weights, or of timm's, which are downloaded from the Hugging Face hub
-    unless they are in its cache.
+    A name is one of packaged weights, or of timm's weights, which are downloaded from the Hugging
+    Face hub unless they are in its cache.
 
     Raises:
-        ConfigError: timm's weights cannot be downloaded.
+        ConfigError: timm has no such weights of the model, or they cannot be downloaded.
     """
     path = Path(weights_path(given))
-    hub = None if path.exists() else timms_weights(given)
-    if hub is None:
+    described = None if path.exists() or path.suffix in _SUFFIXES else timms_weights(given)
+    if described is None:
         return path
+    hub = described.hf_hub_id
     try:
         return Path(hf_hub_download(hub, _ON_THE_HUB))
-    except (OSError, ValueError) as error:  # of the network, of the hub, of the disk
-        reason = " ".join(str(error).split())
+    except Exception as error:  # of the network, of the hub, of the disk: they have no common class
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
             f"initial_weights: {given} names weights of timm, which cannot be downloaded from {hub}"
             f" ({reason}); give the path of a .safetensors file with timm's names"
         ) from error
 
 
-def timms_weights(model: str) -> str | None:
-    """Return where timm's weights of a model NAME or NAME.TAG are on the hub, None without any."""
-    described = get_pretrained_cfg(model)
-    return described and described.hf_hub_id
+def timms_weights(model: str) -> PretrainedCfg | None:
+    """Return the description of timm's weights of NAME or NAME.TAG, None without any on the hub.
+
+    Raises:
+        ConfigError: the model has no such tag.
+    """
+    try:
+        described = get_pretrained_cfg(model)
+    except RuntimeError as error:
+        name = model.partition(".")[0]
+        tags = ", ".join(timm.list_pretrained(f"{name}.*")) or "none"
+        raise ConfigError(f"there are no weights {model}; of {name} there are {tags}") from error
+    return described if described and described.hf_hub_id else None
 
 
 def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -32,30 +33,36 @@ def read_timm_folder(folder: Path) -> tuple[dict[str, Tensor], ModelMetadata]:
     numbered.
 
     Raises:
-        FileNotFoundError: a file is missing.
-        CheckpointError: a file is damaged, or describes no classifier.
+        CheckpointError: the weights are missing, or no safetensors; a file is damaged, or describes
+            no classifier of timm's registry.
     """
-    config = folder / CONFIG_FILE
+    config, file = folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    if not file.exists():
+        raise CheckpointError(
+            f"{folder} has no {WEIGHTS_FILE}; timm.models.save_for_hf writes it by"
+            " safe_serialization=True"
+        )
+    weights, _ = read_tensors(file)
+    weights = {key.removeprefix(_IN_TRANSFORMERS): value for key, value in weights.items()}
+    sizes = {size for value in weights.values() for size in value.shape}
     try:
-        described = read_json(read_regular(config, _LARGEST_CONFIG))
-        metadata = _metadata(described)
+        return weights, _metadata(read_json(read_regular(config, _LARGEST_CONFIG)), sizes)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{config} describes no classifier of timm: {reason}") from error
-    weights, _ = read_tensors(folder / WEIGHTS_FILE)
-    return {key.removeprefix(_IN_TRANSFORMERS): value for key, value in weights.items()}, metadata
 
 
-def _metadata(described: dict[str, Any]) -> ModelMetadata:
+def _metadata(described: dict[str, Any], sizes: Collection[int]) -> ModelMetadata:
     # Folders of early versions of timm have the description at the top.
-    own = described.get("pretrained_cfg", described)
+    own = described.get("pretrained_cfg") or described
     count = described.get("num_classes", own.get("num_classes"))
-    if type(count) is not int or count < 1:
-        raise ValueError(f"num_classes is {count!r}; it must be a whole number from 1")
-    classes = described.get("label_names") or own.get("label_names") or ()
+    if type(count) is not int or count not in sizes:
+        raise ValueError(f"num_classes is {count!r}, and no weight has that size")
+    names = described.get("label_names") or own.get("label_names") or ()
+    if isinstance(names, dict):
+        names = [names.get(str(index), str(index)) for index in range(count)]
     # Given another number of classes, transformers keeps the names of the former ones.
-    if len(classes) != count:
-        classes = [str(index) for index in range(count)]
+    classes = names if len(names) == count else [str(index) for index in range(count)]
     arguments = {**(described.get("model_args") or {}), "num_classes": count}
     carried = {"classes": classes, "input": resolve_data_config(pretrained_cfg=own)}
     return ModelMetadata({"name": "classification"}, described["architecture"], arguments, carried)

@@ -230,7 +230,7 @@ class TTTLayer(nn.Module):
         o = fill_padding(self.out_proj(self.merge(z.flatten(2), gate)), padding)
         return (o, TTTLayerState(learner, *taps)) if return_state else o
 
-    def _check_attention(self, attn_mask: None, is_causal: bool) -> None:
+    def _check_attention(self, attn_mask: None = None, is_causal: bool = False) -> None:
         if attn_mask is not None:
             raise ValueError(
                 "attn_mask must be None: a TTT layer has no attention to mask. The number of tokens"

@@ -130,12 +130,14 @@ class LinearViT(PlainBackbone):
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """What ``timm.create_model("linear_vit", …)`` needs to build the model as it is now.
+        """What ``timm.create_model("linear_vit", …)`` needs to build the model again.
 
-        None if neither the model nor the ViT that it was made of was built by
-        ``timm.create_model``.
+        After ``reset_classifier`` and ``set_input_size`` it is the model as it is then. None unless
+        ``timm.create_model`` has built the model, or :func:`vision_ttt.linearize` has made it of a
+        ViT that ``timm.create_model`` has built.
         """
-        return get_model_args(self) if hasattr(self, "_model_args") else None
+        given = getattr(self, "_model_args", {})
+        return {**given, **get_model_args(self)} if "base" in given else None
 
     def new_parameters(self) -> set[str]:
         """The names of the parameters that a ViT has no weights for: those of the inner models."""
@@ -224,7 +226,7 @@ def linear_vit(
     def make(**arguments: Any) -> LinearViT:
         vit = timm.create_model(base, **arguments)
         model = LinearViT(vit, inner, class_token)
-        update_model_args(model, **norm_argument(vit))
+        update_model_args(model, base=base, **norm_argument(vit))
         return model
 
     if kwargs.get("pretrained_cfg") is None:

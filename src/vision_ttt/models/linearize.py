@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
-from timm.models import get_model_args
+from timm.models import get_model_args, is_model_pretrained
 from timm.models._input import update_model_args, update_model_input_size
 from torch import nn
 
@@ -83,6 +83,7 @@ def _arguments(model: nn.Module) -> dict[str, Any] | None:
     described = getattr(model, "pretrained_cfg", None)
     if not described or not hasattr(model, "_model_args"):
         return None
-    tag = described.get("tag")
-    base = described["architecture"] + (f".{tag}" if tag else "")
-    return {**get_model_args(model), **norm_argument(model), "base": base}
+    name, tag = described["architecture"], described.get("tag")
+    tagged = f"{name}.{tag}"  # of a folder, any tag
+    base = tagged if is_model_pretrained(tagged) else name
+    return {**model._model_args, **get_model_args(model), **norm_argument(model), "base": base}

@@ -30,7 +30,8 @@ def load_model(
             ours, its weights are not those of the model it names, or the model is another task's.
     """
     path = Path(path)
-    weights, metadata = (read_timm_folder if is_timm_folder(path) else read_weights)(path)
+    of_timm = is_timm_folder(path)
+    weights, metadata = read_timm_folder(path) if of_timm else read_weights(path)
     try:
         name = metadata.task["name"]
         section = tasks.find(name)
@@ -46,5 +47,6 @@ def load_model(
     # Of a description that anybody may have written, constructors raise anything.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{path} has damaged vision-ttt metadata: {reason}") from error
+        described = "a damaged config.json" if of_timm else "damaged vision-ttt metadata"
+        raise CheckpointError(f"{path} has {described}: {reason}") from error
     return model.eval(), metadata

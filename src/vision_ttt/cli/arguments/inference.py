@@ -8,9 +8,9 @@ from vision_ttt.cli.parser import within
 from vision_ttt.engine.config import MOST_WORKERS
 
 CHECKPOINT = (
-    "path of a last.safetensors, or of a classifier's folder with config.json and model.safetensors"
-    " that vision-ttt export, timm or transformers has written; or the name of packaged weights, as"
-    " `vision-ttt models` lists them"
+    "path of a last.safetensors, or of a folder with config.json and model.safetensors, to which"
+    " vision-ttt export, timm or transformers has saved a classifier of timm's registry; or the"
+    " name of packaged weights, as `vision-ttt models` lists them"
 )
 """What a checkpoint may be, for help."""
 

@@ -40,7 +40,7 @@ class _Flags:
     folder are kept"""
     masks: str | None = None
     """folder for a segmenter's masks: for each file a .png of indices into the checkpoint's
-    classes, from 0; ADE20K's own masks count from 1"""
+    classes, from 0; ADE20K's own masks count from 1; sub-folders are kept likewise"""
     overwrite: bool = False
     """overwrite an existing output, picture or mask"""
     json: bool = False

@@ -63,13 +63,6 @@ class DistillSection(TaskSection):
         check_images(config)
         if self.teacher is None:
             raise ConfigError("teacher is null; it must name a model, e.g. deit_tiny_patch16_224")
-        base = config.model.arguments.get("base")
-        named = (str(each).partition(".")[0] for each in (base, self.teacher))
-        if self.match == "layers" and base is not None and len({*named}) > 1:
-            raise ConfigError(
-                f"teacher is {self.teacher}, and the student is made of a {base} (base): with match"
-                f" 'layers' the teacher must be that model: --teacher {base}"
-            )
         unused = ("feature_loss",) if self.match == "logits" else _OF_LOGITS
         for name in unused:
             value, default = getattr(self, name), getattr(DistillSection, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from vision_ttt.tasks.distill.teacher import Teacher
 from vision_ttt.tasks.images.figures import Curves, learning_curves, save, section
 from vision_ttt.tasks.images.pretraining import start_backbone
 from vision_ttt.tasks.images.task import ImageTask
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ class Distill(ImageTask):
         """
         super().__init__(config)
         self.own = config.task
+        base = config.model.arguments.get("base", self.own.teacher)
+        if base.partition(".")[0] != self.own.teacher.partition(".")[0]:
+            _LOGGER.warning("the teacher is %s, and the student made of %s", self.own.teacher, base)
         self.teacher = Teacher(config.task, len(self.classes))
 
     def build_model(self, name: str, arguments: Mapping[str, Any]) -> nn.Module:

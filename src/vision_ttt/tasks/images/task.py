@@ -186,7 +186,8 @@ def reopen(
         own, others = len(opened.data.test), len(opened.data.train)
         _LOGGER.info(
             f"{opened.source.dataset} has no part for test: {own} of its {own + others} images are"
-            " evaluated, drawn as in training; take part 'all' (--split all) for all of them"
+            f" evaluated, drawn by test_fraction {opened.source.test_fraction} and split_seed"
+            f" {opened.source.split_seed}; take part 'all' (--split all) for all of them"
         )
     opened.input = metadata.carried["input"]
     opened.sequences = carried_sequences(metadata.carried)
