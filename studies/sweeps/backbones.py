@@ -40,7 +40,7 @@ _LABELS = {
 }
 _COLUMNS = (
     Column("epochs", lambda result: result.epochs, 1),
-    Column("training, s", lambda result: result.seconds, 0),
+    Column("training, s", lambda result: result.seconds, 0, is_time=True),
 )
 
 

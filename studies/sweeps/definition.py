@@ -112,6 +112,8 @@ class Column:
     decimals: int
     relative_to: str | None = None
     """Name of a row: the column is the value in % of that of this row's run of the same seed."""
+    is_time: bool = False
+    """Runs on several processors are listed, as a mean of their times would say nothing."""
 
 
 @dataclass(frozen=True)

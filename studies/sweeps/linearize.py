@@ -109,7 +109,7 @@ def examine(trained: TrainResult) -> dict[str, float]:
     return {"cpu_seconds_of_an_update": cpu_seconds_of_an_update(trained.config)}
 
 
-UPDATE = Column("CPU ms of an update", _update, 0)
+UPDATE = Column("CPU ms of an update", _update, 0, is_time=True)
 """Of what :func:`examine` measures."""
 RELATIVE = (
     Column("accuracy, % of the DeiT's", _accuracy, 2, relative_to=TEACHER),

@@ -118,7 +118,7 @@ STAMPS = Sweep(
     ),
     columns=(
         Column("updates", lambda result: result.curve["update"][-1], 0),
-        Column("training, s", lambda result: result.seconds, 0),
+        Column("training, s", lambda result: result.seconds, 0, is_time=True),
         Column("memory, GiB", lambda result: result.measured["memory_bytes"] / 2**30, 2),
     ),
     accuracy="test_miou",

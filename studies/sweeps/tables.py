@@ -75,7 +75,7 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
             Spread.of([result.test_loss for result in own]).text(3),
             Spread.of([100 * result.test_accuracy for result in own]).text(1),
             Spread.of([result.train_loss for result in own]).text(3),
-            *(Spread.of(values_of(column, own, found)).text(column.decimals) for column in columns),
+            *(_cell(column, own, found) for column in columns),
             ", ".join(str(result.seed) for result in own),
         ]
         if shows_published:
@@ -83,6 +83,14 @@ def tabulate(sweep: Sweep, results: Sequence[Result], panel: int) -> Table:
             line.append("" if published is None else f"{published:.1f}")
         lines.append(line)
     return Table(headings, lines)
+
+
+def _cell(column: Column, results: Sequence[Result], found: Mapping[str, Sequence[Result]]) -> str:
+    """A column's values over seeds, as text."""
+    values = values_of(column, results, found)
+    if column.is_time and len({result.run.device_name for result in results}) > 1:
+        return " / ".join(f"{value:.{column.decimals}f}" for value in values)
+    return Spread.of(values).text(column.decimals)
 
 
 def all_tables(sweep: Sweep, results: Sequence[Result]) -> list[Table]:

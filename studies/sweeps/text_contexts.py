@@ -69,7 +69,7 @@ TEXT_CONTEXTS = Sweep(
     columns=(
         Column("bits per byte", lambda result: result.measured["bits_per_byte"], 3),
         Column("loss of the last half", _last_octave, 3),
-        Column("training, s", lambda result: result.seconds, 0),
+        Column("training, s", lambda result: result.seconds, 0, is_time=True),
     ),
     unit="tokens",
     losses="both without label smoothing",

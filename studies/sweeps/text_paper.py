@@ -56,7 +56,7 @@ TEXT_ABLATION = Sweep(
     ),
     caveat=f"Small-scale evidence: {_NANO}; differences below the spread over seeds mean nothing.",
     published_unit="perplexity per token of 125M parameters on the Pile",
-    columns=(_PERPLEXITY, Column("training, s", lambda result: result.seconds, 0)),
+    columns=(_PERPLEXITY, Column("training, s", lambda result: result.seconds, 0, is_time=True)),
     unit="tokens",
     losses="both without label smoothing",
     examine=measure_perplexity,

@@ -146,7 +146,7 @@ LETTERS_TILES = Sweep(
         " Small-scale evidence: 0.6 million parameters, rendered pictures, one recipe."
     ),
     columns=(
-        Column("training, s", lambda result: result.seconds, 0),
+        Column("training, s", lambda result: result.seconds, 0, is_time=True),
         Column("updates", lambda result: result.curve["update"][-1], 0),
     ),
     accuracy="test_miou",

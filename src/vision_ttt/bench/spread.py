@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean over seeds, and the sample standard deviation (n - 1), None for one seed."""
+    """Mean over seeds, and the sample standard deviation (n - 1), None where all are equal."""
 
     mean: float
     deviation: float | None
@@ -20,7 +20,7 @@ class Spread:
         """Aggregate at least one value; NaN, of what was not measured, has no deviation."""
         if any(math.isnan(value) for value in values):
             return cls(math.nan, None)
-        deviation = statistics.stdev(values) if len(values) > 1 else None
+        deviation = statistics.stdev(values) if len(set(values)) > 1 else None
         return cls(statistics.fmean(values), deviation)
 
     def text(self, decimals: int) -> str:

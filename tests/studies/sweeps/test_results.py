@@ -140,7 +140,17 @@ def test_table_has_the_sweeps_own_columns(make_sweep, results):
     sweep = dataclasses.replace(make_sweep(a={}, b={}), columns=columns)
     headings, (line, _) = tabulate(sweep, results, 0)
     assert headings.index("seconds") == headings.index("seeds") - 1
-    assert line[headings.index("seconds")] == "2.5 ± 0.0"
+    assert line[headings.index("seconds")] == "2.5"  # of both seeds
+
+
+def test_times_on_several_processors_are_listed(make_sweep, results):
+    columns = (Column("seconds", lambda result: result.seconds, 1, is_time=True),)
+    sweep = dataclasses.replace(make_sweep(a={}, b={}), columns=columns)
+    first, *others = results
+    other = dataclasses.replace(first.run, device_name="another")
+    results = [dataclasses.replace(first, seconds=8.0, run=other), *others]
+    headings, (line, _) = tabulate(sweep, results, 0)
+    assert line[headings.index("seconds")].startswith("8.0 / 2.5")
 
 
 def test_a_column_is_relative_to_another_row_seed_by_seed(make_sweep, results):
