@@ -154,7 +154,7 @@ def _count_items(state: TrainState, task: Task) -> None:
 def _build(
     config: TrainConfig, task: Task, model_args: dict[str, Any], *, initialise: bool
 ) -> tuple[nn.Module, str]:
-    """Build the model; return it with a line on what it starts from, "" if not here."""
+    """Build the model; return it with a line on what it starts from, "" if it is resumed."""
     own = config.model
     regularisation = {} if own.drop_path is None else {"drop_path_rate": own.drop_path}
     arguments = {**model_args, **regularisation}

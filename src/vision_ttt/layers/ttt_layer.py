@@ -191,8 +191,8 @@ class TTTLayer(nn.Module):
         With ``lengths`` [B] each sequence has its own number of them: what is behind is padding,
         which is not read, and whose outputs are 0.
 
-        ``attn_mask`` and ``is_causal`` are what blocks of timm call their attention with. The only
-        mask is None, and ``is_causal=True`` requires a layer of one direction, which always is.
+        Blocks of timm call their attention with ``attn_mask`` and ``is_causal``. The mask must be
+        None. ``is_causal=True`` requires a layer of one direction, which is always causal.
 
         Raises:
             TypeError: the state is not a :class:`TTTLayerState` of tensors of accepted dtypes, the

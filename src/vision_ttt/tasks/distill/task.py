@@ -51,7 +51,7 @@ class Distill(ImageTask):
         """
         super().__init__(config)
         self.own = config.task
-        base = config.model.arguments.get("base", self.own.teacher)
+        base = str(config.model.arguments.get("base", self.own.teacher))
         if base.partition(".")[0] != self.own.teacher.partition(".")[0]:
             _LOGGER.warning("the teacher is %s, and the student made of %s", self.own.teacher, base)
         self.teacher = Teacher(config.task, len(self.classes))
