@@ -170,7 +170,7 @@ def test_train_ends_with_a_summary(recipe: Path, capsys: Said) -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["digtis"], "packaged are ade20k-hvit3"),
+        (["digtis"], "nearest: digits, digits-distill, digits-dino"),
         (["digits", "--epohcs", "1"], "nearest: --epochs"),
         (["digits", "--optimisation.epohcs", "1"], "nearest: --epochs"),
         (["digits", "--data.epochs", "1"], "unknown flag --data.epochs; nearest: --epochs"),

@@ -160,7 +160,12 @@ def test_timms_weights_by_name_are_downloaded(
     source = timm.create_model("deit_tiny_patch16_224", img_size=24, **vit)
     write_tensors(tmp_path / "hub.safetensors", source.state_dict(), "null")
     asked = []
-    monkeypatch.setattr(HUB, lambda *given: asked.append(given) or tmp_path / "hub.safetensors")
+
+    def download(hub: str, filename: str) -> Path:
+        asked.append((hub, filename))
+        return tmp_path / "hub.safetensors"
+
+    monkeypatch.setattr(HUB, download)
     linear = {"model": "linear_vit", "image_size": 16, "epochs": 1}
     linear |= {"arguments": {"base": DEIT, **vit}, "frozen_layers": "inherited"}
     caplog.set_level("INFO")
@@ -177,7 +182,7 @@ def test_timms_weights_by_name_are_downloaded(
 
 
 def test_weights_that_cannot_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: str) -> None:
+    def offline(*_: str, **__: str) -> None:
         raise RuntimeError("no network")  # the hub's errors have no common class
 
     monkeypatch.setattr(HUB, offline)

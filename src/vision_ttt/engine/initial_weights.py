@@ -21,7 +21,6 @@ from vision_ttt.models.linear_vit import INNER, LinearViT
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.pretrained import weights_path
 
-_ON_THE_HUB = "model.safetensors"
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 """Of files, never of timm's names."""
 _HEAD = "classifier"
@@ -43,7 +42,7 @@ def weights_file(given: str) -> Path:
         return path
     hub = described.hf_hub_id
     try:
-        return Path(hf_hub_download(hub, _ON_THE_HUB))
+        return Path(hf_hub_download(hub, filename="model.safetensors"))
     except Exception as error:  # of the network, of the hub, of the disk: they have no common class
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(

@@ -24,6 +24,8 @@ from vision_ttt.errors import UserError
 from vision_ttt.file_kinds import UnreadableFile, check_regular
 from vision_ttt.files import atomic_file
 
+HUB_CONFIG, HUB_WEIGHTS = "config.json", "model.safetensors"
+"""The files of a model's folder on the Hugging Face hub."""
 _TEXT = "vision_ttt"
 _DIGEST = "sha256"
 _ZEROS = "0" * 64

@@ -12,7 +12,7 @@ import timm
 from torch import nn
 
 from vision_ttt.engine import ModelMetadata
-from vision_ttt.engine.timm_folder import CONFIG_FILE, WEIGHTS_FILE
+from vision_ttt.engine.tensor_files import HUB_CONFIG, HUB_WEIGHTS
 from vision_ttt.export.inputs import InputShapes
 from vision_ttt.export.verification import Agreement, verify
 from vision_ttt.files import write_bytes
@@ -39,12 +39,12 @@ def export_timm(model: nn.Module, metadata: ModelMetadata, folder: Path) -> Agre
         # Other libraries of the hub require the format's name.
         weights = {name: x.contiguous() for name, x in model.state_dict().items()}
         content = safetensors.torch.save(weights, metadata={"format": "pt"})
-        (made / WEIGHTS_FILE).write_bytes(content)
-        (made / CONFIG_FILE).write_text(json.dumps(_config(model, metadata), indent=2))
+        (made / HUB_WEIGHTS).write_bytes(content)
+        (made / HUB_CONFIG).write_text(json.dumps(_config(model, metadata), indent=2))
         agreement = verify(_from_folder(made), model, shapes, str(folder), tolerance=1e-6)
         verify(_by_overlay(made, metadata), model, shapes, str(folder), tolerance=1e-6)
         folder.mkdir(exist_ok=True)
-        for file in (WEIGHTS_FILE, CONFIG_FILE):
+        for file in (HUB_WEIGHTS, HUB_CONFIG):
             write_bytes(folder / file, (made / file).read_bytes())
     return agreement
 
@@ -78,7 +78,7 @@ def _from_folder(folder: Path) -> nn.Module:
 def _by_overlay(folder: Path, metadata: ModelMetadata) -> nn.Module:
     # Without num_classes timm would assume the registered number of classes and drop the
     # classifier.
-    overlay = {"file": str(folder / WEIGHTS_FILE), "num_classes": len(metadata.carried["classes"])}
+    overlay = {"file": str(folder / HUB_WEIGHTS), "num_classes": len(metadata.carried["classes"])}
     return timm.create_model(
         metadata.model, pretrained=True, pretrained_cfg_overlay=overlay, **metadata.model_args
     ).eval()

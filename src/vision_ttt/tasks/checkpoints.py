@@ -9,9 +9,9 @@ from vision_ttt.engine.bounded_building import no_larger_than
 from vision_ttt.engine.building import load_weights
 from vision_ttt.engine.checkpoint import ModelMetadata, read_weights
 from vision_ttt.engine.tensor_files import CheckpointError
-from vision_ttt.engine.timm_folder import is_timm_folder, read_timm_folder
 from vision_ttt.errors import UserError
 from vision_ttt.extras import MissingPackageError
+from vision_ttt.tasks.classification.timm_folder import is_timm_folder, read_timm_folder
 
 
 def load_model(
@@ -21,7 +21,7 @@ def load_model(
 
     Args:
         path: of the file; of a run's checkpoints, the files that it resumes from, too; or of a
-            folder that :func:`vision_ttt.engine.timm_folder.read_timm_folder` reads.
+            folder that :func:`vision_ttt.tasks.classification.timm_folder.read_timm_folder` reads.
         task: what the model has to be trained for; None for any task.
 
     Raises:

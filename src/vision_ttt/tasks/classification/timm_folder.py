@@ -11,18 +11,16 @@ from torch import Tensor
 
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.described import read_json
-from vision_ttt.engine.tensor_files import CheckpointError, read_tensors
+from vision_ttt.engine.tensor_files import HUB_CONFIG, HUB_WEIGHTS, CheckpointError, read_tensors
 from vision_ttt.file_kinds import read_regular
 
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-"""The files of timm's folder, as on the Hugging Face hub."""
 _LARGEST_CONFIG = 2**24  # bytes
 _IN_TRANSFORMERS = "timm_model."
 
 
 def is_timm_folder(path: Path) -> bool:
     """Whether a folder holds the description of a model of timm's form."""
-    return (path / CONFIG_FILE).is_file()
+    return (path / HUB_CONFIG).is_file()
 
 
 def read_timm_folder(folder: Path) -> tuple[dict[str, Tensor], ModelMetadata]:
@@ -36,10 +34,10 @@ def read_timm_folder(folder: Path) -> tuple[dict[str, Tensor], ModelMetadata]:
         CheckpointError: the weights are missing, or no safetensors; a file is damaged, or describes
             no classifier of timm's registry.
     """
-    config, file = folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    config, file = folder / HUB_CONFIG, folder / HUB_WEIGHTS
     if not file.exists():
         raise CheckpointError(
-            f"{folder} has no {WEIGHTS_FILE}; timm.models.save_for_hf writes it by"
+            f"{folder} has no {HUB_WEIGHTS}; timm.models.save_for_hf writes it by"
             " safe_serialization=True"
         )
     weights, _ = read_tensors(file)
