@@ -162,7 +162,7 @@ def _run(
     # `train` reads its recipe before the flags that override it, so it parses for itself.
     parse = getattr(declared, "parse", CommandParser.parse_command)
     arguments = parse(parser, argv[1:])
-    arguments.command = (*parser.prog.split(), *argv[1:])  # what a study's results are of
+    arguments.command = (*parser.prog.split(), *argv[1:])  # for results that record it
     if hasattr(declared, "check"):
         declared.check(arguments)
     module = importlib.import_module(command.module)

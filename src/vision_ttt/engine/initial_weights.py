@@ -28,10 +28,10 @@ _HEAD = "classifier"
 
 
 def weights_file(given: str) -> Path:
-    """Return the file of weights that a path or a name says.
+    """Return the path of the file of weights that is given by its path or a name.
 
-    A name is one of packaged weights, or of timm's weights, which are downloaded from the Hugging
-    Face hub unless they are in its cache.
+    The name is that of packaged weights, or of timm's weights, which are downloaded from the
+    Hugging Face hub unless they are in its cache.
 
     Raises:
         ConfigError: timm has no such weights of the model, or they cannot be downloaded.

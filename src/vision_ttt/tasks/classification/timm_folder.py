@@ -26,9 +26,9 @@ def is_timm_folder(path: Path) -> bool:
 def read_timm_folder(folder: Path) -> tuple[dict[str, Tensor], ModelMetadata]:
     """Return the weights and the metadata of a classifier in a folder.
 
-    It is one of ``vision-ttt export``, of ``timm.models.save_for_hf``, or of the
-    ``save_pretrained`` of transformers. Nothing is said of its training. Classes without names are
-    numbered.
+    The folder is written by ``vision-ttt export``, by ``timm.models.save_for_hf``, or by
+    ``save_pretrained`` of transformers. It does not describe the training. Classes without names
+    are numbered.
 
     Raises:
         CheckpointError: the weights are missing, or no safetensors; a file is damaged, or describes
