@@ -23,7 +23,7 @@ from vision_ttt.models.registry import create_model
 from vision_ttt.pretrained import FOLDER, list_pretrained, pretrained_of, weights_path
 
 DIGITS = ["vit3_nano_patch4_32.digits", "vittt_nano_patch4_32.digits"]
-FASHION = "vittt_nano_patch2_28.fashion_mnist"
+FASHION = ["vit3_nano_patch4_32.fashion_mnist", "vittt_nano_patch2_28.fashion_mnist"]
 of_each = pytest.mark.parametrize("name", list_pretrained())
 VITTT = "vittt_nano_patch4_32"
 
@@ -52,8 +52,9 @@ def test_gives_the_committed_accuracy(name):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not fashion_mnist.INSTALLED.is_dir(), reason="needs dataset-fashion-mnist")
-def test_gives_the_committed_accuracy_on_photographs():
-    model, test_set = loaded(FASHION), fashion_mnist.FashionMNIST("test")
+@pytest.mark.parametrize("name", FASHION)
+def test_gives_the_committed_accuracy_on_photographs(name):
+    model, test_set = loaded(name), fashion_mnist.FashionMNIST("test")
     config = timm.data.resolve_model_data_config(model)
     transform = timm.data.create_transform(**config, is_training=False)
     right = 0
@@ -62,12 +63,12 @@ def test_gives_the_committed_accuracy_on_photographs():
         with torch.inference_mode():
             logits = model(torch.stack([transform(image) for image in images]))
         right += (logits.argmax(-1) == torch.tensor(labels)).sum().item()
-    _, metadata = read_weights(Path(weights_path(FASHION)))
+    _, metadata = read_weights(Path(weights_path(name)))
     assert right / len(test_set) == pytest.approx(metadata.metrics["test_accuracy"], abs=2e-4)
 
 
 def test_there_are_those_that_the_documents_name():
-    assert set(list_pretrained()) == {*DIGITS, FASHION}
+    assert set(list_pretrained()) == {*DIGITS, *FASHION}
     assert pretrained_of(VITTT) == [f"{VITTT}.digits"]
     assert set(list_pretrained()) <= set(timm.list_pretrained())
     assert sum(file.stat().st_size for file in FOLDER.glob("*.safetensors")) < 6e6
