@@ -86,7 +86,7 @@ def for_inference(
     for name, x in (*model.named_parameters(), *model.named_buffers()):
         if x.device.type != "cpu":
             raise ValueError(
-                f"for_inference is for CPUs now; {name} is on {x.device}. There, call "
+                f"for_inference supports CPUs only; {name} is on {x.device}. On that device use "
                 "torch.compile(model.eval())"
             )
     if any(isinstance(module, EvaluationOnly) for module in model.modules()):
@@ -109,6 +109,9 @@ def for_inference(
         if any(_is_within(name, block) for block in stay):
             continue
         if done is not None and _is_within(name, done):  # a part of a layer that was packed
+            continue
+        if isinstance(module, nn.TransformerEncoderLayer):  # its fast path reads its weights
+            done = name
             continue
         for kind, packed_layer in _PACKED_LAYERS:
             if isinstance(module, kind):

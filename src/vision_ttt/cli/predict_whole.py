@@ -52,7 +52,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         model,
         memory=arguments.memory,
         scratch=arguments.scratch or output.with_name(f".{output.name}.scratch"),
-        storage=getattr(torch, arguments.storage),
+        storage=getattr(torch, arguments.storage or "float32"),
         dtype=getattr(torch, arguments.dtype),
     )
     size = picture.height, picture.width
@@ -72,7 +72,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
                 output,
                 whole.tokens(picture, report=report),
                 plan.grid[0],
-                dtype=getattr(torch, arguments.feature_dtype),
+                dtype=getattr(torch, arguments.feature_dtype or "float16"),
                 about={
                     "picture": as_text(path.name),
                     "model": metadata.model,

@@ -26,8 +26,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
     from vision_ttt.tasks.diffusion.pictures import grid, to_pixels, to_png
 
     output = Path(arguments.output)
+    suffix = output.suffix.lower()
     model, metadata = load_model(arguments.checkpoint, task="diffusion")
-    pixels_wanted = output.suffix == ".png" or arguments.images is not None
+    pixels_wanted = suffix == ".png" or arguments.images is not None
     name, autoencoder = _autoencoder(metadata, arguments), None
     if pixels_wanted and name is not None:
         from vision_ttt.tasks.diffusion.latents import Autoencoder
@@ -49,7 +50,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     if not torch.isfinite(samples).all():
         raise DamagedModel(f"{arguments.checkpoint} makes NaN: its weights are damaged")
     console = plain_console()
-    if output.suffix == ".safetensors":
+    if suffix == ".safetensors":
         write_tensors(
             output, {"samples": samples, "labels": labels}, json.dumps(_metadata(arguments))
         )
@@ -59,7 +60,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
             samples = autoencoder.to(make_accelerator().device).decode(samples)
             expected = dict.fromkeys(expected, (0.5,) * 3)
         pixels = to_pixels(samples, **expected)
-        if output.suffix == ".png":
+        if suffix == ".png":
             shown = [metadata.carried["classes"][index] for index in classes]
             write_bytes(output, to_png(grid(pixels, arguments.per_class, shown)))
         if arguments.images is not None:

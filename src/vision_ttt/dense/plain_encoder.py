@@ -31,7 +31,7 @@ class VisionTransformerEncoder:
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
         """Tokens [B, N, D] of images [B, C, H, W]; the blocks take no other arguments."""
         model = self.model
-        return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(x)))), ()
+        return model.norm_pre(model._pos_embed(model.patch_embed(x))), ()
 
     def run_blocks(
         self, x: Tensor, context: tuple[Any, ...], start: int = 0, stop: int | None = None

@@ -87,13 +87,14 @@ def _denoise(
     advance: Callable[[int], None],
 ) -> Tensor:
     none = torch.full_like(labels, model.num_classes)
+    dtype = next(model.parameters()).dtype
     for number, time in enumerate(solver.times):
         times = torch.full((len(x),), time, device=x.device, dtype=torch.float32)
         if guidance == 1:
-            answer = model(x, times, labels)
+            answer = model(x.to(dtype), times, labels)
         else:
             answer = model.forward_with_cfg(
-                torch.cat((x, x)),
+                torch.cat((x, x)).to(dtype),
                 torch.cat((times, times)),
                 torch.cat((labels, none)),
                 guidance,

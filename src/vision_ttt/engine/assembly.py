@@ -119,7 +119,7 @@ def assemble(
     if saved:
         restore(saved, model, None if average is None else average.module, optimizer)
         scheduler.step_update(saved.state.update - 1)  # the rate of the last update done
-    warm_up_inner(max(saved.state.update - 1, 0) if saved else 0)
+    warm_up_inner(max(state.update - 1, 0))
     return Parts(
         task=task,
         loaders=loaders,

@@ -229,12 +229,9 @@ class OptimisationSection(Section):
             listed = ", ".join(f"{name} {getattr(self, name)}" for name in asked)
             raise ConfigError(f"{listed}: only one of {', '.join(LENGTHS)} must be set")
         unit, length = self.length
-        for name, value, most in (
-            ("warmup", self.warmup, length),
-            ("inner_warmup", self.inner_warmup, length),
-        ):
-            if value > most:
-                raise ConfigError(f"{name} is {value}; it must be at most {unit} ({most})")
+        for name in ("warmup", "inner_warmup"):
+            if (value := getattr(self, name)) > length:
+                raise ConfigError(f"{name} is {value}; it must be at most {unit} ({length})")
         if bool(self.decay_at) != (self.schedule == "steps"):
             needed = "at least one point" if self.schedule == "steps" else "empty"
             raise ConfigError(

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from vision_ttt.ops.vit3_ttt.descent import without_autocast
+
 
 class _Checkpointed(torch.autograd.Function):
     @staticmethod
@@ -20,8 +22,6 @@ class _Checkpointed(torch.autograd.Function):
         ctx: Any, function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.function = function
-        ctx.device_type = tensors[0].device.type
-        ctx.autocast = torch.is_autocast_enabled(ctx.device_type)
         ctx.save_for_backward(*tensors)
         # Inputs are detached: an output that requires a gradient depends on a captured tensor.
         with torch.enable_grad():
@@ -42,8 +42,7 @@ class _Checkpointed(torch.autograd.Function):
             for x, need in zip(ctx.saved_tensors, needed, strict=True)
         ]
         wanted = [x for x in inputs if x.requires_grad]
-        # Autocast as in the forward pass, independent of the context of backward().
-        with torch.autocast(ctx.device_type, enabled=ctx.autocast):
+        with without_autocast(ctx.saved_tensors[0]):  # as in the forward pass
             with torch.enable_grad():
                 outputs = ctx.function(*inputs)
             reached = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]

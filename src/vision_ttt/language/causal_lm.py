@@ -101,9 +101,10 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
             labels = _further_labels(labels, output.last_hidden_state, attention_mask, kwargs)
             loss = _loss(logits, labels, padding, num_items_in_batch)
         if padding is not None:
-            # For gradients of the logits; after the loss, whose own are 0 there. In place, since
-            # logits are a call's largest tensor.
-            logits = logits.masked_fill_(padding.absent.to(logits.device).unsqueeze(-1), 0)
+            # For gradients of the logits; after the loss, whose own are 0 there. Without gradients
+            # in place, since logits are a call's largest tensor.
+            fill = logits.masked_fill if logits.requires_grad else logits.masked_fill_
+            logits = fill(padding.absent.to(logits.device).unsqueeze(-1), 0)
         result = TTTCausalLMOutput(
             loss=loss,
             logits=logits,
@@ -116,7 +117,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        """No: a cache of keys and values is none of this model's."""
+        """No: this model has no cache of keys and values."""
         return False
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> NoReturn:

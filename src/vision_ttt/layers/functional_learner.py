@@ -46,6 +46,10 @@ class FunctionalLearner(nn.Module):
         self.state = nn.ParameterDict(learner.model.initial_state(heads, head_dim))
         self.outer = nn.ParameterDict(learner.model.outer_parameters(heads, head_dim))
 
+    def no_weight_decay(self) -> set[str]:
+        """All parameters."""
+        return {name for name, _ in self.named_parameters()}
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor) -> Tensor:
         """Learn from k, v [B, T, heads, d] at rates eta [B, T, heads]; apply it to q."""
         reverse_heads = (self.directions - 1) * self.num_heads

@@ -12,6 +12,11 @@ from torch import Tensor, nn
 from vision_ttt.ops import ttt_linear, ttt_mlp
 
 
+def _refill(learner: InnerLearner, _keys: object) -> None:
+    """Compute the buffers that state dicts lack after ``load_state_dict(…, assign=True)``."""
+    learner.init_non_persistent_buffers()
+
+
 class InnerLearner(nn.Module, ABC):
     """Inner models, one per head, with the parameters of an op of ``vision_ttt.ops``.
 
@@ -92,6 +97,7 @@ class InnerLearner(nn.Module, ABC):
         steps = self._inverse_steps() if scaled else None
         self.register_buffer("inverse_steps", steps, persistent=False)
         self.reset_parameters()
+        self.register_load_state_dict_post_hook(_refill)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

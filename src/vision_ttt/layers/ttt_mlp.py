@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from vision_ttt.layers.inner_learner import MLPLearner
 from vision_ttt.layers.ttt_layer import OpTTTLayer
+
+
+def _refill_from_meta(layer: TTTMLP, _keys: object) -> None:
+    """Set the warm-up after ``load_state_dict(…, assign=True)`` into a model made on ``meta``."""
+    if layer.warmup.is_meta:
+        layer.init_non_persistent_buffers()
 
 
 class TTTMLP(OpTTTLayer):
@@ -28,10 +36,20 @@ class TTTMLP(OpTTTLayer):
         # runs at its full rate.
         one = torch.ones((), dtype=torch.float32, device=self.out_proj.weight.device)
         self.register_buffer("warmup", one, persistent=False)
+        self.register_load_state_dict_post_hook(_refill_from_meta)
 
     def init_non_persistent_buffers(self) -> None:
         """Set the buffer that state dicts lack; timm calls it for models made on ``meta``."""
-        self.warmup.fill_(1)
+        device = self.out_proj.weight.device if self.warmup.is_meta else self.warmup.device
+        self.warmup = torch.ones((), dtype=torch.float32, device=device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TTTMLP:
+        """Move or cast parameters; a warm-up that leaves ``meta`` is set again."""
+        was_meta = self.warmup.is_meta
+        super()._apply(fn, recurse)
+        if was_meta:
+            self.init_non_persistent_buffers()
+        return self
 
     def _scaled(self, rates: Tensor) -> Tensor:
         """The rates of the layer, times the warm-up."""

@@ -12,6 +12,7 @@ import torch
 from timm.layers import DropPath, calculate_drop_path_rates, to_2tuple
 from timm.models import register_model
 from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
 from vision_ttt.layers import ConvMlp, ViT3Block
@@ -86,7 +87,7 @@ class HViT3(Classifier):
         depths: blocks of each stage.
         num_heads: heads of each stage's gated linear units.
         mlp_ratio: hidden width of the MLPs over D.
-        global_pool: "avg" (published); "" returns the map [B, h, w, D].
+        global_pool: "avg" (published); "" applies the head to each cell of the map.
         dynamic_img_size: accept any image size; otherwise only ``img_size``.
 
     Initialisation: as :class:`vision_ttt.models.ViT3`.
@@ -185,7 +186,9 @@ class HViT3(Classifier):
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Change the model's image size; no weight depends on it."""
+        check_sides(img_size)
         self.img_size = to_2tuple(img_size)
+        update_model_input_size(self, self.img_size)
 
     # forward
 
@@ -252,6 +255,7 @@ class HViT3(Classifier):
         if prune_norm or last + 1 < len(self.stages):  # the norm applies to the last stage alone
             self.norm = nn.Identity()
         self.stages = self.stages[: last + 1]
+        self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
         if prune_head:
             self.reset_classifier(0)
         return taken

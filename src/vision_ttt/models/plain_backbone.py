@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vision_ttt.layers import ExtraTokens
 from vision_ttt.layers.extra_tokens import merge_extra
-from vision_ttt.models.arguments import choose
+from vision_ttt.models.arguments import check_sides, choose
 from vision_ttt.models.block_sequence import BlockSequence
 from vision_ttt.models.classifier import Classifier
 from vision_ttt.models.image_size import check_image_size, embed_patches, positions_for
@@ -193,7 +193,15 @@ class PlainBackbone(Classifier):
         patch_size: int | tuple[int, int] | None = None,
     ) -> None:
         """Change the model's image or patch size, interpolating patch weights and positions."""
-        former = tuple(self.patch_embed.grid_size)
+        embed = self.patch_embed
+        former = tuple(embed.grid_size)
+        if embed.proj.stride == embed.patch_size:  # overlapping patches have a check of their own
+            check_sides(
+                img_size or embed.img_size,
+                patch_size or embed.patch_size,
+                whole_patches=not self.dynamic_img_size,
+                pad=self.dynamic_img_pad,
+            )
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
         grid = tuple(self.patch_embed.grid_size)
         if self.pos_embed is not None and grid != former:

@@ -36,7 +36,7 @@ class Vim(PlainBackbone):
             it patches overlap: Vim is fine-tuned with half of it for four times the tokens.
         state: numbers of each channel's state, N.
         global_pool: a class token, "middle" (published), "head", "end" or "double" (the mean of
-            one at either end); or none, "avg", "max_norm"; "" returns the tokens.
+            one at either end); or none, "avg", "max_norm"; "" applies the head to each token.
         dynamic_img_size: accept any image size; the positions of image tokens are interpolated.
 
     Initialisation: as :class:`vision_ttt.layers.BidirectionalMamba`, its output projections divided

@@ -28,7 +28,7 @@ class ViT3(PlainBackbone):
         num_heads: heads of the gated linear unit; the convolution is one more.
         mlp_ratio: hidden width of the MLP over D.
         qkv_bias: whether queries, keys and values have a bias.
-        global_pool: "avg" (published) or "max_norm"; "" returns the tokens.
+        global_pool: "avg" (published) or "max_norm"; "" applies the head to each token.
         dynamic_img_size: accept any image size; otherwise only ``img_size``.
 
     Initialisation: projections and inner models normal with standard deviation 0.02, convolutions

@@ -30,8 +30,8 @@ def check_vit(model: nn.Module) -> None:
         raise TypeError(f"model must be one of timm's ViTs, got {type(model).__name__}")
     if reason := _refusal(model):
         raise ValueError(
-            f"{type(model).__name__} cannot be linearised: {reason}; accepted are timm's plain"
-            " ViTs: vit_*, deit_*, deit3_*, eva* and those of DINOv2 and DINOv3"
+            f"{type(model).__name__} cannot be linearised: {reason}. Plain ViTs of timm are"
+            " accepted, such as most of vit_*, deit_*, deit3_*, eva*, DINOv2 and DINOv3"
         )
 
 

@@ -33,7 +33,7 @@ class Vittt(PlainBackbone):
         in_chans: image channels.
         num_classes: logits; 0 for the pooled feature itself.
         global_pool: "avg" (published), "max_norm", or a class token: "head", "middle", "double"
-            (the mean of both); "" returns the tokens.
+            (the mean of both); "" applies the head to each token.
         embed_dim: D.
         depth: number of blocks.
         num_heads: heads per direction.

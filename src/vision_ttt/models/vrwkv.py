@@ -22,9 +22,6 @@ torch.fx.wrap("bi_wkv")
 torch.fx.wrap("check_grid")
 torch.fx.wrap("q_shift")
 
-POOLS = ("avg", "max_norm", "")
-"""Accepted values of ``global_pool``."""
-
 
 def bi_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor) -> Tensor:
     """Attend with exponential decay in both directions (Vision-RWKV, Eq. 5), per channel::
@@ -212,7 +209,7 @@ class VRWKV(PlainBackbone):
         embed_dim: D, a multiple of 4.
         depth: number of blocks.
         post_norm, init_scale: of the blocks.
-        global_pool: "avg" (published) or "max_norm"; "" returns the tokens.
+        global_pool: "avg" (published) or "max_norm"; "" applies the head to each token.
         dynamic_img_size: accept any image size; the position embedding is interpolated to it.
         dynamic_img_pad: pad sizes that are not multiples of the patch, right and bottom.
         drop_rate: dropout before the head.

@@ -40,7 +40,7 @@ MOST_MEMORY_RUNS = 100
 _EPILOG = """Examples:
 
   vision-ttt bench models --resolutions 224 512 1280
-  vision-ttt bench models --dtype bfloat16 --models deit_tiny_patch16_224:openvino \
+  vision-ttt bench models --dtype bfloat16 --models deit_tiny_patch16_224:openvino \\
       vittt_tiny_patch16_224:for_inference
   vision-ttt bench ops --op ttt_mlp --lengths 196 6400
 

@@ -24,10 +24,11 @@ class _Flags:
     """The dataset."""
 
     dataset: str | None = None
-    """other data: for a classifier 'digits', an image folder or a name timm reads, for a detector
-    or segmenter a folder of the same layout; null: the data of the training"""
+    """other data: for a classifier what `vision-ttt train --dataset` accepts, for a detector or
+    segmenter a folder of the same layout, for a language model a folder of documents; null: the
+    data of the training"""
     dataset_root: str | None = None
-    """folder of a dataset that timm reads by name"""
+    """folder of fashion-mnist, elpv, or a dataset that timm reads by name"""
     split: Literal["test", "train", "all"] = "test"
     """part of the dataset, divided as in training"""
     evaluation: Literal["whole", "slide"] | None = None
@@ -49,7 +50,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
-    """Refuse no checkpoint, and a dataset without a name."""
+    """Refuse a missing checkpoint, and an empty dataset name."""
     if arguments.dataset is not None and not arguments.dataset.strip():
         raise UserError("--dataset is empty; name one, or leave it out for the one trained on")
     if arguments.dataset is not None and is_of_the_system(Path(arguments.dataset)):

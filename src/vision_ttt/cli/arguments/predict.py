@@ -64,21 +64,22 @@ class _WholeFlags:
     """the pixels' value that is white, e.g. 10000; null: the largest of their dtype, 1 of floats"""
     features: str | None = None
     """write the model's tokens [rows, columns, D] to this .zarr instead of a mask"""
-    feature_dtype: Literal["float16", "float32"] = "float16"
-    """dtype of these tokens"""
+    feature_dtype: Literal["float16", "float32"] | None = None
+    """dtype of these tokens; null: float16"""
     memory: str | None = None
     """memory that the process may take, e.g. 2GiB; null: as much as is fastest"""
     scratch: str | None = None
     """folder for the tokens, from which a killed run goes on; null: a hidden one beside the
     output"""
-    storage: Literal["float32", "bfloat16"] = "float32"
-    """dtype of the tokens in the scratch folder"""
+    storage: Literal["float32", "bfloat16"] | None = None
+    """dtype of the tokens in the scratch folder; null: float32"""
     preview: str | None = None
     """a small .png of the mask to write, too"""
 
 
 _OF_WHOLE = (
-    *("memory", "scratch", "preview", "reader", "bands", "level", "mpp", "largest", "features"),
+    *("memory", "scratch", "storage", "preview", "reader", "bands", "level", "mpp", "largest"),
+    *("features", "feature_dtype"),
 )
 
 
@@ -92,7 +93,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_fields(_Flags)
     parser.add_fields(_WholeFlags)
     parser.add_argument(
-        *("--bands",),
+        "--bands",
         type=int,
         nargs="+",
         default=None,

@@ -20,6 +20,7 @@ from vision_ttt.errors import UserError
 from vision_ttt.tasks.checkpoints import load_model
 from vision_ttt.tasks.diffusion.pictures import to_pixels
 from vision_ttt.tasks.images.config import ImageData
+from vision_ttt.tasks.images.models import described_data
 from vision_ttt.tasks.images.task import dataset_spec
 
 _LEAST = 2  # images of either kind, for a covariance
@@ -112,7 +113,8 @@ def _metric(features: str | None) -> FrechetInceptionDistance:
 def _real(
     metadata: ModelMetadata, changes: Mapping[str, Any], part: str, batch_size: int
 ) -> Iterator[Tensor]:
-    data = ImageData(**({**metadata.data, **changes} if "dataset" not in changes else changes))
+    former = {} if "dataset" in changes else metadata.data
+    data = described_data(ImageData, {**former, **changes}, root="dataset")
     own = metadata.carried["input"]
     latents = metadata.task.get("autoencoder") is not None
     side = metadata.data.get("image_size") if latents else own["input_size"][1]

@@ -46,8 +46,9 @@ def write_report(task: Diffusion, result: TrainResult) -> Report:
             to_png(grid(pixels, _PER_CLASS, shown)),
         ),
     }
+    loss = history[-1]["train_loss"]  # None where every update was skipped
     measured = {
-        "train loss": f"{history[-1]['train_loss']:.4f}",
+        "train loss": "-" if loss is None else f"{loss:.4f}",
         "test loss": f"{result.metrics['test_loss']:.4f}",
     }
     next_command = f"vision-ttt sample --checkpoint {result.run_dir / WEIGHTS_FILE}"

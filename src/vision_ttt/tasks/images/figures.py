@@ -42,7 +42,8 @@ def learning_curves(
     figure, axes = panels_of_figure(len(panels), narrow)
     for axis, panel in zip(axes, panels, strict=True):
         for key, name in panel.lines.items():
-            axis.plot(epochs, [panel.scale * row[key] for row in history], marker=".", label=name)
+            values = np.array([row[key] for row in history], dtype=float)  # None becomes NaN
+            axis.plot(epochs, panel.scale * values, marker=".", label=name)
         axis.set(title=panel.title, xlabel="epoch", ylabel=panel.unit)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)

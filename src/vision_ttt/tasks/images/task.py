@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -174,7 +175,9 @@ def reopen(
         )
     check_classes(metadata, opened.classes)
     then = metadata.carried.get("held_out")  # checkpoints of earlier versions do not say it
-    same_data = metadata.data.get("dataset") == opened.source.dataset
+    trained_on, given = metadata.data.get("dataset", ""), opened.source.dataset
+    # One folder may be spelled in several ways.
+    same_data = Path(trained_on).expanduser().resolve() == Path(given).expanduser().resolve()
     if part != "all" and same_data and then not in (None, opened.data.held_out):
         raise DatasetError(
             f"other images of {opened.source.dataset} would be held out for test now than in the"

@@ -62,16 +62,22 @@ def encode(
     field: str,
     write: Callable[[np.ndarray], object],
     between: Callable[[int, int], None] = lambda done, tokens: None,
+    *,
+    skip_bad: bool = True,
 ) -> tuple[int, int, tuple[DamagedItem, ...]]:
     """Write documents as tokens piece by piece, as :class:`Packed` has them.
 
     Args:
         write: called with the tokens that follow.
         between: called after each file with the numbers of files and of tokens so far.
+        skip_bad: leave out what cannot be read.
 
     Returns:
         The number of documents, that of their bytes, and the errors of those that cannot be read.
         What was read of one before its error is written, and ends there.
+
+    Raises:
+        DocumentError: a document cannot be read, and is not to be skipped.
     """
     kind = token_kind(tokenizer)
     end = np.array([tokenizer.end], dtype=kind)
@@ -89,6 +95,8 @@ def encode(
                 count, size = count + ends, size + len(text.encode("utf-8"))
                 total += len(tokens) + ends
         except DocumentError as error:
+            if not skip_bad:
+                raise
             damaged.append(error)
             if is_open:
                 write(end)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from vision_ttt.data import DatasetError
 from vision_ttt.data.documents import Documents, find_documents
+from vision_ttt.data.loading import without_damaged
 from vision_ttt.engine.building import load_weights
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError, TrainConfig
@@ -21,7 +22,6 @@ from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.evaluation import autocast
 from vision_ttt.engine.task import Batch, Metric, Moment, Report, Task
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.errors import DamagedItem
 from vision_ttt.tasks.language.evaluation import LanguageEvaluation, evaluate, token_losses
 from vision_ttt.tasks.language.metadata import check_carried
 from vision_ttt.tasks.language.models import build_language_model, model_arguments
@@ -113,7 +113,7 @@ class Language(Task):
 
     def collate(self, items: Sequence[Any]) -> Batch:
         """Stack the sequences, and list the documents that could not be read."""
-        good = [item for item in items if not isinstance(item, DamagedItem)]
+        good, damaged = without_damaged(items)
         inputs, targets, indices = zip(*good, strict=True) if good else ((), (), ())
         empty = torch.empty(0, self.context, dtype=torch.int64)
         stacked = torch.stack(targets) if good else empty
@@ -123,7 +123,7 @@ class Language(Task):
             # Counted here, where it makes no device wait.
             "tokens": int((stacked != IGNORED).sum()),
             "indices": torch.tensor(indices, dtype=torch.int64),
-            "damaged": [item for item in items if isinstance(item, DamagedItem)],
+            "damaged": damaged,
         }
 
     def loss(self, forward: nn.Module, batch: Batch, moment: Moment) -> tuple[Tensor, int]:

@@ -51,7 +51,6 @@ def write_token_folder(
         OSError: the disk is full, or the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _DESCRIPTION).unlink(missing_ok=True)  # of the former tokens
     count = 0
     with atomic_file(folder / _TOKENS) as file:
 
@@ -60,12 +59,13 @@ def write_token_folder(
             count += len(tokens)
             file.write(tokens.tobytes())
 
-        counts = encode(documents, tokenizer, field, write, between)
-        number, size, damaged = counts
-        if damaged and not skip_bad:
-            raise damaged[0]
+        number, size, damaged = encode(
+            documents, tokenizer, field, write, between, skip_bad=skip_bad
+        )
         if not size:
             raise DatasetError(f"{len(documents.names)} files of {documents.root} hold no text")
+        # The former tokens stay whole until these replace them.
+        (folder / _DESCRIPTION).unlink(missing_ok=True)
     kind = np.dtype(token_kind(tokenizer)).name
     described = {"kind": kind, "tokens": count, "documents": number, "bytes": size}
     own = {

@@ -44,8 +44,9 @@ def write_report(task: MaskedImages, result: TrainResult) -> Report:
             as_png(_reconstructions(task, result)),
         ),
     }
+    loss = history[-1]["train_loss"]  # None where every update was skipped
     measured = {
-        "train loss": f"{history[-1]['train_loss']:.4f}",
+        "train loss": "-" if loss is None else f"{loss:.4f}",
         "test loss": f"{evaluation.loss:.4f}",
         "test loss of constant patches": f"{evaluation.constant_loss:.4f}",
     }

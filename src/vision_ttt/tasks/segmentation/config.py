@@ -162,8 +162,8 @@ class SegmentationSection(DenseSection):
         """Raise ConfigError unless one process has images enough for the heads' batch norms."""
         if size < 2 and self.maps != "tokens":
             raise ConfigError(
-                f"each process has {size} image of a micro-batch; it must be at least 2, as the"
-                " heads normalise over a batch, in their coarsest map over one pixel of each image"
+                f"batch_size / accumulation_steps / processes is {size}; it must be at least 2, as"
+                " the heads' batch norms may see a single pixel of each image"
             )
 
     def open(self, config: TrainConfig) -> Segmentation:
