@@ -570,3 +570,16 @@ def test_bad_arguments(arguments, error, message):
     model, *dtype = arguments
     with pytest.raises(error, match=message):
         for_inference(model, dtype=dtype[0] if dtype else None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pytorchs_encoder_layers_keep_the_weights_that_their_fast_path_reads(dtype):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = nn.Sequential(nn.Linear(64, 64), nn.TransformerEncoder(layer, 2)).eval()
+    packed, x = for_inference(model, dtype=dtype), torch.randn(2, 9, 64)
+    with torch.inference_mode():
+        assert_close(packed(x).float(), model(x), 1e-5 if dtype == torch.float32 else 5e-2)
+    packed_layers = [name for name, m in packed.named_modules() if isinstance(m, PackedLinear)]
+    assert packed_layers
+    assert not any("layers" in name for name in packed_layers)

@@ -217,8 +217,8 @@ def test_eval_of_a_folder_that_has_grown(
     assert main(command) == 0
     shutil.copy(folder / "dark" / "0.png", folder / "dark" / "00.png")
     capsys.readouterr()
-    for wrong in (command, [*command, "--dataset", str(folder)]):
-        assert main(wrong) == 2
+    for spelled in ([], ["--dataset", str(folder)], ["--dataset", f"{folder}/../train/"]):
+        assert main([*command, *spelled]) == 2
         assert "other images of" in capsys.readouterr().err
     assert main([*command, "--split", "all", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 17

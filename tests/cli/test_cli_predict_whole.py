@@ -196,6 +196,7 @@ def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
         (("--whole", "--output", "m.tif", "--memory", "much"), "memory is 'much'; accepted"),
         (("--whole", "--output", "m.tif", "--memory", "9MiB"), "needs at least"),
         (("--memory", "2GiB"), "--memory is for whole pictures; give --whole, too"),
+        (("--storage", "bfloat16"), "--storage is for whole pictures; give --whole, too"),
         (("--mpp", "2"), "--mpp is for whole pictures; give --whole, too"),
         (("--whole", "--output", "m.tif", "--mpp", "2"), "mpp is not for"),
         (("--whole", "--output", "m.tif", "--features", "t.zarr"), "name one of them"),

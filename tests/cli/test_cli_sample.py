@@ -212,3 +212,8 @@ def test_train_leaves_samples_and_a_report(tmp_path: Path, image_folder: Path, c
     page = (run / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 2
     assert "A row for each of dark, light" in page
+
+
+@pytest.mark.parametrize("name", ["a.PNG", "a.SafeTensors"])
+def test_a_suffix_may_be_of_any_case(sampled, name: str) -> None:
+    assert sampled(name).is_file()

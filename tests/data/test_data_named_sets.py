@@ -156,3 +156,9 @@ def test_elpv_of_the_installed_package(cells: Path, monkeypatch: pytest.MonkeyPa
 def test_elpv_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="pip install elpv-dataset"):
         open_dataset(DatasetSpec("elpv", str(tmp_path)))
+
+
+def test_labels_of_elpv_in_another_encoding(cells: Path) -> None:
+    (cells / "labels.csv").write_bytes("images/zelle-ä.png 0.0 mono".encode("latin-1"))
+    with pytest.raises(DatasetError, match="is not a text in UTF-8"):
+        open_dataset(DatasetSpec("elpv", str(cells)))

@@ -1,5 +1,6 @@
 """Diffusion on latents: an autoencoder's, encoded once; and the Fréchet distance of samples."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tolerances import assert_close
 from vision_ttt.cli.main import main
 from vision_ttt.data import DatasetError, DatasetSpec, ImageError, open_dataset
 from vision_ttt.engine import ConfigError, train
+from vision_ttt.engine.checkpoint import read_weights, save_weights
 from vision_ttt.errors import UserError
 from vision_ttt.recipes import resolve
 from vision_ttt.tasks import load_model
@@ -173,6 +175,11 @@ def test_frechet_distance(tiny_fields, tmp_path: Path, capsys: pytest.CaptureFix
     ):
         assert main([*command, *given]) == 2
         assert told in capsys.readouterr().err
+    weights, metadata = read_weights(result.run_dir / "last.safetensors")
+    converted = tmp_path / "converted.safetensors"
+    save_weights(converted, weights, dataclasses.replace(metadata, data={}))
+    assert main(["eval", str(converted), "--fid", str(noise), *features]) == 2
+    assert "does not name its dataset" in capsys.readouterr().err
     assert main(["eval", "vittt_nano_patch4_32.digits", "--fid", str(noise)]) == 2
     assert "--fid is of a diffusion model" in capsys.readouterr().err
 

@@ -241,3 +241,9 @@ def test_pytorchs_defaults_change_no_number(make_model, objective, default):
     for a, b in zip(got, wanted, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_a_model_in_bfloat16_makes_samples(make_model, guidance):
+    samples = sample(make_model().bfloat16(), make_process(), LABELS, steps=2, guidance=guidance)
+    assert samples.isfinite().all()

@@ -105,3 +105,15 @@ def test_the_padding_token_is_not_read_in_generation(use_cache):
     assert (wanted[:, 6:] != 0).all()
     model.get_input_embeddings().weight.data[0] = float("nan")
     assert torch.equal(model.generate(ids, attention_mask=mask, **options), wanted)
+
+
+def test_the_head_may_have_hooks_of_its_backward_pass(model):
+    seen = []
+    model.lm_head.register_full_backward_hook(lambda _m, _i, grads: seen.append(grads[0]))
+    ids = torch.randint(0, 31, (4, LENGTH), generator=torch.Generator().manual_seed(2))
+    absent = padding("right")
+    output = model(input_ids=ids, attention_mask=(~absent).long(), labels=ids)
+    output.loss.backward()
+    assert not output.logits[absent].any()
+    assert seen[0].any()
+    assert not seen[0][absent].any()

@@ -201,3 +201,18 @@ def test_rotations_that_an_op_would_leave_out_are_refused():
     model.blocks[0].mixer.ttt.rotary = MiniBatchRotary(model.blocks[0].mixer.ttt.head_dim, 16)
     with pytest.raises(ValueError, match="rotates q and k"):
         vision_ttt.for_inference(model, strict=True)
+
+
+@pytest.mark.parametrize("inner_model", ["linear", "mlp"])
+@pytest.mark.parametrize("assign", [True, False])
+def test_a_model_made_on_meta_is_loaded_as_pytorch_does_it(inner_model, assign):
+    kwargs = {"depth": 1, "num_classes": 4, "inner_model": inner_model}
+    model = timm.create_model("vittt_nano_patch4_32", **kwargs).eval()
+    with torch.device("meta"):
+        loaded = timm.create_model("vittt_nano_patch4_32", **kwargs).eval()
+    if not assign:
+        loaded.to_empty(device="cpu")
+    loaded.load_state_dict(model.state_dict(), assign=assign)
+    x = torch.randn(1, 3, 32, 32)
+    with torch.inference_mode():
+        assert torch.equal(loaded(x), model(x))

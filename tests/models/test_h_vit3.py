@@ -146,3 +146,26 @@ def test_rotations_matter_in_every_stage():
         model(torch.randn(1, 3, 32, 64))
         x, (height, width), rotations = seen[0]
         assert rotations.shape == (height * width, x.shape[-1] // 2, 2)
+
+
+def test_a_changed_size_is_saved_and_a_wrong_one_refused(tmp_path):
+    model = timm.create_model(
+        "hvit3_tiny", depths=(1, 1, 1, 1), img_size=64, dynamic_img_size=False
+    )
+    model.set_input_size(96)
+    timm.models.save_for_hf(model, tmp_path)
+    again, x = (
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True),
+        torch.randn(1, 3, 96, 96),
+    )
+    assert torch.equal(again.eval()(x), model.eval()(x))
+    with pytest.raises(TypeError, match="img_size"):
+        model.set_input_size("x")
+
+
+def test_pruned_it_takes_a_head_of_its_new_width():
+    model = timm.create_model("hvit3_tiny", depths=(1, 1, 1, 1), img_size=64)
+    model.prune_intermediate_layers([1])
+    assert model.num_features == 128
+    model.reset_classifier(5)
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)

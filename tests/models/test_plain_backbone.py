@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from tolerances import assert_close
 from vision_ttt.layers import ExtraTokens
+from vision_ttt.models import create_model
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
 
@@ -235,3 +236,10 @@ def test_exports_for_any_batch_and_size(model):
     ).module()
     for shape in ((3, 3, 40, 48), (2, 3, 64, 24)):
         assert_close(program(images(*shape)), model(images(*shape)), 1e-5)
+
+
+def test_a_size_below_a_patch_is_refused_before_anything_changes():
+    model = create_model("vittt_nano_patch4_32", depth=1)
+    with pytest.raises(ValueError, match=r"images of 2 × 2 are not whole patches of 4 × 4"):
+        model.set_input_size(2)
+    assert model.pos_embed.shape[1] == 64

@@ -36,3 +36,9 @@ def test_pictures_lie_in_rows_below_their_headings():
     assert sheet.getpixel((0, 24)) == (255, 0, 0)
     assert sheet.getpixel((46, 24)) == (0, 0, 255)
     assert sheet.getpixel((43, 24)) == (255, 255, 255)
+
+
+def test_a_loss_that_no_update_had_leaves_a_gap():
+    history = [{"epoch": 1, "loss": None}, {"epoch": 2, "loss": 0.5}]
+    (axis,) = learning_curves(history, [Curves("Loss", "nats", {"loss": "training"}, 2)]).axes
+    assert np.array_equal(axis.lines[0].get_ydata(), [np.nan, 1], equal_nan=True)

@@ -11,11 +11,12 @@ import torch
 
 from vision_ttt.cli.main import main
 from vision_ttt.data import documents as documents_module
-from vision_ttt.data.documents import find_documents
+from vision_ttt.data.documents import DocumentError, find_documents
 from vision_ttt.engine import TrainConfig, train
 from vision_ttt.recipes import resolve
 from vision_ttt.tasks.language.packing import pack
 from vision_ttt.tasks.language.task import Language
+from vision_ttt.tasks.language.token_folder import write_token_folder
 from vision_ttt.tasks.language.tokenizers import ByteTokenizer
 
 Said = pytest.CaptureFixture[str]
@@ -147,3 +148,28 @@ def test_tokens_are_refused_by_what_is_wrong(
     (tokens / "tokens.json").write_text(json.dumps({**told, "tokens": told["tokens"] + 1}))
     with pytest.raises(ValueError, match=r"are damaged: tokens\.bin has [\d,]+ bytes instead of"):
         train(config)
+
+
+def test_former_tokens_stay_whole_where_a_document_cannot_be_read(tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", tmp_path / "tokens"
+    source.mkdir()
+    (source / "b.txt").write_text("words of a text")
+    done: list[int] = []
+
+    def between(files: int, _tokens: int) -> None:
+        done.append(files)
+
+    def write() -> None:
+        documents = find_documents(str(source), "*.txt")
+        write_token_folder(
+            folder, documents, ByteTokenizer(), "text", skip_bad=False, between=between
+        )
+
+    write()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (source / "a.txt").write_bytes(b"\xff\xfe\xff")
+    done.clear()
+    with pytest.raises(DocumentError, match=r"a\.txt"):
+        write()
+    assert not done  # the first file ends it
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
