@@ -107,6 +107,8 @@ def _table(arguments: jsonargparse.Namespace) -> int:
         check_measured("contender", name, labels)
     if arguments.figure is not None:
         draw(comparable(newest(rows)), Path(arguments.figure), arguments.lines)
+    if arguments.headline is not None and {row.what for row in rows} - {"models", "train"}:
+        raise UserError("--headline is for rows of bench models or bench train")
     if arguments.headline is None:
         text = markdown(rows, arguments.baseline, between=arguments.exponent)
     else:

@@ -123,7 +123,7 @@ def test_a_geotiff_keeps_its_place_and_what_has_no_data(
         assert ((file.read(1) == 255) == (wanted == 255)).all()
     given = ("--checkpoint", checkpoint, "--whole", "--overwrite", "--output", mask)
     assert _predict(picture, *given, "--bands", "1", "2") == 2
-    assert "has 2 channels, the normalisation 3" in capsys.readouterr().err
+    assert "has 2 channels, and mean and std are given for 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("of", ["a segmenter", "a classifier", "a masked image model"])

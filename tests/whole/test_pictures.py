@@ -41,9 +41,17 @@ def test_other_arrays_are_refused() -> None:
         ArrayPicture(np.zeros((4, 4, 2), np.int64), normalisation)
     with pytest.raises(ValueError, match=r"must be \[H, W, C\], got \[0, 4, 2\]"):
         ArrayPicture(np.zeros((0, 4, 2), np.uint8), normalisation)
-    with pytest.raises(ValueError, match="has 3 channels, the normalisation 2"):
+    with pytest.raises(ValueError, match="has 3 channels, and mean and std are given for 2"):
         ArrayPicture(np.zeros((4, 4, 3), np.uint8), normalisation)
     with pytest.raises(ValueError, match="mean and std must be given by channel"):
         Normalisation(MEAN, [1.0])
     with pytest.raises(ValueError, match="must be above 0"):
         Normalisation(MEAN, [1.0, 0.0])
+
+
+@pytest.mark.parametrize("dtype", [">u2", ">f4"])
+def test_bytes_may_lie_in_either_order(dtype: str) -> None:
+    pixels = np.arange(2 * 3 * 3).reshape(2, 3, 3)
+    normalise = Normalisation((0.5,) * 3, (0.5,) * 3)
+    native = np.dtype(dtype).newbyteorder("=")
+    assert torch.equal(normalise(pixels.astype(dtype)), normalise(pixels.astype(native)))

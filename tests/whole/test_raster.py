@@ -172,7 +172,7 @@ def _lying(side: str) -> Any:
         (lambda path: path.write_bytes(b""), "cannot be read as a raster"),
         (lambda path: path.write_bytes(b"nothing of the kind"), "cannot be read as a raster"),
         (lambda path: path.mkdir(), "it is a folder"),
-        (lambda path: write(path, PIXELS[:1]), "has 1 channels, the normalisation"),
+        (lambda path: write(path, PIXELS[:1]), "has 1 channels, and mean and std are given"),
         (lambda path: write(path, PIXELS.astype(np.int32)), "pixels are int32; accepted: uint8"),
         (_cut, "cannot be read as a raster"),
         (_lying("ImageLength"), "cannot be read as a raster"),

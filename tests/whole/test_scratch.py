@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tolerances import assert_close
 from vision_ttt.engine.locks import alone_in
-from vision_ttt.whole import WholePictures, scratch
+from vision_ttt.whole import TensorPicture, WholePictures, scratch
 from whole_models import collected, in_bands, make
 
 PICTURE = torch.randn(3, 44, 36, generator=torch.Generator().manual_seed(1))
@@ -153,3 +153,15 @@ def test_one_process_at_a_time_uses_a_scratch_folder(tmp_path: Path) -> None:
     ):
         collected(whole, PICTURE)
     assert caught.value.errno in (errno.EAGAIN, errno.EACCES)
+
+
+def test_a_run_that_ended_in_its_first_band_can_be_repeated(tmp_path: Path) -> None:
+    class Unreadable(TensorPicture):
+        def read(self, first: int, last: int) -> Tensor:
+            raise KeyboardInterrupt
+
+    model = make("vittt-middle")
+    whole = WholePictures(model, scratch=tmp_path / "scratch")
+    with pytest.raises(KeyboardInterrupt):
+        collected(whole, Unreadable(PICTURE))
+    assert torch.equal(collected(whole, PICTURE), collected(WholePictures(model), PICTURE))

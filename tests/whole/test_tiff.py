@@ -144,7 +144,10 @@ def _damaged(path: Path) -> None:
     [
         (lambda path: path.write_bytes(b""), "cannot be read as TIFF"),
         (lambda path: path.write_bytes(b"II*\0" + struct.pack("<I", 9999)), "cannot be read as"),
-        (lambda path: tifffile.imwrite(path, PIXELS[..., 0]), "has 1 channels, the normalisation"),
+        (
+            lambda path: tifffile.imwrite(path, PIXELS[..., 0]),
+            "has 1 channels, and mean and std are given",
+        ),
         (
             lambda path: tifffile.imwrite(path, PIXELS.astype(np.float64), photometric="rgb"),
             "pixels are float64",
@@ -183,3 +186,11 @@ def test_a_mask_is_written_in_tiles(size: tuple[int, int], tmp_path: Path) -> No
     with pytest.raises(ValueError, match="more rows were given"):
         write_mask(tmp_path / "n.tif", [mask, mask], size, **named)
     assert not (tmp_path / "n.tif").exists()
+
+
+@pytest.mark.parametrize("kind", ["miniswhite", "palette"])
+def test_pixels_that_are_no_grey_levels_are_refused(kind: str, tmp_path: Path) -> None:
+    colours = np.zeros((3, 256), np.uint16) if kind == "palette" else None
+    tifffile.imwrite(tmp_path / "a.tif", PIXELS[..., 0], photometric=kind, colormap=colours)
+    with pytest.raises(UserError, match=f"pixels of the kind {kind.upper()}; accepted"):
+        TiffPicture(tmp_path / "a.tif", Normalisation((0.5,), (0.5,)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -142,3 +143,14 @@ def test_the_memory_decides_on_the_bands() -> None:
         WholePictures(model, memory="900MiB", scratch="unused").plan(size)
     with pytest.raises(ValueError, match="with a scratch folder less is enough"):
         WholePictures(model, memory="1GiB").plan(size)
+
+
+def test_a_plan_may_be_of_a_tensor_and_logits_without_a_pool_are_refused_at_once() -> None:
+    model = timm.create_model(
+        "vittt_nano_patch4_32", depth=1, dynamic_img_size=True, global_pool="", num_classes=3
+    )
+    whole, picture, steps = WholePictures(model), torch.zeros(3, 32, 64), []
+    assert whole.plan(picture) == whole.plan((32, 64))
+    with pytest.raises(ValueError, match="pools nothing"):
+        whole.logits(picture, report=lambda *done: steps.append(done))
+    assert not steps

@@ -129,7 +129,7 @@ def _pipe(path: Path) -> None:
         (lambda path: zarr.open_group(path, mode="w"), "has no multiscales"),
         (lambda path: write(path, said={"datasets": [{"path": "9"}]}), "as OME-Zarr: '9'"),
         (lambda path: write(path, said={"datasets": 3}), "cannot be read as OME-Zarr"),
-        (lambda path: write(path, "zyx", pixels=PIXELS[:1]), "has 1 channels, the norm"),
+        (lambda path: write(path, "zyx", pixels=PIXELS[:1]), "has 1 channels, and mean"),
         (lambda path: write(path, said={"axes": [*"zyx"]}), "has the axes z 3, y 61, x 53; acc"),
         (lambda path: write(path, pixels=PIXELS.astype(np.int64)), "pixels are int64"),
         (_without(".zgroup"), "cannot be read as OME-Zarr"),
@@ -195,6 +195,14 @@ def test_tokens_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_features(path, [(slice(0, 2), tokens)], 2, dtype=torch.int8)
     path.mkdir()
     (path / "own").touch()
-    with pytest.raises(UserError, match="is no Zarr of ours"):
+    with pytest.raises(UserError, match="holds no tokens written before"):
         write_features(path, [(slice(0, 2), tokens)], 2, dtype=torch.float32)
     assert (path / "own").exists()
+
+
+def test_another_zarr_is_not_replaced_by_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "picture.zarr"
+    zarr.create_group(path, zarr_format=3)
+    with pytest.raises(ValueError, match="holds no tokens written before"):
+        write_features(path, [(slice(0, 2), torch.zeros(2, 9, 6))], 2)
+    assert (path / "zarr.json").is_file()

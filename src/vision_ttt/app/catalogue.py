@@ -128,7 +128,8 @@ class Catalogue:
                     entry.loaded = self._read(name)
                 except (UserError, OSError) as error:
                     reason = getattr(error, "strerror", None) or str(error)
-                    message = reason.replace(str(self._paths.get(name, name)), "the file")
+                    path = self._paths.get(name)
+                    message = reason if path is None else reason.replace(str(path), "the file")
                     raise CatalogueError(f"{name} cannot be loaded: {message}") from error
             loaded = entry.loaded
         self._drop_unused()

@@ -31,9 +31,10 @@ _GRADIENTS = {
     "before each mini-batch": "current",
 }
 _ABOUT_GRADIENTS = (
-    "State of the inner models. After the whole picture is clearest on large pictures. Before each"
-    " mini-batch is the paper's definition: the first tokens of a scan have the largest values,"
-    " since their model is untrained."
+    "The state of the inner models at which gradients are taken. 'After the whole picture' gives"
+    " the clearest maps of large pictures. 'Before each mini-batch' is the paper's definition;"
+    " there the first tokens of a scan have the largest values, since the inner model is"
+    " still untrained."
 )
 _NOTHING = "nothing"
 _SEEN = "Input of the model"

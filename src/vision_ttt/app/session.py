@@ -147,5 +147,8 @@ def _notes(loaded: LoadedModel) -> list[str]:
     if not mixers:
         notes.append("It has no TTT layers, hence no gradients and losses of inner learners.")
     elif any(isinstance(mixer, ONE_STEP) for mixer in mixers):
-        notes.append("Its learners take one step: gradients are those before it, and no losses.")
+        notes.append(
+            "Its learners take a single step: the gradients are those before it, and there are no"
+            " losses to show."
+        )
     return notes

@@ -96,5 +96,7 @@ def in_scan_order(x: Tensor, reverse_heads: int, direction: Direction | None = N
     chosen = [parts[each] for each in parts if direction in (None, each)]
     found = torch.cat(chosen, dim=2) if chosen else back[:, :, :0]
     if not found.shape[2]:
-        raise ValueError(f"direction is {direction!r}; accepted: forth, back where a layer has it")
+        raise ValueError(
+            f"no head of this layer scans in the direction {direction!r}; known are forth and back"
+        )
     return found

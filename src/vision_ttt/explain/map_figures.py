@@ -91,7 +91,12 @@ def gradient_map_sheet(
         image_axis.imshow(pixels)
         image_axis.set_title(title, fontsize=8)
         extent = (0, pixels.shape[1], pixels.shape[0], 0)
-        map_axis.imshow(own.map.cpu().numpy(), cmap=HEAT, extent=extent, interpolation="bicubic")
+        map_axis.imshow(
+            own.map.detach().float().cpu().numpy(),
+            cmap=HEAT,
+            extent=extent,
+            interpolation="bicubic",
+        )
         mark_axis.imshow(_marked(own, 0.3))
     for group in range(groups):
         for row, label in enumerate(("image", "‖G‖", "top 30 %")):

@@ -53,9 +53,11 @@ class Embedding:
         self.patch_embed, self.in_chans = model.patch_embed, model.in_chans
         self.dynamic, self.pad = model.dynamic_img_size, pad
         self.patch = tuple(model.patch_embed.patch_size)
-        if tuple(model.patch_embed.proj.stride) != self.patch:
+        stride = tuple(model.patch_embed.proj.stride)
+        if stride != self.patch:
             raise WholePictureError(
-                "pictures are not gone through in bands by patches that overlap"
+                f"patches of {self.patch} pixels at a stride of {stride} overlap;"
+                " WholePictures needs patches that do not"
             )
         self.norm: nn.Module = nn.Identity()
         if isinstance(model, LinearViT):

@@ -98,7 +98,9 @@ class WholePictures:
         backbone = _backbone(model)
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             if x.device.type != "cpu":
-                raise WholePictureError(f"whole pictures are for CPUs now; {name} is on {x.device}")
+                raise WholePictureError(
+                    f"WholePictures runs on the CPU; {name} is on {x.device}: give model.cpu()"
+                )
         # Without its blocks, which the packed ones are made of: the memory has no room for both.
         bare = copy.deepcopy(backbone, {id(backbone.blocks): nn.ModuleList()})
         self.backbone = bare.eval().float().requires_grad_(False)
@@ -123,7 +125,7 @@ class WholePictures:
         self._digest = _digest(model)
         self._weights = 4 * sum(x.numel() for x in model.parameters())
 
-    def plan(self, picture: tuple[int, int] | Picture) -> Plan:
+    def plan(self, picture: tuple[int, int] | Tensor | Picture) -> Plan:
         """What a picture needs.
 
         Args:
@@ -134,6 +136,7 @@ class WholePictures:
         """
         size, beside = picture, 0
         if not isinstance(picture, tuple):
+            picture = _picture(picture)
             size = picture.height, picture.width
             beside = getattr(picture, "memory", 0)
         needs = self._needs(beside)
@@ -162,9 +165,12 @@ class WholePictures:
 
         Raises:
             TypeError: the model is a segmenter.
+            ValueError: the model does not pool its tokens.
         """
         if self.segment_head is not None:
             raise TypeError("a segmenter has logits per pixel: call labels()")
+        if self.backbone.global_pool == "":
+            raise WholePictureError("the model pools nothing (global_pool=''): call tokens()")
         with self._run(picture, report) as run:
             return self._classified(run)
 
@@ -268,8 +274,6 @@ class WholePictures:
         elif backbone.global_pool == "max_norm":
             feature = torch.cat([_strongest(run.tokens(*band[:2])) for band in run.bands])
             feature = norm(_strongest(feature.unsqueeze(0)))
-        elif backbone.global_pool == "":
-            raise WholePictureError("the model pools nothing (global_pool=''): call tokens()")
         else:  # a pool of class tokens sees nothing of the image's
             feature = backbone.pool(backbone.join_tokens(run.extra()[:, :0], run.extra()))
         return backbone.head(backbone.head_drop(feature))[0]

@@ -140,9 +140,10 @@ def largest_of(dtype: np.dtype) -> float:
     Raises:
         TypeError: pixels of this dtype are not accepted.
     """
-    if dtype in (np.uint8, np.uint16, np.int16):
+    native = np.dtype(dtype).newbyteorder("=")
+    if native in (np.uint8, np.uint16, np.int16):
         return float(np.iinfo(dtype).max)
-    if dtype in (np.float32, np.float16):
+    if native in (np.float32, np.float16):
         return 1.0
     raise TypeError(f"pixels are {dtype}; accepted: uint8, uint16, int16, float16, float32")
 
@@ -191,5 +192,6 @@ def check_channels(channels: int, normalisation: Normalisation) -> None:
     """
     if len(normalisation.mean) != channels:
         raise WholePictureError(
-            f"the picture has {channels} channels, the normalisation {len(normalisation.mean)}"
+            f"the picture has {channels} channels, and mean and std are given for"
+            f" {len(normalisation.mean)}"
         )

@@ -39,8 +39,8 @@ class Progress:
 class Scratch:
     """A folder of one run, which a later run of the same model on the same picture goes on with.
 
-    It holds the process's place after a kill, not after a crash of the machine, after which
-    checksums show what is lost.
+    A killed process resumes from it. After a crash of the machine its files may be damaged, which
+    their checksums tell.
 
     Args:
         folder: made where it is missing.
@@ -67,6 +67,7 @@ class Scratch:
             self.resumes = self.progress.sweep > 0 or self.progress.bands > 0
             if not self.resumes:
                 self._check_room(plan)
+                self.write()  # before the stores' files, which are this run's from now on
         except BaseException:
             self.close()
             raise

@@ -132,7 +132,7 @@ class FileStore(Store):
 
 
 def checksum(raw: Tensor) -> int:
-    """A number that changes with any byte of x: the CRC of the sums of its kilobytes."""
+    """The CRC of the sums of each kilobyte's 8-byte words: any single changed byte changes it."""
     content = raw.contiguous().view(torch.uint8).numpy().reshape(-1)
     whole = len(content) // (8 * _WORDS) * (8 * _WORDS)
     # A CRC of all bytes would cost as much time as some layers do.

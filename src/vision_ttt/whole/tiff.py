@@ -32,6 +32,7 @@ _GEOGRAPHIC = (33550, 33922, 34264, 34735, 34736, 34737)
 _NO_DATA = 42113
 """GDAL's tag with the value, as text, of pixels without data."""
 _BIG = 2**31
+_OTHER_COLOURS = ("MINISWHITE", "PALETTE", "CIELAB", "SEPARATED")
 LARGEST_ROW = 2**26
 """Bytes of a decoded row of tiles that is kept; those of a larger one are decoded for each band."""
 
@@ -75,6 +76,11 @@ class TiffPicture:
             if page.dtype is None:
                 raise WholePictureError(f"{self.path} has pixels of an unknown kind")
             self.dtype = np.dtype(page.dtype)
+            kind = getattr(page.photometric, "name", None)
+            if kind in _OTHER_COLOURS:
+                raise WholePictureError(
+                    f"{self.path} has pixels of the kind {kind}; accepted: grey (black is 0), RGB"
+                )
             self._check_segments()
             rows, _ = self._segment
             row = rows * self.width * self.channels * self.dtype.itemsize

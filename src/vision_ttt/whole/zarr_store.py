@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import shutil
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,7 @@ from vision_ttt.whole.pictures import (
 
 _MICRONS = {"nanometer": 1e-3, "micrometer": 1.0, "millimeter": 1e3, "angstrom": 1e-4}
 _CHUNK = 4096
+_FEATURE_AXES = ("y", "x", "feature")
 """Tokens of a chunk that is written, about."""
 
 
@@ -116,6 +118,15 @@ class ZarrPicture:
             )
 
 
+def _holds_features(path: Path) -> bool:
+    """Whether a folder is an array that :func:`write_features` has written."""
+    try:
+        said = json.loads((path / "zarr.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(said, dict) and said.get("dimension_names") == list(_FEATURE_AXES)
+
+
 def _files(folder: Path) -> list[str]:
     """Names, sizes and times of a folder's files, all of which can be read to their end."""
     if not folder.is_dir():
@@ -167,8 +178,8 @@ def write_features(
     """
     if dtype not in (torch.float16, torch.float32):
         raise WholePictureError(f"dtype is {dtype}; accepted: torch.float16, torch.float32")
-    if path.exists() and not (path / "zarr.json").is_file():
-        raise WholePictureError(f"{path} is no Zarr of ours; name another folder")
+    if path.exists() and not _holds_features(path):
+        raise WholePictureError(f"{path} holds no tokens written before; name another folder")
     part, array = path.with_name(f".{path.name}.part"), None
     # Of a process that was killed while it wrote.
     shutil.rmtree(part, ignore_errors=True)
@@ -182,7 +193,7 @@ def write_features(
                     # A band is a row of chunks: none is written twice.
                     chunks=(high, min(wide, max(_CHUNK // high, 1)), dim),
                     dtype=str(dtype).removeprefix("torch."),
-                    dimension_names=("y", "x", "feature"),
+                    dimension_names=_FEATURE_AXES,
                     attributes=dict(about or {}),
                 )
             numbers = tokens.to(dtype)
