@@ -78,7 +78,7 @@ def test_one_direction_alone(images):
     one_way = nano(design="conv1d")
     assert torch.equal(*(inner_losses(one_way, images, way)["blocks.0.mixer.ttt"]
                          for way in (None, "forth")))  # fmt: skip
-    with pytest.raises(ValueError, match="'back'; accepted: forth, back where"):
+    with pytest.raises(ValueError, match="'back'; known are forth and back"):
         inner_losses(one_way, images, "back")
 
 
