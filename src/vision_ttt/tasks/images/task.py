@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,8 +176,7 @@ def reopen(
     check_classes(metadata, opened.classes)
     then = metadata.carried.get("held_out")  # checkpoints of earlier versions do not say it
     trained_on, given = metadata.data.get("dataset", ""), opened.source.dataset
-    # One folder may be spelled in several ways.
-    same_data = Path(trained_on).expanduser().resolve() == Path(given).expanduser().resolve()
+    same_data = _absolute(trained_on) == _absolute(given)
     if part != "all" and same_data and then not in (None, opened.data.held_out):
         raise DatasetError(
             f"other images of {opened.source.dataset} would be held out for test now than in the"
@@ -198,6 +197,11 @@ def reopen(
     workers = opened.config.machine.num_workers
     opened.test_set = with_transform(opened.data.part(part), transform, 0, workers)
     return opened
+
+
+def _absolute(folder: str) -> str:
+    """The same path for every spelling of a folder."""
+    return os.path.abspath(os.path.expanduser(folder))
 
 
 def test_transform(data_config: Mapping[str, Any], sequences: Sequences | None) -> Transform:
