@@ -25,7 +25,7 @@ def test_models_lists_them(capsys: Said) -> None:
     assert listed["vim_nano_patch4_32"] == []
     assert main(["models", "vit3_nano*"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if " vit3_nano" in line]
-    assert [" digits " in row for row in rows] == [True, False]
+    assert [" digits, fashion_mnist " in row for row in rows] == [True, False]
 
 
 def test_eval_gives_the_figures_of_the_card(capsys: Said) -> None:
