@@ -63,10 +63,9 @@ def run(arguments: jsonargparse.Namespace) -> int:
     else:
         kept = former if arguments.missing_only else []
         trained, failures = _train(sweep, arguments, Path(arguments.output), kept)
-        new = {(each.row, each.seed) for each in trained}
-        others = [each for each in former if (each.row, each.seed) not in new]
-        results = in_order(sweep, [*others, *trained])
-        write_results(results_file, results)
+        results = in_order(sweep, [*kept, *trained])
+        if trained:  # former results outlive a sweep of which every run failed
+            write_results(results_file, results)
     if results:
         _show(sweep, results)
         draw = sweep.draw or sweep_figure

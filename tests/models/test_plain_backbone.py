@@ -17,7 +17,8 @@ from tolerances import assert_close
 from vision_ttt.layers import ExtraTokens
 from vision_ttt.models import create_model
 from vision_ttt.models.classifier import linear_head
-from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
+from vision_ttt.models.image_size import patch_embedding, position_embedding
+from vision_ttt.models.plain_backbone import PlainBackbone
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

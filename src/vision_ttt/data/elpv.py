@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vision_ttt.data.images import open_listed
-from vision_ttt.data.shards import DatasetError, read_class_lines
+from vision_ttt.data.shards import DatasetError, read_lines
 
 
 class ELPV(Dataset[tuple[Image.Image, int]]):
@@ -45,7 +45,7 @@ class ELPV(Dataset[tuple[Image.Image, int]]):
         self.samples: list[tuple[str, int]] = []
         self.kinds: list[str] = []
         """Of each image: its label and the kind of its module, monocrystalline or poly-."""
-        for number, line in enumerate(read_class_lines(labels), 1):
+        for number, line in enumerate(read_lines(labels), 1):
             try:
                 name, probability, kind = line.split()
                 is_defective = int(float(probability) >= 0.5)

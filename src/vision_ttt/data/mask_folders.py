@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from vision_ttt.data.image_files import images_below
 from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, decoded, open_labelled
-from vision_ttt.data.shards import CLASSES_FILE, DatasetError, read_class_lines
+from vision_ttt.data.shards import CLASSES_FILE, DatasetError, read_lines
 from vision_ttt.errors import DamagedItem
 
 IGNORED = 255
@@ -174,7 +174,7 @@ def read_classes(root: Path, file: Path | None = None) -> tuple[str, ...]:
         (file,) = found
     if not file.exists():
         raise FileNotFoundError(2, "No such file of class names", str(file))
-    lines = read_class_lines(file)
+    lines = read_lines(file)
     names = _from_table(lines, file) if lines and "\t" in lines[0] else lines
     names = [" ".join(name.split()) for name in names]
     empty = [number for number, name in enumerate(names, start=1) if not name]

@@ -21,7 +21,7 @@ CLASSES_FILE = "classes.txt"
 """Beside the shards: the classes' names, one per line, by index."""
 
 
-_LARGEST_CLASSES = 2**24  # bytes of a file of class names
+_LARGEST_TEXT = 2**24  # bytes
 _LONGEST_INDEX = 100  # bytes of a class index; what is longer is none
 
 
@@ -69,14 +69,14 @@ class ShardImages(Dataset[tuple[Image.Image, int]]):
         return open_image(io.BytesIO(content), name), self.targets[index]
 
 
-def read_class_lines(path: Path) -> list[str]:
-    """Return the lines of a text file of class names, without empty ones at its end.
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file in UTF-8, without empty ones at its end.
 
     Raises:
         DatasetError: it is no file, too large, or no text in UTF-8.
     """
     try:
-        return read_regular(path, _LARGEST_CLASSES).decode("utf-8-sig").rstrip().splitlines()
+        return read_regular(path, _LARGEST_TEXT).decode("utf-8-sig").rstrip().splitlines()
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path} is not a text in UTF-8: {error.reason}") from error
     except UnreadableFile as error:

@@ -23,7 +23,7 @@ from vision_ttt.data.elpv import ELPV
 from vision_ttt.data.fashion_mnist import FashionMNIST
 from vision_ttt.data.image_files import images_below
 from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, open_image, open_listed
-from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages, read_class_lines
+from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages, read_lines
 from vision_ttt.file_kinds import is_hidden, is_text
 
 _TEST_FOLDERS = ("val", "validation", "test")
@@ -252,7 +252,7 @@ def _is_for_test(path: Path) -> bool:
 def _shard_classes(root: Path, labels: set[int], num_classes: int | None) -> tuple[str, ...]:
     path = root / CLASSES_FILE
     if os.path.lexists(path):
-        names = read_class_lines(path)
+        names = read_lines(path)
     else:
         names = [str(index) for index in range(num_classes or max(labels) + 1)]
     if min(labels) < 0 or max(labels) >= len(names):

@@ -1,4 +1,4 @@
-"""Image sizes of plain backbones: their check, patches, and position embeddings of other grids."""
+"""Image sizes of plain backbones: checks, patch embeddings, positions and those of other grids."""
 
 from __future__ import annotations
 
@@ -85,6 +85,28 @@ def check_image_size(
             f"images of {size[0]} × {size[1]} pixels are not whole patches of {patch[0]} × "
             f"{patch[1]}; make the model with dynamic_img_pad=True to pad them"
         )
+
+
+def patch_embedding(
+    img_size: int | tuple[int, int], patch_size: int, in_chans: int, embed_dim: int, *, pad: bool
+) -> PatchEmbed:
+    """timm's patch embedding, which leaves the check of sizes to the model."""
+    return PatchEmbed(
+        img_size,
+        patch_size,
+        in_chans,
+        embed_dim,
+        strict_img_size=False,
+        dynamic_img_pad=pad,
+        output_fmt="NHWC",
+        flatten=False,
+    )
+
+
+def position_embedding(patch_embed: PatchEmbed) -> nn.Parameter:
+    """Learned positions [1, T, D] of a patch embedding's grid, normal with deviation 0.02."""
+    positions = torch.empty(1, patch_embed.num_patches, patch_embed.proj.out_channels)
+    return nn.Parameter(nn.init.trunc_normal_(positions, std=0.02))
 
 
 def embed_patches(x: Tensor, patch_embed: PatchEmbed, *, pad: bool) -> Tensor:

@@ -9,8 +9,8 @@ from timm.layers import DropPath, PatchEmbed, calculate_drop_path_rates, lecun_n
 from torch import nn
 
 from vision_ttt.layers import BidirectionalMamba, MambaBlock
+from vision_ttt.models.image_size import patch_embedding
 from vision_ttt.models.overlapping_patches import OverlappingPatchEmbed
-from vision_ttt.models.plain_backbone import patch_embedding
 
 
 def mamba_patches(

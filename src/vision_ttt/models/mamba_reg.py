@@ -10,8 +10,9 @@ from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.arguments import check_arguments, check_sides, choose
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.family import Family
+from vision_ttt.models.image_size import position_embedding
 from vision_ttt.models.mamba_parts import mamba_blocks, mamba_patches
-from vision_ttt.models.plain_backbone import PlainBackbone, position_embedding
+from vision_ttt.models.plain_backbone import PlainBackbone
 
 DISTRIBUTIONS = {"even": "even", "front": "head", "middle": "middle", "end": "end"}
 """Distribution of the registers → their placement in :data:`vision_ttt.layers.extra_tokens`.

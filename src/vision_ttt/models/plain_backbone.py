@@ -29,28 +29,6 @@ torch.fx.wrap("check_image_size")
 torch.fx.wrap("positions_for")
 
 
-def patch_embedding(
-    img_size: int | tuple[int, int], patch_size: int, in_chans: int, embed_dim: int, *, pad: bool
-) -> PatchEmbed:
-    """timm's patch embedding, which leaves the check of sizes to :class:`PlainBackbone`."""
-    return PatchEmbed(
-        img_size,
-        patch_size,
-        in_chans,
-        embed_dim,
-        strict_img_size=False,
-        dynamic_img_pad=pad,
-        output_fmt="NHWC",
-        flatten=False,
-    )
-
-
-def position_embedding(patch_embed: PatchEmbed) -> nn.Parameter:
-    """Learned positions [1, T, D] of a patch embedding's grid, normal with deviation 0.02."""
-    positions = torch.empty(1, patch_embed.num_patches, patch_embed.proj.out_channels)
-    return nn.Parameter(nn.init.trunc_normal_(positions, std=0.02))
-
-
 class PlainBackbone(Classifier):
     """Backbone and classifier whose blocks all run at one resolution: [B, C, H, W] → logits.
 

@@ -11,9 +11,9 @@ from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.arguments import check_arguments, check_sides, choose
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.family import Family
-from vision_ttt.models.image_size import check_overlapping
+from vision_ttt.models.image_size import check_overlapping, position_embedding
 from vision_ttt.models.mamba_parts import mamba_blocks, mamba_patches
-from vision_ttt.models.plain_backbone import PlainBackbone, position_embedding
+from vision_ttt.models.plain_backbone import PlainBackbone
 
 CLASS_TOKENS = ("middle", "head", "end", "double")
 """Pooling by class tokens, named by their placement."""

@@ -11,7 +11,8 @@ from vision_ttt.layers import ExtraTokens, VitttBlock
 from vision_ttt.models.arguments import check_arguments, check_sides, choose, mlp_width
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.family import Family
-from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
+from vision_ttt.models.image_size import patch_embedding, position_embedding
+from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.models.vittt_designs import check_design, make_mixer
 
 CLASS_TOKENS = ("head", "middle", "double")

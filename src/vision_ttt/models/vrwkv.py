@@ -14,7 +14,8 @@ from vision_ttt.layers.grid import check_grid
 from vision_ttt.models.arguments import check_arguments, check_sides
 from vision_ttt.models.classifier import linear_head
 from vision_ttt.models.family import Family
-from vision_ttt.models.plain_backbone import PlainBackbone, patch_embedding, position_embedding
+from vision_ttt.models.image_size import patch_embedding, position_embedding
+from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.ops import selective_scan
 from vision_ttt.ops.vit3_ttt.descent import at_least_float32, without_autocast
 

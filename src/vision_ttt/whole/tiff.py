@@ -29,10 +29,11 @@ TILE = 256
 """Side of the tiles that are written."""
 _GEOGRAPHIC = (33550, 33922, 34264, 34735, 34736, 34737)
 """Tags of GeoTIFF: where the pixels are on the earth."""
+_OTHER_COLOURS = ("MINISWHITE", "PALETTE", "CIELAB", "SEPARATED")
+"""Photometric interpretations whose pixels are neither grey levels from black nor RGB."""
 _NO_DATA = 42113
 """GDAL's tag with the value, as text, of pixels without data."""
 _BIG = 2**31
-_OTHER_COLOURS = ("MINISWHITE", "PALETTE", "CIELAB", "SEPARATED")
 LARGEST_ROW = 2**26
 """Bytes of a decoded row of tiles that is kept; those of a larger one are decoded for each band."""
 

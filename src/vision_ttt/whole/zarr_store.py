@@ -15,7 +15,7 @@ import torch
 import zarr
 from torch import Tensor
 
-from vision_ttt.file_kinds import check_regular
+from vision_ttt.file_kinds import check_regular, read_regular
 from vision_ttt.files import sync_folder
 from vision_ttt.whole.errors import WholePictureError, naming
 from vision_ttt.whole.pictures import (
@@ -28,6 +28,7 @@ from vision_ttt.whole.pictures import (
 
 _MICRONS = {"nanometer": 1e-3, "micrometer": 1.0, "millimeter": 1e3, "angstrom": 1e-4}
 _CHUNK = 4096
+_LARGEST_DESCRIPTION = 2**24  # bytes
 _FEATURE_AXES = ("y", "x", "feature")
 """Tokens of a chunk that is written, about."""
 
@@ -121,7 +122,7 @@ class ZarrPicture:
 def _holds_features(path: Path) -> bool:
     """Whether a folder is an array that :func:`write_features` has written."""
     try:
-        said = json.loads((path / "zarr.json").read_bytes())
+        said = json.loads(read_regular(path / "zarr.json", _LARGEST_DESCRIPTION))
     except (OSError, ValueError):
         return False
     return isinstance(said, dict) and said.get("dimension_names") == list(_FEATURE_AXES)

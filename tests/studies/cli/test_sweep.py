@@ -100,6 +100,16 @@ def test_missing_runs_alone_are_trained_and_join_the_others(tiny, tmp_path, resu
     assert "leave out --missing-only" in capfd.readouterr().err
 
 
+def test_former_results_outlive_a_sweep_of_which_every_run_failed(
+    tiny, tmp_path, results, monkeypatch
+):
+    monkeypatch.setattr(sweep, "run_all", lambda *_: [])
+    table = tmp_path / "some.csv"
+    write_results(table, results)
+    assert main(["sweep", "tiny", "--rows", "bare", "--results", str(table)]) == 0
+    assert read_results(table) == results
+
+
 def test_missing_runs_of_another_length_are_refused(tiny, tmp_path, results, capfd):
     table = tmp_path / "some.csv"
     write_results(table, results)
