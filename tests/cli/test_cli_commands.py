@@ -14,6 +14,7 @@ from vision_ttt.cli.arguments.train import COMMON, DEFAULT_TASK
 from vision_ttt.cli.main import main
 from vision_ttt.engine import train
 from vision_ttt.engine.checkpoint import read_weights, save_weights
+from vision_ttt.errors import Interrupted
 from vision_ttt.recipes import resolve
 from vision_ttt.recipes.names import short_names
 from vision_ttt.tasks import find, load_model
@@ -134,7 +135,12 @@ def test_train_in_stages(
     for name, weight in small.state_dict().items():
         if name != "pos_embed":
             torch.testing.assert_close(large.state_dict()[name], weight, rtol=0, atol=1e-5)
+    # A stage that was killed before its report is evaluated again.
+    assert main(["train", str(path), "--resume", "auto"]) == 0
+    assert capsys.readouterr().err.count("resuming from") == 2
     # What is finished is left as it is; what is not goes on.
+    for name in stages:
+        (output / name / "report.html").touch()
     for file in (output / "large" / "checkpoints").iterdir():
         file.unlink()
     (output / "large" / "metrics.json").unlink()
@@ -146,6 +152,24 @@ def test_train_in_stages(
     # What is finished is the stage of another run.
     assert main(["train", str(path), "--resume", "auto", "--seed", "7"]) == 2
     assert "small cannot be resumed with another config: run.seed" in capsys.readouterr().err
+
+
+def test_a_stopped_stage_says_how_the_recipe_goes_on(
+    tiny_fields: Callable[..., dict],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Said,
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise Interrupted("stopped. Resume with: COMMAND")
+
+    monkeypatch.setattr("vision_ttt.cli.train.train", stopped)
+    path = tmp_path / "staged.yaml"
+    recipe = resolve(tiny_fields(epochs=1, output=str(tmp_path / "run"))).as_dict()
+    for stages, told in ({"only": {}}, "COMMAND\n"), ({"a": {}, "b": {}}, "--resume auto\n"):
+        path.write_text(json.dumps({**recipe, "stages": stages}))
+        assert main(["train", str(path)]) == 130
+        assert capsys.readouterr().err.endswith(told)
 
 
 def test_exit_codes(

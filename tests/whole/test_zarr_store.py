@@ -93,6 +93,12 @@ def test_older_ones_and_those_without_channels_are_read(tmp_path: Path) -> None:
         ZarrPicture(path, PLAIN, mpp=1)
 
 
+def test_a_scale_of_all_levels_multiplies_that_of_each(tmp_path: Path) -> None:
+    transforms = [{"type": "scale", "scale": [1, 3, 3]}]
+    path = write(tmp_path / "p.zarr", "cyx", said={"coordinateTransformations": transforms})
+    assert ZarrPicture(path, PLAIN, level=1).mpp == 3.0
+
+
 def test_another_content_has_another_identity(tmp_path: Path) -> None:
     path = write(tmp_path / "p.zarr")
     before = ZarrPicture(path, PLAIN)
@@ -116,6 +122,11 @@ def _damaged(path: Path) -> None:
     (path / "0" / "0.0.0").write_bytes(b"nothing of the kind")
 
 
+def _collection(path: Path) -> None:
+    zarr.open_group(path, mode="w").attrs["bioformats2raw.layout"] = 3
+    write(path / "0")
+
+
 def _pipe(path: Path) -> None:
     (write(path) / "0" / "0.0.0").unlink()
     os.mkfifo(path / "0" / "0.0.0")
@@ -131,6 +142,8 @@ def _pipe(path: Path) -> None:
         (lambda path: write(path, said={"datasets": 3}), "cannot be read as OME-Zarr"),
         (lambda path: write(path, "zyx", pixels=PIXELS[:1]), "has 1 channels, and mean"),
         (lambda path: write(path, said={"axes": [*"zyx"]}), "has the axes z 3, y 61, x 53; acc"),
+        (lambda path: write(path, said={"axes": [*"cyz"]}), "has the axes c 3, y 61, z 53; acc"),
+        (_collection, "collection of bioformats2raw; name one of its pictures, as .*/0$"),
         (lambda path: write(path, pixels=PIXELS.astype(np.int64)), "pixels are int64"),
         (_without(".zgroup"), "cannot be read as OME-Zarr"),
         (_without("0/.zarray"), "cannot be read as OME-Zarr"),

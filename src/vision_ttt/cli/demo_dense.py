@@ -8,11 +8,10 @@ from pathlib import Path
 import jsonargparse
 
 from vision_ttt.cli.rendering_bar import rendering_bar
-from vision_ttt.cli.run_report import report
+from vision_ttt.cli.run_report import is_reported, report
 from vision_ttt.data.scenes import SceneSettings, render_scenes
 from vision_ttt.engine import Preempted, train
 from vision_ttt.engine.locks import alone_in
-from vision_ttt.engine.run_directory import is_finished
 from vision_ttt.errors import UserError
 from vision_ttt.extras import require
 
@@ -27,7 +26,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
         with alone_in(output, wait=False):
             render(output, scene_settings(arguments))
             for config in () if arguments.render_only else arguments.runs:
-                if is_finished(config) and (Path(config.run.output) / "report.html").is_file():
+                if is_reported(config):
                     _LOGGER.info("finished before: %s", config.run.output)
                     continue
                 _LOGGER.info("%s: %s", config.task.name, config.run.output)

@@ -10,11 +10,24 @@ from rich.table import Table
 
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
+from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.metrics import rate_name
+from vision_ttt.engine.run_directory import is_finished
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import render_report
 from vision_ttt.files import write_text
+
+_PAGE = "report.html"
+
+
+def is_reported(config: TrainConfig) -> bool:
+    """Whether a run has come to its end and has its page: not killed between the two.
+
+    Raises:
+        ConfigError: it has come to its end, but is a run of another config.
+    """
+    return is_finished(config) and Path(config.run.output, _PAGE).is_file()
 
 
 def report(result: TrainResult, title: str | None = None) -> None:
@@ -44,7 +57,7 @@ def write_page(result: TrainResult, own: Report) -> Path:
         "versions": ", ".join(f"{name} {version}" for name, version in metrics["versions"].items()),
     }
     configuration = (result.run_dir / "config.yaml").read_text(encoding="utf-8")
-    page = result.run_dir / "report.html"
+    page = result.run_dir / _PAGE
     content = render_report(
         _title(metrics), summary, list(own.sections), configuration, own.tables, own.texts
     )

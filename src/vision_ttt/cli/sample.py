@@ -19,6 +19,9 @@ from vision_ttt.errors import DamagedModel, UserError, nearest
 from vision_ttt.files import write_bytes
 from vision_ttt.tasks import load_model
 
+_NOT_IN_NAMES = re.compile(r'^\.|[\x00-\x1f/\\:*?"<>|]')
+"""Of a class, what may lead out of its folder, hide it, or is refused by a file system."""
+
 
 def run(arguments: jsonargparse.Namespace) -> int:
     """Generate, write, and say what was written."""
@@ -65,7 +68,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
             write_bytes(output, to_png(grid(pixels, arguments.per_class, shown)))
         if arguments.images is not None:
             for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-                folder = re.sub(r"[^\w-]", "_", metadata.carried["classes"][label])
+                folder = _NOT_IN_NAMES.sub("_", metadata.carried["classes"][label])
                 path = Path(arguments.images) / folder / f"{number:05d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, to_png(image))

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import jsonargparse
 
-from vision_ttt.cli.run_report import report
+from vision_ttt.cli.run_report import is_reported, report
 from vision_ttt.data import LoaderError
 from vision_ttt.engine import NonFiniteError, Preempted, TrainConfig, train
-from vision_ttt.engine.run_directory import Resume, is_finished
+from vision_ttt.engine.run_directory import Resume
+from vision_ttt.errors import Interrupted
 
 _LOGGER = logging.getLogger(__name__)
 DIVERGED = 3
@@ -43,12 +44,19 @@ def run(arguments: jsonargparse.Namespace) -> int:
 def _train_stages(stages: Mapping[str, TrainConfig], resume: Resume, overwrite: bool) -> None:
     for number, (name, config) in enumerate(stages.items()):
         if len(stages) > 1:
-            if resume and is_finished(config):
+            if resume and is_reported(config):
                 _LOGGER.info("stage %s is finished: %s", name, config.run.output)
                 continue
             _LOGGER.info("stage %s (%d of %d)", name, number + 1, len(stages))
             # Where the first stage is resumed, a later one may not have begun.
             resume = "auto" if resume and number else resume
-        result = train(config, resume=resume, overwrite=overwrite, progress=True)
+        try:
+            result = train(config, resume=resume, overwrite=overwrite, progress=True)
+        except Interrupted as error:
+            if len(stages) == 1:
+                raise
+            raise type(error)(
+                f"{error}, or this and the stages after it by the former command with --resume auto"
+            ) from None
         if result.is_main:
             report(result)

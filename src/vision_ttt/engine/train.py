@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -329,5 +330,5 @@ class _Run:
             votes,
             f"stopped after update {self.state.update} (epoch {epoch});"
             f" {self.run_dir / WEIGHTS_FILE} is complete. Resume with:"
-            f" vision-ttt train {self.run_dir / 'config.yaml'} --resume",
+            f" vision-ttt train {shlex.quote(str(self.run_dir / 'config.yaml'))} --resume",
         )

@@ -28,9 +28,9 @@ from vision_ttt.whole.pictures import (
 
 _MICRONS = {"nanometer": 1e-3, "micrometer": 1.0, "millimeter": 1e3, "angstrom": 1e-4}
 _CHUNK = 4096
+"""Tokens of a chunk that is written, about."""
 _LARGEST_DESCRIPTION = 2**24  # bytes
 _FEATURE_AXES = ("y", "x", "feature")
-"""Tokens of a chunk that is written, about."""
 
 
 class ZarrPicture:
@@ -66,6 +66,11 @@ class ZarrPicture:
             files = _files(self.path)
             group = zarr.open_group(self.path, mode="r")
             said = group.attrs.get("ome", group.attrs)
+            if "bioformats2raw.layout" in said:
+                raise WholePictureError(
+                    f"{self.path} is a collection of bioformats2raw; name one of its pictures, as"
+                    f" {self.path / '0'}"
+                )
             if "multiscales" not in said:
                 raise WholePictureError(f"{self.path} has no multiscales: it is no OME-Zarr")
             scales: Any = said["multiscales"][0]
@@ -76,7 +81,8 @@ class ZarrPicture:
                 for each in scales.get("axes") or "tczyx"[-arrays[0].ndim :]
             ]
             names = [each["name"] for each in axes]
-            spacings = [_spacing(each, axes) for each in datasets]
+            _check_axes(self.path, names, arrays[0].shape)
+            spacings = [_spacing((each, scales), axes) for each in datasets]
             self.level = level_of(self.path, spacings, level, mpp)
             self.mpp = spacings[self.level]
             self._array = arrays[self.level]
@@ -99,15 +105,9 @@ class ZarrPicture:
         return self.normalisation(pixels if pixels.ndim == 3 else pixels[..., None])
 
     def _check(self, names: list[str]) -> None:
-        """Refuse other axes, and chunks that are too large for bands."""
+        """Refuse chunks that are too large for bands."""
         array, self._names = self._array, names
         sizes = dict(zip(names, array.shape, strict=True))
-        long = [name for name in sizes if name not in "cyx" and sizes[name] != 1]
-        if not {"y", "x"} <= {*names} or long or not math.prod(array.shape):
-            shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            raise WholePictureError(
-                f"{self.path} has the axes {shape}; accepted: y, x, c, and others of length 1"
-            )
         self.height, self.width, self.channels = sizes["y"], sizes["x"], sizes.get("c", 1)
         chunk = math.prod(array.chunks) * array.dtype.itemsize
         # It decodes ten chunks at once, from as many copies of their content.
@@ -142,14 +142,27 @@ def _files(folder: Path) -> list[str]:
     return found
 
 
-def _spacing(dataset: Mapping[str, Any], axes: list[Mapping[str, Any]]) -> float | None:
-    """Microns per pixel along x, where a level says it."""
-    (place,) = [index for index, axis in enumerate(axes) if axis["name"] == "x"]
+def _check_axes(path: Path, names: list[str], shape: tuple[int, ...]) -> None:
+    sizes = dict(zip(names, shape, strict=True))
+    long = [name for name in sizes if name not in "cyx" and sizes[name] != 1]
+    if not {"y", "x"} <= {*names} or long or not math.prod(shape):
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise WholePictureError(
+            f"{path} has the axes {shown}; accepted: y, x, c, and others of length 1"
+        )
+
+
+def _spacing(said: Iterable[Mapping[str, Any]], axes: list[Mapping[str, Any]]) -> float | None:
+    """Microns per pixel along x, where `said`, of a level and of all levels, tells them."""
+    place = [axis["name"] for axis in axes].index("x")
+    scales = [
+        float(transform["scale"][place])
+        for each in said
+        for transform in each.get("coordinateTransformations", ())
+        if transform["type"] == "scale"
+    ]
     unit = _MICRONS.get(axes[place].get("unit", ""))
-    for transform in dataset.get("coordinateTransformations", ()):
-        if transform["type"] == "scale" and unit is not None:
-            return unit * float(transform["scale"][place])
-    return None
+    return unit * math.prod(scales) if scales and unit is not None else None
 
 
 def write_features(
