@@ -11,7 +11,6 @@ import jsonargparse
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
@@ -36,7 +35,7 @@ from vision_ttt import recipes, tasks
 from vision_ttt.bench.machine import describe_run
 from vision_ttt.cli.fast_model import fast_model
 from vision_ttt.cli.plain_console import plain_console
-from vision_ttt.cli.wide_table import print_whole
+from vision_ttt.cli.wide_table import print_figures
 from vision_ttt.data import DatasetError, targets_of
 from vision_ttt.errors import UserError
 from vision_ttt.explain.feature_maps import token_grid
@@ -177,10 +176,5 @@ def _progress(name: str, count: int) -> Iterator[Callable[[], None]]:
 def _show(results: list[DeletionResult]) -> None:
     for title, own in by_model(results).items():
         headings, lines = tabulate_deletion(own)
-        table = Table(title=title)
-        for place, heading in enumerate(headings):
-            table.add_column(heading, justify="right" if place > 1 else "left")
-        for line in lines:
-            table.add_row(*line)
-        print_whole(table)
+        print_figures(headings, lines, names=2, title=title)
     plain_console().print(describe_deletion(results), highlight=False, soft_wrap=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import jsonargparse
 import torch
-from rich.table import Table
 
 from studies.scenes.results import (
     Finished,
@@ -19,10 +18,9 @@ from studies.scenes.results import (
 )
 from studies.scenes.tables import GOALS, by_class, compare, describe_scene_runs, learning_curves
 from vision_ttt.bench.machine import describe_run
-from vision_ttt.bench.tables import Table as Cells
 from vision_ttt.cli.demo_dense import render, scene_settings
 from vision_ttt.cli.run_report import report
-from vision_ttt.cli.wide_table import print_whole
+from vision_ttt.cli.wide_table import print_figures
 from vision_ttt.data.scene_images import SPLITS
 from vision_ttt.data.scenes import SceneSettings
 from vision_ttt.engine import Preempted, TrainConfig, train
@@ -95,7 +93,7 @@ def _show(output: Path, finished: Sequence[Finished]) -> None:
     for task, runs in by_task.items():
         title = f"{task[0].upper()}{task[1:]}"
         table = compare(task, runs)
-        _print(title, table)
+        print_figures(*table, title=title)
         tables.append(PageTable(title, describe_scene_runs(runs), *table))
         tables.append(
             PageTable(
@@ -163,12 +161,3 @@ def _summary(by_task: Mapping[str, Sequence[Finished]]) -> dict[str, str]:
             name = f"{task}, {each.result.model}, seed {each.result.seed}"
             summary[name] = f"{', '.join(figures)}; {each.result.seconds:.0f} s of training"
     return summary
-
-
-def _print(title: str, cells: Cells) -> None:
-    table = Table(title=title)
-    for place, heading in enumerate(cells.headings):
-        table.add_column(heading, justify="right" if place else "left")
-    for line in cells.lines:
-        table.add_row(*line)
-    print_whole(table)

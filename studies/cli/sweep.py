@@ -36,7 +36,7 @@ from studies.sweeps.tables import (
     markdown,
 )
 from vision_ttt.cli.plain_console import plain_console
-from vision_ttt.cli.wide_table import print_whole
+from vision_ttt.cli.wide_table import print_figures, print_whole
 from vision_ttt.errors import Interrupted, UserError
 from vision_ttt.recipes import change
 
@@ -66,15 +66,20 @@ def run(arguments: jsonargparse.Namespace) -> int:
         results = in_order(sweep, [*kept, *trained])
         if trained:  # former results outlive a sweep of which every run failed
             write_results(results_file, results)
+    _tell(failures)
     if results:
         _show(sweep, results)
-        draw = sweep.draw or sweep_figure
-        drawn = [result for result in results if result.row in shown.by_name]
-        write_picture(draw(shown, drawn), figure, dpi=110)
         if arguments.page is not None:
             replace_in(Path(arguments.page), sweep.name, markdown(sweep, results))
-        _LOGGER.info("results in %s and %s", results_file, figure)
-    _tell(failures)
+        _LOGGER.info("results in %s", results_file)
+        draw = sweep.draw or sweep_figure
+        drawn = [result for result in results if result.row in shown.by_name]
+        try:
+            write_picture(draw(shown, drawn), figure, dpi=110)
+        except UserError as error:  # of rows that are still to be trained
+            _LOGGER.warning("no picture: %s", error)
+        else:
+            _LOGGER.info("picture in %s", figure)
     return RUN_FAILED if failures else 0
 
 
@@ -275,10 +280,5 @@ def _list(sweep: Sweep) -> None:
 
 def _show(sweep: Sweep, results: Sequence[Result]) -> None:
     for headings, lines in all_tables(sweep, results):
-        table = Table()
-        for place, heading in enumerate(headings):
-            table.add_column(heading, justify="right" if place > 1 else "left")
-        for line in lines:
-            table.add_row(*line)
-        print_whole(table)
+        print_figures(headings, lines, names=2)
     plain_console().print(describe(sweep, results), highlight=False, soft_wrap=True)

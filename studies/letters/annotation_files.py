@@ -40,8 +40,8 @@ def ade_classes(names: Sequence[str]) -> bytes:
     return "\n".join([*lines, ""]).encode()
 
 
-def polygons(mask: np.ndarray) -> list[list[float]] | None:
-    """Return the outlines of a mask, [x, y, x, y, …] in pixels each; None where it has a hole.
+def polygons(mask: np.ndarray) -> list[list[float]]:
+    """Return the outlines of a mask without holes, [x, y, x, y, …] in pixels each.
 
     They run through the middles of the pixels' edges: every pixel's middle lies on the side that
     the mask says.
@@ -54,9 +54,7 @@ def polygons(mask: np.ndarray) -> list[list[float]] | None:
         z=framed, fill_type=contourpy.FillType.OuterOffset
     ).filled(0.5, 2)
     outlines = []
-    for points, offsets in zip(*contours, strict=True):
-        if len(offsets) > 2:
-            return None
+    for points in contours[0]:
         # The frame shifts places by 1, and the middle of the first pixel is at 0.5.
         corners = points[:-1].astype(np.float64) - 0.5
         steps = corners - np.roll(corners, 1, axis=0)

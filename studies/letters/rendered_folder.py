@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from PIL import Image
 
 from vision_ttt.data.shards import DatasetError
 from vision_ttt.file_kinds import read_regular
+from vision_ttt.files import atomic_file
 
 MANIFEST_FILE = "manifest.json"
 SHEET_FILE = "sheet.png"
@@ -134,9 +134,8 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file that is there whole or not at all, whenever the process is killed."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
+    with atomic_file(path, synced=False) as file:
+        file.write(content)
 
 
 def _merged(parts: Sequence[Path]) -> Entries:

@@ -12,7 +12,6 @@ from pathlib import Path
 import jsonargparse
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from vision_ttt.bench.machine import describe_run
 from vision_ttt.bench.memory import can_measure
@@ -21,7 +20,7 @@ from vision_ttt.bench.rates import Rates, measure_rates
 from vision_ttt.bench.rows import Row, Run, append_rows
 from vision_ttt.bench.tables import describe, tabulate
 from vision_ttt.cli.plain_console import plain_console
-from vision_ttt.cli.wide_table import print_whole
+from vision_ttt.cli.wide_table import print_figures
 from vision_ttt.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -91,12 +90,8 @@ def measure_and_show(
 
 def _show(rows: Sequence[Row], baseline: str | None) -> None:
     headings, lines = tabulate(rows, baseline)
-    table = Table(title=f"bench {rows[0].what}", caption=describe(rows, baseline))
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left")
-    for line in lines:
-        table.add_row(*line)
-    print_whole(table)
+    title = f"bench {rows[0].what}"
+    print_figures(headings, lines, title=title, caption=describe(rows, baseline))
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Tables whose cells are for copying: printed whole, whatever the terminal's width."""
 
+from collections.abc import Iterable, Sequence
+
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -11,3 +13,20 @@ def print_whole(table: Table) -> None:
     console = plain_console()
     whole = Measurement.get(console, console.options.update(width=10_000), table).maximum
     plain_console(width=max(console.width, whole)).print(table)
+
+
+def print_figures(
+    headings: Sequence[str],
+    lines: Iterable[Sequence[str]],
+    *,
+    names: int = 1,
+    title: str | None = None,
+    caption: str | None = None,
+) -> None:
+    """Print lines of cells as a table: `names` columns at the left, figures right-aligned."""
+    table = Table(title=title, caption=caption)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place < names else "right")
+    for line in lines:
+        table.add_row(*line)
+    print_whole(table)

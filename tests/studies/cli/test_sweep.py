@@ -16,6 +16,7 @@ from studies.sweeps.lengths import LENGTHS_FILE
 from studies.sweeps.results import HISTORY, Result, read_results, write_results
 from studies.sweeps.runs import run_all
 from vision_ttt.bench.machine import describe_run
+from vision_ttt.errors import UserError
 from vision_ttt.recipes import resolve
 
 
@@ -98,6 +99,19 @@ def test_missing_runs_alone_are_trained_and_join_the_others(tiny, tmp_path, resu
     assert "plain, seed 2: test accuracy" in capfd.readouterr().err
     assert main([*argv, "--table-only"]) == 2
     assert "leave out --missing-only" in capfd.readouterr().err
+
+
+def test_a_picture_that_needs_other_rows_is_left_out(tiny, tmp_path, results, monkeypatch, capsys):
+    def draw(*_):
+        raise UserError("the picture needs results of plain")
+
+    monkeypatch.setitem(SWEEPS, "tiny", dataclasses.replace(tiny, draw=draw))
+    table = tmp_path / "some.csv"
+    write_results(table, results)
+    assert main(["sweep", "tiny", "--table-only", "--results", str(table)]) == 0
+    said = capsys.readouterr()
+    assert "Plain" in said.out
+    assert "no picture: the picture needs results of plain" in said.err
 
 
 def test_former_results_outlive_a_sweep_of_which_every_run_failed(
