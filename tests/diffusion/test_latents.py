@@ -89,6 +89,9 @@ def test_latents_are_encoded_once(autoencoder: str, tmp_path: Path) -> None:
     assert images.file.stat().st_mtime_ns == before
     with pytest.raises(DatasetError, match="is asked; name another folder"):
         cached(tmp_path, autoencoder, mirrored=False)
+    (tmp_path / "train.json").write_text("{")
+    with pytest.raises(DatasetError, match=r"train.json is damaged .*; remove it"):
+        cached(tmp_path, autoencoder)
 
 
 def test_an_interrupted_encoding_is_none(autoencoder: str, tmp_path: Path) -> None:

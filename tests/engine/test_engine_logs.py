@@ -33,7 +33,7 @@ def test_the_bar_tells_speed_loss_inner_loss_rate_memory_and_time_left(tmp_path:
         assert (log.bar.tasks[0].completed, log.bar.tasks[0].total) == (3, 10)
         screen.print(log.bar.get_renderable())
     said = screen.file.getvalue()
-    for figure in ("64 images/s", "loss 2.000", "inner loss −25%", "lr 5.0e-04", "GiB", "ETA"):
+    for figure in ("64 images/s", "loss 2.000", "inner loss -25%", "lr 5.0e-04", "GiB", "ETA"):
         assert figure in said
     assert "epoch 1/300" in said
 

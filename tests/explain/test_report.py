@@ -253,8 +253,8 @@ def test_a_rising_inner_loss_is_explained():
     falls = [{**row, "inner_loss_reduction": 0.2 * row["epoch"]} for row in HISTORY]
     text = _reading(falls)
     assert "Training does not minimise the inner loss" in text
-    assert "by 20% after the first epoch, by 60% after the last." in text
+    assert "by 20% at the first evaluation, by 60% at the last." in text
     unknown = [{**row, "inner_loss_reduction": None} for row in HISTORY]
     assert _reading(unknown).endswith("to the last.")
     without = [{**row, "inner_loss": None} for row in unknown]
-    assert _reading(without) == "Loss and accuracy after each epoch."
+    assert _reading(without) == "Loss and accuracy at each evaluation."

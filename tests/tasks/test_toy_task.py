@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 import forked_python
 import vision_ttt.engine
@@ -208,6 +209,9 @@ def test_nan_in_a_batch_is_named_and_can_be_replayed(
     _, (only,), told = replay(path)
     assert set(only) == {"vectors", "targets", "indices", "nested/0/weights"}
     assert told["where"] == "the batch's vectors"
+    save_file(only, tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match=r"other.safetensors is no batch that a run has"):
+        replay(tmp_path / "other.safetensors")
 
 
 def test_the_table_refuses_a_second_task_of_a_name() -> None:

@@ -139,7 +139,7 @@ class RunLog:
             },
             state.update,
         )
-        inner = "" if self.reduction is None else f"  inner loss −{self.reduction:.0%}"
+        inner = "" if self.reduction is None else f"  inner loss {-self.reduction:+.0%}"
         self.bar.update(
             self.task,
             completed=state.update,

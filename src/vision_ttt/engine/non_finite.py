@@ -18,7 +18,7 @@ from vision_ttt.engine.config import TrainConfig
 from vision_ttt.engine.non_finite_search import find_non_finite
 from vision_ttt.engine.state import TrainState
 from vision_ttt.engine.step import Outcome, Pass, seed_pass
-from vision_ttt.engine.tensor_files import read_tensors, write_tensors
+from vision_ttt.engine.tensor_files import CheckpointError, read_tensors, write_tensors
 from vision_ttt.errors import UserError
 
 _LOGGER = logging.getLogger(__name__)
@@ -78,10 +78,12 @@ def replay(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]
     the config and each pass's `places`, its seed.
 
     Raises:
-        FileNotFoundError, CheckpointError: there is no such file, or it is damaged.
+        FileNotFoundError, CheckpointError: there is no such file, it is damaged, or holds no batch.
     """
     tensors, text = read_tensors(path)
     metadata = json.loads(text or "{}")
+    if "places" not in metadata:
+        raise CheckpointError(f"{path} is no batch that a run has saved")
     weights = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
     passes: list[dict[str, Tensor]] = [{} for _ in metadata["places"]]
     for key, tensor in tensors.items():

@@ -68,16 +68,16 @@ def write_report(task: Classification, result: TrainResult) -> Report:
     }
     last = history[-1]
     if last["inner_loss_reduction"] is not None:
-        measured["inner loss, last against first"] = f"−{last['inner_loss_reduction']:.0%}"
+        measured["inner loss, last against first"] = f"{-last['inner_loss_reduction']:+.0%}"
     return Report(save(sections, result.run_dir), measured, {})
 
 
 def _reading(history: Sequence[Mapping[str, Any]]) -> str:
     """How to read the curves: above all, why the inner loss may rise."""
     if all(row["inner_loss"] is None for row in history):
-        return "Loss and accuracy after each epoch."
+        return "Loss and accuracy at each evaluation."
     text = (
-        "Loss, accuracy and inner loss after each epoch. Training does not minimise the inner "
+        "Loss, accuracy and inner loss at each evaluation. Training does not minimise the inner "
         "loss: it is a distance to targets that the model makes itself, and it rises where "
         "training makes these larger. That the learners learn shows in its fall along the image, "
         "from the first mini-batch of tokens to the last"
@@ -85,7 +85,7 @@ def _reading(history: Sequence[Mapping[str, Any]]) -> str:
     falls = [row["inner_loss_reduction"] for row in history]
     if None in (falls[0], falls[-1]):
         return text + "."
-    return text + f": by {falls[0]:.0%} after the first epoch, by {falls[-1]:.0%} after the last."
+    return text + f": by {falls[0]:.0%} at the first evaluation, by {falls[-1]:.0%} at the last."
 
 
 def _gradient_maps(

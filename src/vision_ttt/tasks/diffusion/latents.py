@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from vision_ttt.data import DatasetError, ImageError, with_transform
 from vision_ttt.data.loading import SeededItems, Transform
+from vision_ttt.engine.described import read_json
 from vision_ttt.engine.locks import alone_in
 from vision_ttt.errors import UserError
 from vision_ttt.extras import require
@@ -149,7 +150,10 @@ def cache_latents(
     file, told = folder / f"{part}.npy", folder / f"{part}.json"
     with alone_in(folder, wait=True):
         if told.exists():
-            found = json.loads(told.read_text(encoding="utf-8"))
+            try:
+                found = read_json(told.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise DatasetError(f"{told} is damaged ({error}); remove it") from error
             if found != asked:
                 raise DatasetError(
                     f"{told} says {found}, and {asked} is asked; name another folder"

@@ -39,7 +39,7 @@ def write_report(task: Diffusion, result: TrainResult) -> Report:
     curves = learning_curves(history, [Curves("Objective", "mean per image", lines)])
     curves.axes[0].set_yscale("log")
     sections = {
-        "curves": Section("Training", "The objective after each epoch.", curves),
+        "curves": Section("Training", "The objective at each evaluation.", curves),
         "samples": Picture(
             "Samples",
             f"A row for each of {', '.join(shown)}; guidance {_GUIDANCE}, not selected.",

@@ -32,7 +32,7 @@ def write_report(task: MaskedImages, result: TrainResult) -> Report:
     sections = {
         "curves": section(
             "Training",
-            "The error after each epoch; constant: of a prediction of each patch's mean.",
+            "The error at each evaluation; constant: of a prediction of each patch's mean.",
             learning_curves,
             *(history, [panel]),
         ),
