@@ -25,7 +25,7 @@ from vision_ttt.ops.vit3_ttt import (
     gated_unit_ascent,
 )
 from vision_ttt.whole.bands import BandTokens
-from vision_ttt.whole.sweeps import TOKENS, BandedBlock, Numbers, Sweep
+from vision_ttt.whole.sweeps import TOKENS, BandedBlock, Sweep
 
 _CHUNK = 2048
 """Tokens that go through the MLP at once."""
@@ -194,42 +194,39 @@ _INNER = {SwiGLUInner: _SwiGLU, ViT3Inner: _ViT3}
 
 class _Statistics(Sweep):
     writes = None
-    state_kind = Numbers
 
     def __init__(self, block: BandedLinear, descending: bool) -> None:
         self.block, self.descending = block, descending
 
-    def run(self, band: BandTokens, state: Numbers | None) -> tuple[None, Numbers]:
+    def run(self, band: BandTokens, state: Tensor | None) -> tuple[None, Tensor]:
         x, extra = self.block.normalised(band)
         k = self.block.key(torch.cat((band.own(x), extra), dim=1)).double()[0]
         sums = torch.stack((k.sum(0), k.square().sum(0))).flatten()
-        return None, Numbers(sums if state is None else state.numbers + sums)
+        return None, sums if state is None else state + sums
 
 
 class _Learn(Sweep):
     writes = None
-    state_kind = Numbers
 
     def __init__(self, block: BandedLinear, descending: bool) -> None:
         self.block, self.descending = block, descending
 
-    def run(self, band: BandTokens, state: Numbers | None) -> tuple[None, Numbers]:
+    def run(self, band: BandTokens, state: Tensor | None) -> tuple[None, Tensor]:
         inner = self.block.inner
-        numbers = torch.zeros(0, dtype=torch.float64) if state is None else state.numbers
+        numbers = torch.zeros(0, dtype=torch.float64) if state is None else state
         sums = inner.learn(band, numbers).double()
         before, added = numbers[: inner.statistics], numbers[inner.statistics :]
-        return None, Numbers(torch.cat((before, added + sums if len(added) else sums)))
+        return None, torch.cat((before, added + sums if len(added) else sums))
 
 
 class _Apply(Sweep):
     writes = TOKENS
-    state_kind = Numbers
     goes_on = True
 
     def __init__(self, block: BandedLinear, descending: bool) -> None:
         self.block, self.descending = block, descending
 
-    def run(self, band: BandTokens, state: Numbers) -> tuple[Tensor, Numbers]:
+    def run(self, band: BandTokens, state: Tensor) -> tuple[Tensor, Tensor]:
         inner = self.block.inner
-        o = inner.answer(band, state.numbers[inner.statistics :])
+        o = inner.answer(band, state[inner.statistics :])
         return self.block.finish(band, o), state

@@ -17,7 +17,7 @@ from vision_ttt.layers import MambaBlock
 from vision_ttt.ops.packed import packed_mamba_band
 from vision_ttt.ops.packed.mamba_band import BLOCK, state_numbers
 from vision_ttt.whole.bands import BandTokens
-from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Numbers, Sweep
+from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Sweep
 
 
 class BandedMamba(BandedBlock):
@@ -49,20 +49,17 @@ class BandedMamba(BandedBlock):
 
 
 class _Scan(Sweep):
-    state_kind = Numbers
-
     def __init__(self, block: BandedMamba, *, descending: bool, writes: str) -> None:
         self.block, self.descending, self.writes = block, descending, writes
 
-    def run(self, band: BandTokens, state: Numbers | None) -> tuple[Tensor, Numbers]:
+    def run(self, band: BandTokens, state: Tensor | None) -> tuple[Tensor, Tensor]:
         block = self.block
-        out, numbers = packed_mamba_band(
+        return packed_mamba_band(
             band.sequence(band.tokens),
             block.weights,
-            torch.zeros(state_numbers(block.sizes)) if state is None else state.numbers,
+            torch.zeros(state_numbers(block.sizes)) if state is None else state,
             band.side,
             block.sizes,
             reverse=self.descending,
             eps=block.eps,
         )
-        return out, Numbers(numbers)

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.ops.states import from_tensors
 from vision_ttt.whole.bands import Band, BandTokens, cut, separate
 from vision_ttt.whole.embedding import Embedding, Picture
 from vision_ttt.whole.errors import WholePictureError
 from vision_ttt.whole.plan import Plan
-from vision_ttt.whole.scratch import Progress, Scratch, flat, of_state
+from vision_ttt.whole.scratch import Progress, Scratch
 from vision_ttt.whole.stores import FileStore, KeptBands, MemoryStore, Store, checksum
 from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Sweep, stored_side
 
@@ -128,8 +126,7 @@ class Run:
 
     def _sweep(self, index: int, sweep: Sweep) -> None:
         tensors = self.progress.tensors
-        carried = of_state(tensors, "state")
-        state = from_tensors(sweep.state_kind, carried) if carried else None
+        state = tensors.get("state")
         order = self.bands[::-1] if sweep.descending else self.bands
         for band in order[self.progress.bands :]:
             state = self._step(index, sweep, band, state)
@@ -139,13 +136,14 @@ class Run:
                 tensors["extra"] = tensors["next_extra"]
             tensors = {name: tensors[name] for name in ("extra", "next_extra", "side_extra")}
             # Within a sweep the state itself is carried on, and its tensors are for the record.
-            if following and following[0][1].goes_on if last else self.scratch is not None:
-                tensors |= flat({"state": state})
+            kept = following and following[0][1].goes_on if last else self.scratch is not None
+            if kept and state is not None:
+                tensors["state"] = state.contiguous()
             self.progress.tensors = tensors
             self._done(len(self.steps) + 1)
 
     @torch.no_grad()
-    def _step(self, index: int, sweep: Sweep, band: Band, state: Any) -> Any:
+    def _step(self, index: int, sweep: Sweep, band: Band, state: Tensor | None) -> Tensor | None:
         """Take one band through a sweep, and return the state behind it."""
         block, tensors = self.blocks[index], self.progress.tensors
         height, width = self.grid

@@ -133,23 +133,6 @@ class Scratch:
             )
 
 
-def flat(states: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Named tuples of tensors as named tensors: "name.field"."""
-    found: dict[str, Tensor] = {}
-    for name, state in states.items():
-        if isinstance(state, Tensor):
-            found[name] = state.contiguous()
-        elif state is not None:
-            found |= {f"{name}.{key}": x for key, x in state.tensors().items()}
-    return found
-
-
-def of_state(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The tensors of one state that :func:`flat` has named."""
-    prefix = f"{name}."
-    return {key[len(prefix) :]: x for key, x in tensors.items() if key.startswith(prefix)}
-
-
 @contextlib.contextmanager
 def kept_on_errors(scratch: Scratch | None) -> Iterator[None]:
     """Remove the scratch at the end; keep it for a later run where an error ends this one."""

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.ops import states
 from vision_ttt.whole.bands import BandTokens
 
 TOKENS, SIDE = "tokens", "side"
 """Where a sweep writes: the tokens of the next block, or notes for a later sweep of this block."""
-
-
-class Numbers(NamedTuple):
-    """The state of a sweep whose op takes and returns it as one vector [S]."""
-
-    numbers: Tensor
-
-    tensors = states.tensors
 
 
 class Sweep(ABC):
@@ -30,18 +21,17 @@ class Sweep(ABC):
     descending: bool
     writes: str | None
     """TOKENS, SIDE or, where all that it finds is in its state, None."""
-    state_kind: type[Any] | None
-    """The class of the state, a named tuple of tensors with ``tensors``; None for no state."""
     goes_on: bool = False
     """Whether it begins with the state that the block's sweep before has left."""
 
     @abstractmethod
-    def run(self, band: BandTokens, state: Any) -> tuple[Tensor | None, Any]:
+    def run(self, band: BandTokens, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """What is written for a band's part of the sequence [1, n, …], and the state behind it.
 
         Args:
             band: its tokens.
-            state: behind the band before, in the sweep's order; None at the first one.
+            state: a vector [S], behind the band before in the sweep's order; None at the first one,
+                and of a sweep that carries nothing.
         """
 
 
@@ -79,7 +69,7 @@ def stored_side(blocks: Sequence[BandedBlock], storage: torch.dtype) -> torch.dt
 class Copy(Sweep):
     """Write what the sweep before has left."""
 
-    writes, state_kind = TOKENS, None
+    writes = TOKENS
 
     def __init__(self, *, descending: bool) -> None:
         self.descending = descending

@@ -19,7 +19,7 @@ from vision_ttt.ops.packed import packed_vit3_band
 from vision_ttt.ops.packed.vit3_band import BLOCK
 from vision_ttt.ops.vit3_ttt.descent import LOSS_SCALE
 from vision_ttt.whole.bands import BandTokens
-from vision_ttt.whole.sweeps import TOKENS, BandedBlock, Numbers, Sweep
+from vision_ttt.whole.sweeps import TOKENS, BandedBlock, Sweep
 
 
 class BandedViT3(BandedBlock):
@@ -60,23 +60,21 @@ class BandedViT3(BandedBlock):
 
 class _Learn(Sweep):
     writes = None
-    state_kind = Numbers
 
     def __init__(self, block: BandedViT3, descending: bool) -> None:
         self.block, self.descending = block, descending
 
-    def run(self, band: BandTokens, state: Numbers | None) -> tuple[None, Numbers]:
+    def run(self, band: BandTokens, state: Tensor | None) -> tuple[None, Tensor]:
         sums = self.block.run(band, None)
-        return None, Numbers(sums if state is None else state.numbers + sums)
+        return None, sums if state is None else state + sums
 
 
 class _Apply(Sweep):
     writes = TOKENS
-    state_kind = Numbers
     goes_on = True
 
     def __init__(self, block: BandedViT3, descending: bool) -> None:
         self.block, self.descending = block, descending
 
-    def run(self, band: BandTokens, state: Numbers) -> tuple[Tensor, Numbers]:
-        return self.block.run(band, state.numbers), state
+    def run(self, band: BandTokens, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.block.run(band, state), state

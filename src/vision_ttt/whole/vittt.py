@@ -19,7 +19,7 @@ from vision_ttt.ops.packed import packed_vittt_band
 from vision_ttt.ops.packed.vittt_band import BLOCK, VitttBandSizes, initial_state
 from vision_ttt.ops.packed.vittt_blocks import INNER
 from vision_ttt.whole.bands import BandTokens
-from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Copy, Numbers, Sweep
+from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Copy, Sweep
 
 
 class BandedVittt(BandedBlock):
@@ -63,8 +63,6 @@ class BandedVittt(BandedBlock):
 
 
 class _Scan(Sweep):
-    state_kind = Numbers
-
     def __init__(
         self,
         block: BandedVittt,
@@ -86,7 +84,7 @@ class _Scan(Sweep):
         model = [parameters[f"initial.{name}"] for name in INNER[: 4 if sizes["is_mlp"] else 2]]
         self.initial = initial_state(model, block.dim, self.sizes)
 
-    def run(self, band: BandTokens, state: Numbers | None) -> tuple[Tensor, Numbers]:
+    def run(self, band: BandTokens, state: Tensor | None) -> tuple[Tensor, Tensor]:
         block, sizes, weights = self.block, self.sizes, self.weights
         y, rows = band.tokens, (band.width, band.above, band.below)
         if block.conv2d is None or band.places:
@@ -101,14 +99,13 @@ class _Scan(Sweep):
             rows = (y.shape[1], 0, 0)
         count = band.own(band.tokens).shape[1] + len(band.places)
         before = band.length - band.start - count if self.descending else band.start
-        out, numbers = packed_vittt_band(
-            *(y, weights, self.initial if state is None else state.numbers, band.side, sizes),
+        return packed_vittt_band(
+            *(y, weights, self.initial if state is None else state, band.side, sizes),
             rows=rows,
             open_tokens=before % sizes.mini_batch_size,
             rate=block.rate,
             eps=block.eps,
         )
-        return out, Numbers(numbers)
 
 
 def _of_direction(

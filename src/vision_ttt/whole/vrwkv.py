@@ -15,7 +15,7 @@ from vision_ttt.models.vrwkv import ChannelMix, SpatialMix, VRWKVBlock, q_shift
 from vision_ttt.ops import selective_scan
 from vision_ttt.ops._native import LIBRARY
 from vision_ttt.whole.bands import BandTokens
-from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Numbers, Sweep
+from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Sweep
 
 _CHUNK = 2048
 """Tokens that go through the channel mix's linear layers at once."""
@@ -115,39 +115,37 @@ class BandedSpatialMix(_BandedMix):
 
 class _LargestKeys(Sweep):
     writes = None
-    state_kind = Numbers
 
     def __init__(self, block: BandedSpatialMix, descending: bool) -> None:
         self.block, self.descending = block, descending
 
-    def run(self, band: BandTokens, state: Numbers | None) -> tuple[None, Numbers]:
+    def run(self, band: BandTokens, state: Tensor | None) -> tuple[None, Tensor]:
         block = self.block
         largest = block.keys(*block.views(band, block.first(band.tokens))).amax(1)[0]
-        return None, Numbers(largest if state is None else largest.maximum(state.numbers))
+        return None, largest if state is None else largest.maximum(state)
 
 
 class _Scan(Sweep):
     """Its state is the largest keys [D], and the sums [2 D] behind the band before."""
 
-    state_kind = Numbers
     goes_on = True
 
     def __init__(self, block: BandedSpatialMix, descending: bool, writes: str) -> None:
         self.block, self.descending, self.writes = block, descending, writes
 
-    def run(self, band: BandTokens, state: Numbers) -> tuple[Tensor, Numbers]:
+    def run(self, band: BandTokens, state: Tensor) -> tuple[Tensor, Tensor]:
         block, mix = self.block, self.block.mix
         y = block.first(band.tokens)
         x, shifted = block.views(band, y)
         dim, end = x.shape[2], band.start + x.shape[1]
-        largest, before = state.numbers[:dim], state.numbers[dim:]
+        largest, before = state[:dim], state[dim:]
         if end == band.length if self.descending else band.start == 0:
             before = largest.new_zeros(2 * dim)  # not those of the other direction
         weights = torch.exp(block.keys(x, shifted) - largest)
         terms = weights * mix.value(torch.lerp(shifted, x, mix.mix_v))
         terms = torch.cat((terms, weights), dim=-1)
         others, last = block.scanned(terms, before, band.length, descending=self.descending)
-        state = Numbers(torch.cat((largest, last)))
+        state = torch.cat((largest, last))
         if self.writes == SIDE:
             return others, state
         own = torch.exp(mix.bonus / band.length).repeat(2) * terms
@@ -160,7 +158,7 @@ class BandedChannelMix(_BandedMix, Sweep):
     """The second half of a :class:`VRWKVBlock`: one sweep without a state."""
 
     side_width = 0
-    writes, state_kind = TOKENS, None
+    writes = TOKENS
 
     def __init__(self, block: VRWKVBlock, dtype: torch.dtype, *, descending: bool) -> None:
         super().__init__(block, dtype, block.channel_mix, 1)
