@@ -9,7 +9,7 @@ from vision_ttt.bench.rows import Row
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:
-    """The last row of each measurement with its settings, in the order of the rows."""
+    """The last of the rows with the same settings, for all settings, in the order of the rows."""
     last = {_settings(row): row for row in rows}
     return [row for row in rows if last[_settings(row)] is row]
 

@@ -111,9 +111,9 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
         folders[0]
     with pytest.raises(MaskError, match=r"b\.png: "):
         folders[1]
-    with pytest.raises(MaskError, match=r"c\.png: it is there no more"):
+    with pytest.raises(MaskError, match=r"c\.png: it no longer exists"):
         folders[2]
-    with pytest.raises(ImageError, match=r"d\.jpg: it is there no more"):
+    with pytest.raises(ImageError, match=r"d\.jpg: it no longer exists"):
         folders[3]
 
 

@@ -222,7 +222,9 @@ def test_a_linear_vit_learns_the_layers_of_its_vit(
     assert torch.equal(result.model.backbone.head.weight, own["head.weight"])
     given["arguments"]["base"] = "deit_tiny_patch16_224.fb_in1k"
     resolve(given).task.open(resolve(given))
-    told = "the teacher is vit_tiny_patch16_224, and the student made of deit_tiny_patch16_224.fb"
+    told = (
+        "the teacher is vit_tiny_patch16_224, but the student is made from deit_tiny_patch16_224.fb"
+    )
     assert told in caplog.text
     given["arguments"]["base"] = "vit_tiny_patch16_224"
     # The head that the ViT had is there for what comes next.

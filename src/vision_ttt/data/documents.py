@@ -32,17 +32,17 @@ LEFT_OUT_FILES = "_sysconfigdata"
 
 
 class DocumentError(DamagedItem):
-    """A document that cannot be read, is no UTF-8 text, or has not the field that is asked for."""
+    """A document that cannot be read, is no UTF-8 text, or lacks the requested field."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """The files of a source, by their names in the order of these."""
+    """The files of a source, sorted by name."""
 
     root: Path
-    """Folder that the names begin at."""
+    """The folder that the names are relative to."""
     names: tuple[str, ...]
-    """Paths from the root on, with / between."""
+    """Paths relative to the root, with / as separator."""
 
     def held_out(self, share: float) -> tuple[Documents, Documents]:
         """Return the documents for training and those for test.

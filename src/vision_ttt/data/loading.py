@@ -266,8 +266,8 @@ def check_auto_augment(policy: str) -> None:
 def evaluation_transform(data_config: dict[str, Any]) -> Transform:
     """Return timm's evaluation transform for a timm data config.
 
-    Where it crops the middle, only the middle of a very long image is resized: timm would resize an
-    image of 3 × 20,000 pixels to 1.7 million in length, of which it shows as few as of others.
+    Where it crops the middle, only the middle of a very long image is resized. timm would resize an
+    image of 3 × 20,000 pixels to a length of 1.7 million, and then crop most of it away.
     """
 
     transform = create_transform(

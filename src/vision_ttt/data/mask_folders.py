@@ -76,7 +76,7 @@ class MaskFolders(Dataset):
         try:
             image = open_labelled(image_file, (width, height))
         except FileNotFoundError as error:
-            raise ImageError(str(image_file), "it is there no more") from error
+            raise ImageError(str(image_file), "it no longer exists") from error
         if image.size != (width, height):
             raise MaskError(
                 str(mask_file),
@@ -123,7 +123,7 @@ def read_labels(
             mode = mask.mode
             raw = np.array(mask) if mode in _MASK_MODES else None
     except FileNotFoundError as error:
-        raise MaskError(str(file), "it is there no more") from error
+        raise MaskError(str(file), "it no longer exists") from error
     except ImageError as error:
         raise MaskError(str(file), error.reason) from error
     if raw is None:

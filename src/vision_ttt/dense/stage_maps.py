@@ -19,8 +19,8 @@ class StageMaps(nn.Module):
     Args:
         backbone: the name of a model of timm's registry, built with random weights, or such a
             model, which is changed. Its parameters keep the names they have in the classifier.
-        norms: a LayerNorm per map; None for the backbone's own wish, its attribute
-            ``maps_need_norms`` (H-ViT³ has it; without the attribute there are none).
+        norms: a LayerNorm per map; None for what the backbone's attribute
+            ``maps_need_norms`` says (H-ViT³ has it; without the attribute there are none).
 
     Attributes:
         channels: C_i.

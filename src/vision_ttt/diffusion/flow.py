@@ -1,4 +1,4 @@
-"""Diffusion by flow matching: straight ways from noise to images."""
+"""Diffusion by flow matching: straight paths from noise to images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIME_SCALE = 1000
 class FlowMatching:
     """x_σ = (1 - σ) x₀ + σ ε for σ in [0, 1]; a model predicts the velocity ε - x₀.
 
-    Flow Matching (Lipman et al., Eqs. 20 and 23, time reversed) with straight ways, as rectified
+    Flow Matching (Lipman et al., Eqs. 20 and 23, time reversed) with straight paths, as rectified
     flow has them. Sampling goes from σ = 1 to 0 by Euler's steps.
     """
 

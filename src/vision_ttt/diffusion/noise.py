@@ -23,7 +23,7 @@ Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Solver(NamedTuple):
-    """Steps from noise to images; it goes through them once."""
+    """The steps from noise to images, of one pass."""
 
     times: Sequence[float]
     """The time that the model receives at each step, from noise to images."""

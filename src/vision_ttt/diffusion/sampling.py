@@ -41,11 +41,11 @@ def sample(
         sampler: one of ``process.samplers``; the first by default.
         steps: how many times the model is asked.
         guidance: s of e∅ + s (e_y - e∅), with e∅ the model's answer for no class: 1 is the class's
-            own answer, and costs half of any other.
+            own answer, at half the cost of any other.
         seed: of all noise, at least 0.
         clip: keep predicted images within -1 and 1: right for pixels, wrong for latents.
         batch_size: images at once.
-        advance: called after each step with the number of images it was of.
+        advance: called after each step with its number of images.
 
     Returns:
         [N, C, H, W] float32 on the CPU.

@@ -73,7 +73,7 @@ def assemble(
 
     Args:
         found: checkpoints of the run to go on with, newest first: all is as the newest whole one
-            left it. None for a new run.
+            left it. Empty for a new run.
 
     Raises:
         ConfigError: the model, its arguments, weights or data do not fit, or cannot be divided;

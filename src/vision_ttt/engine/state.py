@@ -58,7 +58,7 @@ class TrainState:
     damaged_items: list[str] = field(default_factory=list)
     """Names of the items that could not be read."""
     train_items: int = 0
-    """How many there are; 0 in checkpoints of earlier versions."""
+    """Number of training items; 0 in checkpoints of earlier versions."""
     skipped_updates: list[int] = field(default_factory=list)
     """Updates left out because their loss or gradient was not finite, counted from 0."""
 

@@ -25,9 +25,10 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
     """A causal language model of TTT layers (TTT, Sec. 3): token numbers [B, T] → logits [B, T, V].
 
     ``generate`` is transformers': greedy, sampling and beam search, of batches with padding on the
-    left, and with a streamer. It goes on from ``cache`` where ``input_ids`` are all tokens
-    of the sequences, those that the cache has seen first, or ``inputs_embeds`` their embeddings.
-    With ``num_beams`` or ``num_return_sequences`` it must have every sequence as often.
+    left, and with a streamer. It continues from ``cache``, given the whole sequences as
+    ``input_ids``, the tokens that the cache has seen included, or their embeddings as
+    ``inputs_embeds``. With ``num_beams`` or ``num_return_sequences`` the cache must hold each
+    sequence that many times.
 
     Args:
         config: sizes and options.

@@ -13,7 +13,7 @@ from vision_ttt.language.cache import TTTCache
 
 @dataclass
 class TTTModelOutput(ModelOutput):
-    """The tokens behind the last block and the final norm, and what was asked for beside them.
+    """The output of the final norm; the cache and the hidden states where they are asked for.
 
     ``last_hidden_state`` is [B, T, D]; ``cache`` is the cache after the last token;
     ``hidden_states`` are every block's output and ``last_hidden_state``, each [B, T, D].

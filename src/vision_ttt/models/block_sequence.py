@@ -38,7 +38,7 @@ class BlockSequence(nn.ModuleList):
         self.own_context: tuple[Any, ...] | None = getattr(blocks, "own_context", None)
 
     def context_of(self, context: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The context that is given, or of a call without one their own.
+        """Return the given context, or the blocks' own where the call gives none.
 
         Raises:
             ValueError: they have none.

@@ -80,8 +80,8 @@ class MambaReg(PlainBackbone):
         head_reduction: r (Table 6). For 1 the feature is the registers side by side, otherwise
             :class:`RegisterNeck` reduces each of them to D / r first.
         distribution: of the registers (Table 4): "even" (published: ⌊T / (n + 1)⌋ image tokens
-            before each), "front", "middle" or "end"; "none" for a model without registers, whatever
-            their number.
+            before each), "front", "middle" or "end"; "none": no registers; `num_registers` is
+            ignored.
         state: numbers of each channel's state, N.
         global_pool: "registers" (published, the default where there are any), "first" (R1 only of
             Table 4: the first register), their placement ("even", "head", "middle" or "end": the

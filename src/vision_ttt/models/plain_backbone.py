@@ -115,7 +115,7 @@ class PlainBackbone(Classifier):
             drop_rate=drop_rate,
         )
 
-    # what libraries ask a ViT of timm for
+    # Attributes of timm's ViT that other libraries read.
 
     no_embed_class = True
     """``pos_embed`` has no positions of class tokens."""

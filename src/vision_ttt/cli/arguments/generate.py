@@ -52,7 +52,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
-    """Refuse a checkpoint that is none."""
+    """Raise UserError unless the checkpoint is a file, or a folder of transformers."""
     check_readable("the checkpoint", arguments.checkpoint)
     folder = Path(arguments.checkpoint)
     if not folder.is_dir():

@@ -70,7 +70,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def check(arguments: jsonargparse.Namespace) -> None:
-    """Refuse no checkpoint, and outputs that cannot be written."""
+    """Raise UserError where there is no checkpoint, or an output cannot be written."""
     check_output_file(
         "the output",
         arguments.output,

@@ -77,7 +77,7 @@ def measure_frechet(
         frechet_distance, made and real (numbers of images), features.
 
     Raises:
-        UserError: images or features are missing; of an image that does not decode.
+        UserError: images or features are missing, or an image does not decode.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     metric = _metric(features).to(device)

@@ -53,7 +53,9 @@ class Distill(ImageTask):
         self.own = config.task
         base = str(config.model.arguments.get("base", self.own.teacher))
         if base.partition(".")[0] != self.own.teacher.partition(".")[0]:
-            _LOGGER.warning("the teacher is %s, and the student made of %s", self.own.teacher, base)
+            _LOGGER.warning(
+                "the teacher is %s, but the student is made from %s", self.own.teacher, base
+            )
         self.teacher = Teacher(config.task, len(self.classes))
 
     def build_model(self, name: str, arguments: Mapping[str, Any]) -> nn.Module:
