@@ -42,7 +42,8 @@ class TTTForSequenceClassification(GenericForSequenceClassification, TTTPreTrain
 class TTTForTokenClassification(GenericForTokenClassification, TTTPreTrainedModel):
     """Dropout and a linear head on every token: token numbers [B, T] → logits [B, T, num_labels].
 
-    Dropout is ``config.classifier_dropout``, by default 0.1. Labels of -100 are left out of the loss.
+    Dropout is ``config.classifier_dropout``, by default 0.1. Labels of -100 are left out of the
+    loss.
     """
 
     accepts_loss_kwargs = False
