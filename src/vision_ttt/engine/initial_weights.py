@@ -23,8 +23,6 @@ from vision_ttt.pretrained import weights_path
 
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 """Of files, never of timm's names."""
-_HEAD = "classifier"
-"""What timm calls a model's head in its description."""
 
 
 def weights_file(given: str) -> Path:
@@ -90,9 +88,7 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     of_vit = isinstance(model, LinearViT) and model.can_inherit(weights)
     new: tuple[str, ...] = ()
     without_place: list[str] = []
-    # A model of two heads, as timm's distilled ones are, names them in a tuple.
-    head = (getattr(model, "pretrained_cfg", None) or {}).get(_HEAD) or ()
-    heads = (head,) if isinstance(head, str) else tuple(head)
+    heads = head_names(model)
     try:
         if of_vit:
             weights, without_place = model.inherited(weights)
@@ -123,6 +119,13 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     another = f" Mind: the model trained is {own.removeprefix('weights of ')}."
     message = f"starting from {path}, {source or 'which does not say whose weights it holds'}:"
     return f"{message} {', '.join(parts)}." + (another if source and source != own else "")
+
+
+def head_names(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of a model's classifiers, as timm's description of it has them."""
+    # Of a model of two heads, as timm's distilled ones are, it has a tuple.
+    head = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
+    return (head,) if isinstance(head, str) else tuple(head)
 
 
 def _weights_of(name: str, model_args: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vision_ttt.engine.building import build_model, load_weights
 from vision_ttt.engine.config import ConfigError
-from vision_ttt.engine.initial_weights import whose
+from vision_ttt.engine.initial_weights import head_names, whose
 from vision_ttt.engine.tensor_files import read_tensors
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 from vision_ttt.models.plain_backbone import PlainBackbone
@@ -75,9 +75,7 @@ class Teacher:
         arguments.setdefault("num_classes", classes if self.match == "logits" else 0)
         model = build_model(name, arguments)
         weights, text = read_tensors(path)
-        head = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
-        heads = (head,) if isinstance(head, str) else tuple(head)
-        skipped = () if self.match == "logits" else heads
+        skipped = () if self.match == "logits" else head_names(model)
         try:
             if isinstance(model, PlainBackbone):
                 if self.match == "logits" and any(key.startswith("backbone.") for key in weights):
