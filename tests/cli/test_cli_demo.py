@@ -14,7 +14,9 @@ from vision_ttt.tasks import load_model
 def test_demo_leaves_everything(tmp_path, capsys):
     output = tmp_path / "demo"
     assert main(["demo", "--output", str(output), "--epochs", "1"]) == 0
-    assert "test accuracy" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "test accuracy" in said
+    assert f"vision-ttt predict IMAGES --checkpoint {output}/last.safetensors" in said
     metrics = json.loads((output / "metrics.json").read_text())
     assert 0 < metrics["test_accuracy"] <= 1
     assert metrics["test_images"] == 500

@@ -30,11 +30,11 @@ def is_reported(config: TrainConfig) -> bool:
     return is_finished(config) and Path(config.run.output, _PAGE).is_file()
 
 
-def report(result: TrainResult, title: str | None = None) -> None:
-    """Write a run's pictures and its page, and print its figures under `title`."""
+def report(result: TrainResult) -> None:
+    """Write a run's pictures and its page, and print its figures."""
     own = result.task.report(result)
     page = write_page(result, own)
-    _print_summary(result, own, page, title or _title(result.metrics))
+    _print_summary(result, own, page)
 
 
 def write_page(result: TrainResult, own: Report) -> Path:
@@ -65,10 +65,10 @@ def write_page(result: TrainResult, own: Report) -> Path:
     return page
 
 
-def _print_summary(result: TrainResult, own: Report, page: Path, title: str) -> None:
+def _print_summary(result: TrainResult, own: Report, page: Path) -> None:
     metrics, task = result.metrics, result.task
     last = metrics["history"][-1]
-    table = Table(title=title, show_header=False)
+    table = Table(title=_title(metrics), show_header=False)
     for name, figure in own.measured.items():
         table.add_row(name, figure)
     table.add_row("parameters", f"{metrics['parameters']:,}")

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from vision_ttt.data import ImageError
+from vision_ttt.engine.checkpoint import WEIGHTS_FILE
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import gradient_layers, gradient_magnitude, mean_map
@@ -69,7 +70,8 @@ def write_report(task: Classification, result: TrainResult) -> Report:
     last = history[-1]
     if last["inner_loss_reduction"] is not None:
         measured["inner loss, last against first"] = f"{-last['inner_loss_reduction']:+.0%}"
-    return Report(save(sections, result.run_dir), measured, {})
+    next_command = f"vision-ttt predict IMAGES --checkpoint {result.run_dir / WEIGHTS_FILE}"
+    return Report(save(sections, result.run_dir), measured, {}, next_command)
 
 
 def _reading(history: Sequence[Mapping[str, Any]]) -> str:
