@@ -75,10 +75,11 @@ def run(arguments: jsonargparse.Namespace) -> int:
         draw = sweep.draw or sweep_figure
         drawn = [result for result in results if result.row in shown.by_name]
         try:
-            write_picture(draw(shown, drawn), figure, dpi=110)
+            picture = draw(shown, drawn)
         except UserError as error:  # of rows that are still to be trained
             _LOGGER.warning("no picture: %s", error)
         else:
+            write_picture(picture, figure, dpi=110)
             _LOGGER.info("picture in %s", figure)
     return RUN_FAILED if failures else 0
 
