@@ -22,7 +22,7 @@ from vision_ttt.tasks.images.models import data_config
 
 Said = pytest.CaptureFixture[str]
 SMALL = {"hidden_size": 32, "depth": 1, "num_heads": 2}
-CLASSES = ("cat", "dog", "7", "émeu/nandou")
+CLASSES = ("cat", "dog", "7", "un émeu/nandou")
 
 
 def _checkpoint(path: Path, weight: float | None = None, **options: object) -> str:
@@ -67,7 +67,7 @@ def test_a_picture_has_a_row_for_each_class(sampled, capsys: Said) -> None:
     wanted = grid(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), 1, CLASSES).permute(1, 2, 0).numpy()
     assert (labels == wanted[:, : labels.shape[1]]).all()
     said = capsys.readouterr().out
-    assert "12 samples of dit3_nano_patch4_32, 3 of each class: cat, dog, 7, émeu/nandou" in said
+    assert "12 samples of dit3_nano_patch4_32, 3 of each class: cat, dog, 7, un émeu/nandou" in said
 
 
 def test_the_same_command_makes_the_same_numbers(sampled) -> None:
@@ -84,7 +84,7 @@ def test_the_same_command_makes_the_same_numbers(sampled) -> None:
 
 @pytest.mark.parametrize(
     ("given", "labels"),
-    [("dog", [1]), ("1-3", [1, 2, 3]), ("7,0", [2, 0]), ("émeu/nandou, cat", [3, 0])],
+    [("dog", [1]), ("1-3", [1, 2, 3]), ("7,0", [2, 0]), ("un émeu/nandou, cat", [3, 0])],
 )
 def test_classes_by_name_number_and_range(sampled, given: str, labels: list[int]) -> None:
     output = sampled("a.safetensors", "--classes", given, "--per-class", "1")
@@ -97,7 +97,7 @@ def test_images_one_by_one_are_those_of_the_picture(sampled, tmp_path: Path) -> 
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png"))
     assert names == [
         *("7/00004.png", "7/00005.png", "cat/00000.png", "cat/00001.png"),
-        *("dog/00002.png", "dog/00003.png", "émeu_nandou/00006.png", "émeu_nandou/00007.png"),
+        *("dog/00002.png", "dog/00003.png", "un émeu_nandou/00006.png", "un émeu_nandou/00007.png"),
     ]
     second_dog = np.asarray(Image.open(folder / "dog" / "00003.png"))
     assert second_dog.shape == (8, 8, 3)

@@ -210,7 +210,7 @@ def test_nan_in_a_batch_is_named_and_can_be_replayed(
     assert set(only) == {"vectors", "targets", "indices", "nested/0/weights"}
     assert told["where"] == "the batch's vectors"
     save_file(only, tmp_path / "other.safetensors")
-    with pytest.raises(CheckpointError, match=r"other.safetensors is no batch that a run has"):
+    with pytest.raises(CheckpointError, match=r"other.safetensors does not hold a batch"):
         replay(tmp_path / "other.safetensors")
 
 

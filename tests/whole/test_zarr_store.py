@@ -142,8 +142,11 @@ def _pipe(path: Path) -> None:
         (lambda path: write(path, said={"datasets": 3}), "cannot be read as OME-Zarr"),
         (lambda path: write(path, "zyx", pixels=PIXELS[:1]), "has 1 channels, and mean"),
         (lambda path: write(path, said={"axes": [*"zyx"]}), "has the axes z 3, y 61, x 53; acc"),
-        (lambda path: write(path, said={"axes": [*"cyz"]}), "has the axes c 3, y 61, z 53; acc"),
-        (_collection, "collection of bioformats2raw; name one of its pictures, as .*/0$"),
+        (
+            lambda path: write(path, "cyx", pixels=PIXELS[..., :1], said={"axes": [*"cyz"]}),
+            "has the axes c 3, y 61, z 1; accepted",
+        ),
+        (_collection, "collection of bioformats2raw; name one of its pictures, such as .*/0$"),
         (lambda path: write(path, pixels=PIXELS.astype(np.int64)), "pixels are int64"),
         (_without(".zgroup"), "cannot be read as OME-Zarr"),
         (_without("0/.zarray"), "cannot be read as OME-Zarr"),

@@ -22,10 +22,10 @@ _PAGE = "report.html"
 
 
 def is_reported(config: TrainConfig) -> bool:
-    """Whether a run has come to its end and has its page: not killed between the two.
+    """Return whether a run is finished and its report is written.
 
     Raises:
-        ConfigError: it has come to its end, but is a run of another config.
+        ConfigError: it is finished, but is a run of another config.
     """
     return is_finished(config) and Path(config.run.output, _PAGE).is_file()
 

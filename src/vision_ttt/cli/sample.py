@@ -20,7 +20,7 @@ from vision_ttt.files import write_bytes
 from vision_ttt.tasks import load_model
 
 _NOT_IN_NAMES = re.compile(r'^\.|[\x00-\x1f/\\:*?"<>|]')
-"""Of a class, what may lead out of its folder, hide it, or is refused by a file system."""
+"""Characters of a class name that could leave or hide its folder, or that file systems refuse."""
 
 
 def run(arguments: jsonargparse.Namespace) -> int:

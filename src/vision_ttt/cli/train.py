@@ -56,7 +56,8 @@ def _train_stages(stages: Mapping[str, TrainConfig], resume: Resume, overwrite: 
             if len(stages) == 1:
                 raise
             raise type(error)(
-                f"{error}, or this and the stages after it by the former command with --resume auto"
+                f"{error}. To run the later stages as well, repeat the recipe's command with"
+                " --resume auto"
             ) from None
         if result.is_main:
             report(result)

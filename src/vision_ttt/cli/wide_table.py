@@ -23,7 +23,7 @@ def print_figures(
     title: str | None = None,
     caption: str | None = None,
 ) -> None:
-    """Print lines of cells as a table: `names` columns at the left, figures right-aligned."""
+    """Print lines of cells as a table, all but the first `names` columns right-aligned."""
     table = Table(title=title, caption=caption)
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place < names else "right")

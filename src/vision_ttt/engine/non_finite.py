@@ -83,7 +83,7 @@ def replay(path: str | Path) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]
     tensors, text = read_tensors(path)
     metadata = json.loads(text or "{}")
     if "places" not in metadata:
-        raise CheckpointError(f"{path} is no batch that a run has saved")
+        raise CheckpointError(f"{path} does not hold a batch that a run saved")
     weights = {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")}
     passes: list[dict[str, Tensor]] = [{} for _ in metadata["places"]]
     for key, tensor in tensors.items():

@@ -68,8 +68,8 @@ class ZarrPicture:
             said = group.attrs.get("ome", group.attrs)
             if "bioformats2raw.layout" in said:
                 raise WholePictureError(
-                    f"{self.path} is a collection of bioformats2raw; name one of its pictures, as"
-                    f" {self.path / '0'}"
+                    f"{self.path} is a collection of bioformats2raw; name one of its pictures,"
+                    f" such as {self.path / '0'}"
                 )
             if "multiscales" not in said:
                 raise WholePictureError(f"{self.path} has no multiscales: it is no OME-Zarr")
