@@ -6,6 +6,9 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+from sklearn.metrics import accuracy_score, mean_absolute_error, r2_score, roc_auc_score
+
 from studies.lite0 import MODEL, WEIGHTS
 from studies.sweeps import TITLES
 from studies.sweeps.curves import curves_figure
@@ -169,4 +172,43 @@ BACKBONES_ELPV = Sweep(
     ),
     examine=measure_defects,
     draw=functools.partial(curves_figure, against=("epoch", "seconds", "epoch")),
+)
+
+
+def measure_probabilities(trained: TrainResult) -> dict[str, Any]:
+    """Return how well the mean of the four grades estimates the probability of a defect."""
+    evaluation = trained.evaluation
+    estimated = evaluation.probabilities.double() @ _GRADES
+    true = _GRADES[evaluation.targets]
+    return {
+        "mean_absolute_error": mean_absolute_error(true, estimated),
+        "r2": r2_score(true, estimated),
+        "defect_accuracy": accuracy_score(true >= 0.5, estimated >= 0.5),
+        "defect_roc_auc": roc_auc_score(true >= 0.5, estimated),
+    }
+
+
+_GRADES = torch.arange(4, dtype=torch.float64) / 3
+
+GRADES_ELPV = Sweep(
+    name="grades-elpv",
+    title=TITLES["grades-elpv"],
+    recipe="elpv",
+    # Smoothed labels would draw the estimates to one half.
+    base={**BACKBONES_ELPV.base, "dataset": "elpv-grades", "label_smoothing": 0.0},
+    rows=(_CELLS[0], _PRETRAINED),
+    panels=(Panel("four grades", {"Vittt": REFERENCE, "EfficientNet-Lite0": _PRETRAINED.name}),),
+    caveat="As backbones-elpv, with the four probabilities of a defect as classes and without "
+    "label smoothing; the estimate is the mean of the four, weighted by the class probabilities.",
+    seeds=BACKBONES_ELPV.seeds,
+    seeded=BACKBONES_ELPV.seeded,
+    columns=(
+        *_COLUMNS,
+        Column("mean absolute error", lambda result: result.measured["mean_absolute_error"], 3),
+        Column("R²", lambda result: result.measured["r2"], 3),
+        Column("defect, %", lambda result: 100 * result.measured["defect_accuracy"], 1),
+        Column("ROC-AUC", lambda result: result.measured["defect_roc_auc"], 3),
+    ),
+    examine=measure_probabilities,
+    draw=functools.partial(curves_figure, against=("epoch",)),
 )

@@ -121,6 +121,14 @@ def test_elpv(cells: Path) -> None:
     assert (image.size, image.getpixel((0, 0)), target) == ((300, 300), (place,) * 3, place % 4 > 1)
 
 
+def test_grades_of_elpv_are_the_probabilities_of_the_same_cells(cells: Path) -> None:
+    two, four = (open_dataset(DatasetSpec(name, str(cells))) for name in ("elpv", "elpv-grades"))
+    assert four.classes == ("0", "1/3", "2/3", "1")
+    assert four.held_out == two.held_out
+    places = four.test.indices
+    assert [four.test[index][1] for index in range(len(places))] == [each % 4 for each in places]
+
+
 def test_the_split_seed_draws_other_test_images(cells: Path) -> None:
     splits = [open_dataset(DatasetSpec("elpv", str(cells), split_seed=seed)) for seed in (0, 1, 0)]
     assert splits[0].held_out == splits[2].held_out != splits[1].held_out
@@ -131,6 +139,8 @@ def test_the_split_seed_draws_other_test_images(cells: Path) -> None:
     [
         ("images/a.png 1.0", "line 2"),
         ("images/a.png one mono", "line 2"),
+        ("images/a.png 1.5 mono", "line 2: the defect probability is 1.5; it must be from 0 to 1"),
+        ("images/a.png nan mono", "line 2: the defect probability is nan"),
         ("../a.png 1.0 mono", "not in the folder"),
         ("/a.png 1.0 mono", "not in the folder"),
     ],

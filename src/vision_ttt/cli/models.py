@@ -8,6 +8,7 @@ import torch
 from rich.table import Table
 
 from vision_ttt.bench import count_macs, count_parameters
+from vision_ttt.cli.plain_console import plain_console, progress_on
 from vision_ttt.cli.wide_table import print_whole
 from vision_ttt.errors import UserError, nearest
 from vision_ttt.models import create_model, list_models
@@ -74,7 +75,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     if not chosen:
         near = nearest(arguments.pattern, list_models())
         raise UserError(f"no model matches {arguments.pattern!r}; nearest: {near}")
-    rows = [describe(name) for name in chosen]
+    with progress_on(plain_console(stderr=True)) as progress:
+        rows = [describe(name) for name in progress.track(chosen, description="counting")]
     if arguments.json:
         SafeConsole().print_json(json.dumps(rows), highlight=False)
         return 0

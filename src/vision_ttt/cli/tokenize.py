@@ -6,9 +6,8 @@ import logging
 from pathlib import Path
 
 import jsonargparse
-from rich.progress import Progress
 
-from vision_ttt.cli.plain_console import plain_console
+from vision_ttt.cli.plain_console import plain_console, progress_on
 from vision_ttt.data.documents import find_documents
 from vision_ttt.extras import require
 
@@ -22,8 +21,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     from vision_ttt.tasks.language.tokenizers import open_tokenizer
 
     documents = find_documents(arguments.dataset, arguments.pattern)
-    errors = plain_console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
+    with progress_on(plain_console(stderr=True)) as progress:
         bar = progress.add_task("tokens: 0", total=len(documents.names))
 
         def between(done: int, tokens: int) -> None:

@@ -30,8 +30,8 @@ _TEST_FOLDERS = ("val", "validation", "test")
 _SPLIT_NAMES = ("train_split", "test_split")
 _DRAWN = ("test_fraction", "split_seed")
 ACCEPTED = (
-    "'digits', 'fashion-mnist', 'elpv', an image folder, a folder of *.tar shards, or a name"
-    " timm.data.create_dataset reads such as hfds/NAME"
+    "'digits', 'fashion-mnist', 'elpv', 'elpv-grades', an image folder, a folder of *.tar shards,"
+    " or a name timm.data.create_dataset reads such as hfds/NAME"
 )
 
 
@@ -123,11 +123,11 @@ def _open(spec: DatasetSpec) -> ImageSplits:
         refuse_unused(spec, "Fashion-MNIST", *_SPLIT_NAMES, *_DRAWN)
         train, test = (FashionMNIST(split, spec.dataset_root) for split in ("train", "test"))
         return ImageSplits(train, test, FashionMNIST.classes)
-    if spec.dataset == "elpv":
+    if spec.dataset in ("elpv", "elpv-grades"):
         refuse_unused(spec, "ELPV", *_SPLIT_NAMES)
-        cells = ELPV(spec.dataset_root)
+        cells = ELPV(spec.dataset_root, grades=spec.dataset == "elpv-grades")
         names = [Path(path).name for path, _ in cells.samples]
-        return _split(cells, names, cells.kinds, ELPV.classes, "ELPV", spec)
+        return _split(cells, names, cells.kinds, cells.classes, "ELPV", spec)
     folder = Path(spec.dataset).expanduser()
     if folder.is_dir():
         refuse_unused(spec, f"the folder {folder}", "dataset_root", *_SPLIT_NAMES)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -14,6 +15,7 @@ from studies.sweeps.definition import Panel, SameSeconds, ShareOfUpdates, Sweep,
 from vision_ttt.engine import TrainConfig
 from vision_ttt.errors import UserError
 from vision_ttt.models.vittt_ablations import ABLATIONS
+from vision_ttt.tasks.classification.task import summarise
 from vision_ttt.tasks.images.models import model_arguments
 
 ABLATION, DESIGN_SPACE = SWEEPS["ablation-digits"], SWEEPS["design-space-digits"]
@@ -149,6 +151,25 @@ def test_a_seed_of_solar_cells_has_a_split_of_its_own():
     sweep = SWEEPS["backbones-elpv"]
     config = sweep.config(sweep.by_name["vittt"], 3, Path("runs"))
     assert (config.run.seed, config.data.split_seed) == (3, 3)
+
+
+def test_the_mean_of_four_grades_estimates_the_probability_of_a_defect():
+    sweep, two = SWEEPS["grades-elpv"], SWEEPS["backbones-elpv"]
+    for row in sweep.rows:
+        own, other = (each.config(each.by_name[row.name], 3, Path("runs")) for each in (sweep, two))
+        assert (own.model, own.optimisation) == (other.model, other.optimisation)
+        assert own.data == dataclasses.replace(other.data, dataset="elpv-grades")
+    logits = torch.tensor([[0.5, 0, 0, 0.5], [1, 0, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0, 1]]).log()
+    measured = sweep.examine(SimpleNamespace(evaluation=summarise(logits, torch.arange(4))))
+    assert measured == pytest.approx(
+        # The estimates are 1/2, 0, 5/6 and 1; true are 0, 1/3, 2/3 and 1.
+        {
+            "mean_absolute_error": 0.25,
+            "r2": 1 - (1 / 4 + 1 / 9 + 1 / 36) / (5 / 9),
+            "defect_accuracy": 0.75,
+            "defect_roc_auc": 1,
+        }
+    )
 
 
 def test_registers_make_a_feature_as_wide_as_a_token_in_every_row():

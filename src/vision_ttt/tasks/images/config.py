@@ -27,9 +27,9 @@ class ImageData(Section):
 
     dataset: str = "digits"
     """"digits" (scikit-learn's), "fashion-mnist" (of Debian's package dataset-fashion-mnist or in
-    dataset_root), "elpv" (of the package elpv-dataset or in dataset_root), an image folder (with
-    train/ and val/ or test/, or one folder per class), a folder of webdataset shards (*.tar), or a
-    name that timm.data.create_dataset reads, such as hfds/NAME or wds/NAME."""
+    dataset_root), "elpv" or "elpv-grades" (of the package elpv-dataset or in dataset_root), an
+    image folder (with train/ and val/ or test/, or one folder per class), a folder of webdataset
+    shards (*.tar), or a name that timm.data.create_dataset reads, such as hfds/NAME or wds/NAME."""
     dataset_root: str | None = None
     """Folder of fashion-mnist, elpv, or a dataset that timm reads by name."""
     train_split: str = "train"
