@@ -12,11 +12,11 @@ from vision_ttt.tasks import load_model
 
 
 def test_demo_leaves_everything(tmp_path, capsys):
-    output = tmp_path / "demo"
+    output = tmp_path / "a demo"
     assert main(["demo", "--output", str(output), "--epochs", "1"]) == 0
     said = capsys.readouterr().out
     assert "test accuracy" in said
-    assert f"vision-ttt predict IMAGES --checkpoint {output}/last.safetensors" in said
+    assert f"vision-ttt predict IMAGES --checkpoint '{output}/last.safetensors'" in said
     metrics = json.loads((output / "metrics.json").read_text())
     assert 0 < metrics["test_accuracy"] <= 1
     assert metrics["test_images"] == 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def _print_summary(result: TrainResult, own: Report, page: Path) -> None:
         table.add_row(name, str(path))
     table.add_row("report", str(page))
     if own.next_command:
-        table.add_row("next", own.next_command)
+        table.add_row("next", shlex.join(["vision-ttt", *own.next_command]))
     print_whole(table)
 
 

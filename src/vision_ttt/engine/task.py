@@ -77,8 +77,8 @@ class Report:
     """Name → figure, at the head of the page and of the table on the terminal."""
     files: Mapping[str, Path]
     """Name → other files that were written."""
-    next_command: str = ""
-    """What one would do next; "" for nothing."""
+    next_command: Sequence[str] = ()
+    """Arguments of `vision-ttt` for what one would do next; none for nothing."""
     tables: Sequence[Any] = ()
     """Of the page, `vision_ttt.explain.report.PageTable`s."""
     texts: Sequence[Any] = ()

@@ -70,7 +70,7 @@ def write_report(task: Classification, result: TrainResult) -> Report:
     last = history[-1]
     if last["inner_loss_reduction"] is not None:
         measured["inner loss, last against first"] = f"{-last['inner_loss_reduction']:+.0%}"
-    next_command = f"vision-ttt predict IMAGES --checkpoint {result.run_dir / WEIGHTS_FILE}"
+    next_command = ("predict", "IMAGES", "--checkpoint", str(result.run_dir / WEIGHTS_FILE))
     return Report(save(sections, result.run_dir), measured, {}, next_command)
 
 

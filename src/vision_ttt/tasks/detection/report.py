@@ -85,7 +85,7 @@ def write_report(task: Detection, result: TrainResult) -> Report:
     }
     measured["best test box AP"] = f"{metrics['best_test_box_ap']:.2%}"
     best = result.run_dir / BEST_FILE
-    next_command = f"vision-ttt predict FILES --checkpoint {best} --pictures FOLDER"
+    next_command = ("predict", "FILES", "--checkpoint", str(best), "--pictures", "FOLDER")
     shown = save(sections, result.run_dir)
     return Report(shown, measured, {"AP by class": table}, next_command)
 

@@ -51,6 +51,6 @@ def write_report(task: Diffusion, result: TrainResult) -> Report:
         "train loss": "-" if loss is None else f"{loss:.4f}",
         "test loss": f"{result.metrics['test_loss']:.4f}",
     }
-    next_command = f"vision-ttt sample --checkpoint {result.run_dir / WEIGHTS_FILE}"
+    next_command = ("sample", "--checkpoint", str(result.run_dir / WEIGHTS_FILE))
     pictures = {"samples": result.run_dir / "samples.png"}
     return Report(save(sections, result.run_dir), measured, pictures, next_command)

@@ -201,5 +201,5 @@ class Dino(ImageTask):
             f"{NEIGHBOURS} nearest neighbours": f"{found.neighbour_accuracy:.2%}",
         }
         weights = result.run_dir / WEIGHTS_FILE
-        next_command = f"vision-ttt train RECIPE --initial-weights {weights}"
+        next_command = ("train", "RECIPE", "--initial-weights", str(weights))
         return Report(save(sections, result.run_dir), measured, {}, next_command)

@@ -146,5 +146,5 @@ class Distill(ImageTask):
             for name, value in metrics.items()
         }
         weights = result.run_dir / WEIGHTS_FILE
-        next_command = f"vision-ttt train RECIPE --initial-weights {weights}"
+        next_command = ("train", "RECIPE", "--initial-weights", str(weights))
         return Report(save(sections, result.run_dir), measured, {}, next_command)

@@ -81,7 +81,7 @@ def write_report(task: Language, result: TrainResult) -> Report:
         list(sections.values()),
         measured,
         {},
-        f"vision-ttt generate {result.run_dir / WEIGHTS_FILE} --prompt 'class '",
+        ("generate", str(result.run_dir / WEIGHTS_FILE), "--prompt", "class "),
         [position_table(evaluation)],
         [text],
     )

@@ -51,7 +51,7 @@ def write_report(task: MaskedImages, result: TrainResult) -> Report:
         "test loss of constant patches": f"{evaluation.constant_loss:.4f}",
     }
     weights = result.run_dir / WEIGHTS_FILE
-    next_command = f"vision-ttt train RECIPE --initial-weights {weights}"
+    next_command = ("train", "RECIPE", "--initial-weights", str(weights))
     pictures = {"reconstructions": result.run_dir / "reconstructions.png"}
     return Report(save(sections, result.run_dir), measured, pictures, next_command)
 

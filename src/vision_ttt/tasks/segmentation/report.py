@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from vision_ttt.data.mask_folders import IGNORED
+from vision_ttt.engine.checkpoint import BEST_FILE
 from vision_ttt.engine.csv_text import csv_text
 from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
@@ -68,7 +69,10 @@ def write_report(task: Segmentation, result: TrainResult) -> Report:
         "test pixel accuracy": f"{metrics['test_pixel_accuracy']:.2%}",
         "test loss": f"{metrics['test_loss']:.4f} nats per pixel",
     }
-    return Report(save(sections, result.run_dir), measured, {"IoU by class": table})
+    best = result.run_dir / BEST_FILE
+    next_command = ("predict", "FILES", "--checkpoint", str(best), "--pictures", "FOLDER")
+    shown = save(sections, result.run_dir)
+    return Report(shown, measured, {"IoU by class": table}, next_command)
 
 
 def _overlay_sheet(task: Segmentation, result: TrainResult) -> Image.Image | None:
