@@ -106,6 +106,8 @@ def test_its_arguments_are_checked() -> None:
         WholePictures(model, memory=2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"storage is torch\.float16"):
         WholePictures(model, storage=torch.float16)
+    sizes = [WholePictures(model, memory=size).memory for size in ("1.5 GB", "2GiB", 4096)]
+    assert sizes == [1_500_000_000, 2**31, 4096]
     other = make("vittt")
     other.blocks[0] = nn.Identity()
     with pytest.raises(ValueError, match=r"blocks.0 is a Identity; in bands there are VitttBlock"):

@@ -15,6 +15,7 @@ BAND_TOKENS = 2**14
 """Tokens of a band at most: with more nothing gets faster."""
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Needs:
 
 
 def parse_bytes(name: str, value: int | str | None) -> int | None:
-    """Return a number of bytes, given as such or as text: "2GiB", "512 MiB".
+    """Return a number of bytes, given as such or as text: "2GiB", "512 MB".
 
     Raises:
         TypeError, ValueError: it is neither, or not above 0.
