@@ -209,6 +209,7 @@ GRADES_ELPV = Sweep(
         Column("defect, %", lambda result: 100 * result.measured["defect_accuracy"], 1),
         Column("ROC-AUC", lambda result: result.measured["defect_roc_auc"], 3),
     ),
+    losses="train loss has augmentation",
     examine=measure_probabilities,
     draw=functools.partial(curves_figure, against=("epoch",)),
 )
