@@ -175,6 +175,10 @@ BACKBONES_ELPV = Sweep(
 )
 
 
+_GRADES = torch.arange(4, dtype=torch.float64) / 3
+"""The defect probabilities that are the classes of elpv-grades."""
+
+
 def measure_probabilities(trained: TrainResult) -> dict[str, Any]:
     """Return how well the mean of the four grades estimates the probability of a defect."""
     evaluation = trained.evaluation
@@ -187,8 +191,6 @@ def measure_probabilities(trained: TrainResult) -> dict[str, Any]:
         "defect_roc_auc": roc_auc_score(true >= 0.5, estimated),
     }
 
-
-_GRADES = torch.arange(4, dtype=torch.float64) / 3
 
 GRADES_ELPV = Sweep(
     name="grades-elpv",

@@ -351,6 +351,9 @@ def test_a_report_shows_curves_classes_and_test_images(trained: Any) -> None:
         "Test images",
     ]
     assert "test mean IoU" in report.measured
+    weights = str(trained.run_dir / "best.safetensors")
+    assert report.next_command[:4] == ("predict", "FILES", "--checkpoint", weights)
+    assert Path(weights).is_file()
     rows = report.files["IoU by class"].read_text().splitlines()
     assert rows[0] == "class,pixels,iou,accuracy"
     assert len(rows) == 4

@@ -78,7 +78,7 @@ class Report:
     files: Mapping[str, Path]
     """Name → other files that were written."""
     next_command: Sequence[str] = ()
-    """Arguments of `vision-ttt` for what one would do next; none for nothing."""
+    """Arguments of `vision-ttt` for the command to run next; empty if there is none."""
     tables: Sequence[Any] = ()
     """Of the page, `vision_ttt.explain.report.PageTable`s."""
     texts: Sequence[Any] = ()
