@@ -103,7 +103,7 @@ def cells(tmp_path: Path) -> Path:
     for number in range(160):
         name = f"images/cell{number:04}.png"
         Image.new("L", (300, 300), number).save(tmp_path / name)
-        probability = ("0.0", "0.3333333333333333", "0.6666666666666666", "1.0")[number % 4]
+        probability = ("0.0", "0.333", "0.6666666666666666", "1.0")[number % 4]
         lines.append(f"{name}  {probability}    {'mono' if number % 8 < 4 else 'poly'}")
     (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
     return tmp_path
