@@ -226,6 +226,7 @@ def test_eval(checkpoint: str, image_folder: Path, capsys: Said) -> None:
     said = capsys.readouterr().out
     assert "dark" in said
     assert "24" in said
+    assert "top-5" not in said  # of two classes
     assert main(["eval", checkpoint, "--dataset", str(image_folder / "val"), "--split=all"]) == 0
     assert main(["eval", checkpoint, "--dataset", "digits"]) == 2
     assert "2 classes and the dataset 10" in capsys.readouterr().err

@@ -289,7 +289,11 @@ def _split(
             random_state=spec.split_seed,
         )
     except ValueError as error:
-        raise DatasetError(f"{root} cannot be split for test: {error}") from error
+        raise DatasetError(
+            f"{root}, {len(images)} images in {len(classes)} classes, cannot be split with"
+            f" test_fraction {spec.test_fraction}: {error}; change it, or put the images of each"
+            " class into two folders, train and val"
+        ) from error
     for_test = np.sort(test_indices).tolist()
     test_names = "\n".join(names[index] for index in for_test)
     return ImageSplits(

@@ -177,7 +177,10 @@ class Classification(ImageTask):
         }
 
     def table(self, title: str, figures: Mapping[str, Any]) -> Table:
-        """Return the accuracy of each class and of all, and the loss."""
+        """Return the accuracy of each class and of all, and the loss.
+
+        The five most probable of five classes or fewer are all of them: top-5 is left out.
+        """
         table = Table("class", title=title)
         table.add_column("images", justify="right")
         table.add_column("accuracy", justify="right")
@@ -186,7 +189,8 @@ class Classification(ImageTask):
             table.add_row(row["class"], str(row["images"]), accuracy)
         table.add_section()
         table.add_row("all", str(figures["images"]), f"{figures['accuracy']:.2%}")
-        table.add_row("top-5", "", f"{figures['top5_accuracy']:.2%}")
+        if len(figures["classes"]) > 5:
+            table.add_row("top-5", "", f"{figures['top5_accuracy']:.2%}")
         table.add_row("balanced", "", f"{figures['balanced_accuracy']:.2%}")
         if figures["roc_auc"] is not None:
             table.add_row("ROC-AUC", "", f"{figures['roc_auc']:.4f}")
