@@ -111,7 +111,7 @@ def test_a_model_without_inner_learners_shows_its_norms(
 @pytest.mark.slow
 def test_a_vit3_has_its_own_state(name: str, pictures: Pictures) -> None:
     seen = explain(Catalogue().load(name), pictures[0], "final")
-    assert "one step" in seen.notes[1]
+    assert "a single step" in seen.notes[1]
     assert len(seen.layers) == {"vit3_tiny_patch16_224": 12, "hvit3_tiny": 17}[name]
     first, last = seen.layers[0], seen.layers[-1]
     grids = {"vit3_tiny_patch16_224": (14, 14), "hvit3_tiny": (56, 56)}
