@@ -1,10 +1,12 @@
 """The figures of a classifier are those of scikit-learn and of definitions."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from vision_ttt.tasks.classification.task import summarise
+from vision_ttt.tasks.classification.task import Classification, summarise
 
 
 def test_figures_of_two_unequal_classes() -> None:
@@ -21,3 +23,11 @@ def test_a_class_without_images_is_not_counted() -> None:
     assert own.balanced_accuracy == pytest.approx((2 / 3 + 1) / 2)
     assert own.roc_auc is None
     assert summarise(torch.eye(2), torch.tensor([0, 0])).roc_auc is None
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
+def test_the_table_leaves_out_a_top_5_of_all_classes(classes: int, shown: bool) -> None:
+    task = SimpleNamespace(classes=[str(index) for index in range(classes)])
+    evaluation = summarise(torch.eye(classes), torch.arange(classes))
+    table = Classification.table(task, "", Classification.figures(task, evaluation))
+    assert ("top-5" in table.columns[0].cells) is shown
