@@ -290,9 +290,9 @@ def _split(
         )
     except ValueError as error:
         raise DatasetError(
-            f"{root}, {len(images)} images in {len(classes)} classes, cannot be split with"
-            f" test_fraction {spec.test_fraction}: {error}; change it, or put the images of each"
-            " class into two folders, train and val"
+            f"{root} has {len(images)} images in {len(classes)} classes, which test_fraction"
+            f" {spec.test_fraction} cannot split: {error}; choose another fraction, or divide an"
+            " image folder into train/ and val/"
         ) from error
     for_test = np.sort(test_indices).tolist()
     test_names = "\n".join(names[index] for index in for_test)

@@ -179,7 +179,7 @@ class Classification(ImageTask):
     def table(self, title: str, figures: Mapping[str, Any]) -> Table:
         """Return the accuracy of each class and of all, and the loss.
 
-        The five most probable of five classes or fewer are all of them: top-5 is left out.
+        Top-5 accuracy is left out for five classes or fewer, where it is always 100 %.
         """
         table = Table("class", title=title)
         table.add_column("images", justify="right")
