@@ -73,6 +73,19 @@ def test_train_help_explains_every_field(task: str, capsys: Said) -> None:
     assert "Exit codes: 0 finished" in said
 
 
+def test_train_help_shows_the_values_of_the_recipe(tmp_path: Path, capsys: Said) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("extends: digits\noptimisation: {epochs: 77}\nstages: {a: {}, b: {}}\n")
+    for asked in (str(recipe), "digits"):
+        with pytest.raises(SystemExit):
+            main(["train", asked, "--help"])
+    mine, packaged = capsys.readouterr().out.split("usage:")[1:]
+    assert "The defaults are the recipe's. Its stages (a, b) set others.\n" in mine
+    assert "default: 77)" in mine and "default: runs/mine)" in mine
+    assert "The defaults are the recipe's.\n" in packaged
+    assert "default: 12)" in packaged and "default: runs/digits)" in packaged
+
+
 def test_train_overrides_the_recipe_wherever_the_flag_stands(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from vision_ttt.pretrained import weights_path
 _EPILOG = """Examples:
 
   vision-ttt app
+  vision-ttt app vittt_nano_patch4_32.digits
   vision-ttt app runs/demo/best.safetensors deit_tiny_patch16_224
   vision-ttt app runs/*/last.safetensors --host 0.0.0.0 --port 8080"""
 
@@ -35,6 +36,7 @@ def add_arguments(parser: CommandParser) -> None:
         "models",
         type=str,
         nargs="*",
+        default=[],
         help="checkpoints (.safetensors), names of packaged weights (MODEL.TAG), and names of"
         " models, which have random weights; visitors select among these and the models of"
         " `vision-ttt models`, and cannot open other files",
@@ -46,7 +48,7 @@ def add_arguments(parser: CommandParser) -> None:
 def check(arguments: jsonargparse.Namespace) -> None:
     """Refuse checkpoints that are not there; name missing packages."""
     require("app", "vision-ttt app")
-    arguments.models = [weights_path(given) for given in arguments.models or []]
+    arguments.models = [weights_path(given) for given in arguments.models]
     for given in arguments.models:
         if given.endswith(".safetensors"):
             check_input_file("the checkpoint", given)

@@ -31,8 +31,9 @@ class _Flags:
     """write a .pt2 of PyTorch's operations only, which loads without vision_ttt; slower"""
     kernels: bool = False
     """in an .onnx or .openvino: make the blocks nodes for the compiled kernels, several times as
-    fast. They require our library for ONNX Runtime or OpenVINO. Without it ONNX Runtime runs an
-    .onnx about as fast as one without this option, and OpenVINO refuses the file"""
+    fast. The command requires our library for ONNX Runtime or OpenVINO (in a checkout: make
+    onnxruntime, make openvino). On a machine without it ONNX Runtime runs the .onnx about as fast
+    as one without this option, and OpenVINO refuses the file"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """with kernels: dtype of the blocks; bfloat16 is faster on processors that multiply it, and is
     compared with a tolerance of 5 % of the largest output"""

@@ -85,7 +85,7 @@ def parse(parser: CommandParser, argv: Sequence[str]) -> jsonargparse.Namespace:
     The recipe's task decides which flags there are.
     """
     task, values = _task(argv)
-    _add_fields(parser, task)
+    _add_fields(parser, task, values or {})
     arguments = parser.parse_command(argv, defaults=False)
     arguments.task_section, arguments.recipe_values = task, values
     return arguments
@@ -122,8 +122,11 @@ def _task(argv: Sequence[str]) -> tuple[type[TaskSection], Mapping[str, Any] | N
     return tasks.find(DEFAULT_TASK), None
 
 
-def _add_fields(parser: CommandParser, task: type[TaskSection]) -> None:
-    """Declare a flag for each field of a run of `task`, by its short name."""
+def _add_fields(parser: CommandParser, task: type[TaskSection], recipe: Mapping[str, Any]) -> None:
+    """Declare a flag for each field of a run of `task`, by its short name.
+
+    Help shows the values of `recipe`, as :func:`vision_ttt.recipes.read` returns it, as defaults.
+    """
     places = short_names(task)
     groups: dict[str, list[str]] = {_FIRST_GROUP: [name for name in COMMON if name in places]}
     for name, (section, _) in places.items():
@@ -131,12 +134,24 @@ def _add_fields(parser: CommandParser, task: type[TaskSection]) -> None:
             title = _TITLES[section].format(task().name)
             groups.setdefault(title, []).append(name)
     for title, names in groups.items():
-        description = "A recipe sets what is not given." if title == _FIRST_GROUP else None
+        description = _about_defaults(recipe) if title == _FIRST_GROUP else None
         group = parser.add_argument_group(title, description)
         for name in names:
             section, field = places[name]
-            group.add_argument(f"--{name}", **_declaration(section_types(task)[section], field))
+            declared = _declaration(section_types(task)[section], field)
+            if field in recipe.get(section, {}):
+                declared["default"] = recipe[section][field]
+            group.add_argument(f"--{name}", **declared)
             parser.long_names[f"--{section}.{field}"] = f"--{name}"
+
+
+def _about_defaults(recipe: Mapping[str, Any]) -> str:
+    if not recipe:
+        return "A recipe sets what is not given."
+    stages = ", ".join(recipe.get(recipes.STAGES, ()))
+    return "The defaults are the recipe's." + (
+        f" Its stages ({stages}) set others." if stages else ""
+    )
 
 
 def _declaration(section: type[Section], field: str) -> dict[str, Any]:
