@@ -81,9 +81,11 @@ def test_train_help_shows_the_values_of_the_recipe(tmp_path: Path, capsys: Said)
             main(["train", asked, "--help"])
     mine, packaged = capsys.readouterr().out.split("usage:")[1:]
     assert "The defaults are the recipe's. Its stages (a, b) set others.\n" in mine
-    assert "default: 77)" in mine and "default: runs/mine)" in mine
+    assert "default: 77)" in mine
+    assert "default: runs/mine)" in mine
     assert "The defaults are the recipe's.\n" in packaged
-    assert "default: 12)" in packaged and "default: runs/digits)" in packaged
+    assert "default: 12)" in packaged
+    assert "default: runs/digits)" in packaged
 
 
 def test_train_overrides_the_recipe_wherever_the_flag_stands(
