@@ -264,6 +264,25 @@ def test_eval_of_a_folder_that_has_grown(
     assert json.loads(capsys.readouterr().out)["images"] == 17
 
 
+def test_eval_of_a_folder_that_was_moved(
+    tiny_fields: Callable[..., dict], image_folder: Path, tmp_path: Path, capsys: Said
+) -> None:
+    """It is divided by the run's seed, though another dataset's would not be."""
+    folder = image_folder / "train"
+    result = train(resolve(tiny_fields(dataset=str(folder), split_seed=3, epochs=1)))
+    command = ["eval", str(result.run_dir / "last.safetensors"), "--json"]
+    assert main(command) == 0
+    expected = json.loads(capsys.readouterr().out)
+    moved = shutil.copytree(folder, tmp_path / "moved")
+    assert main([*command, "--dataset", str(moved)]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["accuracy"] == expected["accuracy"]
+    assert "drawn by" not in said.err
+    shutil.copy(moved / "dark" / "0.png", moved / "dark" / "00.png")
+    assert main([*command, "--dataset", str(moved)]) == 0
+    assert "drawn by test_fraction 0.2 and split_seed 0" in capsys.readouterr().err
+
+
 def test_eval_of_a_self_distilled_model(checkpoint: str, tmp_path: Path, capsys: Said) -> None:
     """What its training needed (a moving average) evaluation does not."""
     weights, metadata = read_weights(Path(checkpoint))

@@ -126,6 +126,12 @@ def test_missing_test_split_and_missing_classes(image_folder: Path, tmp_path: Pa
         open_dataset(DatasetSpec(str(tmp_path / "hollow")))
 
 
+def test_names_of_parts_are_no_classes(image_folder: Path) -> None:
+    (image_folder / "train").rename(image_folder / "Training")
+    with pytest.raises(DatasetError, match=r"are Training, val, which are the names of a dataset"):
+        open_dataset(DatasetSpec(str(image_folder)))
+
+
 def test_missing_folder_is_named() -> None:
     with pytest.raises(FileNotFoundError, match=r"image folder.*no/such/place"):
         open_dataset(DatasetSpec("no/such/place"))

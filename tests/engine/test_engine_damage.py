@@ -95,6 +95,17 @@ def test_a_run_goes_on_with_as_many_items_as_it_began(
         train(resolve(tiny_fields()), resume=True)
 
 
+def test_a_run_goes_on_with_the_items_held_out_that_it_began_with(
+    tiny_fields: Fields, image_folder: Path
+) -> None:
+    fields = tiny_fields(dataset=str(image_folder / "train"))
+    train(resolve(fields))
+    first = image_folder / "train" / "dark" / "0.png"
+    first.rename(first.with_name("renamed.png"))
+    with pytest.raises(ConfigError, match="other items of the data would be held out"):
+        train(resolve(fields), resume=True)
+
+
 def test_a_training_set_without_a_good_image(tiny_fields: Fields, image_folder: Path) -> None:
     for path in (image_folder / "train").rglob("*.png"):
         _truncate(path)

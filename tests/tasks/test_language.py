@@ -87,6 +87,21 @@ def test_bytes_come_and_go_as_text() -> None:
     assert pieces[:4] == ["n", "a", "", "ï"]
 
 
+def test_eval_of_documents_that_have_grown(
+    make_config: Fields, folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Other documents would be held out for test now, and the model was trained on some of them."""
+    result = train(make_config(updates=1))
+    command = ["eval", str(result.run_dir / "last.safetensors"), "--json"]
+    assert main(command) == 0
+    for number in range(10):
+        (folder / f"more {number}.txt").write_text("tokens learn at test time")
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "other documents of" in capsys.readouterr().err
+    assert main([*command, "--split", "all"]) == 0
+
+
 def test_documents_are_held_out_by_their_names(folder: Path) -> None:
     documents = find_documents(str(folder), "**/*.txt")
     assert documents.names == tuple(sorted(f"part {n % 2}/{n}.txt" for n in range(10)))

@@ -84,6 +84,17 @@ def test_a_run_on_sequences_goes_on_where_it_was_killed_and_predicts(
         assert each["top"][0]["probability"] == pytest.approx(alone.max().item(), abs=1e-5)
 
 
+def test_export_says_that_it_states_another_preprocessing(
+    shaped_folder: Path, tiny_fields: Fields, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for naflex, told in ((16, 1), (None, 0)):
+        fields = tiny_fields(naflex=naflex, epochs=1, output=str(tmp_path / str(naflex)))
+        weights = train(resolve(fields)).run_dir / "last.safetensors"
+        caplog.clear()
+        assert main(["export", str(weights), str(tmp_path / f"{naflex} exported")]) == 0
+        assert caplog.text.count("images at their own proportions") == told
+
+
 def test_images_that_do_not_decode_leave_a_batch(shaped_folder: Path, tiny_fields: Fields) -> None:
     for path in sorted(shaped_folder.glob("train/*/*.png"))[:13]:
         path.write_bytes(b"no picture")

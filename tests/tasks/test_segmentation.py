@@ -194,6 +194,20 @@ def test_eval_repeats_the_runs_figures_and_sees_windows_if_asked_to(
     assert "13" in told
 
 
+def test_masks_without_a_class_are_told_once(
+    scenes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Masks of 0 and 255, read with 0 as the first class: all else is no class."""
+    data = shutil.copytree(scenes, tmp_path / "data")
+    for path in data.rglob("annotations/*/*.png"):
+        Image.fromarray((np.array(Image.open(path)) > 1).astype(np.uint8) * 255).save(path)
+    train(_config(data, tmp_path / "run", zero_is_unlabelled=False))
+    told = [each.message for each in caplog.records if "have no pixel of" in each.message]
+    assert len(told) == 1
+    assert "have no pixel of red thing, blue thing; " in told[0]
+    assert "the first class is 0, and 255 stands for no class" in told[0]
+
+
 def test_eval_refuses_data_of_other_classes(
     trained: Any, scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -1,5 +1,6 @@
 """`vision-ttt export CHECKPOINT OUTPUT`."""
 
+import logging
 import traceback
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from vision_ttt.export import (
 )
 from vision_ttt.tasks import load_model
 
+_LOGGER = logging.getLogger(__name__)
+
 
 def run(arguments: jsonargparse.Namespace) -> int:
     """Export, run the result beside the checkpoint's model, and say how well they agree."""
@@ -34,6 +37,12 @@ def run(arguments: jsonargparse.Namespace) -> int:
                 traceback.print_exc()
             raise
     _show(output, metadata.model, agreement)
+    if metadata.carried.get("sequences"):
+        _LOGGER.warning(
+            "the run saw images at their own proportions (naflex); the preprocessing that %s states"
+            " is a centre crop of one size, with which accuracy may differ",
+            output,
+        )
     return 0
 
 

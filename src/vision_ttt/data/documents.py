@@ -44,6 +44,11 @@ class Documents:
     names: tuple[str, ...]
     """Paths relative to the root, with / as separator."""
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the names, in hexadecimal."""
+        return _digest("\n".join(self.names)).hex()
+
     def held_out(self, share: float) -> tuple[Documents, Documents]:
         """Return the documents for training and those for test.
 

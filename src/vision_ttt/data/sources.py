@@ -27,6 +27,8 @@ from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages, read
 from vision_ttt.file_kinds import is_hidden, is_text
 
 _TEST_FOLDERS = ("val", "validation", "test")
+_PARTS = {"train", "training", "valid", "testing", *_TEST_FOLDERS}
+"""Names of a dataset's parts, which are no classes."""
 _SPLIT_NAMES = ("train_split", "test_split")
 _DRAWN = ("test_fraction", "split_seed")
 ACCEPTED = (
@@ -222,6 +224,11 @@ def _open_folder(root: Path, spec: DatasetSpec) -> ImageSplits:
             )
         return ImageSplits(train, test, tuple(train.classes))
     images = FolderImages(root)
+    if all(name.lower() in _PARTS for name in images.classes):
+        raise DatasetError(
+            f"the folders of {root} are {', '.join(images.classes)}, which are the names of a"
+            f" dataset's parts, not of classes; name them train and {' or '.join(_TEST_FOLDERS)}"
+        )
     names = [path.removeprefix(str(root)) for path, _ in images.samples]
     return _split(images, names, images.targets, tuple(images.classes), root, spec)
 

@@ -91,7 +91,7 @@ def assemble(
         saved = newest_whole(found, config, model, accelerator)
     task.prepare(model)
     state = saved.state if saved else TrainState()
-    _count_items(state, task)
+    _note_items(state, task)
     share = Share(accelerator.process_index, accelerator.num_processes)
     loaders = make_loaders(task, config, share=share)
     model.to(accelerator.device)
@@ -136,11 +136,12 @@ def assemble(
     )
 
 
-def _count_items(state: TrainState, task: Task) -> None:
-    """Note the number of training items, by which an epoch's order follows from the seed.
+def _note_items(state: TrainState, task: Task) -> None:
+    """Note the number of training items, by which an epoch's order follows from the seed, and
+    which items are held out for test.
 
     Raises:
-        ConfigError: the run began with another number.
+        ConfigError: the run began with others.
     """
     count = len(task.train_set)
     if state.train_items not in (0, count):
@@ -148,7 +149,14 @@ def _count_items(state: TrainState, task: Task) -> None:
             f"the run began with {state.train_items:,} training items and the data have {count:,}"
             " now, which would be another run; restore the data, or start one with initial_weights"
         )
-    state.train_items = count
+    held_out = task.carried().get("held_out", "")
+    if state.held_out not in ("", held_out):
+        raise ConfigError(
+            "other items of the data would be held out for test now than when the run began, which"
+            " trained on some of them: items were renamed or exchanged; restore the data, or start"
+            " another run with initial_weights"
+        )
+    state.train_items, state.held_out = count, held_out
 
 
 def _build(

@@ -242,7 +242,10 @@ class Task(ABC):
 
     @abstractmethod
     def carried(self) -> dict[str, Any]:
-        """Return what the task's checkpoints carry beside the model: JSON-able."""
+        """Return what the task's checkpoints carry beside the model: JSON-able.
+
+        `held_out` is a digest of the items that are held out for test, if the task draws them.
+        """
 
     @abstractmethod
     def described(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -44,6 +45,7 @@ from vision_ttt.tasks.images.models import (
 
 _LOGGER = logging.getLogger(__name__)
 _WATCHED = 32  # images
+_DRAWN = ("test_fraction", "split_seed")
 _AUGMENTATION = (
     *("crop_scale", "crop_ratio", "horizontal_flip"),
     *("color_jitter", "auto_augment", "random_erasing"),
@@ -167,14 +169,22 @@ def reopen(
     if "dataset" in changes:
         data = {**changes, "num_classes": len(metadata.carried["classes"])}
     described = described_data(ImageData, data, root="dataset")
-    opened = section.open(TrainConfig(section, described, machine=MachineSection(**machine)))
+    config = TrainConfig(section, described, machine=MachineSection(**machine))
+    opened = section.open(config)
+    then = metadata.carried.get("held_out")  # checkpoints of earlier versions do not say it
+    if "dataset" in changes and opened.data.held_out not in (None, then):
+        drawn = {name: metadata.data[name] for name in _DRAWN if name in metadata.data}
+        with contextlib.suppress(DatasetError):
+            changed = dataclasses.replace(described, **{**drawn, **changes})
+            divided_alike = section.open(dataclasses.replace(config, data=changed))
+            if divided_alike.data.held_out == then:  # the run's own data at another place
+                opened = divided_alike
     channels = metadata.carried["input"]["input_size"][0]
     if channels != 3:
         raise DatasetError(
             f"the checkpoint's model expects {channels} channels; images are RGB, of 3"
         )
     check_classes(metadata, opened.classes)
-    then = metadata.carried.get("held_out")  # checkpoints of earlier versions do not say it
     trained_on, given = metadata.data.get("dataset", ""), opened.source.dataset
     same_data = _absolute(trained_on) == _absolute(given)
     if part != "all" and same_data and then not in (None, opened.data.held_out):

@@ -160,13 +160,16 @@ class Language(Task):
         return torch.full((1, self.context), self.tokenizer.end)
 
     def carried(self) -> dict[str, Any]:
-        """Return the tokenizer's name and files, the size of its vocabulary, and the context."""
+        """Return the tokenizer's name and files, the size of its vocabulary, the context, and what
+        was held out."""
         files = {"tokenizer_files": self.tokenizer_files} if self.tokenizer_files else {}
+        held_out = {} if self.validation is not None else {"held_out": self._parts()[1].digest}
         return {
             "tokenizer": self.config.data.tokenizer,
             **files,
             "vocab_size": self.tokenizer.vocab_size,
             "context": self.context,
+            **held_out,
         }
 
     def described(self) -> dict[str, Any]:
@@ -210,7 +213,8 @@ class Language(Task):
 
         Raises:
             ConfigError: the tokenizer has another vocabulary than the checkpoint's.
-            DatasetError: there are too few documents to divide.
+            DatasetError: there are too few documents to divide, or the run held out others of the
+                same source for test.
         """
         carried = check_carried(metadata)
         if carried["vocab_size"] != self.tokenizer.vocab_size:
@@ -221,6 +225,14 @@ class Language(Task):
         documents = self.documents
         if part != "all":
             documents = self._parts()[part == "test"]
+            then = carried.get("held_out") if self.validation is None else None
+            same_source = metadata.data.get("dataset") == self.config.data.dataset
+            if same_source and then not in (None, self._parts()[1].digest):
+                raise DatasetError(
+                    f"other documents of {self.config.data.dataset} would be held out for test now"
+                    " than in the checkpoint's run, which was trained on some of them: files were"
+                    " added, removed or renamed; take part 'all' (--split all)"
+                )
         self.test_set = self._packed(documents)
 
     def _find(self, dataset: str) -> Documents | Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -43,6 +44,7 @@ from vision_ttt.tasks.segmentation.logits import TestView
 from vision_ttt.tasks.segmentation.pictures import class_colours
 from vision_ttt.tasks.segmentation.transforms import LabelledTensors, TestTransform, TrainTransform
 
+_LOGGER = logging.getLogger(__name__)
 PARTS = ("train", "test")
 _BYTE = Range(0, 255, "from 0 to 255")
 _INPUT = ("longer_side", "test_shorter_side", "evaluation", "window", "stride")
@@ -77,6 +79,7 @@ class Segmentation(DenseTask):
         self.auxiliary_weight = config.task.auxiliary_weight
         self.least_images = 1 if config.task.maps == "tokens" else _LEAST_IMAGES
         self.palette = class_colours(self.classes)
+        self._warned = False
 
     def build_model(self, name: str, arguments: Mapping[str, Any]) -> nn.Module:
         """Build the segmenter on a backbone, randomly initialised."""
@@ -172,7 +175,21 @@ class Segmentation(DenseTask):
             raise DamagedModel(
                 f"the model's loss is {loss}: its weights are damaged, or it has diverged"
             )
+        if accelerator.is_main_process:
+            self._warn_of_absent(true)
         return SegmentationEvaluation(intersections, predicted, true, loss, len(rows["loss"]))
+
+    def _warn_of_absent(self, true: Tensor) -> None:
+        """Warn once of classes that no test image has: masks with other labels look like that."""
+        absent = [name for name, pixels in zip(self.classes, true, strict=True) if not pixels]
+        if absent and not self._warned:
+            listed = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if absent[5:] else "")
+            _LOGGER.warning(
+                "the test images have no pixel of %s; check the labels of the masks: the"
+                " first class is %d, and %d stands for no class",
+                *(listed, 1 if self.config.data.zero_is_unlabelled else 0, IGNORED),
+            )
+        self._warned = True
 
     def example(self) -> Tensor:
         """Return a black image of the size of the training crops."""
