@@ -27,6 +27,21 @@ def test_16_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
     assert np.asarray(open_image(tmp_path / "deep.png"))[0, :, 0].tolist() == [0, 1, 128, 255]
 
 
+def test_16_bit_grey_may_have_transparent_pixels(tmp_path: Path) -> None:
+    levels = np.array([[0, 20000, 65535]], dtype=np.uint16)
+    Image.fromarray(levels).save(tmp_path / "deep.png", transparency=20000)
+    assert np.asarray(open_image(tmp_path / "deep.png"))[0, :, 0].tolist() == [0, 255, 255]
+
+
+def test_16_bit_grey_may_begin_with_white(tmp_path: Path) -> None:
+    path = tmp_path / "deep.tif"
+    Image.fromarray(np.array([[0, 20000, 65535]], dtype=np.uint16)).save(path)
+    black_is_zero = b"\x06\x01\x03\0\x01\0\0\0\x01\0"  # a tag, its type, count and value
+    assert path.read_bytes().count(black_is_zero) == 1
+    path.write_bytes(path.read_bytes().replace(black_is_zero, black_is_zero[:-2] + b"\0\0"))
+    assert np.asarray(open_image(path))[0, :, 0].tolist() == [255, 177, 0]
+
+
 def test_32_bit_grey(tmp_path: Path) -> None:
     """Taken for 16 bits where it can be nothing else; there is no white in the others."""
     path = tmp_path / "deep.tif"

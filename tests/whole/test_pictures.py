@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from vision_ttt.whole import ArrayPicture, Normalisation
+from vision_ttt.whole import ArrayPicture, Normalisation, TensorPicture
 
 MEAN, STD = [0.4, 0.5], [0.2, 0.25]
 
@@ -31,8 +32,30 @@ def test_a_memory_map_is_read_again_and_again(tmp_path: Path) -> None:
     picture = ArrayPicture(mapped, Normalisation([0.0], [1.0], largest=1))
     for _ in range(2):
         assert picture.read(3, 5).tolist() == [pixels[3:5].tolist()]
-    assert picture.identity == ArrayPicture(pixels, picture.normalisation).identity
-    assert picture.identity != ArrayPicture(pixels + 1, picture.normalisation).identity
+
+
+def test_an_array_is_another_one_where_any_pixel_is(tmp_path: Path) -> None:
+    """Of a map, whose rows are not all read, where its file was written."""
+    path, normalisation = tmp_path / "p.npy", Normalisation([0.0], [1.0])
+    pixels = np.zeros((1000, 6), np.float32)
+    np.save(path, pixels)
+    mapped = np.load(path, mmap_mode="r")
+
+    def identities() -> list[str]:
+        copied = mapped.copy()  # of the map's class, in memory
+        arrays = (pixels, copied, mapped, np.asarray(mapped[:, 1:]))
+        tensor = TensorPicture(torch.from_numpy(pixels[None]))
+        return [tensor.identity, *(ArrayPicture(each, normalisation).identity for each in arrays)]
+
+    before = identities()
+    assert before == identities()
+    assert before[0] == before[1] == before[2]
+    pixels[7] = 1  # between two rows that are read of a map
+    with path.open("r+b") as file:
+        file.seek(-pixels.nbytes, os.SEEK_END)
+        file.write(pixels.tobytes())
+    os.utime(path, ns=(0, 0))  # a time of its own, whatever the clock's steps are
+    assert all(one != other for one, other in zip(before, identities(), strict=True))
 
 
 def test_other_arrays_are_refused() -> None:

@@ -54,6 +54,20 @@ def test_rows_are_read_however_they_are_stored(
             assert torch.equal(picture.read(first, last), wanted)
 
 
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_picture_that_is_not_upright_is_refused(orientation: int, tmp_path: Path) -> None:
+    path = tmp_path / "p.tif"
+    tag = (274, "H", 1, orientation, True)
+    tifffile.imwrite(path, PIXELS, photometric="rgb", extratags=[tag])
+    if orientation == 1:
+        assert TiffPicture(path, PLAIN).height == len(PIXELS)
+    else:
+        with pytest.raises(
+            UserError, match=r"p\.tif .*its orientation is 6.* Save it upright first"
+        ):
+            TiffPicture(path, PLAIN)
+
+
 def test_tiles_are_decoded_once_for_bands_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

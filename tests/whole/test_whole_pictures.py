@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import timm
 import torch
 from torch import nn
 
 from tolerances import assert_close
-from vision_ttt import for_inference
+from vision_ttt import for_inference, for_training
 from vision_ttt.dense import LinearSegmenter, TokenMap
 from vision_ttt.whole import TensorPicture, WholePictures
 from vision_ttt.whole import model as whole_model
@@ -38,6 +40,20 @@ def test_it_is_the_model_on_the_whole_picture(
         image, _ = model.split_tokens(features)
     assert_close(collected(whole, picture).flatten(0, 1), image[0], TOLERANCE, name)
     assert_close(whole.logits(picture), logits, TOLERANCE, name)
+
+
+@pytest.mark.parametrize("name", ["vittt", "mambar"])
+def test_a_model_that_trains_by_composite_ops_stays_so(name: str, tmp_path: Path) -> None:
+    model, picture = make(name), torch.randn(3, 40, 52)
+    plain = WholePictures(model, scratch=tmp_path)
+    wanted = collected(plain, picture)
+    model = for_training(model.train(), strict=True)
+    before = [(type(each), each.training) for each in model.modules()]
+    whole = WholePictures(model, scratch=tmp_path)
+    assert torch.equal(collected(whole, picture), wanted)
+    assert whole._digest == plain._digest  # one goes on where the other was
+    assert [(type(each), each.training) for each in model.modules()] == before
+    assert all(x.requires_grad for x in model.parameters())
 
 
 def test_tokens_may_be_stored_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,16 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import Image, ImageOps
+import numpy as np
+from PIL import ExifTags, Image, ImageOps
 
 from vision_ttt.errors import DamagedItem
 from vision_ttt.file_kinds import UnreadableFile, check_regular
 
 LARGEST_IMAGE_FILE = 2**31
 """Bytes: more than the most pixels that Pillow decodes have; some formats are read whole."""
+_WHITE_IS_ZERO = 0
+"""TIFF's photometric interpretation of such grey levels; Pillow inverts those of 8 bits only."""
 _WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 
 # What Pillow reads by itself. For others, such as EPS, it starts a program on the file.
@@ -145,7 +148,8 @@ def _on_white(image: Image.Image) -> Image.Image:
 def _from_grey_levels(image: Image.Image, name: str) -> Image.Image:
     """Scale 16-bit grey levels to 8 bits; Pillow's own conversion would clip them to white.
 
-    Numbers of 32 bits are taken for such levels where they can be no others.
+    Numbers of 32 bits are taken for such levels where they can be no others. What is transparent
+    becomes white; levels of a TIFF of which 0 is white are inverted.
     """
     if image.mode in ("F", "I"):
         low, high = image.getextrema()
@@ -155,7 +159,13 @@ def _from_grey_levels(image: Image.Image, name: str) -> Image.Image:
                 f"its grey levels are 32-bit numbers from {low:g} to {high:g}, which leaves open"
                 " what is white; accepted: 8 bits, 16 bits",
             )
-    return image.convert("I").point(lambda level: level / 256).convert("L").convert("RGB")
+    levels = np.asarray(image.convert("I"))
+    grey = (levels // 256).astype(np.uint8)
+    if getattr(image, "tag_v2", {}).get(ExifTags.Base.PhotometricInterpretation) == _WHITE_IS_ZERO:
+        grey = 255 - grey
+    if "transparency" in image.info:
+        grey[levels == image.info["transparency"]] = 255
+    return Image.fromarray(grey).convert("RGB")
 
 
 def _reason(error: Exception) -> str:

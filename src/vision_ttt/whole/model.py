@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vision_ttt._version import __version__
 from vision_ttt.acceleration.supported_parts import UnsupportedPart
+from vision_ttt.acceleration.training import to_plain
 from vision_ttt.dense import LinearSegmenter, TokenMap
 from vision_ttt.models.linear_vit import LinearViT
 from vision_ttt.models.plain_backbone import PlainBackbone
@@ -95,12 +96,14 @@ class WholePictures:
             kernels = "" if LIBRARY is not None else "; the compiled kernels are missing"
             raise WholePictureError(f"dtype is {dtype}; accepted: {list(DTYPES)}{kernels}")
         self.dtype = dtype
-        backbone = _backbone(model)
+        _backbone(model)  # which refuses models of other kinds
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             if x.device.type != "cpu":
                 raise WholePictureError(
                     f"WholePictures runs on the CPU; {name} is on {x.device}: give model.cpu()"
                 )
+        model = _plain(model)
+        backbone = _backbone(model)
         # Without its blocks, which the packed ones are made of: the memory has no room for both.
         bare = copy.deepcopy(backbone, {id(backbone.blocks): nn.ModuleList()})
         self.backbone = bare.eval().float().requires_grad_(False)
@@ -328,6 +331,12 @@ def _backbone(model: nn.Module) -> PlainBackbone:
             f"linearised ViT) or a LinearSegmenter on one, got {type(model).__name__}"
         )
     return plain
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    """A copy without composite ops, which has the tensors of the model itself."""
+    tensors = {id(x): x for x in (*model.parameters(), *model.buffers())}
+    return to_plain(copy.deepcopy(model, tensors))
 
 
 def _banded(name: str, block: nn.Module) -> tuple[type[BandedBlock], ...]:

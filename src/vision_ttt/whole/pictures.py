@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +22,22 @@ _SAMPLED = 64
 """Rows by which a picture is told from another one of its size."""
 
 
-def sampled_digest(read: object, height: int) -> str:
-    """SHA-256 of up to 64 rows at equal distances.
+def rows_digest(read: Callable[[int], np.ndarray], rows: Iterable[int]) -> str:
+    """SHA-256 of rows.
 
     Args:
-        read: row → its content as a contiguous array.
-        height: how many rows there are.
+        read: row → its content.
+        rows: their numbers.
     """
     found = hashlib.sha256()
-    for row in np.unique(np.linspace(0, height - 1, _SAMPLED).astype(int)).tolist():
+    for row in rows:
         found.update(np.ascontiguousarray(read(row)).tobytes())
     return found.hexdigest()
+
+
+def sampled_digest(read: Callable[[int], np.ndarray], height: int) -> str:
+    """SHA-256 of up to 64 rows at equal distances; see :func:`rows_digest`."""
+    return rows_digest(read, np.unique(np.linspace(0, height - 1, _SAMPLED).astype(int)).tolist())
 
 
 def file_identity(path: Path) -> str:
@@ -90,8 +95,8 @@ class TensorPicture:
 
     @property
     def identity(self) -> str:
-        """The digest of some rows."""
-        return sampled_digest(lambda row: self.pixels[:, row].float().numpy(), self.height)
+        """The digest of all rows."""
+        return rows_digest(lambda row: self.pixels[:, row].float().numpy(), range(self.height))
 
     def read(self, first: int, last: int) -> Tensor:
         """Rows [C, n, W] float32."""
@@ -172,8 +177,13 @@ class ArrayPicture:
 
     @property
     def identity(self) -> str:
-        """The digest of some rows."""
-        return sampled_digest(lambda row: self.pixels[row], self.height)
+        """The digest of all rows in memory; of a map, its file's identity and some rows."""
+        mapped = _map_of(self.pixels)
+        if mapped is None:
+            return rows_digest(self.pixels.__getitem__, range(self.height))
+        some = sampled_digest(self.pixels.__getitem__, self.height)
+        # A map of an open file that has no name has none either.
+        return some if mapped.filename is None else f"{file_identity(Path(mapped.filename))} {some}"
 
     def read(self, first: int, last: int) -> Tensor:
         """Rows [C, n, W] float32, normalised."""
@@ -182,6 +192,17 @@ class ArrayPicture:
             # Pages that were read would count as the process's memory until the end.
             self.pixels._mmap.madvise(mmap.MADV_DONTNEED)
         return x
+
+
+def _map_of(pixels: np.ndarray) -> np.memmap | None:
+    """The memory map whose pixels these are; None where they are in memory."""
+    each: object = pixels
+    while isinstance(each, np.ndarray):
+        # A copy of a map is of its class, and maps nothing.
+        if isinstance(each, np.memmap) and each._mmap is not None:
+            return each
+        each = each.base
+    return None
 
 
 def check_channels(channels: int, normalisation: Normalisation) -> None:

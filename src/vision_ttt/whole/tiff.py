@@ -31,6 +31,8 @@ _GEOGRAPHIC = (33550, 33922, 34264, 34735, 34736, 34737)
 """Tags of GeoTIFF: where the pixels are on the earth."""
 _OTHER_COLOURS = ("MINISWHITE", "PALETTE", "CIELAB", "SEPARATED")
 """Photometric interpretations whose pixels are neither grey levels from black nor RGB."""
+_ORIENTATION = 274
+"""The tag with the side of the picture that the first row is: 1 (the top) to 8."""
 _NO_DATA = 42113
 """GDAL's tag with the value, as text, of pixels without data."""
 _BIG = 2**31
@@ -55,7 +57,8 @@ class TiffPicture:
         has_gaps: whether pixels may be without data.
 
     Raises:
-        WholePictureError: it is no such file, is truncated, or has other channels or pixels.
+        WholePictureError: it is no such file, is truncated, not upright, or has other channels or
+            pixels.
         FileNotFoundError: there is no file.
     """
 
@@ -81,6 +84,12 @@ class TiffPicture:
             if kind in _OTHER_COLOURS:
                 raise WholePictureError(
                     f"{self.path} has pixels of the kind {kind}; accepted: grey (black is 0), RGB"
+                )
+            orientation = page.tags.valueof(_ORIENTATION)
+            if orientation in range(2, 9):  # others than 1 to 8 mean nothing
+                raise WholePictureError(
+                    f"{self.path} is stored turned or mirrored (its orientation is {orientation}); "
+                    "accepted: 1, upright. Save it upright first"
                 )
             self._check_segments()
             rows, _ = self._segment
