@@ -1,11 +1,14 @@
 """Distances to class tokens and registers, and the figures of artefacts."""
 
+from functools import partial
+
 import pytest
 import timm
 import torch
 
 from explained_models import small_vit
 from tolerances import assert_close
+from vision_ttt import for_inference
 from vision_ttt.explain import token_distances, token_norms
 from vision_ttt.explain.artefact_figures import distance_sheet, norm_histograms
 from vision_ttt.explain.norm_figures import norm_map_sheet
@@ -43,6 +46,14 @@ def test_distances_of_timms_transformer(images):
     assert_close(found[:, 0, 0, 0], (x[:, 3] - x[:, 0]).norm(dim=-1), 1e-4)
     with pytest.raises(TypeError, match="need a plain backbone"):
         token_distances(timm.create_model("resnet18"), images)
+
+
+@pytest.mark.parametrize("name", ["mambar", "vim", "vittt"])
+@pytest.mark.parametrize("wrap", [for_inference, partial(torch.compile, backend="eager")])
+def test_a_packed_or_compiled_model_has_the_same_distances(images, name, wrap):
+    model = nano(name)
+    wanted = token_distances(model, images)
+    assert_close(token_distances(wrap(model), images), wanted, 1e-4)
 
 
 def test_figures(images):

@@ -42,6 +42,36 @@ def test_positions_of_a_segmenter_are_interpolated():
     assert model.pos_embed.shape == (1, 64, 32)
 
 
+def test_positions_of_packaged_weights_are_interpolated_to_a_grid_of_as_many_tokens():
+    name, size = "vittt_nano_patch4_32.digits", (16, 64)
+    model = timm.create_model(name, pretrained=True, img_size=size)
+    wanted = timm.create_model(name, pretrained=True)
+    wanted.set_input_size(size)
+    assert torch.equal(model.pos_embed, wanted.pos_embed)
+
+
+@pytest.mark.parametrize("way", ["folder", "overlay"])
+def test_positions_of_a_saved_model_that_is_not_square_stay(way, tmp_path):
+    name, options = "vittt_nano_patch4_32", {"img_size": (16, 64), "depth": 1}
+    model = timm.create_model(name, **options)
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    if way == "folder":
+        name, options = f"local-dir:{tmp_path}", {}
+    else:
+        options["pretrained_cfg_overlay"] = {"file": str(tmp_path / "model.safetensors")}
+    loaded = timm.create_model(name, pretrained=True, **options)
+    assert loaded.patch_embed.grid_size == (4, 16)
+    assert torch.equal(loaded.pos_embed, model.pos_embed)
+
+
+def test_positions_of_a_folder_are_interpolated_to_a_grid_of_as_many_tokens(tmp_path):
+    model = timm.create_model("vittt_nano_patch4_32", img_size=(16, 64), depth=1)
+    timm.models.save_for_hf(model, tmp_path)
+    square = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, img_size=32)
+    model.set_input_size(32)
+    assert torch.equal(square.pos_embed, model.pos_embed)
+
+
 def test_other_weights_stay_as_they_are():
     name = "vittt_nano_patch8_256"
     weights, model = segmenter(name, num_heads=1).state_dict(), classifier(name, num_heads=1)

@@ -169,3 +169,10 @@ def test_pruned_it_takes_a_head_of_its_new_width():
     assert model.num_features == 128
     model.reset_classifier(5)
     assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+
+
+def test_it_runs_under_vmap():
+    small = {"dims": (16, 32), "depths": (1, 1), "num_heads": (1, 2), "num_classes": 5}
+    model, images = HViT3(**small).eval(), torch.randn(2, 3, 32, 32)
+    each = torch.vmap(lambda image: model(image[None])[0])(images)
+    assert_close(each, model(images), 1e-5)

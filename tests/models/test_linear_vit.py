@@ -315,6 +315,24 @@ def test_a_base_that_is_no_name_of_timm_s_is_refused(base):
         timm.create_model("linear_vit", base=base)
 
 
+@pytest.mark.parametrize("name", ["qkv", "proj"])
+def test_a_projection_with_an_adapter_is_refused(name):
+    class Adapter(torch.nn.Sequential):
+        pass
+
+    model = vit()
+    attention = model.blocks[1].attn
+    setattr(attention, name, Adapter(getattr(attention, name)))
+    with pytest.raises(ValueError, match=rf"blocks\.1\.attn\.{name} is a Adapter, and a Linear is"):
+        linearize(model)
+
+
+def test_of_a_frozen_vit_every_parameter_is_trainable():
+    frozen = vit().requires_grad_(False)
+    assert all(parameter.requires_grad for parameter in linearize(frozen).parameters())
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+
+
 def test_a_linear_model_is_not_linearised_again():
     with pytest.raises(ValueError, match="LinearViT cannot be linearised"):
         linearize(linearize(vit()))

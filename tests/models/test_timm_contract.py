@@ -115,6 +115,25 @@ def test_heads(name):
     assert not any(module.training for module in model.modules())
 
 
+@pytest.mark.parametrize("name", ["vittt_nano_patch4_32", "mambar_nano_patch4_32"])
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ((-3, ""), ValueError, "num_classes is -3; accepted: 0 to"),
+        (("5", ""), TypeError, "num_classes is '5'; accepted: whole numbers"),
+        ((2.0, ""), TypeError, "num_classes is 2.0; accepted: whole numbers"),
+        ((3, "x"), ValueError, "global_pool must be one of .*, got 'x'"),
+    ],
+)
+def test_a_refused_head_changes_nothing(name, given, error, message):
+    model = small(name)
+    former = model.num_classes, model.global_pool, model.head, getattr(model, "neck", None)
+    with pytest.raises(error, match=message):
+        model.reset_classifier(*given)
+    now = model.num_classes, model.global_pool, model.head, getattr(model, "neck", None)
+    assert now == former
+
+
 @of_every_classifier
 @pytest.mark.parametrize("shallow", [False, True])
 def test_features_only(name, shallow):

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from vision_ttt.explain.feature_maps import check_images, token_grid
 from vision_ttt.models.evaluation_mode import evaluation_mode
-from vision_ttt.models.plain_backbone import PlainBackbone
 
 
 @torch.no_grad()
@@ -19,7 +18,8 @@ def token_distances(model: nn.Module, images: Tensor) -> Tensor:
     the background as near as the object's is an artefact; in Fig. 6 each register has a map.
 
     Args:
-        model: a plain backbone of this package, or timm's VisionTransformer. It is not modified.
+        model: a plain backbone of this package, also compiled or of ``for_inference``, or timm's
+            VisionTransformer. It is not modified.
         images: [B, C, H, W], normalised as for the model.
 
     Returns:
@@ -31,7 +31,7 @@ def token_distances(model: nn.Module, images: Tensor) -> Tensor:
     """
     check_images(images)
     with evaluation_mode(model):
-        if isinstance(model, PlainBackbone):
+        if hasattr(model, "split_tokens"):  # also of a compiled or packed plain backbone
             tokens, others = model.split_tokens(model.forward_features(images))
         elif hasattr(model, "num_prefix_tokens") and hasattr(model, "forward_features"):
             prefix = model.num_prefix_tokens

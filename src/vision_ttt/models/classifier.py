@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vision_ttt.models.arguments import choose
+from vision_ttt.models.arguments import check_arguments, choose
 from vision_ttt.models.torchscript import NotScriptable
 
 
@@ -70,9 +70,13 @@ class Classifier(NotScriptable, nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head by a fresh one, and the pooling where ``global_pool`` is given.
 
+        On an error the model stays as it is.
+
         Raises:
-            ValueError: the model does not support this pooling.
+            ValueError: the model does not support this pooling, or num_classes is out of its range.
+            TypeError: num_classes is no whole number.
         """
+        check_arguments(num_classes=num_classes)
         if global_pool is not None:
             self.global_pool = choose("global_pool", global_pool, self.pools)
         self.num_classes = num_classes

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from timm.models import DefaultCfg, register_model
 
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
-from vision_ttt.models.fitted_weights import checkpoint_filter_fn
+from vision_ttt.models.fitted_weights import pretrained_filter_fn
 from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.plain_backbone import PlainBackbone
 
@@ -87,7 +87,7 @@ class Family(Generic[Model]):
             self.model_class,
             name,
             pretrained,
-            pretrained_filter_fn=checkpoint_filter_fn,
+            pretrained_filter_fn=pretrained_filter_fn,
             feature_cfg=feature_cfg({**self._defaults, **arguments}["depth"]),
             **arguments,
         )

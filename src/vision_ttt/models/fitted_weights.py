@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isqrt, prod
 
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from vision_ttt.models.image_size import positions_for
 from vision_ttt.models.number_kinds import of_another_kind
+from vision_ttt.pretrained import weights_path
 
 _BACKBONE = "maps.backbone."
 _PRETRAINED = "backbone."
@@ -44,27 +47,62 @@ def classifier_weights(state_dict: Mapping[str, Tensor], model: nn.Module) -> di
     return {**named, _HEAD[0]: weight.flatten(1), _HEAD[1]: bias}
 
 
-def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def pretrained_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Fit weights to a model that timm builds with ``pretrained=True``.
+
+    As :func:`checkpoint_filter_fn`, with the grid that the weights' description tells.
+    """
+    return checkpoint_filter_fn(state_dict, model, _described_grid(model))
+
+
+def _described_grid(model: nn.Module) -> tuple[int, int] | None:
+    """The token grid of the weights in the package or a folder that a model is built of, or None.
+
+    Other weights, those of an overlay, are not the described ones.
+    """
+    cfg = model.pretrained_cfg
+    packaged = cfg.get("file") == weights_path(f"{cfg['architecture']}.{cfg.get('tag')}")
+    if cfg.get("state_dict") or not (packaged or cfg.get("source")):
+        return None
+    size = model.pretrained_model_args.get("img_size", cfg["input_size"][-2:])
+    return tuple(model.patch_embed.dynamic_feat_size(to_2tuple(size)))
+
+
+def checkpoint_filter_fn(
+    state_dict: Mapping[str, Tensor],
+    model: nn.Module,
+    described_grid: tuple[int, int] | None = None,
+) -> dict[str, Tensor]:
     """Fit weights of a segmenter or of another image size to a model, as timm's loading asks.
 
     See :func:`classifier_weights`; ``pos_embed`` is interpolated to the model's grid.
 
+    Args:
+        state_dict: the weights.
+        model: a :class:`vision_ttt.models.plain_backbone.PlainBackbone`.
+        described_grid: of the weights' tokens, where it is known and fits their number. Otherwise
+            as many tokens as the model's are taken to be on its grid, and others on a square one.
+
     Raises:
-        ValueError: the weights' token grid is neither the model's nor square: its sides are
-            unknown; or they are of another kind of numbers.
+        ValueError: the weights' token grid is neither described nor the model's nor square: its
+            sides are unknown; or they are of another kind of numbers.
     """
     state_dict = classifier_weights(state_dict, model)
     positions, own = state_dict.get("pos_embed"), model.pos_embed
-    if positions is not None and own is not None and positions.shape[1] != own.shape[1]:
+    if positions is None or own is None:
+        return state_dict
+    tokens, grid = positions.shape[1], tuple(model.patch_embed.grid_size)
+    former = described_grid
+    if former is None or prod(former) != tokens:
+        former = grid if tokens == own.shape[1] else (isqrt(tokens), isqrt(tokens))
+    if former != grid:
         if others := of_another_kind({"pos_embed": positions}, {"pos_embed": own}):
             raise ValueError(f"these are other numbers than the model's: {others[0]}")
-        side = round(positions.shape[1] ** 0.5)
-        if side * side != positions.shape[1]:
+        if prod(former) != tokens:
             raise ValueError(
-                f"pos_embed has {positions.shape[1]} tokens, which is not a square grid; load it "
+                f"pos_embed has {tokens} tokens, which is not a square grid; load it "
                 "into a model of its own img_size and call set_input_size for another"
             )
-        grid = tuple(model.patch_embed.grid_size)
         # Weights may be stored in half precision, of which interpolation would lose more.
-        state_dict["pos_embed"] = positions_for(grid, positions.to(own.dtype), (side, side))
+        state_dict["pos_embed"] = positions_for(grid, positions.to(own.dtype), former)
     return state_dict

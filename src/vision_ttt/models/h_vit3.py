@@ -25,6 +25,7 @@ from vision_ttt.models.classifier import Classifier, linear_head
 from vision_ttt.models.image_size import check_images
 from vision_ttt.models.packaged_weights import family_cfgs
 from vision_ttt.models.weight_decay import undecayed_parameters
+from vision_ttt.ops._backend import is_transformed
 
 torch.fx.wrap("check_images")
 torch.fx.wrap("rotary_table")
@@ -196,7 +197,9 @@ class HViT3(Classifier):
         """Maps [B, D, h, w] of images, channels last in memory: as tokens they need no copy."""
         self._refuse_tracing()
         check_images(x, self.in_chans, None if self.dynamic_img_size else self.img_size)
-        return self.stem(x.contiguous(memory_format=torch.channels_last))
+        if not is_transformed():  # vmap does not support memory formats
+            x = x.contiguous(memory_format=torch.channels_last)
+        return self.stem(x)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Normalised map [B, h, w, D] of images [B, C, H, W]."""

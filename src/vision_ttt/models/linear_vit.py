@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vision_ttt.layers import ExtraTokens
 from vision_ttt.models.arguments import choose
 from vision_ttt.models.building import build_model, feature_cfg, pretrained_cfg
-from vision_ttt.models.fitted_weights import checkpoint_filter_fn
+from vision_ttt.models.fitted_weights import pretrained_filter_fn
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.models.vit_parts import (
     check_vit,
@@ -233,7 +233,7 @@ def linear_vit(
         side = own.get("input_size", (3, 224, 224))[-1]
         kwargs["pretrained_cfg"] = {**pretrained_cfg(side, fixed=True), **own}
     kwargs.setdefault("feature_cfg", feature_cfg(kwargs.get("depth", 12)))
-    return build_model(make, NAME, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs)
+    return build_model(make, NAME, pretrained, pretrained_filter_fn=pretrained_filter_fn, **kwargs)
 
 
 _DESCRIBED = ("num_classes", "input_size", "mean", "std", "crop_pct", "interpolation", "crop_mode")

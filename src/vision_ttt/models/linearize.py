@@ -46,13 +46,14 @@ def linearize(model: nn.Module, inner: str = "swiglu", class_token: str = "drop"
     The recipe ``linearize`` fine-tunes one.
 
     Args:
-        model: one of timm's plain ViTs; it is not changed.
+        model: one of timm's plain ViTs, with adapters merged; it is not changed.
         inner: the inner model: "swiglu", "ttt_linear" (in both directions) or "vit3"; see
             :class:`vision_ttt.layers.TTTAttention`.
         class_token: "drop" or "keep"; see :class:`vision_ttt.models.LinearViT`.
 
     Returns:
-        The model, in the mode, dtype and on the device of ``model``. Its attribute ``inheritance``
+        The model, in the mode, dtype and on the device of ``model``. All its parameters are
+        trainable, those inherited from frozen ones too. Its attribute ``inheritance``
         says what was inherited, what is new and what had no place; ``arguments`` is what
         ``timm.create_model("linear_vit", …)`` needs to build it again, None for a ViT that
         ``timm.create_model`` has not built.
@@ -75,7 +76,7 @@ def linearize(model: nn.Module, inner: str = "swiglu", class_token: str = "drop"
         update_model_input_size(linear, model.patch_embed.img_size)
     if described := getattr(model, "pretrained_cfg", None):
         linear.pretrained_cfg = linear.default_cfg = {**described, "architecture": NAME}
-    return linear.train(model.training)
+    return linear.requires_grad_(True).train(model.training)
 
 
 def _arguments(model: nn.Module) -> dict[str, Any] | None:

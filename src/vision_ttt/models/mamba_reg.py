@@ -177,9 +177,13 @@ class MambaReg(PlainBackbone):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head by a fresh one, and where ``global_pool`` changes the neck, too.
 
+        On an error the model stays as it is.
+
         Raises:
-            ValueError: the model does not support this pooling.
+            ValueError: the model does not support this pooling, or num_classes is out of its range.
+            TypeError: num_classes is no whole number.
         """
+        check_arguments(num_classes=num_classes)
         if global_pool not in (None, self.global_pool):
             self.global_pool = choose("global_pool", global_pool, self.pools)
             self._set_neck()

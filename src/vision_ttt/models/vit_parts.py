@@ -16,6 +16,8 @@ from vision_ttt.layers import TTTAttention
 
 POOLS = ("avg", "token", "")
 """Ways to pool the tokens that have a counterpart."""
+_PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
+"""Names in timm's attentions, each of which has some of them."""
 _ROTARY = (RotaryEmbeddingCat, RotaryEmbeddingDinoV3)
 
 
@@ -61,6 +63,13 @@ def _refusal(model: nn.Module) -> str | None:
             return f"blocks.{index}.attn has a gate"
         if getattr(attention, "num_kv_heads", attention.num_heads) != attention.num_heads:
             return f"blocks.{index}.attn shares keys and values between heads"
+        for name in _PROJECTIONS:
+            projection = getattr(attention, name, None)
+            if type(projection) not in (nn.Linear, type(None)):
+                return (
+                    f"blocks.{index}.attn.{name} is a {type(projection).__name__}, and a Linear is"
+                    " required; adapters must be merged first"
+                )
     return None
 
 
