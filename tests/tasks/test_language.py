@@ -211,7 +211,9 @@ def test_it_learns_and_what_it_says_of_itself_is_so(make_config: Fields, folder:
     assert last["loss"] * last["tokens"] == pytest.approx(late, rel=1e-5)
     assert first["tokens"] + last["tokens"] == size + 3
     loaded, metadata = load_model(result.run_dir / "last.safetensors", task="language")
-    assert metadata.carried == {"tokenizer": "bytes", "vocab_size": 257, "context": 32}
+    held_out = find_documents(str(folder), "**/*.txt").held_out(0.3)[1].digest
+    carried = {"tokenizer": "bytes", "vocab_size": 257, "context": 32, "held_out": held_out}
+    assert metadata.carried == carried
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, loaded.state_dict()[name])

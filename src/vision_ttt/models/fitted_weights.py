@@ -95,14 +95,14 @@ def checkpoint_filter_fn(
     former = described_grid
     if former is None or prod(former) != tokens:
         former = grid if tokens == own.shape[1] else (isqrt(tokens), isqrt(tokens))
+    if prod(former) != tokens:
+        raise ValueError(
+            f"pos_embed has {tokens} tokens, which is not a square grid; load it into a model of"
+            " its own img_size and call set_input_size for another"
+        )
     if former != grid:
         if others := of_another_kind({"pos_embed": positions}, {"pos_embed": own}):
             raise ValueError(f"these are other numbers than the model's: {others[0]}")
-        if prod(former) != tokens:
-            raise ValueError(
-                f"pos_embed has {tokens} tokens, which is not a square grid; load it "
-                "into a model of its own img_size and call set_input_size for another"
-            )
         # Weights may be stored in half precision, of which interpolation would lose more.
         state_dict["pos_embed"] = positions_for(grid, positions.to(own.dtype), former)
     return state_dict

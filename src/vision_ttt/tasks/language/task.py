@@ -225,9 +225,9 @@ class Language(Task):
         documents = self.documents
         if part != "all":
             documents = self._parts()[part == "test"]
-            then = carried.get("held_out") if self.validation is None else None
             same_source = metadata.data.get("dataset") == self.config.data.dataset
-            if same_source and then not in (None, self._parts()[1].digest):
+            drawn = "held_out" in carried and self.validation is None
+            if same_source and drawn and carried["held_out"] != self._parts()[1].digest:
                 raise DatasetError(
                     f"other documents of {self.config.data.dataset} would be held out for test now"
                     " than in the checkpoint's run, which was trained on some of them: files were"
