@@ -1,10 +1,16 @@
-"""Writing files whole or not at all."""
+"""Writing files whole or not at all; comparing their paths."""
 
 import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+
+def same_path(one: str, other: str) -> bool:
+    """Whether two spellings name one path; links are not followed."""
+    first, second = (os.path.abspath(os.path.expanduser(each)) for each in (one, other))
+    return first == second
 
 
 @contextlib.contextmanager

@@ -35,10 +35,15 @@ def test_a_classifier_of_a_segmenters_weights_gives_its_logits(name):
         assert_close(model(images), logits.mT, 1e-5)
 
 
-def test_positions_of_a_segmenter_are_interpolated():
+@pytest.mark.parametrize("described_grid", [None, (3, 3)])
+def test_positions_of_a_segmenter_are_interpolated(described_grid):
+    """A described grid of another number of tokens is not that of the weights."""
     name = "vittt_nano_patch8_256"
-    model = classifier(name, num_heads=1, img_size=64)
-    model.load_state_dict(checkpoint_filter_fn(segmenter(name, num_heads=1).state_dict(), model))
+    weights, model = (
+        segmenter(name, num_heads=1).state_dict(),
+        classifier(name, num_heads=1, img_size=64),
+    )
+    model.load_state_dict(checkpoint_filter_fn(weights, model, described_grid))
     assert model.pos_embed.shape == (1, 64, 32)
 
 
@@ -50,15 +55,16 @@ def test_positions_of_packaged_weights_are_interpolated_to_a_grid_of_as_many_tok
     assert torch.equal(model.pos_embed, wanted.pos_embed)
 
 
-@pytest.mark.parametrize("way", ["folder", "overlay"])
+@pytest.mark.parametrize("way", ["folder", "file", "state_dict"])
 def test_positions_of_a_saved_model_that_is_not_square_stay(way, tmp_path):
-    name, options = "vittt_nano_patch4_32", {"img_size": (16, 64), "depth": 1}
+    name, options = "vittt_nano_patch4_32.digits", {"img_size": (16, 64), "depth": 1}
     model = timm.create_model(name, **options)
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
     if way == "folder":
         name, options = f"local-dir:{tmp_path}", {}
     else:
-        options["pretrained_cfg_overlay"] = {"file": str(tmp_path / "model.safetensors")}
+        given = {"file": str(tmp_path / "model.safetensors"), "state_dict": model.state_dict()}
+        options["pretrained_cfg_overlay"] = {way: given[way]}
     loaded = timm.create_model(name, pretrained=True, **options)
     assert loaded.patch_embed.grid_size == (4, 16)
     assert torch.equal(loaded.pos_embed, model.pos_embed)

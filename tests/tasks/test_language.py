@@ -97,8 +97,9 @@ def test_eval_of_documents_that_have_grown(
     for number in range(10):
         (folder / f"more {number}.txt").write_text("tokens learn at test time")
     capsys.readouterr()
-    assert main(command) == 2
-    assert "other documents of" in capsys.readouterr().err
+    for spelled in ([], ["--dataset", f"{folder}/../{folder.name}"]):
+        assert main([*command, *spelled]) == 2
+        assert "other documents of" in capsys.readouterr().err
     assert main([*command, "--split", "all"]) == 0
 
 

@@ -39,8 +39,8 @@ def run(arguments: jsonargparse.Namespace) -> int:
     _show(output, metadata.model, agreement)
     if metadata.carried.get("sequences"):
         _LOGGER.warning(
-            "the run saw images at their own proportions (naflex); the preprocessing that %s states"
-            " is a centre crop of one size, with which accuracy may differ",
+            "the model was trained on images at their own proportions (naflex). %s describes a"
+            " centre crop of one size as preprocessing; accuracy may differ",
             output,
         )
     return 0

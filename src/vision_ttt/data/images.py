@@ -148,8 +148,8 @@ def _on_white(image: Image.Image) -> Image.Image:
 def _from_grey_levels(image: Image.Image, name: str) -> Image.Image:
     """Scale 16-bit grey levels to 8 bits; Pillow's own conversion would clip them to white.
 
-    Numbers of 32 bits are taken for such levels where they can be no others. What is transparent
-    becomes white; levels of a TIFF of which 0 is white are inverted.
+    Numbers of 32 bits are taken for such levels where they can be no others. Transparent
+    pixels become white; levels of a TIFF in which 0 is white are inverted.
     """
     if image.mode in ("F", "I"):
         low, high = image.getextrema()

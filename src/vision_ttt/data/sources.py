@@ -227,7 +227,7 @@ def _open_folder(root: Path, spec: DatasetSpec) -> ImageSplits:
     if all(name.lower() in _PARTS for name in images.classes):
         raise DatasetError(
             f"the folders of {root} are {', '.join(images.classes)}, which are the names of a"
-            f" dataset's parts, not of classes; name them train and one of"
+            " dataset's parts, not of classes; name them train and one of"
             f" {', '.join(_TEST_FOLDERS)}"
         )
     names = [path.removeprefix(str(root)) for path, _ in images.samples]

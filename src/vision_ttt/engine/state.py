@@ -60,8 +60,8 @@ class TrainState:
     train_items: int = 0
     """Number of training items; 0 in checkpoints of earlier versions."""
     held_out: str = ""
-    """Digest of the items held out for test, if the task draws them; "" else and in checkpoints of
-    earlier versions."""
+    """Digest of the items held out for test, if the task draws them; "" otherwise, and in
+    checkpoints of earlier versions."""
     skipped_updates: list[int] = field(default_factory=list)
     """Updates left out because their loss or gradient was not finite, counted from 0."""
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ from vision_ttt.data.loading import Transform
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.engine.config import ConfigError, MachineSection, TaskSection, TrainConfig
 from vision_ttt.engine.task import Batch, Task
+from vision_ttt.files import same_path
 from vision_ttt.tasks.images.config import ImageData
 from vision_ttt.tasks.images.models import (
     carried_sequences,
@@ -186,8 +186,7 @@ def reopen(
         )
     check_classes(metadata, opened.classes)
     trained_on, given = metadata.data.get("dataset", ""), opened.source.dataset
-    same_data = _absolute(trained_on) == _absolute(given)
-    if part != "all" and same_data and then not in (None, opened.data.held_out):
+    if part != "all" and same_path(trained_on, given) and then not in (None, opened.data.held_out):
         raise DatasetError(
             f"other images of {opened.source.dataset} would be held out for test now than in the"
             " checkpoint's run, which was trained on some of them: files were added, removed or"
@@ -207,11 +206,6 @@ def reopen(
     workers = opened.config.machine.num_workers
     opened.test_set = with_transform(opened.data.part(part), transform, 0, workers)
     return opened
-
-
-def _absolute(folder: str) -> str:
-    """The same path for every spelling of a folder."""
-    return os.path.abspath(os.path.expanduser(folder))
 
 
 def test_transform(data_config: Mapping[str, Any], sequences: Sequences | None) -> Transform:

@@ -22,6 +22,7 @@ from vision_ttt.engine.damaged import DamagedItems
 from vision_ttt.engine.evaluation import autocast
 from vision_ttt.engine.task import Batch, Metric, Moment, Report, Task
 from vision_ttt.engine.train import TrainResult
+from vision_ttt.files import same_path
 from vision_ttt.tasks.language.evaluation import LanguageEvaluation, evaluate, token_losses
 from vision_ttt.tasks.language.metadata import check_carried
 from vision_ttt.tasks.language.models import build_language_model, model_arguments
@@ -224,10 +225,11 @@ class Language(Task):
             )
         documents = self.documents
         if part != "all":
-            documents = self._parts()[part == "test"]
-            same_source = metadata.data.get("dataset") == self.config.data.dataset
+            parts = self._parts()
+            documents = parts[part == "test"]
+            same_source = same_path(metadata.data.get("dataset", ""), self.config.data.dataset)
             drawn = "held_out" in carried and self.validation is None
-            if same_source and drawn and carried["held_out"] != self._parts()[1].digest:
+            if same_source and drawn and carried["held_out"] != parts[1].digest:
                 raise DatasetError(
                     f"other documents of {self.config.data.dataset} would be held out for test now"
                     " than in the checkpoint's run, which was trained on some of them: files were"
