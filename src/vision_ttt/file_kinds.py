@@ -50,12 +50,12 @@ def read_regular(path: str | Path, most: int) -> bytes:
     """Return the content of a file of at most `most` bytes.
 
     Raises:
-        UnreadableFile, FileNotFoundError: as :func:`check_regular`; or the file is the system's.
+        UnreadableFile, FileNotFoundError: as :func:`check_regular`; the file is in /proc or /sys.
         OSError: the file cannot be read.
     """
     check_regular(path, most)
     if is_of_the_system(Path(path)):
-        raise UnreadableFile(path, "it is the system's")
+        raise UnreadableFile(path, "it is in /proc or /sys")
     return Path(path).read_bytes()
 
 

@@ -124,7 +124,7 @@ def _train(
                 tasks += more
     except KeyboardInterrupt:
         raise Interrupted(
-            f"every run in {output} has left a checkpoint; the same command goes on"
+            f"every run in {output} has left a checkpoint; the same command continues"
         ) from None
     ended = [finished(task.config) for task in tasks]
     return [result for result in ended if result is not None], failures

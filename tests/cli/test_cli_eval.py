@@ -60,7 +60,7 @@ def test_a_classifier(
     said = capsys.readouterr()
     assert not said.out
     assert said.err.count("\n") == 1
-    assert f"cannot be measured: loss is nan; the first that is not finite is {where}" in said.err
+    assert f"cannot be measured: loss is nan; NaN or infinity first appears in {where}" in said.err
 
 
 def test_a_sound_classifier(image_folder: Path, tmp_path: Path, capsys: Said) -> None:

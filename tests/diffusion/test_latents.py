@@ -87,7 +87,7 @@ def test_latents_are_encoded_once(autoencoder: str, tmp_path: Path) -> None:
     before = images.file.stat().st_mtime_ns
     assert len(cached(tmp_path, autoencoder)) == 5
     assert images.file.stat().st_mtime_ns == before
-    with pytest.raises(DatasetError, match="is asked; name another folder"):
+    with pytest.raises(DatasetError, match="is requested; name another folder"):
         cached(tmp_path, autoencoder, mirrored=False)
     (tmp_path / "train.json").write_text("{")
     with pytest.raises(DatasetError, match=r"train.json is damaged .*; remove it"):
@@ -184,7 +184,7 @@ def test_frechet_distance(tiny_fields, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["eval", str(converted), "--fid", str(noise), *features]) == 2
     assert "does not name its dataset" in capsys.readouterr().err
     assert main(["eval", "vittt_nano_patch4_32.digits", "--fid", str(noise)]) == 2
-    assert "--fid is of a diffusion model" in capsys.readouterr().err
+    assert "--fid requires a diffusion model; the checkpoint's task is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_a_state_of_another_kind_of_numbers_is_refused(
     name = next(iter(parts[part]))
     parts[part] = {**parts[part], name: parts[part][name].to(dtype)}
     save_state(path, SavedRun(TrainState(), average={}, **parts))
-    with pytest.raises(ValueError, match=rf"{part}/{name} holds other numbers, {dtype} for"):
+    with pytest.raises(ValueError, match=rf"{part}/{name} has dtype {dtype}; expected"):
         check_fits(open_state(path), model, averaged=False)
 
 

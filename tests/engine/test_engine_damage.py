@@ -91,7 +91,7 @@ def test_a_run_goes_on_with_as_many_items_as_it_began(
     train(resolve(tiny_fields()))
     first = image_folder / "train" / "dark" / "0.png"
     shutil.copy(first, first.with_name("more.png"))
-    with pytest.raises(ConfigError, match="began with 16 training items and the data have 17"):
+    with pytest.raises(ConfigError, match="began with 16 training items, but the data now have 17"):
         train(resolve(tiny_fields()), resume=True)
 
 
@@ -102,7 +102,7 @@ def test_a_run_goes_on_with_the_items_held_out_that_it_began_with(
     train(resolve(fields))
     first = image_folder / "train" / "dark" / "0.png"
     first.rename(first.with_name("renamed.png"))
-    with pytest.raises(ConfigError, match="other items of the data would be held out"):
+    with pytest.raises(ConfigError, match="the run held out other items"):
         train(resolve(fields), resume=True)
 
 

@@ -76,7 +76,7 @@ def test_what_a_linear_model_has_inherited_is_frozen() -> None:
     freeze_layers(model, "inherited")
     learning = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert learning == {*model.new_parameters(), "head.weight", "head.bias"}
-    with pytest.raises(ConfigError, match=r"Vittt names no new parameters: linear_vit does"):
+    with pytest.raises(ConfigError, match=r"Vittt has no new parameters; only linear_vit"):
         freeze_layers(timm.create_model("vittt_nano_patch4_32", **SHAPE), "inherited")
 
 

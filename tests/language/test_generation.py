@@ -89,9 +89,11 @@ def test_going_on_from_a_cache(model):
     cache = model(ids[:, :6], use_cache=True).cache
     assert torch.equal(generate(model, ids, cache=cache), greedy(model, ids))
     assert cache.length == 6
-    with pytest.raises(ValueError, match="with use_cache=True only"):
+    with pytest.raises(ValueError, match="only with use_cache=True"):
         generate(model, ids, cache=cache, use_cache=False)
-    told = "must begin with the 6 tokens that cache has seen and go on, got 6 tokens"
+    told = (
+        "must begin with the 6 tokens that cache has seen and have at least one more, got 6 tokens"
+    )
     with pytest.raises(ValueError, match=told):
         generate(model, ids[:, :6], cache=cache)
 

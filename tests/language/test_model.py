@@ -203,10 +203,10 @@ def test_arguments_that_transformers_hands_to_every_model(model):
     body = model.model(ids, **passed).last_hidden_state
     assert torch.equal(body, model.model(ids).last_hidden_state)
     for name, value, told in (
-        ("cache_position", ids[0], r"got \[5\]: tokens go on where their cache ends"),
-        ("past_key_values", (), r"got \(\): there are no keys and values"),
-        ("output_attentions", True, "got True: there is no attention"),
-        ("is_causal", False, "got False: the models are causal only"),
+        ("cache_position", ids[0], r"got \[5\]: tokens continue at the end of cache"),
+        ("past_key_values", (), r"got \(\): the model keeps states instead of"),
+        ("output_attentions", True, "got True: the model has no attention"),
+        ("is_causal", False, "got False: the model is always causal"),
     ):
         with pytest.raises(ValueError, match=f"{name} must be None, {told}"):
             model(ids, **{name: value})

@@ -225,6 +225,6 @@ def test_wrong_boundaries(model):
     cache = model(ids, use_cache=True).cache
     again = torch.tensor([[6, 7, 8, 9, 10, 11], [6, 7, 8, 0, 1, 2]])
     with pytest.raises(
-        ValueError, match="one document in each row, got further ones that begin in position_ids"
+        ValueError, match="one document in each row, but further documents begin in position_ids"
     ):
         model(ids, cache=cache, position_ids=again)

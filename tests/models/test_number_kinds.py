@@ -40,10 +40,10 @@ def test_the_precision_may_differ_and_the_kind_not() -> None:
 def test_no_model_takes_them(dtype: torch.dtype) -> None:
     model = _model()
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    with pytest.raises(ConfigError, match=rf"w holds other numbers .* norm\.weight {dtype} for"):
+    with pytest.raises(ConfigError, match=rf"w has tensors .* norm\.weight {dtype} for"):
         load_weights(model, _with(before, "norm.weight", dtype), Path("w"))
     backbone = {name: x for name, x in before.items() if "head" not in name}
-    with pytest.raises(ValueError, match=rf"w holds other numbers .* pos_embed {dtype} for"):
+    with pytest.raises(ValueError, match=rf"w has tensors .* pos_embed {dtype} for"):
         load_backbone(model, _with(backbone, "pos_embed", dtype), "w")
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
@@ -58,5 +58,5 @@ def test_no_release_is_converted_with_them() -> None:
     model = build_model("vit3_tiny_patch16_224", {"num_classes": 2, "depth": 1})
     released = {name.replace(".ttt.", ".attn."): x for name, x in model.state_dict().items()}
     assert remap(released, model)
-    with pytest.raises(ConversionError, match=r"other numbers .* head\.bias torch\.int64 for"):
+    with pytest.raises(ConversionError, match=r"kind of numbers .* head\.bias torch\.int64 for"):
         remap(_with(released, "head.bias", torch.int64), model)

@@ -153,7 +153,7 @@ def test_max_norm_pool_is_by_l2_norm():
 
 
 def test_a_head_token_needs_a_scan_that_comes_back():
-    with pytest.raises(ValueError, match=r"global_pool='head' needs .* 'conv1d' never shows it"):
+    with pytest.raises(ValueError, match=r"global_pool='head' needs .* it does not see"):
         nano(design="conv1d", global_pool="head")
 
 

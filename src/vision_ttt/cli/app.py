@@ -26,7 +26,7 @@ def run(arguments: jsonargparse.Namespace) -> int:
     shown = f"[{host}]" if ":" in host else host
     console.say(f"http://{shown}:{port}, until Ctrl-C")
     if not _is_loopback(host):
-        console.say("Other machines reach the page; whoever does can have this one compute.")
+        console.say("The page has no password: every machine that reaches it can run models here.")
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

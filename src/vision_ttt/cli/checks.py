@@ -58,7 +58,7 @@ def check_readable(name: str, given: str) -> int:
     except FileNotFoundError:
         raise FileNotFoundError(2, "No such file", given) from None
     if is_of_the_system(path):
-        raise UserError(f"{name} {given} is the system's; name one of your own")
+        raise UserError(f"{name} {given} is in /proc or /sys; name a file or folder of your own")
     return mode
 
 

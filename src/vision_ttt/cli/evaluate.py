@@ -91,7 +91,7 @@ def _frechet_distance(metadata: ModelMetadata, arguments: jsonargparse.Namespace
     """Compare images that a diffusion model made with those of its data, and print how far."""
     if metadata.task["name"] != "diffusion":
         raise UserError(
-            f"--fid is of a diffusion model; this one's task is {metadata.task['name']}"
+            f"--fid requires a diffusion model; the checkpoint's task is {metadata.task['name']}"
         )
     from vision_ttt.tasks.diffusion.frechet import measure_frechet
 
@@ -122,8 +122,8 @@ def _refuse(checkpoint: str, calls: Calls, reason: str) -> int:
     model, _ = tasks.load_model(checkpoint, task=None)
     arguments, keywords = send_to_device((calls.arguments, dict(calls.keywords)), "cpu")
     found = find_in_forward(model, lambda: model(*arguments, **keywords))
-    where = "all that its modules return is finite in float32"
+    where = "the outputs of all modules are finite in float32"
     if found is not None:
-        where = f"the first that is not finite is {found}"
+        where = f"NaN or infinity first appears in {found}"
     plain_console(stderr=True).say(f"error: {checkpoint} cannot be measured: {reason}; {where}")
     return NOT_FINITE

@@ -192,8 +192,8 @@ def _subjects(models: Sequence[str], arguments: jsonargparse.Namespace) -> list[
         subjects.append(Subject(name, backbone, metadata))
         if len(subjects) > MOST_MODELS:
             raise UserError(
-                f"with those before training there are more than {MOST_MODELS} models, the most"
-                " that a figure shows"
+                f"--random adds a model for each checkpoint, which makes more than {MOST_MODELS}"
+                " models; a figure shows at most that many"
             )
     distinct = _distinct(subject.name for subject in subjects)
     return [each._replace(name=name) for each, name in zip(subjects, distinct, strict=True)]

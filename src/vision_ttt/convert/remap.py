@@ -81,7 +81,8 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
         )
     if others := of_another_kind(found, {key: value for key, (_, value) in own.items()}):
         raise ConversionError(
-            f"the weights are other numbers than this {type(model).__name__}'s: {_listed(others)}"
+            "the weights have tensors whose kind of numbers differs from this"
+            f" {type(model).__name__}'s: {_listed(others)}"
         )
     return found
 

@@ -85,7 +85,7 @@ class Documents:
         try:
             check_regular(path, _LARGEST)
             if is_of_the_system(path):
-                raise UnreadableFile(path, "it is the system's")
+                raise UnreadableFile(path, "it is in /proc or /sys")
             if name.endswith(".parquet"):
                 yield from _of_rows(path, _parquet_rows(path), field)
             elif name.endswith((".jsonl", ".jsonl.zst")):

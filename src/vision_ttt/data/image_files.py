@@ -41,11 +41,11 @@ def find_images(folder: str | Path) -> list[Path]:
     """Return all image files below `folder`, sorted; links are followed, hidden entries left out.
 
     Raises:
-        DatasetError: there are none, the folder is the system's, or links have no end.
+        DatasetError: there are none, the folder is in /proc or /sys, or links have no end.
         OSError: there is no such folder, or one cannot be read.
     """
     if is_of_the_system(Path(folder)):  # where links lead to everything
-        raise DatasetError(f"the folder {folder} is the system's, and holds no images")
+        raise DatasetError(f"the folder {folder} is in /proc or /sys, which are not searched")
     paths = sorted(path for path in map(Path, images_below(str(folder))) if path.is_file())
     if not paths:
         raise DatasetError(

@@ -92,7 +92,10 @@ def fit_backbone(
         fitted = dict(weights)
     # Of the weights as they come: fitting may convert them.
     if others := of_another_kind(weights, own):
-        raise ValueError(f"{source} holds other numbers than the backbone's: {_listed(others)}")
+        raise ValueError(
+            f"{source} has tensors whose kind of numbers differs from the backbone's: "
+            f"{_listed(others)}"
+        )
     surplus = [name for name in fitted if name not in own]
     misshapen = [name for name, x in fitted.items() if name in own and own[name].shape != x.shape]
     missing = [name for name in own if name not in fitted and name not in new]

@@ -146,15 +146,15 @@ def _note_items(state: TrainState, task: Task) -> None:
     count = len(task.train_set)
     if state.train_items not in (0, count):
         raise ConfigError(
-            f"the run began with {state.train_items:,} training items and the data have {count:,}"
-            " now, which would be another run; restore the data, or start one with initial_weights"
+            f"the run began with {state.train_items:,} training items, but the data now have"
+            f" {count:,}; restore the data, or start another run with initial_weights"
         )
     held_out = task.carried().get("held_out", "")
     if state.held_out not in ("", held_out):
         raise ConfigError(
-            "other items of the data would be held out for test now than when the run began, which"
-            " trained on some of them: items were renamed or exchanged; restore the data, or start"
-            " another run with initial_weights"
+            "the run held out other items for test when it began, and has trained on some of the"
+            " items that are held out now: items were renamed or exchanged; restore the data, or"
+            " start another run with initial_weights"
         )
     state.train_items, state.held_out = count, held_out
 

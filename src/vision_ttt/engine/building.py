@@ -99,7 +99,9 @@ def load_weights(
             f" unexpected {some(left_over)}; of another shape {some(misshapen)}"
         )
     if others := of_another_kind(fitting, own):
-        raise ConfigError(f"{source} holds other numbers than the model's: {some(others)}")
+        raise ConfigError(
+            f"{source} has tensors whose kind of numbers differs from the model's: {some(others)}"
+        )
     model.load_state_dict(fitting, strict=not skip)
     return [key for key in own if key not in fitting]
 

@@ -209,8 +209,8 @@ class OptimisationSection(Section):
     layer_decay: float | None = number(None, FRACTION)
     """Factor on the learning rate per layer from the head down to the input (>0 to 1); null: 1."""
     new_parameters_rate: float = number(1.0, POSITIVE)
-    """Factor on the learning rate of the parameters that have no weights to start from, where the
-    model names some: the inner models of a linearised ViT (linear_vit)."""
+    """Factor on the learning rate of new parameters, for which there are no initial weights: the
+    inner models of a linearised ViT (linear_vit). For other models it must be 1."""
     clip_norm: float = number(5.0, NOT_NEGATIVE)
     """Largest L2 norm of the gradient, above which it is scaled down; 0: no clipping."""
     ema_decay: float = number(0.0, SHARE)

@@ -36,8 +36,8 @@ def freeze_layers(model: nn.Module, count: int | Literal["all", "inherited"]) ->
     new = new_parameters(model) if count == "inherited" else set()
     if count == "inherited" and not new:
         raise ConfigError(
-            f"frozen_layers is inherited, but {type(model).__name__} names no new parameters:"
-            " linear_vit does"
+            f"frozen_layers is inherited, but {type(model).__name__} has no new parameters; only"
+            " linear_vit has some"
         )
     layers = 1 + max(layer_of[name] for name, _ in others)
     if isinstance(count, int) and count > layers:

@@ -50,8 +50,8 @@ def make_loaders(task: Task, config: TrainConfig, *, share: Share) -> Loaders:
     streamed = isinstance(train_set, IterableDataset)
     if share.count > 1 and streamed:
         raise ConfigError(
-            f"the training {task.unit} are streamed, which several processes cannot divide exactly;"
-            " data that can be read in any order (folders, shards) they can"
+            f"the training {task.unit} are streamed, and several processes cannot divide a stream"
+            " exactly; use one process, or data that can be read in any order (folders, shards)"
         )
     optimisation, seed = config.optimisation, config.run.seed
     order = None

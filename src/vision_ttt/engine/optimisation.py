@@ -58,7 +58,7 @@ def make_optimizer(model: nn.Module, optimisation: OptimisationSection) -> torch
     `new_parameters_rate`.
 
     Raises:
-        ConfigError: there is such a rate, and the model names no new parameters.
+        ConfigError: there is such a rate, and the model has no new parameters.
     """
     optimizer = create_optimizer_v2(
         model,
@@ -74,8 +74,8 @@ def make_optimizer(model: nn.Module, optimisation: OptimisationSection) -> torch
     new = {id(model.get_parameter(name)) for name in new_parameters(model)}
     if not new:
         raise ConfigError(
-            f"new_parameters_rate is {factor}; it must be 1, as the model names no new parameters:"
-            " linear_vit does"
+            f"new_parameters_rate is {factor}; it must be 1, because the model has no new"
+            " parameters; only linear_vit has some"
         )
     for group in list(optimizer.param_groups):
         faster = [each for each in group["params"] if id(each) in new]
@@ -90,8 +90,8 @@ def make_optimizer(model: nn.Module, optimisation: OptimisationSection) -> torch
 def new_parameters(model: nn.Module) -> set[str]:
     """Return the names of the parameters that modules of `model` call new.
 
-    A module names them in a method `new_parameters() -> set[str]`: those that there are no weights
-    to start from for.
+    A module names them in a method `new_parameters() -> set[str]`: the parameters for which there
+    are no initial weights.
     """
     return {
         f"{name}.{parameter}" if name else parameter

@@ -228,7 +228,7 @@ def check_fits(run: StoredRun, model: nn.Module, *, averaged: bool) -> None:
         if name not in weights or shape not in (weights[name], torch.Size()):
             raise ValueError(f"moments/{key} {list(shape)} is of no weight of the model")
         if not dtype.is_floating_point:
-            raise ValueError(f"moments/{key} holds other numbers, {dtype} for floating-point ones")
+            raise ValueError(f"moments/{key} has dtype {dtype}; expected floating-point")
         quantities.setdefault(name, set()).add(quantity)
     known = set().union(*quantities.values())
     for name, stored in quantities.items():
@@ -248,7 +248,9 @@ def _check_shapes(part: str, stored: Shapes, own: Shapes) -> None:
             shapes = f"{list(shape)} for {list(own_shape)}"
             raise ValueError(f"{part}/{name} is of another shape, {shapes}")
         if kind_of_number(dtype) != kind_of_number(own_dtype):
-            raise ValueError(f"{part}/{name} holds other numbers, {dtype} for {own_dtype}")
+            raise ValueError(
+                f"{part}/{name} has dtype {dtype}; expected the kind of numbers of {own_dtype}"
+            )
 
 
 def optimizer_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

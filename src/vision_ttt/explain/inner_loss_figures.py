@@ -32,9 +32,10 @@ def inner_loss_course_figure(
 ) -> Figure:
     """Inner loss at three states along the scan, a panel for each layer (TTT, Figs. 5 and 17).
 
-    A token's loss at the initial state, at the state before its step and after it. The gap between
-    the first two is what the learner has learnt from the tokens before, that between the last two
-    what one step teaches. With a window, thin lines are single tokens and thick ones running means.
+    The three losses of a token are those at the initial state, at the state before its step and
+    after its step. The gap between the first two shows what the learner has learnt from earlier
+    tokens. The gap between the last two shows what one step teaches. With a window, thin lines are
+    single tokens and thick lines are running means.
 
     Args:
         courses: of :func:`vision_ttt.explain.inner_loss_course`: the layer's name → its losses.
@@ -79,8 +80,9 @@ def inner_loss_training_figure(
 ) -> Figure:
     """Inner loss at three states over the training, a panel for each layer (VT, Fig. 11).
 
-    Each is the mean over the tokens of the scan. The gap between the first two is what the learner
-    has learnt from the tokens before, that between the last two what one step teaches.
+    Each is the mean over the tokens of the scan. The gap between the first two shows what the
+    learner has learnt from earlier tokens. The gap between the last two shows what one step
+    teaches.
 
     Args:
         checkpoints: how long a model was trained → its layers' losses then, of

@@ -63,9 +63,9 @@ def inner_loss_course(
     """Inner losses of every token of the scan, before and after its step (TTT, Fig. 5).
 
     The paper's figure has ℓ(W₀; x_t), ℓ(W_{t−1}; x_t) and ℓ(W_t; x_t); with mini-batches of b
-    tokens the second is taken at the state before the mini-batch. A step that learns its own token
-    shows as ``updated`` below ``before``, learning from the tokens before as ``before`` below
-    ``initial``.
+    tokens the second is taken at the state before the mini-batch. If ``updated`` is below
+    ``before``, a step learns its own token. If ``before`` is below ``initial``, the learner has
+    learnt from the earlier tokens.
 
     Args:
         model: any model; only its TTT layers are reported.

@@ -29,8 +29,8 @@ def receptive_field(
         model: any backbone with timm's ``forward_intermediates``: Vittt and its designs, ViT³,
             H-ViT³, Vim, Mamba-Reg, timm's VisionTransformer, ResNet and others. It is not
             modified.
-        images: [B, C, H, W], normalised as for the model. The field of a few images is that of
-            their content as well; 50 of them are usual.
+        images: [B, C, H, W], normalised as for the model. With few images the field also depends on
+            their content; 50 images are usual.
         token: (row, column) on the grid of the last features, or "centre" for the feature in the
             middle of the image: of a side with an even number of tokens, the mean of the middle
             two. The field then lies around the middle of the image on every grid.

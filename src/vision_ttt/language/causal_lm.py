@@ -182,7 +182,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         """
         if cache is not None:
             if not use_cache:
-                raise ValueError("generate goes on from cache with use_cache=True only")
+                raise ValueError("generate continues from cache only with use_cache=True")
             if is_first_iteration:
                 name = "input_ids" if inputs_embeds is None else "inputs_embeds"
                 batch, given = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
@@ -195,8 +195,8 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
                 next_sequence_length = given - cache.length
                 if next_sequence_length < 1:
                     raise ValueError(
-                        f"{name} must begin with the {cache.length} tokens that "
-                        f"cache has seen and go on, got {given} tokens"
+                        f"{name} must begin with the {cache.length} tokens that cache "
+                        f"has seen and have at least one more, got {given} tokens"
                     )
             else:
                 attention_mask = None  # padding on the left was left out in the first iteration

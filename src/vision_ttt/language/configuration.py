@@ -77,8 +77,8 @@ class TTTConfig(PreTrainedConfig):
         conv_kernel: taps of the convolutions.
         hidden_act: "silu", the MLPs' activation.
         initializer_range: standard deviation of the initial matrices and embeddings.
-        use_cache: whether ``generate``, and a call outside of training, keep a cache unless they
-            are told. False makes ``generate`` run every token anew for each new one.
+        use_cache: default of the argument ``use_cache`` of ``generate`` and of calls outside of
+            training. False makes ``generate`` run all tokens again for each new token.
         max_position_embeddings: tokens of the sequences trained on. Nothing depends on it.
         pretraining_tp: 1, the only value: no product is cut up.
         scan_checkpoint_group_size: of no effect: how much is kept for the backward pass is decided

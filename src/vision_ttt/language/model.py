@@ -33,12 +33,12 @@ _WITHOUT_MEANING = frozenset(
 """What tokenizers, collators and ``generate`` hand to every model and changes nothing here."""
 
 _REFUSED = {
-    "past_key_values": "there are no keys and values, states are cache",
-    "cache_params": "its name is cache, as in transformers since 5.24",
-    "output_attentions": "there is no attention",
-    "output_router_logits": "there is no router",
-    "is_causal": "the models are causal only",
-    "cache_position": "tokens go on where their cache ends",
+    "past_key_values": "the model keeps states instead of keys and values; pass cache",
+    "cache_params": "the argument is called cache, as in transformers since 5.24",
+    "output_attentions": "the model has no attention",
+    "output_router_logits": "the model has no router",
+    "is_causal": "the model is always causal",
+    "cache_position": "tokens continue at the end of cache",
 }
 """Name → why it is not served, of what transformers hands to models, as a rule as None."""
 
@@ -107,9 +107,9 @@ class TTTModel(TTTPreTrainedModel):
 
         Args:
             input_ids: token numbers [B, T].
-            attention_mask: 1 for tokens and 0 for padding [B, T], or also of the tokens that the
-                cache has seen [B, … + T]. A row gives what it gives without its padding, wherever
-                that is. Padding is not read, and outputs there are 0.
+            attention_mask: 1 for tokens and 0 for padding [B, T], or [B, … + T] if it also covers
+                the tokens that the cache has seen. A row returns the same results as without its
+                padding, wherever the padding is. Padding is not read, and its outputs are 0.
             cache: the cache that an earlier call has returned. It is not changed.
             inputs_embeds: embeddings [B, T, D], in place of ``input_ids``.
             use_cache: return the cache after the last tokens. None: ``config.use_cache``, and in
@@ -117,12 +117,12 @@ class TTTModel(TTTPreTrainedModel):
             output_hidden_states: return every block's output, too. None: as configured.
             return_dict: False for a tuple of what is not None. None: as configured.
             kwargs: what transformers gives to every model. ``position_ids`` [B, T], ``seq_idx``
-                [B, T] and ``cu_seq_lens_q`` [N + 1] pack several documents into a row: one begins
-                where positions do not go on by 1, where the number changes, or at these tokens of
-                the call. A document gives what it gives as a row of its own, and the cache is that
-                after the last one. ``token_type_ids``, ``max_length_q`` and arguments of
-                ``generate`` are of no meaning here; ``past_key_values``, ``output_attentions`` and
-                the like must be None or False.
+                [B, T] and ``cu_seq_lens_q`` [N + 1] pack several documents into a row. A document
+                begins where ``position_ids`` do not increase by 1, where ``seq_idx`` changes, or at
+                the tokens in ``cu_seq_lens_q``. Each document returns the same results as in a row
+                of its own, and the cache is the one after the last document. ``token_type_ids``,
+                ``max_length_q`` and arguments of ``generate`` are ignored. ``past_key_values``,
+                ``output_attentions`` and similar arguments must be None or False.
 
         Raises:
             TypeError: there is no such argument, or one has another type.
@@ -212,7 +212,7 @@ class TTTModel(TTTPreTrainedModel):
             return None
         if cache.blocks:
             raise ValueError(
-                "a cache goes on with one document in each row, got further ones that begin in "
+                "a cache continues one document in each row, but further documents begin in "
                 f"{', '.join(name for name in BOUNDARIES if boundaries.get(name) is not None)}"
             )
         return Packing.of(begins, padding)

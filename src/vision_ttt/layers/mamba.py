@@ -76,8 +76,8 @@ class BidirectionalMamba(MambaParameters):
         """
         if state is not None or return_state:
             raise ValueError(
-                "a bidirectional layer has no state that goes on: its second direction begins at"
-                " the last token. Give it the whole sequence, or build a Mamba, of one direction"
+                "a bidirectional layer has no state to continue from: its second direction begins"
+                " at the last token. Give it the whole sequence, or use Mamba, with one direction"
             )
         padding = padding_of("BidirectionalMamba", lengths, x)
         x = fill_padding(x, padding)  # a gradient of 0 times NaN would reach the weights

@@ -36,7 +36,7 @@ class Mamba(MambaParameters):
     :class:`vision_ttt.layers.BidirectionalMamba` does, whose arguments, initialisation and errors
     it has: the output is Linear_o((C_t · h_t + D_skip u_t) SiLU(z_t)).
 
-    The layer goes on where a call has ended, after any token::
+    The layer can continue after any token, from the state of an earlier call::
 
         first, state = layer(x[:, :n], return_state=True)
         rest = layer(x[:, n:], state)         # both: layer(x)

@@ -67,7 +67,7 @@ class TTTLayer(nn.Module):
             convolutions, e.g. :class:`vision_ttt.layers.MiniBatchRotary`; the first token is at
             ``position`` of its mini-batch. None for no rotation.
 
-    A layer of one direction goes on where a call has ended, after any token::
+    A layer with one direction can continue after any token, from the state of an earlier call::
 
         first, state = layer(x[:, :n], return_state=True)
         rest = layer(x[:, n:], state)         # both: layer(x)
@@ -211,8 +211,8 @@ class TTTLayer(nn.Module):
             return fill_padding(self.out_proj(self.merge(z, gate)), padding)
         if self.directions > 1:
             raise ValueError(
-                "a bidirectional layer has no state that goes on: its second direction begins at"
-                " the last token. Give it the whole sequence, or build it with bidirectional=False"
+                "a bidirectional layer has no state to continue from: its second direction begins"
+                " at the last token. Give it the whole sequence, or set bidirectional=False"
             )
         if state is not None and not isinstance(state, TTTLayerState):
             raise TypeError(f"state must be a TTTLayerState, got {type(state).__name__}")

@@ -46,9 +46,9 @@ class BlockSequence(nn.ModuleList):
         if context or self.own_context is not None:
             return context or self.own_context
         raise ValueError(
-            "these blocks are called with the context that the model's embed() returns; without it,"
-            " only those of a model whose class tokens, if any, come first (global_pool 'avg' or"
-            " 'head'), and which has no rotary positions"
+            "these blocks require the context that the model's embed() returns; a call without it"
+            " is supported only for models without rotary positions whose class tokens, if any,"
+            " come first (global_pool 'avg' or 'head')"
         )
 
     def forward(

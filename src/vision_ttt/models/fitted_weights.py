@@ -80,12 +80,13 @@ def checkpoint_filter_fn(
     Args:
         state_dict: the weights.
         model: a :class:`vision_ttt.models.plain_backbone.PlainBackbone`.
-        described_grid: of the weights' tokens, where it is known and fits their number. Otherwise
-            as many tokens as the model's are taken to be on its grid, and others on a square one.
+        described_grid: grid of the weights' tokens, used if it fits their number. Otherwise the
+            function assumes the model's grid if the numbers of tokens are equal, and a square grid
+            if they differ.
 
     Raises:
         ValueError: the weights' token grid is neither described nor the model's nor square: its
-            sides are unknown; or they are of another kind of numbers.
+            sides are unknown; or their kind of numbers differs from the model's.
     """
     state_dict = classifier_weights(state_dict, model)
     positions, own = state_dict.get("pos_embed"), model.pos_embed
@@ -102,7 +103,7 @@ def checkpoint_filter_fn(
         )
     if former != grid:
         if others := of_another_kind({"pos_embed": positions}, {"pos_embed": own}):
-            raise ValueError(f"these are other numbers than the model's: {others[0]}")
+            raise ValueError(f"the kind of numbers differs from the model's: {others[0]}")
         # Weights may be stored in half precision, of which interpolation would lose more.
         state_dict["pos_embed"] = positions_for(grid, positions.to(own.dtype), former)
     return state_dict

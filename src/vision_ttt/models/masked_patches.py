@@ -33,10 +33,10 @@ def drop_tokens(
     Each image loses other tokens; those that are kept stay in their order.
 
     Args:
-        whole_lines: leave out whole rows and columns of the grid, so that a smaller grid is left:
-            some h √(1 - rate) rows and w √(1 - rate) columns, one at least, or more of the one
-            where the other has no more. Otherwise round((1 - rate) T) tokens are kept, wherever
-            they are.
+        whole_lines: leave out whole rows and columns of the grid, so that a smaller grid of about
+            h √(1 - rate) rows and w √(1 - rate) columns is left, at least one of each. If a side of
+            the grid is too short for its share, more of the other side is kept. Otherwise
+            round((1 - rate) T) tokens are kept, wherever they are.
 
     Returns:
         The tokens that are kept, and their grid; without whole lines it is one row.

@@ -292,9 +292,9 @@ class PlainBackbone(Classifier):
         in models with class tokens also these, "class_tokens" [B, n, D].
 
         In training a share ``patch_drop_rate`` of the image tokens is left out before the first
-        block. The order of the others, and so that of scans, is kept. In models that need a grid
-        (``keeps_grid``), whole rows and columns are left out, and convolutions see the smaller grid
-        that is left: what has become adjacent is adjacent to them.
+        block. The remaining tokens keep their order, and so do the scans. In models that need a
+        grid (``keeps_grid``), whole rows and columns are left out. Convolutions run on the smaller
+        grid: tokens that become neighbours in it are convolved as neighbours.
 
         Args:
             x: images.

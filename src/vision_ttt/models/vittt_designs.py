@@ -29,7 +29,7 @@ def check_design(design: str, inner_model: str, *, global_pool: str) -> None:
     if global_pool == "head" and "dual" not in has:
         raise ValueError(
             f"global_pool='head' needs a design that scans both ways ('dual' or 'conv2d'): the "
-            f"head token comes before the image, which {design!r} never shows it"
+            f"head token comes before the image, and with {design!r} it does not see the image"
         )
 
 

@@ -45,8 +45,8 @@ def use_backend(name: str | None) -> Iterator[None]:
     """Run every op inside the block with the backend ``name``.
 
     None removes every override, the environment variable's too, so that each op selects its own
-    backend. The override applies to all threads of the process. Of blocks that overlap in several
-    threads, the last entered among the open ones applies.
+    backend. The override applies to all threads of the process. If blocks overlap in several
+    threads, the open block that was entered last applies.
 
     Example:
         >>> with use_backend("reference"):

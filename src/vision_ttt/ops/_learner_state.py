@@ -74,8 +74,8 @@ def run_learner(
     if inputs.reverse_heads:
         if state is not None:
             raise ValueError(
-                f"{op.name}: no state goes on with reverse_heads={inputs.reverse_heads}: a reverse"
-                " head begins at the last token, so that it needs the whole sequence in one call"
+                f"{op.name}: a call with reverse_heads={inputs.reverse_heads} does not accept a"
+                " state: a reverse head begins at the last token and needs the whole sequence"
             )
         o, *last = op(inputs, backend, wanted=None)
         return o, kind(*last)

@@ -175,10 +175,10 @@ def load_stages(recipe: str, overrides: Mapping[str, Any] | None = None) -> dict
     beside the recipe's own. A stage's output is the sub-folder of its name, and it starts from the
     last weights of the stage before.
 
-    `overrides` hold for every stage, named as for `resolve`. Those of mappings, such as
-    `model.arguments`, add to the recipe's key by key, and null removes a key. A length (epochs,
-    updates, units) replaces the recipe's, and where it is shorter or of another unit the warm-ups
-    and steps change in proportion unless they are overridden, too; that is logged.
+    `overrides` apply to every stage and are named as for `resolve`. Overrides of mappings, such as
+    `model.arguments`, are merged with the recipe's key by key, and null removes a key. A length
+    (epochs, updates, units) replaces the recipe's. If it is shorter or in another unit, the
+    warm-ups and steps change in proportion unless they are overridden, too; this is logged.
 
     Raises:
         ConfigError, FileNotFoundError: as for `load`.

@@ -66,13 +66,14 @@ class WholePictures:
 
     Args:
         model: it is copied, and must accept other sizes than its own (``dynamic_img_size=True``).
-        memory: resident bytes of the process at most, a number or text such as "2GiB", where it
-            holds nothing beside PyTorch and the model; None for as much as is fastest.
-        scratch: folder for the tokens, made where it is missing and removed when all results have
-            been read. A run that was killed goes on where it was, if model, picture and arguments
-            are the same. None to keep the tokens in memory.
-        storage: dtype of the tokens between blocks: ``torch.float32``, or ``torch.bfloat16`` for
-            half of the room and the rounding that this is.
+        memory: largest resident memory of the process, a number of bytes or text such as "2GiB".
+            The limit holds if the process contains only PyTorch and the model. None uses as much
+            memory as is fastest.
+        scratch: folder for the tokens. It is created if it is missing, and removed after all
+            results have been read. A killed run resumes from it if model, picture and arguments
+            are the same. None keeps the tokens in memory.
+        storage: dtype of the tokens between blocks: ``torch.float32``, or ``torch.bfloat16``, which
+            takes half the space and rounds the tokens.
         dtype: of the packed weights, as of :func:`vision_ttt.for_inference`.
 
     Raises:
@@ -197,8 +198,8 @@ class WholePictures:
         has_gaps = getattr(picture, "has_gaps", False)
         if has_gaps and self.segment_head.out_channels > NO_DATA:
             raise WholePictureError(
-                f"pixels without data are labelled {NO_DATA}; the model's "
-                f"{self.segment_head.out_channels} classes leave no room for it"
+                f"the model has {self.segment_head.out_channels} classes; pictures with pixels "
+                f"without data, whose label is {NO_DATA}, support at most {NO_DATA}"
             )
         with self._run(picture, report) as run:
             for band in run.bands:

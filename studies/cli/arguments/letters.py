@@ -22,8 +22,8 @@ _EPILOG = """Examples:
   python -m studies letters runs/letters                          the set
   python -m studies letters runs/letters-512 --side 512 --train-images 4000
 
-Killed or interrupted, the same command goes on; a set that is there is found complete. Every
-picture is in three layouts: at 256² pixels it takes 0.4 MB, in proportion at others. To train a
+After an interruption, the same command continues; it leaves a complete set as it is. Every picture
+is in three layouts: at 256² pixels it takes 0.4 MB, in proportion at others. To train a
 segmenter the pictures need no folder: python -m studies train studies/letters/letters.yaml renders
 them while it trains. studies/pages/letters.md explains what is on them, and has the commands to
 train on a folder."""

@@ -16,9 +16,9 @@ _EPILOG = """Examples:
   python -m studies scenes --seeds 3                   Vittt-nano and a DeiT-nano, mean and spread
   python -m studies scenes --tasks classification      without segmentation and detection
 
-Killed or interrupted, the same command goes on: rendered scenes and finished runs are kept, the run
-at work resumes from its last checkpoint. OUTPUT/report.html shows the runs that are asked for; each
-has a report of its own beside its weights, in OUTPUT/TASK/MODEL/seed-K."""
+After an interruption, the same command continues: it keeps rendered scenes and finished runs, and
+resumes the unfinished run from its last checkpoint. OUTPUT/report.html shows the requested runs.
+Each run has a report beside its weights, in OUTPUT/TASK/MODEL/seed-K."""
 
 
 def add_arguments(parser: CommandParser) -> None:

@@ -24,11 +24,11 @@ _EPILOG = """Examples:
   python -m studies sweep ablation-digits --missing-only --results RESULTS.csv
   python -m studies sweep ablation-digits --table-only --results RESULTS.csv
 
-A sweep that was killed goes on where it was by the same command: finished runs are kept, an
-interrupted one resumes from its last checkpoint. Table and picture are made anew from the finished
-runs. A large sweep may be run in several sittings, on several machines: --missing-only keeps the
-lines of RESULTS.csv and needs no folder of their runs. Exit codes: 0 every run is finished; 1 a run
-failed, and is named with the end of its log; 2 something to mend in the command; 130 Ctrl-C."""
+After an interruption, the same command continues: it keeps finished runs and resumes the unfinished
+ones from their last checkpoints. The table and the picture are made again from the finished runs.
+To divide a large sweep over several sittings or machines, use --missing-only, which keeps the lines
+of RESULTS.csv and needs no folder of their runs. Exit codes: 0 every run is finished; 1 a run
+failed, and the end of its log is printed; 2 an error in the command; 130 Ctrl-C."""
 
 
 def add_arguments(parser: CommandParser) -> None:

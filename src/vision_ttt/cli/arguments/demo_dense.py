@@ -21,10 +21,10 @@ _EPILOG = """Examples:
   vision-ttt demo-dense --tasks segmentation      without the detector
   vision-ttt demo-dense --render_only             the scenes alone, as COCO and as ADE20K
 
-Killed or interrupted, the same command goes on: rendered scenes and finished runs are kept, the run
-at work resumes from its last checkpoint. Each run has a report beside its weights, in
+After an interruption, the same command continues: it keeps rendered scenes and finished runs, and
+resumes the unfinished run from its last checkpoint. Each run has a report beside its weights, in
 OUTPUT/TASK/vittt/seed-0. The recipes are scenes-classification, scenes-segmentation and
-scenes-detection, which vision-ttt train takes, too, once the scenes are there."""
+scenes-detection. vision-ttt train also accepts them after the scenes have been rendered."""
 
 
 def add_arguments(parser: CommandParser) -> None:

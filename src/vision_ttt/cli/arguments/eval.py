@@ -54,7 +54,9 @@ def check(arguments: jsonargparse.Namespace) -> None:
     if arguments.dataset is not None and not arguments.dataset.strip():
         raise UserError("--dataset is empty; name one, or leave it out for the one trained on")
     if arguments.dataset is not None and is_of_the_system(Path(arguments.dataset)):
-        raise UserError(f"--dataset {arguments.dataset} is the system's; name one of your own")
+        raise UserError(
+            f"--dataset {arguments.dataset} is in /proc or /sys; name a dataset of your own"
+        )
     arguments.checkpoint = checkpoint_path(arguments.checkpoint)
     if arguments.fid is not None and not Path(arguments.fid).is_dir():
         raise UserError(f"--fid {shortened(arguments.fid)} is no folder of images")

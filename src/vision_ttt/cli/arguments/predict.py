@@ -31,8 +31,9 @@ class _Flags:
     """The form of the answer."""
 
     topk: int | None = within(None, 1, 1_000_000)
-    """most classes or objects per image; null: 5 classes, all objects (pictures and the terminal
-    show those with a score of at least 0.5), every class of a segmentation"""
+    """largest number of classes or objects per image; null: 5 classes of a classifier, all objects
+    of a detector (pictures and the terminal show those with a score of at least 0.5), all classes
+    of a segmenter"""
     output: str | None = None
     """a .csv or .json file to write instead of printing; with --whole the .tif of the mask"""
     pictures: str | None = None
@@ -61,7 +62,8 @@ class _WholeFlags:
     mpp: float | None = within(None, 1e-6, 1e6)
     """microns per pixel instead of a level: the coarsest level that is no coarser"""
     largest: float | None = within(None, 1e-6, 1e9)
-    """the pixels' value that is white, e.g. 10000; null: the largest of their dtype, 1 of floats"""
+    """pixel value that is white, e.g. 10000; null: the largest value of the pixels' dtype, or 1 for
+    floating-point pixels"""
     features: str | None = None
     """write the model's tokens [rows, columns, D] to this .zarr instead of a mask"""
     feature_dtype: Literal["float16", "float32"] | None = None

@@ -28,11 +28,11 @@ _EPILOG = """Examples:
 A flag is the last name of a field, or its whole name: --epochs and --optimisation.epochs are the
 same. vision-ttt train RECIPE --help shows the flags of that recipe's task.
 
-Exit codes: 0 finished, or ended by SIGTERM with a checkpoint to go on from; 1 an error of
-vision-ttt itself; 2 something to mend in the command, the recipe, the data or the disk; 3 the loss
-or a gradient was not finite; 4 the processes that read the data hang or died; 130 Ctrl-C, with a
-checkpoint. After 0 by SIGTERM, 4 and 130 the same command with --resume auto goes on. torchrun has
-exit codes of its own: 1 after every signal and every error."""
+Exit codes: 0 finished, or stopped by SIGTERM after a checkpoint was written; 1 an internal error of
+vision-ttt; 2 an error in the command, the recipe, the data or the disk; 3 NaN or infinity in the
+loss or a gradient; 4 a process that reads the data hangs or died; 130 Ctrl-C, after a checkpoint
+was written. To continue after SIGTERM, 4 or 130, repeat the command with --resume auto. torchrun
+has its own exit codes: 1 after every signal and every error."""
 
 DEFAULT_TASK = "classification"
 """Whose flags help shows where no recipe is given."""
@@ -147,7 +147,7 @@ def _add_fields(parser: CommandParser, task: type[TaskSection], recipe: Mapping[
 
 def _about_defaults(recipe: Mapping[str, Any]) -> str:
     if not recipe:
-        return "A recipe sets what is not given."
+        return "A recipe replaces these defaults."
     stages = ", ".join(recipe.get(recipes.STAGES, ()))
     return "The defaults are the recipe's." + (
         f" Its stages ({stages}) set others." if stages else ""

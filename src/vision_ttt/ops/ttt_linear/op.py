@@ -114,9 +114,9 @@ def ttt_linear(
             p_1 … p_n.
         reverse_heads: the last this-many heads scan the tokens from T to 1.
         eps: added to the inner norm's variance.
-        state: where an earlier call has left the sequence, after any token; this call's tokens are
-            the next ones, and the initial state is not used. Both calls together return what one
-            call on all tokens does, and differentiate as it does.
+        state: state that an earlier call returned, after any token. The tokens of this call are the
+            next ones, and the initial state is not used. The outputs and gradients of both calls
+            together equal those of one call on all tokens.
         lengths: tokens of each sequence in this call [B], whole numbers; the state is the one
             after the last of them. What is behind them is padding: its values, NaN or not, are not
             read, its outputs and gradients are 0. None: T. Reverse heads begin at the last token

@@ -24,8 +24,8 @@ class DenseSection(TaskSection):
     """Further sizes of the model around the backbone, e.g. --parts.channels 64, as in `dense` of
     vision_ttt.dense.build_detector and build_segmenter; the published ones where left out."""
     partial_weights: bool = False
-    """Start from initial_weights though some tensors of the backbone are missing there, or some
-    there have no place in it; the log names them. Otherwise that is an error."""
+    """Start from initial_weights even if they lack tensors of the backbone or have tensors that the
+    backbone lacks; the log names them. Otherwise such weights raise an error."""
 
 
 def check_below_root(data: Any, names: Iterable[str]) -> None:
@@ -34,6 +34,6 @@ def check_below_root(data: Any, names: Iterable[str]) -> None:
         path = getattr(data, name)
         if Path(path).is_absolute():
             raise UserError(
-                f"dataset takes the place of the root of the checkpoint's data, but their {name} is"
-                f" {path!r}, wherever the root is"
+                f"dataset replaces the root of the checkpoint's data, but {name} is the absolute"
+                f" path {path!r}; it must be relative to the root"
             )

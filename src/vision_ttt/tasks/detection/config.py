@@ -44,8 +44,9 @@ class DetectionData(Section):
     longer_side: int = number(1333, _SIDE)
     """Most that the longer side may have in pixels; the shorter one then has less."""
     crop: bool = False
-    """Cut every other training image, at random: a window whose sides are from 384 to 600 pixels
-    where the image's shorter side has 400, 500 or 600, then resized as whole images are (DETR)."""
+    """Crop a training image with probability one half, as DETR does. The window has sides of 384 to
+    600 pixels at a scale where the image's shorter side has 400, 500 or 600 pixels; it is then
+    resized like a whole image."""
     horizontal_flip: float = number(0.5, PROBABILITY)
     """Probability of a left-right flip (0 to 1)."""
     empty_images: Literal["keep", "skip"] = "skip"

@@ -287,7 +287,9 @@ def reopen(
         )
     for name in changes:
         if name != "dataset":
-            raise UserError(f"{name}: a detector's data have none; give the folder as dataset")
+            raise UserError(
+                f"{name} is not accepted for a detector; give the folder of its data as dataset"
+            )
     data = {**metadata.data, **({"root": changes["dataset"]} if changes else {})}
     described = described_data(DetectionData, data, root="root")
     if changes:

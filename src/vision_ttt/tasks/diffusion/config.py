@@ -31,9 +31,9 @@ class DiffusionSection(TaskSection):
     """What the model learns to predict of a noisy image: noise, the noise, and the variances of
     denoising where the model has them; flow, the velocity from image to noise (flow matching)."""
     noise_schedule: Literal["linear", "cosine"] = "linear"
-    """How the noise of objective noise grows."""
+    """Noise schedule, for objective noise."""
     noise_steps: int = number(1000, Range(2, 100_000, "from 2 to 100,000"))
-    """Steps in which it grows (>= 2)."""
+    """Number of noise steps, for objective noise (>= 2)."""
     autoencoder: str | None = None
     """Autoencoder of diffusers (AutoencoderKL) whose latents are denoised in place of pixels: a
     folder, or a name in the local cache of Hugging Face's hub; null: none."""

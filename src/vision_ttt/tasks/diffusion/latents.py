@@ -156,7 +156,8 @@ def cache_latents(
                 raise DatasetError(f"{told} is damaged ({error}); remove it") from error
             if found != asked:
                 raise DatasetError(
-                    f"{told} says {found}, and {asked} is asked; name another folder"
+                    f"{told} describes latents with {found}, but {asked} is requested; name another"
+                    " folder"
                 )
             return LatentImages(file)
         _LOGGER.info("encoding %d images into %s", len(images), file)

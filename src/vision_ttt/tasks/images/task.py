@@ -188,9 +188,9 @@ def reopen(
     trained_on, given = metadata.data.get("dataset", ""), opened.source.dataset
     if part != "all" and same_path(trained_on, given) and then not in (None, opened.data.held_out):
         raise DatasetError(
-            f"other images of {opened.source.dataset} would be held out for test now than in the"
-            " checkpoint's run, which was trained on some of them: files were added, removed or"
-            " renamed, or test_fraction was another; take part 'all' (--split all)"
+            f"the checkpoint's run held out other images of {opened.source.dataset} for test, and"
+            " has trained on some of the images that are held out now: files were added, removed or"
+            " renamed, or test_fraction differs; evaluate part 'all' (--split all)"
         )
     drawn = opened.data.held_out
     if part == "test" and "dataset" in changes and drawn not in (None, then):

@@ -55,11 +55,12 @@ def load_pretrained(folder: Path) -> PreTrainedModel:
 
 
 def _check_kinds(folder: Path, model: PreTrainedModel) -> None:
-    """Raise CheckpointError where a folder's weights are other numbers; transformers casts them."""
+    """Raise CheckpointError if a folder's weights are of another kind; transformers casts them."""
     own = {name: weight.dtype for name, weight in model.state_dict().items()}
     for file in sorted(folder.glob("*.safetensors")):
         for name, (dtype, _) in inspect_tensors(file, hashing=False).shapes.items():
             if name in own and kind_of_number(dtype) != kind_of_number(own[name]):
                 raise CheckpointError(
-                    f"{file} holds other numbers than the model's: {name} {dtype} for {own[name]}"
+                    f"{file} has a tensor whose kind of numbers differs from the model's: {name}"
+                    f" {dtype} for {own[name]}"
                 )

@@ -231,9 +231,9 @@ class Language(Task):
             drawn = "held_out" in carried and self.validation is None
             if same_source and drawn and carried["held_out"] != parts[1].digest:
                 raise DatasetError(
-                    f"other documents of {self.config.data.dataset} would be held out for test now"
-                    " than in the checkpoint's run, which was trained on some of them: files were"
-                    " added, removed or renamed; take part 'all' (--split all)"
+                    f"the checkpoint's run held out other documents of {self.config.data.dataset}"
+                    " for test, and has trained on some of the documents that are held out now:"
+                    " files were added, removed or renamed; evaluate part 'all' (--split all)"
                 )
         self.test_set = self._packed(documents)
 

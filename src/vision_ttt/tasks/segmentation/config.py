@@ -99,8 +99,8 @@ class SegmentationData(Section):
     scale_max: float = number(2.0, _SCALE)
     """Largest factor of the random scaling of training images."""
     largest_class_share: float = number(0.75, FRACTION)
-    """Share of a crop's labelled pixels from which on one class makes it be drawn anew, ten times
-    at most (>0 to 1); 1: any crop."""
+    """Largest share of a crop's labelled pixels that one class may have (>0 to 1). A crop at or
+    above it is drawn again, with at most ten draws. 1: any crop."""
     horizontal_flip: float = number(0.5, PROBABILITY)
     """Probability of a left-right flip (0 to 1)."""
     photometric_distortion: float = number(0.5, PROBABILITY)
