@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """What was asked for cannot be done; the message names what came and what is accepted.
+    """A request that cannot be fulfilled; the message names the value and the accepted ones.
 
-    The subclasses beside their owners also derive from the built-in error they refine
+    The subclasses, which are next to their owners, also derive from the built-in error they refine
     (`ValueError` for the most part), so that library users need not know this class.
     """
 
@@ -24,7 +24,7 @@ class DamagedItem(UserError, ValueError):
         self.name = name
 
     def __reduce__(self) -> tuple:
-        # Of its own, an exception is built anew of its message alone.
+        # By default, an exception is unpickled from its message alone.
         return type(self), (str(self), self.name)
 
 
@@ -39,8 +39,8 @@ class Interrupted(Exception):
 def nearest(received: str, accepted: Iterable[str]) -> str:
     """Return "a, b, c": the up to three of `accepted` that look most like `received`.
 
-    Those whose initials it is come first: --learning-rate for --lr. Where none is like it, all are
-    named, or the first dozen of them.
+    Entries whose initials are `received` come first: --learning-rate for --lr. If no entry is
+    similar, all are returned, or the first dozen of them.
     """
     accepted = sorted(accepted)
     initials = {each: "".join(re.findall(r"(?<![a-z0-9])[a-z0-9]", each)) for each in accepted}

@@ -201,7 +201,10 @@ def test_a_memory_map_is_a_picture(checkpoint: str, tmp_path: Path) -> None:
         (("--whole", "--output", "m.tif", "--mpp", "2"), "mpp is not for"),
         (("--whole", "--output", "m.tif", "--features", "t.zarr"), "name one of them"),
         (("--whole", "--features", "t.npy"), "the features t.npy must be a .zarr folder"),
-        (("--whole", "--features", "t.zarr", "--preview", "p.png"), "does not go with --features"),
+        (
+            ("--whole", "--features", "t.zarr", "--preview", "p.png"),
+            "is not accepted with --features",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(

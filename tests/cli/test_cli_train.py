@@ -85,7 +85,7 @@ def test_errors_of_an_existing_run_name_the_flags(
     assert main(argv) == 2
     said = capsys.readouterr().err
     assert (
-        "give --resume auto to go on with it, --overwrite to begin anew, or another --out" in said
+        "give --resume auto to resume it, --overwrite to start a new run, or another --out" in said
     )
     assert main([*argv, "--resume", "auto", "--overwrite"]) == 2
     assert "--resume and --overwrite exclude each other" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_weights_of_another_model_say_so(tmp_path: Path) -> None:
     told = start_from(path, build_model(NANO, {**arguments, **other}), NANO, other)
     assert "weights of vittt_nano_patch4_32 with depth 1, embed_dim 32, num_heads 1, design" in told
     assert told.endswith(
-        "Mind: the model trained is vittt_nano_patch4_32 with depth 1, embed_dim 32, num_heads 1,"
+        "Note: the model trained is vittt_nano_patch4_32 with depth 1, embed_dim 32, num_heads 1,"
         " design dual, global_pool max_norm."
     )
 

@@ -43,7 +43,7 @@ def test_a_linear_model_starts_from_its_vit_s_weights(tmp_path: Path) -> None:
     taken = len(model.state_dict()) - new - 2
     assert f": {taken} tensors taken, 1 of them interpolated (pos_embed), 2 start at zero" in told
     assert f" {new} left at random (blocks.0.attn.inner.w1, " in told
-    assert told.endswith("1 of the file's without a place (cls_token).")
+    assert told.endswith("1 of the file left out (cls_token).")
     assert torch.equal(model.blocks[1].attn.qkv.weight, vit.blocks[1].attn.qkv.weight)
     registers = vit.reg_token + vit.pos_embed[:, 1:5]
     assert torch.equal(model.class_tokens.tokens, registers)

@@ -176,7 +176,7 @@ def test_wrong_calls(model):
     refused("logits_to_keep is 1", ids, labels=ids, logits_to_keep=1)
     refused("logits_to_keep must be at least 0, got -2", ids, logits_to_keep=-2)
     refused(r"number or places \[n\], got \[2, 5\]", ids, logits_to_keep=ids)
-    refused("as a number, got places", ids, labels=ids, logits_to_keep=torch.arange(5))
+    refused("to be a number, got a tensor", ids, labels=ids, logits_to_keep=torch.arange(5))
     other = small_model(**(MAMBA if model.config.use_gate is False else {}))
     other = other(ids, use_cache=True).cache
     refused("a block with another backbone: conv must be", ids, None, other)

@@ -121,7 +121,7 @@ def test_without_a_tag_a_model_stays_as_it_was():
         model = timm.create_model(VITTT)
     assert model.num_classes == 1000
     assert "file" not in model.pretrained_cfg
-    with pytest.raises(RuntimeError, match=rf"tags, and none is given; .* {VITTT}\.digits$"):
+    with pytest.raises(RuntimeError, match=rf"tags, but no tag is given; .* {VITTT}\.digits$"):
         timm.create_model(VITTT, pretrained=True)
     with pytest.raises(RuntimeError, match="No pretrained weights exist for vim_nano_patch4_32"):
         timm.create_model("vim_nano_patch4_32", pretrained=True)

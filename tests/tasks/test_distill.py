@@ -203,7 +203,7 @@ def test_a_students_checkpoint_needs_no_teacher(
     assert torch.equal(result.model.norm.weight, own["norm.weight"])
     assert torch.equal(result.model.pos_embed, own["pos_embed"])
     told = result.task.start_from(weights, result.model, kept["model"], kept["arguments"])
-    assert "Mind: the model trained is" not in told  # it is the same one
+    assert "Note: the model trained is" not in told  # it is the same one
 
 
 def test_a_linear_vit_learns_the_layers_of_its_vit(

@@ -91,7 +91,7 @@ def test_a_checkpoint_runs_no_code(code: tuple[str, Path], tmp_path: Path, capsy
         path = _checkpoint(tmp_path / f"{number}.safetensors", {**files, "own.py": module})
         for command in (["generate", str(path), "--prompt", "a"], ["eval", str(path)]):
             assert main(command) == 2
-            assert "the tokenizer's file 'own.py' is none that a" in capsys.readouterr().err
+            assert "the tokenizer's file 'own.py' cannot be stored in a" in capsys.readouterr().err
     assert not mark.exists()
 
 
@@ -191,7 +191,7 @@ def test_a_tokenizer_of_files_that_a_checkpoint_cannot_carry(
         return (f"{folder}/own.py",)
 
     monkeypatch.setattr(tokenizer._tokenizer, "save_pretrained", save)
-    with pytest.raises(ConfigError, match=r"'own\.py' is none that a checkpoint carries"):
+    with pytest.raises(ConfigError, match=r"'own\.py' cannot be stored in a checkpoint"):
         tokenizer.files()
 
 

@@ -197,7 +197,7 @@ def test_a_mask_is_written_in_tiles(size: tuple[int, int], tmp_path: Path) -> No
     named = {"classes": ["a", "é", "c"], "colours": colours}
     write_mask(tmp_path / "m.tif", mask.split(100), size, **named)
     assert (tifffile.imread(tmp_path / "m.tif") == mask.numpy()).all()
-    with pytest.raises(ValueError, match="more rows were given"):
+    with pytest.raises(ValueError, match="have more rows than the mask"):
         write_mask(tmp_path / "n.tif", [mask, mask], size, **named)
     assert not (tmp_path / "n.tif").exists()
 

@@ -123,9 +123,9 @@ _WHAT_IT_IS = (
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors in x, and in what x contains, in another dtype; containers keep their class.
+    """Cast the floating-point tensors in x, also those in containers, which keep their class.
 
-    Those that PyTorch knows are looked into: its pytrees, of which outputs of transformers are.
+    Containers are PyTorch's pytrees, which include the outputs of transformers.
     """
 
     def cast(leaf: Any) -> Any:

@@ -32,11 +32,10 @@ PACKED_BLOCKS: list[Any] = [
 ]
 """Classes of blocks on packed weights; a new family of models adds its own.
 
-Each names the class of blocks that it replaces as ``kind``. Its constructor takes a block of that
-kind and a dtype, and raises :class:`UnsupportedPart` where it does not support a part, or its op's
-ValueError for parameters of other shapes; :class:`OtherDesign` where the layers of the block are to
-be packed one by one. Its instances are called as the block is, with float32
-tokens.
+Each class names the class of blocks that it replaces as ``kind``. Its constructor takes a block of
+that kind and a dtype. It raises :class:`UnsupportedPart` if it does not support a part,
+:class:`OtherDesign` if the layers of the block must be packed one by one, and its op's ValueError
+if parameters have other shapes. Its instances are called like the block, with float32 tokens.
 """
 
 _PACKED_LAYERS: tuple[tuple[type[nn.Module], Any], ...] = (

@@ -24,7 +24,7 @@ _OTHER_NORMS = (timm.layers.RmsNorm, timm.layers.LayerNormFp32, timm.layers.RmsN
 _OTHER_MLPS = (timm.layers.GluMlp, timm.layers.SwiGLU)
 _OTHER_ACTIVATIONS = (nn.SiLU, nn.ReLU, QuickGELU)
 _SKIPPED = (nn.Identity, nn.Dropout, timm.layers.DropPath)
-"""What computes nothing in evaluation."""
+"""Modules that compute nothing in evaluation mode."""
 
 
 class PackedLinearBlock(PackedBlock):

@@ -30,9 +30,9 @@ support. Its ``forward`` runs that of ``plain`` in evaluation mode and where a p
 
 
 def for_training(model: nn.Module, *, strict: bool = False) -> nn.Module:
-    """Let a model train by composite ops, which keep less for the backward pass.
+    """Let a model train by composite ops, which save fewer tensors for the backward pass.
 
-    On a CPU those of Vittt are faster, too; those of Mamba save memory alone.
+    On a CPU the composite ops of Vittt are also faster; those of Mamba only save memory.
 
     The TTT-Linear layers and the MLPs of Vittt, the Mamba layers of Vim and Mamba-Reg, and the
     linear layers of any model run as one op each. The model stays the same object, with the same
@@ -76,7 +76,7 @@ def to_plain(model: nn.Module) -> nn.Module:
 
 
 def use_composite_ops(model: nn.Module) -> str:
-    """As :func:`for_training`; returns what stays as it is and why, "" where nothing does."""
+    """Do what :func:`for_training` does; return what keeps its class and why, or ""."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if any(isinstance(module, EvaluationOnly) for module in model.modules()):

@@ -25,9 +25,9 @@ from vision_ttt.tasks.images.backbones import (
 from vision_ttt.tasks.images.predicting import ImagePredictor
 
 TASKS = ("classification", "detection", "segmentation")
-"""What a model may be trained for, to look at images."""
+"""Tasks whose models look at images."""
 KEPT_BYTES = 2 << 30
-"""Of parameters and buffers, kept beyond the visit that needed them."""
+"""Largest size of the parameters and buffers that are kept for later visits."""
 
 
 class CatalogueError(UserError, ValueError):
@@ -49,8 +49,9 @@ class LoadedModel:
     device: torch.device
     """Where the model is."""
     running: threading.Lock
-    """To be held while the model runs. What is watched inside a model must be one visitor's, and
-    the process's random generators one thread's. All models share it: one run takes all cores."""
+    """Lock to hold while the model runs. Only one visitor may look inside a model at a time, and
+    only one thread may use the process's random generators. All models share the lock, because one
+    run uses all cores."""
 
     @property
     def bytes(self) -> int:
@@ -74,12 +75,12 @@ class Catalogue:
         given: paths of checkpoints, and names of models, which get random weights. The models of
             this package follow them.
         device: where the models run.
-        kept_bytes: models that nobody uses are dropped, the longest unused first, until those that
-            are kept are no larger; the last one stays in any case.
+        kept_bytes: largest size of the models in memory. Unused models are dropped, the longest
+            unused first, until the others fit; the last one always stays.
 
     Raises:
-        FileNotFoundError, CheckpointError: a checkpoint is not there, or is none.
-        CatalogueError: a checkpoint is another task's, or no model has a name.
+        FileNotFoundError, CheckpointError: a checkpoint is missing, or is not a checkpoint.
+        CatalogueError: a checkpoint belongs to another task, or there is no model of a given name.
     """
 
     def __init__(

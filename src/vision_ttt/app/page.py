@@ -1,6 +1,6 @@
 """The page itself: what is on it, and what happens when a visitor touches it.
 
-All that belongs to a visitor is in `gr.State`, of which every browser tab has its own.
+All values that belong to a visitor are in `gr.State`, which each browser tab has for itself.
 """
 
 from __future__ import annotations

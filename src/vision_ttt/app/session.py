@@ -60,9 +60,9 @@ def explain(loaded: LoadedModel, picture: Image.Image, state: str | None = None)
     """Predict for an RGB picture, and look at the model's inner learners and tokens meanwhile.
 
     Args:
-        state: of the inner learners, at which gradients are taken, see
-            :func:`vision_ttt.explain.gradient_magnitude`; None for the model's default. A ViT³,
-            and a linearised ViT but for "ttt_linear", have one only.
+        state: the state of the inner learners at which gradients are taken, see
+            :func:`vision_ttt.explain.gradient_magnitude`. None for the model's default. A ViT³ has
+            only one state, as has a linearised ViT with another inner model than "ttt_linear".
 
     Raises:
         UserError: the model computes NaN.
@@ -142,7 +142,7 @@ def _notes(loaded: LoadedModel) -> list[str]:
     if loaded.predictor is None:
         notes.append("The weights are random: nothing was learnt, and no class is predicted.")
     elif loaded.backbone.model is not loaded.backbone.around:
-        notes.append("Token norms are those of its backbone by itself, without what is around it.")
+        notes.append("Token norms are those of the backbone alone, without the modules around it.")
     mixers = gradient_layers(loaded.backbone.around).values()
     if not mixers:
         notes.append("It has no TTT layers, hence no gradients and losses of inner learners.")

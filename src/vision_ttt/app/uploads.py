@@ -12,9 +12,10 @@ from vision_ttt.data.images import decoded
 LARGEST_FILE = 20 * 2**20
 """Bytes."""
 LARGEST_PICTURE = 40_000_000
-"""Pixels; a small file can hold far more of one colour than the memory has room for."""
+"""Pixels. A small file can decode to more pixels than fit into memory."""
 LONGEST_SIDE = 2048
-"""Pixels that a picture is reduced to: no model looks at more, and every visitor's is kept."""
+"""Longer side in pixels that pictures are reduced to. No model looks at more pixels, and the
+picture of every visitor stays in memory."""
 
 
 def open_upload(path: str | Path) -> Image.Image:

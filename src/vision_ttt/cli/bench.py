@@ -104,4 +104,4 @@ def _serving(names: Sequence[str] | None, problem: Problem, settings: Settings) 
         elif names is None:
             _log.info("backend %r is left out: %s", name, reason)
         else:
-            raise UserError(f"backend {name!r} cannot serve: {reason}")
+            raise UserError(f"backend {name!r} does not support this call: {reason}")

@@ -69,7 +69,7 @@ def measure_and_show(
     path = Path(arguments.output or f"benchmarks/results/{arguments.what}-{arguments.device}.csv")
     append_rows(path, [])  # what cannot be written is refused before anything is measured
     if not can_measure(settings.device):
-        _log.info("memory is not measured: on a CPU it takes Linux")
+        _log.info("memory is not measured: on a CPU this requires Linux")
     # The GPU's rates are its makers'.
     rates = (measure_rates() if settings.device.type == "cpu" else Rates())._asdict()
     rows: list[Row] = []

@@ -96,7 +96,7 @@ def check_new_folder(name: str, given: str) -> None:
 
 
 def check_renewed_file(name: str, given: str | None) -> None:
-    """Check that what is made anew from kept results, or added to, is a file or can be made."""
+    """Check that a file that is rewritten or appended to is a regular file or can be created."""
     if given is None:
         return
     path = _path(name, given)

@@ -33,7 +33,7 @@ from vision_ttt.file_kinds import as_text
 from vision_ttt.tasks.images.backbones import ViewError, checkpoint_backbone, named_backbone
 
 _SEQUENCES = 16
-"""Of a language model's test documents that it is shown by default."""
+"""Default number of a language model's test sequences."""
 
 
 def run(arguments: jsonargparse.Namespace) -> int:
@@ -96,7 +96,7 @@ def _finite(kind: Kind, found: Mapping[str, Any]) -> dict[str, Tensor]:
     """The arrays of what was found.
 
     Raises:
-        UserError: a number among them is not finite, or they cannot be computed of such numbers.
+        UserError: an array is not finite, or the arrays cannot be computed.
     """
     try:
         arrays = kind.arrays(found)
@@ -132,7 +132,7 @@ def _shown(
     """What a model is shown: the images, or a language model's own test documents.
 
     Raises:
-        UserError: there are no images and it is no language model, or the other way round.
+        UserError: a language model is given images, or another model is given none.
     """
     is_language = subject.metadata is not None and subject.metadata.task["name"] == "language"
     if is_language == bool(images):
@@ -209,7 +209,7 @@ def _backbone(model: nn.Module, metadata: ModelMetadata, shorter_side: int | Non
 
 
 def _name(word: str) -> str:
-    """Of runs/digits/best.safetensors "digits": files of every run have one name."""
+    """The folder's name for a file of a run, e.g. "digits" for runs/digits/best.safetensors."""
     path = Path(word)
     if word.endswith(WEIGHTS):
         return path.parent.name if path.stem in ("best", "last") and path.parent.name else path.stem

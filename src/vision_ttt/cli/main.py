@@ -92,13 +92,13 @@ def main(
 ) -> int:
     """Run `vision-ttt` with `argv` (default: the process's arguments) and return the exit code.
 
-    0: done; 1: `eval` of a model that computes NaN or infinity; 2: the user's error, told in one
-    line on stderr; 130: interrupted; 141: nobody reads the output any more. Errors of the library
-    itself keep their traceback.
+    0: done; 1: `eval` of a model that computes NaN or infinity; 2: an error of the user, reported
+    in one line on stderr; 130: interrupted; 141: the reader of the output has gone. Errors of the
+    library itself keep their traceback.
 
     Args:
-        commands: name → command; of another package its own, and those of vision-ttt that know what
-            it registers. By default :data:`COMMANDS`.
+        commands: name → command; by default :data:`COMMANDS`. Another package passes its own
+            commands, and those of vision-ttt that support what it registers.
         program: how the process was called, for help and messages.
         begin_work: called when the arguments are accepted, the command's modules are imported, and
             it begins.
@@ -119,7 +119,7 @@ def main(
         return _fail(errors, USER_ERROR, str(error))
     except OSError as error:
         if error.filename is None and error.errno not in _REFUSED_WRITING:
-            raise  # not about a file the user named: ours to mend
+            raise  # not about a file that the user named: an internal error
         reason = error.strerror or str(error)
         named = "" if error.filename is None else f": {error.filename}"
         return _fail(errors, USER_ERROR, f"{reason}{named}")

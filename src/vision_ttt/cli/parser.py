@@ -23,7 +23,7 @@ _REFUSED = re.compile(
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 _DEEPEST = 100
-"""Of a value's lists and mappings: where parsers give up depends on their versions."""
+"""Deepest nesting of lists and mappings in a value; parsers fail at depths that vary by version."""
 
 
 def _nesting(token: str) -> int:
@@ -112,7 +112,7 @@ class CommandParser(jsonargparse.ArgumentParser):
             action = next(each for each in self._actions if each.dest == refused["name"])
             value = refused["value"]
             if value is None:  # Python reads no integer of thousands of digits
-                received = "is too long" if "digits" in text else "cannot be taken"
+                received = "is too long" if "digits" in text else "is not accepted"
             else:
                 received = f"is {value!r}"
             text = f"{_called(action)} {received}; it must be {_words(action._typehint)}"

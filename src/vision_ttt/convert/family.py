@@ -15,9 +15,9 @@ class ConversionError(UserError, ValueError):
 
 
 def with_axes(released: Mapping[str, Tensor], name: str, axes: int) -> Tensor | None:
-    """A released tensor, None where it is missing or has another number of axes.
+    """A released tensor; None if it is missing or has another number of axes.
 
-    Of such a one no argument follows; :func:`vision_ttt.convert.remap` names it.
+    No argument follows from such a tensor; :func:`vision_ttt.convert.remap` names it.
     """
     tensor = released.get(name)
     return tensor if tensor is not None and tensor.ndim == axes else None
@@ -54,7 +54,7 @@ class Family(NamedTuple):
     """Keys of another family's release that also has this one's hallmarks."""
 
     prepared: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda released: released
-    """Released weights → the same with tensors cut up that are several of this library's."""
+    """Released weights → the same, with tensors split that are several tensors in this library."""
 
     fitting: Callable[[nn.Module], Family] | None = None
     """Model → the family with the names of its release, where they depend on its options."""

@@ -46,9 +46,9 @@ class Counts:
     empty_images: int = 0
     """Images among them without an object to train on."""
     objects: int = 0
-    """Objects to train on; those of faulty images are none."""
+    """Objects to train on; those of faulty images do not count."""
     crowd_regions: int = 0
-    """Regions of many objects, which are not trained on; found there, an object is not wrong."""
+    """Regions of many objects. They are not trained on, and a detection in one is not an error."""
     zero_area_boxes: int = 0
     """Objects whose box has no area, which are not trained on."""
     clipped_objects: int = 0

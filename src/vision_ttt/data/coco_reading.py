@@ -18,7 +18,7 @@ from vision_ttt.file_kinds import UnreadableFile, is_text, read_regular
 
 _LISTS = ("images", "annotations", "categories")
 _LARGEST_SIDE = 65_535  # pixels; beyond it a size is a typing error
-_LARGEST_ID = 2**53 - 1  # COCO's evaluation takes ids for floats, which tell no larger ones apart
+_LARGEST_ID = 2**53 - 1  # COCO's evaluation converts ids to floats; larger ones are not exact
 _LARGEST_FILE = 2**33  # bytes; some ten times those of the largest sets
 _UNKNOWN = Checked((math.nan,) * 4, math.nan, False, False)
 

@@ -23,7 +23,7 @@ LEFT_OUT_FOLDERS = (
     *("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"),
     *("idlelib", "lib2to3", "turtledemo", "ensurepip", "encodings", "pydoc_data"),
 )
-"""Of the standard library: what others wrote, tests, applications, and files that are tables."""
+"""Folders of the standard library that are left out: others' code, tests, applications, tables."""
 _LARGEST = 2**40  # bytes of a file; more is none that a program wrote
 _PIECE = 2**22
 """Bytes of a text file that are read at once; longer files come in pieces that end with a line."""
@@ -52,8 +52,8 @@ class Documents:
     def held_out(self, share: float) -> tuple[Documents, Documents]:
         """Return the documents for training and those for test.
 
-        Test are the `share` of all whose names have the least SHA-256, at least one: so the same on
-        every machine, and little else where files are added.
+        The test documents are the `share` of all documents whose names have the smallest SHA-256,
+        at least one. They are the same on every machine, and change little if files are added.
 
         Raises:
             DatasetError: none would be left for training.
@@ -107,13 +107,13 @@ def find_documents(source: str, pattern: str) -> Documents:
     """Return the documents of a source.
 
     Args:
-        source: a folder; or "stdlib": every .py file of `sysconfig.get_path("stdlib")` but those of
-            LEFT_OUT_FOLDERS, wherever these are in it, and LEFT_OUT_FILES.
-        pattern: of the files in the folder, as `pathlib.Path.glob` has it, e.g. "**/*.txt"; not
-            used for "stdlib". Hidden files and folders are left out.
+        source: a folder; or "stdlib": every .py file of `sysconfig.get_path("stdlib")`, except
+            LEFT_OUT_FOLDERS at any depth, and LEFT_OUT_FILES.
+        pattern: pattern of the files in the folder, as for `pathlib.Path.glob`, e.g. "**/*.txt";
+            not used for "stdlib". Hidden files and folders are left out.
 
     Raises:
-        DatasetError: there is no such folder, the pattern is none, or no file is of that pattern.
+        DatasetError: the folder does not exist, the pattern is invalid, or no file matches it.
     """
     is_stdlib = source == STDLIB
     root = Path(sysconfig.get_path("stdlib") if is_stdlib else source)

@@ -86,13 +86,13 @@ def _read_idx(path: Path, ndim: int) -> np.ndarray:
             start = file.read(header)
             magic, *shape = struct.unpack(f">{1 + ndim}I", start)
             if magic != 0x800 + ndim or not 0 < shape[0] <= _MOST_ITEMS:
-                raise ValueError("its header is that of something else")
+                raise ValueError("its header is not a valid IDX header of images or labels")
             if shape[1:] not in ([], [28, 28]):
                 raise ValueError(f"its images have {shape[1:]} pixels, not [28, 28]")
             size = int(np.prod(shape))
             content = file.read(size + 1)
             if len(content) != size:
-                raise ValueError(f"it must have {size} bytes after the header, and has not")
+                raise ValueError(f"it must have exactly {size} bytes after the header")
     except (ValueError, OSError, EOFError, struct.error, zlib.error) as error:
         raise DatasetError(f"{path} is no file of Fashion-MNIST: {error}") from error
     return np.frombuffer(content, np.uint8).reshape(shape)

@@ -1,4 +1,4 @@
-"""The images below a folder, links followed, but not round in circles; image files as a dataset."""
+"""The images below a folder, with links followed but not in a loop; image files as a dataset."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ def open_image(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ImageError: the file is empty, truncated, corrupt, too large, no image of `FORMATS`, of grey
-            levels without a known range, or no file: reading a named pipe may never end.
+        ImageError: the file is empty, truncated, corrupt or too large, is no image of `FORMATS`,
+            has grey levels without a known range, or is not a regular file, e.g. a named pipe.
     """
     name = str(source) if name is None else name
     with decoded(source, name) as image:
@@ -96,8 +96,9 @@ def open_listed(source: str | Path) -> Image.Image:
 def open_labelled(source: Path, size: tuple[int, int]) -> Image.Image:
     """Decode an image that has boxes or masks, which are of this size (width, height).
 
-    Those of COCO belong to the pixels as they are stored, others may to the upright image: that is
-    returned only if it has the size and the stored one has not. Errors are :func:`open_image`'s.
+    The boxes and masks of COCO belong to the pixels as they are stored; those of other data may
+    belong to the upright image. The upright image is returned only if it has the given size and the
+    stored one does not. Errors are those of :func:`open_image`.
     """
     stored = open_image(source, upright=False)
     if stored.size == size:
@@ -148,8 +149,8 @@ def _on_white(image: Image.Image) -> Image.Image:
 def _from_grey_levels(image: Image.Image, name: str) -> Image.Image:
     """Scale 16-bit grey levels to 8 bits; Pillow's own conversion would clip them to white.
 
-    Numbers of 32 bits are taken for such levels where they can be no others. Transparent
-    pixels become white; levels of a TIFF in which 0 is white are inverted.
+    32-bit integers are read as 16-bit levels if they are from 0 to 65,535 and some exceed 255.
+    Transparent pixels become white; levels of a TIFF in which 0 is white are inverted.
     """
     if image.mode in ("F", "I"):
         low, high = image.getextrema()

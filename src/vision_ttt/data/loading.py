@@ -33,11 +33,11 @@ Item = tuple[Tensor, int, int] | ImageError
 
 
 class SeededItems(Dataset):
-    """Items of a dataset, transformed; one that cannot be read is its error.
+    """Transformed items of a dataset; an item that cannot be read becomes its error.
 
-    What is random in an item depends on (seed, epoch, number) and nothing else: not on the number
-    of processes, not on the items before it. Set `epoch` before each epoch. A number of
-    `index + k * length` is item `index`, augmented otherwise (see `EpochOrder`).
+    The randomness in an item depends only on (seed, epoch, number), and not on the number of
+    processes or the items before it. Set `epoch` before each epoch. The number
+    `index + k * length` is item `index` with another augmentation (see `EpochOrder`).
 
     Args:
         items: a dataset; its items are read with `items[index]`, which may raise `DamagedItem`.

@@ -157,14 +157,14 @@ def read_classes(root: Path, file: Path | None = None) -> tuple[str, ...]:
 
     Args:
         root: has one of `CLASS_FILES`, if `file` is None.
-        file: one name per line, or a table divided by tabs with a header, of whose columns "Name"
-            is read, and "Idx" checked to count from 1 (ADE20K's objectInfo150.txt).
+        file: one name per line, or a table with a header and columns separated by tabs. The column
+            "Name" is read, and "Idx" must count from 1 (ADE20K's objectInfo150.txt).
 
     Raises:
         FileNotFoundError: `file` is not there.
-        DatasetError: there is none, or several; it is no file, no text, empty, or leaves out a
-            name or number, or repeats one; there are fewer than 2 classes, or more than labels of a
-            byte.
+        DatasetError: there is none, or several; it is not a text file, or is empty; a name or
+            number is missing or repeated; there are fewer than 2 classes, or more than the labels
+            of a byte.
     """
     if file is None:
         found = [root / name for name in CLASS_FILES if (root / name).is_file()]

@@ -82,8 +82,8 @@ class EpochOrder(Sampler[int]):
 class EvenOrder(Sampler[int]):
     """A dataset's own order, dealt out to the processes one by one.
 
-    All get equally many: some of the first images come again where they do not go round, and have
-    to be left out again by their index.
+    All processes get the same number of images. If the images do not divide evenly, some of the
+    first ones occur twice; the caller must drop the repeated ones by their index.
     """
 
     def __init__(self, length: int, share: Share) -> None:

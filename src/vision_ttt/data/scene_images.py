@@ -24,12 +24,12 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 SMALLEST, LARGEST = 0.08, 0.64
-"""Objects' diameters, as parts of the image's side: a factor of 8, most of them between (their
-logarithm has a Beta(2, 2) distribution)."""
+"""Diameters of objects, as fractions of the image's side. They differ by a factor of up to 8; most
+are in between (their logarithm has a Beta(2, 2) distribution)."""
 LEAST_VISIBLE = 1 / 3
-"""Of an object's pixels; one of which less is seen is not annotated."""
+"""Smallest visible fraction of an object's pixels. Objects with less are not annotated."""
 LEAST_PIXELS = 24
-"""Of an object's visible part, likewise."""
+"""Smallest number of visible pixels of an object. Objects with fewer are not annotated."""
 
 _EMPTY = 0.06  # share of images without objects
 _CROWDED = 0.06  # share of images with a crowd

@@ -36,9 +36,9 @@ from vision_ttt.data.shards import DatasetError
 from vision_ttt.file_kinds import read_regular
 
 VERSION = 3
-"""Of what is drawn; another one draws other pictures from the same seed."""
+"""Version of what is drawn. Another version draws other pictures from the same seed."""
 ADE_CLASSES = ("background", *(each.name for each in CLASSES))
-"""The classes of the ADE-style masks by value, from 1; 0 is what no class is given to."""
+"""The classes of the ADE-style masks by value, from 1; 0 stands for pixels without a class."""
 
 _COCO = {"train": "train2017", "test": "val2017"}
 _ADE = {"train": "training", "test": "validation"}

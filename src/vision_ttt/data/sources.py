@@ -62,8 +62,8 @@ class ImageSplits:
     test: Dataset
     classes: tuple[str, ...]
     held_out: str | None = None
-    """Digest of the test images' names where they were drawn from all images, and are others once
-    files were added or removed; None: the data come in two parts."""
+    """Digest of the test images' names, if they were drawn from all images: files that are added or
+    removed change the draw. None: the data come in two parts."""
 
     def part(self, name: str) -> Dataset:
         """Return the part "train", "test" or "all"."""
@@ -143,12 +143,12 @@ def _open(spec: DatasetSpec) -> ImageSplits:
 
 
 def refuse_unused(spec: DatasetSpec, place: str, *names: str) -> None:
-    """Refuse fields that `place` has no use for, where they are not what they are by default.
+    """Refuse fields that `place` does not use, if they differ from their defaults.
 
-    `split_seed` is of use wherever a fraction of the training images is drawn.
+    `split_seed` is used wherever a fraction of the training images is drawn.
 
     Raises:
-        DatasetError: one is not.
+        DatasetError: such a field is set.
     """
     for name in names:
         value = getattr(spec, name)

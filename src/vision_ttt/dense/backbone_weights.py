@@ -33,9 +33,9 @@ class BackboneLoad(NamedTuple):
     interpolated: tuple[str, ...]
     """Those of ``taken`` that were interpolated to the backbone's size."""
     left_out: tuple[str, ...]
-    """Of the weights, those that the backbone has no place for."""
+    """Weights for which the backbone has no tensor."""
     kept: tuple[str, ...] = ()
-    """Of the backbone, those that kept their values: inner models that a ViT's weights lack, and
+    """Tensors of the backbone that kept their values: inner models that a ViT's weights lack, and
     with ``allow_unmatched`` any others."""
 
 

@@ -102,7 +102,7 @@ class Detector(DenseModel):
             _check_targets(targets, shapes, self.num_classes)
         batch = ImageList(_padded(images, shapes), shapes)
         maps = self.pyramid(dict(zip(LEVELS, self.maps(batch.tensors), strict=True)))
-        # What is NaN is no proposal: damaged weights would look like images without an object.
+        # NaN yields no proposals: damaged weights would look like images without an object.
         if not self.training and not list(maps.values())[-1].isfinite().all():
             raise FloatingPointError("the maps of the images are NaN or infinite")
         regions, proposal_losses = self.proposals(batch, maps, targets)

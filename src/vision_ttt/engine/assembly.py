@@ -72,8 +72,8 @@ def assemble(
     """Open the data, build the model and what trains it, and log what is trained.
 
     Args:
-        found: checkpoints of the run to go on with, newest first: all is as the newest whole one
-            left it. Empty for a new run.
+        found: checkpoints of the run to resume, newest first. The newest one that is whole is
+            restored. Empty for a new run.
 
     Raises:
         ConfigError: the model, its arguments, weights or data do not fit, or cannot be divided;

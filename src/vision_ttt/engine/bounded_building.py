@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-# Constructors make parameters that others take the place of, and have some under several names.
+# Constructors make parameters that are replaced later, and register some under several names.
 _TIMES = 4
 _MORE_TENSORS = 256
 _MORE_ELEMENTS = 1 << 24

@@ -61,8 +61,8 @@ def load_weights(
 ) -> list[str]:
     """Copy `weights` into `model`; every name and shape must fit, and the kind of numbers.
 
-    Of a tensor that the model has under several names one is enough, as safetensors of other
-    programs have it.
+    One value is enough for a tensor that the model has under several names; safetensors files of
+    other programs have only one.
 
     Args:
         skip: modules that keep the model's own values where shapes differ or are absent (the
@@ -109,7 +109,7 @@ def load_weights(
 def _under_every_name(
     weights: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Path | str
 ) -> dict[str, Tensor]:
-    """Weights with those that a model has under several names, by its state, under all of them."""
+    """The weights, with a tensor that the model has under several names under each of them."""
     names_of: dict[tuple[int, torch.Size], list[str]] = {}
     for key, value in own.items():
         if value.data_ptr():  # neither empty nor without memory, as on meta

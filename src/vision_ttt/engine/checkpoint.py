@@ -86,8 +86,9 @@ def save_weights(
 def read_weights(path: str | Path) -> tuple[dict[str, Tensor], ModelMetadata]:
     """Return the weights and the metadata of a file that `save_weights` wrote.
 
-    Of a run's states one resumes from, too: the weights that were evaluated there, with the
-    metadata of the run's last weights, since a state does not describe its model.
+    The file may also be one of a run's states to resume from. Its weights, those that were
+    evaluated, are then returned with the metadata of the run's last weights, because a state does
+    not describe its model.
 
     Raises:
         FileNotFoundError: there is no such file, or no last weights of the run.

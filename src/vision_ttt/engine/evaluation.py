@@ -110,9 +110,10 @@ def _measured(
 
 
 def at_least_one(items: Tensor) -> Tensor:
-    """Return items [B, …], or one of zeros where there is none.
+    """Return items [B, …], or one item of zeros if there is none.
 
-    Several processes wait for each other's gradients, and for the parts of a sharded model.
+    A process without items must run the model, too: the others wait for its gradients, and for its
+    parts of a sharded model.
     """
     return items if len(items) else items.new_zeros(1, *items.shape[1:])
 

@@ -26,10 +26,10 @@ class EventFile:
         """Make the file, and its folder where it is missing.
 
         Args:
-            purge_step: points of earlier files from here on are void: the run goes on from there.
+            purge_step: points of earlier files from this step on are void: the run resumes there.
 
         Raises:
-            OSError: it cannot be made; so, too, below, where it cannot be written.
+            OSError: it cannot be created. The methods below raise it if they cannot write.
         """
         folder.mkdir(parents=True, exist_ok=True)
         place = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"

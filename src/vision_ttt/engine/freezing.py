@@ -54,7 +54,7 @@ def freeze_layers(model: nn.Module, count: int | Literal["all", "inherited"]) ->
 def training_mode(model: nn.Module) -> None:
     """Set `model` to training mode, its frozen parts to evaluation mode.
 
-    So dropout, stochastic depth and running statistics rest where nothing learns.
+    Frozen parts thus have no dropout and no stochastic depth, and keep their running statistics.
     """
     model.train()
     for module in model.modules():

@@ -114,9 +114,9 @@ def start_from(path: Path, model: nn.Module, name: str, model_args: Mapping[str,
     if random := [key for key in left_out if key not in untrained]:
         parts.append(f"{len(random)} left at random ({some(random)})")
     if without_place:
-        parts.append(f"{len(without_place)} of the file's without a place ({some(without_place)})")
+        parts.append(f"{len(without_place)} of the file left out ({some(without_place)})")
     own = _weights_of(name, model_args)
-    another = f" Mind: the model trained is {own.removeprefix('weights of ')}."
+    another = f" Note: the model trained is {own.removeprefix('weights of ')}."
     message = f"starting from {path}, {source or 'which does not say whose weights it holds'}:"
     return f"{message} {', '.join(parts)}." + (another if source and source != own else "")
 

@@ -27,7 +27,7 @@ _held: set[int] = set()
 
 
 def _let_go() -> None:
-    """In a forked child: it must not keep its parent's locks when that is killed."""
+    """Close the locks in a forked child: it must not hold its parent's if the parent is killed."""
     for descriptor in _held:
         with suppress(OSError):
             os.close(descriptor)
@@ -40,13 +40,13 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def alone_in(folder: Path, *, wait: bool, lock: str = LOCK_FILES[0]) -> Iterator[None]:
-    """Hold a folder, made where missing, until the block or the process ends, however it does.
+    """Hold a folder, which is created if it is missing, until the block or the process ends.
 
-    A folder that was made, and in which nothing was put, is removed again. Where the file system
-    has no locks, a warning says so.
+    A folder that was created and is still empty is removed again. If the file system has no locks,
+    a warning says so.
 
     Args:
-        wait: for the process that holds it; otherwise raise.
+        wait: wait for the process that holds the folder; otherwise raise.
         lock: name of the lock's file, one of `LOCK_FILES`.
 
     Raises:

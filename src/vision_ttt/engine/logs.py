@@ -24,9 +24,9 @@ from vision_ttt.files import write_text
 from vision_ttt.safe_console import SafeConsole
 
 _NOT_COLUMNS = {"inner_losses", "memory_bytes"}
-"""Of a row of the history, left out of metrics.csv."""
+"""Entries of a row of the history that metrics.csv does not have."""
 _NOT_POINTS = {"epoch", "update", "seconds", "memory_bytes", "learning_rate"}
-"""Of a row of the history, no curve of its own at TensorBoard."""
+"""Entries of a row of the history that have no curve in TensorBoard."""
 
 
 def versions() -> dict[str, str]:

@@ -118,9 +118,9 @@ def rate_name(task: Task) -> str:
 
 
 def largest_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Return the largest of the groups' learning rates: that of the head, with layer decay.
+    """Return the largest learning rate of the parameter groups; with layer decay it is the head's.
 
-    What learns faster by a factor of its own counts as if it did not.
+    A factor above 1 on a group's rate does not count.
     """
     return float(
         max(group["lr"] / max(group.get("lr_scale", 1.0), 1.0) for group in optimizer.param_groups)

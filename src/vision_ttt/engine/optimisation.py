@@ -35,7 +35,7 @@ class Length:
     ) -> "Length":
         """Return the length of a run that the config gives in epochs, updates or units."""
         unit, length = optimisation.length
-        # So many updates are so many of the unit: whole numbers, as a quotient would be rounded.
+        # Updates, and the units that they are. Both are whole: a quotient would be rounded.
         updates, units = {
             "epochs": (updates_per_epoch, 1),
             "updates": (1, 1),

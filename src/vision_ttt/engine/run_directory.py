@@ -79,8 +79,8 @@ def open_run(config: TrainConfig, *, resume: Resume, overwrite: bool) -> list[Pa
     found = checkpoints(run_dir)
     if found and not resume and not overwrite:
         raise ConfigError(
-            f"{run_dir} already holds a run; give --resume auto to go on with it, --overwrite to"
-            " begin anew, or another --output"
+            f"{run_dir} already holds a run; give --resume auto to resume it, --overwrite to start"
+            " a new run, or another --output"
         )
     if resume is True and not found:
         folder = str(run_dir / CHECKPOINTS)
@@ -102,8 +102,8 @@ def newest_whole(
         model: as the run trains it, before it is shared; stays as it is.
 
     Raises:
-        ConfigError: the run to resume has another config. No checkpoint is passed over for that,
-            because later saves would remove it.
+        ConfigError: the run to resume has another config. Its checkpoint is not skipped, because
+            later saves would remove it.
         CheckpointError: no checkpoint of the run is whole.
     """
     damages: list[str] = []
@@ -188,8 +188,8 @@ def begin_directory(
 ) -> None:
     """Make the run directory, with config.yaml and environment.json.
 
-    With `anew`, move what a former run left into the sub-folder former: none of it is lost should
-    this one fail, nor passes for this one's. What lay in former before goes.
+    With `anew`, move the files of a former run into the sub-folder former, which replaces its
+    content. They are not lost if the new run fails, and cannot be mistaken for the new run's files.
 
     Raises:
         OSError: the directory cannot be made or written.

@@ -50,7 +50,7 @@ class Outcome:
     units: int
     gradient_norm: float
     stop_votes: float
-    """Of the processes; above 0, they were asked to stop."""
+    """Sum of the processes' votes to stop; the run stops if it is above 0."""
     passes: Sequence[Pass]
     """This process's."""
 
@@ -106,7 +106,7 @@ class Step:
         loss_sum, norm_value = torch.stack([losses, norm]).tolist()
         units = sum(each.units for each in passes)
         loss_sum, units, votes = summed([loss_sum, units, self.stop_vote()], self.accelerator)
-        # Passes divided by the items of a batch, before anybody knew how many units it has.
+        # The passes have divided by the items of a batch, before the number of units was known.
         scale = self.config.optimisation.batch_size / units if units else 1.0
         outcome = Outcome(loss_sum, int(units), norm_value * scale, votes, passes)
         if outcome.finite:

@@ -69,10 +69,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Report:
-    """What a finished run is shown by, beside what every run has."""
+    """What a finished run shows, in addition to what every run shows."""
 
     sections: Sequence[Any]
-    """Of the page, `vision_ttt.explain.report.Section`s."""
+    """Sections of the page, `vision_ttt.explain.report.Section`s."""
     measured: Mapping[str, str]
     """Name → figure, at the head of the page and of the table on the terminal."""
     files: Mapping[str, Path]

@@ -226,8 +226,8 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _start_length(path: Path, first: bytes) -> int:
     """Return how many bytes lie before the tensors, by the first nine of the file."""
-    # A zip is torch.save's container; 0x80 and a protocol number begin every modern pickle. Not so
-    # where a safetensors header follows its length, which may look like anything.
+    # torch.save writes a zip; 0x80 and a protocol number begin every modern pickle. A safetensors
+    # file may begin with the same bytes, because its first eight are the length of its header.
     is_pickle = first.startswith(b"PK") or (first[:1] == b"\x80" and first[1:2] in b"\2\3\4\5")
     if is_pickle and first[8:] != b"{":
         raise CheckpointError(

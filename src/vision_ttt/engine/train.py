@@ -87,9 +87,9 @@ def train(
     """Train by `config` and evaluate, leaving everything in the run directory `config.run.output`.
 
     Args:
-        resume: go on with the run in that directory, exactly as if it had not been interrupted,
-            from its newest checkpoint that is whole; "auto": if there is one, else start.
-        overwrite: start anew though the directory holds a run, which moves to its sub-folder
+        resume: resume the run in that directory from its newest whole checkpoint, exactly as if it
+            had not been interrupted; "auto": resume if there is a checkpoint, otherwise start.
+        overwrite: start a new run even if the directory holds one, which moves to its sub-folder
             former.
         progress: show a progress bar on stderr.
 
@@ -291,7 +291,7 @@ class _Run:
         )
 
     def _checkpoint(self) -> None:
-        """Write the weights, then the state: what it counts lies on the disk when it is there."""
+        """Write the weights, then the state, so that a state on the disk always has its weights."""
         state, parts = self.state, self.parts
         weights = parts.evaluated.state_dict()
         saved = SavedRun(

@@ -24,8 +24,8 @@ from vision_ttt.ops.vit3_ttt import depthwise_gradient_norms, gated_unit_gradien
 STATES = ("final", "initial", "current")
 """The states of a Vittt's learners at which gradients are computed."""
 DEFAULT_STATE = "initial"
-"""The one whose map is neither the scan's nor behind a random order where maps were measured by
-deletion and insertion (docs/explain.md). That of Vision-TTT's Eq. 6 is "current"."""
+"""The state whose map does not reflect the scan. Measured by deletion and insertion, the map is not
+worse than a random order (docs/explain.md). Vision-TTT's Eq. 6 uses "current"."""
 ONE_STEP = (SwiGLUInner, ViT3Inner, ViT3TTT)
 """Layers whose learners take one step, on all tokens: their state is "initial"."""
 

@@ -54,7 +54,7 @@ def program_with_kernels(
 
 
 def _refuse_linear_vit(*_: Any) -> Tensor:
-    raise ExportError("the kernels are no nodes for ViTs made linear; export without --kernels")
+    raise ExportError("the kernels do not support linearised ViTs; export without --kernels")
 
 
 def _node(kernel: str, *arguments: Any) -> Tensor:
@@ -62,7 +62,7 @@ def _node(kernel: str, *arguments: Any) -> Tensor:
     block, given = _OPS[kernel].BLOCK, _OPS[kernel].Inputs(*arguments)._asdict()
     y, weights, ints = given["y"], given["weights"], given["ints"]
     if given.get("modulation") is not None:
-        raise ExportError("the kernels are no nodes for blocks under a condition")
+        raise ExportError("the kernels do not support blocks with a condition")
     grid, sizes = (*ints[: block.first_size], 0, 0)[:2], ints[block.first_size :]
     tensors = [y, weights, weights, torch.stack([torch.scalar_tensor(x, dtype=WORD) for x in grid])]
     if given.get("rotations") is not None:

@@ -41,7 +41,7 @@ class TTTCache:
 
     @property
     def is_linear(self) -> list[bool]:
-        """Of every block, under transformers' name: that it keeps no keys and values to be cut."""
+        """True for every block, under transformers' name: it keeps no keys and values to crop."""
         return [True] * len(self.blocks)
 
     @property

@@ -93,7 +93,7 @@ class TTTForCausalLM(TTTPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             if isinstance(logits_to_keep, Tensor):
-                raise ValueError("labels need logits_to_keep as a number, got places")
+                raise ValueError("labels require logits_to_keep to be a number, got a tensor")
             if labels.shape != logits.shape[:2]:
                 raise ValueError(
                     f"labels must have the logits' shape {list(logits.shape[:2])}, got "

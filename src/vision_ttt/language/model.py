@@ -40,7 +40,7 @@ _REFUSED = {
     "is_causal": "the model is always causal",
     "cache_position": "tokens continue at the end of cache",
 }
-"""Name → why it is not served, of what transformers hands to models, as a rule as None."""
+"""Arguments that transformers passes to models, usually as None → why they are refused."""
 
 
 class TTTPreTrainedModel(PreTrainedModel):

@@ -54,7 +54,7 @@ def _check_weights(
     tagged = pretrained_of(name)
     if tagged and not (chosen.has_weights or chosen.state_dict):
         raise RuntimeError(
-            f"the weights of {name} have tags, and none is given; there are {', '.join(tagged)}"
+            f"the weights of {name} have tags, but no tag is given; accepted: {', '.join(tagged)}"
         )
 
 

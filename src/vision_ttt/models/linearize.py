@@ -17,11 +17,11 @@ class Inheritance(NamedTuple):
     """Names of tensors: which a linear model has of its ViT, which are new, which had no place."""
 
     inherited: tuple[str, ...]
-    """Of the linear model's, those with the ViT's values."""
+    """Tensors of the linear model with the ViT's values."""
     new: tuple[str, ...]
-    """Of the linear model's, those to be learnt."""
+    """Tensors of the linear model that are to be learnt."""
     without_place: tuple[str, ...]
-    """Of the ViT's, those that nothing takes up."""
+    """Tensors of the ViT that the linear model does not use."""
 
     def __str__(self) -> str:
         left = f" ({', '.join(self.without_place)})" if self.without_place else ""

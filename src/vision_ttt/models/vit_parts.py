@@ -108,9 +108,9 @@ def layer_scale(block: nn.Module, index: int) -> nn.Module:
 
 
 def norm_argument(model: nn.Module) -> dict[str, bool]:
-    """The constructor argument that says where a ViT's final norm is, which else follows the pool.
+    """The constructor argument that fixes the place of a ViT's final norm, independent of the pool.
 
-    A linear model may pool in another way, and its norm stays where it is.
+    A linear model may pool in another way; its norm must stay in the same place.
     """
     name = "use_fc_norm" if isinstance(model, Eva) else "fc_norm"
     return {name: not isinstance(model.fc_norm, nn.Identity)}

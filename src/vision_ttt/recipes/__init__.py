@@ -171,9 +171,9 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> TrainConfig
 def load_stages(recipe: str, overrides: Mapping[str, Any] | None = None) -> dict[str, TrainConfig]:
     """Return the runs of a recipe by the stages' names, in order; one named "" if it has none.
 
-    A staged recipe maps `stages` to the stages' names, and each of them to the fields it sets
-    beside the recipe's own. A stage's output is the sub-folder of its name, and it starts from the
-    last weights of the stage before.
+    In a staged recipe, `stages` maps the name of each stage to the fields that the stage sets in
+    addition to the recipe's own. A stage writes into the sub-folder with its name, and starts from
+    the last weights of the stage before.
 
     `overrides` apply to every stage and are named as for `resolve`. Overrides of mappings, such as
     `model.arguments`, are merged with the recipe's key by key, and null removes a key. A length

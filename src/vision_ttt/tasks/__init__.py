@@ -1,8 +1,8 @@
-"""What models are trained for: a room per task, and one table of them.
+"""The tasks that models are trained for: a package per task, and a table of all tasks.
 
 A task's section of the config (:class:`vision_ttt.engine.config.TaskSection`) leads to everything
 else of it: data, model, loss, evaluation, checkpoints, prediction, report. A new task is a folder
-beside these and a line in `TASKS`; one of another package calls :func:`register`.
+next to these and a line in `TASKS`; another package calls :func:`register`.
 """
 
 import importlib

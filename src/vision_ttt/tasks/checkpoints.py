@@ -44,7 +44,7 @@ def load_model(
         raise
     except UserError as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from error
-    # Of a description that anybody may have written, constructors raise anything.
+    # A damaged or foreign description can make constructors raise any error.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         described = "a damaged config.json" if of_timm else "damaged vision-ttt metadata"

@@ -31,7 +31,7 @@ class Picture(Protocol):
     height: int
     width: int
     identity: str
-    """What tells it from other pictures, for a run that is to go on with the same one."""
+    """Distinguishes the picture from others, so that a run resumes only with the same one."""
 
     def read(self, first: int, last: int) -> Tensor:
         """Rows ``first`` … ``last`` - 1: [channels, last - first, width] float32."""

@@ -46,18 +46,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes by which a plan is made."""
+    """The bytes from which a plan is made."""
 
     fixed: int
-    """Whatever the picture: the process, the weights, a chunk's numbers."""
+    """For any picture: the process, the weights, a chunk's numbers."""
     per_token: int
-    """Of a band that is worked on."""
+    """Per token of the band that is being processed."""
     halo: int
     """Rows around a band that are read with it."""
     stored_tokens: int
-    """Per token of the picture and of a band's room, in the tokens that go from block to block."""
+    """Per token of the picture and of one more band: the tokens that pass from block to block."""
     stored_side: int
-    """Per token of the picture, in the notes that sweeps leave."""
+    """Per token of the picture: the notes that sweeps leave."""
 
     def plan(self, grid: tuple[int, int], memory: int | None, *, in_memory: bool) -> Plan:
         """Choose the largest bands that the memory has room for.

@@ -21,11 +21,11 @@ class _Reader(NamedTuple):
     opens: str
     """Its class or function, as module:name."""
     suffixes: tuple[str, ...]
-    """Of the files that it reads without being asked for."""
+    """Suffixes of the files that it reads by default."""
     extra: str | None = None
-    """What installs its library."""
+    """The extra that installs its library."""
     options: tuple[str, ...] = ()
-    """Arguments beside the path and the normalisation."""
+    """Arguments in addition to the path and the normalisation."""
 
 
 READERS = {

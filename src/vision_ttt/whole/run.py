@@ -1,9 +1,8 @@
-"""A run: every block's sweeps over the bands of one picture, from where it is to the end.
+"""A run: every block's sweeps over the bands of one picture, from the recorded progress to the end.
 
-The tokens lie in a store with room for one more band and its halo. A block's last sweep writes what
-it makes of a band that far beside the place that it has read: nothing that is still to be read is
-overwritten, and a band can be done again after a kill. The next block's last sweep runs in the
-other direction and moves them back.
+The tokens are in a store with room for one more band and its halo. A block's last sweep writes each
+band shifted by this room: it overwrites nothing that must still be read, and a band can be repeated
+after a kill. The next block's last sweep runs in the other direction and shifts the tokens back.
 """
 
 from __future__ import annotations

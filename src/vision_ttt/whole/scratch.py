@@ -37,10 +37,9 @@ class Progress:
 
 
 class Scratch:
-    """A folder of one run, which a later run of the same model on the same picture goes on with.
+    """The folder of one run, from which a later run of the same model on the same picture resumes.
 
-    A killed process resumes from it. After a crash of the machine its files may be damaged, which
-    their checksums tell.
+    After a crash of the machine its files may be damaged; their checksums detect this.
 
     Args:
         folder: made where it is missing.

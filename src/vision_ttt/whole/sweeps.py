@@ -20,18 +20,18 @@ class Sweep(ABC):
 
     descending: bool
     writes: str | None
-    """TOKENS, SIDE or, where all that it finds is in its state, None."""
+    """TOKENS or SIDE; None if the sweep writes only its state."""
     goes_on: bool = False
-    """Whether it begins with the state that the block's sweep before has left."""
+    """Whether it begins with the state that the block's sweep before it has left."""
 
     @abstractmethod
     def run(self, band: BandTokens, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """What is written for a band's part of the sequence [1, n, …], and the state behind it.
+        """Return what to write for a band's part of the sequence [1, n, …], and the state after it.
 
         Args:
             band: its tokens.
-            state: a vector [S], behind the band before in the sweep's order; None at the first one,
-                and of a sweep that carries nothing.
+            state: a vector [S], the state after the band before in the sweep's order; None at the
+                first band, and if the sweep carries no state.
         """
 
 

@@ -305,9 +305,9 @@ def write_mask(
             extratags=extra,
             **scale,
         )
-        # The writer asks for no more tiles than it needs; what makes the bands has yet to end.
+        # The writer stops at the last tile; the generator of the bands must still run to its end.
         for _ in bands:
-            raise ValueError(f"more rows were given than the {size[0]} of the mask")
+            raise ValueError(f"the bands have more rows than the mask, which has {size[0]}")
 
 
 def _tiles(bands: Iterable[Tensor], size: tuple[int, int]) -> Iterator[np.ndarray]:

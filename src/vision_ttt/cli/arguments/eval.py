@@ -34,8 +34,8 @@ class _Flags:
     evaluation: Literal["whole", "slide"] | None = None
     """input of a segmenter: the whole image or sliding windows; null: as in training"""
     fid: str | None = None
-    """of a diffusion model: a folder of its images, from vision-ttt sample --images, whose Fréchet
-    distance to the part --split of the data is measured in place of the loss"""
+    """folder of a diffusion model's images, from vision-ttt sample --images; instead of the loss,
+    measure the Fréchet distance of these images to the part --split of the data"""
     fid_features: str | None = None
     """classifier's checkpoint whose features are compared; null: Inception's (FID), which the
     package torch-fidelity downloads"""

@@ -1,7 +1,7 @@
 """The arguments of `vision-ttt explain gradient-map|inner-loss|norms|…`, see KINDS.
 
-What is given on the command line is models, then images. A word is an image's if it is a file or
-folder that does not end in .safetensors, or begins with `sample:`; all others are models'.
+The positional arguments are models, then images. A word is an image if it is a file or folder whose
+name does not end in .safetensors, or if it begins with `sample:`; every other word is a model.
 """
 
 from collections.abc import Sequence
@@ -56,8 +56,8 @@ _EPILOG = """Examples:
 _READING = """Models: checkpoints (.safetensors) of any task on images, names of packaged weights
 (MODEL.TAG), and names of models of this package or of timm, which have random weights;
 NAME:KEY=VALUE,KEY=VALUE has constructor arguments, as in resnet18:zero_init_last=false (timm's
-default initialises each residual branch with zero). Figures show several models side by side. A
-run's earlier weights are in its folder checkpoints, as many as --keep-checkpoints keeps. Figures of
+default initialises each residual branch with zero). Figures show several models side by side. The
+folder checkpoints of a run holds its earlier weights; --keep-checkpoints sets how many. Figures of
 a detector or segmenter show its backbone: gradients, losses and fast weights within the adapter,
 receptive field and norms of the backbone alone.
 
@@ -128,7 +128,7 @@ class _NormsFlags:
     """What is shown of the norms."""
 
     absolute: bool = False
-    """show norms as they are, and whole distributions; default: over their image's median"""
+    """show the norms themselves, and whole distributions; default: norms over the image's median"""
 
 
 @dataclass

@@ -53,14 +53,14 @@ class _WholeFlags:
     """One picture of any size (docs/large-pictures.md)."""
 
     whole: bool = False
-    """go through one picture at its own size, in bands of rows, and write a linear segmenter's
-    mask, or any model's tokens: .tif .npy .svs .zarr and others"""
+    """process one picture at its own size, in bands of rows, and write a linear segmenter's mask,
+    or any model's tokens; reads .tif .npy .svs .zarr and others"""
     reader: Literal["array", "tiff", "raster", "slide", "zarr"] | None = None
-    """what reads the picture; null: by its suffix, and GeoTIFF by rasterio where it is installed"""
+    """reader of the picture; null: chosen by the suffix; for GeoTIFF rasterio, if installed"""
     level: int | None = within(None, 0, 1000)
     """level of a slide or OME-Zarr picture, 0 is the finest; null: 0"""
     mpp: float | None = within(None, 1e-6, 1e6)
-    """microns per pixel instead of a level: the coarsest level that is no coarser"""
+    """microns per pixel, instead of a level: use the coarsest level whose pixels are no wider"""
     largest: float | None = within(None, 1e-6, 1e9)
     """pixel value that is white, e.g. 10000; null: the largest value of the pixels' dtype, or 1 for
     floating-point pixels"""
@@ -71,12 +71,12 @@ class _WholeFlags:
     memory: str | None = None
     """memory that the process may take, e.g. 2GiB; null: as much as is fastest"""
     scratch: str | None = None
-    """folder for the tokens, from which a killed run goes on; null: a hidden one beside the
+    """folder for the tokens, from which a killed run can resume; null: a hidden folder next to the
     output"""
     storage: Literal["float32", "bfloat16"] | None = None
     """dtype of the tokens in the scratch folder; null: float32"""
     preview: str | None = None
-    """a small .png of the mask to write, too"""
+    """also write a small .png of the mask to this path"""
 
 
 _OF_WHOLE = (
@@ -150,7 +150,7 @@ def _check_whole(arguments: jsonargparse.Namespace) -> None:
         )
     if features is not None:
         if arguments.preview is not None:
-            raise UserError("--preview is of a mask; it does not go with --features")
+            raise UserError("--preview requires a mask; it is not accepted with --features")
         if Path(features).suffix.lower() != ".zarr":
             raise UserError(f"the features {features} must be a .zarr folder")
         check_new_folder("the features", features)

@@ -35,7 +35,7 @@ was written. To continue after SIGTERM, 4 or 130, repeat the command with --resu
 has its own exit codes: 1 after every signal and every error."""
 
 DEFAULT_TASK = "classification"
-"""Whose flags help shows where no recipe is given."""
+"""Task whose flags the help shows if no recipe is given."""
 
 COMMON = (
     *("model", "arguments", "initial_weights", "dataset", "image_size"),
@@ -107,9 +107,9 @@ def check(arguments: jsonargparse.Namespace) -> None:
 
 
 def _task(argv: Sequence[str]) -> tuple[type[TaskSection], Mapping[str, Any] | None]:
-    """The task that is asked for, else that of the recipe, else the default one; and the recipe.
+    """Return the task and the recipe: the task of a flag, otherwise the recipe's or the default.
 
-    That is None where it is not read yet: `check` reads it, and raises what is wrong with it.
+    The recipe is None if it has not been read; `check` then reads it and raises its errors.
     """
     for token, follower in itertools.pairwise([*argv, ""]):
         flag, equals, value = token.partition("=")

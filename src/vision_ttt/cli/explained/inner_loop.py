@@ -103,7 +103,7 @@ class FastWeightsAlong(Kind):
 
 
 def training_unit(checkpoints: Sequence[ModelMetadata | None]) -> Literal["epoch", "update"] | None:
-    """In what at least three checkpoints of one model follow each other; None if they do not."""
+    """The unit in which at least three checkpoints of one model ascend; None if they do not."""
     models = [each and (each.task, each.model, each.model_args, each.data) for each in checkpoints]
     if len(models) < _SHORTEST_COURSE or None in models or any(x != models[0] for x in models):
         return None

@@ -25,7 +25,7 @@ class Subject(NamedTuple):
     name: str
     backbone: ImageBackbone
     metadata: ModelMetadata | None = None
-    """Of the checkpoint, at update 0 of its model before training; None of a model by its name."""
+    """The checkpoint's metadata, with update 0 before training; None for a model given by name."""
 
 
 class Batch(NamedTuple):

@@ -139,7 +139,7 @@ class ReceptiveField(Kind):
 
 
 def _radius(field: Tensor) -> float:
-    """Within which the share of a field is told, in pixels."""
+    """Radius in pixels within which the share of a field's response is reported."""
     return min(field.shape) / 4
 
 

@@ -159,7 +159,7 @@ class Detection(DenseTask):
                     places, self._normalised(batch["images"]), batch["sizes"], strict=True
                 )
             ]
-            # A model in parts over several processes needs equally many passes of all.
+            # With a sharded model, all processes must run the same number of passes.
             for _ in batch["damaged"]:
                 blank = torch.zeros(3, _BLANK, _BLANK, device=accelerator.device)
                 detect(model, blank, (_BLANK, _BLANK), self.precision)

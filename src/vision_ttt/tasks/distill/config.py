@@ -41,9 +41,10 @@ class DistillSection(TaskSection):
     """Height and width in pixels of the images that the teacher sees, resized from the student's;
     null: img_size of teacher_arguments, or those that the teacher's description names."""
     match: Literal["tokens", "layers", "pooled", "logits"] = "tokens"
-    """What the student learns: tokens, the teacher's last map of features, token by token; layers,
-    the tokens after every block, of models of one depth; pooled, the feature before the teacher's
-    head; logits, the class probabilities, of a teacher of the dataset's classes."""
+    """What the student learns. tokens: the teacher's last map of features, token by token. layers:
+    the tokens after every block; both models must have the same depth. pooled: the feature before
+    the teacher's head. logits: the class probabilities; the teacher must have the dataset's
+    classes."""
     feature_loss: Literal["smooth_l1", "cosine"] = "smooth_l1"
     """Distance of features: smooth L1 of features of mean 0 and variance 1, or 1 minus the
     cosine."""

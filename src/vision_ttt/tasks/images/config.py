@@ -51,8 +51,9 @@ class ImageData(Section):
     image_size: int | None = number(None, Range(1, 16_384, "from 1 to 16,384"))
     """Height and width of the model's input in pixels; null: the model's default."""
     naflex: int | None = number(None, Range(1, 65_536, "from 1 to 65,536"))
-    """Patches of an image at most: images keep their proportions and are resized to about as many,
-    at most batch_size times as many in a batch; null: all images are squares of image_size."""
+    """Largest number of patches of an image. Images keep their proportions and are resized to about
+    this number; a batch has at most batch_size times as many. null: all images are squares of
+    image_size."""
     crop_scale: float = number(0.08, FRACTION)
     """Smallest area of the random resized crop, as a fraction of the image (>0 to 1)."""
     crop_ratio: float = number(1.3333, Range(1.0, float("inf"), "at least 1"))
@@ -84,11 +85,11 @@ class ImageData(Section):
 
 
 def check_images(config: TrainConfig) -> None:
-    """Raise ConfigError where an image is to be seen more often than a batch has images.
+    """Raise ConfigError if an image is to be seen more often than a batch has images.
 
-    Likewise where images are to keep their proportions, and the task's section does not say that it
-    takes such images (``KEEPS_PROPORTIONS``), the model is compiled, or images are to be cropped at
-    test.
+    If images keep their proportions, also raise it if the task's section does not declare that it
+    accepts such images (``KEEPS_PROPORTIONS``), the model is compiled, or images are to be cropped
+    at test.
     """
     repeats, batch_size = config.data.repeated_augmentation, config.optimisation.batch_size
     if repeats > batch_size:

@@ -39,4 +39,4 @@ def _rows() -> dict[str, Row]:
 
 
 ABLATIONS = _rows()
-"""Each row goes a step further than the one before, but for those of one part of the backbone."""
+"""Each row adds a step to the row before, except the rows with one part of the backbone."""

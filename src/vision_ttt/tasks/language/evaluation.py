@@ -33,7 +33,7 @@ class LanguageEvaluation:
     edges: list[int]
     """Last position of each band, from 1."""
     hits: int
-    """Tokens that were held for the most probable."""
+    """Number of tokens that the model rated the most probable."""
     bytes: int
     """Of the documents' text in UTF-8, without the ends of documents."""
 
@@ -44,8 +44,8 @@ class LanguageEvaluation:
 
     @property
     def bits_per_byte(self) -> float:
-        """The whole loss in bits, ends of documents among it, per byte of text: whatever the
-        tokenizer is, the same measure."""
+        """The summed loss in bits per byte of text, including the ends of documents. The measure
+        does not depend on the tokenizer."""
         return self.nats.sum().item() / math.log(2) / self.bytes
 
     @property

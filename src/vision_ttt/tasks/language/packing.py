@@ -40,13 +40,13 @@ class Packed:
     """Documents as one row of tokens."""
 
     tokens: np.ndarray | TokenFile
-    """An end, then each document and an end [N + 1]: all but the first are to be predicted."""
+    """An end, then each document and an end [N + 1]; all but the first are predicted."""
     documents: int
-    """In it."""
+    """Number of documents."""
     bytes: int
-    """Of their text in UTF-8."""
+    """Size of their text in UTF-8."""
     damaged: tuple[DamagedItem, ...]
-    """Why others are not."""
+    """Errors of the documents that could not be read."""
 
 
 def pack(documents: Documents, tokenizer: Tokenizer, field: str = "text") -> Packed:

@@ -16,8 +16,8 @@ _PARTS = 2
 def band_edges(context: int) -> list[int]:
     """Return where bands of positions end: [16, 24, 32, 48, 64, 96, …, context].
 
-    A token at position t (from 1) is predicted from t tokens. Bands grow with t, two an octave:
-    what more context brings is less, the more there is of it.
+    A token at position t (from 1) is predicted from t tokens. Bands grow with t, two per octave,
+    because further context helps less the more there is.
     """
     edges = []
     start = _FIRST

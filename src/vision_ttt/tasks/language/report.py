@@ -91,8 +91,8 @@ def position_table(evaluation: LanguageEvaluation) -> PageTable:
     """Return the loss by octaves of positions as a table of the page."""
     return PageTable(
         "Loss by position",
-        "Of the test tokens; a token at position t is predicted from the t tokens before it in its"
-        " sequence, the first of which is the end of the sequence before.",
+        "Test tokens. A token at position t is predicted from the t tokens before it in its"
+        " sequence; the first of these is the last token of the sequence before.",
         ("positions", "tokens", "nats per token", "perplexity"),
         [
             (

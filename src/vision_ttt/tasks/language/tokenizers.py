@@ -46,10 +46,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def stream(self, prompt: Sequence[int] = ()) -> Callable[[int | None], str]:
-        """Return a function of one token after the other, those behind a prompt's.
+        """Return a function that decodes one token after the other, after those of a prompt.
 
-        It returns the text that each adds, "" while a character is not whole yet; of None, at the
-        end, what is left.
+        It returns the text that each token adds, or "" while a character is incomplete. Called with
+        None at the end, it returns the rest.
         """
 
 
@@ -68,9 +68,9 @@ class ByteTokenizer(Tokenizer):
         return bytes(token for token in tokens if token < self.end).decode("utf-8", "replace")
 
     def stream(self, prompt: Sequence[int] = ()) -> Callable[[int | None], str]:
-        """Return a decoder that waits for whole characters; a prompt is a text, and changes none.
+        """Return a decoder that waits for whole characters; the prompt has no effect on it.
 
-        A text's last character is whole, so that no byte waits.
+        A prompt is a text, so that its last character is complete and no byte is pending.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -161,7 +161,7 @@ class FolderTokenizer(Tokenizer):
         except UnicodeEncodeError as error:
             raise UserError(
                 f"the text is no UTF-8 at character {error.start}, "
-                f"{text[error.start]!r}; the tokenizer takes nothing else"
+                f"{text[error.start]!r}; the tokenizer accepts only UTF-8"
             ) from error
         # Documents are longer than what the tokenizer's own model takes at once; ours packs them.
         try:
@@ -200,7 +200,7 @@ def check_file_names(files: Iterable[str]) -> None:
     """Raise ConfigError unless each is a plain name that a tokenizer's file may have."""
     for name in files:
         if not _FILE_NAME.fullmatch(name):
-            raise ConfigError(f"the tokenizer's file {name!r} is none that a checkpoint carries")
+            raise ConfigError(f"the tokenizer's file {name!r} cannot be stored in a checkpoint")
 
 
 def open_tokenizer(name: str) -> Tokenizer:
