@@ -61,7 +61,7 @@ The weights are those of the run's `{file}`{averaged}. The same figures again:
 
 ## Recipe
 
-`vision-ttt train FILE.yaml`, the file being what follows; what it does not name has its default.
+`vision-ttt train FILE.yaml` with the following file; other fields have their defaults.
 The run was made with {libraries}, on {device}, threads: {threads}.
 
 ```yaml
