@@ -102,7 +102,7 @@ def test_new_parameters_have_a_rate_of_their_own(layer_decay: float | None) -> N
 
 def test_a_model_without_new_parameters_has_no_such_rate() -> None:
     optimisation = resolve({"task": "classification", "new_parameters_rate": 2}).optimisation
-    with pytest.raises(ConfigError, match=r"new_parameters_rate is 2.*must be 1.*linear_vit does"):
+    with pytest.raises(ConfigError, match=r"new_parameters_rate is 2.*must be 1.*only linear_vit"):
         make_optimizer(timm.create_model("vit3_nano_patch4_32"), optimisation)
 
 

@@ -218,7 +218,7 @@ def test_states_that_do_not_fit(op):
     problem = {n: x.detach() for n, x in PROBLEMS[op].make_problem(2, 6, 2, 4, SIZE).items()}
     call = OPS[op]
     _, state = call(**problem, mini_batch_size=SIZE, return_state=True)
-    with pytest.raises(ValueError, match=r"reverse_heads=1: a reverse head begins"):
+    with pytest.raises(ValueError, match=r"reverse_heads=1 does not accept a state"):
         call(**problem, mini_batch_size=SIZE, state=state, reverse_heads=1)
     with pytest.raises(TypeError, match=f"must be a {KINDS[op].__name__}, got tuple"):
         call(**problem, mini_batch_size=SIZE, state=tuple(state))

@@ -261,7 +261,7 @@ def test_eval_on_other_data_needs_the_same_categories(
     checkpoint = str(tmp_path / "absolute.safetensors")
     save_weights(Path(checkpoint), weights, replace(metadata, data=data))
     assert main(["eval", checkpoint, "--dataset", str(other)]) == 2
-    assert "their test_images is" in capsys.readouterr().err
+    assert "test_images is the absolute path" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

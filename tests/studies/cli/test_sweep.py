@@ -264,7 +264,7 @@ def test_ctrl_c_tells_how_to_go_on(tiny, monkeypatch, capsys):
 
     monkeypatch.setattr(sweep, "run_all", interrupted)
     assert main(["sweep", "tiny"]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
 
 
 def test_list_prints_the_rows_with_what_each_changes(tiny, tmp_path, capsys):
