@@ -126,7 +126,7 @@ def test_latents_are_numbers(tmp_path: Path, capsys: Said) -> None:
         (["--per-class", "0"], "--per-class is 0; it must be at least 1"),
         (["--steps", "0"], "--steps is 0; it must be at least 1"),
         (["--steps", "101"], "steps is 101; accepted: 1 to 100"),
-        (["--guidance", "-1"], "guidance is -1.0; it must be at least 0"),
+        (["--guidance", "-1"], "--guidance is -1.0; it must be at least 0"),
         (["--seed", "-1"], "--seed is -1; it must be at least 0"),
         (["--sampler", "euler"], "sampler is 'euler'; accepted: ddim, ddpm"),
         (["--output", "a.jpg"], "a.jpg must be a .png or .safetensors file"),

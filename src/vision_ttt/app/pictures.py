@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vision_ttt.explain import LossCourse
 from vision_ttt.explain.inner_loss_figures import inner_loss_course_figure
+from vision_ttt.explain.map_figures import HEAT
 
-_HEAT = "magma"
 _WIDTH, _HEIGHT = 3.4, 4.0  # inches, that a picture fits into
 _LEAST_SIDE = 480  # pixels of a shown picture
 _DOTS = 200  # per inch
@@ -46,7 +46,7 @@ def heat_map(picture: Image.Image, values: Tensor, label: str) -> Image.Image:
     axis = figure.subplots()
     axis.imshow(picture.convert("L"), cmap="gray", vmin=0, vmax=255, extent=extent)
     heat = axis.imshow(
-        values.numpy(), cmap=_HEAT, extent=extent, interpolation="bilinear", alpha=0.75
+        values.numpy(), cmap=HEAT, extent=extent, interpolation="bilinear", alpha=0.75
     )
     axis.set(xlim=(0, width), ylim=(height, 0))
     axis.axis("off")

@@ -40,7 +40,7 @@ class _Flags:
     or cat,dog; null: all, or the first 10 of more"""
     per_class: int = within(10, 1, MOST_IMAGES)
     """images of each class"""
-    guidance: float = within(1.5, -1_000, 1_000)
+    guidance: float = within(1.5, 0, 1_000)
     """scale of classifier-free guidance; 1: none, larger: clearer and less varied images"""
     steps: int = within(50, 1, MOST_STEPS)
     """steps from noise to image; more are finer and slower"""
