@@ -13,6 +13,12 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff"),
+    *(".bmp", ".ppm", ".pgm", ".gif", ".jp2", ".avif"),
+)
+"""Suffixes of image files, in lower case. Folders and shards are searched for these names."""
+
 _SYSTEM = (Path("/proc"), Path("/sys"))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from studies.deletion.results import DeletionResult
 from studies.deletion.study import RANDOM, MapCurves
-from vision_ttt.bench.spread import Spread
+from studies.spread import Spread
 from vision_ttt.bench.tables import Table
 from vision_ttt.errors import UserError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from studies.scenes.results import Finished
-from vision_ttt.bench.spread import Spread
+from studies.spread import Spread
 from vision_ttt.bench.tables import Table
 
 

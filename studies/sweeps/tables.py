@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
+from studies.spread import Spread
 from studies.sweeps.definition import Column, SameSeconds, ShareOfUpdates, Sweep
 from studies.sweeps.results import Result
-from vision_ttt.bench.spread import Spread
 from vision_ttt.bench.tables import Table
 from vision_ttt.errors import UserError, nearest
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from studies.letters import RECIPE
+from studies.spread import Spread
 from studies.sweeps import TITLES
 from studies.sweeps.definition import Column, Panel, Sweep, Variant
 from studies.sweeps.letters import CHOSEN, LETTERS_SIZES, MARK, RESOLUTION_LETTERS
@@ -17,7 +18,6 @@ from studies.sweeps.results import Result
 from studies.sweeps.tables import by_row
 from studies.sweeps.tile_figure import tile_figure
 from studies.sweeps.tile_ways import HALVES, OVERLAPPING, TILES, TIMES, WHOLE, measure_ways
-from vision_ttt.bench.spread import Spread
 from vision_ttt.bench.tables import Table
 
 SIDE = 528

@@ -200,7 +200,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path):
 def test_settings_out_of_range_are_named(values: dict):
     (name,) = values
     with pytest.raises(ValueError, match=f"{name} is {values[name]}"):
-        SceneSettings(**values)
+        dataclasses.replace(SETTINGS, **values)
 
 
 @pytest.mark.parametrize("name", [each.name for each in CLASSES if each.digit is None])

@@ -9,9 +9,9 @@ from pathlib import Path
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vision_ttt.data.images import IMAGE_SUFFIXES, open_listed
+from vision_ttt.data.images import open_listed
 from vision_ttt.data.shards import DatasetError
-from vision_ttt.file_kinds import is_of_the_system
+from vision_ttt.file_kinds import IMAGE_SUFFIXES, is_of_the_system
 
 
 class ImageFiles(Dataset[Image.Image]):

@@ -23,12 +23,6 @@ _WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 # What Pillow reads by itself. For others, such as EPS, it starts a program on the file.
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "PPM", "GIF", "JPEG2000", "AVIF")
 
-IMAGE_SUFFIXES = (
-    *(".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff"),
-    *(".bmp", ".ppm", ".pgm", ".gif", ".jp2", ".avif"),
-)
-"""What the names of images end with, in lower case, where folders and shards are listed."""
-
 # What Pillow's readers raise on damaged files; OSError covers unidentified and truncated ones.
 _DECODING_ERRORS = (
     OSError,

@@ -12,9 +12,10 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vision_ttt.data.image_files import images_below
-from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, decoded, open_labelled
+from vision_ttt.data.images import ImageError, decoded, open_labelled
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, read_lines
 from vision_ttt.errors import DamagedItem
+from vision_ttt.file_kinds import IMAGE_SUFFIXES
 
 IGNORED = 255
 """The label of pixels that have no class; masks hold it, and nothing else for them."""

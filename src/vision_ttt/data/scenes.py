@@ -49,7 +49,7 @@ _ANNOTATIONS_PER_IMAGE = 100  # at most; their ids follow from the image's
 _LARGEST_MANIFEST = 2**20  # bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SceneSettings:
     """What a set of scenes is rendered from.
 
@@ -65,12 +65,12 @@ class SceneSettings:
     """
 
     side: int = 128
-    train_images: int = 4000
-    test_images: int = 300
+    train_images: int
+    test_images: int
     seed: int = 0
     object_side: int = 48
-    train_objects: int = 8000
-    test_objects: int = 500
+    train_objects: int
+    test_objects: int
 
     def __post_init__(self) -> None:
         least = {"side": 64, "object_side": 32, "seed": 0}

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vision_ttt.data.images import IMAGE_SUFFIXES, LARGEST_IMAGE_FILE, ImageError, open_image
+from vision_ttt.data.images import LARGEST_IMAGE_FILE, ImageError, open_image
 from vision_ttt.errors import UserError
-from vision_ttt.file_kinds import UnreadableFile, check_regular, read_regular
+from vision_ttt.file_kinds import IMAGE_SUFFIXES, UnreadableFile, check_regular, read_regular
 
 CLASSES_FILE = "classes.txt"
 """Beside the shards: the classes' names, one per line, by index."""

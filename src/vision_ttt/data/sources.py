@@ -22,9 +22,9 @@ from vision_ttt.data.digits import Digits
 from vision_ttt.data.elpv import ELPV
 from vision_ttt.data.fashion_mnist import FashionMNIST
 from vision_ttt.data.image_files import images_below
-from vision_ttt.data.images import IMAGE_SUFFIXES, ImageError, open_image, open_listed
+from vision_ttt.data.images import ImageError, open_image, open_listed
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages, read_lines
-from vision_ttt.file_kinds import is_hidden, is_text
+from vision_ttt.file_kinds import IMAGE_SUFFIXES, is_hidden, is_text
 
 _TEST_FOLDERS = ("val", "validation", "test")
 _PARTS = {"train", "training", "valid", "testing", *_TEST_FOLDERS}

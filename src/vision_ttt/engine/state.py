@@ -228,7 +228,7 @@ def check_fits(run: StoredRun, model: nn.Module, *, averaged: bool) -> None:
         if name not in weights or shape not in (weights[name], torch.Size()):
             raise ValueError(f"moments/{key} {list(shape)} is of no weight of the model")
         if not dtype.is_floating_point:
-            raise ValueError(f"moments/{key} has dtype {dtype}; expected floating-point")
+            raise ValueError(f"moments/{key} has dtype {dtype}; expected a floating-point dtype")
         quantities.setdefault(name, set()).add(quantity)
     known = set().union(*quantities.values())
     for name, stored in quantities.items():

@@ -27,7 +27,7 @@ from vision_ttt.whole.mamba import BandedMamba
 from vision_ttt.whole.pictures import NO_DATA, TensorPicture
 from vision_ttt.whole.plan import PROCESS, Needs, Plan, parse_bytes
 from vision_ttt.whole.run import Report, Run, descends
-from vision_ttt.whole.scratch import Scratch, kept_on_errors, store_dtype
+from vision_ttt.whole.scratch import Scratch, kept_on_errors
 from vision_ttt.whole.sweeps import BandedBlock, stored_side
 from vision_ttt.whole.vit3 import BandedViT3
 from vision_ttt.whole.vittt import BandedVittt
@@ -92,7 +92,11 @@ class WholePictures:
     ) -> None:
         self.memory = parse_bytes("memory", memory)
         self.scratch = None if scratch is None else Path(scratch)
-        self.storage = store_dtype(storage)
+        if storage not in (torch.float32, torch.bfloat16):
+            raise WholePictureError(
+                f"storage is {storage}; accepted: torch.float32, torch.bfloat16"
+            )
+        self.storage = storage
         if dtype not in DTYPES or (LIBRARY is None and dtype != torch.float32):
             kernels = "" if LIBRARY is not None else "; the compiled kernels are missing"
             raise WholePictureError(f"dtype is {dtype}; accepted: {list(DTYPES)}{kernels}")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vision_ttt.engine.locks import LOCK_FILES, alone_in
@@ -143,14 +142,3 @@ def kept_on_errors(scratch: Scratch | None) -> Iterator[None]:
         raise
     if scratch is not None:
         scratch.remove()
-
-
-def store_dtype(name: torch.dtype) -> torch.dtype:
-    """The dtype in which tokens are stored.
-
-    Raises:
-        ValueError: it is neither float32 nor bfloat16.
-    """
-    if name not in (torch.float32, torch.bfloat16):
-        raise WholePictureError(f"storage is {name}; accepted: torch.float32, torch.bfloat16")
-    return name

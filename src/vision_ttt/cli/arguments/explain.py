@@ -22,6 +22,7 @@ from vision_ttt.cli.checks import (
 )
 from vision_ttt.cli.parser import CommandParser, within
 from vision_ttt.errors import UserError
+from vision_ttt.file_kinds import IMAGE_SUFFIXES
 from vision_ttt.pretrained import weights_path
 
 KINDS = {
@@ -37,11 +38,6 @@ WEIGHTS = ".safetensors"
 LARGEST_SIDE = 8_192  # pixels
 MOST_MODELS = 8  # that a figure shows side by side
 
-_IMAGE_SUFFIXES = (
-    *(".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff"),
-    *(".bmp", ".ppm", ".pgm", ".gif", ".jp2", ".avif"),
-)
-
 _EPILOG = """Examples:
 
   vision-ttt explain gradient-map runs/digits/best.safetensors sample:digit-0-4 --output figures
@@ -56,10 +52,10 @@ _EPILOG = """Examples:
 _READING = """Models: checkpoints (.safetensors) of any task on images, names of packaged weights
 (MODEL.TAG), and names of models of this package or of timm, which have random weights;
 NAME:KEY=VALUE,KEY=VALUE has constructor arguments, as in resnet18:zero_init_last=false (timm's
-default initialises each residual branch with zero). Figures show several models side by side. The
-folder checkpoints of a run holds its earlier weights; --keep-checkpoints sets how many. Figures of
-a detector or segmenter show its backbone: gradients, losses and fast weights within the adapter,
-receptive field and norms of the backbone alone.
+default initialises each residual branch with zero). Figures show several models side by side. A
+run's earlier weights are in its folder checkpoints; --keep-checkpoints of vision-ttt train sets how
+many. Figures of a detector or segmenter show its backbone: gradients, losses and fast weights
+within the adapter, receptive field and norms of the backbone alone.
 
 Images: files, folders for all images in them, and sample:NAME for pictures in installed packages:
 sample:china, sample:flower (photographs), sample:digit-N, sample:object-N, sample:scene-N
@@ -189,7 +185,7 @@ def check(arguments: jsonargparse.Namespace) -> None:
     for model in models:
         if model.endswith(WEIGHTS):
             check_input_file("the checkpoint", model)
-        elif "/" in model or Path(model).suffix.lower() in _IMAGE_SUFFIXES:
+        elif "/" in model or Path(model).suffix.lower() in IMAGE_SUFFIXES:
             raise FileNotFoundError(2, "No such file", model)
         else:
             name_and_arguments(model)

@@ -99,8 +99,8 @@ class SegmentationData(Section):
     scale_max: float = number(2.0, _SCALE)
     """Largest factor of the random scaling of training images."""
     largest_class_share: float = number(0.75, FRACTION)
-    """Largest share of a crop's labelled pixels that one class may have (>0 to 1). A crop at or
-    above it is drawn again, with at most ten draws. 1: any crop."""
+    """A crop in which one class has this share of the labelled pixels or more (>0 to 1) is drawn
+    again; the tenth draw is used in any case. 1: any crop."""
     horizontal_flip: float = number(0.5, PROBABILITY)
     """Probability of a left-right flip (0 to 1)."""
     photometric_distortion: float = number(0.5, PROBABILITY)
