@@ -227,11 +227,11 @@ def test_a_model_that_does_not_denoise_leaves_no_run_directory(fields: Fields) -
         ({"label_smoothing": 0.3}, "unknown key 'label_smoothing': .* is of task classification"),
         (
             {"objective": "flow", "noise_steps": 10, "arguments": {"learn_sigma": False}},
-            "noise_steps is 10; objective is 'flow', whose noise has no schedule: leave it at 1000",
+            "noise_steps is 10; it must be 1000, as objective is 'flow'",
         ),
         (
             {"objective": "flow", "noise_schedule": "cosine"},
-            "noise_schedule is 'cosine'; objective is 'flow', .*: leave it at 'linear'",
+            "noise_schedule is 'cosine'; it must be 'linear', as objective is 'flow'",
         ),
     ],
 )

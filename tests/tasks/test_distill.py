@@ -307,9 +307,12 @@ def test_teachers_that_do_not_fit(fields: Fields, overrides: dict, told: str) ->
     [
         ({"teacher": None}, "teacher is null; it must name a model"),
         ({"match": "attention"}, "match is 'attention'; it must be tokens or layers or pooled"),
-        ({"temperature": 2.0}, "temperature is 2.0; match is 'tokens', which does not use it"),
-        ({"label_weight": 0.5}, "label_weight is 0.5; match is 'tokens'"),
-        ({"match": "logits", "feature_loss": "cosine"}, "feature_loss is 'cosine'; match is"),
+        (
+            {"temperature": 2.0},
+            "temperature is 2.0; it must be 1.0, as match is 'tokens', which does not use it",
+        ),
+        ({"label_weight": 0.5}, "label_weight is 0.5; it must be 0.0, as match is 'tokens'"),
+        ({"match": "logits", "feature_loss": "cosine"}, "feature_loss is 'cosine'; it must be"),
         ({"match": "logits", "label_weight": 1.0}, "label_weight is 1.0; it must be from 0 to"),
     ],
 )

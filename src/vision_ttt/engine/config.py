@@ -22,6 +22,7 @@ from vision_ttt.engine.section import (
     Range,
     Section,
     number,
+    refuse_unused,
 )
 from vision_ttt.errors import UserError
 
@@ -243,12 +244,9 @@ class OptimisationSection(Section):
                 f"decay_at is {self.decay_at}; it must ascend and be at most {unit} ({length})"
             )
         for name, user in (("power", "polynomial"), ("decay_rate", "steps")):
-            value, unused = getattr(self, name), getattr(OptimisationSection, name)
-            if value != unused and self.schedule != user:
-                raise ConfigError(
-                    f"{name} is {value}; it must be {unused}, as schedule is {self.schedule!r},"
-                    " which does not use it"
-                )
+            if self.schedule != user:
+                why = f"schedule is {self.schedule!r}, which does not use it"
+                refuse_unused(self, [name], why)
         if self.schedule != "steps" and self.minimum_learning_rate > self.learning_rate:
             raise ConfigError(
                 f"minimum_learning_rate is {self.minimum_learning_rate}; it must be at most"

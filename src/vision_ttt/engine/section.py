@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -75,6 +75,22 @@ def field_types(section: type[Section]) -> Mapping[str, Any]:
 def defaults(section: type[Section]) -> dict[str, Any]:
     """Return the default of each field of a section, by name."""
     return dataclasses.asdict(section())
+
+
+def refuse_unused(section: Section, names: Iterable[str], why: str) -> None:
+    """Refuse fields that are not at their defaults although nothing uses them.
+
+    Args:
+        names: the fields.
+        why: which value makes them unused; it ends the message "… must be DEFAULT, as …".
+
+    Raises:
+        ConfigError: a field differs from its default.
+    """
+    for name in names:
+        value, default = getattr(section, name), getattr(type(section), name)
+        if value != default:
+            raise ConfigError(f"{name} is {value!r}; it must be {default!r}, as {why}")
 
 
 def check_number(

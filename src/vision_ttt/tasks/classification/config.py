@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
-from vision_ttt.engine.section import NOT_NEGATIVE, SHARE, number
+from vision_ttt.engine.section import NOT_NEGATIVE, SHARE, number, refuse_unused
 from vision_ttt.tasks.images.config import ImageData, check_images
 
 if TYPE_CHECKING:  # they need PyTorch
@@ -64,12 +64,8 @@ class ClassificationSection(TaskSection):
                 f"self_distillation is {self.self_distillation}; it learns from the weights' moving"
                 " average, ema_decay must be above 0"
             )
-        start, unused = self.self_distillation_start, ClassificationSection.self_distillation_start
-        if not self.self_distillation and start != unused:
-            raise ConfigError(
-                f"self_distillation_start is {start}; it must be {unused}, as self_distillation is"
-                " 0: there is none"
-            )
+        if not self.self_distillation:
+            refuse_unused(self, ["self_distillation_start"], "self_distillation is 0")
 
     def check_share(self, size: int) -> None:
         """Raise ConfigError unless one process can mix its share of a micro-batch."""

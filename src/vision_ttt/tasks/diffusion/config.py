@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
-from vision_ttt.engine.section import Range, number
+from vision_ttt.engine.section import Range, number, refuse_unused
 from vision_ttt.tasks.images.config import ImageData, check_images
 
 if TYPE_CHECKING:  # they need PyTorch and diffusers
@@ -48,13 +48,8 @@ class DiffusionSection(TaskSection):
         check_images(config)
         self._check_latents(config)
         if self.objective == "flow":
-            for name in ("noise_schedule", "noise_steps"):
-                value, default = getattr(self, name), getattr(DiffusionSection, name)
-                if value != default:
-                    raise ConfigError(
-                        f"{name} is {value!r}; objective is 'flow', whose noise has no schedule:"
-                        f" leave it at {default!r}"
-                    )
+            why = "objective is 'flow', whose noise has no schedule"
+            refuse_unused(self, ("noise_schedule", "noise_steps"), why)
 
     def _check_latents(self, config: TrainConfig) -> None:
         if (self.autoencoder is None) != (self.latents is None):

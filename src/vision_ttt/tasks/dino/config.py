@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
-from vision_ttt.engine.section import COUNT, FRACTION, POSITIVE, PROBABILITY, SHARE, Range, number
+from vision_ttt.engine.section import (
+    COUNT,
+    FRACTION,
+    POSITIVE,
+    PROBABILITY,
+    SHARE,
+    Range,
+    number,
+    refuse_unused,
+)
 from vision_ttt.errors import UserError
 from vision_ttt.extras import require
 from vision_ttt.tasks.images.config import ImageData, check_images
@@ -83,20 +92,11 @@ class DinoSection(TaskSection):
                 f"local_scale is {self.local_scale}; it must be at most global_scale"
                 f" ({self.global_scale})"
             )
-        for name in _UNUSED:
-            value, default = getattr(config.data, name), getattr(ImageData, name)
-            if value != default:
-                raise ConfigError(
-                    f"{name} is {value!r}; it must be {default!r}, as the task dino makes crops of"
-                    " its own (global_scale, local_scale)"
-                )
+        why = "the task dino makes crops of its own (global_scale, local_scale)"
+        refuse_unused(config.data, _UNUSED, why)
         for switch, names in _IGNORED_WITHOUT.items():
-            for name in names if not getattr(self, switch) else ():
-                value, default = getattr(self, name), getattr(DinoSection, name)
-                if value != default:
-                    raise ConfigError(
-                        f"{name} is {value!r}; it must be {default!r}, as {switch} is 0"
-                    )
+            if not getattr(self, switch):
+                refuse_unused(self, names, f"{switch} is 0")
         if config.data.color_jitter > _STRONGEST_JITTER:
             raise ConfigError(
                 f"color_jitter is {config.data.color_jitter}; it must be at most"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
 from vision_ttt.engine.described import check_whole_numbers
-from vision_ttt.engine.section import POSITIVE, SHARE, Range, number
+from vision_ttt.engine.section import POSITIVE, SHARE, Range, number, refuse_unused
 from vision_ttt.errors import UserError
 from vision_ttt.tasks.images.config import ImageData, check_images
 
@@ -65,13 +65,7 @@ class DistillSection(TaskSection):
         if self.teacher is None:
             raise ConfigError("teacher is null; it must name a model, e.g. deit_tiny_patch16_224")
         unused = ("feature_loss",) if self.match == "logits" else _OF_LOGITS
-        for name in unused:
-            value, default = getattr(self, name), getattr(DistillSection, name)
-            if value != default:
-                raise ConfigError(
-                    f"{name} is {value!r}; match is {self.match!r}, which does not use it: leave it"
-                    f" at {default!r}"
-                )
+        refuse_unused(self, unused, f"match is {self.match!r}, which does not use it")
 
     def open(self, config: TrainConfig) -> Distill:
         """Open the images and load the teacher."""

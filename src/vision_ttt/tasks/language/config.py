@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vision_ttt.engine.config import ConfigError, TaskSection, TrainConfig
-from vision_ttt.engine.section import INNER_FRACTION, Range, Section, number
+from vision_ttt.engine.section import INNER_FRACTION, Range, Section, number, refuse_unused
 from vision_ttt.extras import require
 
 if TYPE_CHECKING:  # they need PyTorch and transformers
@@ -63,11 +63,8 @@ class LanguageSection(TaskSection):
             raise ConfigError(
                 f"drop_path is {config.model.drop_path}; language models have none, it must be null"
             )
-        if config.data.dataset == "stdlib" and config.data.pattern != LanguageData.pattern:
-            raise ConfigError(
-                f"pattern is {config.data.pattern!r}; dataset is 'stdlib', whose selection is"
-                f" fixed: leave it at {LanguageData.pattern!r}"
-            )
+        if config.data.dataset == "stdlib":
+            refuse_unused(config.data, ["pattern"], "dataset is 'stdlib', whose selection is fixed")
 
     def open(self, config: TrainConfig) -> Language:
         """Open the documents and the tokenizer."""
