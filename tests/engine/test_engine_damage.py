@@ -18,10 +18,10 @@ from vision_ttt.data import DatasetError, ImageError
 from vision_ttt.engine import ConfigError, train
 from vision_ttt.engine.tensor_files import CheckpointError
 from vision_ttt.errors import DamagedItem, nearest
-from vision_ttt.explain.figures import training_curves
 from vision_ttt.recipes import change, resolve
 from vision_ttt.tasks import load_model
-from vision_ttt.tasks.classification.report import _decodable
+from vision_ttt.tasks.classification.report import _decodable, panels_of
+from vision_ttt.tasks.images.figures import learning_curves
 
 Fields = Callable[..., dict]
 
@@ -124,7 +124,8 @@ def test_evaluations_between_which_no_image_was_good(
     losses = [row["train_loss"] for row in result.metrics["history"]]
     assert len(losses) == 8
     assert 4 <= losses.count(None) < 8  # four good images in eight batches
-    assert training_curves(result.metrics["history"]).axes
+    history = result.metrics["history"]
+    assert learning_curves(history, panels_of(history)).axes
 
 
 def test_an_epoch_without_a_good_image_ends_a_run_that_is_evaluated_in_its_course(

@@ -11,14 +11,11 @@ import torch
 from matplotlib.text import Text
 from PIL import Image
 
-from vision_ttt.explain.figures import (
-    confusion_matrix,
-    inner_loss_curves,
-    training_curves,
-)
+from vision_ttt.explain.figures import confusion_matrix, inner_loss_curves
 from vision_ttt.explain.map_figures import gradient_map_sheet, plot_gradient_maps
 from vision_ttt.explain.report import Section, png_bytes, render_report
-from vision_ttt.tasks.classification.report import _gradient_maps, _reading
+from vision_ttt.tasks.classification.report import _gradient_maps, _reading, panels_of
+from vision_ttt.tasks.images.figures import learning_curves
 
 HISTORY = [
     {
@@ -31,11 +28,12 @@ HISTORY = [
     }
     for epoch in (1, 2, 3)
 ]
+PANELS = panels_of(HISTORY)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def test_curves_show_the_history():
-    figure = training_curves(HISTORY)
+    figure = learning_curves(HISTORY, PANELS)
     assert png_bytes(figure).startswith(PNG)
     train, test = figure.axes[0].lines
     assert list(train.get_ydata()) == [row["train_loss"] for row in HISTORY]
@@ -46,7 +44,7 @@ def test_curves_show_the_history():
 
 def test_curves_of_a_model_without_inner_loops():
     history = [{**row, "inner_loss": None, "inner_losses": {}} for row in HISTORY]
-    assert len(training_curves(history).axes) == 2
+    assert len(panels_of(history)) == 2
     assert inner_loss_curves(history) is None
 
 
@@ -139,7 +137,7 @@ def narrow_figures():
     names = [f"class {i}" for i in range(10)]
     sheet = torch.rand(20, 3, 32, 32), torch.rand(20, 8, 8), ["0 → 0"] * 20
     return {
-        "curves": lambda: training_curves(HISTORY, narrow=True),
+        "curves": lambda: learning_curves(HISTORY, PANELS, narrow=True),
         "inner loss": lambda: inner_loss_curves(HISTORY, narrow=True),
         "inner loss of twelve": lambda: inner_loss_curves(twelve, narrow=True),
         "confusion": lambda: confusion_matrix(torch.eye(10), names, narrow=True),
@@ -154,17 +152,17 @@ def test_figures_can_be_read_on_a_phone(name):
 
 
 def test_wide_figures_would_not_do_on_a_phone():
-    assert smallest_text(training_curves(HISTORY), PHONE) < 5
+    assert smallest_text(learning_curves(HISTORY, PANELS), PHONE) < 5
 
 
 def page_of(**options):
-    figure = training_curves(HISTORY)
+    figure = learning_curves(HISTORY, PANELS)
     section = Section("Curves", "Read me", figure, **options)
     return render_report("Run <1>", {"accuracy": "99 %"}, [section], "seed: 0\na: <b>")
 
 
 def test_each_figure_is_linked_to_its_full_size():
-    page = page_of(narrow=training_curves(HISTORY, narrow=True))
+    page = page_of(narrow=learning_curves(HISTORY, PANELS, narrow=True))
     wide, narrow = (
         base64.b64decode(picture)
         for kind in ("wide", "narrow")

@@ -11,40 +11,6 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 
-def training_curves(history: Sequence[Mapping[str, Any]], *, narrow: bool = False) -> Figure:
-    """Losses, accuracy and mean inner loss against the epoch.
-
-    Args:
-        history: per epoch a mapping with "epoch", "train_loss", "test_loss", "test_accuracy" and
-            "inner_loss" (None for models without TTT layers).
-        narrow: one panel per row, for a phone.
-    """
-    epochs = [row["epoch"] for row in history]
-    has_inner = any(row["inner_loss"] is not None for row in history)
-    panels = 2 + has_inner
-    rows, columns = (panels, 1) if narrow else (1, panels)
-    figure = Figure(figsize=(4.2 * columns, (2.8 if narrow else 3.4) * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-
-    axes[0].plot(epochs, [row["train_loss"] for row in history], marker=".", label="training")
-    axes[0].plot(epochs, [row["test_loss"] for row in history], marker=".", label="test")
-    axes[0].set(title="Cross-entropy", ylabel="nats per image")
-    axes[0].legend(frameon=False)
-
-    accuracy = [100 * row["test_accuracy"] for row in history]
-    axes[1].plot(epochs, accuracy, marker=".", color="tab:green")
-    axes[1].set(title=f"Test accuracy: {accuracy[-1]:.1f} %", ylabel="% of test images")
-
-    if has_inner:
-        axes[2].plot(epochs, [row["inner_loss"] for row in history], marker=".", color="tab:purple")
-        axes[2].set(title="Inner loss, mean over layers", ylabel="½‖f(k) − v‖² per token")
-    for axis in axes:
-        axis.set_xlabel("epoch")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.grid(alpha=0.3)
-    return figure
-
-
 def inner_loss_curves(
     history: Sequence[Mapping[str, Any]], *, narrow: bool = False
 ) -> Figure | None:

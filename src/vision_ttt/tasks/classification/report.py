@@ -15,10 +15,10 @@ from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain import gradient_layers, gradient_magnitude, mean_map
 from vision_ttt.explain.feature_maps import token_step
-from vision_ttt.explain.figures import confusion_matrix, inner_loss_curves, training_curves
+from vision_ttt.explain.figures import confusion_matrix, inner_loss_curves
 from vision_ttt.explain.map_figures import gradient_map_sheet
 from vision_ttt.explain.report import Section
-from vision_ttt.tasks.images.figures import save, section
+from vision_ttt.tasks.images.figures import Curves, learning_curves, save, section
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.classification.task import Classification
@@ -34,7 +34,9 @@ def write_report(task: Classification, result: TrainResult) -> Report:
     """
     history, evaluation = result.metrics["history"], result.evaluation
     sections = {
-        "curves": section("Training", _reading(history), training_curves, history),
+        "curves": section(
+            "Training", _reading(history), learning_curves, history, panels_of(history)
+        ),
         "confusion": section(
             "Confusion matrix",
             "Counts of test images: the true class by row, the predicted one by column.",
@@ -72,6 +74,20 @@ def write_report(task: Classification, result: TrainResult) -> Report:
         measured["inner loss, last against first"] = f"{-last['inner_loss_reduction']:+.0%}"
     next_command = ("predict", "IMAGES", "--checkpoint", str(result.run_dir / WEIGHTS_FILE))
     return Report(save(sections, result.run_dir), measured, {}, next_command)
+
+
+def panels_of(history: Sequence[Mapping[str, Any]]) -> list[Curves]:
+    """Return the panels of the curves; models without TTT layers have no inner loss."""
+    losses = {"train_loss": "training", "test_loss": "test"}
+    accuracy = history[-1]["test_accuracy"]
+    panels = [
+        Curves("Cross-entropy", "nats per image", losses),
+        Curves(f"Test accuracy: {accuracy:.1%}", "% of test images", {"test_accuracy": ""}, 100),
+    ]
+    if any(row["inner_loss"] is not None for row in history):
+        inner = {"inner_loss": ""}
+        panels.append(Curves("Inner loss, mean over layers", "½‖f(k) − v‖² per token", inner))
+    return panels
 
 
 def _reading(history: Sequence[Mapping[str, Any]]) -> str:
