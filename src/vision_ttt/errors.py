@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -34,6 +34,19 @@ class DamagedModel(UserError, ArithmeticError):
 
 class Interrupted(Exception):
     """Training was asked to stop and left a complete checkpoint; the message says how to resume."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error's message as one line, or the error's name if it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    if not names:
+        return "none"
+    shown = ", ".join(names[:6])
+    return f"{shown} and {len(names) - 6} more" if len(names) > 6 else shown
 
 
 def nearest(received: str, accepted: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vision_ttt.bench.op_contenders import Inputs, Outputs, backends, op_contender
 from vision_ttt.bench.problems import Problem
+from vision_ttt.errors import reason_of
 
 
 def find_error(name: str, problem: Problem, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -29,7 +30,7 @@ def find_error(name: str, problem: Problem, dtype: torch.dtype, device: torch.de
     except Exception as error:
         if name in backends(problem.op):
             raise
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return f"{type(error).__name__}: {reason_of(error)}"
 
 
 def _find_error(

@@ -16,6 +16,7 @@ from vision_ttt.bench.contenders import NUM_CLASSES, Contender
 from vision_ttt.bench.kernels import ATTENTION, kernels_run
 from vision_ttt.bench.protocol import Prepare, Settings, unless_out_of_memory
 from vision_ttt.bench.runtimes import Deployed, deploy, find_difference, pack, refusal
+from vision_ttt.errors import reason_of
 from vision_ttt.freed_memory import keep_freed_memory
 from vision_ttt.models.evaluation_mode import evaluation_mode
 
@@ -65,7 +66,7 @@ def _enter_deployed(contender: Contender, resolution: int, settings: Settings) -
         if contender.runtime == "for_inference":
             raise
         # A failure of another project must not end the measurement.
-        return Entrant(None, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return Entrant(None, failure=f"{type(error).__name__}: {reason_of(error)}")
     if failure:
         return Entrant(None, failure=failure)
     deployed, difference, kernels = result

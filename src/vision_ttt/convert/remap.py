@@ -13,6 +13,7 @@ from vision_ttt.convert.mamba import MAMBA_REG, VIM
 from vision_ttt.convert.ttt_lm import TTT_LM
 from vision_ttt.convert.vit3 import H_VIT3, H_VIT3_MAPS, VIT3
 from vision_ttt.convert.vrwkv import VRWKV
+from vision_ttt.errors import some
 from vision_ttt.models.number_kinds import of_another_kind
 
 FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3, DIT3, VIM, MAMBA_REG, VRWKV)
@@ -20,8 +21,6 @@ FAMILIES: tuple[Family, ...] = (VIT3, H_VIT3, DIT3, VIM, MAMBA_REG, VRWKV)
 
 _ALL = (*FAMILIES, H_VIT3_MAPS, TTT_LM)
 """With the backbones of detectors and segmenters, and with language models."""
-
-_SHOWN = 12
 
 
 def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -76,13 +75,13 @@ def remap(released: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]
     ]
     if missing or left_over or misshapen:
         raise ConversionError(
-            f"the weights are not those of this {type(model).__name__}: missing {_listed(missing)};"
-            f" unexpected {_listed(left_over)}; of another shape {_listed(misshapen)}"
+            f"the weights are not those of this {type(model).__name__}: missing {some(missing)};"
+            f" unexpected {some(left_over)}; of another shape {some(misshapen)}"
         )
     if others := of_another_kind(found, {key: value for key, (_, value) in own.items()}):
         raise ConversionError(
             "the weights have tensors whose kind of numbers differs from this"
-            f" {type(model).__name__}'s: {_listed(others)}"
+            f" {type(model).__name__}'s: {some(others)}"
         )
     return found
 
@@ -122,10 +121,3 @@ def _fitted(values: Sequence[Tensor], to: Tensor) -> Tensor | None:
 def _sides(x: Tensor) -> list[int]:
     """The sizes of the axes along which there is more than one value."""
     return [size for size in x.shape if size != 1]
-
-
-def _listed(names: Sequence[str]) -> str:
-    if not names:
-        return "none"
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

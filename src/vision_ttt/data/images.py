@@ -11,7 +11,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from vision_ttt.errors import DamagedItem
+from vision_ttt.errors import DamagedItem, reason_of
 from vision_ttt.file_kinds import UnreadableFile, check_regular
 
 LARGEST_IMAGE_FILE = 2**31
@@ -164,7 +164,6 @@ def _from_grey_levels(image: Image.Image, name: str) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    message = str(error).strip()
     if isinstance(error, Image.UnidentifiedImageError):
         return f"not an image of {', '.join(_readable())}, or the file is damaged"
-    return message or type(error).__name__
+    return reason_of(error)

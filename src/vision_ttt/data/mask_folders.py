@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from vision_ttt.data.image_files import images_below
 from vision_ttt.data.images import ImageError, decoded, open_labelled
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, read_lines
-from vision_ttt.errors import DamagedItem
+from vision_ttt.errors import DamagedItem, some
 from vision_ttt.file_kinds import IMAGE_SUFFIXES
 
 IGNORED = 255
@@ -27,7 +27,6 @@ MASK_SUFFIX = ".png"
 # Single-channel modes of Pillow: of two levels, of 256, with a palette (the label is the index), of
 # more bits.
 _MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B")
-_SHOWN = 5  # names in a message
 
 
 class MaskError(DamagedItem):
@@ -105,7 +104,7 @@ def open_mask_folders(
         alone = [str(path) for name, path in files.items() if name not in others]
         if alone:
             has = "has" if len(alone) == 1 else "have"
-            raise DatasetError(f"{_some(alone)} {has} no {what}")
+            raise DatasetError(f"{some(alone)} {has} no {what}")
     pairs = [(path, mask_files[name]) for name, path in image_files.items()]
     return MaskFolders(pairs, classes, zero_is_unlabelled)
 
@@ -143,7 +142,7 @@ def read_labels(
         raise MaskError(
             str(file),
             f"{int(counts[~known].sum())} pixels have the label"
-            f" {_some([str(value) for value in values])}; the {len(classes)} classes are"
+            f" {some([str(value) for value in values])}; the {len(classes)} classes are"
             f" {first} to {first + len(classes) - 1}, and"
             f" {'0 and ' if zero_is_unlabelled else ''}{IGNORED} stand for none",
         )
@@ -183,7 +182,7 @@ def read_classes(root: Path, file: Path | None = None) -> tuple[str, ...]:
         raise DatasetError(f"{file}: class {empty[0]} has no name")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DatasetError(f"{file} has {_some(twice)} more than once")
+        raise DatasetError(f"{file} has {some(twice)} more than once")
     if not 2 <= len(names) <= IGNORED - 1:
         raise DatasetError(f"{file} has {len(names)} classes; 2 to {IGNORED - 1} are accepted")
     return tuple(names)
@@ -234,8 +233,3 @@ def _by_name(folder: Path, suffix: str | None = None) -> dict[str, Path]:
         accepted = suffix or ", ".join(IMAGE_SUFFIXES)
         raise DatasetError(f"{folder} has no image (accepted: {accepted})")
     return found
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -24,6 +24,7 @@ from vision_ttt.data.fashion_mnist import FashionMNIST
 from vision_ttt.data.image_files import images_below
 from vision_ttt.data.images import ImageError, open_image, open_listed
 from vision_ttt.data.shards import CLASSES_FILE, DatasetError, ShardImages, read_lines
+from vision_ttt.errors import reason_of
 from vision_ttt.file_kinds import IMAGE_SUFFIXES, is_hidden, is_text
 
 _TEST_FOLDERS = ("val", "validation", "test")
@@ -361,7 +362,7 @@ def _timm_part(spec: DatasetSpec, split: str, *, is_training: bool) -> Dataset:
     # timm asserts where a name is unknown or a reader's package is missing, and its readers raise
     # anything: whatever it is, the message names the dataset.
     except Exception as error:
-        reason = str(error) or type(error).__name__
+        reason = reason_of(error)
         raise DatasetError(f"timm cannot open {spec.dataset} (split {split}): {reason}") from error
     if isinstance(dataset, IterableImageDataset):
         return dataset

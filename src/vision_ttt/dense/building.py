@@ -16,7 +16,7 @@ from vision_ttt.dense.segmenter import LinearSegmenter, Segmenter
 from vision_ttt.dense.sizes import DetectorSizes, SegmenterSizes
 from vision_ttt.dense.stage_maps import StageMaps
 from vision_ttt.dense.vit_adapter import ViTAdapter
-from vision_ttt.errors import UserError, nearest
+from vision_ttt.errors import UserError, nearest, reason_of
 from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, nearest_models
 
 _Sizes = TypeVar("_Sizes", DetectorSizes, SegmenterSizes)
@@ -136,18 +136,14 @@ def _make_maps(
         backbone = create_model(name, **arguments)
     except Exception as error:
         raise DenseModelError(
-            f"model {name} cannot be built with {arguments}: {_reason(error)}"
+            f"model {name} cannot be built with {arguments}: {reason_of(error)}"
         ) from error
     try:
         return kind(backbone, **keywords)
     except (TypeError, ValueError) as error:
         raise DenseModelError(
-            f"dense.maps {which!r} of {name}, with {dict(keywords)}: {_reason(error)}"
+            f"dense.maps {which!r} of {name}, with {dict(keywords)}: {reason_of(error)}"
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _check_keys(place: str, given: Any, accepted: list[str]) -> None:

@@ -1,6 +1,6 @@
 """Models of timm's registry and their weights, with errors that name what does not fit."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vision_ttt.engine.config import ConfigError
+from vision_ttt.errors import reason_of, some
 from vision_ttt.models.number_kinds import of_another_kind
 from vision_ttt.models.registry import FACTORY_ARGUMENTS, create_model, is_model, nearest_models
 from vision_ttt.pretrained import list_pretrained
@@ -36,9 +37,8 @@ def build_model(name: str, model_args: Mapping[str, Any]) -> nn.Module:
         return create_model(name, **model_args)
     # Constructors of timm's many models raise anything on arguments that they do not check.
     except Exception as error:
-        reason = str(error) or type(error).__name__
         raise ConfigError(
-            f"model {name} cannot be built with {dict(model_args)}: {reason}"
+            f"model {name} cannot be built with {dict(model_args)}: {reason_of(error)}"
         ) from error
 
 
@@ -122,11 +122,3 @@ def _under_every_name(
                 raise ConfigError(f"{source} has two values of {there[0]}, the other as {key}")
         completed |= {key: weights[there[0]] for key in names if there}
     return completed
-
-
-def some(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many more there are."""
-    if not names:
-        return "none"
-    shown = ", ".join(names[:6])
-    return f"{shown} and {len(names) - 6} more" if len(names) > 6 else shown

@@ -12,10 +12,11 @@ from huggingface_hub import hf_hub_download
 from timm.models import PretrainedCfg, get_pretrained_cfg
 from torch import nn
 
-from vision_ttt.engine.building import describe_model, load_weights, some
+from vision_ttt.engine.building import describe_model, load_weights
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.described import read_json
 from vision_ttt.engine.tensor_files import read_tensors
+from vision_ttt.errors import reason_of, some
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn, classifier_weights
 from vision_ttt.models.linear_vit import INNER, LinearViT
 from vision_ttt.models.plain_backbone import PlainBackbone
@@ -42,10 +43,9 @@ def weights_file(given: str) -> Path:
     try:
         return Path(hf_hub_download(hub, filename="model.safetensors"))
     except Exception as error:  # of the network, of the hub, of the disk: they have no common class
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
             f"initial_weights: {given} names weights of timm, which cannot be downloaded from {hub}"
-            f" ({reason}); give the path of a .safetensors file with timm's names"
+            f" ({reason_of(error)}); give the path of a .safetensors file with timm's names"
         ) from error
 
 

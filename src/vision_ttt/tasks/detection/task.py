@@ -26,7 +26,7 @@ from vision_ttt.engine.described import check_number, check_texts, check_whole_n
 from vision_ttt.engine.evaluation import autocast, objects_of_items
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.errors import DamagedItem, UserError
+from vision_ttt.errors import DamagedItem, UserError, some
 from vision_ttt.tasks.dense.config import check_below_root
 from vision_ttt.tasks.dense.task import DenseTask
 from vision_ttt.tasks.detection.config import DetectionData, DetectionSection
@@ -319,7 +319,7 @@ def _check_alike(train: CocoAnnotations, test: CocoAnnotations) -> None:
 
 def _differing(first: Mapping[int, str], second: Mapping[int, str]) -> str:
     differing = sorted(set(first.items()) ^ set(second.items()))
-    return ", ".join(f"{number} ({name})" for number, name in differing[:6])
+    return some([f"{number} ({name})" for number, name in differing])
 
 
 def _no_objects(image: Tensor) -> dict[str, Tensor]:

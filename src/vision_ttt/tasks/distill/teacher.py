@@ -14,6 +14,7 @@ from vision_ttt.engine.building import build_model, load_weights
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.initial_weights import head_names, whose
 from vision_ttt.engine.tensor_files import read_tensors
+from vision_ttt.errors import reason_of
 from vision_ttt.models.fitted_weights import checkpoint_filter_fn
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.models.registry import create_model, is_model, nearest_models
@@ -56,8 +57,9 @@ class Teacher:
             self.widths = [each.shape[1] for each in features]
         # Of timm's many models, those without such features or of another size fail in any way.
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError(f"teacher {self.name}, match {self.match!r}: {reason}") from error
+            raise ConfigError(
+                f"teacher {self.name}, match {self.match!r}: {reason_of(error)}"
+            ) from error
 
     def _load(self, section: DistillSection, classes: int) -> nn.Module:
         name, arguments = section.teacher, dict(section.teacher_arguments)
@@ -67,9 +69,8 @@ class Teacher:
             try:
                 return create_model(name, pretrained=True, **arguments)
             except Exception as error:  # of the network, of the files, of the arguments
-                reason = " ".join(str(error).split()) or type(error).__name__
                 raise ConfigError(
-                    f"teacher {name}: {reason}; give its weights by teacher_weights"
+                    f"teacher {name}: {reason_of(error)}; give its weights by teacher_weights"
                 ) from error
         path = Path(weights_path(section.teacher_weights))
         arguments.setdefault("num_classes", classes if self.match == "logits" else 0)

@@ -20,7 +20,7 @@ from vision_ttt.engine.described import (
     check_whole_numbers,
 )
 from vision_ttt.engine.section import FRACTION, Range, Section
-from vision_ttt.errors import UserError
+from vision_ttt.errors import UserError, some
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.models.registry import is_model, model_config
 
@@ -208,7 +208,7 @@ def check_classes(metadata: ModelMetadata, classes: Sequence[str]) -> None:
         differing = sorted(set(known) ^ set(classes)) or ["their order"]
         raise UserError(
             f"the checkpoint has {len(known)} classes and the dataset {len(classes)}; they differ"
-            f" in {', '.join(differing[:10])}"
+            f" in {some(differing)}"
         )
 
 

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from vision_ttt.engine.config import ConfigError
-from vision_ttt.errors import nearest
+from vision_ttt.errors import nearest, reason_of
 from vision_ttt.models.weight_decay import undecayed_parameters
 from vision_ttt.tasks.language.code_refusal import code_refused
 
@@ -49,9 +49,8 @@ def build_language_model(name: str, arguments: Mapping[str, Any]) -> PreTrainedM
             )
     # Configs and constructors of transformers' many models raise anything.
     except Exception as error:
-        reason = str(error) or type(error).__name__
         raise ConfigError(
-            f"model {name} cannot be built with {dict(arguments)}: {reason}"
+            f"model {name} cannot be built with {dict(arguments)}: {reason_of(error)}"
         ) from error
     # By this name timm's optimisers ask for it; models of transformers do not have it.
     model.no_weight_decay = functools.partial(undecayed, model)

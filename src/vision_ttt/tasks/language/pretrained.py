@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from vision_ttt.engine.tensor_files import CheckpointError, inspect_tensors
+from vision_ttt.errors import some
 from vision_ttt.file_kinds import check_files_in
 from vision_ttt.models.number_kinds import kind_of_number
 from vision_ttt.tasks.language.code_refusal import code_refused
@@ -48,7 +49,7 @@ def load_pretrained(folder: Path) -> PreTrainedModel:
         if keys:
             raise CheckpointError(
                 f"the weights in {folder} do not fit its model: {name.replace('_', ' ')}"
-                f" {', '.join(keys[:6])}"
+                f" {some(keys)}"
             )
     _check_kinds(folder, model)
     return model.eval()

@@ -13,7 +13,7 @@ import numpy as np
 
 from vision_ttt.engine.config import ConfigError
 from vision_ttt.engine.section import Range, check_number
-from vision_ttt.errors import UserError
+from vision_ttt.errors import UserError, reason_of
 from vision_ttt.file_kinds import check_files_in
 
 BYTES = "bytes"
@@ -108,8 +108,7 @@ class FolderTokenizer(Tokenizer):
                 )
         # Tokenizers of many kinds, some of them not in Python, raise anything.
         except Exception as error:
-            reason = str(error) or type(error).__name__
-            raise ConfigError(f"tokenizer {folder} cannot be read: {reason}") from error
+            raise ConfigError(f"tokenizer {folder} cannot be read: {reason_of(error)}") from error
         if not isinstance(self._tokenizer, PreTrainedTokenizerBase):
             kind = type(self._tokenizer).__name__
             raise ConfigError(f"tokenizer {folder} cannot be read: it holds a {kind}")

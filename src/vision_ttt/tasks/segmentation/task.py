@@ -28,7 +28,7 @@ from vision_ttt.engine.evaluation import autocast, rows_of_items
 from vision_ttt.engine.section import Range
 from vision_ttt.engine.task import Batch, Metric, Moment, Report
 from vision_ttt.engine.train import TrainResult
-from vision_ttt.errors import DamagedItem, DamagedModel
+from vision_ttt.errors import DamagedItem, DamagedModel, some
 from vision_ttt.extras import require
 from vision_ttt.tasks.dense.config import check_below_root
 from vision_ttt.tasks.dense.task import DenseTask
@@ -183,11 +183,10 @@ class Segmentation(DenseTask):
         """Warn once of classes that no test image has: masks with other labels look like that."""
         absent = [name for name, pixels in zip(self.classes, true, strict=True) if not pixels]
         if absent and not self._warned:
-            listed = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if absent[5:] else "")
             _LOGGER.warning(
                 "the test images have no pixel of %s; check the labels of the masks: the"
                 " first class is %d, and %d stands for no class",
-                *(listed, 1 if self.config.data.zero_is_unlabelled else 0, IGNORED),
+                *(some(absent), 1 if self.config.data.zero_is_unlabelled else 0, IGNORED),
             )
         self._warned = True
 
