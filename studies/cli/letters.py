@@ -12,7 +12,7 @@ from studies.letters.folders import LetterSet, holds_letters, render_letter_fold
 from studies.letters.images import LetterSettings
 from studies.letters.rendered_folder import SHEET_FILE
 from studies.letters.sheet import letter_sheet
-from vision_ttt.cli.rendering_bar import rendering_bar
+from vision_ttt.cli.plain_console import plain_console, progress_on
 from vision_ttt.engine.locks import alone_in
 from vision_ttt.errors import UserError
 from vision_ttt.files import atomic_file
@@ -45,8 +45,11 @@ def run(arguments: jsonargparse.Namespace) -> int:
         with alone_in(folder, wait=False):
             _draw_sheet(folder / SHEET_FILE, settings)
             if not arguments.sheet_only:
-                with rendering_bar("letters", sum(letters.images.values())) as progress:
-                    render_letter_folder(folder, letters, progress)
+                with progress_on(plain_console(stderr=True)) as progress:
+                    bar = progress.add_task("rendering letters", total=sum(letters.images.values()))
+                    render_letter_folder(
+                        folder, letters, lambda done: progress.update(bar, completed=done)
+                    )
                 _LOGGER.info("letters in %s", folder)
     except BlockingIOError:
         raise UserError(

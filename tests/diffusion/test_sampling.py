@@ -6,7 +6,7 @@ from diffusers import DDPMScheduler
 
 from tolerances import assert_close
 from vision_ttt.diffusion import FlowMatching, NoisePrediction, draw, make_process, sample
-from vision_ttt.tasks.diffusion.pictures import grid, to_pixels, to_png
+from vision_ttt.tasks.diffusion.pictures import CENTRED, grid, to_pixels, to_png
 
 LABELS = torch.tensor([0, 1, 2, 1])
 
@@ -188,9 +188,11 @@ def test_what_does_not_fit_the_model_or_flow(make_model):
 def test_pictures():
     samples = torch.zeros(3, 3, 2, 2)
     samples[1], samples[2] = 1.0, -3.0
-    pixels = to_pixels(samples, mean=(0.5,) * 3, std=(0.5,) * 3)
+    pixels = to_pixels(samples, CENTRED)
     assert pixels.flatten(1).unique(dim=1).flatten().tolist() == [128, 255, 0]
-    assert to_pixels(samples[:1], (0.1, 0.2, 0.3), (1.0,) * 3)[0, :, 0, 0].tolist() == [26, 51, 76]
+    assert to_pixels(samples[:1], {"mean": (0.1, 0.2, 0.3), "std": (1.0,) * 3})[
+        0, :, 0, 0
+    ].tolist() == [26, 51, 76]
     whole = grid(pixels, columns=2)
     assert whole.shape == (3, 2 * 50 + 2, 2 * 50 + 2)  # magnified 24 times, two pixels between
     assert [whole[0, y, x].item() for y, x in [(2, 2), (49, 49), (2, 52), (52, 2)]] == [
@@ -226,7 +228,7 @@ def test_pytorchs_defaults_change_no_number(make_model, objective, default):
         images = torch.zeros(4, 3, 8, 8, device="cpu", dtype=torch.float32)
         losses = process.losses(model, images, LABELS, *draw(images))
         samples = sample(model, process, LABELS, steps=3, guidance=2.0)
-        return losses, samples, to_pixels(samples, (0.5,) * 3, (0.25,) * 3)
+        return losses, samples, to_pixels(samples, {"mean": (0.5,) * 3, "std": (0.25,) * 3})
 
     wanted = everything()
     try:

@@ -75,23 +75,15 @@ class Catalogue:
         given: paths of checkpoints, and names of models, which get random weights. The models of
             this package follow them.
         device: where the models run.
-        kept_bytes: largest size of the models in memory. Unused models are dropped, the longest
-            unused first, until the others fit; the last one always stays.
 
     Raises:
         FileNotFoundError, CheckpointError: a checkpoint is missing, or is not a checkpoint.
         CatalogueError: a checkpoint belongs to another task, or there is no model of a given name.
     """
 
-    def __init__(
-        self,
-        given: Sequence[str] = (),
-        *,
-        device: torch.device | None = None,
-        kept_bytes: int = KEPT_BYTES,
-    ) -> None:
+    def __init__(self, given: Sequence[str] = (), *, device: torch.device | None = None) -> None:
         self.device = torch.device("cpu") if device is None else device
-        self.kept_bytes = kept_bytes
+        self.kept_bytes = KEPT_BYTES
         paths = list(dict.fromkeys(Path(each) for each in given if is_checkpoint(each)))
         models = [each for each in given if not is_checkpoint(each)]
         for path in paths:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from vision_ttt.engine.csv_text import csv_text
 from vision_ttt.errors import UserError
 from vision_ttt.files import write_text
 
@@ -209,11 +209,7 @@ def write_cells(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
         OSError: it cannot be written; its former content is kept.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = io.StringIO()
-    writer = csv.DictWriter(table, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, table.getvalue())
+    write_text(path, csv_text(columns, rows))
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jsonargparse
 
-from vision_ttt.cli.rendering_bar import rendering_bar
+from vision_ttt.cli.plain_console import plain_console, progress_on
 from vision_ttt.cli.run_report import is_reported, report
 from vision_ttt.data.scenes import SceneSettings, render_scenes
 from vision_ttt.engine import Preempted, train
@@ -48,6 +48,8 @@ def scene_settings(arguments: jsonargparse.Namespace) -> SceneSettings:
 
 def render(output: Path, settings: SceneSettings) -> None:
     """Render the scenes into OUTPUT/scenes, where they are not yet there."""
-    with rendering_bar("scenes", settings.train_images + settings.test_images) as progress:
-        render_scenes(output / "scenes", settings, progress)
-    _LOGGER.info("scenes in %s", output / "scenes")
+    folder, total = output / "scenes", settings.train_images + settings.test_images
+    with progress_on(plain_console(stderr=True)) as progress:
+        bar = progress.add_task("rendering scenes", total=total)
+        render_scenes(folder, settings, lambda done: progress.update(bar, completed=done))
+    _LOGGER.info("scenes in %s", folder)

@@ -26,7 +26,7 @@ _NOT_IN_NAMES = re.compile(r'^\.|[\x00-\x1f/\\:*?"<>|]')
 def run(arguments: jsonargparse.Namespace) -> int:
     """Generate, write, and say what was written."""
     # Needs diffusers, which the other commands and --help do without.
-    from vision_ttt.tasks.diffusion.pictures import grid, to_pixels, to_png
+    from vision_ttt.tasks.diffusion.pictures import CENTRED, grid, to_pixels, to_png
 
     output = Path(arguments.output)
     suffix = output.suffix.lower()
@@ -58,11 +58,11 @@ def run(arguments: jsonargparse.Namespace) -> int:
             output, {"samples": samples, "labels": labels}, json.dumps(_metadata(arguments))
         )
     if pixels_wanted:
-        expected = {each: metadata.carried["input"][each] for each in ("mean", "std")}
+        statistics = metadata.carried["input"]
         if autoencoder is not None:
             samples = autoencoder.to(make_accelerator().device).decode(samples)
-            expected = dict.fromkeys(expected, (0.5,) * 3)
-        pixels = to_pixels(samples, **expected)
+            statistics = CENTRED
+        pixels = to_pixels(samples, statistics)
         if suffix == ".png":
             shown = [metadata.carried["classes"][index] for index in classes]
             write_bytes(output, to_png(grid(pixels, arguments.per_class, shown)))

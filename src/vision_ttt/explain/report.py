@@ -16,6 +16,8 @@ from matplotlib.figure import Figure
 from vision_ttt.explain.saving import show_dollars
 from vision_ttt.shown_text import shown
 
+_DOTS_PER_INCH = 130
+
 
 @dataclass(frozen=True)
 class Section:
@@ -64,11 +66,11 @@ class Text:
     text: str
 
 
-def png_bytes(figure: Figure, dots_per_inch: int = 130) -> bytes:
+def png_bytes(figure: Figure) -> bytes:
     """The figure as a PNG file's content."""
     show_dollars(figure)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dots_per_inch)
+    figure.savefig(buffer, format="png", dpi=_DOTS_PER_INCH)
     return buffer.getvalue()
 
 

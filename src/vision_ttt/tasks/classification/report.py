@@ -19,6 +19,7 @@ from vision_ttt.explain.figures import confusion_matrix, inner_loss_curves
 from vision_ttt.explain.map_figures import gradient_map_sheet
 from vision_ttt.explain.report import Section
 from vision_ttt.tasks.images.figures import Curves, learning_curves, save, section
+from vision_ttt.tasks.images.models import denormalise
 
 if TYPE_CHECKING:
     from vision_ttt.tasks.classification.task import Classification
@@ -119,13 +120,12 @@ def _gradient_maps(
     maps = mean_map(
         gradient_magnitude(result.model, images.to(device), state="initial", layers=[middle])
     )
-    mean, std = (images.new_tensor(task.input[key]).view(-1, 1, 1) for key in ("mean", "std"))
     names = task.classes
     titles = [
         f"{names[evaluation.targets[i]]} → {names[evaluation.predictions[i]]}" for i in chosen
     ]
     patch = token_step(result.model, images, tuple(maps.shape[1:]))
-    return images * std + mean, maps, titles, patch
+    return denormalise(images, task.input), maps, titles, patch
 
 
 def _decodable(task: Classification, count: int) -> Sequence[int]:

@@ -18,13 +18,12 @@ from vision_ttt.data.loading import with_transform
 from vision_ttt.engine.checkpoint import ModelMetadata
 from vision_ttt.errors import UserError
 from vision_ttt.tasks.checkpoints import load_model
-from vision_ttt.tasks.diffusion.pictures import to_pixels
+from vision_ttt.tasks.diffusion.pictures import CENTRED, to_pixels
 from vision_ttt.tasks.images.config import ImageData
 from vision_ttt.tasks.images.models import described_data
 from vision_ttt.tasks.images.task import dataset_spec
 
 _LEAST = 2  # images of either kind, for a covariance
-_CENTRED = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
 _INCEPTION = 2048
 
 
@@ -118,7 +117,7 @@ def _real(
     own = metadata.carried["input"]
     latents = metadata.task.get("autoencoder") is not None
     side = metadata.data.get("image_size") if latents else own["input_size"][1]
-    config = {**own, **_CENTRED, "input_size": (3, side, side), "interpolation": "bicubic"}
+    config = {**own, **CENTRED, "input_size": (3, side, side), "interpolation": "bicubic"}
     images = open_dataset(dataset_spec(data)).part(part)
     items = with_transform(images, evaluation_transform(config), 0)
     streamed = isinstance(items, IterableDataset)
@@ -129,7 +128,7 @@ def _real(
 def _pixels(item: Any) -> Tensor:
     if isinstance(item, ImageError):
         raise item
-    return to_pixels(item[0][None], **_CENTRED)
+    return to_pixels(item[0][None], CENTRED)
 
 
 def _made(folder: Path, batch_size: int) -> Iterator[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from matplotlib.font_manager import findfont
@@ -11,23 +11,18 @@ from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 from torchvision.utils import make_grid
 
+from vision_ttt.tasks.images.models import denormalise
 from vision_ttt.tasks.images.pictures import as_png, shortened
 
 _SHOWN_WIDTH = 48  # pixels that a small image is magnified to in a grid, at least about
 _LONGEST = 12  # times its height, is how long a label may be
+CENTRED = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+"""Statistics of pixels from -1 to 1, as autoencoders expect and return them."""
 
 
-def to_pixels(samples: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Grey levels [N, 3, H, W] uint8 of samples as a model was trained on them.
-
-    Args:
-        samples: [N, 3, H, W], normalised with ``mean`` and ``std``.
-        mean: of each channel, of levels from 0 to 1.
-        std: likewise.
-    """
-    shape = (1, -1, 1, 1)
-    levels = samples * samples.new_tensor(std).view(shape) + samples.new_tensor(mean).view(shape)
-    return (levels.clamp(0, 1) * 255).round().to(torch.uint8)
+def to_pixels(samples: Tensor, statistics: Mapping[str, Sequence[float]]) -> Tensor:
+    """Return the pixels [N, 3, H, W] uint8 of samples that are normalised with `statistics`."""
+    return (denormalise(samples, statistics) * 255).round().to(torch.uint8)
 
 
 def to_png(pixels: Tensor) -> bytes:

@@ -26,12 +26,10 @@ from vision_ttt.tasks.diffusion.latents import (
     cache_latents,
     latent_items,
 )
-from vision_ttt.tasks.diffusion.pictures import to_pixels
+from vision_ttt.tasks.diffusion.pictures import CENTRED, to_pixels
 from vision_ttt.tasks.images.models import check_accepts, data_config
 from vision_ttt.tasks.images.task import ImageTask, spread_images
 
-_CENTRED = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
-"""Pixels from -1 to 1."""
 _WATCHED = 32  # latents
 
 
@@ -103,7 +101,7 @@ class Diffusion(ImageTask):
     def _latents(self, part: str) -> LatentImages:
         own, data = self.config.task, self.config.data
         size = data.image_size
-        config = {**_CENTRED, "input_size": (3, size, size), "crop_mode": "center"}
+        config = {**CENTRED, "input_size": (3, size, size), "crop_mode": "center"}
         config |= {"interpolation": "bicubic", "crop_pct": data.crop_fraction or 1.0}
         asked = {**asdict(self.source), "autoencoder": own.autoencoder, "image_size": size}
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -120,8 +118,8 @@ class Diffusion(ImageTask):
     def pixels(self, samples: Tensor) -> Tensor:
         """Grey levels [N, 3, H, W] uint8 of samples, of latents by the autoencoder."""
         if self.autoencoder is None:
-            return to_pixels(samples, self.input["mean"], self.input["std"])
-        return to_pixels(self.autoencoder.decode(samples), **_CENTRED)
+            return to_pixels(samples, self.input)
+        return to_pixels(self.autoencoder.decode(samples), CENTRED)
 
     def check_model(self, model: nn.Module) -> None:
         """Raise ConfigError where the model does not denoise, or not by this objective."""

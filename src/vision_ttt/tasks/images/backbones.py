@@ -21,7 +21,7 @@ from vision_ttt.errors import UserError
 from vision_ttt.models.image_size import size_multiple
 from vision_ttt.models.registry import is_model
 from vision_ttt.tasks.dense.config import DenseSection
-from vision_ttt.tasks.images.models import data_config, normalise
+from vision_ttt.tasks.images.models import data_config, denormalise, normalise
 
 _STATISTICS = ("mean", "std")
 _LARGEST_VIEW = 2**25
@@ -44,8 +44,7 @@ class ImageBackbone:
 
     def shown(self, image: Tensor) -> Tensor:
         """Undo the normalisation: an image [3, H, W] of `prepare` → its colours from 0 to 1."""
-        mean, std = (image.new_tensor(self.statistics[key])[:, None, None] for key in _STATISTICS)
-        return (image * std + mean).clamp(0, 1)
+        return denormalise(image, self.statistics)
 
 
 class ViewError(UserError, ValueError):

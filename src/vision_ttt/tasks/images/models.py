@@ -20,7 +20,7 @@ from vision_ttt.engine.described import (
     check_whole_numbers,
 )
 from vision_ttt.engine.section import FRACTION, Range, Section
-from vision_ttt.errors import UserError, some
+from vision_ttt.errors import UserError, reason_of, some
 from vision_ttt.models.plain_backbone import PlainBackbone
 from vision_ttt.models.registry import is_model, model_config
 
@@ -151,7 +151,7 @@ def check_accepts(model: nn.Module, images: Tensor) -> None:
         height, width = images.shape[-2:]
         raise ConfigError(
             f"{type(model).__name__} cannot take images of {height} × {width} pixels"
-            f" (image_size): {' '.join(str(error).split())}"
+            f" (image_size): {reason_of(error)}"
         ) from error
     finally:
         model.train(was_training)
@@ -168,6 +168,12 @@ def normalise(image: Tensor, statistics: Mapping[str, Sequence[float]]) -> Tenso
     scaled = image.float() / 255 if not image.is_floating_point() else image
     mean, std = (scaled.new_tensor(statistics[key])[:, None, None] for key in ("mean", "std"))
     return (scaled - mean) / std
+
+
+def denormalise(images: Tensor, statistics: Mapping[str, Sequence[float]]) -> Tensor:
+    """Undo :func:`normalise`: images [..., 3, H, W] → their colours from 0 to 1."""
+    mean, std = (images.new_tensor(statistics[key])[:, None, None] for key in ("mean", "std"))
+    return (images * std + mean).clamp(0, 1)
 
 
 def _check_carried(metadata: ModelMetadata) -> dict[str, Any]:

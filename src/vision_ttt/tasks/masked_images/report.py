@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
-from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
 from vision_ttt.engine.checkpoint import WEIGHTS_FILE
@@ -14,6 +13,7 @@ from vision_ttt.engine.task import Report
 from vision_ttt.engine.train import TrainResult
 from vision_ttt.explain.report import Picture
 from vision_ttt.tasks.images.figures import Curves, learning_curves, save, section
+from vision_ttt.tasks.images.models import denormalise
 from vision_ttt.tasks.images.pictures import as_png, picture_rows
 from vision_ttt.tasks.masked_images.model import from_patches, standardised, to_patches
 
@@ -68,7 +68,7 @@ def _reconstructions(task: MaskedImages, result: TrainResult) -> Image.Image:
     masked = masks.unsqueeze(-1)
     filled = torch.where(masked, predicted * deviation + mean, patches)
     grid = tuple(length // side for length, side in zip(images.shape[-2:], size, strict=True))
-    shown = [_pixels(task, from_patches(each, size, grid)) for each in (patches, filled)]
+    shown = [denormalise(from_patches(x, size, grid), task.input) for x in (patches, filled)]
     hidden = from_patches(masked.expand_as(patches).float(), size, grid)
     seen = torch.where(hidden > 0, _GREY, shown[0])
     rows = zip(shown[0], seen, shown[1], strict=True)
@@ -76,11 +76,6 @@ def _reconstructions(task: MaskedImages, result: TrainResult) -> Image.Image:
         [[_magnified(to_pil_image(image)) for image in row] for row in rows],
         ["image", "masked", "filled in"],
     )
-
-
-def _pixels(task: MaskedImages, images: Tensor) -> Tensor:
-    mean, std = (images.new_tensor(task.input[key]).view(-1, 1, 1) for key in ("mean", "std"))
-    return (images * std + mean).clamp(0, 1)
 
 
 def _magnified(picture: Image.Image) -> Image.Image:
