@@ -33,6 +33,8 @@ _NANO: dict[str, dict[str, Any]] = {
     },
     "conv-deit": {"model": "conv_deit_nano_patch4_32"},
 }
+_LARGER = (REFERENCE, "vit3", "deit", "conv-deit")
+"""Those that are of equal size at other widths and patch sizes, too."""
 _LABELS = {
     REFERENCE: "Vittt",
     "vit3": "ViT³",
@@ -103,24 +105,27 @@ BACKBONES_DIGITS = Sweep(
 
 _COARSE, _COARSE_EPOCHS, _COARSE_SECONDS = _compare(_NANO)
 _FINE, _FINE_EPOCHS, _FINE_SECONDS = _compare(_NANO, "-196", {"patch_size": 2})
+_WIDE, _WIDE_EPOCHS, _WIDE_SECONDS = _compare(_LARGER, "-2m", {"embed_dim": 192})
 
 BACKBONES_FASHION = Sweep(
     name="backbones-fashion",
     title=TITLES["backbones-fashion"],
     recipe="fashion-mnist",
     base={},
-    rows=(*_COARSE, *_FINE),
+    rows=(*_COARSE, *_FINE, *_WIDE),
     panels=(
         Panel("49 tokens, equal epochs", _COARSE_EPOCHS),
         Panel("49 tokens, equal seconds", _COARSE_SECONDS),
         Panel("196 tokens, equal epochs", _FINE_EPOCHS),
         Panel("196 tokens, equal seconds", _FINE_SECONDS),
+        Panel("49 tokens, 2.2 million parameters, equal epochs", _WIDE_EPOCHS),
+        Panel("49 tokens, 2.2 million parameters, equal seconds", _WIDE_SECONDS),
     ),
-    caveat="0.57 to 0.58 million parameters beside positions, 60,000 training and 10,000 test "
-    "images, one recipe for all; seconds are those of one CPU thread. Differences below the spread "
-    "over seeds mean nothing.",
+    caveat="0.57 to 0.58 million parameters beside positions, 2.2 million in rows of twice the "
+    "width (-2m); 60,000 training and 10,000 test images, one recipe for all; seconds are those "
+    "of one CPU thread. Differences below the spread over seeds mean nothing.",
     columns=_COLUMNS,
-    draw=functools.partial(curves_figure, against=("epoch", "seconds") * 2),
+    draw=functools.partial(curves_figure, against=("epoch", "seconds") * 3),
 )
 
 
@@ -130,9 +135,7 @@ def measure_defects(trained: TrainResult) -> dict[str, Any]:
     return {"balanced_accuracy": evaluation.balanced_accuracy, "roc_auc": evaluation.roc_auc}
 
 
-_CELLS, _CELLS_EPOCHS, _CELLS_SECONDS = _compare(
-    (REFERENCE, "vit3", "deit", "conv-deit"), arguments={"patch_size": 8}
-)
+_CELLS, _CELLS_EPOCHS, _CELLS_SECONDS = _compare(_LARGER, arguments={"patch_size": 8})
 
 _PRETRAINED = Variant(
     "lite0",
