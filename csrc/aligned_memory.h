@@ -1,4 +1,4 @@
-// Memory that begins at a cache line; Windows has functions of its own for it.
+// Memory that is aligned to cache lines. Windows has its own functions for this.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kCacheLine = 64;  // bytes
 
-// At least one cache line; null where there is no memory.
+// Returns null if there is not enough memory. A request for 0 bytes returns one cache line.
 inline void* allocate_aligned(size_t bytes) {
   if (bytes == 0) bytes = kCacheLine;
 #ifdef _WIN32

@@ -74,7 +74,7 @@ void check_learner(bool mlp, int64_t B, int64_t T, int64_t H, int64_t d, int64_t
          "backward is finite");
 }
 
-// n tokens of a mini-batch of b, from `position` on, or at places of their own.
+// n tokens of a mini-batch of b from `position` on. With `each`, each sequence has its own.
 void check_part(bool mlp, int64_t B, int64_t n, int64_t H, int64_t d, int64_t b, int64_t position,
                 bool norm, bool each = false) {
   Buffer q(B * n * H * d), k(q.size), v(q.size), eta(B * n * H), o(q.size, false);
@@ -170,7 +170,8 @@ void check_conv2d(int64_t B, int64_t h, int64_t w, int64_t C, int64_t K) {
   expect(y.finite() && dweight.finite(), "conv2d is finite");
 }
 
-// Some locations are outside, infinite or NaN, whose results are not finite, but in their place.
+// With `hostile`, some locations are infinite, NaN or far outside. Their results need not be
+// finite, but must not be written outside the buffers.
 void check_deformable_attention(int64_t B, int64_t Q, int64_t H, int64_t d, int64_t L, int64_t P,
                                 bool hostile) {
   std::vector<int64_t> shapes;
@@ -201,7 +202,7 @@ void check_deformable_attention(int64_t B, int64_t Q, int64_t H, int64_t d, int6
   vision_ttt_deformable_attention_backward(&p, &gradients);
 }
 
-// Of N states, in G groups; `bare` without optional tensors.
+// A scan with N states per channel, in G groups. `bare` omits the optional tensors.
 void check_selective_scan(int64_t B, int64_t T, int64_t D, int64_t N, int64_t G, int64_t reverse,
                           bool bare, bool is_bfloat16) {
   const int64_t tokens = B * T * D, matrices = B * T * G * N, state = B * D * N, width = G * N;

@@ -1,4 +1,4 @@
-// What the checks of kernels share: buffers of exactly their size, and the count of failures.
+// Shared by the checks of the kernels: buffers of an exact size, and the number of failures.
 #pragma once
 
 #include <cmath>

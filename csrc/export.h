@@ -1,4 +1,4 @@
-// What the functions of the C interface are declared with.
+// The attribute that exports the functions of the C interface.
 #pragma once
 
 #include <cstdint>

@@ -25,8 +25,8 @@ VISION_TTT_INLINE Vector exp_of_rest(Vector x, Vector n) {
 // below e^-87 and above e^88; NaN stays NaN.
 VISION_TTT_INLINE Vector exp(Vector x) {
 #ifdef __AVX512F__
-  // Where an argument is NaN, the limits return the second one. The masks are full; GCC 12 warns of the
-  // functions without one.
+  // If an argument is NaN, max and min return the second one. The masks are full: GCC 12 warns
+  // about the functions without a mask.
   constexpr __mmask16 all = 0xffff;
   __m512 limited = _mm512_maskz_max_ps(all, _mm512_set1_ps(-87.0f), reinterpret_cast<__m512>(x));
   limited = _mm512_maskz_min_ps(all, _mm512_set1_ps(88.0f), limited);

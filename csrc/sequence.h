@@ -3,7 +3,8 @@
 
 #include "export.h"
 
-// The tokens of a chunk, which do not depend on the number of threads: see GatedNormGradients.
+// The number of tokens of a chunk. It does not depend on the number of threads; see
+// GatedNormGradients.
 #define VISION_TTT_CHUNK_TOKENS 128
 
 extern "C" {

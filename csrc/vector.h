@@ -28,8 +28,8 @@
 #define VISION_TTT_JOIN(a, b) VISION_TTT_JOIN_(a, b)
 #define VISION_TTT_KERNEL(name) VISION_TTT_JOIN(name, VISION_TTT_ISA)
 
-// Everything is local to the instruction set. Of two copies of one symbol the linker would keep one,
-// which could be AVX-512 code on a machine without it.
+// Everything is local to the instruction set. The linker would keep only one of two copies of a
+// symbol, which could be AVX-512 code on a machine without AVX-512.
 namespace {
 
 constexpr int kLanes = VISION_TTT_LANES;

@@ -1,4 +1,4 @@
-"""Acceleration that is asked for by name: ``for_inference`` and ``for_training``."""
+"""Opt-in acceleration of models: ``for_inference`` and ``for_training``."""
 
 from vision_ttt.acceleration.evaluation_only import EvaluationOnly
 from vision_ttt.acceleration.inference import PACKED_BLOCKS, for_inference

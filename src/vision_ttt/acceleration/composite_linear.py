@@ -1,4 +1,4 @@
-"""Linear layers that train by this package's matrix products."""
+"""Linear layers that use this package's matrix products in training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vision_ttt.acceleration.supported_parts import are_plain
 from vision_ttt.ops import linear
 
 FEWEST_ROWS = 128
-"""Rows from which on packing the weight at each call costs less than it saves."""
+"""The smallest number of rows for which packing the weight at each call saves time."""
 
 
 class CompositeLinear(nn.Linear):

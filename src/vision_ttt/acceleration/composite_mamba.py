@@ -1,4 +1,4 @@
-"""Mamba in both directions whose training runs by a composite op."""
+"""Bidirectional Mamba that trains with a composite op."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vision_ttt.ops import fused_mamba
 
 
 class CompositeMamba(BidirectionalMamba):
-    """:class:`BidirectionalMamba` with all between its projections as one op.
+    """:class:`BidirectionalMamba` that computes all between its projections by one op in training.
 
-    The op is :func:`vision_ttt.ops.fused_mamba`. A call with lengths, or of a layer with a changed
-    part, runs the parts.
+    The op is :func:`vision_ttt.ops.fused_mamba`. The layer runs its parts one by one if the call
+    has ``lengths``, or if a part was changed.
     """
 
     plain = BidirectionalMamba

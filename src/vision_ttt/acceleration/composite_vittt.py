@@ -1,4 +1,4 @@
-"""The parts of a Vittt block whose training runs by composite ops."""
+"""The parts of a Vittt block that train with composite ops."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from vision_ttt.ops import fused_ttt_linear, swiglu_mlp
 
 
 class CompositeTTTLinear(TTTLinear):
-    """:class:`TTTLinear` with all between its projections as one op.
+    """:class:`TTTLinear` that computes all between its projections by one op in training.
 
-    The op is :func:`vision_ttt.ops.fused_ttt_linear`. A call with a state or lengths, or of a layer
-    with a changed part, runs the parts.
+    The op is :func:`vision_ttt.ops.fused_ttt_linear`. The layer runs its parts one by one if the
+    call has a state or lengths, or if a part was changed.
     """
 
     plain = TTTLinear

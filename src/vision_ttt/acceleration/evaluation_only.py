@@ -1,4 +1,4 @@
-"""A wrapper that permits a model nothing but evaluation."""
+"""A wrapper that restricts a model to evaluation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 class EvaluationOnly(nn.Module):
-    """The result of :func:`vision_ttt.for_inference`: a model that is called as the one it holds.
+    """The result of :func:`vision_ttt.for_inference`, which is called like the model that it wraps.
 
-    Attributes that it lacks are looked up in the model. It supports copying, pickling,
+    Other attributes are looked up in that model. The wrapper supports copying, pickling,
     ``torch.compile``, ``torch.export`` and calls from several threads at once.
 
     Args:
@@ -75,7 +75,7 @@ class EvaluationOnly(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> NoReturn:
-        """Refuse: the weights are packed.
+        """Raise an error, because the weights are packed.
 
         Raises:
             RuntimeError: always.
@@ -83,7 +83,7 @@ class EvaluationOnly(nn.Module):
         raise RuntimeError(f"load_state_dict() is not for this copy: {_WHAT_IT_IS}")
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: what transformers would save, no model could load.
+        """Raise an error, because no model could load what transformers would save.
 
         Raises:
             RuntimeError: always.
@@ -93,7 +93,7 @@ class EvaluationOnly(nn.Module):
     push_to_hub = save_pretrained
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EvaluationOnly:
-        """Refuse to move or cast, which ``to``, ``float``, ``cuda`` and the like do by this method.
+        """Refuse to move or cast the model; ``to``, ``float`` and ``cuda`` call this method.
 
         Raises:
             RuntimeError: the device or a dtype would change.

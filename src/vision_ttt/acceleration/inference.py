@@ -51,12 +51,12 @@ def for_inference(
 ) -> EvaluationOnly:
     """A copy of ``model`` for fast evaluation on a CPU.
 
-    Each block of Vittt, ViT³, H-ViT³, DiT³, Vim, Mamba-Reg and of a ViT made linear with SwiGLU
-    inner models becomes one op, whose weights are packed in the order in which the kernels read
-    them; all blocks of a Vittt run as one. Linear
-    layers and patch embeddings of these and of any other model are packed, too, and the BatchNorm
-    of a convolutional stem becomes part of its convolution. All other modules stay as they are. So
-    does a block with a part that was replaced or changed or that has a hook; a warning names it.
+    Each block of Vittt, ViT³, H-ViT³, DiT³, Vim, Mamba-Reg, and of a linearised ViT with SwiGLU
+    inner models becomes one op. Its weights are packed in the order in which the kernels read them.
+    All blocks of a Vittt run as one op. Linear layers and patch embeddings of these and of any
+    other model are packed, too, and the BatchNorm of a convolutional stem becomes part of its
+    convolution. All other modules stay as they are. A block also stays as it is if one of its parts
+    was replaced or changed or has a hook; a warning then names the block.
 
     Results equal those of the model in evaluation mode, to rounding. The model is not changed.
 
@@ -74,8 +74,8 @@ def for_inference(
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: the dtype is another, the model is not on a CPU or is such a copy already; with
-            ``strict`` also: a block is not supported, or the compiled kernels are missing.
+        ValueError: the dtype is not supported, or the model is not on a CPU or is already packed.
+            With ``strict`` also if a block is not supported or the compiled kernels are missing.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -121,9 +121,9 @@ def for_inference(
 
 
 def pack_blocks(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, dict[str, str]]:
-    """A copy with the supported blocks packed, and per name the reason why others are not.
+    """A copy with the supported blocks packed, and name → reason for blocks that are not packed.
 
-    The name of the reason why none is packed is "". Blocks of another design have no reason.
+    A reason that applies to the whole model has the name "". Blocks of another design have none.
     """
     model = copy.deepcopy(model).eval().float().requires_grad_(False)
     to_plain(model)

@@ -1,4 +1,4 @@
-"""What the blocks on packed weights have in common."""
+"""The base class of blocks with packed weights."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vision_ttt.ops.packed.block import Block
 class PackedBlock(nn.Module):
     """A block as one op, for evaluation on a CPU.
 
-    A subclass per kind of block, named ``kind``, maps the block's sizes and parameters to the
-    names that the op gives them.
+    Each kind of block has a subclass, whose ``kind`` is the class of the block. It maps the block's
+    sizes and parameters to the names that the op gives them.
 
     Args:
         op: the declaration of the op.

@@ -54,8 +54,8 @@ class PackedLinear(nn.Module):
 class PackedPatches(nn.Module):
     """Images [B, C, H, W] → [B, out_channels, h, w]: non-overlapping patches by one product.
 
-    For evaluation on a CPU. The result is in the channels-last memory format; that of patches of
-    one pixel is in the images' own.
+    For evaluation on a CPU. The result is in the channels-last memory format. With patches of one
+    pixel, it is in the memory format of the images.
 
     Args:
         conv: the convolution whose weight is packed; its stride is its kernel size.
@@ -109,9 +109,9 @@ class PackedPatches(nn.Module):
 
 
 class FoldedConvNorm(nn.Module):
-    """Maps [B, C, h, w] → ReLU of a convolution, for evaluation on a CPU.
+    """Applies a convolution, and a ReLU if ``conv`` has one, to maps [B, C, h, w], on a CPU.
 
-    Products are in the dtype of the weight, the result is in that of the maps.
+    Products are in the dtype of the weight. The result is in the dtype of the maps.
 
     Args:
         conv: its convolution and BatchNorm become one convolution; it is not changed.

@@ -1,4 +1,4 @@
-"""The blocks of ViTs made linear on packed weights."""
+"""The blocks of linearised ViTs on packed weights."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PackedLinearBlock(PackedBlock):
         x = x.float()  # autocast gives another dtype
         rotations = None if rotations is None else rotations.float()
         is_prefix = tuple(extra) == tuple(range(len(extra)))
-        if not is_prefix:  # the op has them before the tokens of the grid
+        if not is_prefix:  # the op expects them before the tokens of the grid
             image, others = split_extra(x, extra)
             x = torch.cat((others, image), dim=1)
         out = packed_swiglu_ttt_block(

@@ -36,7 +36,7 @@ class PackedMambaBlock(PackedBlock):
     def forward(
         self, y: Tensor, grid: tuple[int, int] | None = None, extra: Sequence[int] = ()
     ) -> Tensor:
-        """Run the block; a sequence needs neither its grid nor the positions of extra tokens."""
+        """Run the block on the sequence of all tokens; ``grid`` and ``extra`` are ignored."""
         return packed_mamba_block(y, self.weights, self.sizes, eps=self.eps)
 
 
@@ -79,7 +79,7 @@ def eps_of(block: MambaBlock) -> float:
 def parameters_of(block: MambaBlock) -> dict[str, Tensor]:
     """The block's parameters by the names that the op gives them."""
     mixer = block.mixer
-    # The op takes an even rank: for an odd one, a number that is 0.
+    # The op requires an even rank. An odd rank is padded with zeros.
     low, vectors = mixer.x_proj.split([mixer.rank, 2 * STATES], dim=1)
     odd = mixer.rank % 2
     decay = -torch.exp(mixer.A_log.detach().float()) / math.log(2)

@@ -74,7 +74,7 @@ class PackedDit3Block(PackedVit3Block):
         require(silu, "modulation.0", nn.SiLU)
         require_linear(projection, "modulation.1", bias=True)
         self.register_buffer("modulation_weight", pack(projection.weight, dtype))
-        # The op multiplies by 1 + scale: the 1 is added to the bias of the two scales.
+        # The block multiplies by 1 + scale, the op by its argument: the bias includes the 1.
         bias = projection.bias.detach().float().clone().view(6, -1)
         bias[[1, 4]] += 1
         self.register_buffer("modulation_bias", bias.flatten())

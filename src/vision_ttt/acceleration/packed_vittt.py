@@ -72,14 +72,14 @@ class PackedVitttBlock(PackedBlock):
         return packed_vittt_blocks(y, weights, sizes, grid=grid, rate=self.rate, eps=self.eps)
 
     def register_forward_pre_hook(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: in a sequence of blocks that run as one op the hook would not be called.
+        """Raise an error, because a sequence of blocks that runs as one op would not call the hook.
 
         Raises:
             RuntimeError: always.
         """
         raise RuntimeError(
-            "packed blocks have no hooks; register it in the model and call for_inference again: "
-            "the block stays as it is there"
+            "packed blocks support no hooks; register the hook on the original block and call "
+            "for_inference again, which leaves that block unpacked"
         )
 
     register_forward_hook = register_forward_pre_hook
@@ -119,7 +119,7 @@ class PackedVitttBlocks(BlockSequence):
         self._share_weights()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the blocks' views: pickle writes all that lies behind a view."""
+        """Omit the blocks' views of the weights: pickle writes the whole storage of each view."""
         bare = {name: copy.copy(block) for name, block in self.named_children()}
         for block in bare.values():
             block._buffers = {}
@@ -130,7 +130,7 @@ class PackedVitttBlocks(BlockSequence):
         self._share_weights()
 
     def _share_weights(self) -> None:
-        """Make the blocks' weights views of all, so that blocks called alone need no memory."""
+        """Make each block's weights a view of the stack, which takes no further memory."""
         for block, weights in zip(self, self.weights, strict=True):
             block.register_buffer("weights", weights)
 

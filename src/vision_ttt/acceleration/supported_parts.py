@@ -63,7 +63,7 @@ def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 
 def are_plain(*tensors: Tensor | None) -> bool:
-    """Whether all tensors are of PyTorch's own classes, as those of tensor parallelism are not."""
+    """Whether all tensors are of PyTorch's plain classes, unlike those of tensor parallelism."""
     return all(x is None or type(x) in _TENSORS for x in tensors)
 
 
@@ -96,10 +96,10 @@ def require_affine(norm: nn.Module, path: str) -> None:
 
 
 def require_scans(conv: nn.Module, path: str, reverse_channels: int) -> None:
-    """Require a plain directional convolution of which so many channels scan from T to 1.
+    """Require a plain directional convolution in which ``reverse_channels`` scan from T to 1.
 
     Raises:
-        UnsupportedPart: see :func:`require`; or other channels do.
+        UnsupportedPart: see :func:`require`; or another number of channels does.
     """
     require(conv, path, DirectionalConv1d)
     if conv.reverse_channels != reverse_channels:

@@ -1,4 +1,4 @@
-"""for_training: the same model, its blocks run by composite ops."""
+"""for_training: makes a model run its blocks by composite ops in training."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ support. Its ``forward`` runs that of ``plain`` in evaluation mode and where a p
 
 
 def for_training(model: nn.Module, *, strict: bool = False) -> nn.Module:
-    """Let a model train by composite ops, which save fewer tensors for the backward pass.
+    """Make a model train with composite ops, which save fewer tensors for the backward pass.
 
     On a CPU the composite ops of Vittt are also faster; those of Mamba only save memory.
 
     The TTT-Linear layers and the MLPs of Vittt, the Mamba layers of Vim and Mamba-Reg, and the
     linear layers of any model run as one op each. The model stays the same object, with the same
     parameters under the same names: only the classes of these modules change, to subclasses of
-    their own. Optimisers, checkpoints, DDP, FSDP, averages and gradient checkpointing see no
-    difference. Results are equal to rounding.
+    their own. Optimisers, checkpoints, DDP, FSDP, averages and gradient checkpointing work as
+    before. Results are equal up to rounding.
 
     In evaluation mode the model runs as it did before, with the same bits.
 
@@ -46,7 +46,7 @@ def for_training(model: nn.Module, *, strict: bool = False) -> nn.Module:
     it. One that is changed later runs its parts again, so that every hook is called.
 
     Args:
-        model: trains on any device. Call it before the model is compiled or sharded.
+        model: on any device. It must not have been compiled or sharded yet.
         strict: raise instead of warn.
 
     Returns:

@@ -1,11 +1,11 @@
 """Stateless sequence ops, one folder per op.
 
-An op checks each of its tensors, those of a state included, before a kernel or PyTorch reads them:
-it is a strided tensor of a floating dtype, its shape fits the others', it is on the first one's
-device, and its storage has not been freed (as FSDP frees those of parameters between their
-modules' passes; checked again before the backward pass). Anything else raises a ``TypeError`` or a
-``ValueError`` that names the argument. That a storage that was made smaller still holds the whole
-tensor is not checked.
+An op checks its tensors, including those of a state, before a kernel or PyTorch reads them. Each
+tensor must be strided, have a floating-point dtype and a shape that fits the other tensors, and be
+on the device of the first tensor. Its storage must not have been freed: FSDP frees the storages of
+parameters between the passes of their modules. The backward pass checks the storages again. A
+violation raises a ``TypeError`` or a ``ValueError`` that names the argument. The op does not check
+whether a storage that was resized still holds the whole tensor.
 """
 
 from vision_ttt.ops._backend import use_backend

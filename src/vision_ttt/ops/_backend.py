@@ -2,9 +2,8 @@
 
 Precedence, highest first: the ``backend=`` argument of the call, the innermost :func:`use_backend`
 block, the environment variable ``VISION_TTT_BACKEND``, and last the op's own order of preference.
-A requested backend that does not support the call raises an error, and so does a variable that
-names no backend, when the package is imported. Only the last rule falls back
-to another backend.
+A requested backend that does not support the call raises an error. The import of the package raises
+an error if the variable names no backend. Only the last rule falls back to another backend.
 """
 
 from __future__ import annotations
@@ -75,14 +74,14 @@ def override() -> str | None:
 def is_transformed() -> bool:
     """Whether forward-mode derivatives or a torch.func transform (grad, vmap, …) are active.
 
-    They trace the operations inside a function, and a kernel has none: a forward derivative
-    through it would silently be zero.
+    They trace PyTorch's operations inside a function. A kernel contains none, so a forward-mode
+    derivative through it would silently be zero.
     """
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def autocast_kind(x: Tensor) -> str:
-    """The device type whose autocast applies to x: the CPU's for a meta tensor."""
+    """The device type whose autocast setting applies to x: "cpu" for a meta tensor."""
     return "cpu" if x.is_meta else x.device.type
 
 
@@ -97,5 +96,5 @@ def written_out() -> bool:
 
 
 def requested(backend: str | None) -> tuple[str | None, str]:
-    """The backend that a call requests, or else an override does, and who does."""
+    """The backend that the call or else an override requests, and the source of the request."""
     return (backend, BY_CALL) if backend else (_override, _override_source)

@@ -1,9 +1,9 @@
 """The contract of an op's arguments: a table of shapes and ranges, and its checker.
 
-Kernels compute addresses from shapes and numbers, so every argument of a kernel passes a
-:class:`Contract` first: in the public function, whose errors name the received and the accepted
-values, and in the custom op, since compiled and exported programs call it directly. That a storage
-has not been freed under a tensor is checked at every call, and before a backward pass.
+Kernels compute addresses from shapes and numbers, so a :class:`Contract` checks all arguments
+before a kernel runs. The public function applies the contract; its errors name the received and the
+accepted values. The custom op applies it, too, because compiled and exported programs call the
+custom op directly. Every call and every backward pass check that no storage has been freed.
 """
 
 from __future__ import annotations
@@ -153,17 +153,17 @@ class Contract:
     def check(self, arguments: Sequence[Any], plain: bool = False) -> dict[Any, Any]:
         """Raise an error unless the arguments, in the order of ``names``, meet the contract.
 
-        The calls of a model repeat, and for small images the checks would take longer than the
-        kernels: of a call whose types, shapes, dtypes, devices and numbers were accepted before,
-        storages and strides alone are checked.
+        A model repeats its calls, and for small images all checks together would take longer than
+        the kernels. If the types, shapes, dtypes, devices and numbers of a call were accepted
+        before, only its storages and strides are checked.
 
         Args:
             arguments: the arguments.
             plain: whether it is known that neither autocast nor a tracer is active.
 
         Returns:
-            What is remembered of calls of this signature. A caller may add what depends on nothing
-            else.
+            The cache of this call signature. A caller may add values to it that depend only on the
+            signature.
 
         Raises:
             TypeError: an argument's type or dtype is not accepted.
@@ -210,12 +210,12 @@ class Contract:
             ValueError: a storage has been freed.
         """
         try:
-            for x in arguments[: len(self.tensors)]:  # not check_storages: every call comes here
+            for x in arguments[: len(self.tensors)]:  # inlined: every call runs this loop
                 if x is not None and not x.untyped_storage().nbytes() and x.numel():
                     break
             else:
                 return
-        except NotImplementedError:  # one has none, and the others may be freed
+        except NotImplementedError:  # a tensor has no storage: check the others
             pass
         check_storages(self.op, dict(zip(self.tensors, arguments, strict=False)))
 
@@ -325,10 +325,10 @@ def check_number(op: str, name: str, value: Any, limits: Whole | Real | Flag) ->
 
 
 def check_storages(op: str, tensors: Mapping[str, Tensor | None]) -> None:
-    """Raise an error if the storage of a tensor has been freed, though the tensor has numbers.
+    """Raise an error if the storage of a non-empty tensor has been freed.
 
-    FSDP frees the storages of parameters between the passes that use them, and leaves the tensors.
-    A kernel that reads one ends the process.
+    FSDP frees the storages of parameters between the passes that use them, but keeps the tensors.
+    A kernel that reads such a tensor crashes the process.
 
     Raises:
         ValueError: a storage has been freed.
@@ -349,13 +349,13 @@ def _is_freed(x: Tensor) -> bool:
 
 
 def check_whole_numbers(op: str, name: str, x: Any, tokens: Tensor) -> None:
-    """Raise an error unless x holds a whole number for each sequence of tokens [B, …], with them.
+    """Raise an error unless x holds an integer for each sequence of tokens [B, …], on their device.
 
     Raises:
         TypeError: x is not a strided tensor of int32 or int64.
         ValueError: its shape is not [B], or it is on another device.
     """
-    # Narrower numbers would overflow, unsigned ones below 0, where places are computed.
+    # When positions are computed, narrower dtypes would overflow and unsigned ones wrap below 0.
     if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64):
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{op}: {name} must be a tensor of int32 or int64, got {kind}")
@@ -368,7 +368,9 @@ def check_whole_numbers(op: str, name: str, x: Any, tokens: Tensor) -> None:
 
 
 def check_range(op: str, name: str, x: Tensor, most: int) -> None:
-    """Raise an error unless x is in 0 … most; on a CPU only, and not while torch.compile traces.
+    """Raise an error unless all numbers of x are in 0 … most.
+
+    The check is skipped while torch.compile traces, and for tensors that are not on a CPU.
 
     Raises:
         ValueError: a number is not in the range, or x's storage has been freed.

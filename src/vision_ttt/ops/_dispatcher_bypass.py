@@ -1,7 +1,7 @@
-"""The way past PyTorch's dispatcher, for calls that it would pass on unchanged.
+"""Bypasses PyTorch's dispatcher for calls that the dispatcher would pass on unchanged.
 
-A custom op in Python and its derivative spend more than a hundred microseconds a call in the
-dispatcher. For small images that is most of a call.
+A custom op in Python and its derivative spend more than a hundred microseconds per call in the
+dispatcher. For small images, this is most of the time of a call.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RecordedCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         op, saved, options = ctx.op, ctx.saved_tensors, ctx.options
-        # The gradient is differentiated again, or a mode wants to see it.
+        # The gradient is differentiated again, or a mode must intercept the backward op.
         if torch.is_grad_enabled() or not is_plain((*grads, *saved)):
             name = (ctx.backend,) if op.backend_at_runtime else ()
             gradients = op.backward_op(*grads, *saved, *options, *name)

@@ -41,7 +41,7 @@ def graph_loop(
 def _forget_traced_loops() -> None:
     """Remove what Dynamo keeps of earlier scans.
 
-    Its comparison of an earlier scan's fixed sizes with dynamic ones would fix these, too.
+    Dynamo would compare the fixed sizes of an earlier scan with dynamic sizes, and fix these, too.
     """
     for code in scan.__code__.co_consts:
         if isinstance(code, CodeType):
@@ -64,16 +64,16 @@ def in_scan_order(x: Tensor, reverse: int) -> Tensor:
 class MiniBatchRows(NamedTuple):
     """Where the tokens of a tensor [B, T, H, …] are in its mini-batches [N, B, H, b, …].
 
-    Both are numbers of rows, and to select rows is one operation of a runtime, where reversing,
-    padding and transposing are one each. A short last mini-batch repeats its last token.
+    Both index tensors hold row numbers. Selecting rows is one operation of a runtime; reversing,
+    padding and transposing would be three. A short last mini-batch repeats its last token.
     """
 
     taken: Tensor
-    """[N, B, H, b] in the first one's rows [B T H]."""
+    """[N, B, H, b], the row of each place of the mini-batches among the rows [B T H] of tokens."""
     inverse: Tensor
-    """[B, T, H] in the second one's rows [N B H b]."""
+    """[B, T, H], the row of each token among the rows [N B H b] of the mini-batches."""
     filled: Tensor
-    """[N, 1, 1, b], whether a place has a token of its own."""
+    """[N, 1, 1, b], whether a place holds a token, and not a repetition."""
 
     @classmethod
     def of(cls, x: Tensor, size: int, reverse_heads: int) -> MiniBatchRows:

@@ -14,9 +14,9 @@ from vision_ttt.ops._contract import Contract, Flag, Real, Whole, check_whole_nu
 class LearnerContracts(NamedTuple):
     """The contracts of the public function and of its custom ops, which accept any strides.
 
-    ``state`` is that of the public function where a state is given: its arguments, and the state's
-    ``start_`` and ``sum_`` tensors and position. ``one_state`` is that of losses without learning:
-    tokens k, v and a state that all of them meet.
+    ``state`` is the contract of the public function for calls with a state. It also covers the
+    ``start_`` and ``sum_`` tensors and the position of the state. ``one_state`` is the contract of
+    losses without learning. It covers tokens k, v and one state for all tokens.
     """
 
     public: Contract
@@ -36,7 +36,7 @@ def learner_contracts(op: str, state: Mapping[str, str], fields: Sequence[str]) 
     Args:
         op: the op's public name.
         state: tensor of the initial state → its shape after [H] or [B, H].
-        fields: the names of these tensors in a state that goes on.
+        fields: the names of these tensors in a state that a later call continues from.
     """
     views = "q", "k", "v"
     model = {
@@ -105,7 +105,7 @@ def learner_contracts(op: str, state: Mapping[str, str], fields: Sequence[str]) 
 
 
 def _check_position(op: str, values: Mapping[str, Any]) -> None:
-    """Raise an error unless a state's position is in a mini-batch; of tensors, but for values."""
+    """Raise an error unless a state's position is valid; the values of a tensor are not checked."""
     position, size = values["state.position"], values["mini_batch_size"]
     if isinstance(position, Tensor):
         check_whole_numbers(op, "state.position", position, values["q"])

@@ -198,16 +198,18 @@ class LearnerCall:
     def part(
         self, sums: Sequence[Tensor], position: int | Tensor, return_state: bool
     ) -> list[Tensor]:
-        """Run tokens of one mini-batch that is open: its θ' is this call's initial state.
+        """Run tokens of one open mini-batch, whose θ' is the initial state of this call.
 
         Args:
-            sums: Σ η_s ∂ℓ_s/∂θ' of its tokens before these, [B, H, ...].
-            position: the number of these tokens, or each sequence's, an int64 tensor [B].
-            return_state: whether more than o is wanted.
+            sums: Σ η_s ∂ℓ_s/∂θ' over the tokens of the mini-batch before these, [B, H, ...].
+            position: the number of tokens of the mini-batch before these, as an int for all
+                sequences, or as an int64 tensor [B].
+            return_state: whether to return more than o.
 
         Returns:
-            o, θ_T of the last token, the sums after it unless one position is given and the
-            mini-batch is complete then, and θ' of the next token if each sequence has a position.
+            o; with ``return_state`` also θ_T of the last token, the sums after it unless
+            ``position`` is an int and these tokens complete the mini-batch, and θ' of the next
+            token if ``position`` is a tensor.
         """
         q = self.views[0]
         each = isinstance(position, Tensor)

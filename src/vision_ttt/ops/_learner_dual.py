@@ -39,8 +39,10 @@ Tensors = tuple[Tensor, ...]
 
 
 class Part(NamedTuple):
-    """Tokens of one mini-batch, as many of it as there are: q, k, v [B, H, n, d], η [B, H, n], and
-    p of the tokens, [H or 1, n, 1], or [B, H or 1, 1, 1] where sequences are at different ones.
+    """n tokens of one mini-batch, which need not be complete: q, k, v [B, H, n, d] and η [B, H, n].
+
+    ``p`` is the tokens' position scale: [H or 1, n, 1], or [B, H or 1, 1, 1] if the sequences are
+    at different positions.
     """
 
     q: Tensor
@@ -62,10 +64,11 @@ def with_batch(state: Sequence[Tensor], batch: int) -> Tensors:
 
 
 def checkpoint_interval(dim: int, mini_batch_size: int, layers: int = 1) -> int:
-    """The number of mini-batches between two saved states, which are at least 4 d tokens per layer.
+    """The number of mini-batches between two saved states: at least 4 d tokens per layer.
 
-    The saved states of one layer, d² numbers each, use at most a quarter of a view's memory, those
-    of two layers, 8 d², about one view's. The backward pass holds the states of one interval.
+    A saved state has d² numbers with one layer, and 8 d² with two. All saved states take at most a
+    quarter of the memory of a view with one layer, and about the memory of a view with two. The
+    backward pass holds the states of one interval.
     """
     return 4 * layers * -(-dim // mini_batch_size)
 
@@ -83,7 +86,7 @@ def after(state: Sequence[Tensor], sums: Sequence[Tensor], p: Tensor) -> Tensors
 
 
 class _Layer(NamedTuple):
-    """A layer on one mini-batch: X_q, X [B, H, n, i], G [B, H, n, j], W and b before it, P, A, A G.
+    """A layer on one mini-batch: X_q, X [B, H, n, i], G [B, H, n, j], W before it, P, A and A G.
 
     ``z_q`` is Z_q [B, H, n, j].
     """
@@ -99,7 +102,7 @@ class _Layer(NamedTuple):
 
 
 def _read(x_q: Tensor, x: Tensor, step: Tensor, w: Tensor, b: Tensor, p: Tensor) -> _Layer:
-    """Z_q: every test view with the weights of its own token."""
+    """Apply a layer to the test views, each with the weights after the step of its own token."""
     attention = (x_q @ x.transpose(-1, -2) + 1).tril()  # [B, H, n, n]
     update = attention @ step
     return _Layer(x_q, x, step, w, p, attention, update, x_q @ w + b - p * update)
@@ -110,7 +113,7 @@ def mini_batch(
 ) -> tuple[Tensor, Tensors]:
     """o [B, H, n, d] of tokens of one mini-batch, and Σ η_s ∂ℓ_s/∂θ' after them.
 
-    With S, s the sums of a layer before the tokens, None where there are no tokens before::
+    S and s are a layer's sums over the tokens before these. ``sums`` is None if there are none::
 
         Z_q = X_q W + b − P (A G + X_q S + s),    S ← S + Xᵀ G,    s ← s + Σ G
     """
@@ -227,7 +230,7 @@ def learner_dual_backward(inputs: Any, grad_o: Tensor, *grads_and_kept: Tensor) 
         grads_and_kept: gradients of the last state's tensors, then the saved states.
 
     Returns:
-        A gradient of the dtype and the shape of each tensor, an empty tensor for None.
+        A gradient for each tensor, in its dtype and shape; an empty tensor for None.
     """
     problem = _Problem(inputs)
     q, k, v, eta, *_, position_scale, size, reverse_heads, _ = inputs

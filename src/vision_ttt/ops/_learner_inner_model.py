@@ -159,8 +159,9 @@ def layers_of(state: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 class InnerStep(NamedTuple):
     """One pass forward and back through the inner model on training views k and labels v.
 
-    A tensor for each layer: its input x, its output z and the gradient g of each token's loss with
-    respect to z. ``e`` is the gradient with respect to x, of the layers behind the first.
+    Each list has one tensor per layer: its input x, its output z, and the gradient g of each
+    token's loss with respect to z. ``e`` holds the gradients with respect to x, of all layers but
+    the first.
     """
 
     x: list[Tensor]
@@ -172,7 +173,7 @@ class InnerStep(NamedTuple):
 def inner_step(
     k: Tensor, v: Tensor, layers: Sequence[tuple[Tensor, Tensor]], norm: InnerNorm | None
 ) -> InnerStep:
-    """The gradients of every token's loss, all at the same state, of :func:`layers_of`."""
+    """Compute the gradients of every token's loss at one state, given as by :func:`layers_of`."""
     x, z = [], []
     for w, b in layers:
         x.append(gelu(z[-1]) if z else k)

@@ -1,7 +1,7 @@
-"""A batch of sequences that are at different places of their mini-batches, or of several lengths.
+"""Runs sequences that have different lengths, or different positions in their mini-batches.
 
-No step has a shape that depends on a place or a length: torch.compile sees one graph. With m tokens
-in its open mini-batch of b, a sequence is gone through in three pieces:
+No shape depends on a position or a length, so torch.compile sees one graph. A sequence with m
+tokens in its open mini-batch of b is processed in three pieces:
 
 1. its open mini-batch, b slots of which the first m are blank;
 2. the complete mini-batches behind it;
@@ -37,9 +37,10 @@ def fill_views(op: str, lengths: Tensor, inputs: Any) -> tuple[Any, Tensor | Non
 
 
 def turn(x: Tensor, lengths: Tensor, heads: int) -> Tensor:
-    """x [B, T, H, …] with the tokens of the last heads from each sequence's last one to its first.
+    """Reverse the tokens of each sequence in x [B, T, H, …], for the last ``heads`` heads only.
 
-    Heads that scan from T to 1 so begin at their own last token. What is padding remains it.
+    Heads that scan from T to 1 then begin at the last token of their sequence. Padding stays in
+    place.
     """
     token = torch.arange(x.shape[1], device=x.device)
     last = lengths.unsqueeze(1) - 1
@@ -48,13 +49,14 @@ def turn(x: Tensor, lengths: Tensor, heads: int) -> Tensor:
 
 
 def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[Tensor, Opened]:
-    """o [B, T, H, d], and where each sequence is after its tokens.
+    """Compute o [B, T, H, d], and the open mini-batch of each sequence after its tokens.
 
     Args:
         parts: the call.
-        opened: where the sequences are, at one place or at several; None at their beginning.
-        lengths: tokens of each [B]; what is behind them is padding, which :func:`fill_views`
-            has filled; o there is any.
+        opened: the open mini-batch of each sequence, at one position or at several; None at the
+            beginning of the sequences.
+        lengths: [B], the number of tokens of each sequence. The rest is padding, which
+            :func:`fill_views` has filled; o is arbitrary there.
     """
     size, length = parts.size, parts.inputs.q.shape[1]
     places = first = torch.zeros_like(lengths)  # first: the token that the second piece begins at
@@ -79,7 +81,8 @@ def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[T
         outputs.append(o)
     if size > 1:
         o, sums = _piece(parts, no_tokens(opened.start), first + complete, size - 1, lengths)
-        # A sequence leaves one mini-batch open, the first one or this: the other's sums are 0.
+        # A sequence leaves only one of two mini-batches open, the first one or this one. The sums
+        # of the other are 0.
         sums = tuple(x + y for x, y in zip(opened.sums, sums, strict=True))
         opened = opened._replace(sums=sums, position=opened.position + rest - complete)
         outputs.append(o)
@@ -95,9 +98,9 @@ def run_lengths(parts: Parts, opened: Opened | None, lengths: Tensor) -> tuple[T
 def _piece(
     parts: Parts, opened: Opened, first: Tensor, count: int, lengths: Tensor
 ) -> tuple[Tensor, Tensors]:
-    """o [B, n, H, d] of the first n slots of a mini-batch, and its sums after them.
+    """Compute o [B, n, H, d] of the first n slots of a mini-batch, and its sums after them.
 
-    The slots are of the tokens from ``first`` [B] on; those that there are not are blank.
+    The slots hold the tokens from ``first`` [B] on. A slot without a token is blank.
     """
     index = first.unsqueeze(1) + torch.arange(count, device=first.device)
     views = _views(parts, index, (index >= 0) & (index < lengths.unsqueeze(1)))

@@ -1,9 +1,9 @@
-"""The pieces of a call of a learner op: what is left of a mini-batch, complete ones, an open one.
+"""The pieces of a learner op's call: the rest of an open mini-batch, complete ones, a new open one.
 
-A mini-batch that a call leaves open is kept as what it has summed so far, for each tensor θ of the
-state Σ η_s ∂ℓ_s/∂θ', taken at θ' before the mini-batch. The next call goes on with θ', the sums and
-their number of tokens m. Complete mini-batches run on the op's backends, what is left of one at
-either end in its dual form in PyTorch, or without gradients in the kernels of the op of
+If a call leaves a mini-batch open, its state holds θ' from before the mini-batch, the number of
+tokens m in it, and for each tensor θ the sum Σ η_s ∂ℓ_s/∂θ' over these tokens. The next call
+continues from this state. Complete mini-batches run on the op's backends. Incomplete ones at either
+end run in the dual form in PyTorch or, without gradients, in the kernels of the op of
 :mod:`vision_ttt.ops._learner_part`.
 """
 
@@ -46,8 +46,8 @@ class Parts:
     Args:
         op: the learner op.
         inputs: its arguments.
-        backend: what is requested for the complete mini-batches.
-        kernels: the op that goes through parts of mini-batches in place of PyTorch.
+        backend: the backend that is requested for complete mini-batches.
+        kernels: the op that processes parts of mini-batches; None for PyTorch's operations.
     """
 
     def __init__(self, op: Op, inputs: Any, backend: Any, kernels: Op | None = None) -> None:
@@ -66,16 +66,19 @@ class Parts:
         return scale.to(self.dtype).reshape(-1, self.size)
 
     def run(self, opened: Opened | None, return_state: bool) -> tuple[Tensor, Opened | None]:
-        """Go through all tokens of sequences at one place: o [B, T, H, d], and where they are then.
+        """Process all tokens of sequences at one position.
 
-        First what is left of the open mini-batch, then the complete ones, then a new open one.
+        The order is the rest of the open mini-batch, the complete ones, and a new open one.
+
+        Returns:
+            o [B, T, H, d], and the open mini-batch after the tokens.
         """
         length, outputs, done = self.inputs.q.shape[1], [], 0
         if opened is not None and opened.position:
             done = min(self.size - opened.position, length)
             o, opened = self.open(opened, 0, done, return_state or done < length)
             outputs.append(o)
-        # Without a wish for the state, the last mini-batch may be short in the op's own call.
+        # If no state is returned, the op's own call includes a short last mini-batch.
         stop = length - (length - done) % self.size if return_state else length
         if done < stop:
             start = initial_state(self.inputs) if opened is None else opened.start
@@ -96,7 +99,7 @@ class Parts:
         return self.op(inputs, self.backend, wanted=wanted)
 
     def dual(self, views: Views, p: Tensor, opened: Opened) -> tuple[Tensor, Tensors]:
-        """Go through tokens of one mini-batch in PyTorch: o [B, n, H, d], and the sums after it."""
+        """Process tokens of one mini-batch in PyTorch: o [B, n, H, d], and the sums after them."""
         tokens = [views[name].transpose(1, 2).to(self.dtype) for name in _VIEWS]
         x = self.inputs
         norm = InnerNorm.of(x.ln_weight, x.ln_bias, x.eps, self.dtype)
@@ -111,9 +114,9 @@ class Parts:
     def open(
         self, opened: Opened, first: int, last: int, goes_on: bool = True
     ) -> tuple[Tensor, Opened]:
-        """Go through tokens of one mini-batch: o [B, n, H, d], and where the sequence is then.
+        """Process tokens of one mini-batch: o [B, n, H, d], and the open mini-batch after them.
 
-        That need not be right where nothing ``goes_on`` from there.
+        Without ``goes_on`` nothing continues from that mini-batch, and it may be wrong.
         """
         inputs, n = self.inputs, last - first
         whole = n == inputs.q.shape[1]
@@ -165,7 +168,8 @@ class Parts:
     def beginning(self) -> Opened:
         """Every sequence at its initial state, for a call that returns a state.
 
-        That shall not change with the parameters, so that it is a copy, one for all sequences.
+        A returned state must not change when the parameters do, so this is a copy. All sequences
+        share it.
         """
         state = [x.to(self.dtype, copy=True) for x in initial_state(self.inputs)]
         return no_tokens(with_batch(state, self.inputs.q.shape[0]))
@@ -176,7 +180,7 @@ class Parts:
         if last is not None:
             return last
         if isinstance(position, Tensor):
-            # p_0 stands for any: the sums of an empty mini-batch are 0.
+            # The sums of an empty mini-batch are 0, so any p gives the same result.
             return after(start, sums, self.scale[:, (position - 1).clamp(min=0)].transpose(0, 1))
         return start if position == 0 else after(start, sums, self.scale[:, position - 1])
 
@@ -187,5 +191,5 @@ def no_tokens(start: Tensors) -> Opened:
 
 
 def _over(x: Tensor, rank: int) -> Tensor:
-    """x [B] with dimensions behind, to stand over the first dimension of a tensor of a rank."""
+    """x [B] as [B, 1, …] of a rank, to broadcast along the first dimension of a tensor."""
     return x.reshape(-1, *[1] * (rank - 1))

@@ -28,9 +28,10 @@ def _products(inputs: Any, tokens: int, wide: int, between: int, narrow: int) ->
 
 
 def learner_flops(shapes: Any) -> int:
-    """3 T d² + 2 b T d multiply-adds per head of a linear model, as in Vision-TTT's Eq. 13.
+    """FLOPs of the forward pass.
 
-    28 T d² + 10 b T d of the MLP, for a hidden width of 4 d.
+    A head with a linear inner model takes 3 T d² + 2 b T d multiply-adds (Vision-TTT, Eq. 13), and
+    a head with an MLP of hidden width 4 d takes 28 T d² + 10 b T d.
     """
     batch, length, heads, _ = shapes.q
     sizes = [stop - start for start, stop in mini_batches(length, shapes.mini_batch_size)]
@@ -62,12 +63,14 @@ def learner_op(
     backends: dict[str, Backend],
     exported: Callable[[Any], tuple[Tensor, ...]],
 ) -> Op:
-    """Make the :class:`Op` of a learner: results o and the last state; saved: intermediate states.
+    """Make the :class:`Op` of a learner.
+
+    Its results are o and the last state. It saves intermediate states for the backward pass.
 
     Args:
         name, inputs, definition: see :class:`Op`.
         contracts: the checks of the public function and of the custom ops.
-        backends: others than the common ones, by PyTorch and by the compiled kernels.
+        backends: the op's backends besides the dual form in PyTorch and the compiled CPU kernels.
         exported: see :class:`Op`.
     """
     state = inputs._fields[4:-6]

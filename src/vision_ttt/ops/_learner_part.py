@@ -1,7 +1,7 @@
-"""Parts of mini-batches by kernels, without gradients: what a decoded token costs.
+"""Ops that process part of a mini-batch by kernels, without gradients, as in decoding.
 
-The op ``NAME_part`` goes through tokens of one mini-batch, usually a single one: O(d²) per token
-and head, which is what reading the state costs.
+The op ``NAME_part`` processes tokens of one mini-batch, usually a single token. It costs O(d²) per
+token and head, as much as reading the state.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from vision_ttt.ops._op import Backend, Op
 def learner_part(op: Op, contract: Contract, launch: Callable[..., None]) -> Op:
     """Make the op of a part of a learner op's mini-batch.
 
-    Its results are o, and with ``return_state`` θ_T of the last token, the sums after it unless one
-    position is given and the mini-batch is complete then, and θ' of the next token if each sequence
-    has a position.
+    Its result is o. With ``return_state`` it also returns θ_T of the last token, the sums after it
+    unless all sequences have one position and the tokens complete the mini-batch, and θ' of the
+    next token if each sequence has its own position.
 
     Args:
         op: the learner op.
@@ -42,7 +42,7 @@ def learner_part(op: Op, contract: Contract, launch: Callable[..., None]) -> Op:
         return inputs, x[7 + count : 7 + 2 * count], x.position if x[-5] is None else x[-5]
 
     def checked(x: Any) -> tuple[Any, tuple[Any, ...], Any]:
-        """What a kernel reads: positions in their range, and one state of all sequences once."""
+        """As :func:`parted`, with checked positions, and a state that all sequences share once."""
         inputs, sums, position = parted(x)
         if isinstance(position, Tensor):
             check_range(op.name, "positions", position, x.mini_batch_size - 1)

@@ -36,21 +36,23 @@ def run_learner(
         op: the learner op.
         part: the op on a part of a mini-batch.
         contract: the checks on the arguments where there is a state.
-        kind: the state's type: the state after the last token, θ' and the sums, one field for each
-            tensor, then the position. Of heads that scan in two directions it has the first alone.
+        kind: the type of a state. Its fields are the tensors of the state after the last token, of
+            θ' and of the sums, and the position. With heads that scan in two directions, only the
+            state after the last token is set.
         inputs: the arguments; the initial state among them is used where ``state`` is None.
-        state: where the sequence is; None at its beginning.
-        backend: for the complete mini-batches. Where it is PyTorch's, the parts are so, too.
-        return_state: whether the state after the last token is wanted.
-        lengths: tokens of each sequence [B]; the state is the one after them. What is behind them
-            is not read, and o is 0 there.
+        state: the state after the tokens before these; None at the beginning of the sequence.
+        backend: for the complete mini-batches. If it is PyTorch's, parts of mini-batches run in
+            PyTorch, too.
+        return_state: whether to return the state after the last token.
+        lengths: [B], the number of tokens of each sequence. The returned state is the one after
+            them. Values behind them are not read, and o is 0 there.
 
     Returns:
         o [B, T, H, d], or (o, state) with ``return_state``.
 
     Raises:
-        TypeError, ValueError: the inputs or the state do not fit, or a state is to go on with heads
-            that scan from T to 1.
+        TypeError, ValueError: the inputs or the state do not fit, or a state is given to heads that
+            scan from T to 1.
     """
     padding = None
     if lengths is not None:
@@ -84,7 +86,7 @@ def run_learner(
         opened = None
     else:
         opened = _opened(op.name, state, kind, inputs, contract)
-    # A backend that cannot serve is refused, complete mini-batches or not.
+    # A backend that does not support the call raises an error, even without complete mini-batches.
     chosen = op.choose(inputs, backend)
     if op.autocast and torch.is_autocast_enabled(autocast_kind(inputs.q)):
         inputs = op.cast(inputs)
@@ -111,7 +113,7 @@ def run_learner(
 
 
 def _opened(op: str, state: Any, kind: type[Any], inputs: Any, contract: Contract) -> Opened:
-    """Return where a sequence is by its state, or raise an error where that does not fit."""
+    """Return the open mini-batch of a state, or raise an error if the state does not fit."""
     if not isinstance(state, kind):
         raise TypeError(f"{op}: state must be a {kind.__name__}, got {type(state).__name__}")
     if state.position is None:

@@ -59,7 +59,7 @@ class LearnerCall:
         self.state_batch = heads if self.others[1].ndim == 4 else 0
         self.state_shapes = [x.shape[-n:] for x, n in zip(state, (2, 1) * 2, strict=False)]
         self.scale_head = 0 if scale is None or scale.ndim == 1 else mini_batch_size
-        # A size beyond the length means all tokens. The length fits the kernels' integers.
+        # A size beyond the length has the same result as the length, which fits the kernels' ints.
         mini_batch_size = min(mini_batch_size, length)
         interval = checkpoint_interval(dim, mini_batch_size, len(state) // 2)
         self.sizes = (length, heads, reverse_heads, mini_batch_size, interval)

@@ -25,9 +25,9 @@ from vision_ttt import environment
 _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512bf16", "amx")
-"""What the kernels are compiled for, the least first, as csrc/dispatch.cpp has it.
+"""The instruction sets that the kernels are compiled for, in the order of csrc/dispatch.cpp.
 
-The environment variable ``VISION_TTT_CPU_ISA`` limits them to one of these or less.
+The environment variable ``VISION_TTT_CPU_ISA`` sets the highest one that may be used.
 """
 
 LANES = 16
@@ -40,7 +40,7 @@ def _load() -> ctypes.CDLL | None:
     Raises:
         EnvironmentVariableError: ``VISION_TTT_CPU_ISA`` is no instruction set.
     """
-    # This name alone, as setup.py has it: what else lies here is of a former build.
+    # Only the name that setup.py uses: other libraries in this folder are from earlier builds.
     path = Path(__file__).parents[1] / f"_kernels{_SUFFIX}"
     if not path.exists():
         return None
@@ -64,9 +64,9 @@ LIBRARY = _load()
 
 
 def install_command() -> str:
-    """The command that installs vision-ttt anew, kernels and all, from where it came from.
+    """The command that reinstalls vision-ttt with its kernels from its original source.
 
-    Without pip's cache, which keeps the package that was built without a compiler.
+    It bypasses pip's cache, which keeps a package that was built without a compiler.
     """
     try:
         record = metadata.distribution("vision-ttt").read_text("direct_url.json")
@@ -74,7 +74,7 @@ def install_command() -> str:
     except metadata.PackageNotFoundError:  # used from its sources, not installed
         checkout = Path(__file__).parents[3].as_uri()
         origin = {"url": checkout, "dir_info": {"editable": True}}
-    source = origin.get("url", "vision-ttt")  # pip notes no address for what an index gave it
+    source = origin.get("url", "vision-ttt")  # pip records no URL for a package from an index
     if "vcs_info" in origin:
         source = f"{origin['vcs_info']['vcs']}+{source}"
     elif "dir_info" in origin:
@@ -131,8 +131,9 @@ Structure = TypeVar("Structure", bound=type[ctypes.Structure])
 def mirrors(name: str) -> Callable[[Structure], Structure]:
     """Decorate a structure that the kernels declare as ``name``: both must have the same size.
 
-    The structure gains ``pack``: the numbers of all its fields, those of nested structures in their
-    place → bytes, which take half the time of the structure's own constructor. A null pointer is 0.
+    The decorator adds a function ``pack``, which converts the numbers of all fields to bytes; the
+    fields of a nested structure stand in its place. It takes half the time of the structure's
+    constructor. A null pointer is 0.
 
     Raises:
         ImportError: the sizes differ, because the kernels were built from other sources.
@@ -154,7 +155,7 @@ def mirrors(name: str) -> Callable[[Structure], Structure]:
 
 
 def _codes(kind: Any) -> str:
-    """The format of a field, as the module ``struct`` writes it; a structure has many."""
+    """The format of a type in the notation of the module ``struct``, a code for each number."""
     if issubclass(kind, ctypes.Structure):
         return "".join(_codes(field) for _, field in kind._fields_)
     if issubclass(kind, ctypes.Array):

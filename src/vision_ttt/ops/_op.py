@@ -60,7 +60,7 @@ class Op(Declaration):
         plain = is_plain(inputs)
         known = self.contract.check(inputs, plain)
         if plain:
-            # Of calls of the same signature the same backends support all or none.
+            # Whether a backend supports a call depends only on the signature of the call.
             key = backend, _native.LIBRARY
             name = known.get(key)
             if name is None:
@@ -93,19 +93,20 @@ class Op(Declaration):
         """Return the name of the backend that serves a call.
 
         It is the requested one, else the one of an override, else the fastest that supports the
-        inputs; Triton, which a CPU would interpret, is used there only on request. It is REFERENCE
-        where PyTorch's operations serve. It is AUTO where the custom op selects when it runs.
+        inputs. On a CPU, Triton would run in its interpreter, so it needs a request. The result is
+        REFERENCE if the op runs in PyTorch's operations, and AUTO if the custom op selects the
+        backend when it runs.
 
-        A composed op leaves an override that it has no backend for to its parts.
+        If a composed op has no backend for an override, the override applies to its parts.
 
         Args:
             inputs: the op's, checked.
             requested: the name of a backend, AUTO or None for none.
-            running: whether the results are computed now. Modes have then had their say, an
-                override is only preferred, and never is AUTO returned.
+            running: whether the results are computed now. Active modes have then been handled, an
+                override is only a preference, and the result is never AUTO.
 
         Raises:
-            ValueError: what is requested is unknown, or does not support the inputs.
+            ValueError: the requested backend is unknown, or does not support the inputs.
         """
         # A custom op that has no decomposition: a program of PyTorch's operations cannot hold it.
         is_opaque = self.composition is None and not self.backend_at_runtime
@@ -140,7 +141,7 @@ class Op(Declaration):
         return REFERENCE
 
     def _mode_refusal(self, name: str) -> str | None:
-        """The reason why an active mode keeps a call from a backend, None if none does."""
+        """The reason why a call cannot run on a backend in the active modes, None if it can."""
         if _backend.is_transformed():
             return "torch.func transforms and forward-mode derivatives need the backend 'reference'"
         if name == "cpu" and not self.autocast and torch.is_autocast_enabled("cpu"):
@@ -159,8 +160,9 @@ class Op(Declaration):
     def _forward(self, *args: Any) -> Any:
         """``vision_ttt::NAME``.
 
-        What no backend supports runs in PyTorch's operations where nothing is saved: a program may
-        be exported on a machine with a kernel and run on one without.
+        If no backend supports a call, it runs in PyTorch's operations: a program may be exported on
+        a machine with a kernel and run on one without. A call that saves tensors raises an error
+        instead, and so does an op that selects its backend when it runs.
         """
         inputs, keep = self.inputs(*args[: self.width]), args[self.width :]
         self.bare_contract.check(inputs)

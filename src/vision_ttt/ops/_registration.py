@@ -193,7 +193,7 @@ def _register_derivative(op: Declaration, forward: Any, derivative: Callable[...
         kept = () if op.kept is None else output[op.results :]
         if kept:
             ctx.mark_non_differentiable(*kept)
-            # The kept tensors have no gradients, for which zeros of their size would be written.
+            # The kept tensors have no gradients. By default autograd would fill zeros for them.
             ctx.set_materialize_grads(op.results > 1)
             ctx.keeps = inputs[op.width]
         ctx.save_for_backward(*inputs[: op.tensors], *kept)
@@ -205,10 +205,10 @@ def _register_derivative(op: Declaration, forward: Any, derivative: Callable[...
 
 
 def _derive_twice(op: Declaration, backward: Any) -> None:
-    """Register the derivative of the backward pass, for gradient penalties: the definition's.
+    """Register the derivative of the backward pass, which gradient penalties need.
 
-    With ``create_graph=True`` the gradient is the kernels', and its derivatives, of any order, are
-    those of the definition, at the definition's cost.
+    With ``create_graph=True`` the kernels compute the gradient. The definition computes the
+    derivatives of the gradient, of any order, at the definition's cost.
     """
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

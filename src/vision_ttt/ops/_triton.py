@@ -16,7 +16,7 @@ from torch import Tensor
 FOUND = importlib.util.find_spec("triton") is not None
 """Whether Triton is installed."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
-"""Whether Triton's interpreter runs the kernels, by what Triton takes for true."""
+"""Whether Triton's interpreter runs the kernels. Triton accepts the same values as true."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that the kernels support."""
 

@@ -1,4 +1,4 @@
-"""Whole pictures of any size through a model, exactly, in bounded memory: no tiles, no seams."""
+"""Runs models on whole pictures of any size, exactly and in bounded memory, without tiles."""
 
 from vision_ttt.whole.model import WholePictures
 from vision_ttt.whole.pictures import ArrayPicture, Normalisation, TensorPicture

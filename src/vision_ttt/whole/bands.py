@@ -32,7 +32,7 @@ def cut(grid: tuple[int, int], rows: int, positions: Sequence[int]) -> list[Band
         positions: of the class tokens in the sequence of all tokens, ascending.
     """
     height, width = grid
-    # Behind how many image tokens each class token comes.
+    # The number of image tokens before each class token.
     behind = [position - index for index, position in enumerate(positions)]
     bands, taken = [], 0
     for first in range(0, height, rows):
@@ -47,7 +47,7 @@ def cut(grid: tuple[int, int], rows: int, positions: Sequence[int]) -> list[Band
 
 
 class BandTokens(NamedTuple):
-    """A band's tokens as a sweep is given them."""
+    """The tokens of a band that a sweep receives."""
 
     tokens: Tensor
     """[1, n, D], those of the band's rows, of ``above`` rows before and ``below`` behind them."""
@@ -71,7 +71,7 @@ class BandTokens(NamedTuple):
         return self.tokens.shape[1] // self.width
 
     def own(self, x: Tensor) -> Tensor:
-        """Of x [1, n, …], as many as the tokens, those of the band's own rows."""
+        """The part of x [1, n, …], which has an entry for each token, in the band's own rows."""
         return x[:, self.above * self.width : x.shape[1] - self.below * self.width]
 
     def sequence(self, image: Tensor) -> Tensor:

@@ -20,11 +20,11 @@ from vision_ttt.whole.errors import WholePictureError
 
 
 class Picture(Protocol):
-    """Pixels that are read in bands of rows, normalised as the model wants them.
+    """Pixels that are read in bands of rows, normalised as the model expects.
 
-    One whose library takes much memory has ``memory``, in bytes, for the plan. One whose
-    ``has_gaps`` is True has ``has_data(first, last)``, which returns for pixels [n, W] whether they
-    have data: those without become the label 255.
+    A picture may have two further attributes. ``memory`` is the number of bytes that its library
+    takes, for the plan. If ``has_gaps`` is True, ``has_data(first, last)`` returns a mask [n, W] of
+    the pixels that have data. Pixels without data get the label 255.
     """
 
     channels: int
@@ -42,7 +42,7 @@ class Embedding:
 
     Args:
         model: whose parameters are copied.
-        pad: pad pictures that are no whole patches, whether the model itself does or not.
+        pad: whether to pad pictures whose size is not a multiple of the patch size.
         dtype: of the packed weights.
 
     Raises:
@@ -95,7 +95,7 @@ class Embedding:
         return self.norm(x if self.positions is None else x + self._positions(grid, first, last))
 
     def _positions(self, grid: tuple[int, int], first: int, last: int) -> Any:
-        """Those of some rows, as :func:`vision_ttt.models.image_size.positions_for` has all."""
+        """The positions of some rows; see :func:`vision_ttt.models.image_size.positions_for`."""
         if grid == self.own_grid:
             return self.positions[:, first * grid[1] : last * grid[1]]
         x = self.positions.view(*self.own_grid, -1)

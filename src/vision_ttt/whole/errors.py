@@ -1,4 +1,4 @@
-"""The errors of whole pictures that whoever runs them can mend."""
+"""Errors of whole pictures that the user can fix."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,21 +13,21 @@ class WholePictureError(UserError, ValueError):
 
 @contextmanager
 def naming(path: Path, kind: str) -> Iterator[None]:
-    """Name the file in what goes wrong while another library reads it.
+    """Name the file in the errors that another library raises while it reads the file.
 
     Args:
         path: of the file.
-        kind: which the library reads, such as "TIFF".
+        kind: the format that the library reads, such as "TIFF".
 
     Raises:
-        WholePictureError: in the place of any error of the file's content.
+        WholePictureError: replaces any error about the content of the file.
     """
     try:
         yield
     except (WholePictureError, MemoryError):
         raise
-    except Exception as error:  # of a file that anybody may have written, decoders raise anything
-        if isinstance(error, OSError) and error.errno is not None:  # the system's
+    except Exception as error:  # decoders may raise any exception for an untrusted file
+        if isinstance(error, OSError) and error.errno is not None:  # from the operating system
             raise
         reason = " ".join(str(error).split())
         raise WholePictureError(f"{path} cannot be read as {kind}: {reason}") from error

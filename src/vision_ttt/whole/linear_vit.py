@@ -1,4 +1,4 @@
-"""The block of a linearised ViT in bands: its inner models learn from all tokens, then answer."""
+"""A linearised ViT's block in bands: its inner models learn from all tokens, then are applied."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _CHUNK = 2048
 class BandedLinear(BandedBlock):
     """:class:`vision_ttt.models.linear_vit.LinearBlock` in bands.
 
-    A first sweep sums the keys and their squares, where the inner model normalises them; the next
-    one sums what its step needs, in float64; the last one applies it after the step. One row around
-    a band is read for the convolutions.
+    If the inner model normalises the keys, a first sweep sums the keys and their squares. The next
+    sweep sums in float64 what the step of the inner model needs. The last sweep applies the inner
+    model after its step. The convolutions need one row on either side of a band.
     """
 
     kind = LinearBlock
@@ -87,11 +87,11 @@ class BandedLinear(BandedBlock):
         return self.views[2](x).unflatten(-1, self.heads)
 
     def normalised(self, band: BandTokens) -> tuple[Tensor, Tensor]:
-        """The image tokens, those around the band included, and the others behind LN."""
+        """LN of the image tokens, including those around the band, and LN of the other tokens."""
         return self.block.norm1(band.tokens), self.block.norm1(band.extra)
 
     def finish(self, band: BandTokens, o: Tensor) -> Tensor:
-        """The next block's tokens, of o [1, n, H, d] of the band's image tokens and the others."""
+        """The next block's tokens, given o [1, n, H, d] of the band's image and other tokens."""
         block, before = self.block, torch.cat((band.own(band.tokens), band.extra), dim=1)
         out = torch.empty_like(before)
         for start in range(0, o.shape[1], _CHUNK):
@@ -124,13 +124,13 @@ class _SwiGLU:
         self.statistics, self.sizes = 2 * heads * d, (2 * heads * d * d, heads * d * d)
 
     def keys(self, k: Tensor, numbers: Tensor, length: int) -> Tensor:
-        """k [1, n, H, d] less its mean over all tokens, and divided by its deviation."""
+        """k [1, n, H, d], standardised by its mean and variance over all tokens."""
         mean, square = (numbers[: self.statistics] / length).view(2, *self.block.heads)
         variance = (square - mean.square()).clamp(min=0)
         return (k - mean.float()) * (variance + KEY_EPS).rsqrt().float()
 
     def on_grid(self, conv: nn.Module, x: Tensor, band: BandTokens) -> Tensor:
-        """Convolve x [1, n, H, d] of the image tokens; those of the band."""
+        """Convolve x [1, n, H, d] of the image tokens, and return the band's own tokens."""
         return band.own(conv(x.flatten(2), (band.rows, band.width))).unflatten(-1, x.shape[2:])
 
     def learn(self, band: BandTokens, numbers: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class _ViT3:
         both = torch.cat((band.own(x), extra), dim=1)
         units = gated_unit_ascent(block.key(both), block.value(both), inner.w1, inner.w2)
         _, k, v = inner.conv_qkv(x).chunk(3, dim=-1)
-        # Around the band, v counts in the bands that are there.
+        # v is 0 around the band: the bands that own these rows count them.
         around = band.above * band.width, band.below * band.width
         v = F.pad(band.own(v), (0, 0, *around))
         kernels = depthwise_ascent(k.contiguous(), v, (band.rows, band.width), 3)

@@ -23,8 +23,8 @@ from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Sweep
 class BandedMamba(BandedBlock):
     """:class:`vision_ttt.layers.MambaBlock` in bands.
 
-    The first sweep runs the scan that is not in the last sweep's direction, and leaves its sums.
-    The last one runs the other scan and the rest of the block.
+    The first sweep runs the scan in the opposite direction to the last sweep, and stores its sums.
+    The last sweep runs the other scan and the rest of the block.
     """
 
     kind = MambaBlock

@@ -37,7 +37,7 @@ BANDED: tuple[tuple[type[BandedBlock], ...], ...] = (
     *((BandedVittt,), (BandedViT3,), (BandedMamba,), (BandedLinear,)),
     (BandedSpatialMix, BandedChannelMix),
 )
-"""What stands for a block in bands, one after the other; the first names its class as ``kind``."""
+"""The banded forms of a block, in sequence. ``kind`` of the first one is the block's class."""
 
 _WINDOW = 2**22
 """Logits that are interpolated to pixels at once: 16 MiB."""
@@ -46,16 +46,15 @@ _WINDOW_ROWS = 8
 
 
 class WholePictures:
-    """A model for pictures of any size, in memory that is given: no tiles, no seams.
+    """Runs a model on whole pictures of any size within a memory limit, without tiles.
 
-    The picture goes through the model block by block. Between two blocks its tokens are in memory
-    or in a scratch folder; each block reads and writes them in bands of rows, and carries what it
-    has learnt from band to band, in each scan direction. The result is the model's own on the whole
-    picture, to rounding: that of ``for_inference(model)``. The time is linear in the number of
-    pixels.
+    The model processes a picture block by block. Between two blocks, the tokens are in memory or in
+    a scratch folder. Each block reads and writes them in bands of rows, and carries its state from
+    band to band in each scan direction. The result equals that of ``for_inference(model)`` on the
+    whole picture, up to rounding. The time is linear in the number of pixels.
 
-    Models are Vittt, ViT³, Vim, Mamba-Reg and Vision-RWKV, of any size and number of classes,
-    linearised ViTs without rotary positions whose inner model is "swiglu" or "vit3", and a
+    Supported models are Vittt, ViT³, Vim, Mamba-Reg and Vision-RWKV, of any size and number of
+    classes, linearised ViTs without rotary positions whose inner model is "swiglu" or "vit3", and a
     :class:`vision_ttt.dense.LinearSegmenter` on one of them. They run on the CPU.
 
     Example:
@@ -109,7 +108,7 @@ class WholePictures:
                 )
         model = _plain(model)
         backbone = _backbone(model)
-        # Without its blocks, which the packed ones are made of: the memory has no room for both.
+        # The copy omits the blocks: packed ones replace them, and the memory may not hold both.
         bare = copy.deepcopy(backbone, {id(backbone.blocks): nn.ModuleList()})
         self.backbone = bare.eval().float().requires_grad_(False)
         self.segment_head = None
@@ -134,10 +133,11 @@ class WholePictures:
         self._weights = 4 * sum(x.numel() for x in model.parameters())
 
     def plan(self, picture: tuple[int, int] | Tensor | Picture) -> Plan:
-        """What a picture needs.
+        """Compute the bands, the memory and the scratch space that a picture needs.
 
         Args:
-            picture: its size (height, width), or the picture, whose reader's memory then counts.
+            picture: its size (height, width), or the picture. A picture's plan includes the memory
+                of its reader.
 
         Raises:
             ValueError: the model does not accept the size, or the memory is too small.
@@ -157,7 +157,7 @@ class WholePictures:
 
         Args:
             picture: [C, H, W] normalised, or one of :mod:`vision_ttt.whole.pictures`.
-            report: called after each band with the number done and that of all.
+            report: called after each band with the number of bands done and their total number.
 
         Raises:
             ValueError: the picture does not fit the model, the memory or the disk, or the scratch
@@ -187,7 +187,7 @@ class WholePictures:
     ) -> Iterator[tuple[slice, Tensor]]:
         """Yield rows of the picture, and the most probable class of their pixels [n, W].
 
-        Labels are uint8, of more than 256 classes int32. Pixels without data have the label 255.
+        Labels are uint8, or int32 for over 256 classes. Pixels without data have the label 255.
         See :meth:`tokens` for arguments.
 
         Raises:
@@ -218,7 +218,7 @@ class WholePictures:
 
     @contextmanager
     def _run(self, picture: Tensor | Picture, report: Report | None) -> Iterator[Run]:
-        """A picture's run, all its sweeps done."""
+        """Run all sweeps of a picture, and yield the run."""
         picture, backbone = _picture(picture), self.backbone
         if picture.channels != backbone.in_chans:
             raise WholePictureError(
@@ -262,7 +262,7 @@ class WholePictures:
         swept = 4 * (5 * dim + 2 * side + band) + item * dim + side_item * side
         embedded = 12 * backbone.in_chans * high * wide + 12 * dim
         return Needs(
-            # The model's weights, and packed ones, which may be three halves as large.
+            # The model's weights, and the packed ones, which may be 1.5 times as large.
             fixed=PROCESS + beside + 5 * self._weights // 2 + 16 * _WINDOW,
             per_token=max(swept, embedded),
             halo=max((block.halo for block in self.blocks), default=0),
@@ -282,7 +282,7 @@ class WholePictures:
         elif backbone.global_pool == "max_norm":
             feature = torch.cat([_strongest(run.tokens(*band[:2])) for band in run.bands])
             feature = norm(_strongest(feature.unsqueeze(0)))
-        else:  # a pool of class tokens sees nothing of the image's
+        else:  # pooling class tokens does not read the image tokens
             feature = backbone.pool(backbone.join_tokens(run.extra()[:, :0], run.extra()))
         return backbone.head(backbone.head_drop(feature))[0]
 
@@ -290,7 +290,8 @@ class WholePictures:
     def _labelled(self, run: Run, first: int, last: int, columns: int) -> Tensor:
         """Labels [n, columns] of the pixels of rows ``first`` … ``last`` - 1 of tokens.
 
-        Interpolation reads one token around each, and logits of windows are those of the whole.
+        A window includes the neighbouring tokens that the interpolation reads, so its logits equal
+        those of the whole picture.
         """
         (height, width), (stride,) = run.grid, {*self.embedding.patch}
         top, bottom = max(first - 1, 0), min(last + 1, height)
@@ -318,7 +319,7 @@ class WholePictures:
 
 
 def _strongest(x: Tensor) -> Tensor:
-    """Of tokens [1, n, D] the one of largest norm [1, D]."""
+    """The token [1, D] of largest norm among tokens [1, n, D]."""
     return x[:, x.norm(dim=-1).argmax(1)].squeeze(1)
 
 

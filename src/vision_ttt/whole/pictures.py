@@ -16,10 +16,10 @@ from vision_ttt.whole.errors import WholePictureError
 NO_DATA = 255
 """The label of pixels without data."""
 LARGEST_SEGMENT = 2**28
-"""Bytes of a tile, strip or chunk of a file: more would not be read in bands."""
+"""The largest tile, strip or chunk of a file in bytes. A larger one is too large for bands."""
 _CAN_LEAVE = hasattr(mmap, "MADV_DONTNEED")
 _SAMPLED = 64
-"""Rows by which a picture is told from another one of its size."""
+"""The number of rows whose digest distinguishes a picture from others of the same size."""
 
 
 def rows_digest(read: Callable[[int], np.ndarray], rows: Iterable[int]) -> str:
@@ -49,14 +49,14 @@ def file_identity(path: Path) -> str:
 def level_of(
     path: Path, spacings: Sequence[float | None], level: int | None, mpp: float | None
 ) -> int:
-    """Which level of a pyramid is read.
+    """Select the level of a pyramid to read.
 
     Args:
         path: of the picture, for messages.
         spacings: microns per pixel of each level; None where they are not known.
         level: the level itself.
-        mpp: microns per pixel; the coarsest level is read whose pixels are no wider, but for 5 %.
-            Without either the level is 0, the full resolution.
+        mpp: microns per pixel. The coarsest level whose pixels are at most 5 % wider is read. If
+            neither ``level`` nor ``mpp`` is given, the level is 0, the full resolution.
 
     Raises:
         ValueError: there is no such level, both are given, or the pixels' width is not known.
@@ -104,11 +104,12 @@ class TensorPicture:
 
 
 class Normalisation:
-    """Pixels x [n, W, C] of a whole number's range → (x / largest - mean) / std, [C, n, W].
+    """Maps pixels x [n, W, C] to (x / largest - mean) / std, [C, n, W].
 
     Args:
         mean, std: by channel, of pixels in 0 … 1.
-        largest: of a pixel; by default the dtype's: 255, 65535, 32767, and 1 for floating pixels.
+        largest: the largest value of a pixel. By default it is that of the dtype: 255, 65535 or
+            32767 for integers, and 1 for floating-point numbers.
 
     Raises:
         ValueError: they have different lengths, or a deviation is not above 0.
@@ -189,7 +190,7 @@ class ArrayPicture:
         """Rows [C, n, W] float32, normalised."""
         x = self.normalisation(np.asarray(self.pixels[first:last]))
         if isinstance(self.pixels, np.memmap) and self.pixels.mode == "r" and _CAN_LEAVE:
-            # Pages that were read would count as the process's memory until the end.
+            # Otherwise pages that were read would count as resident memory until the process ends.
             self.pixels._mmap.madvise(mmap.MADV_DONTNEED)
         return x
 
@@ -198,7 +199,7 @@ def _map_of(pixels: np.ndarray) -> np.memmap | None:
     """The memory map whose pixels these are; None where they are in memory."""
     each: object = pixels
     while isinstance(each, np.ndarray):
-        # A copy of a map is of its class, and maps nothing.
+        # A copy of a memory map is also an np.memmap, but maps no file.
         if isinstance(each, np.memmap) and each._mmap is not None:
             return each
         each = each.base

@@ -1,4 +1,4 @@
-"""What a run will need, told before it begins: rows of a band, memory, scratch."""
+"""Plans what a run needs before it begins: rows of a band, memory, scratch space."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROCESS = 832 * 2**20
 """Bytes that Python, PyTorch, timm and this package take by themselves, measured in the command."""
 
 BAND_TOKENS = 2**14
-"""Tokens of a band at most: with more nothing gets faster."""
+"""The largest number of tokens of a band. Larger bands are not faster."""
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -30,9 +30,9 @@ class Plan:
     rows: int
     """Rows of a band."""
     memory: int
-    """Resident bytes of the process at most, if it holds nothing beside PyTorch and the model."""
+    """The largest resident memory in bytes of a process with nothing but PyTorch and the model."""
     scratch: int
-    """Bytes of the scratch folder, or of memory where there is none; part of ``memory`` then."""
+    """Bytes of the scratch folder; without one, bytes of memory that ``memory`` includes."""
     in_memory: bool
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Needs:
     """The bytes from which a plan is made."""
 
     fixed: int
-    """For any picture: the process, the weights, a chunk's numbers."""
+    """Independent of the number of tokens: the process, the reader, the weights, logits at once."""
     per_token: int
     """Per token of the band that is being processed."""
     halo: int
@@ -57,7 +57,7 @@ class Needs:
     stored_tokens: int
     """Per token of the picture and of one more band: the tokens that pass from block to block."""
     stored_side: int
-    """Per token of the picture: the notes that sweeps leave."""
+    """Per token of the picture: what sweeps store for later sweeps of their block."""
 
     def plan(self, grid: tuple[int, int], memory: int | None, *, in_memory: bool) -> Plan:
         """Choose the largest bands that the memory has room for.

@@ -30,7 +30,7 @@ from vision_ttt.whole.pictures import (
 from vision_ttt.whole.tiff import geographic_tags
 
 _CACHE = 2**26
-"""Bytes of decoded blocks that GDAL keeps, which would otherwise be a share of the machine's."""
+"""The size in bytes of GDAL's cache of decoded blocks. GDAL's default is a share of RAM."""
 # VRT files may name Python functions.
 _OPTIONS = {"GDAL_CACHEMAX": _CACHE, "GDAL_VRT_ENABLE_PYTHON": "NO"}
 
@@ -38,8 +38,8 @@ _OPTIONS = {"GDAL_CACHEMAX": _CACHE, "GDAL_VRT_ENABLE_PYTHON": "NO"}
 class RasterPicture:
     """A picture of a file that GDAL opens, whose rows are decoded when they are read.
 
-    What the file declares to be no data, by a value, a mask or an alpha band, becomes the mean, as
-    does NaN. An alpha band is no channel.
+    Pixels that the file declares as no data, by a value, a mask or an alpha band, are replaced by
+    the mean, and so is NaN. An alpha band is not a channel.
 
     Args:
         path: of the file.
@@ -116,7 +116,7 @@ class RasterPicture:
         return Window(0, first, self.width, last - first)
 
     def _checked(self, bands: Sequence[int] | None) -> list[int]:
-        """The bands that are asked for; without a request, all but those of alpha."""
+        """The requested bands; by default all bands that are not alpha bands."""
         count, kinds = self._file.count, self._file.colorinterp
         if bands is None:
             bands = [each + 1 for each in range(count) if kinds[each] != ColorInterp.alpha]
@@ -125,7 +125,7 @@ class RasterPicture:
         return list(bands)
 
     def _check_blocks(self) -> None:
-        """Refuse blocks that are too large for bands, and a file whose last one is not there."""
+        """Raise an error if blocks are too large for bands, or if the last block is missing."""
         for rows, columns in self._file.block_shapes:
             if rows * columns * self.channels * self.dtype.itemsize > LARGEST_SEGMENT:
                 raise WholePictureError(
@@ -150,7 +150,7 @@ class RasterPicture:
 
     @contextmanager
     def _gdal(self) -> Iterator[None]:
-        """GDAL under this library's options, its errors named."""
+        """Run GDAL with this module's options, and name the file in its errors."""
         with naming(self.path, "a raster"), rasterio.Env(**_OPTIONS):
             try:
                 yield

@@ -1,4 +1,4 @@
-"""Which reader opens a picture's file."""
+"""Selects the reader that opens a picture's file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ READERS = {
         *("vision_ttt.whole.zarr_store:ZarrPicture", (".zarr",), "zarr", ("level", "mpp"))
     ),
 }
-"""Readers by name. One that is asked for reads files of any name."""
+"""Readers by name. A reader that is requested by name opens files with any suffix."""
 
 
 def open_picture(

@@ -22,7 +22,7 @@ from vision_ttt.whole.stores import FileStore, KeptBands, MemoryStore, Store, ch
 from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Sweep, stored_side
 
 Report = Callable[[int, int], None]
-"""Called after each band with the number of bands done, over all sweeps, and that of all."""
+"""Called after each band with the number of bands done, over all sweeps, and the total number."""
 
 
 def descends(block: int) -> bool:
@@ -31,14 +31,14 @@ def descends(block: int) -> bool:
 
 
 class Run:
-    """One picture's way through a model.
+    """A run of a model on one picture.
 
     Args:
         embedding: makes the first tokens.
         blocks: the model's.
         norm: of the last tokens.
         extra: class tokens [1, n, D].
-        positions: theirs in the sequence.
+        positions: the positions of the class tokens in the sequence.
         plan: of bands and storage.
         storage: dtype of stored tokens.
         scratch: where the run is recorded and its tokens are; None for memory.
@@ -89,11 +89,11 @@ class Run:
         return FileStore(path, rows, width, dtype)
 
     def _base(self, block: int) -> int:
-        """The row of the store at which the tokens that a block is given begin."""
+        """The row of the store at which the input tokens of a block begin."""
         return 0 if descends(block) else self.shift
 
     def run(self, picture: Picture) -> None:
-        """Do what is left of all sweeps."""
+        """Run the sweeps, or what remains of them."""
         if self.progress.sweep == 0:
             for band in self.bands[self.progress.bands :]:
                 self._embed(picture, band)
@@ -134,7 +134,7 @@ class Run:
             if last and sweep.writes == TOKENS:
                 tensors["extra"] = tensors["next_extra"]
             tensors = {name: tensors[name] for name in ("extra", "next_extra", "side_extra")}
-            # Within a sweep the state itself is carried on, and its tensors are for the record.
+            # Within a sweep, the local `state` is passed on; the tensors are only for the record.
             kept = following and following[0][1].goes_on if last else self.scratch is not None
             if kept and state is not None:
                 tensors["state"] = state.contiguous()
@@ -143,7 +143,7 @@ class Run:
 
     @torch.no_grad()
     def _step(self, index: int, sweep: Sweep, band: Band, state: Tensor | None) -> Tensor | None:
-        """Take one band through a sweep, and return the state behind it."""
+        """Run a sweep on one band, and return the state after it."""
         block, tensors = self.blocks[index], self.progress.tensors
         height, width = self.grid
         above, below = min(block.halo, band.first), min(block.halo, height - band.last)

@@ -23,12 +23,12 @@ FILES = ("tokens", "side")
 
 @dataclass
 class Progress:
-    """How far a run is, with all that it needs to go on beside the stored tokens."""
+    """The progress of a run, with everything it needs to resume besides the stored tokens."""
 
     sweep: int = 0
-    """How many sweeps are complete, the embedding of the patches first."""
+    """The number of complete sweeps. The embedding of the patches is the first."""
     bands: int = 0
-    """How many bands of the next sweep are."""
+    """The number of complete bands of the next sweep."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """The sweep's state, and class tokens."""
     sums: dict[str, list[int]] = field(default_factory=dict)
@@ -41,8 +41,8 @@ class Scratch:
     After a crash of the machine its files may be damaged; their checksums detect this.
 
     Args:
-        folder: made where it is missing.
-        identity: by name, what makes the run this one; written down and compared.
+        folder: created if it is missing.
+        identity: name → value of what identifies the run. It is recorded, and compared on resuming.
         plan: of the run.
 
     Raises:
@@ -65,7 +65,7 @@ class Scratch:
             self.resumes = self.progress.sweep > 0 or self.progress.bands > 0
             if not self.resumes:
                 self._check_room(plan)
-                self.write()  # before the stores' files, which are this run's from now on
+                self.write()  # before the stores' files, which the record then identifies
         except BaseException:
             self.close()
             raise
@@ -81,7 +81,7 @@ class Scratch:
         write_tensors(self.record, self.progress.tensors, json.dumps(text), synced=False)
 
     def close(self) -> None:
-        """Let the folder go; it keeps its files."""
+        """Release the folder, and keep its files."""
         self._held.close()
 
     def remove(self) -> None:
@@ -133,7 +133,7 @@ class Scratch:
 
 @contextlib.contextmanager
 def kept_on_errors(scratch: Scratch | None) -> Iterator[None]:
-    """Remove the scratch at the end; keep it for a later run where an error ends this one."""
+    """Remove the scratch folder at the end. If an error ends the run, keep it for a later run."""
     try:
         yield
     except BaseException:

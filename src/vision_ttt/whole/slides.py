@@ -15,7 +15,7 @@ from vision_ttt.whole.errors import naming
 from vision_ttt.whole.pictures import Normalisation, check_channels, file_identity, level_of
 
 _ROWS = 64
-"""Rows that are read at once, from multiples of it on: where a band begins changes no pixel."""
+"""Rows that are read at once, from a multiple of it on, so that pixels do not depend on bands."""
 
 
 class SlidePicture:
@@ -27,8 +27,8 @@ class SlidePicture:
         path: of the file.
         normalisation: of red, green and blue.
         level: of the slide's pyramid; 0 is the full resolution, and the default.
-        mpp: microns per pixel instead: the coarsest level is read whose pixels are no wider, but
-            for 5 %.
+        mpp: microns per pixel, instead of ``level``. The coarsest level whose pixels are at most
+            5 % wider is read.
 
     Attributes:
         mpp: microns per pixel of the level; None where the slide does not say it.

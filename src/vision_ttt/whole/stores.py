@@ -13,7 +13,7 @@ from torch import Tensor
 from vision_ttt.whole.errors import WholePictureError
 
 _WORDS = 128
-"""Of eight bytes; as many are one number of a checksum."""
+"""The number of 8-byte words whose sum enters a checksum as one number."""
 
 
 class Store(ABC):
@@ -132,7 +132,10 @@ class FileStore(Store):
 
 
 def checksum(raw: Tensor) -> int:
-    """The CRC of the sums of each kilobyte's 8-byte words: any single changed byte changes it."""
+    """The CRC of the sums of each kilobyte's 8-byte words.
+
+    It misses a change of one byte in at most one of some 2³² cases.
+    """
     content = raw.contiguous().view(torch.uint8).numpy().reshape(-1)
     whole = len(content) // (8 * _WORDS) * (8 * _WORDS)
     # A CRC of all bytes would cost as much time as some layers do.

@@ -1,4 +1,4 @@
-"""Sweeps over a picture's bands, of which a block consists."""
+"""Sweeps over a picture's bands. A block in bands is a sequence of sweeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vision_ttt.whole.bands import BandTokens
 
 TOKENS, SIDE = "tokens", "side"
-"""Where a sweep writes: the tokens of the next block, or notes for a later sweep of this block."""
+"""Where a sweep writes: the tokens of the next block, or data for a later sweep of this block."""
 
 
 class Sweep(ABC):
@@ -22,7 +22,7 @@ class Sweep(ABC):
     writes: str | None
     """TOKENS or SIDE; None if the sweep writes only its state."""
     goes_on: bool = False
-    """Whether it begins with the state that the block's sweep before it has left."""
+    """Whether it begins with the final state of the previous sweep of the block."""
 
     @abstractmethod
     def run(self, band: BandTokens, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -38,10 +38,10 @@ class Sweep(ABC):
 class BandedBlock(ABC):
     """A block in a form that goes through the tokens in bands.
 
-    Args of every subclass: the block, whose parameters are copied, the packed weights' dtype, and
-    whether the last sweep, which writes the tokens, begins at the last band. They raise
-    :class:`vision_ttt.acceleration.supported_parts.UnsupportedPart` where a part of the block was
-    replaced or changed.
+    The constructor of every subclass takes the block, whose parameters are copied, the packed
+    weights' dtype, and whether the last sweep, which writes the tokens, begins at the last band. It
+    raises :class:`vision_ttt.acceleration.supported_parts.UnsupportedPart` if a part of the block
+    was replaced or changed.
     """
 
     kind: ClassVar[type[nn.Module]]
@@ -61,13 +61,13 @@ class BandedBlock(ABC):
 
 
 def stored_side(blocks: Sequence[BandedBlock], storage: torch.dtype) -> torch.dtype:
-    """The dtype in which sweeps' notes are stored, given that of tokens."""
+    """The dtype in which the data between sweeps is stored, given the dtype of stored tokens."""
     halves = all(block.side_dtype == torch.bfloat16 for block in blocks)
     return torch.bfloat16 if halves else storage
 
 
 class Copy(Sweep):
-    """Write what the sweep before has left."""
+    """Write as tokens what the previous sweep has stored."""
 
     writes = TOKENS
 

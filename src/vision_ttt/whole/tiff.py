@@ -37,15 +37,16 @@ _NO_DATA = 42113
 """GDAL's tag with the value, as text, of pixels without data."""
 _BIG = 2**31
 LARGEST_ROW = 2**26
-"""Bytes of a decoded row of tiles that is kept; those of a larger one are decoded for each band."""
+"""The largest decoded row of tiles in bytes that is kept. Larger ones are decoded per band."""
 
 
 class TiffPicture:
     """A picture of a TIFF file, whose rows are decoded when they are read.
 
-    Tiles and strips, BigTIFF, OME-TIFF and pyramids are accepted; of several pictures in a file the
-    first one is read, of a pyramid its full resolution. Compressions other than deflate need the
-    package imagecodecs. Values that the file declares to be no data (GDAL's tag) become the mean.
+    The file may have tiles or strips, and may be a BigTIFF, an OME-TIFF or a pyramid. The first
+    picture of a file is read, and the full resolution of a pyramid. Compressions other than deflate
+    need the package imagecodecs. Values that the file declares as no data (GDAL's tag) are replaced
+    by the mean.
 
     Args:
         path: of the file.
@@ -140,7 +141,7 @@ class TiffPicture:
         return bool(plain and not page.is_tiled and page.is_contiguous)
 
     def _check_segments(self) -> None:
-        """Refuse a file that lacks some of the pixels that it says it has, before any is read."""
+        """Raise an error if the file lacks pixels, or has a tile or strip too large for bands."""
         page, (rows, columns) = self._page, self._segment
         down, across = -(-self.height // rows), -(-self.width // columns)
         planes = self.channels if page.planarconfig == 2 else 1
@@ -199,7 +200,7 @@ class TiffPicture:
             for place in range(first // rows * across, -(-last // rows) * across):
                 index = plane * down * across + place
                 count = page.databytecounts[index]
-                if not count:  # left out by the writer: a tile of nothing
+                if not count:  # an empty tile, which the writer left out
                     continue
                 self._file.filehandle.seek(page.dataoffsets[index])
                 data = self._file.filehandle.read(count)
@@ -263,7 +264,7 @@ def write_mask(
 ) -> None:
     """Write class indices as a TIFF of compressed tiles with a palette, atomically.
 
-    Its description is JSON: ``{"classes": [names]}``. BigTIFF where a TIFF would be too small.
+    Its description is JSON: ``{"classes": [names]}``. A large mask is written as BigTIFF.
 
     Args:
         path: of the file.
@@ -277,6 +278,7 @@ def write_mask(
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
+        ValueError: the bands have more rows than the mask.
     """
     palette = np.zeros((3, 256), dtype=np.uint16)
     palette[:, : len(colours)] = np.array(colours, dtype=np.uint16).T * 257
@@ -285,7 +287,7 @@ def write_mask(
         extra.append((_NO_DATA, "s", 0, str(NO_DATA), True))
     scale = {} if mpp is None else {"resolution": (1e4 / mpp,) * 2, "resolutionunit": "CENTIMETER"}
     bands = iter(bands)
-    # The run is done when its first band is there: a killed one leaves no part of a mask.
+    # All sweeps are complete when the first band arrives, so a killed run leaves no partial mask.
     bands = itertools.chain([next(bands)], bands)
     with (
         atomic_file(path) as file,
@@ -311,7 +313,7 @@ def write_mask(
 
 
 def _tiles(bands: Iterable[Tensor], size: tuple[int, int]) -> Iterator[np.ndarray]:
-    """Cut rows into tiles, row by row of tiles; the last ones are as small as what is left."""
+    """Cut rows into tiles, one row of tiles at a time. Tiles at the edges may be smaller."""
     height, width = size
     held = torch.empty(0, width, dtype=torch.uint8)
     done = 0

@@ -25,9 +25,10 @@ from vision_ttt.whole.sweeps import SIDE, TOKENS, BandedBlock, Copy, Sweep
 class BandedVittt(BandedBlock):
     """:class:`vision_ttt.layers.VitttBlock` in bands.
 
-    The first sweep runs the scan that is not in the last sweep's direction, and leaves its outputs.
-    The last one runs the other scan and the rest of the block. A block that scans in one direction
-    does all in the first sweep where the last one has the other direction.
+    The first sweep runs the scan in the opposite direction to the last sweep, and stores its
+    outputs. The last sweep runs the other scan and the rest of the block. A block that scans in
+    only one direction runs completely in one sweep. If the last sweep must have the other
+    direction, it copies the result.
     """
 
     kind = VitttBlock
@@ -40,7 +41,7 @@ class BandedVittt(BandedBlock):
         conv2d = block.mixer.conv2d
         self.conv2d = None if conv2d is None else conv2d.weight.detach().float().clone()
         self.halo = sizes["kernel"] // 2
-        # Of a scan that merges nothing, the outputs have the packed weights' precision.
+        # The outputs of a scan that does not merge have the packed weights' dtype.
         both = sizes["directions"] == 2
         self.side_dtype = dtype if both else torch.float32
         self.side_width = self.dim if both or descending else 0

@@ -58,9 +58,9 @@ class _BandedMix(BandedBlock):
 class BandedSpatialMix(_BandedMix):
     """The first half of a :class:`VRWKVBlock`.
 
-    A first sweep finds the largest key of each channel, relative to which the exponentials are. The
-    next one scans in the direction that is not the last sweep's, and leaves its sums. The last one
-    runs the other scan and the rest.
+    The first sweep finds the largest key of each channel, which is subtracted from the keys before
+    the exponential. The second sweep scans in the opposite direction to the last one, and stores
+    its sums. The last sweep runs the other scan and the rest.
     """
 
     def __init__(self, block: VRWKVBlock, dtype: torch.dtype, *, descending: bool) -> None:
@@ -90,7 +90,7 @@ class BandedSpatialMix(_BandedMix):
 
         Args:
             terms: of the tokens.
-            before: the sums behind the last token of the band before [2 D].
+            before: [2 D], the sums after the previous band in scan order.
             length: T, tokens of the picture.
             descending: whether to scan from the last token.
 

@@ -28,7 +28,7 @@ from vision_ttt.whole.pictures import (
 
 _MICRONS = {"nanometer": 1e-3, "micrometer": 1.0, "millimeter": 1e3, "angstrom": 1e-4}
 _CHUNK = 4096
-"""Tokens of a chunk that is written, about."""
+"""The approximate number of tokens of a chunk that is written."""
 _LARGEST_DESCRIPTION = 2**24  # bytes
 _FEATURE_AXES = ("y", "x", "feature")
 
@@ -42,8 +42,8 @@ class ZarrPicture:
         path: of the folder, whose first multiscale is read.
         normalisation: of its channels.
         level: of the multiscale; 0 is the full resolution, and the default.
-        mpp: microns per pixel instead: the coarsest level is read whose pixels are no wider, but
-            for 5 %.
+        mpp: microns per pixel, instead of ``level``. The coarsest level whose pixels are at most
+            5 % wider is read.
 
     Attributes:
         mpp: microns per pixel of the level; None where the picture does not say it.
@@ -110,7 +110,7 @@ class ZarrPicture:
         sizes = dict(zip(names, array.shape, strict=True))
         self.height, self.width, self.channels = sizes["y"], sizes["x"], sizes.get("c", 1)
         chunk = math.prod(array.chunks) * array.dtype.itemsize
-        # It decodes ten chunks at once, from as many copies of their content.
+        # Zarr decodes ten chunks at once, and also holds the encoded content of each.
         self.memory = 2**26 + 20 * chunk
         if chunk > LARGEST_SEGMENT:
             raise WholePictureError(
@@ -129,7 +129,7 @@ def _holds_features(path: Path) -> bool:
 
 
 def _files(folder: Path) -> list[str]:
-    """Names, sizes and times of a folder's files, all of which can be read to their end."""
+    """Names, sizes and times of a folder's files. A file that is not regular raises an error."""
     if not folder.is_dir():
         folder.stat()
         raise WholePictureError(f"{folder} is no folder; an OME-Zarr picture is one")
@@ -153,7 +153,7 @@ def _check_axes(path: Path, names: list[str], shape: tuple[int, ...]) -> None:
 
 
 def _spacing(said: Iterable[Mapping[str, Any]], axes: list[Mapping[str, Any]]) -> float | None:
-    """Microns per pixel along x, where `said`, of a level and of all levels, tells them."""
+    """Microns per pixel along x by the metadata of a level and of all levels; None if unknown."""
     place = [axis["name"] for axis in axes].index("x")
     scales = [
         float(transform["scale"][place])
@@ -176,7 +176,7 @@ def write_features(
     """Write tokens as a Zarr array (format 3) [rows, columns, D], whole or not at all.
 
     Args:
-        path: of the folder; one that is there is replaced.
+        path: of the folder. An existing folder of tokens is replaced.
         bands: rows and their tokens [n, w, D], as :meth:`WholePictures.tokens` yields them.
         rows: of the token grid.
         dtype: float16 or float32.
@@ -195,7 +195,7 @@ def write_features(
     if path.exists() and not _holds_features(path):
         raise WholePictureError(f"{path} holds no tokens written before; name another folder")
     part, array = path.with_name(f".{path.name}.part"), None
-    # Of a process that was killed while it wrote.
+    # A process that was killed while it wrote may have left this folder.
     shutil.rmtree(part, ignore_errors=True)
     try:
         for place, tokens in bands:

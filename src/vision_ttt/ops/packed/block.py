@@ -1,4 +1,4 @@
-"""Whole blocks as ops: the table of a block, from which its vector, contract and call are made."""
+"""Whole blocks as ops. A table of parameters defines a block's vector, contract and call."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ class Block:
             size S is 0. A symbol is ``dim``, a field of ``sizes`` or what ``derive`` returns.
         sizes: a named tuple of the whole numbers that, with ``dim``, determine all shapes. One
             of them is ``is_bfloat16``, the dtype of the packed weights.
-        ranges: the ranges of sizes that are not simply at least 1.
-        floats: the call's other numbers, in their order, and their ranges.
+        ranges: the ranges of the whole numbers whose range is not ``Whole(1)``.
+        floats: name → range of the call's floating-point numbers, in their order.
         derive: sizes → further numbers. It raises a ValueError for sizes that contradict each
             other.
         refusal: sizes → the reason why the kernels do not support them, or None if they do.
         leading: the whole numbers of a call before the sizes, such as the grid's.
         further: (arguments, sizes): raises an error for other arguments of a call that do not fit.
-        kernel: its name where it is not the op's. It is ``vision_ttt_KERNEL``, and
-            ``vision_ttt_KERNEL_scratch`` returns the bytes of its scratch memory.
+        kernel: the kernel's name if it is not the op's. The C function ``vision_ttt_KERNEL`` runs
+            it, and ``vision_ttt_KERNEL_scratch`` returns the size of its scratch memory in bytes.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Block:
         self.fields = tuple(_fields_of(structure))
         self.first_size = len(leading)
         self._derive, self._refusal, self._further = derive, refusal, further
-        # At 32² the description of a block would take longer than many of its kernels.
+        # Without a cache, describing a block would take longer than many of its kernels at 32².
         self._describe = functools.lru_cache(maxsize=256)(self.describe)
         self._kernel = f"vision_ttt_{kernel or name}"
         self._scratch = f"{self._kernel}_scratch"
@@ -131,8 +131,8 @@ class Block:
 
         Args:
             weights: the shape of the op's ``weights``.
-            numbers: the names of its whole numbers and of its others.
-            halves: those of the further tensors that may be bfloat16, too.
+            numbers: the names of the arguments that hold its whole and its other numbers.
+            halves: the further tensors that may also be bfloat16.
             tensors: further tensors in float32.
         """
         floats = dict.fromkeys(("y", *tensors), (torch.float32,))
@@ -163,7 +163,7 @@ class Block:
     ) -> Tensor:
         """Pack a block's parameters into one vector, the form that the op expects.
 
-        A ``portable`` one does not depend on this processor.
+        The layout of a ``portable`` vector does not depend on the processor.
 
         Raises:
             ValueError: the parameters do not fit a block of these sizes.
@@ -189,12 +189,12 @@ class Block:
         portable: bool = False,
         view: Callable[[Tensor, torch.dtype], Tensor] = Tensor.view,
     ) -> dict[str, Tensor]:
-        """The parameters in vectors [..., words] of :meth:`join`, packed ones as such.
+        """The parameters in vectors [..., words] of :meth:`join`. Packed weights stay packed.
 
         Args:
             words, portable: as from :meth:`join`.
             dim, sizes: of the block.
-            dtype: of the parameters in float32.
+            dtype: the dtype that float32 parameters are cast to.
             view: ``Tensor.view`` with a dtype, or what computes the same.
         """
         words = words.resolve_neg()  # the memory of a lazily negated view holds the negatives
@@ -250,7 +250,7 @@ class Block:
         kind = self.structure if count == 1 else self.structure * count
         problem = kind.from_buffer_copy(description)
         if count > 1:
-            problem = problem[0]  # which keeps all of them
+            problem = problem[0]  # an element keeps the whole array alive
         problem.y, problem.threads = y.data_ptr(), torch.get_num_threads()
         for field, value in others.items():
             setattr(problem, field, value)

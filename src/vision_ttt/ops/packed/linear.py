@@ -64,7 +64,7 @@ def packed_linear_definition(inputs: Inputs) -> Tensor:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, columns: int) -> Tensor:
-    """x Wᵀ + b of a packed W, in PyTorch's operations and at least float32; in x's dtype."""
+    """x Wᵀ + b with a packed W in PyTorch, in at least float32; the result has x's dtype."""
     unpacked, rounded = (
         factor.to(torch.promote_types(factor.dtype, torch.float32))
         for factor in (unpack(weight, columns, x.shape[-1]), x.to(weight.dtype))

@@ -40,7 +40,7 @@ def _check_call(values: Mapping[str, Any], s: Mapping[str, int]) -> None:
     if len(values["state"]) != numbers:
         raise ValueError(f"{op}: state must have {numbers} numbers, got {len(values['state'])}")
     if (side is not None) != values["ints"][1]:
-        raise ValueError(f"{op}: side must be given where it merges, and else not")
+        raise ValueError(f"{op}: side must be given with merges=1, and only then")
     dtype = torch.bfloat16 if s["is_bfloat16"] else torch.float32
     shape = [1, y.shape[1], s["inner"]]
     if side is not None and (list(side.shape) != shape or side.dtype != dtype):
@@ -156,25 +156,25 @@ def packed_mamba_band(
     reverse: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens of one sequence through one direction's scan of a block of Vim or Mamba-Reg, on a CPU.
+    """Run one direction of a block of Vim or Mamba-Reg on some tokens of a sequence, on a CPU.
 
-    The tokens before, in scan order, have been in other calls, and their state is given: the
-    scan's [N, E], then x of the last K - 1 tokens, as the sequence has them. It is 0 at the first
-    token. What is rounded is as of :func:`packed_mamba_block`.
+    Earlier calls have processed the tokens before these, in scan order. Their state consists of the
+    scan's state [N, E] and of x of the last K - 1 tokens, in the order of the sequence. It is 0
+    before the first token. Rounding is that of :func:`packed_mamba_block`.
 
     Args:
         y: tokens [1, T, D], float32.
         weights: the block's parameters, from ``BLOCK.join``.
         state: [S], see :func:`state_numbers`.
-        side: the other direction's sums [1, T, E] in the packed weights' dtype, for the block's
-            tokens; None for this direction's sums alone.
+        side: the other direction's sums [1, T, E] in the packed weights' dtype, to compute the
+            block's tokens; None to return only this direction's sums.
         sizes: the block's sizes.
         reverse: whether the scan goes from the last token to the first.
         eps: of the RMSNorm.
 
     Returns:
         The block's tokens [1, T, D], or the sums [1, T, E] in the packed weights' dtype; and the
-        state behind the tokens.
+        state after the tokens.
 
     Raises:
         TypeError: a dtype is not accepted.

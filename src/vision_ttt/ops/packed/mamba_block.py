@@ -169,7 +169,7 @@ def scan(
 
 
 def answer(y: Tensor, sums: Tensor, z: Tensor, p: Mapping[str, Tensor]) -> Tensor:
-    """The block's tokens, of both directions' sums."""
+    """Compute the block's tokens from both directions' sums."""
     return y + multiply(0.5 * sums * F.silu(z), p["out_proj"], None, y.shape[-1])
 
 

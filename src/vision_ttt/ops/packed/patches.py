@@ -125,10 +125,10 @@ OP = Op(
 def packed_patches(
     images: Tensor, weight: Tensor, bias: Tensor | None, columns: int, size: tuple[int, int]
 ) -> Tensor:
-    """Linear layer of non-overlapping patches, for inference on a CPU.
+    """Apply a linear layer to non-overlapping patches, for inference on a CPU.
 
-    It is the convolution whose stride is its kernel's size, with channels last. Factors are rounded
-    to the dtype of the packed weight; sums are in float32.
+    This is a convolution whose stride equals its kernel size, with a channels-last result. Factors
+    are rounded to the dtype of the packed weight; sums are in float32.
 
     Args:
         images: [B, C, H, W], float32 or bfloat16. Pixels beyond the last whole patch are ignored.

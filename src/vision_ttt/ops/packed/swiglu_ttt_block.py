@@ -143,7 +143,7 @@ def packed_swiglu_ttt_block_definition(inputs: Inputs) -> Tensor:
         return x * p[f"gate{branch}"] if s.scaled else x
 
     def rotate(x: Tensor) -> Tensor:
-        """The heads of the grid's tokens turned, those of the others as they are."""
+        """Rotate the heads of the grid's tokens, and keep those of the other tokens."""
         if rotations is None:
             return x
         others, x = x.unflatten(-1, heads).tensor_split([prefix], dim=1)

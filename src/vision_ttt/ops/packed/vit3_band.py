@@ -98,7 +98,8 @@ def packed_vit3_band_definition(inputs: Inputs) -> Tensor:
 
     weight = p["conv2d"].t().reshape(dim, 1, 3, 3)
     y = y + run_op("depthwise_conv2d", y, weight, height, width) + p["conv2d_bias"]
-    # The band's rows and one around them: those that the first convolution has not cut.
+    # Keep the band's rows and one row on either side. For rows further out, the first convolution
+    # lacks a neighbouring row.
     rows = slice((above - min(above, 1)) * width, (height - below + min(below, 1)) * width)
     lead, count = min(above, 1) * width, (height - above - below) * width
     grid = min(above, 1) + height - above - below + min(below, 1), width
@@ -110,7 +111,7 @@ def packed_vit3_band_definition(inputs: Inputs) -> Tensor:
     w2, w1 = p["units"].chunk(2, dim=-1)
     if sums is None:
         after = grid[0] * width - lead - count
-        # Around the band, v counts in the bands that are there.
+        # v is 0 around the band: the bands that own these rows count them.
         v2 = F.pad(v2[:, own], (0, 0, lead, after))
         kernels = depthwise_ascent(k2.contiguous(), v2, grid, 3)
         units = gated_unit_ascent(k, v, w1, w2)
@@ -172,10 +173,10 @@ def packed_vit3_band(
     loss_scale: float,
     eps: tuple[float, float],
 ) -> Tensor:
-    """Rows of a picture through one of two sweeps of a block of ViT³, for inference on a CPU.
+    """Run one of the two sweeps of a ViT³ block on some rows of a picture, on a CPU.
 
-    The first sweep sums, over the tokens, the gradients by which the inner models step; the sums of
-    all bands are added. The second one runs the block. What is rounded is as of
+    The first sweep sums the gradients for the step of the inner models over the band's tokens; the
+    caller adds the sums of all bands. The second sweep runs the block. Rounding is that of
     :func:`packed_vit3_block`.
 
     Args:
@@ -183,8 +184,8 @@ def packed_vit3_band(
             the picture has them.
         weights: the block's parameters, from ``BLOCK.join``.
         sums: [S] of all bands, for the second sweep; None for the first one.
-        sizes: the block's sizes. The MLP does not convolve, and nothing is modulated.
-        rows: width, and the numbers of rows above and below the band's.
+        sizes: the block's sizes. The MLP must not convolve, and the block must not be modulated.
+        rows: the width, and the numbers of rows above and below the band's rows.
         total: the number of the picture's tokens.
         loss_scale, eps: as of :func:`packed_vit3_block`.
 

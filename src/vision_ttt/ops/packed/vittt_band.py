@@ -140,7 +140,7 @@ class _Call(NamedTuple):
         return cls(above, below, width, open_tokens, tokens, VitttBandSizes(*sizes))
 
     def own(self, x: Tensor) -> Tensor:
-        """Of tokens with those around the band the band's."""
+        """The band's own tokens among tokens that include the rows around it."""
         return x[:, self.above * self.width :][:, : self.tokens]
 
     def results(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -169,7 +169,7 @@ def _compose(inputs: Inputs, run: Run) -> tuple[Tensor, Tensor]:
     views, logits = project(y, p, s, 1, floats)
     dtype = p["views"].dtype
 
-    # All of the state's tokens and the band's; `rows` are those after the first n of the scan.
+    # The state's tokens and the band's. `rows` is the slice of tokens start … stop - 1 of the scan.
     model, *before = _parts_of(state.to(y.dtype), dim, s)
     pairs = zip(before, (views, logits), strict=True)
     views, logits = (torch.cat(pair[::-1] if s.reverse else pair, dim=1) for pair in pairs)
@@ -201,7 +201,7 @@ def _compose(inputs: Inputs, run: Run) -> tuple[Tensor, Tensor]:
 
 
 def _parts_of(state: Tensor, dim: int, s: VitttBandSizes) -> tuple[list[Tensor], Tensor, Tensor]:
-    """The inner model [1, H, …], and of the tokens before the band views and logits [1, P, …]."""
+    """The inner model [1, H, …], and views and logits [1, P, …] of the tokens before the band."""
     sizes = _derive({**s._asdict(), "dim": dim})
     heads, d, wide, seen = s.heads, sizes["d"], sizes["wide"], sizes["seen"]
     shapes = [(1, heads, d, wide), (1, heads, wide), (1, heads, wide, d), (1, heads, d)]
@@ -262,13 +262,13 @@ def packed_vittt_band(
     rate: float,
     eps: tuple[float, float, float, float],
 ) -> tuple[Tensor, Tensor]:
-    """Rows of a picture through one direction's scan of a block of Vision-TTT, on a CPU.
+    """Run one direction's scan of a Vision-TTT block on some rows of a picture, on a CPU.
 
-    The rows before, in scan order, have been in other calls, and their state is given. It holds
-    the inner models before the mini-batch that is open, and of the last b - 1 + taps - 1 tokens the
-    views and the rates' logits, as the sequence has them; at the first row the models are the
-    initial ones and the rest is 0. Tokens of the open mini-batch are learnt from again with those
-    that complete it. What is rounded is as of :func:`packed_vittt_blocks`.
+    Earlier calls have processed the rows before these, in scan order. Their state holds the inner
+    models from before the open mini-batch, and the views and the rates' logits of the last
+    b - 1 + taps - 1 tokens, in the order of the sequence. At the first row, the models are the
+    initial ones and the rest is 0. The inner models learn from the tokens of the open mini-batch
+    again, together with those that complete it. Rounding is that of :func:`packed_vittt_blocks`.
 
     Args:
         y: tokens [1, T, D], float32, of the band's rows and of those around it that the Conv2d
@@ -276,16 +276,16 @@ def packed_vittt_band(
         weights: the block's parameters for this direction, from ``BLOCK.join``. The norms behind
             the learners are in the order: this direction's, the other's.
         state: [S].
-        side: [1, n, D], the other direction's outputs in the packed weights' dtype, where it merges
-            two directions; else None.
+        side: [1, n, D], the other direction's outputs in the packed weights' dtype, if the call
+            merges two directions; otherwise None.
         sizes: of the parameters.
         rows: width, and the numbers of rows above and below the band's.
         open_tokens: the number of tokens before, in scan order, modulo b.
         rate, eps: as of :func:`packed_vittt_blocks`.
 
     Returns:
-        The block's tokens [1, n, D], without ``merges`` the learner's outputs in the packed
-        weights' dtype; and the state behind the band.
+        The block's tokens [1, n, D] or, without ``merges``, the learner's outputs in the packed
+        weights' dtype; and the state after the band.
 
     Raises:
         TypeError: a dtype is not accepted.

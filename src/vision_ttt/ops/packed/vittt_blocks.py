@@ -98,7 +98,7 @@ class VitttBlockStructure(ctypes.Structure):
 
 
 def derive(s: Mapping[str, int], scans: int | None = None) -> dict[str, int]:
-    """Sizes of a block, or of one that scans in so many of its directions."""
+    """Sizes of a block that scans in ``scans`` of its directions; None for all of them."""
     scans = s["directions"] if scans is None else scans
     inner, heads, kernel = scans * s["dim"], s["heads"], s["kernel"]
     if kernel and kernel % 2 == 0:
@@ -207,7 +207,7 @@ def convolve(
 def project(
     y: Tensor, p: Mapping[str, Tensor], s: Any, scans: int, floats: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """The views k, q unless it is k, and v as they lie side by side, and the rates' logits."""
+    """The views k, q (unless it is k) and v side by side, and the rates' logits."""
     x = _norm(y, p, "norm", floats[1])
     views = multiply(x, p["views"], None, s.views * scans * y.shape[-1])
     logits = multiply(x, p["rates"], p["rates.bias"], len(p["rates.bias"]))
@@ -217,7 +217,7 @@ def project(
 def inner_views(
     views: Tensor, p: Mapping[str, Tensor], s: Any, reverse_heads: int, run: Run = define
 ) -> list[Tensor]:
-    """The learners' q, k and v [B, T, H, d] of the views behind their convolutions."""
+    """The learners' q, k and v [B, T, H, d]: the views after their convolutions."""
     inner = views.shape[-1] // s.views
     k, *q, v = views.split(inner, dim=-1)
     q = q[0] if q else k
@@ -262,7 +262,7 @@ def answer(
     floats: Sequence[float],
     run: Run = define,
 ) -> Tensor:
-    """The block's tokens, of the learners' outputs z [B, T, R D] of all directions."""
+    """Compute the block's tokens from the learners' outputs z [B, T, R D] of all directions."""
     _, norm_eps, _, post_eps, mlp_norm_eps = floats
     dim, gate = y.shape[-1], None
     if "gate" in p:
@@ -322,7 +322,7 @@ def packed_vittt_blocks(
 
     Args:
         y: tokens [B, T, D], float32. It is not modified.
-        weights: [N, words], of each of N ≥ 1 blocks its parameters from ``BLOCK.join``.
+        weights: [N, words], the parameters of N ≥ 1 blocks, each from ``BLOCK.join``.
         sizes: of each block.
         grid: (h, w) with T = h · w. Without a Conv2d it is ignored.
         rate: η_base / d.

@@ -29,7 +29,7 @@ _STEP = 32
 def blocks_have_terms(dtype: torch.dtype) -> bool:
     """Whether the blocks' kernels take weights of this dtype as three bfloat16 terms.
 
-    So they multiply float32 where the processor has tile registers, see csrc/amx/terms.h.
+    On processors with tile registers, they multiply float32 in this form; see csrc/amx/terms.h.
     """
     return dtype == torch.float32 and instruction_set() == "amx"
 
@@ -59,8 +59,8 @@ def pack(weight: Tensor, dtype: torch.dtype, of_block: bool = False) -> Tensor:
     Args:
         weight: [columns, inner] of a linear layer.
         dtype: float32 or bfloat16, to round to.
-        of_block: it is for the op of a whole block. With few rows the layers' own op is faster by
-            the smaller layout.
+        of_block: whether the weight is for the op of a whole block. The op of a single layer uses
+            the smaller layout, which is faster for few rows.
 
     Returns:
         [panels, inner, 16] in float32, [panels, inner / 2, 16, 2] in bfloat16,
